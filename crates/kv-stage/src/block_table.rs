@@ -1,4 +1,4 @@
-//! The persistent table of block ids: what the host edits and reads, and the device never sees.
+//! The persistent table of block ids. Only the host edits and reads it; the device never sees it.
 
 use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::edits::{Edit, EditLog};
 use crate::{Row, error::TableError};
 
-/// The persistent host table `[rows, max_blocks]` of block ids, row-major, -1 where there is none.
+/// The persistent host table `[rows, max_blocks]` of block ids, row-major; unused entries are -1.
 ///
-/// Layout and address stay the same for the table's life, so synchronous readers may keep both. It is
-/// plain memory that no device operation is ever given: [`Step::block_rows`](crate::Step::block_rows)
-/// snapshots what a step needs of them, and only the snapshot travels. Readers share it (`&`) and one
-/// writer has it to itself (`&mut`).
+/// Layout and address never change, so synchronous readers may keep both. The table is plain memory
+/// that no device operation uses: [`Step::block_rows`](crate::Step::block_rows) copies the rows
+/// that a step needs, and only the copy is sent. Readers share the table (`&`), and a writer has
+/// exclusive access (`&mut`).
 ///
-/// A cache with several pools, attention windows, models or kinds of attention has a table for each; a
-/// step carries rows of any number of tables. A block that has left a window is a hole, see
+/// A cache with several pools, attention windows, models or kinds of attention has a table for
+/// each. A step carries rows of any number of tables. A block that has left a window is a hole, see
 /// [`set`](BlockTable::set).
 #[derive(Debug)]
 pub struct BlockTable {
@@ -24,15 +24,15 @@ pub struct BlockTable {
     /// `rows * max_blocks` entries, each at least -1; never reallocated.
     entries: Box<[i32]>,
     /// # Invariants
-    /// For each row, columns at and beyond its length hold -1; at most `max_blocks`.
+    /// For each row, columns at and beyond its length hold -1; the length is at most `max_blocks`.
     lens: Box<[usize]>,
-    /// Tells this table from all others of the process.
+    /// Distinguishes this table from all others of the process.
     id: u64,
     edits: EditLog,
 }
 
 impl BlockTable {
-    /// A table without blocks.
+    /// Creates a table without blocks.
     ///
     /// # Errors
     /// [`TableError::Shape`], [`TableError::OutOfMemory`].
@@ -43,7 +43,7 @@ impl BlockTable {
             _ => return Err(TableError::Shape { rows, max_blocks }),
         }
         let out_of_memory = |_| TableError::OutOfMemory { rows, max_blocks };
-        // Only distinct numbers are needed of the counter, so no ordering is. 0 is nobody's.
+        // The numbers only have to be distinct, so no ordering is needed. 0 is not used.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let edits = rows.saturating_mul(EDITS_PER_ROW).clamp(EDITS_MIN, EDITS_MAX);
         Ok(Self {
@@ -56,7 +56,8 @@ impl BlockTable {
         })
     }
 
-    /// Puts `block` in column `logical`, any column of the row; the length grows to cover it.
+    /// Writes `block` to column `logical`, any column of the row. The row's length grows to include
+    /// it.
     ///
     /// -1 marks a hole, such as a block that has left an attention window.
     ///
@@ -77,12 +78,12 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Puts blocks into consecutive columns of a row, from `logical` on: [`set`](Self::set) for each, as one
-    /// change.
+    /// Writes blocks to consecutive columns of a row, from `logical` on. Like [`set`](Self::set)
+    /// for each, but recorded as one change.
     ///
     /// # Errors
-    /// [`TableError::Row`], [`TableError::Column`], and nothing was set. [`TableError::Block`]; the blocks
-    /// before that one were set.
+    /// [`TableError::Row`], [`TableError::Column`]; nothing was written then.
+    /// [`TableError::Block`]; the blocks before the invalid one were written.
     pub fn set_run(
         &mut self,
         row: Row,
@@ -100,7 +101,7 @@ impl BlockTable {
         let mut set = 0;
         let mut outcome = Ok(());
         let entries = &mut self.entries[start + logical..start + logical + count];
-        // Entries that do not change are noted with the others: one range says it all.
+        // Unchanged entries are recorded with the others, so that one range suffices.
         let (mut from, mut to) = (count, 0);
         for (entry, block) in entries.iter_mut().zip(blocks) {
             outcome = check_block(block);
@@ -134,7 +135,7 @@ impl BlockTable {
         self.set(row, len, block)
     }
 
-    /// Shortens the row to `len` columns and fills the rest with -1; a shorter row stays as it is.
+    /// Shortens the row to `len` columns and fills the rest with -1. A shorter row does not change.
     ///
     /// # Errors
     /// [`TableError::Row`].
@@ -172,7 +173,7 @@ impl BlockTable {
         Ok(&self.entries[start..start + self.max_blocks])
     }
 
-    /// One past the last column written in the row since it was cleared or truncated.
+    /// The number of columns up to the last one written since the row was cleared or truncated.
     ///
     /// # Errors
     /// [`TableError::Row`].
@@ -210,10 +211,10 @@ impl BlockTable {
     }
 }
 
-/// No Rust allocation is larger.
+/// Rust allocations are not larger than this.
 const MAX_TABLE_BYTES: usize = isize::MAX as usize;
 
-/// Edits that a table remembers: a step that changes every row twice can still be told from them.
+/// Number of edits that a table remembers per row: enough for a step that changes every row twice.
 const EDITS_PER_ROW: usize = 2;
 const EDITS_MIN: usize = 64;
 const EDITS_MAX: usize = 1 << 16;
@@ -275,7 +276,7 @@ mod tests {
                 |edit: &Edit| edits.iter().any(|all| all.from <= edit.from && edit.to <= all.to);
             assert!(others.iter().all(covers), "{edits:?}, {others:?}");
         }
-        // A wrong block ends the run: those before it are set, and noted.
+        // An invalid block ends the run: the blocks before it are written and recorded.
         let seen = run.edits.seal();
         let refused = run.set_run(row, 0, [1, -2, 3].into_iter());
         assert_eq!(refused, Err(TableError::Block { block: -2 }));

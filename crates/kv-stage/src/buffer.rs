@@ -1,4 +1,4 @@
-//! One staging buffer: written by its owner, then readable by the device and by nobody else.
+//! One staging buffer: first its owner writes it, then only the device reads it.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,21 +11,21 @@ use crate::error::SubmitError;
 use crate::retire::{PoolShared, RetireEvents};
 use crate::slab::{BufferMemory, PooledBuffer};
 
-/// A pinned buffer to write, owned by one caller.
+/// A pinned buffer to write, with one owner.
 ///
-/// Dropping it returns it to the pool at once: nothing on the device has seen it.
-/// [`submit`](StagingBuffer::submit) is the only way to show it to the device, and consumes it.
+/// Dropping it returns it to the pool at once, because no device operation has used it. Only
+/// [`submit`](StagingBuffer::submit) makes it available to the device, and consumes it.
 pub struct StagingBuffer {
     shared: Arc<PoolShared>,
     /// # Invariants
     /// Present until the buffer is dropped or submitted. It came from the pool's free list, so no
-    /// device operation refers to it; while it is here none is enqueued, because `submit`, the only
-    /// function that shows its memory to the device, takes it out.
+    /// device operation refers to it. While it is present none is enqueued, because only `submit`
+    /// passes its memory to the device, and takes it out.
     pooled: Option<PooledBuffer>,
 }
 
 impl StagingBuffer {
-    /// The owner of a buffer from the pool's free list.
+    /// Wraps a buffer from the pool's free list.
     pub(crate) fn new(shared: Arc<PoolShared>, pooled: PooledBuffer) -> Self {
         Self { shared, pooled: Some(pooled) }
     }
@@ -36,17 +36,17 @@ impl StagingBuffer {
         self.pooled.as_ref().map_or(0, |pooled| pooled.memory.bytes())
     }
 
-    /// The bytes, to be filled. They hold what an earlier use left there.
+    /// The bytes, to be filled. They contain data of an earlier use.
     ///
-    /// Drivers that check orders are told of a write of all of them, now.
+    /// Drivers that check orders record a write of all bytes at this call.
     #[track_caller]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = self.bytes();
         self.range_mut(0, bytes).unwrap_or_default()
     }
 
-    /// `bytes` bytes at `offset`, to be filled: as [`bytes_mut`](StagingBuffer::bytes_mut), for who fills a
-    /// part only.
+    /// `bytes` bytes at `offset`, to be filled. Like [`bytes_mut`](StagingBuffer::bytes_mut), for
+    /// callers that fill only a part.
     ///
     /// # Errors
     /// [`OutOfBounds`].
@@ -56,7 +56,7 @@ impl StagingBuffer {
             return Err(OutOfBounds { offset, bytes, capacity: 0 });
         };
         // SAFETY: no device operation that reads or writes the buffer is pending, and none can be
-        // enqueued while the slice borrows `self`: invariant of `pooled`. (On a device that is lost,
+        // enqueued while the slice borrows `self`: invariant of `pooled`. (On a lost device,
         // operations may have been cut off, but nothing runs any more.)
         unsafe { pooled.memory.slice_mut(offset, bytes) }
     }
@@ -71,20 +71,20 @@ impl StagingBuffer {
         Ok(())
     }
 
-    /// Lets work on the device read the buffer, and gives the buffer up.
+    /// Lets device work read the buffer, and gives the buffer up.
     ///
     /// `enqueue` enqueues the readers: copies with [`SubmittedView::copy_to_device`], kernels with
     /// [`SubmittedView::address`]. The buffer returns to the pool when an event recorded after them
-    /// has completed. If `enqueue` fails, or panics, what it had enqueued may still run, so the
-    /// buffer waits for its event all the same.
+    /// has completed. If `enqueue` fails or panics, work that it already enqueued may still run, so
+    /// the buffer waits for its event in that case too.
     ///
     /// # Ordering
-    /// Waits for nothing. Covers work that `enqueue` enqueues on `stream` and on streams named with
-    /// [`SubmittedView::also_read_by`]; work enqueued elsewhere, or after this call, must not use the
-    /// address.
+    /// Does not wait. Covers work that `enqueue` enqueues on `stream` and on streams passed to
+    /// [`SubmittedView::also_read_by`]. Work enqueued elsewhere, or after this call, must not use
+    /// the address.
     ///
     /// # Errors
-    /// [`SubmitError`]; each variant says what has been enqueued.
+    /// [`SubmitError`]; each variant says what was enqueued.
     #[track_caller]
     pub fn submit<R, E>(
         mut self,
@@ -132,7 +132,7 @@ impl fmt::Debug for StagingBuffer {
     }
 }
 
-/// A buffer on its way to the device; retired when this is dropped, however `enqueue` ended.
+/// A buffer being submitted. Dropping it retires the buffer, however `enqueue` ended.
 struct Submission {
     shared: Arc<PoolShared>,
     /// Present until `retire` or `abandon`.
@@ -141,17 +141,17 @@ struct Submission {
     readers: RefCell<Readers>,
 }
 
-/// The streams that read a buffer, each with the event that will tell that it has.
+/// The streams that read a buffer, each with the event recorded after its reads.
 struct Readers {
     /// All events of the buffer.
     events: RetireEvents,
     /// # Invariants
-    /// Each stream once, each with an event of its device that no other entry has.
+    /// Each stream once, each with its own event on its device.
     reading: SmallVec<[(Stream, Arc<Event>); 2]>,
 }
 
 impl Readers {
-    /// Adds a stream, unless it is there, and creates an event for it, unless there is a spare one.
+    /// Adds a stream, unless it is present, with a spare event or a new one.
     #[track_caller]
     fn add(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         let known = |(other, _): &(Stream, _)| {
@@ -178,14 +178,14 @@ impl Readers {
 }
 
 impl Submission {
-    /// Returns a buffer that nothing has been enqueued for.
+    /// Returns a buffer for which nothing was enqueued.
     fn abandon(&mut self) {
         if let Some(pooled) = self.take_pooled() {
             self.shared.give_back(pooled);
         }
     }
 
-    /// Records the events and hands the buffer to the pool, to be kept until they complete.
+    /// Records the events and passes the buffer to the pool, which keeps it until they complete.
     fn retire(&mut self) -> Result<(), DeviceError> {
         let reading = std::mem::take(&mut self.readers.get_mut().reading);
         let Some(pooled) = self.take_pooled() else { return Ok(()) };
@@ -216,7 +216,7 @@ impl Submission {
 
 impl Drop for Submission {
     fn drop(&mut self) {
-        // Does something only when `enqueue` panicked; `retire` logs what it cannot return.
+        // Has an effect only if `enqueue` panicked. `retire` logs errors that it cannot return.
         let _ = self.retire();
     }
 }
@@ -235,7 +235,7 @@ impl SubmittedView<'_> {
         self.stream
     }
 
-    /// Address by which kernels read the buffer, for work enqueued within the closure.
+    /// The address at which kernels read the buffer, for work enqueued within the closure.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.memory.device_address()
@@ -250,20 +250,21 @@ impl SubmittedView<'_> {
     /// Enqueues a copy of the buffer's bytes from `offset` on, filling `destination`.
     ///
     /// # Ordering
-    /// Runs on the submission's stream, after what was enqueued there before.
+    /// Runs on the submission's stream, after earlier work there.
     ///
     /// # Errors
-    /// [`CopyError::OutOfBounds`] when the buffer has fewer than `offset + destination` bytes.
+    /// [`CopyError::OutOfBounds`] if the buffer has fewer than `offset + destination` bytes.
     #[track_caller]
     pub fn copy_to_device(&self, destination: DeviceSpan, offset: u64) -> Result<(), CopyError> {
         self.copy_on(self.stream, destination, offset)
     }
 
-    /// As [`copy_to_device`](SubmittedView::copy_to_device), on another stream, also of another
-    /// device.
+    /// Like [`copy_to_device`](SubmittedView::copy_to_device), on another stream, possibly of
+    /// another device.
     ///
     /// # Errors
-    /// As `copy_to_device`; [`CopyError::Device`] when no event can be had, and nothing is enqueued.
+    /// Like `copy_to_device`; [`CopyError::Device`] if no event could be created. Nothing is
+    /// enqueued then.
     #[track_caller]
     pub fn copy_to_device_on(
         &self,
@@ -277,29 +278,29 @@ impl SubmittedView<'_> {
 
     /// Keeps the buffer also until work on `stream`, enqueued within the closure, has completed.
     ///
-    /// To be called before that work is enqueued, so that a failure leaves nothing unordered. The
-    /// stream may be of another device. The first use of a second stream creates an event, which
-    /// the buffer keeps.
+    /// Call it before enqueuing that work, so that a failure leaves nothing unordered. The stream
+    /// may belong to another device. The first use of a second stream creates an event, which the
+    /// buffer keeps.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     #[track_caller]
     pub fn also_read_by(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.readers.borrow_mut().add(stream)
     }
 
-    /// The buffer's memory, for launches that check what a kernel reads, on the submission's stream and
-    /// within the closure. A launch on another stream refuses it.
+    /// The buffer's memory, for launches that check what a kernel reads, on the submission's stream
+    /// and within the closure. A launch on another stream refuses it.
     #[must_use]
     pub fn span(&self) -> PinnedSpan<'_> {
         self.span_for(self.stream)
     }
 
-    /// As [`span`](SubmittedView::span), for launches on `stream`, for which the buffer is
-    /// [kept](SubmittedView::also_read_by) then.
+    /// Like [`span`](SubmittedView::span), for launches on `stream`. The buffer is also
+    /// [kept](SubmittedView::also_read_by) for that stream.
     ///
     /// # Errors
-    /// As `also_read_by`.
+    /// Like `also_read_by`.
     #[track_caller]
     pub fn span_on<'s>(&'s self, stream: &'s Stream) -> Result<PinnedSpan<'s>, DeviceError> {
         self.also_read_by(stream)?;

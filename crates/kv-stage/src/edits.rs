@@ -1,4 +1,4 @@
-//! What changed in a table, in order, so that only that need be sent.
+//! The changes of a table, in order, so that only these need to be sent.
 
 use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +14,16 @@ pub(crate) struct Edit {
     pub(crate) to: usize,
 }
 
-/// The latest edits of a table. Older ones are forgotten: a reader that is further behind resends the whole table.
+/// The latest edits of a table. Older ones are dropped: a reader that is further behind resends the
+/// whole table.
 #[derive(Debug)]
 pub(crate) struct EditLog {
     /// # Invariants
     /// Edit number `n` is at `n % len`, for the last `len` numbers below `next`; never empty.
     ring: Box<[Edit]>,
     next: u64,
-    /// Edits below this number were read, and so do not change any more. Relaxed: an edit has the table
-    /// by `&mut`, so earlier reads are ordered before it by whatever handed that reference over.
+    /// Edits below this number were read, and do not change any more. Relaxed: an edit holds the
+    /// table by `&mut`, so earlier reads are ordered before it by the hand-over of that reference.
     sealed: AtomicU64,
 }
 
@@ -32,7 +33,7 @@ impl EditLog {
         Ok(Self { ring, next: 0, sealed: AtomicU64::new(0) })
     }
 
-    /// Notes an edit; one that goes on where the last one ended becomes a part of it.
+    /// Records an edit. An edit that continues the last one is merged into it.
     pub(crate) fn note(&mut self, edit: Edit) {
         if self.next > *self.sealed.get_mut() {
             let index = self.index(self.next - 1);
@@ -47,13 +48,13 @@ impl EditLog {
         self.next += 1;
     }
 
-    /// The number of the next edit, which those noted so far stay below from now on.
+    /// The number of the next edit. Edits recorded so far keep lower numbers.
     pub(crate) fn seal(&self) -> u64 {
         self.sealed.store(self.next, Ordering::Relaxed);
         self.next
     }
 
-    /// The edits from number `seen` on, or nothing if some of them are forgotten.
+    /// The edits from number `seen` on; `None` if some of them were dropped.
     pub(crate) fn since(&self, seen: u64) -> Option<impl Iterator<Item = Edit>> {
         let known = self.next.checked_sub(seen)? <= self.ring.len() as u64;
         known.then(|| (seen..self.next).map(|number| self.ring[self.index(number)]))

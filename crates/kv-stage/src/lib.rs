@@ -1,19 +1,20 @@
-//! Host buffers that cannot be overwritten while anything on the device still reads them.
+//! Host buffers that cannot be overwritten while the device still reads them.
 //!
-//! An asynchronous copy, and a kernel that reads host memory, read their source when they *run*. A
-//! host that works one step ahead has by then overwritten it, unless every step writes a buffer of
-//! its own and that buffer is not reused before its last reader has finished. This crate is those
-//! two rules as types:
+//! An asynchronous copy, and a kernel that reads host memory, read their source when they *run*. By
+//! then, a host that works one step ahead has overwritten it, unless two rules hold: every step
+//! writes its own buffer, and a buffer is reused only after its last reader has finished. This
+//! crate enforces both rules by types:
 //!
 //! * [`StagingPool`]: a bounded number of pinned buffers of a few sizes, cut from a few slabs.
-//! * [`StagingBuffer`]: one of them, owned by one host thread and writable. The only way to show it
-//!   to the device is [`StagingBuffer::submit`], which takes it away: what comes after can neither
+//! * [`StagingBuffer`]: one of these buffers, owned by one host thread and writable. Only
+//!   [`StagingBuffer::submit`] passes it to the device, and consumes it: later code can neither
 //!   write it nor submit it again. It returns to the pool when events recorded after its readers
 //!   have completed.
-//! * [`BlockTable`]: the persistent `[rows, max_blocks]` table that the host edits and reads. It is
-//!   never given to the device.
-//! * [`StepStager`]: snapshots of table rows and the small arrays of a step, in one buffer and one
-//!   submission: a copy of everything, or a launch that writes only what changed since the last step.
+//! * [`BlockTable`]: the persistent `[rows, max_blocks]` table that the host edits and reads. The
+//!   device never accesses it.
+//! * [`StepStager`]: copies table rows and the small arrays of a step into one buffer and submits
+//!   it once, either as a copy of everything, or as a launch that writes only what changed since
+//!   the last step.
 //!
 //! # Example
 //! ```
@@ -24,7 +25,7 @@
 //! use kv_stage::{StagingOptions, StagingPool};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // A simulated device; on a real one nothing else changes.
+//! // A simulated device. On a real one only the driver differs.
 //! let sim = SimDriver::new(SimConfig::default())?;
 //! let device = Device::open(Arc::new(sim.clone()), 0)?;
 //! let stream = Stream::new(&device)?;
@@ -46,14 +47,15 @@
 //! ```
 //!
 //! # Ordering
-//! `submit` records its event after the closure's work, on the same stream and on every stream named
-//! with [`SubmittedView::also_read_by`]. Nothing here waits on the host, except what says so:
+//! `submit` records its event after the closure's work, on the same stream and on every stream
+//! passed to [`SubmittedView::also_read_by`]. Only these calls wait on the host:
 //! [`StagingPool::acquire_wait`], [`StagingPool::drain`] and [`StagingPool::close`]. Each stream's
-//! buffers retire in the order of submission; a stream that stands still delays no other stream's.
+//! buffers retire in the order of submission; a blocked stream does not delay the buffers of
+//! others.
 //!
 //! # Features
-//! * `sabotage` (debug builds only): a switch that returns buffers too early, so that tests can show
-//!   what the protection is for. Off unless switched on at run time.
+//! * `sabotage` (debug builds only): a switch that returns buffers too early, so that tests can see
+//!   the harm. Off by default, also at run time.
 //!
 //! # What it does not do
 //! It pins nothing beyond what the pool was made for, spills nothing to pageable memory and never

@@ -1,48 +1,49 @@
-//! What the device's memory holds of the tables, as far as that is certain.
+//! The contents of the tables in device memory, as far as they are certain.
 
 use crate::edits::Edit;
 use crate::{BlockTable, Row};
 
-/// Entries of a word.
+/// Number of entries of a word.
 const WORD_ENTRIES: usize = 4;
-/// Entries of a row at least, so that short rows need no new place with every few blocks.
+/// Minimum number of entries of a row, so that short rows keep their place as they grow.
 const STRIDE_MIN: usize = 16;
-/// A row that is so many times longer than needed finds a new place.
+/// A row that is this many times longer than needed gets a new place.
 const STRIDE_SLACK: usize = 4;
-/// What travels with a word: itself and its index.
+/// Bytes sent for each word: the word and its index.
 const WORD_COST_BYTES: usize = 20;
 const NOWHERE: u32 = u32::MAX;
 
-/// Rows of one table on the device, dense, one `stride` after another.
+/// The rows of one table on the device, contiguous, one every `stride` entries.
 #[derive(Debug)]
 pub(crate) struct TableView {
-    /// Which table.
+    /// The table's id.
     table: u64,
-    /// Where the rows lie in the stager's memory, in bytes.
+    /// Offset of the rows in the stager's memory, in bytes.
     offset: u64,
-    /// Entries of a row.
+    /// Number of entries of a row.
     stride: usize,
     /// # Invariants
     /// The row of the table at each position.
     rows: Vec<Row>,
     /// # Invariants
-    /// For each row of the table its position, or `NOWHERE`; empty when a row is there twice.
+    /// For each row of the table its position, or `NOWHERE`; empty if a row occurs twice.
     positions: Vec<u32>,
-    /// Number of the first edit of the table that the rows do not have.
+    /// Number of the first edit of the table that the rows do not include.
     seen: u64,
 }
 
-/// What changed in a view.
+/// The changes of a view.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    /// Positions whose row changed as a whole, ascending.
+    /// Positions whose whole row changed, ascending.
     positions: Vec<usize>,
-    /// The words that changed, each once, counted from the view's start. A word may lie across rows.
+    /// The changed words, each once, counted from the view's start. A word may extend over several
+    /// rows.
     pub(crate) words: Vec<u32>,
 }
 
 impl TableView {
-    /// A view of nothing, to be [`reset`](TableView::reset).
+    /// An empty view, to be [`reset`](TableView::reset).
     pub(crate) fn empty() -> Self {
         Self { table: 0, offset: 0, stride: 0, rows: Vec::new(), positions: Vec::new(), seen: 0 }
     }
@@ -51,12 +52,13 @@ impl TableView {
         self.stride
     }
 
-    /// Whether rows of `table` that start at `offset` and are `width` wide lie here.
+    /// Whether the view holds rows of `table` that start at `offset` and are `width` wide.
     pub(crate) fn is_of(&self, table: &BlockTable, offset: u64, width: usize) -> bool {
         self.table == table.id() && self.offset == offset && self.stride_fits(table, width)
     }
 
-    /// The stride for rows of `width`: this view's, if it will do, so that rows keep their places.
+    /// The stride for rows of `width`: this view's if it is suitable, so that rows keep their
+    /// places.
     pub(crate) fn stride_for(&self, table: &BlockTable, width: usize) -> usize {
         if self.table == table.id() && self.stride_fits(table, width) {
             return self.stride;
@@ -68,7 +70,7 @@ impl TableView {
             .min(longest)
     }
 
-    /// Says that the view is to be sent in full.
+    /// Marks the view to be sent completely.
     pub(crate) fn reset(&mut self, table: &BlockTable, offset: u64, stride: usize, rows: &[Row]) {
         self.table = table.id();
         self.offset = offset;
@@ -86,8 +88,8 @@ impl TableView {
         }
     }
 
-    /// Turns the view into one of `rows` as they are now, and tells what changes by that; or nothing, if
-    /// that is not known or is too much. The view then has to be reset.
+    /// Updates the view to the present `rows`, and returns the changes. Returns `None` if they are
+    /// unknown or too many; the view must then be reset.
     pub(crate) fn advance(
         &mut self,
         table: &BlockTable,
@@ -129,7 +131,7 @@ impl TableView {
         Some(())
     }
 
-    /// Puts `rows` at the positions and lists those that had another row.
+    /// Assigns `rows` to the positions, and lists the positions whose row changed.
     fn change_rows(&mut self, rows: &[Row], changed: &mut Vec<usize>) -> Option<()> {
         if self.rows == rows {
             return Some(());
@@ -166,7 +168,7 @@ impl TableView {
     }
 }
 
-/// Copies the first columns of `row`, as many as `to` has.
+/// Copies the first columns of `row`, as many as fit in `to`.
 pub(crate) fn copy_row(table: &BlockTable, row: Row, to: &mut [i32]) {
     match table.row(row).ok().and_then(|source| source.get(..to.len())) {
         Some(source) => to.copy_from_slice(source),
@@ -174,7 +176,7 @@ pub(crate) fn copy_row(table: &BlockTable, row: Row, to: &mut [i32]) {
     }
 }
 
-/// Copies word `word` of the view of `rows`; beyond its end it is -1.
+/// Copies word `word` of the view of `rows`; entries beyond the view's end are -1.
 pub(crate) fn copy_word(
     table: &BlockTable,
     rows: &[Row],
@@ -186,7 +188,7 @@ pub(crate) fn copy_word(
     let (mut position, mut column) = (first / stride, first % stride);
     let mut rest = to;
     while !rest.is_empty() {
-        // Up to the end of the row, of which a word may see several.
+        // Up to the end of the row. A word may extend over several rows.
         let count = rest.len().min(stride - column);
         let (now, later) = rest.split_at_mut(count);
         let source = rows.get(position).and_then(|row| table.row(*row).ok());

@@ -1,4 +1,4 @@
-//! Pinning slab by slab: at once, when asked, or behind the caller's back.
+//! Pins the slabs one by one: at once, on request, or in the background.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -9,38 +9,39 @@ use parking_lot::{Condvar, Mutex};
 use crate::retire::PoolShared;
 use crate::slab::UnpinnedSlab;
 
-/// When a pool's slabs are pinned. The driver takes about 0.4 s a GiB for it.
+/// When a pool's slabs are pinned. The driver takes about 0.4 s per GiB.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Pinning {
-    /// All of them before the pool is handed out.
+    /// All slabs before the pool is returned.
     #[default]
     AtOnce,
-    /// One slab of each size before the pool is handed out, the rest on a thread of its own, which
+    /// One slab of each size before the pool is returned. A background thread pins the rest. It
     /// ends when all are pinned, when the driver refuses, or with the pool.
     Background,
-    /// One slab of each size before the pool is handed out, the rest by calls of
-    /// [`StagingPool::pin_next`](crate::StagingPool::pin_next), on the caller's thread.
+    /// One slab of each size before the pool is returned. Calls of
+    /// [`StagingPool::pin_next`](crate::StagingPool::pin_next) pin the rest, on the caller's
+    /// thread.
     OnCall,
 }
 
-/// What is yet to be pinned.
+/// The slabs that are not pinned yet.
 #[derive(Debug)]
 pub(crate) struct Backlog {
-    /// Held for moments: the driver is called without it.
+    /// Held briefly: the driver is called without it.
     state: Mutex<BacklogState>,
-    /// Told when a slab is no longer under way.
+    /// Notified when the pinning of a slab has ended.
     settled: Condvar,
 }
 
 #[derive(Debug)]
 struct BacklogState {
     slabs: VecDeque<UnpinnedSlab>,
-    /// Slabs that some thread is pinning at the moment.
+    /// Number of slabs that are being pinned now.
     under_way: usize,
-    /// What stopped the pinning.
+    /// The error that stopped the pinning.
     refused: Option<PinError>,
-    /// Threads in [`wait`](Backlog::wait).
+    /// Number of threads in [`wait`](Backlog::wait).
     #[cfg(test)]
     waiting: usize,
 }
@@ -57,7 +58,7 @@ impl Backlog {
         Self { state: Mutex::new(state), settled: Condvar::new() }
     }
 
-    /// Takes one slab off the list, to be pinned; [`settle`](Backlog::settle) follows.
+    /// Takes one slab to be pinned. The caller then calls [`settle`](Backlog::settle).
     pub(crate) fn take(&self) -> Option<UnpinnedSlab> {
         let mut state = self.state.lock();
         let slab = state.slabs.pop_front()?;
@@ -65,7 +66,7 @@ impl Backlog {
         Some(slab)
     }
 
-    /// Says how the pinning of `slab` ended; a refused one goes back on the list.
+    /// Records the result of pinning `slab`. A refused slab returns to the list.
     pub(crate) fn settle(&self, slab: UnpinnedSlab, refused: Option<PinError>) {
         let mut state = self.state.lock();
         state.under_way -= 1;
@@ -77,7 +78,7 @@ impl Backlog {
         self.settled.notify_all();
     }
 
-    /// Forgets what is not under way.
+    /// Drops all slabs that are not being pinned.
     pub(crate) fn give_up(&self) {
         self.state.lock().slabs.clear();
     }
@@ -85,7 +86,7 @@ impl Backlog {
     /// Waits until no thread is pinning.
     ///
     /// # Ordering
-    /// Waits on the host, for one slab of each pinning thread.
+    /// Waits on the host, at most for one slab per pinning thread.
     pub(crate) fn wait(&self) {
         let mut state = self.state.lock();
         while state.under_way > 0 {
@@ -97,20 +98,21 @@ impl Backlog {
         }
     }
 
-    /// Buffers that are not pinned yet, and what the last attempt was refused with.
+    /// Number of buffers that are not pinned yet, and the error of the last attempt, if it was
+    /// refused.
     pub(crate) fn outlook(&self) -> (usize, Option<PinError>) {
         let state = self.state.lock();
         (state.slabs.iter().map(|slab| slab.buffers).sum(), state.refused)
     }
 }
 
-/// Pins what is left, on a thread of its own. The pool may be dropped meanwhile.
+/// Pins the rest in a background thread. The pool may be dropped meanwhile.
 ///
 /// The thread holds the pool for one slab at a time, and nothing else.
 pub(crate) fn spawn(shared: &Arc<PoolShared>) -> std::io::Result<()> {
     let pool = Arc::downgrade(shared);
     let body = move || while pin_one(&pool) {};
-    // Detached: it ends by itself, and `close` waits for the slab under way.
+    // Detached: it ends by itself, and `close` waits for the slab being pinned.
     std::thread::Builder::new().name("kv-stage-pin".to_owned()).spawn(body).map(drop)
 }
 
@@ -119,7 +121,7 @@ fn pin_one(pool: &Weak<PoolShared>) -> bool {
     match pool.pin_next() {
         Ok(more) => more,
         Err(error) => {
-            // Told again by `StagingPool::finish_pinning`.
+            // `StagingPool::finish_pinning` reports the error again.
             tracing::warn!(%error, "pinning of staging buffers stopped");
             false
         }
@@ -134,9 +136,9 @@ mod tests {
 
     use crate::{PoolOptions, StagingOptions, StagingPool};
 
-    /// A pool of which one slab is being pinned, by a thread that the test stands for, while another
-    /// thread runs `work`; both go on when that thread waits for the slab, or is done without it. Then the
-    /// slab is pinned, or it is `refused`.
+    /// A pool with one slab being pinned by the test's own thread, while another thread runs
+    /// `work`. Both continue when that thread waits for the slab, or finishes without it. Then the
+    /// slab is pinned, or `refused`.
     fn while_pinning(
         refused: Option<PinError>,
         work: impl FnOnce(StagingPool) + Send + 'static,

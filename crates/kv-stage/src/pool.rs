@@ -1,4 +1,4 @@
-//! The pool: pinned buffers of a few sizes, in a bounded number.
+//! The pool: a bounded number of pinned buffers of a few sizes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::{
     error::{AcquireError, StagingError},
 };
 
-/// Size and number of the buffers of one size class.
+/// Size and number of buffers of one size class.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StagingOptions {
-    /// Bytes of each buffer: the most that one submission can carry.
+    /// Bytes of each buffer: the maximum of one submission.
     pub buffer_bytes: u64,
-    /// Number of buffers. A host that runs `depth` submissions ahead of the device needs
-    /// `depth + 1`.
+    /// Number of buffers. A host that runs `depth` submissions ahead of the device needs `depth +
+    /// 1`.
     pub buffers_max: usize,
 }
 
@@ -34,27 +34,27 @@ impl StagingOptions {
     }
 }
 
-/// What a pool with buffers of several sizes is made of.
+/// The options of a pool with buffers of several sizes.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PoolOptions {
     /// The sizes, in any order.
     pub classes: Vec<StagingOptions>,
-    /// Bytes of each pinned allocation, about; at least one buffer is in each. Small ones stand in the
-    /// way of other driver calls for a shorter time, large ones are fewer.
+    /// Approximate bytes of each pinned allocation, which holds at least one buffer. Small
+    /// allocations block other driver calls for a shorter time; large ones are fewer.
     pub slab_bytes: u64,
-    /// Where the memory comes from. That of the driver is made known to every context and visible to
-    /// kernels, whatever its flags say. Write-combined memory is quicker for some devices to read and
-    /// very slow for the host to read.
+    /// The source of the memory. The driver's memory is always shared by all contexts and visible
+    /// to kernels, whatever its flags say. Write-combined memory is faster for some devices to
+    /// read, and very slow for the host to read.
     pub memory: HostMemory,
     /// When the memory is pinned.
     pub pinning: Pinning,
 }
 
 impl PoolOptions {
-    /// A slab as it is unless told: pinned in about 10 ms.
+    /// Default size of a slab, pinned in about 10 ms.
     pub const SLAB_BYTES: u64 = 32 << 20;
 
-    /// Memory as a pool has it unless told: in huge pages, beside the device, as far as there are.
+    /// Default memory: huge pages on the device's memory node, as far as available.
     pub const MEMORY: HostMemory = HostMemory::Pages(HostPagesOptions::HUGE_BESIDE_DEVICE);
 
     /// [`MEMORY`](PoolOptions::MEMORY), pinned at once, in slabs of
@@ -69,7 +69,7 @@ impl PoolOptions {
         }
     }
 
-    /// The slabs to pin, one of each class first.
+    /// The slabs to pin, starting with one of each class.
     fn slabs(&self) -> Result<(Box<[SizeClass]>, VecDeque<UnpinnedSlab>), StagingError> {
         let mut sizes = self.classes.clone();
         sizes.sort_by_key(|class| class.buffer_bytes);
@@ -101,7 +101,8 @@ impl PoolOptions {
         if classes.is_empty() {
             return Err(StagingError::Options { buffer_bytes: 0, buffers_max: 0 });
         }
-        // Slab by slab, pinning would go on until the system ends the process.
+        // Without this check, pinning slab by slab would continue until the system kills the
+        // process.
         if let Some(host_bytes) = HostPages::host_bytes().filter(|&most| all_bytes > most) {
             return Err(StagingError::Memory { bytes: all_bytes, host_bytes });
         }
@@ -110,46 +111,50 @@ impl PoolOptions {
     }
 }
 
-/// A bounded set of pinned host buffers that are reused only when their last reader has finished.
+/// A bounded set of pinned host buffers, which are reused only after their last reader has
+/// finished.
 ///
-/// A cheap handle: clones are the same pool, for use from any thread. Buffers are cut from a few
-/// pinned slabs, cached by the host unless asked otherwise, visible to kernels, known to every context
-/// of the process. After [pinning](Pinning) has finished, nothing is allocated any more. Dropping the
-/// last handle waits for nothing and is safe with work under way, because the memory is freed later,
-/// by a call that waits for the device; [`close`](StagingPool::close) does it now and reports.
+/// The handle is cheap: clones share the pool, and any thread may use it. Buffers are cut from a
+/// few pinned slabs. They are cached by the host by default, visible to kernels, and shared by all
+/// contexts of the process. After [pinning](Pinning) has finished, nothing more is allocated.
+/// Dropping the last handle does not wait and is safe with pending work: the memory is freed later,
+/// by a call that waits for the device. [`close`](StagingPool::close) frees it at once and reports
+/// errors.
 ///
 /// # Losing the device
 /// When the pool's device is lost, every submitted buffer counts as read, and
-/// [`acquire`](StagingPool::acquire) answers with the cause.
+/// [`acquire`](StagingPool::acquire) returns the cause.
 #[derive(Clone, Debug)]
 pub struct StagingPool {
     pub(crate) shared: Arc<PoolShared>,
 }
 
 impl StagingPool {
-    /// Most buffers of a pool, of all sizes together: each has an event and a place in the pool's lists.
+    /// Maximum number of buffers of a pool, over all sizes: each has an event and an entry in the
+    /// pool's lists.
     pub const BUFFERS_MAX: usize = 1 << 20;
 
-    /// Pins buffers of one size. Slow (about 0.4 s a GiB): at start-up, never on a step's path.
+    /// Pins buffers of one size. Slow (about 0.4 s per GiB): call it at start-up, not on the step
+    /// path.
     ///
     /// # Ordering
-    /// May wait for the device, as every allocation.
+    /// May wait for the device, like every allocation.
     ///
     /// # Errors
-    /// As [`with_classes`](StagingPool::with_classes).
+    /// Like [`with_classes`](StagingPool::with_classes).
     #[track_caller]
     pub fn new(device: &Device, options: StagingOptions) -> Result<Self, StagingError> {
         Self::with_classes(device, &PoolOptions::new(vec![options]))
     }
 
-    /// Makes a pool with buffers of several sizes.
+    /// Creates a pool with buffers of several sizes.
     ///
     /// # Ordering
-    /// May wait for the device, as every allocation.
+    /// May wait for the device, like every allocation.
     ///
     /// # Errors
-    /// [`StagingError::Options`] and [`StagingError::Memory`]; [`StagingError::Device`] when memory cannot be pinned, with what
-    /// had been pinned by then given back; [`StagingError::Thread`].
+    /// [`StagingError::Options`] and [`StagingError::Memory`]; [`StagingError::Device`] if memory
+    /// cannot be pinned (memory pinned so far is released); [`StagingError::Thread`].
     #[track_caller]
     pub fn with_classes(device: &Device, options: &PoolOptions) -> Result<Self, StagingError> {
         let _site = cuda_driver::site::enter();
@@ -189,7 +194,7 @@ impl StagingPool {
         let prepared = (0..at_once).try_for_each(|_| shared.pin_next().map(drop));
         if let Err(error) = prepared {
             drop(shared);
-            // A refusal here would hide the error that matters; the driver crate logs it.
+            // An error here would hide the original one. The driver crate logs it.
             let _ = device.free_retired();
             return Err(error.into());
         }
@@ -199,29 +204,29 @@ impl StagingPool {
         Ok(Self { shared })
     }
 
-    /// A buffer to write, of the largest size. Its contents are what an earlier use left.
+    /// Takes a buffer of the largest size. It contains data of an earlier use.
     ///
-    /// Where none is free, takes back those whose readers have finished, at the cost of about one event
-    /// query for each of them and one for each stream that still reads; allocates nothing. So a pool of
-    /// as many buffers as a [depth of overlap](StagingOptions::overlapped) needs has never more of them
-    /// live, and is never exhausted within that depth.
+    /// If none is free, takes back the buffers whose readers have finished, with about one event
+    /// query for each of them and one for each stream that still reads. Allocates nothing. A pool
+    /// with as many buffers as a [depth of overlap](StagingOptions::overlapped) needs is never
+    /// exhausted within that depth.
     ///
     /// # Ordering
     /// Does not wait.
     ///
     /// # Errors
-    /// [`AcquireError::Exhausted`] when all buffers are in use, which is an expected outcome;
-    /// [`AcquireError::Closed`]; [`AcquireError::Device`] when the device is lost.
+    /// [`AcquireError::Exhausted`] if all buffers are in use, which is an expected outcome;
+    /// [`AcquireError::Closed`]; [`AcquireError::Device`] if the device is lost.
     #[track_caller]
     pub fn acquire(&self) -> Result<StagingBuffer, AcquireError> {
         self.acquire_bytes(self.buffer_bytes())
     }
 
-    /// As [`acquire`](StagingPool::acquire), of the smallest size that has at least `bytes` bytes and
-    /// of which one is free.
+    /// Like [`acquire`](StagingPool::acquire), for the smallest size with at least `bytes` bytes
+    /// that has a free buffer.
     ///
     /// # Errors
-    /// As `acquire`; [`AcquireError::TooLarge`].
+    /// Like `acquire`; [`AcquireError::TooLarge`].
     #[track_caller]
     pub fn acquire_bytes(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
         let _site = cuda_driver::site::enter();
@@ -229,27 +234,28 @@ impl StagingPool {
         Ok(StagingBuffer::new(self.shared.clone(), pooled))
     }
 
-    /// As [`acquire`](StagingPool::acquire), but waits for the oldest submitted buffer when there is
-    /// no free one.
+    /// Like [`acquire`](StagingPool::acquire), but waits for the oldest submitted buffer if none is
+    /// free.
     ///
     /// # Ordering
-    /// May wait on the host for that buffer's readers, even if another stream's finish earlier.
+    /// May wait on the host for that buffer's readers, even if readers on another stream finish
+    /// earlier.
     ///
     /// # Errors
-    /// As `acquire`; [`AcquireError::Exhausted`] only when every buffer is in the hands of callers,
-    /// so that no work of the device will free one.
+    /// Like `acquire`; [`AcquireError::Exhausted`] only if callers hold all buffers, so that no
+    /// device work will free one.
     #[track_caller]
     pub fn acquire_wait(&self) -> Result<StagingBuffer, AcquireError> {
         self.acquire_bytes_wait(self.buffer_bytes())
     }
 
-    /// As [`acquire_wait`](StagingPool::acquire_wait), of at least `bytes` bytes.
+    /// Like [`acquire_wait`](StagingPool::acquire_wait), for at least `bytes` bytes.
     ///
     /// # Ordering
-    /// As `acquire_wait`.
+    /// Like `acquire_wait`.
     ///
     /// # Errors
-    /// As `acquire_wait`; [`AcquireError::TooLarge`].
+    /// Like `acquire_wait`; [`AcquireError::TooLarge`].
     #[track_caller]
     pub fn acquire_bytes_wait(&self, bytes: u64) -> Result<StagingBuffer, AcquireError> {
         let _site = cuda_driver::site::enter();
@@ -266,46 +272,46 @@ impl StagingPool {
         }
     }
 
-    /// Pins one slab more on this thread; whether there was one left to pin.
+    /// Pins one more slab on this thread; returns whether there was one left.
     ///
     /// # Ordering
-    /// May wait for the device, as every allocation.
+    /// May wait for the device, like every allocation.
     ///
     /// # Errors
-    /// [`StagingError::Device`] when the driver refuses. The pool goes on with what it has, and the
-    /// slab can be tried again.
+    /// [`StagingError::Device`] if the driver refuses. The pool continues with its present buffers,
+    /// and the slab can be tried again.
     #[track_caller]
     pub fn pin_next(&self) -> Result<bool, StagingError> {
         let _site = cuda_driver::site::enter();
         Ok(self.shared.pin_next()?)
     }
 
-    /// Pins what is left, together with the pool's own thread if it has one.
+    /// Pins the rest, together with the pool's own thread if it has one.
     ///
     /// # Ordering
     /// Returns when everything is pinned; may wait for the device.
     ///
     /// # Errors
-    /// As [`pin_next`](StagingPool::pin_next).
+    /// Like [`pin_next`](StagingPool::pin_next).
     #[track_caller]
     pub fn finish_pinning(&self) -> Result<(), StagingError> {
         loop {
             while self.pin_next()? {}
             self.shared.backlog.wait();
-            // A slab that the other thread was refused is back on the list.
+            // A slab that the other thread failed to pin is back on the list.
             if self.unpinned() == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// Buffers that have yet to be pinned.
+    /// Number of buffers that are not pinned yet.
     #[must_use]
     pub fn unpinned(&self) -> usize {
         self.shared.backlog.outlook().0
     }
 
-    /// What stopped the pinning, if the last attempt was refused.
+    /// The error that stopped the pinning, if the last attempt was refused.
     #[must_use]
     pub fn pinning_refused(&self) -> Option<PinError> {
         self.shared.backlog.outlook().1
@@ -323,34 +329,34 @@ impl StagingPool {
         &self.shared.device
     }
 
-    /// Buffers being written, or submitted and not yet seen to be read.
+    /// Number of buffers being written, or submitted and not yet seen to be read.
     ///
-    /// Only `drain`, `close`, and `acquire` where no buffer is free, look at events, so this may be more
-    /// than the device needs.
+    /// Events are queried only by `drain`, `close`, and `acquire` without a free buffer, so this
+    /// may be more than the device still needs.
     #[must_use]
     pub fn live(&self) -> usize {
         self.shared.state.lock().live()
     }
 
-    /// The most buffers that were ever live at once.
+    /// The largest number of buffers that were live at once.
     #[must_use]
     pub fn peak_live(&self) -> usize {
         self.shared.state.lock().live_peak
     }
 
-    /// Buffers lost to the pool because no event could be recorded after their readers.
+    /// Number of buffers lost to the pool because no event could be recorded after their readers.
     #[must_use]
     pub fn leaked(&self) -> usize {
         self.shared.state.lock().leaked.len()
     }
 
-    /// Pinned memory that the pool has: the same from the end of pinning to `close`.
+    /// Bytes of the pool's pinned memory: constant from the end of pinning to `close`.
     #[must_use]
     pub fn pinned_bytes(&self) -> u64 {
         self.shared.pinned_bytes.load(Ordering::Relaxed)
     }
 
-    /// What the slabs pinned so far lie in.
+    /// The kinds of pages of the slabs pinned so far.
     #[must_use]
     pub fn memory(&self) -> SlabMemory {
         self.shared.state.lock().memory
@@ -359,10 +365,10 @@ impl StagingPool {
     /// Takes back every buffer submitted before this call.
     ///
     /// # Ordering
-    /// Waits on the host for all their readers. Buffers in the hands of callers are not waited for.
+    /// Waits on the host for all their readers. Does not wait for buffers that callers hold.
     ///
     /// # Errors
-    /// [`StagingError::Device`] when the device is lost; its buffers are taken back all the same.
+    /// [`StagingError::Device`] if the device is lost. Its buffers are taken back nevertheless.
     #[track_caller]
     pub fn drain(&self) -> Result<(), StagingError> {
         let _site = cuda_driver::site::enter();
@@ -380,15 +386,15 @@ impl StagingPool {
 
     /// Takes back every submitted buffer and frees the pinned memory, for all handles of the pool.
     ///
-    /// Buffers that callers still hold can be submitted; the slab that one lies in is freed with the
-    /// last of them.
+    /// Buffers that callers still hold can be submitted. The slab of such a buffer is freed with
+    /// the last buffer of the slab.
     ///
     /// # Ordering
     /// Waits on the host for all readers, for a slab that is being pinned, and for the device.
     ///
     /// # Errors
-    /// [`StagingError::Device`] when the device refuses. A lost device is no error here: nothing
-    /// reads the memory any more, and the loss was reported where it was met.
+    /// [`StagingError::Device`] if the device refuses. A lost device is not an error here: nothing
+    /// reads the memory any more, and the loss was reported where it occurred.
     #[track_caller]
     pub fn close(self) -> Result<(), StagingError> {
         let _site = cuda_driver::site::enter();
@@ -396,10 +402,10 @@ impl StagingPool {
         self.shared.state.lock().closed = true;
         let drained = self.drain();
         self.shared.backlog.wait();
-        // A slab that was refused meanwhile went back on the list.
+        // A slab that was refused meanwhile is back on the list.
         self.shared.backlog.give_up();
         let given_up = self.shared.state.lock().take_all();
-        // Outside the lock: dropping events calls the driver.
+        // Dropped outside the lock, because dropping events calls the driver.
         drop(given_up);
         let freed = self.shared.device.free_retired();
         if self.shared.device.poison().is_some() {
@@ -412,8 +418,7 @@ impl StagingPool {
 
     /// Makes `submit` return buffers to the pool at once, without waiting for their readers.
     ///
-    /// This is the mistake that the pool exists to prevent; tests use it to show that they would
-    /// notice.
+    /// This is the mistake that the pool prevents. Tests use it to check that they would detect it.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_reuse_before_event(&self) {
         self.shared.reuse_before_event.store(true, Ordering::Relaxed);

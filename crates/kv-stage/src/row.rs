@@ -1,4 +1,4 @@
-//! The number of a row of a block table, told apart from block ids and lengths by its type.
+//! The number of a row of a block table. The type distinguishes it from block ids and lengths.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The kernel that writes the changed words of a step to the device, and how they lie in the buffer.
+//! The kernel that writes the changed words of a step to the device, and the layout of its input.
 
 use std::collections::HashMap;
 
@@ -17,45 +17,46 @@ pub(crate) const WORD_BYTES: u64 = 16;
 /// Bytes of a word's index.
 pub(crate) const INDEX_BYTES: u64 = 4;
 
-/// Threads of a block, at most: `THREADS_MAX` of the source.
+/// Maximum number of threads of a block: `THREADS_MAX` of the source.
 const THREADS: u64 = 256;
-/// More blocks gain nothing: the bus is the limit.
+/// More blocks are not faster: the bus is the limit.
 const BLOCKS_MAX: u64 = 16;
 
-/// The layout of a packet: the words of a step that nothing else is sent with, where a launch that was
-/// made ready looks for them. Words from the start of the buffer on, then their indices, then their number.
+/// The layout of a packet: the words of a step without other data, in the form that a prepared
+/// launch reads. First the words, from the start of the buffer, then their indices, then their
+/// number.
 pub(crate) struct Packet;
 
 impl Packet {
-    /// Words of a packet, at most.
+    /// Maximum number of words of a packet.
     const WORDS_MAX: u32 = 240;
-    /// Packets of so many words have launches of their own, which read less.
+    /// Packets with at most this many words have a separate launch, which reads less.
     const WORDS_FEW: u32 = 32;
-    /// Where the indices (`u32`) begin, in bytes.
+    /// Offset of the indices (`u32`), in bytes.
     pub(crate) const INDEX_OFFSET: u64 = Self::WORDS_MAX as u64 * WORD_BYTES;
-    /// Where the number of words is, a `u32`, in bytes.
+    /// Offset of the number of words, a `u32`, in bytes.
     pub(crate) const COUNT_OFFSET: u64 = Self::INDEX_OFFSET + Self::WORDS_MAX as u64 * INDEX_BYTES;
     /// Bytes of a packet.
     const BYTES: u64 = Self::COUNT_OFFSET + 4;
 
-    /// Whether a step of `count` words goes into a packet, in a buffer of `buffer_bytes` bytes.
+    /// Whether a step of `count` words fits in a packet, in a buffer of `buffer_bytes` bytes.
     pub(crate) fn fits(count: u32, buffer_bytes: u64) -> bool {
         count <= Self::WORDS_MAX && Self::BYTES <= buffer_bytes
     }
 }
 
-/// The words of a step that are scattered: they lie at the start of the buffer.
+/// The scattered words of a step, at the start of the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScatteredWords {
     /// # Invariants
-    /// `count` indices begin here in the buffer, in bytes, aligned to [`INDEX_BYTES`]; in a packet
-    /// at [`Packet::INDEX_OFFSET`]. No index is there twice.
+    /// `count` indices begin at this byte offset of the buffer, aligned to [`INDEX_BYTES`]; in a
+    /// packet at [`Packet::INDEX_OFFSET`]. No index occurs twice.
     pub(crate) index_offset: u64,
     /// # Invariants
-    /// The buffer has so many words at its start, at least 1.
+    /// The buffer has this many words at its start, at least 1.
     pub(crate) count: u32,
     /// # Invariants
-    /// Whether they and nothing else are in the buffer, as a packet that [fits](Packet::fits).
+    /// Whether the buffer holds only these, as a packet that [fits](Packet::fits).
     pub(crate) packet: bool,
 }
 
@@ -110,10 +111,11 @@ impl ScatterKernel {
             .arg(count);
         let blocks = u64::from(count).div_ceil(THREADS).min(BLOCKS_MAX);
         let config = LaunchConfig::linear(blocks as u32, THREADS as u32);
-        // SAFETY: the 5 arguments are the parameters of `scatter_words` in `kernels/stage/scatter.cu`, in
-        // order and size. The kernel reads `count` words and `count` indices of the submitted buffer
-        // (invariants of `ScatteredWords`), which stays allocated, and is not written, until an event
-        // recorded after this submission has completed. It writes inside `out` only, which is device memory.
+        // SAFETY: the 5 arguments are the parameters of `scatter_words` in
+        // `kernels/stage/scatter.cu`, in order and size. The kernel reads `count` words and `count`
+        // indices of the submitted buffer (invariants of `ScatteredWords`). The buffer stays
+        // allocated, and is not written, until an event recorded after this submission has
+        // completed. The kernel writes only inside `out`, which is device memory.
         unsafe { self.words.launch(view.stream(), &config, &args) }
     }
 

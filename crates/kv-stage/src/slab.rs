@@ -1,4 +1,4 @@
-//! Slabs: the few pinned allocations that all buffers are cut from.
+//! Slabs: the few pinned allocations from which all buffers are cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,22 +8,22 @@ use cuda_driver::{Device, Event, HostAccess, OutOfBounds, PinnedBuffer, PinnedSp
 
 use crate::retire::RetireEvents;
 
-/// Buffers of a slab start at multiples of this many bytes.
+/// Buffers of a slab start at multiples of this number of bytes.
 pub(crate) const BUFFER_ALIGNMENT: u64 = 256;
 
-/// What the slabs of a pool lie in, in bytes of all that was pinned so far.
+/// The kinds of pages of a pool's slabs, in bytes of everything pinned so far.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 #[non_exhaustive]
 pub struct SlabMemory {
     /// Allocated by the driver, which chose the pages.
     pub driver_bytes: u64,
-    /// In huge pages that the system had set aside.
+    /// In huge pages that the system had reserved.
     pub huge_bytes: u64,
-    /// In pages that the system was asked to make huge, where it found room.
+    /// In pages that the system was asked to make huge, where it had room.
     pub advised_bytes: u64,
     /// In ordinary pages.
     pub ordinary_bytes: u64,
-    /// Of these, on the memory node beside the device, as far as the system tells.
+    /// Of these bytes, those on the device's memory node, as far as the system reports it.
     pub beside_device_bytes: u64,
 }
 
@@ -65,17 +65,18 @@ struct Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // A plain count: nothing else is published with it.
+        // A plain counter: it publishes nothing else.
         self.pinned_bytes.fetch_sub(self.pinned.pinned_bytes(), Ordering::Relaxed);
     }
 }
 
-/// The memory of one buffer: a range of a slab, alone in having it.
+/// The memory of one buffer: a range of a slab that no other buffer has.
 #[derive(Debug)]
 pub(crate) struct BufferMemory {
     slab: Arc<Slab>,
     /// # Invariants
-    /// `offset..offset + bytes` lies inside the slab, and no other `BufferMemory` has any of it.
+    /// `offset..offset + bytes` lies inside the slab, and does not overlap any other
+    /// `BufferMemory`.
     offset: u64,
     bytes: u64,
 }
@@ -85,7 +86,7 @@ impl BufferMemory {
         self.bytes
     }
 
-    /// The pinned allocation that the memory is a part of, and where in it that part begins.
+    /// The pinned allocation that contains the memory, and the offset in it.
     pub(crate) fn place(&self) -> (&PinnedBuffer, u64) {
         (&self.slab.pinned, self.offset)
     }
@@ -108,7 +109,7 @@ impl BufferMemory {
         }
     }
 
-    /// `bytes` bytes at `offset`, for filling them in place; drivers that check orders are told of a write.
+    /// `bytes` bytes at `offset`, to be filled in place. Drivers that check orders record a write.
     ///
     /// # Errors
     /// [`OutOfBounds`] of the buffer.
@@ -117,8 +118,8 @@ impl BufferMemory {
     /// - no device operation that reads or writes this buffer is pending, and none is enqueued while
     ///   the slice is alive.
     ///
-    /// Operations on other parts of the slab do no harm. None of this crate writes any, and the slab
-    /// itself, to which a device could be told to write, is shown to nobody.
+    /// Operations on other parts of the slab are harmless. This crate writes none of them from the
+    /// device, and never gives out the slab itself.
     #[track_caller]
     pub(crate) unsafe fn slice_mut(
         &mut self,
@@ -128,12 +129,12 @@ impl BufferMemory {
         let pinned = &self.slab.pinned;
         let address = pinned.host_address() + self.range(offset, bytes)?;
         pinned.device().host_access(HostAccess { address, bytes, writes: true });
-        // SAFETY: the range lies inside a live pinned allocation (`range`, and invariant of `offset`),
-        // which `PinnedBuffer::alloc` cleared, so it is initialised, and which `slab` keeps. No Rust
-        // code reaches these bytes in another way: nobody calls the slab's own `slice_mut` or
-        // `write_at`, which need `&mut`, no other `BufferMemory` has them (invariant of `offset`), and
-        // `&mut self` excludes other uses of this one. The caller excludes the device's accesses. A
-        // slab is at most `isize::MAX` long.
+        // SAFETY: the range lies inside a live pinned allocation (`range`, and invariant of
+        // `offset`), which `slab` keeps, and which `PinnedBuffer::alloc` cleared, so it is
+        // initialised. No other Rust code accesses these bytes: the slab's own `slice_mut` and
+        // `write_at`, which need `&mut`, are never called, no other `BufferMemory` has them
+        // (invariant of `offset`), and `&mut self` excludes other uses of this one. The caller
+        // excludes the device's accesses. A slab is at most `isize::MAX` long.
         Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes as usize) })
     }
 }
@@ -144,11 +145,12 @@ pub(crate) struct PooledBuffer {
     pub(crate) memory: BufferMemory,
     /// Index of the size class.
     pub(crate) class: usize,
-    /// Kept for reuse, since creating one is a driver call. One suffices for one reading stream.
+    /// Kept for reuse, because creating an event is a driver call. One event suffices for one
+    /// reading stream.
     pub(crate) events: RetireEvents,
 }
 
-/// A slab that has yet to be pinned.
+/// A slab that is not pinned yet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct UnpinnedSlab {
     pub(crate) class: usize,
@@ -157,12 +159,12 @@ pub(crate) struct UnpinnedSlab {
 }
 
 impl UnpinnedSlab {
-    /// Bytes from one buffer of a slab to the next.
+    /// Distance in bytes from one buffer of a slab to the next.
     pub(crate) fn stride(buffer_bytes: u64) -> Option<u64> {
         buffer_bytes.checked_next_multiple_of(BUFFER_ALIGNMENT)
     }
 
-    /// Pins the slab and cuts it up, with an event for each buffer; on failure nothing is kept.
+    /// Pins the slab and cuts it into buffers, with an event for each. On failure nothing is kept.
     pub(crate) fn pin(
         self,
         device: &Device,
@@ -173,14 +175,15 @@ impl UnpinnedSlab {
         let stride = Self::stride(buffer_bytes).unwrap_or(buffer_bytes);
         let events: Vec<Arc<Event>> =
             (0..buffers).map(|_| Event::new(device).map(Arc::new)).collect::<Result<_, _>>()?;
-        // The last buffer needs no padding behind it.
+        // The last buffer needs no padding after it.
         let bytes = stride * (buffers as u64 - 1) + buffer_bytes;
         let pinned = PinnedBuffer::pin(device, bytes, memory)?;
         let got = SlabMemory::of(&pinned, device);
         pinned_bytes.fetch_add(pinned.pinned_bytes(), Ordering::Relaxed);
         let slab = Arc::new(Slab { pinned, pinned_bytes: pinned_bytes.clone() });
         let cut = |(number, event): (u64, Arc<Event>)| PooledBuffer {
-            // Inside, since `number < buffers`; apart, since `stride` is at least `buffer_bytes`.
+            // Inside the slab, because `number < buffers`; no overlap, because `stride` is at least
+            // `buffer_bytes`.
             memory: BufferMemory {
                 slab: slab.clone(),
                 offset: number * stride,

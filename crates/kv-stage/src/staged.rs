@@ -1,4 +1,4 @@
-//! A step that was sent, and where its parts lie.
+//! A submitted step, and the location of its parts.
 
 use cuda_driver::DeviceSpan;
 use smallvec::SmallVec;
@@ -14,29 +14,29 @@ pub struct PartId {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
-    /// Tells this step's parts from another's.
+    /// Distinguishes this step's parts from another's.
     pub(crate) number: u64,
     /// End of the last part, in bytes.
     pub(crate) used: u64,
-    /// Bytes that travelled, once submitted.
+    /// Number of sent bytes, once submitted.
     pub(crate) sent: u64,
-    /// Words that were scattered.
+    /// Number of scattered words.
     pub(crate) words: u32,
     pub(crate) places: SmallVec<[PartRange; 8]>,
 }
 
-/// Where a part lies in the device's memory.
+/// The location of a part in the device's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PartRange {
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
-    /// Entries of a row; 0 for an array.
+    /// Number of entries of a row; 0 for an array.
     pub(crate) row_entries: usize,
 }
 
-/// A step that was sent: where its parts lie on the device.
+/// A submitted step: the location of its parts on the device.
 ///
-/// Valid on the stager's stream until the next submit there, and to be read only; see
+/// Valid on the stager's stream until the next submit there, and only for reading; see
 /// [`StepStager`](crate::StepStager).
 #[derive(Clone, Debug)]
 pub struct Staged {
@@ -45,7 +45,8 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Where a part lies on the device; its address is a multiple of [`PART_ALIGNMENT`](crate::StepStager::PART_ALIGNMENT).
+    /// The location of a part on the device. Its address is a multiple of
+    /// [`PART_ALIGNMENT`](crate::StepStager::PART_ALIGNMENT).
     ///
     /// # Errors
     /// [`PartError`] for a part of another step.
@@ -55,22 +56,23 @@ impl Staged {
         self.span.slice(offset, bytes).map_err(|_| foreign)
     }
 
-    /// Entries from a row of a table's part to the next, at least the width asked for; 0 for an array.
+    /// Number of entries from one row of a table's part to the next, at least the requested width;
+    /// 0 for an array.
     ///
     /// # Errors
-    /// As [`span`](Staged::span).
+    /// Like [`span`](Staged::span).
     pub fn row_entries(&self, part: PartId) -> Result<usize, PartError> {
         Ok(self.place(part)?.row_entries)
     }
 
-    /// Bytes that travelled: those that were copied, padding between parts included, and the words
-    /// that were scattered, each with its index.
+    /// Number of sent bytes: copied bytes including padding between parts, and scattered words with
+    /// their indices.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.sent
     }
 
-    /// Words of 16 bytes that were scattered; 0 for a step that was copied.
+    /// Number of scattered words of 16 bytes; 0 for a step that was copied.
     #[must_use]
     pub fn words(&self) -> u32 {
         self.parts.words

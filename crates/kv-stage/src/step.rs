@@ -1,4 +1,4 @@
-//! What a step sends to the device: snapshots and small arrays, in one buffer.
+//! A step's data for the device: table rows and small arrays, in one buffer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,61 +14,63 @@ use crate::{
     error::{AcquireError, StageError, StagingError, TableError},
 };
 
-/// What a buffer may lose to the alignment of its parts and of the indices.
+/// Maximum number of bytes of a buffer lost to the alignment of its parts and of the indices.
 const INDEX_SLACK_BYTES: u64 = 2 * PART_ALIGNMENT;
 const PART_ALIGNMENT: u64 = StepStager::PART_ALIGNMENT;
-/// An array of more bytes is copied rather than scattered.
+/// Larger arrays are copied instead of scattered.
 const SCATTERED_ARRAY_BYTES_MAX: u64 = 64 << 10;
 const WORD_SIZE: usize = WORD_BYTES as usize;
 
-/// The most bytes of a step whose words, each with an index, fit in a buffer.
+/// Maximum number of bytes of a step whose words, each with an index, fit in a buffer.
 const fn scatter_capacity(buffer_bytes: u64) -> u64 {
     buffer_bytes.saturating_sub(INDEX_SLACK_BYTES) / 5 * 4
 }
 
-/// The one path by which tables and per-step arrays reach the device.
+/// The only path by which tables and per-step arrays reach the device.
 ///
-/// Each step is written to a staging buffer of its own and sent, once, to the stager's device
-/// memory. That memory is reused by every step in stream order, so the stager is bound to a stream:
-/// the first submit binds it.
+/// Each step is written to its own staging buffer and sent once to the stager's device memory.
+/// Every step reuses that memory in stream order, so the stager is bound to a stream: the first
+/// submit binds it.
 ///
 /// # What is sent
-/// A stager made with [`new`](StepStager::new) copies every step whole. One made with
-/// [`with_scatter`](StepStager::with_scatter) sends of a table only what changed since the step
-/// before, as long as it is certain of what the device holds: the same table was at the same place of
-/// the last step, that step was sent without an error, and the table still knows its edits since. Rows
-/// whose place another row took are then sent whole, other changes as words of 16 bytes, and all of it is one
-/// kernel launch. In every other case, and where most of the table changed, the step is copied. To
-/// keep their places, tables come before arrays, and those whose number of rows changes come last.
+/// A stager made with [`new`](StepStager::new) copies every step completely. A stager made with
+/// [`with_scatter`](StepStager::with_scatter) sends only the changes of a table since the previous
+/// step, as long as it knows the device's contents. For that, three conditions must hold: the same
+/// table was at the same place of the last step, that step was sent without an error, and the table
+/// still remembers its edits since. Rows whose place another row took are then sent completely,
+/// other changes as words of 16 bytes, all in a single kernel launch. In every other case, and if
+/// most of the table changed, the step is copied. To keep their places, put tables before arrays,
+/// and tables whose number of rows changes last among the tables.
 ///
 /// # Ordering
-/// A step's spans are valid on the stager's stream from its submit to the next submit there: readers
-/// enqueued on that stream in between see this step and no other. A reader on another stream waits
-/// for an event recorded after the submit, and the stager's stream waits for that reader before the
-/// next submit. Nobody else may write the spans; who did so says it with
+/// A step's spans are valid on the stager's stream from its submit to the next submit there:
+/// readers enqueued on that stream in between see exactly this step. A reader on another stream
+/// waits for an event recorded after the submit, and the stager's stream waits for that reader
+/// before the next submit. No other code may write the spans. If some did, call
 /// [`forget`](StepStager::forget).
 #[derive(Debug)]
 pub struct StepStager {
     pool: StagingPool,
     destination: DeviceBuffer,
-    /// The stream that the steps go to, from the first submit on.
+    /// The stream of the steps, from the first submit on.
     stream: Option<Stream>,
     mirror: Option<Mirror>,
 }
 
-/// What the device holds of the tables, and the kernel that brings it up to date.
+/// The table contents on the device, and the kernel that updates them.
 #[derive(Debug)]
 struct Mirror {
     kernel: ScatterKernel,
     /// # Invariants
-    /// The `n`-th is of the `n`-th table of the last step. While `certain`, the device's memory will
-    /// hold, when the work enqueued on the stager's stream has run, the rows that the views tell of.
+    /// The `n`-th view belongs to the `n`-th table of the last step. While `certain`, the device's
+    /// memory will hold the rows that the views describe once the work enqueued on the stager's
+    /// stream has run.
     views: Vec<TableView>,
-    /// Lowered before anything changes, here or on the device, raised when a step was sent in full.
+    /// Cleared before anything changes, here or on the device. Set when a step was sent completely.
     certain: bool,
-    /// Kept for their memory.
+    /// Kept to reuse its allocation.
     changes: Changes,
-    /// Where each word of the step goes, counted in words from the start of the destination.
+    /// Destination of each word of the step, in words from the start of the destination.
     index: Vec<u32>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     trust_uncertain: bool,
@@ -78,21 +80,21 @@ impl StepStager {
     /// Every part of a step starts at a multiple of this many bytes, in the buffer and on the device.
     pub const PART_ALIGNMENT: u64 = 256;
 
-    /// Bytes of a staging buffer with which a stager that [sends changes only](StepStager::with_scatter)
-    /// can use all of `device_bytes`.
+    /// Bytes of a staging buffer with which a stager that [sends only
+    /// changes](StepStager::with_scatter) can use all of `device_bytes`.
     #[must_use]
     pub const fn buffer_bytes(device_bytes: u64) -> u64 {
         let room = device_bytes.saturating_add(device_bytes.div_ceil(4));
         room.saturating_add(INDEX_SLACK_BYTES)
     }
 
-    /// Makes a stager that copies every step whole.
+    /// Creates a stager that copies every step completely.
     ///
-    /// `device_bytes` is the device memory of a step's parts. Steps larger than this, or than the
+    /// `device_bytes` is the device memory for a step's parts. Steps larger than this, or than the
     /// pool's buffers, are refused.
     ///
     /// # Errors
-    /// [`StagingError::Device`] when the device has too little memory.
+    /// [`StagingError::Device`] if the device has too little memory.
     #[track_caller]
     pub fn new(
         device: &Device,
@@ -103,12 +105,13 @@ impl StepStager {
         Ok(Self { pool: pool.clone(), destination, stream: None, mirror: None })
     }
 
-    /// Makes a stager that sends changes only, where it can, by a kernel.
+    /// Creates a stager that sends only changes where possible, with a kernel.
     ///
-    /// Buffers of [`buffer_bytes`](StepStager::buffer_bytes) bytes make all of `device_bytes` usable.
+    /// Buffers of [`buffer_bytes`](StepStager::buffer_bytes) bytes allow steps of up to
+    /// `device_bytes`.
     ///
     /// # Errors
-    /// As [`new`](StepStager::new); [`StagingError::Kernel`].
+    /// Like [`new`](StepStager::new); [`StagingError::Kernel`].
     #[track_caller]
     pub fn with_scatter(
         device: &Device,
@@ -128,11 +131,11 @@ impl StepStager {
         Ok(Self { mirror: Some(mirror), ..Self::new(device, pool, device_bytes)? })
     }
 
-    /// Starts a step, with a staging buffer of its own.
+    /// Starts a step, with its own staging buffer.
     ///
     /// # Errors
-    /// [`AcquireError::Exhausted`] when the device is as far behind as the pool allows; the caller
-    /// lets it catch up.
+    /// [`AcquireError::Exhausted`] if the device is as far behind as the pool allows. The caller
+    /// then lets it catch up.
     #[track_caller]
     pub fn begin(&mut self) -> Result<Step<'_>, AcquireError> {
         let _site = cuda_driver::site::enter();
@@ -140,13 +143,13 @@ impl StepStager {
         Ok(self.step_in(buffer))
     }
 
-    /// As [`begin`](StepStager::begin), but waits for the oldest submitted buffer.
+    /// Like [`begin`](StepStager::begin), but waits for the oldest submitted buffer.
     ///
     /// # Ordering
     /// May wait on the host, see [`StagingPool::acquire_wait`].
     ///
     /// # Errors
-    /// As [`StagingPool::acquire_wait`].
+    /// Like [`StagingPool::acquire_wait`].
     #[track_caller]
     pub fn begin_wait(&mut self) -> Result<Step<'_>, AcquireError> {
         let _site = cuda_driver::site::enter();
@@ -154,10 +157,10 @@ impl StepStager {
         Ok(self.step_in(buffer))
     }
 
-    /// Sends later steps to `stream`, which first waits for all work of the stream before it.
+    /// Sends later steps on `stream`, which first waits for all work of the previous stream.
     ///
     /// # Errors
-    /// What the driver answers; the stager then stays with its stream.
+    /// The driver's error. The stager then keeps its stream.
     #[track_caller]
     pub fn rebind(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
@@ -170,30 +173,31 @@ impl StepStager {
         Ok(())
     }
 
-    /// Sends the next step whole: somebody else may have written the device's memory.
+    /// Makes the next step be sent completely, because other code may have written the device's
+    /// memory.
     pub fn forget(&mut self) {
         if let Some(mirror) = &mut self.mirror {
             mirror.certain = false;
         }
     }
 
-    /// The most bytes that a step can have.
+    /// Maximum number of bytes of a step.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         let (device, buffer) = (self.destination.bytes(), self.pool.buffer_bytes());
         if self.mirror.is_none() {
             return device.min(buffer);
         }
-        // Whole words, as many as an index can tell apart.
+        // Whole words, at most as many as an index can address.
         let indexed = u64::from(u32::MAX) * WORD_BYTES;
         let bytes = device.min(scatter_capacity(buffer)).min(indexed);
         bytes - bytes % WORD_BYTES
     }
 
-    /// Makes the stager send changes only, though a step before may not have arrived.
+    /// Makes the stager send only changes, even if a previous step may not have arrived.
     ///
-    /// This is the mistake that the full send after an error exists to prevent; tests use it to show
-    /// that they would notice.
+    /// This is the mistake that sending everything after an error prevents. Tests use it to check
+    /// that they would detect it.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_trust_uncertain(&mut self) {
         if let Some(mirror) = &mut self.mirror {
@@ -202,7 +206,7 @@ impl StepStager {
     }
 
     fn step_in(&mut self, buffer: StagingBuffer) -> Step<'_> {
-        // Only distinct numbers are needed of the counter, so no ordering is.
+        // The numbers only have to be distinct, so no ordering is needed.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         if let Some(mirror) = &mut self.mirror {
@@ -210,7 +214,7 @@ impl StepStager {
         }
         let capacity_bytes = self.capacity_bytes();
         let parts = Parts { number, used: 0, sent: 0, words: 0, places: SmallVec::new() };
-        // Nothing is known of the device's memory: there is nothing to add changes to.
+        // The contents of the device's memory are unknown, so changes alone would not suffice.
         let whole = self.mirror.as_ref().is_none_or(|mirror| mirror.views.is_empty());
         let copied = whole.then_some(Copied { from: 0, buffer_from: 0 });
         Step { stager: self, buffer, capacity_bytes, parts, tables: 0, copied }
@@ -229,7 +233,7 @@ impl Mirror {
         self.index.clear();
     }
 
-    /// The view of table number `number` of the step.
+    /// The view of the step's table number `number`.
     fn view(&mut self, number: usize) -> &mut TableView {
         if self.views.len() <= number {
             self.views.resize_with(number + 1, TableView::empty);
@@ -238,38 +242,38 @@ impl Mirror {
     }
 }
 
-/// A step being put together. Dropping it gives the buffer back; nothing was sent.
+/// A step under construction. Dropping it returns the buffer; nothing was sent.
 #[derive(Debug)]
 pub struct Step<'a> {
     stager: &'a mut StepStager,
     buffer: StagingBuffer,
     capacity_bytes: u64,
     parts: Parts,
-    /// Tables of the step so far.
+    /// Number of tables of the step so far.
     tables: usize,
-    /// From where on the step is copied; words before it are scattered.
+    /// Start of the copied part of the step; words before it are scattered.
     copied: Option<Copied>,
 }
 
-/// The rest of a step, which is copied: the same bytes in the buffer and on the device.
+/// The copied rest of a step: the same bytes in the buffer and on the device.
 #[derive(Clone, Copy, Debug)]
 struct Copied {
-    /// Where it begins in the device's memory.
+    /// Its start in the device's memory.
     from: u64,
-    /// Where it begins in the buffer.
+    /// Its start in the buffer.
     buffer_from: u64,
 }
 
 impl Step<'_> {
-    /// Snapshots the first `width` columns of `rows`, in that order, as one row-major array of `i32`.
+    /// Copies the first `width` columns of `rows`, in that order, as one row-major array of `i32`.
     ///
-    /// Later edits of the table do not reach the step. Columns beyond a row's length carry -1. A
-    /// stager that sends changes only may make rows longer than `width`, with the table's next columns,
-    /// of which it has enough: [`Staged::row_entries`] tells how long they are.
+    /// Later edits of the table do not affect the step. Columns beyond a row's length are -1. A
+    /// stager that sends only changes may make rows longer than `width`, filled with the table's
+    /// next columns: [`Staged::row_entries`] returns their length.
     ///
     /// # Errors
     /// [`StageError::Table`] for a row or a width that the table does not have,
-    /// [`StageError::Capacity`]. The step is then as it was.
+    /// [`StageError::Capacity`]. The step is unchanged then.
     #[track_caller]
     pub fn block_rows(
         &mut self,
@@ -282,7 +286,7 @@ impl Step<'_> {
             let max_blocks = table.max_blocks();
             return Err(TableError::Column { logical: width, max_blocks }.into());
         }
-        // All at once first: a branch for each is what would cost.
+        // All rows at once first, because a branch for each would be slow.
         let last = rows.iter().fold(Row::default(), |last, &row| last.max(row));
         if last.index() >= table.rows() {
             for &row in rows {
@@ -304,7 +308,7 @@ impl Step<'_> {
     /// Copies an array into the step.
     ///
     /// # Errors
-    /// [`StageError::Capacity`]. The step is then as it was.
+    /// [`StageError::Capacity`]. The step is unchanged then.
     #[track_caller]
     pub fn array<T: NoUninit>(&mut self, values: &[T]) -> Result<PartId, StageError> {
         let _site = cuda_driver::site::enter();
@@ -320,17 +324,17 @@ impl Step<'_> {
         Ok(self.add(place))
     }
 
-    /// Bytes of device memory used so far, padding between parts included.
+    /// Bytes of device memory used so far, including padding between parts.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.parts.used
     }
 
-    /// Sends the step to the device: one copy, or one launch that writes what changed, however many
-    /// parts; both where one table changed a little and a later one very much.
+    /// Sends the step to the device: one copy, or one launch that writes the changes, for any
+    /// number of parts. Both are used if one table changed a little and a later one a lot.
     ///
     /// # Ordering
-    /// Waits for nothing; see [`StepStager`] for how long the result is valid.
+    /// Does not wait; see [`StepStager`] for how long the result is valid.
     ///
     /// # Errors
     /// [`StageError::OtherStream`] and [`StageError::OtherDevice`], with nothing enqueued;
@@ -362,7 +366,7 @@ impl Step<'_> {
                 }
             })?;
         }
-        // Views of tables that the step did not have may be under its arrays now.
+        // The step's arrays may now cover views of tables that the step did not have.
         mirror.views.truncate(tables);
         mirror.certain = true;
         Ok(Staged { span, parts })
@@ -386,11 +390,12 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// The place of the next part, which is not taken yet.
+    /// The place of the next part, which is not reserved yet.
     fn place(&self, bytes: u64, row_entries: usize) -> Result<PartRange, StageError> {
         let offset = self.parts.used.next_multiple_of(PART_ALIGNMENT);
         let needed_bytes = offset.saturating_add(bytes);
-        // No part, not even an empty one, starts beyond the memory: its address would be another's.
+        // No part, not even an empty one, may start beyond the memory: its address would belong to
+        // other memory.
         if needed_bytes > self.capacity_bytes {
             return Err(StageError::Capacity { needed_bytes, capacity_bytes: self.capacity_bytes });
         }
@@ -404,7 +409,8 @@ impl Step<'_> {
         part
     }
 
-    /// Rows as changes of what the device has, if that is certain and little, and else as a copy.
+    /// Adds rows as changes of the device's contents if these are certain and few, and otherwise as
+    /// a copy.
     fn mirrored_rows(
         &mut self,
         table: &BlockTable,
@@ -414,7 +420,7 @@ impl Step<'_> {
         let number = self.tables;
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let stride = mirror.view(number).stride_for(table, width);
-        // Rows that do not fit may do so without the room to grow.
+        // Rows that do not fit may fit without room to grow.
         let place = self.place(rows_bytes(rows.len(), stride), stride);
         let place = place.or_else(|_| self.place(rows_bytes(rows.len(), width), width))?;
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
@@ -433,21 +439,21 @@ impl Step<'_> {
         Ok(self.add(place))
     }
 
-    /// From where on the step is copied, if it was not before.
+    /// The start of the copied part of the step, set to `offset` if nothing was copied before.
     fn copy_from(&mut self, offset: u64) -> Copied {
         let words = self.stager.mirror.as_ref().map_or(0, |mirror| mirror.index.len());
         let buffer_from = (words as u64 * WORD_BYTES).next_multiple_of(PART_ALIGNMENT);
         *self.copied.get_or_insert(Copied { from: offset, buffer_from })
     }
 
-    /// The bytes of a part that is copied, with the gap before them cleared.
+    /// The bytes of a copied part, with the gap before them cleared.
     fn copied_bytes(&mut self, place: PartRange, copied: Copied) -> &mut [u8] {
         let first = self.parts.used.max(copied.from);
         let start = first - copied.from + copied.buffer_from;
         let gap = place.offset - first;
         let (gap, part) =
             in_buffer(&mut self.buffer, start, gap + place.bytes).split_at_mut(gap as usize);
-        // What an earlier step left in the gap must not travel.
+        // Data of an earlier step in the gap must not be sent.
         gap.fill(0);
         part
     }
@@ -469,7 +475,7 @@ impl Step<'_> {
         }
     }
 
-    /// Writes the words that changed to the buffer.
+    /// Writes the changed words to the buffer.
     fn scatter_rows(&mut self, place: PartRange, table: &BlockTable, rows: &[Row]) {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("the caller saw one") };
         let Mirror { index, changes, .. } = mirror;
@@ -484,7 +490,7 @@ impl Step<'_> {
         }
     }
 
-    /// Writes an array to the buffer as words, the last of them filled up with zeros.
+    /// Writes an array to the buffer as words, the last one padded with zeros.
     fn scatter_array(&mut self, place: PartRange, values: &[u8]) {
         let Some(mirror) = &mut self.stager.mirror else { unreachable!("else all is copied") };
         let words = values.len().div_ceil(WORD_SIZE);
@@ -497,7 +503,7 @@ impl Step<'_> {
         mirror.index.extend(first..first + words as u32);
     }
 
-    /// Writes the words' indices, and their number where the buffer is a packet.
+    /// Writes the words' indices, and for a packet also their number.
     fn write_index(&mut self) -> Option<ScatteredWords> {
         let index = &self.stager.mirror.as_ref()?.index;
         let count = u32::try_from(index.len()).ok().filter(|&count| count > 0)?;
@@ -526,7 +532,7 @@ fn in_buffer(buffer: &mut StagingBuffer, offset: u64, bytes: u64) -> &mut [u8] {
     }
 }
 
-/// Bytes of `rows` rows of `width` entries; more than any memory has, if it overflows.
+/// Bytes of `rows` rows of `width` entries; on overflow, more than any memory has.
 fn rows_bytes(rows: usize, width: usize) -> u64 {
     (rows as u64).saturating_mul((width * size_of::<i32>()) as u64)
 }
