@@ -18,7 +18,7 @@ type Use = [u32; 5];
 const BEFORE: usize = 0;
 const AFTER: usize = 1;
 const META: usize = 2;
-const SLOT: usize = 3;
+const BLOCK_ID: usize = 3;
 const STAMP: usize = 4;
 
 /// Who follows whom, and whose it is.
@@ -46,8 +46,8 @@ impl Flag {
     pub(crate) const NAMED: Self = Self(1 << 12);
     /// The content was named as the successor of other content.
     pub(crate) const CHAINED: Self = Self(1 << 13);
-    /// A copy of evicted content may still read the block's slot: that of its
-    /// [partner](Blocks::partner). The flag goes with the slot.
+    /// A copy of evicted content may still read at this block id: that of its
+    /// [partner](Blocks::partner). The flag goes with the block id.
     pub(crate) const COPYING: Self = Self(1 << 14);
     /// The name is to come back when the copy has been made. The index leads to the block, under the
     /// hash in its record, and lookups do not find it yet.
@@ -72,7 +72,7 @@ impl Flag {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub(crate) enum BlockPhase {
-    /// Its slot has no memory yet, or nobody has asked for it yet.
+    /// Its block id has no memory yet, or nobody has asked for it yet.
     Absent = 0,
     /// In its tier's eviction queues.
     Queued = 1,
@@ -84,10 +84,10 @@ pub(crate) enum BlockPhase {
     Claimed = 4,
     /// Referenced.
     Pinned = 5,
-    /// The content is on its way to the block's slot; held by one `Offload`. Also when the content is
-    /// not wanted any more: the copy may still write the slot.
+    /// The content is on its way to the block id; held by one `Offload`. Also when the content is
+    /// not wanted any more: the copy may still write there.
     Moving = 6,
-    /// Released while a copy reads its slot. It waits for the end of the copy.
+    /// Released while a copy reads at its block id. It waits for the end of the copy.
     Draining = 7,
 }
 
@@ -168,7 +168,7 @@ fn class_of(meta: u32) -> usize {
 /// - `BEFORE` and `AFTER` are links while the block is in a list, and zero otherwise, except that
 ///   `BEFORE` is the number of references while it is pinned: a block is never in a list and
 ///   referenced at once (H9), because there is one word for both. And `AFTER` is the other one of a
-///   [pair](Self::pair) for a block that is moving and for the one that has the slot that it left.
+///   [pair](Self::pair) for a block that is moving and for the one at the block id that it left.
 /// - `PARENT` is a block's index plus one, or zero, and then `LINKED` is clear. It is meant only if
 ///   `PARENT_GENERATION` is that block's `GENERATION`, which changes when content that has children
 ///   loses its name; `orphans` counts the blocks that name a parent of another generation.
@@ -253,14 +253,14 @@ impl Blocks {
         record[AFTER] = after;
     }
 
-    /// Of a block whose content is on its way, the block that has the slot that the copy reads; of
+    /// Of a block whose content is on its way, the block at the id that the copy reads; of
     /// that one, the block whose content the copy brings away.
     #[inline]
     pub(crate) fn partner(&self, id: RecordId) -> RecordId {
         RecordId(self.after(id))
     }
 
-    /// Has the slot of `holder` wait for the copy of the content that block `moving` gets.
+    /// Has the block id of `holder` wait for the copy of the content that block `moving` gets.
     #[inline]
     pub(crate) fn pair(&mut self, moving: RecordId, holder: RecordId) {
         self.set(holder, Flag::COPYING);
@@ -268,7 +268,7 @@ impl Blocks {
         self.set_after(moving, holder.0);
     }
 
-    /// Ends what [`pair`](Self::pair) began: nothing reads the slot of `holder` any more.
+    /// Ends what [`pair`](Self::pair) began: nothing reads the block id of `holder` any more.
     #[inline]
     pub(crate) fn part(&mut self, moving: RecordId, holder: RecordId) {
         self.clear(holder, Flag::COPYING);
@@ -276,7 +276,7 @@ impl Blocks {
         self.set_after(moving, 0);
     }
 
-    /// Gives each of two blocks that are in no list the copies that read the other's slot.
+    /// Gives each of two blocks that are in no list the copies that read the other's block id.
     #[inline]
     pub(crate) fn swap_readers(&mut self, one: RecordId, other: RecordId) {
         let reader = |id| self.is(id, Flag::COPYING).then(|| self.partner(id));
@@ -401,36 +401,38 @@ impl Blocks {
     }
 
     /// Makes a block the claimant's, in one pass over its record. Returns the place and the tier
-    /// where it was, and its slot.
+    /// where it was, and its block id.
     #[inline]
     pub(crate) fn claim(&mut self, id: RecordId, tenant: u16) -> (BlockPhase, Tier, BlockId) {
         let record = self.record_mut(id);
         let meta = record[META];
         record[META] = meta & !(PLACE_MASK | PRIORITY_MASK) | BlockPhase::Claimed as u32 | DEFAULT;
-        let slot = BlockId(record[SLOT]);
+        let block_id = BlockId(record[BLOCK_ID]);
         self.kin_mut(id)[ORIGIN] = tenant.into();
-        (BlockPhase::of(meta), Tier::from_bits(meta >> TIER_SHIFT), slot)
+        (BlockPhase::of(meta), Tier::from_bits(meta >> TIER_SHIFT), block_id)
     }
 
     /// Takes the name, the parent and the duration's absence from a queued block without children, and
     /// makes it the claimant's, in one pass over its records; it has left its queue and the index.
-    /// Returns its parent, its slot, and since when it was unused.
+    /// Returns its parent, its block id, and since when it was unused.
     #[inline]
     pub(crate) fn evict(&mut self, id: RecordId, tenant: u16) -> (Option<RecordId>, BlockId, u32) {
         const LEFT: u32 = TIER_MASK;
         let record = self.record_mut(id);
         record[META] = record[META] & LEFT | BlockPhase::Claimed as u32 | DEFAULT;
         (record[BEFORE], record[AFTER]) = (0, 0);
-        let (slot, stamp) = (BlockId(record[SLOT]), record[STAMP]);
+        let (block_id, stamp) = (BlockId(record[BLOCK_ID]), record[STAMP]);
         let kin = self.kin_mut(id);
         let (parent, generation) = (kin[PARENT], kin[PARENT_GENERATION]);
         (kin[PARENT], kin[PARENT_GENERATION], kin[ORIGIN]) = (0, 0, tenant.into());
-        let Some(parent) = parent.checked_sub(1).map(RecordId) else { return (None, slot, stamp) };
+        let Some(parent) = parent.checked_sub(1).map(RecordId) else {
+            return (None, block_id, stamp);
+        };
         if self.kin(parent)[GENERATION] == generation {
-            return (Some(parent), slot, stamp);
+            return (Some(parent), block_id, stamp);
         }
         self.orphans -= 1;
-        (None, slot, stamp)
+        (None, block_id, stamp)
     }
 
     /// Gives content in a queue the place of a block of another tier that has none and is in no list, and
@@ -446,15 +448,15 @@ impl Blocks {
     ) -> (BlockId, BlockId, u32) {
         let [from, meta, stamp] = {
             let record = self.record(content);
-            [record[SLOT], record[META], record[STAMP]]
+            [record[BLOCK_ID], record[META], record[STAMP]]
         };
         let record = self.record_mut(target);
-        let (to, far) = (record[SLOT], record[META] & TIER_MASK);
-        record[SLOT] = from;
+        let (to, far) = (record[BLOCK_ID], record[META] & TIER_MASK);
+        record[BLOCK_ID] = from;
         record[META] = meta & TIER_MASK | BlockPhase::Claimed as u32 | DEFAULT | Flag::COPYING.0;
         (record[BEFORE], record[AFTER]) = (0, content.0);
         let record = self.record_mut(content);
-        record[SLOT] = to;
+        record[BLOCK_ID] = to;
         record[META] = meta & !(PLACE_MASK | TIER_MASK | Flag::NAMED.0)
             | far
             | BlockPhase::Moving as u32
@@ -466,16 +468,16 @@ impl Blocks {
 
     /// Makes a block that appears for the first time the claimant's.
     #[inline]
-    pub(crate) fn claim_new(&mut self, id: RecordId, tier: Tier, slot: BlockId, tenant: u16) {
+    pub(crate) fn claim_new(&mut self, id: RecordId, tier: Tier, block_id: BlockId, tenant: u16) {
         let record = self.record_mut(id);
-        record[SLOT] = slot.0;
+        record[BLOCK_ID] = block_id.0;
         record[META] = (tier as u32) << TIER_SHIFT | BlockPhase::Claimed as u32 | DEFAULT;
         if tenant != 0 {
             self.kin_mut(id)[ORIGIN] = tenant.into();
         }
     }
 
-    /// Makes a queued block without content the claimant's, in one pass over its record. Returns its slot
+    /// Makes a queued block without content the claimant's, in one pass over its record. Returns its block id
     /// and what lay behind it in its queue; `None`, and nothing has changed, if there is more to it.
     #[inline]
     pub(crate) fn claim_empty(&mut self, id: RecordId, tenant: u16) -> Option<(BlockId, u32)> {
@@ -485,10 +487,10 @@ impl Blocks {
             return None;
         }
         record[META] = meta & TIER_MASK | BlockPhase::Claimed as u32 | DEFAULT;
-        let (slot, after) = (BlockId(record[SLOT]), record[AFTER]);
+        let (block_id, after) = (BlockId(record[BLOCK_ID]), record[AFTER]);
         (record[BEFORE], record[AFTER]) = (0, 0);
         self.kin_mut(id)[ORIGIN] = tenant.into();
-        Some((slot, after))
+        Some((block_id, after))
     }
 
     /// Makes a claimed block of a tier without content the first of a queue before `front`; whether there
@@ -600,7 +602,7 @@ impl Blocks {
             return None;
         }
         let tier = Tier::from_bits(meta >> TIER_SHIFT);
-        let at = BlockAt::new(id, Location { tier, id: BlockId(record[SLOT]) });
+        let at = BlockAt::new(id, Location { tier, id: BlockId(record[BLOCK_ID]) });
         Some((at, meta & BOTH == Flag::CHAINED.0))
     }
 
@@ -658,7 +660,10 @@ impl Blocks {
     #[inline]
     pub(crate) fn location(&self, id: RecordId) -> Location {
         let record = self.record(id);
-        Location { tier: Tier::from_bits(record[META] >> TIER_SHIFT), id: BlockId(record[SLOT]) }
+        Location {
+            tier: Tier::from_bits(record[META] >> TIER_SHIFT),
+            id: BlockId(record[BLOCK_ID]),
+        }
     }
 
     /// The block with its [`location`](Self::location).
@@ -670,7 +675,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn set_location(&mut self, id: RecordId, location: Location) {
         let record = self.record_mut(id);
-        record[SLOT] = location.id.0;
+        record[BLOCK_ID] = location.id.0;
         record[META] = record[META] & !TIER_MASK | (location.tier as u32) << TIER_SHIFT;
     }
 

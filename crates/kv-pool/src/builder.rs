@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, SystemClock};
 use crate::policy::EvictionPolicy;
-use crate::state::{PoolState, SlotNumbers, Watch};
+use crate::state::{BlockIds, PoolState, Watch};
 use crate::{BlockPool, ConfigError, PoolConfig, Tier};
 
 /// Puts a [`BlockPool`] together; see [`BlockPool::builder`].
@@ -13,13 +13,13 @@ pub struct PoolBuilder {
     clock: Box<dyn Clock>,
     events: Option<usize>,
     policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
-    slots: SlotNumbers,
+    ids: BlockIds,
 }
 
 impl PoolBuilder {
-    /// Numbers the slots of every tier in steps of `step`, from `first` on.
-    pub(crate) fn every_slot(self, step: u32, first: u32) -> Self {
-        Self { slots: SlotNumbers { step, first }, ..self }
+    /// Numbers the block ids of every tier in steps of `step`, from `first` on.
+    pub(crate) fn every_id(self, step: u32, first: u32) -> Self {
+        Self { ids: BlockIds { step, first }, ..self }
     }
 
     /// The clock that durations and deadlines are measured by, instead of the system's.
@@ -46,12 +46,12 @@ impl PoolBuilder {
     /// # Errors
     /// [`ConfigError`] names the number that cannot be.
     pub fn build(self) -> Result<BlockPool, ConfigError> {
-        let Self { config, clock, events, policies, slots } = self;
+        let Self { config, clock, events, policies, ids } = self;
         config.check()?;
         let blocks = config.blocks().iter().sum::<u64>();
         let refused = |_| ConfigError::OutOfMemory { blocks };
         let watch = Watch::new(clock, events, policies, blocks as usize).map_err(refused)?;
-        let state = PoolState::new(&config, watch, slots).map_err(refused)?;
+        let state = PoolState::new(&config, watch, ids).map_err(refused)?;
         Ok(BlockPool::with_state(&config, state))
     }
 }
@@ -64,7 +64,7 @@ impl BlockPool {
             clock: Box::new(SystemClock::new()),
             events: None,
             policies: [const { None }; Tier::COUNT],
-            slots: SlotNumbers::ALL,
+            ids: BlockIds::ALL,
         }
     }
 }

@@ -149,7 +149,7 @@ impl Claimed {
 
     /// The block ids, in the order of the list.
     pub fn ids(&self) -> impl DoubleEndedIterator + ExactSizeIterator<Item = BlockId> + '_ {
-        self.claims().iter().map(|claim| claim.slot())
+        self.claims().iter().map(|claim| claim.block_id())
     }
 
     /// The tier that the blocks were claimed in.

@@ -14,7 +14,7 @@ pub(crate) fn check(state: &PoolState) -> Result<(), IntegrityError> {
     check_references(state)?;
     check_index(state)?;
     check_chains(state)?;
-    check_slots(state)?;
+    check_block_ids(state)?;
     if !state.watch.expiries_are_consistent() {
         return Err(IntegrityError::Expiries);
     }
@@ -74,7 +74,7 @@ fn check_places(state: &PoolState) -> Result<(), IntegrityError> {
     Ok(())
 }
 
-/// Every copy under way has a block for the slot that it writes, and one for the slot that it reads.
+/// Every copy under way has a block for the id that it writes, and one for the id that it reads.
 fn check_copies(state: &PoolState) -> Result<(), IntegrityError> {
     let blocks = &state.blocks;
     for id in blocks.ids() {
@@ -220,17 +220,17 @@ fn check_chains(state: &PoolState) -> Result<(), IntegrityError> {
     Ok(())
 }
 
-/// No slot belongs to two blocks.
-fn check_slots(state: &PoolState) -> Result<(), IntegrityError> {
+/// No block id belongs to two blocks.
+fn check_block_ids(state: &PoolState) -> Result<(), IntegrityError> {
     let mut owners = HashMap::new();
     for id in state.blocks.ids() {
         if state.blocks.place(id) == BlockPhase::Absent {
             continue;
         }
         let location = state.blocks.location(id);
-        let (tier, slot) = (location.tier, location.id.index());
-        if owners.insert((tier, slot), ()).is_some() {
-            return Err(IntegrityError::SharedId { tier, id: slot });
+        let (tier, block_id) = (location.tier, location.id.index());
+        if owners.insert((tier, block_id), ()).is_some() {
+            return Err(IntegrityError::SharedId { tier, id: block_id });
         }
     }
     Ok(())
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(unexpected, index);
     }
 
-    /// Block 1 is on its way to the secondary slot, and 4, which is claimed, has the slot that it left.
+    /// Block 1 is on its way to the secondary tier, and 4, which is claimed, has the block id that it left.
     fn moving() -> PoolState {
         let mut state = state();
         for _ in 0..3 {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_no_slot_waits_for_is_found() {
+    fn a_copy_that_no_block_id_waits_for_is_found() {
         let damages: [fn(&mut PoolState); 5] = [
             |state| state.blocks.part(RecordId(1), RecordId(4)),
             |state| state.blocks.clear(RecordId(4), Flag::COPYING),
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_two_blocks_is_found() {
+    fn a_block_id_of_two_blocks_is_found() {
         let location = Location { tier: Tier::Primary, id: BlockId(1) };
         let shared = damaged(|state| state.blocks.set_location(RecordId(0), location));
         assert_eq!(shared, IntegrityError::SharedId { tier: Tier::Primary, id: 1 });

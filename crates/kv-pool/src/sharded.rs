@@ -84,7 +84,7 @@ impl ShardedPool {
                 further_blocks: config.further_blocks.map(share),
                 ..config.clone()
             };
-            BlockPool::builder(&part).every_slot(count as u32, at as u32).build()
+            BlockPool::builder(&part).every_id(count as u32, at as u32).build()
         };
         let shards = (0..count).map(shard).collect::<Result<Vec<_>, _>>()?;
         Ok(Self { shards: Arc::new(shards), primary_blocks })

@@ -25,11 +25,12 @@ mod eviction {
     }
 
     #[test]
-    fn every_slot_is_handed_out_once_before_any_returns() {
+    fn every_block_id_is_handed_out_once_before_any_returns() {
         let pool = pool(8, 4);
-        let mut slots: Vec<_> = pool.claim(8).unwrap().ids().map(|slot| slot.index()).collect();
-        slots.sort_unstable();
-        assert_eq!(slots, (0..8).collect::<Vec<_>>());
+        let mut block_ids: Vec<_> =
+            pool.claim(8).unwrap().ids().map(|block_id| block_id.index()).collect();
+        block_ids.sort_unstable();
+        assert_eq!(block_ids, (0..8).collect::<Vec<_>>());
         let all = pool.claim(8).unwrap();
         let exhausted = ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 };
         assert_eq!(pool.claim(1).unwrap_err(), exhausted);
@@ -42,30 +43,30 @@ mod eviction {
     fn an_empty_block_is_claimed_next_and_cached_content_last() {
         let pool = pool(8, 0);
         let empty = claim(&pool);
-        let slot = empty.slot();
+        let block_id = empty.block_id();
         drop(empty);
-        assert_eq!(claim(&pool).slot(), slot);
+        assert_eq!(claim(&pool).block_id(), block_id);
 
         cache(&pool, 1, Priority::DEFAULT);
-        let cached = find(&pool, 1).unwrap().slot();
+        let cached = find(&pool, 1).unwrap().block_id();
         let others = pool.claim(7).unwrap();
-        assert!(others.ids().all(|slot| slot != cached));
+        assert!(others.ids().all(|block_id| block_id != cached));
         assert!((0..7).all(|at| !others.evicted(at)));
         assert_eq!(pool.empty(), 0);
         let last = claim(&pool);
-        assert!(last.slot() == cached && last.evicted(0));
+        assert!(last.block_id() == cached && last.evicted(0));
     }
 
     #[test]
     fn equal_priorities_leave_in_the_order_of_their_release() {
         let pool = pool(8, 0);
         let (first, second) = (write(&pool, 1), write(&pool, 2));
-        let slots = [second.slot(), first.slot()];
+        let block_ids = [second.block_id(), first.block_id()];
         drop(second);
         drop(first);
         let untouched = pool.claim(6).unwrap();
         let order = pool.claim(2).unwrap();
-        assert_eq!(order.ids().collect::<Vec<_>>(), slots);
+        assert_eq!(order.ids().collect::<Vec<_>>(), block_ids);
         drop(untouched);
         checked(&pool);
     }
@@ -75,11 +76,11 @@ mod eviction {
         let pool = pool(2, 0);
         let high = named(claim(&pool), 1, priority(80));
         let low = named(claim(&pool), 2, priority(5));
-        let slots = [low.slot(), high.slot()];
+        let block_ids = [low.block_id(), high.block_id()];
         drop(high);
         drop(low);
         let order = pool.claim(2).unwrap();
-        assert_eq!(order.ids().collect::<Vec<_>>(), slots);
+        assert_eq!(order.ids().collect::<Vec<_>>(), block_ids);
     }
 
     #[test]
@@ -88,18 +89,18 @@ mod eviction {
         cache(&pool, 1, priority(5));
         cache(&pool, 2, Priority::DEFAULT);
         // Used last, and still the first to go.
-        let slot = find(&pool, 1).unwrap().slot();
-        assert_eq!(claim(&pool).slot(), slot);
+        let block_id = find(&pool, 1).unwrap().block_id();
+        assert_eq!(claim(&pool).block_id(), block_id);
     }
 
     #[test]
     fn the_tail_of_a_request_leaves_before_its_head() {
         let pool = pool(3, 0);
         let pins: Vec<_> = (0..3).map(|content| write(&pool, content)).collect();
-        let slots: Vec<_> = pins.iter().map(|pin| pin.slot()).rev().collect();
+        let block_ids: Vec<_> = pins.iter().map(|pin| pin.block_id()).rev().collect();
         pool.release(pins);
         let order: Vec<_> = pool.claim(3).unwrap().ids().collect();
-        assert_eq!(order, slots);
+        assert_eq!(order, block_ids);
     }
 
     #[test]
@@ -154,7 +155,7 @@ mod eviction {
         let again = pin.clone();
         drop(pin);
         let other = claim(&pool);
-        assert_ne!(other.slot(), again.slot());
+        assert_ne!(other.block_id(), again.block_id());
         assert!(pool.claim(1).is_err());
         drop(again);
         assert!(claim(&pool).evicted(0));
@@ -165,7 +166,7 @@ mod growth {
     use super::*;
 
     #[test]
-    fn slots_can_be_claimed_when_they_have_memory() {
+    fn block_ids_can_be_claimed_when_they_have_memory() {
         let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(4) };
         let pool = BlockPool::new(&config).unwrap();
         assert_eq!((pool.claimable(), pool.stats().primary.blocks), (2, 2));
@@ -176,20 +177,21 @@ mod growth {
         assert_eq!(pool.add_primary_blocks(5), Err(over));
         assert_eq!(pool.claimable(), 3);
         pool.add_primary_blocks(4).unwrap();
-        let slots: Vec<_> = pool.claim(4).unwrap().ids().map(|slot| slot.index()).collect();
-        assert_eq!(slots, [0, 1, 2, 3]);
+        let block_ids: Vec<_> =
+            pool.claim(4).unwrap().ids().map(|block_id| block_id.index()).collect();
+        assert_eq!(block_ids, [0, 1, 2, 3]);
         checked(&pool);
     }
 
     #[test]
-    fn new_slots_are_claimed_before_content_of_any_priority_is_evicted() {
+    fn new_block_ids_are_claimed_before_content_of_any_priority_is_evicted() {
         let config = PoolConfig { primary_ready: 1, ..PoolConfig::primary_only(2) };
         let pool = BlockPool::new(&config).unwrap();
         cache(&pool, 1, Priority::MIN);
         pool.add_primary_blocks(2).unwrap();
         assert_eq!(pool.empty(), 1);
         let block = claim(&pool);
-        assert_eq!((block.slot().index(), block.evicted(0)), (1, false));
+        assert_eq!((block.block_id().index(), block.evicted(0)), (1, false));
         assert!(find(&pool, 1).is_some());
     }
 
@@ -238,13 +240,13 @@ mod names {
         let pool = pool(2, 0);
         let first = write(&pool, 1);
         let own = claim(&pool);
-        let own_slot = own.slot();
+        let own_block_id = own.block_id();
         let Registration::Duplicate { existing, own } = own.register_one(name(1), priority(90))
         else {
             panic!("the name was given twice");
         };
         assert_eq!((existing.block(), existing.location()), (first.block(), first.location()));
-        assert_eq!(own.slot(), own_slot);
+        assert_eq!(own.block_id(), own_block_id);
         assert_eq!(pool.counters().duplicates, 1);
         // The block is still its owner's, and can bear another name.
         drop(named(own, 2, Priority::DEFAULT));
@@ -260,15 +262,15 @@ mod names {
         assert!(!pool.remove(name(1)));
 
         let pin = write(&pool, 1);
-        let slot = pin.slot();
+        let block_id = pin.block_id();
         assert!(pool.remove(name(1)));
         assert!(!pool.remove(name(1)));
         assert!(find(&pool, 1).is_none());
-        assert_eq!((pin.hash(0), pin.slot()), (None, slot));
+        assert_eq!((pin.hash(0), pin.block_id()), (None, block_id));
         let again = write(&pool, 1);
-        assert_ne!(again.slot(), slot);
+        assert_ne!(again.block_id(), block_id);
         drop(pin);
-        assert_eq!(claim(&pool).slot(), slot, "without a name it is empty");
+        assert_eq!(claim(&pool).block_id(), block_id, "without a name it is empty");
         drop(again);
         checked(&pool);
     }
@@ -278,12 +280,12 @@ mod names {
         let pool = pool(2, 0);
         cache(&pool, 1, priority(90));
         cache(&pool, 2, Priority::MIN);
-        let slot = find(&pool, 1).unwrap().slot();
+        let block_id = find(&pool, 1).unwrap().block_id();
         assert!(pool.remove(name(1)));
         assert_eq!((pool.empty(), pool.stats().primary.cached), (1, 1));
         checked(&pool);
         let block = claim(&pool);
-        assert_eq!((block.slot(), block.evicted(0)), (slot, false));
+        assert_eq!((block.block_id(), block.evicted(0)), (block_id, false));
     }
 
     #[test]
@@ -382,13 +384,13 @@ mod epochs {
 fn pins_of_another_pool_go_back_to_theirs() {
     let (ours, other) = (pool(2, 0), pool(2, 0));
     let foreign: Vec<_> = (1..3).map(|content| write(&other, content)).collect();
-    let tail = foreign[1].slot();
+    let tail = foreign[1].block_id();
     let mut pins = vec![write(&ours, 1)];
     pins.extend(foreign);
     pins.push(write(&ours, 2));
     ours.release(pins);
     assert_eq!((ours.claimable(), other.claimable()), (2, 2));
-    assert_eq!(claim(&other).slot(), tail);
+    assert_eq!(claim(&other).block_id(), tail);
     assert!(find(&other, 1).is_some());
     checked(&ours);
     checked(&other);

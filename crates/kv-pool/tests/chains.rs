@@ -55,7 +55,7 @@ fn a_head_that_was_passed_over_is_next_when_its_tail_is_gone() {
     drop(hold(&pool, &names[1..], Naming::after(names[0]).keep(priority(1))));
     drop(hold(&pool, &other, priority(0)));
     // The head comes up, waits, and is the first again after its tail.
-    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|slot| slot.index()).collect();
+    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|block_id| block_id.index()).collect();
     assert_eq!(order, [2, 1, 0]);
     checked(&pool);
 }
@@ -222,12 +222,12 @@ mod batches {
         let names = chain(1, 2);
         let short = [9, 8].map(|tokens| BlockHash::chain(names[0], &[tokens]));
         drop(hold(&pool, &names[..1], Naming::default()));
-        let slot = hold(&pool, &short[1..], Naming::after(names[0])).ids().next().unwrap();
+        let block_id = hold(&pool, &short[1..], Naming::after(names[0])).ids().next().unwrap();
         let request = Admit { prefix: &names[..1], partial: &short, blocks: 3, ..Admit::default() };
         let admitted = pool.admit(&[request, request]).unwrap();
         let [first, second] = &admitted[..] else { panic!("two were asked for") };
         assert!(matches!(first.partial, Some(Partial::TakenOver { candidate: 1 })));
-        assert_eq!((first.claimed.len(), first.claimed.ids().next()), (2, Some(slot)));
+        assert_eq!((first.claimed.len(), first.claimed.ids().next()), (2, Some(block_id)));
         assert!(second.partial.is_none(), "it has lost its name");
         assert_eq!(second.claimed.len(), 2);
         checked(&pool);

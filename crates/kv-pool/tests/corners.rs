@@ -33,7 +33,7 @@ fn protected_blocks_of_low_priority_do_not_stand_before_the_victims() {
     cache(&pool, 2, priority(50));
     cache(&pool, 3, priority(50));
     let victims = pool.pin_victims(Tier::Primary, 2, &[name(1)]).unwrap();
-    let found: Vec<_> = victims.ids().map(|slot| slot.index()).collect();
+    let found: Vec<_> = victims.ids().map(|block_id| block_id.index()).collect();
     assert_eq!(found, [1, 2]);
     let refused = pool.pin_victims(Tier::Primary, 1, &[name(1)]).unwrap_err();
     assert_eq!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
@@ -47,7 +47,7 @@ fn what_is_passed_over_keeps_its_place() {
         cache(&pool, content, Priority::DEFAULT);
     }
     drop(pool.pin_victims(Tier::Primary, 1, &[name(1)]).unwrap());
-    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|slot| slot.index()).collect();
+    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|block_id| block_id.index()).collect();
     assert_eq!(order, [0, 2, 1]);
 }
 

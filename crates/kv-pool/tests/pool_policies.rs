@@ -156,7 +156,7 @@ fn content_that_moves_leaves_one_tier_s_policy_and_comes_to_the_other_s() {
     assert_eq!(near.take(), ["missed 1"]);
     assert_eq!(far.take(), ["found block 0", "held block 0"]);
     let mut target = pool.claim_one().unwrap();
-    // Nothing is kept of what makes room: the only other slot is in use.
+    // Nothing is kept of what makes room: the only other block id is in use.
     assert!(target.take_offload().is_none());
     near.take();
     let onboarded = pool.begin_onboard(pin, target).unwrap().commit();
@@ -190,7 +190,7 @@ fn content_computed_again_leaves_the_far_tier_s_policy_and_comes_to_the_near_one
         assert_eq!(far.take(), told_far);
         let evictable: Vec<_> =
             ["stored 1"].into_iter().chain(arrived.then_some("evictable 1")).collect();
-        assert_eq!(near.take(), evictable, "a copy reads the slot until the offload ends");
+        assert_eq!(near.take(), evictable, "a copy reads the block id until the offload ends");
         drop(offload);
         pool.check_integrity().unwrap();
     }

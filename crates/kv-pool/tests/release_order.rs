@@ -162,9 +162,9 @@ fn a_loan() {
 fn claimed_blocks_are_claimed_again_in_their_order() {
     for pool in pools() {
         let claimed = pool.claim(4).unwrap();
-        let slots: Vec<_> = claimed.ids().collect();
+        let block_ids: Vec<_> = claimed.ids().collect();
         drop(claimed);
         let again = pool.claim(4).unwrap();
-        assert_eq!(again.ids().collect::<Vec<_>>(), slots);
+        assert_eq!(again.ids().collect::<Vec<_>>(), block_ids);
     }
 }

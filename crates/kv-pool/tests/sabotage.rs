@@ -1,5 +1,5 @@
 //! The protection taken out: when finding and taking a block are two steps, two callers write one
-//! slot. The same scenario on the pool as it is does no harm.
+//! block id. The same scenario on the pool as it is does no harm.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(debug_assertions)]
@@ -40,8 +40,9 @@ fn peek_then_claim_hands_one_block_to_two_requests() {
     let pool = pool(4, 0);
     pool.sabotage_peek_then_claim();
     let harms = two_requests(&pool);
-    let twice = Harm::HandedOutTwice { slot: 0, owner: FIRST, second: SECOND };
-    let overwritten = Harm::Overwritten { slot: 0, read: SECOND.into(), expected: FIRST.into() };
+    let twice = Harm::HandedOutTwice { block_id: 0, owner: FIRST, second: SECOND };
+    let overwritten =
+        Harm::Overwritten { block_id: 0, read: SECOND.into(), expected: FIRST.into() };
     assert_eq!(harms[..2], [twice, overwritten], "{harms:?}");
 }
 
@@ -56,8 +57,8 @@ fn peek_then_claim_takes_a_block_from_its_reader() {
     // The second request acts on a peek of before.
     let second = claim(&pool);
     memory.write(&second, SECOND.into());
-    let slot = reader.slot().index();
-    let overwritten = Harm::Overwritten { slot, read: SECOND.into(), expected: FIRST.into() };
+    let block_id = reader.block_id().index();
+    let overwritten = Harm::Overwritten { block_id, read: SECOND.into(), expected: FIRST.into() };
     assert_eq!(memory.shared(&reader, FIRST.into()), Some(overwritten));
     assert!(matches!(pool.check_integrity(), Err(IntegrityError::References { .. })));
 }

@@ -1,4 +1,4 @@
-//! Pools side by side: each slot of one, content where its key leads, and capacity lent.
+//! Pools side by side: each block id of one, content where its key leads, and capacity lent.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,21 +30,24 @@ fn lent(claim: &[Claimed]) -> usize {
 }
 
 #[test]
-fn every_slot_is_of_one_shard() {
+fn every_block_id_is_of_one_shard() {
     for (blocks, shards) in [(64, 4), (7, 3), (5, 5), (9, 1)] {
         let config = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(blocks) };
         let pool = ShardedPool::new(&config, NonZeroUsize::new(shards).unwrap()).unwrap();
-        for (tier, slots) in [(Tier::Primary, blocks), (Tier::Secondary, 3)] {
+        for (tier, block_ids) in [(Tier::Primary, blocks), (Tier::Secondary, 3)] {
             let mut seen = HashSet::new();
             for (number, shard) in pool.shards().iter().enumerate() {
                 let stats = shard.stats();
                 let own = if tier == Tier::Primary { stats.primary } else { stats.secondary };
                 let claimed = shard.claim_in(tier, own.blocks as usize).unwrap();
-                assert!(claimed.ids().all(|slot| slot.index() % shards == number));
+                assert!(claimed.ids().all(|block_id| block_id.index() % shards == number));
                 seen.extend(claimed.ids());
             }
-            let expected: HashSet<_> = (0..slots as usize).collect();
-            assert_eq!(seen.iter().map(|slot| slot.index()).collect::<HashSet<_>>(), expected);
+            let expected: HashSet<_> = (0..block_ids as usize).collect();
+            assert_eq!(
+                seen.iter().map(|block_id| block_id.index()).collect::<HashSet<_>>(),
+                expected
+            );
         }
         assert_eq!(pool.stats().primary.blocks, blocks);
         check(&pool);
@@ -75,12 +78,12 @@ fn a_shard_that_has_too_few_is_lent_the_rest() {
     assert_eq!(lent(&held), 0);
     let rest = pool.claim(key, 8).unwrap();
     assert!(lent(&rest) >= 6);
-    let slots: HashSet<_> = [&held, &rest]
+    let block_ids: HashSet<_> = [&held, &rest]
         .into_iter()
         .flatten()
         .flat_map(|list| list.ids().collect::<Vec<_>>())
         .collect();
-    assert_eq!(slots.len(), 10);
+    assert_eq!(block_ids.len(), 10);
     let refused = pool.claim(key, 1).unwrap_err();
     assert_eq!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
     drop((held, rest));
@@ -92,7 +95,7 @@ fn a_shard_that_has_too_few_is_lent_the_rest() {
 }
 
 #[test]
-fn slots_that_get_memory_later_are_spread_over_the_shards() {
+fn block_ids_that_get_memory_later_are_spread_over_the_shards() {
     let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(12) };
     let pool = ShardedPool::new(&config, NonZeroUsize::new(4).unwrap()).unwrap();
     let ready =
@@ -112,7 +115,7 @@ fn what_cannot_be_divided_is_refused() {
 }
 
 #[test]
-fn threads_that_claim_more_than_their_shards_have_never_share_a_slot() {
+fn threads_that_claim_more_than_their_shards_have_never_share_a_block_id() {
     const BLOCKS: usize = 24;
     let pool = pool(BLOCKS as u64, 4);
     let owners: Vec<AtomicU32> = (0..BLOCKS).map(|_| AtomicU32::new(0)).collect();
@@ -124,13 +127,13 @@ fn threads_that_claim_more_than_their_shards_have_never_share_a_slot() {
                     let wanted = 1 + (round * thread as usize) % 9;
                     let Ok(claim) = pool.claim(name(round as u32 % 7), wanted) else { continue };
                     let lists = || claim.iter();
-                    let slots: Vec<_> = lists().flat_map(|list| list.ids()).collect();
-                    assert_eq!(slots.len(), wanted);
-                    for slot in &slots {
-                        assert_eq!(owners[slot.index()].swap(thread, Ordering::Relaxed), 0);
+                    let block_ids: Vec<_> = lists().flat_map(|list| list.ids()).collect();
+                    assert_eq!(block_ids.len(), wanted);
+                    for block_id in &block_ids {
+                        assert_eq!(owners[block_id.index()].swap(thread, Ordering::Relaxed), 0);
                     }
-                    for slot in &slots {
-                        assert_eq!(owners[slot.index()].swap(0, Ordering::Relaxed), thread);
+                    for block_id in &block_ids {
+                        assert_eq!(owners[block_id.index()].swap(0, Ordering::Relaxed), thread);
                     }
                 }
             });

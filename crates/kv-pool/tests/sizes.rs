@@ -137,13 +137,13 @@ fn made(config: &PoolConfig) -> Option<BlockPool> {
 /// Uses a pool a little, in every tier.
 fn work(pool: &BlockPool) {
     for tier in Tier::ALL {
-        let slots = {
+        let block_ids = {
             let stats = pool.stats();
             [stats.primary, stats.secondary, stats.further[0], stats.further[1]][tier.index()]
                 .blocks
         };
         let claimed = pool.claim_in(tier, 1);
-        assert_eq!(claimed.is_ok(), slots > 0);
+        assert_eq!(claimed.is_ok(), block_ids > 0);
         drop(claimed.map(|mut claimed| claimed.register(&[name(9)], Naming::default()).unwrap()));
     }
 }

@@ -1,4 +1,4 @@
-//! Many threads on one pool: no slot has two owners, and what is pinned is neither moved nor
+//! Many threads on one pool: no block id has two owners, and what is pinned is neither moved nor
 //! overwritten.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -33,17 +33,17 @@ fn claim_all(pool: &BlockPool, threads: usize, count: usize) -> Vec<Claimed> {
 }
 
 #[test]
-fn threads_that_claim_until_empty_get_each_slot_once() {
+fn threads_that_claim_until_empty_get_each_block_id_once() {
     for (round, count) in [1, 1, 3, 7, 1, 2].into_iter().cycle().take(60).enumerate() {
         let pool = pool(257, 0);
         for content in 0..(round as u32 % 50) {
             cache(&pool, content, Priority::DEFAULT);
         }
         let blocks = claim_all(&pool, 4, count);
-        let mut slots: Vec<_> = blocks.iter().map(|block| block.slot().index()).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        assert_eq!(slots.len(), blocks.len());
+        let mut block_ids: Vec<_> = blocks.iter().map(|block| block.block_id().index()).collect();
+        block_ids.sort_unstable();
+        block_ids.dedup();
+        assert_eq!(block_ids.len(), blocks.len());
         assert_eq!(pool.claimable(), 257 - blocks.len());
         assert!(pool.claimable() < count);
         checked(&pool);
@@ -74,7 +74,7 @@ fn a_block_is_pinned_by_a_reader_or_taken_for_an_offload_but_never_both() {
 }
 
 #[test]
-fn a_reader_that_comes_during_an_onboarding_keeps_its_slot() {
+fn a_reader_that_comes_during_an_onboarding_keeps_its_block_id() {
     for _ in 0..400 {
         let pool = pool(2, 1);
         cache_secondary_beside(&pool, 1);
@@ -248,7 +248,7 @@ impl Worker<'_> {
         let (pin, content) = self.pins.swap_remove(at);
         let onboard = self.pool.begin_onboard(pin, target).unwrap();
         self.memory.onboard(&onboard);
-        // The block stays this thread's until the commit. Only then may another take its slot.
+        // The block stays this thread's until the commit. Only then may another take its block id.
         self.saw(self.memory.give_target(&onboard, self.id));
         match onboard.commit_one() {
             Moved::Moved(pin) => self.pins.push((pin, content)),
@@ -269,7 +269,7 @@ impl Worker<'_> {
 }
 
 #[test]
-fn mixed_work_of_many_threads_never_meets_a_foreign_slot() {
+fn mixed_work_of_many_threads_never_meets_a_foreign_block_id() {
     let (pool, memory) = (pool(24, 8), Memory::new(24, 8));
     let harms = Mutex::new(Vec::new());
     let torn = Mutex::new(Vec::new());
@@ -317,7 +317,7 @@ fn mixed_work_of_many_threads_never_meets_a_foreign_slot() {
 #[test]
 fn pins_taken_and_given_back_by_many_threads_hold_the_block() {
     let pool = pool(2, 0);
-    let slot = write(&pool, 1).slot();
+    let block_id = write(&pool, 1).block_id();
     let barrier = Barrier::new(WORKERS);
     thread::scope(|scope| {
         for _ in 0..WORKERS {
@@ -328,9 +328,9 @@ fn pins_taken_and_given_back_by_many_threads_hold_the_block() {
                     let Some(pin) = find(&pool, 1) else {
                         panic!("evicted while a block was free")
                     };
-                    assert_eq!(pin.slot(), slot);
+                    assert_eq!(pin.block_id(), block_id);
                     if let Ok(other) = pool.claim(1) {
-                        assert_ne!(other.ids().next().unwrap(), slot);
+                        assert_ne!(other.ids().next().unwrap(), block_id);
                     }
                     drop(pin.clone());
                 }

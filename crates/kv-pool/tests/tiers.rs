@@ -17,14 +17,14 @@ fn evicted_content_is_found_in_the_secondary_tier_after_the_commit() {
     let primary = find(&pool, 1).unwrap().location();
     let (block, offload) = displace(&pool);
     assert!(block.evicted(0));
-    assert_eq!((offload.from(), block.slot()), (primary.id, primary.id));
+    assert_eq!((offload.from(), block.block_id()), (primary.id, primary.id));
     assert!(find(&pool, 1).is_none(), "the copy is not made");
     assert_eq!(pool.stats().secondary.claimed, 1);
     checked(&pool);
     let to = offload.to();
     offload.commit();
     let pin = find(&pool, 1).unwrap();
-    assert_eq!((pin.location().tier, pin.slot()), (Tier::Secondary, to));
+    assert_eq!((pin.location().tier, pin.block_id()), (Tier::Secondary, to));
     assert_eq!((pool.counters().evicted, pool.counters().offloaded), (1, 1));
     checked(&pool);
 }
@@ -149,13 +149,13 @@ fn content_nobody_else_has_pinned_comes_back() {
     let pool = pool(1, 1);
     cache_secondary(&pool, 1);
     let pin = find(&pool, 1).unwrap();
-    let (id, from) = (pin.block(), pin.slot());
+    let (id, from) = (pin.block(), pin.block_id());
     let target = claim(&pool);
-    let to = target.slot();
+    let to = target.block_id();
     let onboard = pool.begin_onboard(pin, target).unwrap();
     assert_eq!((onboard.from(), onboard.to()), (from, to));
     let Moved::Moved(pin) = onboard.commit_one() else { panic!("nobody else had it pinned") };
-    assert_eq!((pin.block(), pin.location().tier, pin.slot()), (id, Tier::Primary, to));
+    assert_eq!((pin.block(), pin.location().tier, pin.block_id()), (id, Tier::Primary, to));
     let found = find(&pool, 1).unwrap();
     assert_eq!(found.location(), pin.location());
     assert_eq!((pool.stats().secondary.empty, pool.counters().onboarded), (1, 1));
@@ -174,7 +174,7 @@ fn content_somebody_else_has_pinned_is_copied() {
     let Moved::Copied { copy, source } = onboard.commit_one() else {
         panic!("a pinned block was moved");
     };
-    assert_eq!(copy.slot(), to);
+    assert_eq!(copy.block_id(), to);
     assert_eq!(source.location(), reader.location());
     assert_eq!(find(&pool, 1).unwrap().location(), reader.location());
     checked(&pool);
@@ -204,11 +204,11 @@ fn a_refused_onboarding_returns_pin_and_block_unharmed() {
     let (ours, other) = (pool(2, 1), pool(1, 0));
     let pin = write(&ours, 1);
     let (location, target) = (pin.location(), claim(&ours));
-    let slots = (pin.slot(), target.slot());
+    let block_ids = (pin.block_id(), target.block_id());
 
     let refused = ours.begin_onboard(pin, target).unwrap_err();
     assert_eq!(refused.reason, OnboardError::SameTier { location });
-    assert_eq!((refused.pinned.slot(), refused.target.slot()), slots);
+    assert_eq!((refused.pinned.block_id(), refused.target.block_id()), block_ids);
     drop(refused.target);
 
     let refused = ours.begin_onboard(refused.pinned, claim(&other)).unwrap_err();
@@ -280,7 +280,7 @@ fn content_removed_on_its_way_does_not_come_back() {
 }
 
 #[test]
-fn slots_of_both_tiers_wait() {
+fn block_ids_of_both_tiers_wait() {
     let pool = pool(1, 1);
     cache_secondary(&pool, 1);
     let epoch = pool.begin_epoch();

@@ -1,4 +1,4 @@
-//! Content on its way between tiers: operations on names see it, its slots wait for the copy, and a
+//! Content on its way between tiers: operations on names see it, its block ids wait for the copy, and a
 //! reader of the events never loses sight of it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -192,7 +192,7 @@ fn content_computed_again_keeps_its_successors() {
 
 /// The same where the offload was never taken: it ends with the registration.
 #[test]
-fn content_computed_again_in_its_own_slot_keeps_its_successors() {
+fn content_computed_again_in_its_own_block_id_keeps_its_successors() {
     let (pool, names) = (pool(2, 1), chain(2));
     let (mut claimed, head) = with_head_on_its_way(&pool, &names);
     let pins = claimed.register(&names[..1], Priority::DEFAULT).unwrap();
@@ -204,7 +204,7 @@ fn content_computed_again_in_its_own_slot_keeps_its_successors() {
 }
 
 #[test]
-fn content_computed_again_on_its_way_has_its_slots_wait_for_the_copy() {
+fn content_computed_again_on_its_way_has_its_block_ids_wait_for_the_copy() {
     for commits in [true, false] {
         // Computed again in the very block that it was evicted from, or in another.
         for elsewhere in [true, false] {
@@ -213,18 +213,24 @@ fn content_computed_again_on_its_way_has_its_slots_wait_for_the_copy() {
             drop(named(claim(&pool), 1, Priority::DEFAULT));
             let (evictor, offload) = displace(&pool);
             let (block, spare) = if elsewhere { (other, evictor) } else { (evictor, other) };
-            let slot = block.slot();
+            let block_id = block.block_id();
             let pin = named(block, 1, Priority::DEFAULT);
-            assert_eq!((pin.location().tier, pin.slot()), (Tier::Primary, slot));
+            assert_eq!((pin.location().tier, pin.block_id()), (Tier::Primary, block_id));
             checked(&pool);
             drop((pin, spare));
             checked(&pool);
             // Neither end of the copy is anybody else's.
             let near = pool.claim(pool.claimable()).unwrap();
-            assert!(near.ids().all(|slot| slot != offload.from()), "the copy reads the slot");
+            assert!(
+                near.ids().all(|block_id| block_id != offload.from()),
+                "the copy reads the block id"
+            );
             let empty = pool.stats().secondary.claimable() as usize;
             let far = pool.claim_in(Tier::Secondary, empty).unwrap();
-            assert!(far.ids().all(|slot| slot != offload.to()), "the copy writes the slot");
+            assert!(
+                far.ids().all(|block_id| block_id != offload.to()),
+                "the copy writes the block id"
+            );
             drop((near, far));
             if commits {
                 offload.commit()
@@ -252,15 +258,15 @@ fn two_offloads_of_one_name_end_in_any_order() {
         if newer_first {
             let to = second.to();
             second.commit();
-            assert_eq!(find(&pool, 1).unwrap().slot(), to);
+            assert_eq!(find(&pool, 1).unwrap().block_id(), to);
             first.commit();
-            assert_eq!(find(&pool, 1).unwrap().slot(), to);
+            assert_eq!(find(&pool, 1).unwrap().block_id(), to);
         } else {
             let to = second.to();
             first.commit();
             assert!(find(&pool, 1).is_none(), "an older copy came back");
             second.commit();
-            assert_eq!(find(&pool, 1).unwrap().slot(), to);
+            assert_eq!(find(&pool, 1).unwrap().block_id(), to);
         }
         drop((block, again));
         checked(&pool);
@@ -268,7 +274,7 @@ fn two_offloads_of_one_name_end_in_any_order() {
 }
 
 #[test]
-fn a_slot_that_an_offload_reads_waits_also_when_its_content_moves_down() {
+fn a_block_id_that_an_offload_reads_waits_also_when_its_content_moves_down() {
     let pool = pool(1, 2);
     drop(named(claim(&pool), 1, Priority::DEFAULT));
     let (block, offload) = displace(&pool);
@@ -279,15 +285,15 @@ fn a_slot_that_an_offload_reads_waits_also_when_its_content_moves_down() {
     };
     assert_eq!(pin.location().tier, Tier::Secondary);
     checked(&pool);
-    assert!(pool.claim_one().is_err(), "slot {:?} is read by the copy", offload.from());
+    assert!(pool.claim_one().is_err(), "block id {:?} is read by the copy", offload.from());
     offload.commit();
     checked(&pool);
-    assert!(pool.claim_one().is_ok(), "nobody reads the slot");
+    assert!(pool.claim_one().is_ok(), "nobody reads the block id");
 }
 
 /// What has moved down owes nothing to the copy any more, and can be evicted as any other.
 #[test]
-fn content_that_left_a_slot_does_not_wait_for_its_reader() {
+fn content_that_left_a_block_id_does_not_wait_for_its_reader() {
     let pool = pool(1, 2);
     drop(named(claim(&pool), 1, Priority::DEFAULT));
     let (block, offload) = displace(&pool);
@@ -301,7 +307,7 @@ fn content_that_left_a_slot_does_not_wait_for_its_reader() {
 }
 
 #[test]
-fn a_slot_that_an_offload_reads_is_no_target_of_a_move() {
+fn a_block_id_that_an_offload_reads_is_no_target_of_a_move() {
     let pool = pool(2, 2);
     let kept = claim(&pool);
     cache(&pool, 1, Priority::DEFAULT);
@@ -321,11 +327,11 @@ fn a_slot_that_an_offload_reads_is_no_target_of_a_move() {
 }
 
 #[test]
-fn a_far_slot_that_is_read_waits_when_a_nearer_copy_takes_its_place() {
+fn a_far_block_id_that_is_read_waits_when_a_nearer_copy_takes_its_place() {
     let pool = pool(1, 1);
     cache_secondary(&pool, 1);
     let epoch = pool.begin_epoch();
-    // Work of this epoch reads the far slot.
+    // Work of this epoch reads the far block id.
     drop(pool.find_and_pin(name(1), Tier::Secondary).unwrap());
     drop(named(claim(&pool), 1, Priority::DEFAULT));
     checked(&pool);
@@ -455,7 +461,7 @@ fn a_duplicate_leaves_the_choice_between_both_blocks() {
     let (target, offload) = displace(&pool);
     offload.commit();
     let far = pool.find_and_pin(name(1), Tier::Secondary).unwrap();
-    let own_slot = kept.slot();
+    let own_block_id = kept.block_id();
     let Moved::Moved(arriving) = pool.begin_onboard(far, target).unwrap().commit_one() else {
         panic!("nobody else had it pinned")
     };
@@ -463,12 +469,15 @@ fn a_duplicate_leaves_the_choice_between_both_blocks() {
     else {
         panic!("the name has a bearer")
     };
-    assert_eq!((existing.location(), own.slot()), (arriving.location(), own_slot));
+    assert_eq!((existing.location(), own.block_id()), (arriving.location(), own_block_id));
     assert_eq!(own.location().tier, Tier::Primary);
     drop((existing, arriving));
     assert_eq!(pool.claimable(), 1);
     let others = pool.claim(1).unwrap();
-    assert!(others.ids().all(|slot| slot != own_slot), "the block is its holder's still");
+    assert!(
+        others.ids().all(|block_id| block_id != own_block_id),
+        "the block is its holder's still"
+    );
     drop((own, others));
     checked(&pool);
 }
@@ -546,7 +555,7 @@ impl Hands {
 
 /// Whatever policy decides who is next, the pool stays whole and a mirror true.
 #[test]
-fn names_and_slots_keep_together_under_every_policy() {
+fn names_and_block_ids_keep_together_under_every_policy() {
     let names = chain(12);
     for (mut seed, kind) in (0..100).zip(PolicyKind::ALL.into_iter().cycle()) {
         let config = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(6) };
@@ -619,8 +628,8 @@ fn a_copy_that_is_no_nearer_is_a_duplicate() {
         let pins = blocks.register(&[name(1)], Priority::DEFAULT).unwrap();
         assert_eq!(find(&pool, 1).unwrap().location(), known);
         // The list gives its block back where the other is as near, and keeps it without a name if not.
-        let slot = if tier == Tier::Secondary { Some(known.id) } else { own };
-        assert_eq!((pins.ids().next(), pins.locations().next().unwrap().tier), (slot, tier));
+        let block_id = if tier == Tier::Secondary { Some(known.id) } else { own };
+        assert_eq!((pins.ids().next(), pins.locations().next().unwrap().tier), (block_id, tier));
         drop(pins);
         checked(&pool);
     }
@@ -633,12 +642,12 @@ fn content_on_its_way_is_no_duplicate() {
     let (block, offload) = displace(&pool);
     // As near as the copy will be, and there already.
     let own = pool.claim_in(Tier::Secondary, 1).unwrap().pop().unwrap();
-    let slot = own.slot();
+    let block_id = own.block_id();
     let pin = named(own, 1, Priority::DEFAULT);
-    assert_eq!(pin.slot(), slot);
+    assert_eq!(pin.block_id(), block_id);
     checked(&pool);
     offload.commit();
-    assert_eq!(find(&pool, 1).unwrap().slot(), slot);
+    assert_eq!(find(&pool, 1).unwrap().block_id(), block_id);
     drop((pin, block));
     checked(&pool);
     assert_eq!(pool.stats().secondary.claimable(), 2);

@@ -106,12 +106,12 @@ fn use_up(pool: &BlockPool, what: &str) {
     (0..BLOCKS as u32).for_each(|content| cache(pool, content, Priority::MAX));
     let pinned = pool.match_prefix(&[name(0)]);
     assert_eq!(pinned.len(), 1);
-    let slot = pinned.ids().next().unwrap();
+    let block_id = pinned.ids().next().unwrap();
     for round in 0..6 {
         let mut claimed = pool.claim(BLOCKS as usize - 1).unwrap();
-        let slots: HashSet<_> = claimed.ids().collect();
-        assert_eq!(slots.len(), BLOCKS as usize - 1, "{what}, round {round}");
-        assert!(!slots.contains(&slot), "{what}: a pinned block was claimed");
+        let block_ids: HashSet<_> = claimed.ids().collect();
+        assert_eq!(block_ids.len(), BLOCKS as usize - 1, "{what}, round {round}");
+        assert!(!block_ids.contains(&block_id), "{what}: a pinned block was claimed");
         assert!(pool.claim(1).is_err());
         checked(pool);
         while let Some(offload) = claimed.take_offload() {
@@ -125,7 +125,7 @@ fn use_up(pool: &BlockPool, what: &str) {
         assert_eq!(victims.len(), 3, "{what}");
         drop((claimed, victims));
         let there = pool.find_and_pin(name(0), Tier::Primary).unwrap();
-        assert_eq!(there.slot(), slot, "{what}");
+        assert_eq!(there.block_id(), block_id, "{what}");
     }
     drop(pinned);
     assert_eq!(pool.claim(BLOCKS as usize).unwrap().len(), BLOCKS as usize);

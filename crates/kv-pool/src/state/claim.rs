@@ -16,10 +16,10 @@ use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 /// whole, as those that go through memory are, makes the processor wait.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Claim {
-    /// The number of the block, counted from 1, and its slot in the high half.
+    /// The number of the block, counted from 1, and its block id in the high half.
     ids: NonZeroU64,
-    /// The block of the content that moves, counted from 1, or 0; in the high half the slot that it
-    /// goes to, and whether content lost the block's slot to the claim.
+    /// The block of the content that moves, counted from 1, or 0; in the high half the block id that it
+    /// goes to, and whether content lost the block id to the claim.
     moved: u64,
 }
 
@@ -27,13 +27,13 @@ impl Claim {
     const EVICTED: u64 = 1 << 63;
 
     #[inline]
-    pub(crate) fn new(block: RecordId, slot: BlockId, evicted: bool) -> Self {
+    pub(crate) fn new(block: RecordId, block_id: BlockId, evicted: bool) -> Self {
         let block = NonZeroU64::MIN.saturating_add(block.0.into());
-        let ids = block | u64::from(slot.0) << 32;
+        let ids = block | u64::from(block_id.0) << 32;
         Self { ids, moved: if evicted { Self::EVICTED } else { 0 } }
     }
 
-    /// The same with content that goes to a slot of the secondary tier. Slots are below 2^31.
+    /// The same with content that goes to a block id of the secondary tier. Block ids are below 2^31.
     pub(super) fn with_offload(self, content: RecordId, to: BlockId) -> Self {
         let content = u64::from(content.0) + 1;
         Self { moved: self.moved & Self::EVICTED | u64::from(to.0) << 32 | content, ..self }
@@ -45,7 +45,7 @@ impl Claim {
     }
 
     #[inline]
-    pub(crate) fn slot(&self) -> BlockId {
+    pub(crate) fn block_id(&self) -> BlockId {
         BlockId((self.ids.get() >> 32) as u32)
     }
 
@@ -58,7 +58,7 @@ impl Claim {
     pub(crate) fn offload(&self) -> Option<Move> {
         let block = RecordId((self.moved as u32).checked_sub(1)?);
         let to = BlockId((self.moved >> 32) as u32 & (u32::MAX >> 1));
-        Some(Move { block, from: self.slot(), to })
+        Some(Move { block, from: self.block_id(), to })
     }
 
     /// The same when the move has been handed on, or given up.
@@ -68,13 +68,13 @@ impl Claim {
     }
 }
 
-/// Content that moves between two slots.
+/// Content that moves between two block ids.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
-    /// The block of the content, which lies in slot `to` already, unless another one
+    /// The block of the content, which lies at `to` already, unless another one
     /// [stands in](PoolState::stand_ins) for it.
     pub(crate) block: RecordId,
-    /// The slot that the copy reads. It is not handed on before the copy has ended.
+    /// The block id that the copy reads. It is not handed on before the copy has ended.
     pub(crate) from: BlockId,
     pub(crate) to: BlockId,
 }
@@ -377,7 +377,7 @@ impl PoolState {
         }
     }
 
-    /// Gives the content of `victim` the slot of `target`, and claims `target` at the slot that it
+    /// Gives the content of `victim` the block id of `target`, and claims `target` at the block id that it
     /// leaves.
     #[inline]
     fn displace(&mut self, victim: RecordId, target: RecordId, by: Tenant) -> Claim {
@@ -393,7 +393,7 @@ impl PoolState {
         self.put(victim, BlockPhase::Moving);
         self.blocks.pair(victim, target);
         let claim = self.claimed(target, by, true);
-        debug_assert_eq!(claim.slot(), from);
+        debug_assert_eq!(claim.block_id(), from);
         claim.with_offload(victim, to)
     }
 
@@ -401,15 +401,15 @@ impl PoolState {
     pub(crate) fn claimed(&mut self, id: RecordId, by: Tenant, evicted: bool) -> Claim {
         // What was said of it while it had no name is not said of what it will hold.
         self.untime(id);
-        let (place, tier, slot) = self.blocks.claim(id, by.0);
+        let (place, tier, block_id) = self.blocks.claim(id, by.0);
         let counts = &mut self.tiers[tier.index()].counts;
         counts[place as usize] -= 1;
         counts[BlockPhase::Claimed as usize] += 1;
         self.account(id);
-        Claim::new(id, slot, evicted)
+        Claim::new(id, block_id, evicted)
     }
 
-    /// Lookups find content from now on that has arrived at its secondary slot, unless it was removed
+    /// Lookups find content from now on that has arrived in the secondary tier, unless it was removed
     /// meanwhile, or computed again: that copy is nearer.
     #[inline]
     pub(crate) fn commit_offload(&mut self, moved: Move) {
@@ -433,7 +433,7 @@ impl PoolState {
         self.arrive(id);
     }
 
-    /// The block that has the slot which the content of a move goes to.
+    /// The block at the id that the content of a move goes to.
     #[inline]
     fn moving_to(&mut self, moved: Move) -> RecordId {
         if self.stand_ins.is_empty() {
@@ -442,7 +442,7 @@ impl PoolState {
         self.stand_ins.remove(&moved.to).unwrap_or(moved.block)
     }
 
-    /// Ends a move: both of its slots are free of the copy.
+    /// Ends a move: both of its block ids are free of the copy.
     #[inline]
     fn arrive(&mut self, id: RecordId) {
         let holder = self.blocks.partner(id);
@@ -455,12 +455,12 @@ impl PoolState {
     }
 
     /// Has the claimed block `own` wait in the place of `id` for the copy that brings content on its way
-    /// to the slot of `id`, which is the other's from now on.
+    /// to the block id of `id`, which is the other's from now on.
     pub(super) fn stand_in(&mut self, id: RecordId, own: RecordId) {
         let (to, holder) = (self.blocks.location(id).id, self.blocks.partner(id));
         self.blocks.part(id, holder);
         self.swap_locations(id, own);
-        // The slot that the copy reads may be the one that was just given away.
+        // The block id that the copy reads may be the one that was just given away.
         let holder = if holder == own { id } else { holder };
         self.blocks.pair(own, holder);
         self.put(own, BlockPhase::Moving);

@@ -20,7 +20,7 @@ pub(crate) use claim::{Claim, Move};
 pub(crate) use names::Named;
 pub(crate) use spares::Spares;
 pub(crate) use tenancy::Turn;
-pub(crate) use tier::{SlotNumbers, TierState};
+pub(crate) use tier::{BlockIds, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
@@ -42,7 +42,7 @@ pub(crate) struct PoolState {
     /// Released blocks whose epoch is not complete, in the order of their release.
     pub(crate) retiring: List,
     /// Blocks that wait for the end of an [`Offload`](crate::moves::Offload) in the place of the one that it
-    /// names, by the slot that it copies to.
+    /// names, by the block id that it copies to.
     pub(crate) stand_ins: HashMap<BlockId, RecordId>,
     /// The numbers of the epochs that were begun last, and completed.
     pub(crate) current: u64,
@@ -68,11 +68,11 @@ impl PoolState {
     pub(crate) fn new(
         config: &PoolConfig,
         watch: Watch,
-        slots: SlotNumbers,
+        ids: BlockIds,
     ) -> Result<Self, TryReserveError> {
         let mut base = 0;
         let tiers = config.blocks().map(|capacity| {
-            let tier = TierState::new(base, capacity as u32, slots);
+            let tier = TierState::new(base, capacity as u32, ids);
             base += capacity as u32;
             tier
         });
@@ -106,10 +106,10 @@ impl PoolState {
     pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
         let clock = Box::new(crate::clock::ManualClock::new());
         let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?;
-        Self::new(config, watch, SlotNumbers::ALL)
+        Self::new(config, watch, BlockIds::ALL)
     }
 
-    /// Gives the primary slots below `upto` memory.
+    /// Gives the primary block ids below `upto` memory.
     #[inline]
     pub(crate) fn add_primary_blocks(&mut self, upto: u64) {
         let tier = &mut self.tiers[Tier::Primary.index()];
@@ -236,7 +236,7 @@ impl PoolState {
         }
     }
 
-    /// Exchanges the slots of two blocks, and with them the copies that read these. Neither is in a
+    /// Exchanges the block ids of two blocks, and with them the copies that read these. Neither is in a
     /// list, or the list would be wrong.
     #[inline]
     pub(crate) fn swap_locations(&mut self, one: RecordId, other: RecordId) {
@@ -317,17 +317,18 @@ impl PoolState {
         }
     }
 
-    /// The next slot of a tier that has never been used, with a block for it.
+    /// The next block id of a tier that has never been used, with a block for it.
     #[inline]
     fn appear(&mut self, tier: Tier) -> Option<RecordId> {
         let state = &mut self.tiers[tier.index()];
         if state.appeared == state.ready {
             return None;
         }
-        let (id, slot) = (RecordId(state.base + state.appeared), state.slot(state.appeared));
+        let (id, block_id) =
+            (RecordId(state.base + state.appeared), state.block_id(state.appeared));
         state.appeared += 1;
         state.counts[BlockPhase::Absent as usize] += 1;
-        self.blocks.set_location(id, Location { tier, id: slot });
+        self.blocks.set_location(id, Location { tier, id: block_id });
         self.blocks.set_priority(id, Priority::DEFAULT);
         Some(id)
     }

@@ -13,7 +13,7 @@ const TOGETHER_AT_FIRST: usize = 4;
 /// What became of a name that was to be given.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Named {
-    /// This block bears it, in the slot of the one that was to be named, and is mostly that one.
+    /// This block bears it, at the block id of the one that was to be named, and is mostly that one.
     New(RecordId),
     /// This block has borne it before, elsewhere.
     Duplicate(RecordId),
@@ -204,7 +204,7 @@ impl PoolState {
         Named::New(id)
     }
 
-    /// Gives content that is far and unused, or on its way, the slot of the claimed block `own`, where it
+    /// Gives content that is far and unused, or on its way, the block id of the claimed block `own`, where it
     /// has been computed again. It keeps its name and those that follow it, and nothing else.
     #[cold]
     fn come_near(&mut self, id: RecordId, own: RecordId) {
@@ -232,7 +232,7 @@ impl PoolState {
         match before {
             BlockPhase::Moving => {}
             BlockPhase::Queued | BlockPhase::Shadowed => self.enqueue(own),
-            // Its slot may be in use still.
+            // Its block id may be in use still.
             _ => self.rest(own),
         }
     }

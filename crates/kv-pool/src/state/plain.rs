@@ -62,8 +62,8 @@ impl PoolState {
         let mut queued = 0;
         if state.queues.empty() > 0 {
             queued = state.queues.pop_run_empty(blocks, count, |blocks, id| {
-                let (slot, after) = blocks.claim_empty(id, by.0)?;
-                claimed(Claim::new(id, slot, false));
+                let (block_id, after) = blocks.claim_empty(id, by.0)?;
+                claimed(Claim::new(id, block_id, false));
                 Some(after)
             });
             state.counts[BlockPhase::Queued as usize] -= queued as u32;
@@ -72,9 +72,9 @@ impl PoolState {
         if state.queues.empty() == 0 && queued < count {
             new = state.fresh().min(count - queued);
             for n in state.appeared..state.appeared + new as u32 {
-                let (id, slot) = (RecordId(state.base + n), state.slot(n));
-                blocks.claim_new(id, tier, slot, by.0);
-                claimed(Claim::new(id, slot, false));
+                let (id, block_id) = (RecordId(state.base + n), state.block_id(n));
+                blocks.claim_new(id, tier, block_id, by.0);
+                claimed(Claim::new(id, block_id, false));
             }
             state.appeared += new as u32;
         }
@@ -184,7 +184,7 @@ impl PoolState {
         let Self { blocks, tiers, .. } = self;
         let state = &mut tiers[tier.index()];
         self.index.remove(blocks, id);
-        let (parent, slot, stamp) = blocks.evict(id, by.0);
+        let (parent, block_id, stamp) = blocks.evict(id, by.0);
         state.counts[BlockPhase::Queued as usize] -= 1;
         state.counts[BlockPhase::Claimed as usize] += 1;
         self.counters.dropped += 1;
@@ -198,7 +198,7 @@ impl PoolState {
             self.unshadow(parent);
         }
         self.warm_next(tier);
-        Claim::new(id, slot, true)
+        Claim::new(id, block_id, true)
     }
 
     /// Reads the place of the name that the next claim will remove. Nothing here waits for it.

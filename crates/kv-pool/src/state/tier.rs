@@ -1,23 +1,23 @@
-//! One tier: its slots, its queues, and how many of its blocks are where.
+//! One tier: its block ids, its queues, and how many of its blocks are where.
 
 use crate::BlockId;
 use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
 use crate::list::List;
 
-/// Which slots of a tier a pool has.
+/// Which block ids of a tier a pool has.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SlotNumbers {
+pub(crate) struct BlockIds {
     pub(crate) first: u32,
     /// From one to the next.
     pub(crate) step: u32,
 }
 
-impl SlotNumbers {
+impl BlockIds {
     pub(crate) const ALL: Self = Self { first: 0, step: 1 };
 }
 
-/// The blocks from `base` on lie in this tier at first, block `base + n` in the tier's slot `n`.
+/// The blocks from `base` on lie in this tier at first, block `base + n` at the tier's block id `n`.
 #[derive(Debug)]
 pub(crate) struct TierState {
     pub(crate) queues: EvictionQueues,
@@ -26,36 +26,36 @@ pub(crate) struct TierState {
     /// Blocks by place; those that have not appeared are not counted.
     pub(crate) counts: [u32; BlockPhase::COUNT],
     pub(crate) base: u32,
-    slots: SlotNumbers,
-    /// Slots that have memory.
+    ids: BlockIds,
+    /// Block ids that have memory.
     pub(crate) ready: u32,
-    /// Of these, slots that have been used. The others are not in any list yet.
+    /// Of these, block ids that have been used. The others are not in any list yet.
     pub(crate) appeared: u32,
 }
 
 impl TierState {
-    pub(crate) fn new(base: u32, capacity: u32, slots: SlotNumbers) -> Self {
+    pub(crate) fn new(base: u32, capacity: u32, ids: BlockIds) -> Self {
         Self {
             queues: EvictionQueues::new(),
             shadowed: List::EMPTY,
             counts: [0; BlockPhase::COUNT],
             base,
-            slots,
+            ids,
             ready: capacity,
             appeared: 0,
         }
     }
 
-    /// The slot that is the `n`th of this pool.
-    pub(crate) fn slot(&self, n: u32) -> BlockId {
-        BlockId(self.slots.first + n * self.slots.step)
+    /// The block id that is the `n`th of this pool.
+    pub(crate) fn block_id(&self, n: u32) -> BlockId {
+        BlockId(self.ids.first + n * self.ids.step)
     }
 
     pub(crate) fn count(&self, place: BlockPhase) -> usize {
         self.counts[place as usize] as usize
     }
 
-    /// Slots that were never used.
+    /// Block ids that were never used.
     pub(crate) fn fresh(&self) -> usize {
         (self.ready - self.appeared) as usize
     }

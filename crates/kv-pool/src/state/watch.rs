@@ -187,7 +187,7 @@ impl PoolState {
         if self.blocks.priority(id) == Priority::DEFAULT || !self.blocks.is(id, Flag::NAMED) {
             return;
         }
-        // It goes on while the content moves, or a copy reads the slot: neither is a use.
+        // It goes on while the content moves, or a copy reads the block id: neither is a use.
         if self.watch.expiry(id).is_some() {
             return;
         }

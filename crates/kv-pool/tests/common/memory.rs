@@ -1,4 +1,4 @@
-//! The memory behind the slots, and who owns each, so that a wrong hand-out does visible harm.
+//! The memory behind the block ids, and who owns each, so that a wrong hand-out does visible harm.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -18,26 +18,26 @@ use super::one::{One, OneMove};
 
 const NOBODY: u32 = 0;
 
-/// One number stands for the bytes of each slot. All accesses are relaxed: what orders them is the
+/// One number stands for the bytes of each block id. All accesses are relaxed: what orders them is the
 /// pool's lock, as it must order the copies of an engine.
 pub struct Memory {
     tiers: [Vec<AtomicU64>; 2],
     owners: Vec<AtomicU32>,
 }
 
-/// A slot that was given to somebody who should not have it, or changed under a reader.
+/// A block id that was given to somebody who should not have it, or changed under a reader.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Harm {
-    HandedOutTwice { slot: usize, owner: u32, second: u32 },
-    NotOurs { slot: usize, owner: u32, expected: u32 },
-    Overwritten { slot: usize, read: u64, expected: u64 },
+    HandedOutTwice { block_id: usize, owner: u32, second: u32 },
+    NotOurs { block_id: usize, owner: u32, expected: u32 },
+    Overwritten { block_id: usize, read: u64, expected: u64 },
 }
 
 impl Memory {
     pub fn new(primary: usize, secondary: usize) -> Self {
-        let slots = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let block_ids = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
-            tiers: [slots(primary), slots(secondary)],
+            tiers: [block_ids(primary), block_ids(secondary)],
             owners: (0..primary).map(|_| AtomicU32::new(NOBODY)).collect(),
         }
     }
@@ -53,33 +53,33 @@ impl Memory {
 
     /// Records that `owner`, which is not 0, has claimed a block.
     pub fn take(&self, block: &Claimed, owner: u32) -> Option<Harm> {
-        let slot = block.slot().index();
-        let first = self.owners[slot].swap(owner, Relaxed);
-        (first != NOBODY).then_some(Harm::HandedOutTwice { slot, owner: first, second: owner })
+        let block_id = block.block_id().index();
+        let first = self.owners[block_id].swap(owner, Relaxed);
+        (first != NOBODY).then_some(Harm::HandedOutTwice { block_id, owner: first, second: owner })
     }
 
     /// Records that a block is about to be shared or given back by its owner.
     pub fn give(&self, block: &Claimed, owner: u32) -> Option<Harm> {
-        self.give_slot(block.slot().index(), owner)
+        self.give_block_id(block.block_id().index(), owner)
     }
 
-    fn give_slot(&self, slot: usize, owner: u32) -> Option<Harm> {
-        let found = self.owners[slot].swap(NOBODY, Relaxed);
-        (found != owner).then_some(Harm::NotOurs { slot, owner: found, expected: owner })
+    fn give_block_id(&self, block_id: usize, owner: u32) -> Option<Harm> {
+        let found = self.owners[block_id].swap(NOBODY, Relaxed);
+        (found != owner).then_some(Harm::NotOurs { block_id, owner: found, expected: owner })
     }
 
     /// Records that the block which is onboarded to is about to be shared or handed on.
     pub fn give_target(&self, onboard: &Onboard, owner: u32) -> Option<Harm> {
-        self.give_slot(onboard.to().index(), owner)
+        self.give_block_id(onboard.to().index(), owner)
     }
 
     pub fn write(&self, block: &Claimed, content: u64) {
         self.at(block.location()).store(content, Relaxed);
     }
 
-    /// Writes a slot of the primary tier.
-    pub fn fill(&self, slot: BlockId, content: u64) {
-        self.at(primary(slot)).store(content, Relaxed);
+    /// Writes a block id of the primary tier.
+    pub fn fill(&self, block_id: BlockId, content: u64) {
+        self.at(primary(block_id)).store(content, Relaxed);
     }
 
     /// Reads a block that is claimed.
@@ -92,12 +92,12 @@ impl Memory {
         self.expect(pin.location(), expected)
     }
 
-    /// Reads a slot that somebody has pinned.
+    /// Reads a block id that somebody has pinned.
     pub fn holds(&self, location: Location, expected: u64) -> Option<Harm> {
         self.expect(location, expected)
     }
 
-    /// What lies in a slot.
+    /// What lies at a block id.
     pub fn read(&self, location: Location) -> u64 {
         self.at(location).load(Relaxed)
     }
@@ -109,8 +109,8 @@ impl Memory {
 
     fn expect(&self, location: Location, expected: u64) -> Option<Harm> {
         let read = self.at(location).load(Relaxed);
-        let slot = location.id.index();
-        (read != expected).then_some(Harm::Overwritten { slot, read, expected })
+        let block_id = location.id.index();
+        (read != expected).then_some(Harm::Overwritten { block_id, read, expected })
     }
 
     pub fn offload(&self, offload: &Offload) {
@@ -122,10 +122,10 @@ impl Memory {
     }
 }
 
-fn primary(slot: BlockId) -> Location {
-    Location { tier: Tier::Primary, id: slot }
+fn primary(block_id: BlockId) -> Location {
+    Location { tier: Tier::Primary, id: block_id }
 }
 
-fn secondary(slot: BlockId) -> Location {
-    Location { tier: Tier::Secondary, id: slot }
+fn secondary(block_id: BlockId) -> Location {
+    Location { tier: Tier::Secondary, id: block_id }
 }

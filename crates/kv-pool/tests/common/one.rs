@@ -7,13 +7,13 @@ use kv_pool::{BlockHash, BlockId, Claimed, Location, Naming, Pinned, moves::Onbo
 
 /// The block of a list of one.
 pub trait One {
-    fn slot(&self) -> BlockId;
+    fn block_id(&self) -> BlockId;
     fn location(&self) -> Location;
     fn block(&self) -> RecordId;
 }
 
 impl One for Pinned {
-    fn slot(&self) -> BlockId {
+    fn block_id(&self) -> BlockId {
         self.location().id
     }
 
@@ -28,13 +28,13 @@ impl One for Pinned {
 }
 
 impl One for Claimed {
-    fn slot(&self) -> BlockId {
+    fn block_id(&self) -> BlockId {
         assert_eq!(self.len(), 1);
         self.ids().next().unwrap()
     }
 
     fn location(&self) -> Location {
-        Location { tier: self.tier(), id: self.slot() }
+        Location { tier: self.tier(), id: self.block_id() }
     }
 
     fn block(&self) -> RecordId {

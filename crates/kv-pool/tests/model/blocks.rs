@@ -71,8 +71,8 @@ impl Driver {
     }
 
     fn hold(&mut self, block: Claimed, claim: ModelClaim) {
-        let seen = (block.block().index(), block.slot().index(), block.evicted(0));
-        assert_eq!(seen, (claim.block, claim.slot, claim.evicted));
+        let seen = (block.block().index(), block.block_id().index(), block.evicted(0));
+        assert_eq!(seen, (claim.block, claim.block_id, claim.evicted));
         self.held.push((block, claim));
     }
 
@@ -88,8 +88,9 @@ impl Driver {
         match (real, expected) {
             (Ok(blocks), Ok(claims)) => {
                 let seen = blocks.records().map(|record| record.index()).zip(blocks.ids());
-                let seen: Vec<_> = seen.map(|(block, slot)| (block, slot.index())).collect();
-                let wanted: Vec<_> = claims.iter().map(|c| (c.block, c.slot)).collect();
+                let seen: Vec<_> =
+                    seen.map(|(block, block_id)| (block, block_id.index())).collect();
+                let wanted: Vec<_> = claims.iter().map(|c| (c.block, c.block_id)).collect();
                 assert_eq!(seen, wanted);
                 for (at, claim) in claims.iter().enumerate() {
                     assert_eq!(blocks.evicted(at), claim.evicted);
@@ -105,7 +106,7 @@ impl Driver {
         if let Some((mut block, mut claim)) = self.random.pick(&mut self.held) {
             match (block.take_offload(), claim.moving.take()) {
                 (Some(offload), Some(to)) => {
-                    assert_eq!((offload.from(), offload.to().index()), (block.slot(), to));
+                    assert_eq!((offload.from(), offload.to().index()), (block.block_id(), to));
                     self.offloads.push(offload);
                 }
                 (None, None) => {}
@@ -118,7 +119,7 @@ impl Driver {
         match (blocks.take_offload(), next) {
             (Some(offload), Some(claim)) => {
                 let to = claim.moving.take().unwrap();
-                assert_eq!((offload.from().index(), offload.to().index()), (claim.slot, to));
+                assert_eq!((offload.from().index(), offload.to().index()), (claim.block_id, to));
                 self.offloads.push(offload);
             }
             (None, None) => {}
@@ -494,16 +495,16 @@ impl Driver {
         match (onboard.commit_one(), self.model.commit_move(source, target, sole)) {
             (Moved::Moved(pin), true) => {
                 self.seen.saw(if up { "moved up" } else { "moved down" }, 1);
-                self.seen.saw("left a slot that a copy reads", read.into());
+                self.seen.saw("left a block id that a copy reads", read.into());
                 self.pins.push((pin, source, owner));
             }
             (Moved::Copied { copy, source: pin }, false) => {
                 self.seen.saw("copied", 1);
                 self.pins.push((pin, source, owner));
-                let slot = self.model.at(target).1;
+                let block_id = self.model.at(target).1;
                 self.hold_copy(
                     copy,
-                    ModelClaim { block: target, slot, evicted: false, moving: None },
+                    ModelClaim { block: target, block_id, evicted: false, moving: None },
                 );
             }
             (real, moved) => panic!("{real:?}, but moved was expected to be {moved}"),
@@ -511,7 +512,7 @@ impl Driver {
     }
 
     fn hold_copy(&mut self, copy: Claimed, claim: ModelClaim) {
-        assert_eq!((copy.block().index(), copy.slot().index()), (claim.block, claim.slot));
+        assert_eq!((copy.block().index(), copy.block_id().index()), (claim.block, claim.block_id));
         self.held.push((copy, claim));
     }
 }

@@ -78,7 +78,7 @@ pub const OUTCOMES: [&str; 29] = [
     "computed again on its way",
     "removed on its way",
     "removed on its way with successors",
-    "left a slot that a copy reads",
+    "left a block id that a copy reads",
     "pinned while retiring",
     "passed over for its successors",
     "passed over for its tenant",
@@ -219,7 +219,7 @@ impl Driver {
             167..170 => self.remove(),
             170..172 => self.begin_epoch(),
             172..180 => self.complete_epoch(),
-            180..182 => self.add_slots(),
+            180..182 => self.add_block_ids(),
             182..185 => self.retain(),
             185..190 => self.pass_time(),
             190..192 => self.set_quota(),
@@ -232,7 +232,7 @@ impl Driver {
         self.compare();
     }
 
-    /// Gives everything back; then every slot must be unused.
+    /// Gives everything back; then every block id must be unused.
     pub fn finish(mut self) -> Seen {
         while !self.coming.is_empty() {
             self.end_move();
@@ -351,7 +351,7 @@ impl Driver {
             let Some(content) = block.bears() else { continue };
             let place = match block.now {
                 Now::Moving { from, .. } => from,
-                _ => (block.tier, block.slot),
+                _ => (block.tier, block.block_id),
             };
             let known = mirror.names.get(&name(content));
             let known = known.map(|&(id, location, worth)| (id.index(), at(location), worth.get()));

@@ -53,7 +53,7 @@ impl Model {
 
     pub fn release_claimed(&mut self, block: usize, moving: Option<usize>) {
         if let Some(to) = moving {
-            self.abort_offload(self.blocks[block].slot, to);
+            self.abort_offload(self.blocks[block].block_id, to);
         }
         assert_eq!(self.blocks[block].now, Now::Claimed);
         self.rest(block);
@@ -68,7 +68,7 @@ impl Model {
         parent: Option<usize>,
         words: Words,
     ) -> Result<usize, usize> {
-        let from = self.blocks[block].slot;
+        let from = self.blocks[block].block_id;
         let named = self.name(block, content, parent, words);
         if let Some(to) = moving {
             self.abort_offload(from, to);
@@ -116,7 +116,7 @@ impl Model {
         Ok(block)
     }
 
-    /// Content that is far and unused, or on its way, was computed again in `own`: it gets that slot, and
+    /// Content that is far and unused, or on its way, was computed again in `own`: it gets that block id, and
     /// keeps what follows it.
     fn come_near(&mut self, known: usize, own: usize) {
         self.counters.dropped += 1;
@@ -203,13 +203,14 @@ impl Model {
         found
     }
 
-    /// The block that lies in a slot.
-    fn lying_in(&self, tier: usize, slot: usize) -> usize {
-        let here = |&id: &usize| self.at(id) == (tier, slot) && self.blocks[id].now != Now::Absent;
+    /// The block that lies at a block id.
+    fn lying_in(&self, tier: usize, block_id: usize) -> usize {
+        let here =
+            |&id: &usize| self.at(id) == (tier, block_id) && self.blocks[id].now != Now::Absent;
         self.ids().find(here).unwrap()
     }
 
-    /// A copy from a primary slot to a secondary one has been made.
+    /// A copy from a primary block id to a secondary one has been made.
     pub fn commit_offload(&mut self, from: usize, to: usize) {
         let block = self.lying_in(SECONDARY, to);
         if let Some(content) = self.blocks[block].bears() {
@@ -236,7 +237,7 @@ impl Model {
             matches!(self.blocks[moving].now, Now::Moving { .. }),
             "{moving} is not on its way"
         );
-        self.reading.retain(|&slot| slot != from);
+        self.reading.retain(|&block_id| block_id != from);
         self.rest(moving);
         if self.blocks[holder].now == Now::Draining {
             self.rest(holder);

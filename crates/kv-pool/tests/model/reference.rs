@@ -29,7 +29,7 @@ pub enum Now {
     },
     Claimed,
     Pinned(u32),
-    /// Released while a copy reads its slot.
+    /// Released while a copy reads its block id.
     Draining,
     /// On its way to the secondary tier. The name comes back on arrival, unless it is removed, or given
     /// to other content, before.
@@ -48,7 +48,7 @@ impl Now {
 #[derive(Clone, Debug)]
 pub struct Block {
     pub tier: usize,
-    pub slot: usize,
+    pub block_id: usize,
     pub content: Option<u32>,
     pub priority: u8,
     /// How long the priority lasts after the release.
@@ -78,9 +78,9 @@ pub enum Happened {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ModelClaim {
     pub block: usize,
-    pub slot: usize,
+    pub block_id: usize,
     pub evicted: bool,
-    /// The secondary slot that what lay there is to be moved to.
+    /// The secondary block id that what lay there is to be moved to.
     pub moving: Option<usize>,
 }
 
@@ -92,7 +92,7 @@ pub struct Model {
     /// Quotas for the primary tier; the first is nobody's.
     pub tenants: Vec<TenantQuota>,
     pub events: Vec<Happened>,
-    /// Primary slots that a copy of evicted content may not have read yet.
+    /// Primary block ids that a copy of evicted content may not have read yet.
     pub reading: Vec<usize>,
     pub time: u64,
     /// How often the clock must have been read.
@@ -126,9 +126,9 @@ impl Model {
         ];
         let mut blocks = Vec::new();
         for (tier, &size) in sizes.iter().enumerate() {
-            blocks.extend((0..size as usize).map(|slot| Block {
+            blocks.extend((0..size as usize).map(|block_id| Block {
                 tier,
-                slot,
+                block_id,
                 content: None,
                 priority: DEFAULT_PRIORITY,
                 duration: None,
@@ -180,7 +180,7 @@ impl Model {
     }
 
     pub fn at(&self, block: usize) -> (usize, usize) {
-        (self.blocks[block].tier, self.blocks[block].slot)
+        (self.blocks[block].tier, self.blocks[block].block_id)
     }
 
     pub fn is_unused(&self, block: usize) -> bool {
@@ -217,10 +217,10 @@ impl Model {
         self.blocks.iter().position(|block| block.bears() == Some(content))
     }
 
-    /// Whether a copy of evicted content may still read the slot of a block.
+    /// Whether a copy of evicted content may still read the block id of a block.
     pub fn is_read(&self, block: usize) -> bool {
-        let (tier, slot) = self.at(block);
-        tier == PRIMARY && self.reading.contains(&slot)
+        let (tier, block_id) = self.at(block);
+        tier == PRIMARY && self.reading.contains(&block_id)
     }
 
     /// Blocks of a tenant in the primary tier: in use, and cached.
@@ -326,7 +326,7 @@ impl Model {
         self.blocks[victim].now = Now::Moving { content: Some(content), from };
         self.blocks[victim].cached_since = None;
         self.reading.push(from.1);
-        self.claimed(target, by, true, Some(self.blocks[victim].slot))
+        self.claimed(target, by, true, Some(self.blocks[victim].block_id))
     }
 
     pub fn claimed(
@@ -339,13 +339,13 @@ impl Model {
         let claimed = &mut self.blocks[block];
         (claimed.now, claimed.tenant, claimed.depth) = (Now::Claimed, by, 0);
         (claimed.priority, claimed.duration) = (DEFAULT_PRIORITY, None);
-        ModelClaim { block, slot: claimed.slot, evicted, moving }
+        ModelClaim { block, block_id: claimed.block_id, evicted, moving }
     }
 
     pub fn swap(&mut self, one: usize, other: usize) {
         let (a, b) = (self.at(one), self.at(other));
-        (self.blocks[one].tier, self.blocks[one].slot) = b;
-        (self.blocks[other].tier, self.blocks[other].slot) = a;
+        (self.blocks[one].tier, self.blocks[one].block_id) = b;
+        (self.blocks[other].tier, self.blocks[other].block_id) = a;
     }
 
     /// Nobody uses the block any more.

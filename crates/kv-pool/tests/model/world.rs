@@ -62,7 +62,7 @@ impl Driver {
         self.model.complete(epoch.number());
     }
 
-    pub fn add_slots(&mut self) {
+    pub fn add_block_ids(&mut self) {
         let upto = self.random.below(self.capacity + 2);
         let added = self.pool.add_primary_blocks(upto);
         assert_eq!(added.is_ok(), upto <= self.capacity);

@@ -117,8 +117,8 @@ impl Worker {
             self.world.memory.offload(&offload);
             offload.commit();
         }
-        for (slot, content) in claimed.ids().zip(first + found as u64..) {
-            self.world.memory.fill(slot, content);
+        for (block_id, content) in claimed.ids().zip(first + found as u64..) {
+            self.world.memory.fill(block_id, content);
         }
         let retention = Retention {
             priority: Priority::new(80).unwrap(),
