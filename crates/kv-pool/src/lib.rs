@@ -78,29 +78,31 @@
 //!
 //! # Locks, and when an operation takes effect
 //!
-//! A pool has one lock, and nothing else is locked under it: an injected clock and policies are
-//! called while it is held and must not call the pool. Neither leaves an operation half done if it panics. A
-//! clock that goes back stands still. Any other lock of the caller's may be held when the pool is called.
+//! A pool has one lock, and locks nothing else while it holds it. It calls an injected clock and policies
+//! under the lock, so these must not call the pool. A panic of theirs leaves no operation half done. A clock
+//! that goes back stands still for the pool. The caller may hold any lock of its own when it calls the pool.
 //!
-//! Who finds the lock taken waits before it looks again, longer each time and up to 50 microseconds,
-//! and sleeps after half a millisecond: what the lock guards stays in one processor's caches for a
-//! while. The lock is not fair before that.
+//! A thread that finds the lock taken waits before it looks again, longer each time and up to 50
+//! microseconds. It sleeps after half a millisecond. So what the lock guards stays in one processor's
+//! caches for a while. The lock is not fair until a thread sleeps.
 //!
-//! Every operation takes effect at one moment of its one hold of the lock, and one that fails has
-//! none. Only [`ShardedPool`] has operations that take several locks, and says which: those that it
-//! holds together are taken in the order of the shards. Two kinds of operations do not take the lock: cloning a pin or a list of pins takes effect
-//! with the addition to the count of its owners, and dropping one that has other owners with the
-//! subtraction. The last owner's drop takes the lock; in that hold the count of each block falls
-//! and, where it becomes zero, the block is queued, so nobody sees a block that is neither held nor
-//! queued. [`moves::Onboard::commit`] decides in its hold, by both counts, whether anybody else holds the
-//! block; its own pin cannot be cloned meanwhile, for the token owns it.
+//! Every operation takes effect at one moment while it holds the lock, and one that fails has no effect.
+//! Only [`ShardedPool`] has operations that take several locks, and says which. It takes them in the order
+//! of the shards.
 //!
-//! Holds are bounded by the length of the lists that the caller gives, except for those of
-//! [`BlockPool::snapshot`], [`BlockPool::check_integrity`], [`BlockPool::remove_with_successors`],
-//! [`BlockPool::remove_tenant`] and the first [`BlockPool::add_tenant`], which look at all blocks,
-//! of [`BlockPool::complete_epoch`], which takes time for each block that was released in it, and of
-//! claims, which take time for each block that they pass over, once a release: one that others follow,
-//! or that is kept for another tenant. A claim beside those takes time for each tenant with such blocks.
+//! Two operations take no lock. Cloning a [`Pinned`] takes effect with an addition to the count of its
+//! owners. Dropping one that has other owners takes effect with a subtraction. The drop of the last owner
+//! takes the lock. While it holds it, the count of each block falls, and a block whose count becomes zero
+//! is queued, so nobody sees a block that is neither held nor queued. [`moves::Onboard::commit`] decides
+//! under the lock, by both counts, whether anybody else holds a block. Its own list cannot be cloned
+//! meanwhile, for the move owns it.
+//!
+//! The time for which an operation holds the lock is bounded by the length of the lists that the caller
+//! gives, with three exceptions. [`BlockPool::snapshot`], [`BlockPool::check_integrity`],
+//! [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] and the first
+//! [`BlockPool::add_tenant`] look at all blocks. [`BlockPool::complete_epoch`] takes time for each block
+//! that was released in the epoch. A claim takes time for each block that it passes over, once a release,
+//! because others follow the block or it is kept for another tenant, and for each tenant with such blocks.
 //!
 //! # Examples
 //!
