@@ -1,4 +1,4 @@
-//! NVML as the machine's own list of devices. Never required.
+//! NVML as the machine's own list of devices. Optional.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use nvml_wrapper::error::NvmlError;
 
 use crate::identity::{DeviceDirectory, DeviceKind, DeviceListing, DeviceUuid};
 
-/// Finds devices by NVML, where the machine has it.
+/// Finds devices through NVML, if the machine has it.
 pub struct NvmlDirectory {
     nvml: Option<Nvml>,
 }
 
 impl NvmlDirectory {
-    /// Loads NVML if the machine has it; without it, nothing is found.
+    /// Loads NVML if the machine has it. Without NVML nothing is found.
     #[must_use]
     pub fn load() -> Self {
         let nvml = Nvml::init()
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn without_nvml_nothing_is_found_and_nothing_fails() {
         assert_eq!(NvmlDirectory { nvml: None }.find([7; 16]), None);
-        // With or without it on this machine: no GPU has this UUID.
+        // Whether or not this machine has NVML: no GPU has this UUID.
         assert_eq!(NvmlDirectory::load().find([0xAB; 16]), None);
     }
 }

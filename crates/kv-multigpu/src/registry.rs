@@ -10,16 +10,16 @@ use parking_lot::Mutex;
 use crate::health::{CloseDeviceError, CloseReport, DeviceEntry, DeviceState, Drained};
 use crate::identity::{DeviceDirectory, DeviceKind, DeviceUuid, kind_of_name};
 
-/// Why a device was refused.
+/// The reason why a device was refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// The ordinal names no device.
+    /// The device does not exist.
     #[error("no device {ordinal}: the driver reports {count}")]
     NoSuchDevice {
-        /// The ordinal asked for.
+        /// Requested ordinal.
         ordinal: i32,
-        /// How many devices the driver reports.
+        /// Number of devices that the driver reports.
         count: i32,
     },
     /// The GPU already has an instance on another context.
@@ -31,7 +31,7 @@ pub enum RegistryError {
         ordinal: i32,
         /// The context of the registered instance.
         registered: u64,
-        /// The context that was to be adopted.
+        /// The context to be adopted.
         adopted: u64,
     },
     /// The driver did not list its devices.
@@ -40,9 +40,9 @@ pub enum RegistryError {
     /// The device could not be opened.
     #[error("device {ordinal} could not be opened")]
     Open {
-        /// The ordinal asked for.
+        /// Requested ordinal.
         ordinal: i32,
-        /// Why.
+        /// The cause.
         #[source]
         source: DeviceError,
     },
@@ -51,36 +51,36 @@ pub enum RegistryError {
     Adopt {
         /// The context passed in.
         context: u64,
-        /// Why.
+        /// The cause.
         #[source]
         source: DeviceError,
     },
     /// The device is being drained or closed, and is not handed out.
     #[error("device {ordinal} is being drained or closed, and is not handed out")]
     Draining {
-        /// The ordinal asked for.
+        /// Requested ordinal.
         ordinal: i32,
     },
     /// The device is not open.
     #[error("device {ordinal} is not open")]
     NotOpen {
-        /// The ordinal asked for.
+        /// Requested ordinal.
         ordinal: i32,
     },
-    /// The device was closed after it had been lost. [`DeviceRegistry::reopen`] tries it again.
+    /// The device was closed after it had been lost. [`DeviceRegistry::reopen`] opens it again.
     #[error("device {ordinal} was lost and closed: {first}")]
     Lost {
-        /// The ordinal asked for.
+        /// Requested ordinal.
         ordinal: i32,
-        /// The first error, with the call that met it.
+        /// The first error, with the call that returned it.
         first: DriverError,
     },
-    /// The device's work could not be waited for, though the device is not lost.
+    /// Waiting for the device's work failed, although the device is not lost.
     #[error("device {ordinal} could not be drained")]
     Drain {
-        /// The ordinal asked for.
+        /// Requested ordinal.
         ordinal: i32,
-        /// Why.
+        /// The cause.
         #[source]
         source: DeviceError,
     },
@@ -135,26 +135,26 @@ pub struct DeviceRegistry {
     driver: Arc<dyn Driver>,
     directory: Option<Arc<dyn DeviceDirectory>>,
     count: i32,
-    /// In the order in which they were opened.
+    /// GPUs, in the order in which they were opened.
     known: Mutex<Vec<KnownGpu>>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     instance_per_call: std::sync::atomic::AtomicBool,
 }
 
 impl DeviceRegistry {
-    /// A registry over `driver`, with nothing opened yet.
+    /// A registry over `driver`, without open devices.
     ///
     /// # Errors
-    /// [`RegistryError::Driver`] when the driver does not tell how many devices there are.
+    /// [`RegistryError::Driver`] if the driver does not report the number of devices.
     pub fn new(driver: Arc<dyn Driver>) -> Result<Self, RegistryError> {
         Self::make(driver, None)
     }
 
-    /// As [`new`](DeviceRegistry::new), with the machine's own list of devices beside CUDA's: `NvmlDirectory` (feature
-    /// `nvml`), or another one.
+    /// Like [`new`](DeviceRegistry::new), with the machine's own list of devices: `NvmlDirectory`
+    /// (feature `nvml`), or another one.
     ///
     /// # Errors
-    /// As [`new`](DeviceRegistry::new). A directory that knows nothing is no error.
+    /// Like [`new`](DeviceRegistry::new). An empty directory is not an error.
     pub fn with_directory(
         driver: Arc<dyn Driver>,
         directory: Arc<dyn DeviceDirectory>,
@@ -177,13 +177,13 @@ impl DeviceRegistry {
         })
     }
 
-    /// How many devices there are, opened or not.
+    /// Number of devices, opened or not.
     #[must_use]
     pub fn count(&self) -> i32 {
         self.count
     }
 
-    /// The driver that the devices are reached through.
+    /// The driver of the devices.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
@@ -191,20 +191,20 @@ impl DeviceRegistry {
 
     /// The instance of device `ordinal`, opened on its primary context at the first call.
     ///
-    /// A lost device is handed out like any other until it is drained. Every operation on it answers with the error
-    /// that lost it.
+    /// A lost device is handed out like any other until it is drained. Every operation on it
+    /// returns the error that lost it.
     ///
     /// # Errors
-    /// [`RegistryError::NoSuchDevice`]; [`RegistryError::Open`] with what the driver answered;
-    /// [`RegistryError::Draining`] and [`RegistryError::Lost`] for a device that is drained, or was closed after its
-    /// loss.
+    /// [`RegistryError::NoSuchDevice`]; [`RegistryError::Open`] with the driver's error;
+    /// [`RegistryError::Draining`] and [`RegistryError::Lost`] for a device that is drained, or was
+    /// closed after its loss.
     pub fn device(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.instance_per_call.load(std::sync::atomic::Ordering::Relaxed) {
             return self.open(ordinal);
         }
-        // Opening a device takes a fraction of a second once; the lock is not on any step's path.
+        // Opening a device takes a fraction of a second, once. The lock is not on the step path.
         let mut known = self.known.lock();
         let index = known.iter().position(|known| known.uuid == uuid);
         match index.map(|index| &known[index].instance) {
@@ -222,11 +222,11 @@ impl DeviceRegistry {
         Ok(device)
     }
 
-    /// Opens a device anew that was closed after it had been lost.
+    /// Opens a device again that was closed after it had been lost.
     ///
     /// # Errors
-    /// As [`device`](DeviceRegistry::device); [`RegistryError::Open`] when the driver says that the device
-    /// is lost for the process.
+    /// Like [`device`](DeviceRegistry::device); [`RegistryError::Open`] if the driver reports that
+    /// the device is lost for the process.
     pub fn reopen(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
         self.known.lock().retain(|known| {
@@ -302,7 +302,7 @@ impl DeviceRegistry {
         (0..self.count).map(|ordinal| self.entry(ordinal)).collect()
     }
 
-    /// Asks an open device whether it is lost, before a request meets the loss (one `cuMemGetInfo`).
+    /// Checks whether an open device is lost, before a request finds out (one `cuMemGetInfo`).
     ///
     /// # Errors
     /// [`RegistryError::NoSuchDevice`], [`RegistryError::Driver`].
@@ -318,7 +318,7 @@ impl DeviceRegistry {
         Ok(self.state(uuid).0)
     }
 
-    /// The first loss that this process met: the device's ordinal and the error.
+    /// The first loss in this process: the device's ordinal and the error.
     #[must_use]
     pub fn first_loss(&self) -> Option<(i32, DriverError)> {
         let known = self.known.lock();
@@ -333,8 +333,8 @@ impl DeviceRegistry {
     /// Waits on the host for all work of the device's context.
     ///
     /// # Errors
-    /// [`RegistryError::NotOpen`], [`RegistryError::NoSuchDevice`]; [`RegistryError::Drain`] when the work could not
-    /// be waited for. The loss of the device is an outcome.
+    /// [`RegistryError::NotOpen`], [`RegistryError::NoSuchDevice`]; [`RegistryError::Drain`] if
+    /// waiting for the work failed. The loss of the device is not an error here.
     #[track_caller]
     pub fn drain(&self, ordinal: i32) -> Result<Drained, RegistryError> {
         let _site = cuda_driver::site::enter();
@@ -344,7 +344,7 @@ impl DeviceRegistry {
         let freed = device.alive().retired;
         let outcome = waited.and_then(|()| device.free_retired().map(drop));
         if device.poison().is_some() {
-            // Tried on a lost device too, where refusals repeat the loss.
+            // Also tried on a lost device, where refusals only repeat the loss.
             let _ = device.free_retired();
         }
         let lost = device.poison();
@@ -375,20 +375,22 @@ impl DeviceRegistry {
         Ok(device)
     }
 
-    /// Drains the device and gives its context back: to the driver, or to the host program if it was
-    /// adopted. Other devices are not touched.
+    /// Drains the device and releases its context: to the driver, or to the host program if it was
+    /// adopted. Other devices are not affected.
     ///
     /// # Ordering
     /// As [`drain`](DeviceRegistry::drain).
     ///
     /// # Errors
-    /// [`CloseDeviceError::InUse`] with what is alive; the device is drained then and can be closed later.
+    /// [`CloseDeviceError::InUse`] with the live handles; the device is drained then and can be
+    /// closed later.
     #[track_caller]
     pub fn close(&self, ordinal: i32) -> Result<Closed, CloseDeviceError> {
         let _site = cuda_driver::site::enter();
         let none = CloseDeviceError::NoSuchDevice { ordinal, count: self.count };
         let uuid = self.uuid(ordinal).map_err(|_| none)?;
-        // A device that could not be drained is closed all the same. Its work ends with the context.
+        // A device that could not be drained is closed nevertheless. Its work ends with the
+        // context.
         let _ = self.drain(ordinal);
         let device = self.take(uuid).ok_or(CloseDeviceError::NotOpen { ordinal })?;
         let loss = device.loss();
@@ -407,8 +409,9 @@ impl DeviceRegistry {
         outcome
     }
 
-    /// Closes every open device: all are drained first, so that no copy between two is under way, and
-    /// then closed, the one opened last first. Every step is taken even if one before it failed.
+    /// Closes every open device. First all are drained, so that no copy between two devices is
+    /// running. Then they are closed, the last opened first. Every step is taken even if an earlier
+    /// one failed.
     ///
     /// # Ordering
     /// Waits on the host for all work of all open devices.
@@ -454,7 +457,7 @@ impl DeviceRegistry {
         known.iter().find(|known| known.uuid == uuid).and_then(|known| answer(&known.instance))
     }
 
-    /// Marks an open device; the device, unless there is none.
+    /// Marks an open device as draining, and returns it.
     fn set_draining(&self, uuid: [u8; 16]) -> Option<Device> {
         let mut known = self.known.lock();
         let instance = &mut known.iter_mut().find(|known| known.uuid == uuid)?.instance;
@@ -463,7 +466,7 @@ impl DeviceRegistry {
         Some(device)
     }
 
-    /// Takes the instance out, to be closed outside the lock.
+    /// Takes the instance out, so that it is closed outside the lock.
     fn take(&self, uuid: [u8; 16]) -> Option<Device> {
         let mut known = self.known.lock();
         let instance = &mut known.iter_mut().find(|known| known.uuid == uuid)?.instance;
@@ -498,7 +501,7 @@ impl DeviceRegistry {
     }
 }
 
-/// The device that was lost first by the error of `loss`, if that was before it.
+/// The device that was lost first by the error of `loss`, if it was lost before.
 fn lost_before(known: &[KnownGpu], loss: Loss) -> Option<i32> {
     let losses = known.iter().filter_map(|known| Some((known.ordinal, known.instance.loss()?)));
     losses
@@ -507,7 +510,7 @@ fn lost_before(known: &[KnownGpu], loss: Loss) -> Option<i32> {
         .map(|(ordinal, _)| ordinal)
 }
 
-/// Puts an instance at the end of the list, in place of a closed one of the same GPU.
+/// Adds an instance at the end of the list, replacing a closed one of the same GPU.
 fn register(known: &mut Vec<KnownGpu>, device: &Device) {
     let uuid = device.info().uuid;
     known.retain(|known| known.uuid != uuid);
@@ -527,8 +530,8 @@ mod tests {
 
     use super::*;
 
-    /// H17. While the driver opens a GPU for one thread, no other thread gets as far as looking whether
-    /// the GPU is there: the call itself looks whether the list is locked.
+    /// H17. While the driver opens a GPU for one thread, no other thread can check whether the GPU
+    /// is in the list: the driver call itself checks that the list is locked.
     #[test]
     fn all_threads_get_the_same_instance() {
         let registry = Arc::new(OnceLock::<Weak<DeviceRegistry>>::new());

@@ -1,6 +1,6 @@
-//! The locks of the device threads: the standard library's, or those of a model checker.
+//! The locks of the device threads: those of the standard library or of a model checker.
 //!
-//! What a queue and its completions share goes through here, so that loom runs the code that is shipped.
+//! Queues and completions use these, so that loom runs the shipped code.
 
 use std::sync::PoisonError;
 
@@ -9,12 +9,13 @@ pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// Locks; nothing that could unwind runs under these locks, so what they guard is whole in any case.
+/// Locks the mutex. No code that can unwind runs under these locks, so the guarded data is always
+/// consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for a notification. It may come for no reason.
+/// Waits for a notification. It may also return without one.
 pub(crate) fn wait<'a, T>(condvar: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     condvar.wait(guard).unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,12 +1,13 @@
-//! What staging costs on a GPU, beside one copy of the same bytes and beside what is done elsewhere,
-//! in one run.
+//! Cost of staging on a GPU, compared with one copy of the same bytes and with what other systems
+//! do, in one run.
 //!
-//! `cargo bench -p kv-stage --bench stage_gpu`. The table has 256 rows of 2,048 entries; a step also
-//! carries sequence lengths (256 of `u32`) and a slot mapping (256 of `i64`). Stream times are by
-//! events around one submission, behind fills that keep the stream busy until all is enqueued; host
-//! times are of the calls. Medians. Then the phases of a decode step and the driver calls that it makes,
-//! what each such call costs, and what pinning costs by where the memory comes from. `KV_DEVICE=sim` runs it on the simulated device, to see that
-//! it runs: the times mean nothing then.
+//! `cargo bench -p kv-stage --bench stage_gpu`. The table has 256 rows of 2,048 entries. A step
+//! also carries sequence lengths (256 of `u32`) and a slot mapping (256 of `i64`). Stream times are
+//! measured by events around one submission, behind fills that keep the stream busy until
+//! everything is enqueued. Host times are those of the calls. All figures are medians. Then follow
+//! the phases of a decode step with its driver calls, the cost of each such call, and the cost of
+//! pinning by the source of the memory. `KV_DEVICE=sim` runs it on the simulated device, only to
+//! check that it runs: the times mean nothing then.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
@@ -28,20 +29,21 @@ use kv_stage::{BlockTable, Pinning, PoolOptions, Row, StagingOptions, StagingPoo
 const ROWS: usize = 256;
 const COLUMNS: usize = 2048;
 const TABLE_BYTES: u64 = (ROWS * COLUMNS * size_of::<i32>()) as u64;
-/// Rows that a decode step adds a block to.
+/// Number of rows to which a decode step adds a block.
 const CHANGED: usize = 16;
-/// Room for the table and the arrays.
+/// Enough bytes for the table and the arrays.
 const DEVICE_BYTES: u64 = TABLE_BYTES + (16 << 10);
-/// Fills of the scratch memory, together longer than any submission takes the host: a millisecond.
+/// Number of fills of the scratch memory. Together they take longer than any submission takes the
+/// host: a millisecond.
 const FILLS: usize = 16;
-/// Buffers of a pool: one more than the depth.
+/// Number of buffers of a pool: one more than the depth.
 const BUFFERS: usize = 3;
 
 fn main() -> ExitCode {
     match open() {
         Ok((device, counting)) => {
             println!("{}, host node {:?}\n", device.info().name, device.host_node());
-            // As on the threads of an engine, the device's context is current all the time.
+            // The device's context is always current, as on an engine's threads.
             let all = device.run(|_| {
                 Bench::new(&device, counting).all();
                 Ok(())
@@ -74,7 +76,7 @@ fn open() -> Result<(Device, Arc<CountingDriver>), String> {
     Ok((device, counting))
 }
 
-/// What one way of sending costs.
+/// The cost of one way of sending.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     stream: Duration,
@@ -93,7 +95,7 @@ struct Bench {
     timings: usize,
 }
 
-/// Arrays that travel with a table.
+/// Arrays that are sent with a table.
 struct Arrays {
     lens: Vec<u32>,
     slots: Vec<i64>,
@@ -160,7 +162,7 @@ impl Bench {
         self.memories();
     }
 
-    /// Times `enqueue`, which is prepared for by `prepare` and runs behind a stream that is busy.
+    /// Times `enqueue`, which runs after `prepare`, behind a busy stream.
     fn cost(&self, mut prepare: impl FnMut(), mut enqueue: impl FnMut()) -> Cost {
         let (mut streams, mut hosts) = (Vec::new(), Vec::new());
         for timing in 0..=self.timings {
@@ -175,7 +177,7 @@ impl Bench {
             let host = begun.elapsed();
             self.end.record(&self.stream).unwrap();
             self.end.synchronize().unwrap();
-            // The first warms up.
+            // The first round warms up.
             if timing > 0 {
                 let ms = self.end.elapsed_ms_since(&self.start).unwrap();
                 streams.push(Duration::from_secs_f64(f64::from(ms) / 1e3));
@@ -198,8 +200,8 @@ impl Bench {
         self.cost(|| {}, || self.stream.copy_to_device(target.span(), &source, 0).unwrap())
     }
 
-    /// One copy of bytes that the host has just written, as it must have before every step: they come
-    /// out of the processor's caches.
+    /// One copy of bytes that the host has just written, as before every step: they come from the
+    /// processor's caches.
     fn one_written_copy(&self) -> Cost {
         let (mut source, target) = (self.pinned(TABLE_BYTES), self.memory(TABLE_BYTES));
         let table = table(COLUMNS);
@@ -210,14 +212,15 @@ impl Bench {
         self.cost(|| {}, enqueue)
     }
 
-    /// What engines do: a kernel reads the rows from a persistent pinned table.
+    /// What other engines do: a kernel reads the rows from a persistent pinned table.
     fn gather(&self) -> Cost {
         let source = self.pinned(TABLE_BYTES);
         let (out, index) = (self.memory(TABLE_BYTES), self.memory(ROWS as u64 * 4));
         let rows: Vec<u32> = (0..ROWS as u32).rev().collect();
         self.stream.upload(index.span(), bytemuck::cast_slice(&rows)).unwrap();
-        // SAFETY: the range is a live pinned allocation that kernels may read. The kernel only reads
-        // it, and nobody writes it; it outlives the launches, each of which is waited for.
+        // SAFETY: the range is a live pinned allocation that kernels may read. The kernel only
+        // reads it, and no other code writes it. It outlives the launches, each of which is waited
+        // for.
         let table = unsafe { DeviceSpan::from_raw(source.device_address(), TABLE_BYTES) }.unwrap();
         let gather = GatherRows {
             out: out.span(),
@@ -238,7 +241,8 @@ impl Bench {
         StagingPool::new(&self.device, options).unwrap()
     }
 
-    /// The whole table, from snapshot to event: the host's time has the 2 MiB written to the buffer.
+    /// The whole table, from snapshot to event. The host's time includes writing 2 MiB to the
+    /// buffer.
     fn full(&self, with_arrays: bool) -> Cost {
         let pool = self.pool();
         let mut stager = StepStager::new(&self.device, &pool, DEVICE_BYTES).unwrap();
@@ -257,7 +261,7 @@ impl Bench {
         )
     }
 
-    /// The same bytes from one staging buffer, by a copy for each array.
+    /// The same bytes from one staging buffer, with a copy for each array.
     fn copy_per_array(&self) -> Cost {
         let pool = self.pool();
         let target = self.memory(DEVICE_BYTES);
@@ -290,7 +294,8 @@ impl Bench {
         )
     }
 
-    /// The same bytes from pinned memory that each call allocates; freeing it is not in the time.
+    /// The same bytes from pinned memory that each call allocates. The time does not include
+    /// freeing it.
     fn pinned_per_call(&self) -> Cost {
         let target = self.memory(DEVICE_BYTES);
         let (table, arrays) = (table(COLUMNS), arrays());
@@ -314,7 +319,7 @@ impl Bench {
         )
     }
 
-    /// A step of a stager that sends changes: 16 rows have a block more than in the step before.
+    /// A step of a stager that sends changes: 16 rows have a block more than in the previous step.
     fn decode(&self, with_arrays: bool) -> (Cost, u64) {
         let pool = self.pool();
         let mut stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
@@ -343,7 +348,7 @@ impl Bench {
         (cost, sent)
     }
 
-    /// Where the host's time of a decode step goes, and which driver calls it makes.
+    /// The parts of the host's time of a decode step, and its driver calls.
     fn phases(&self) {
         let pool = self.pool();
         let mut stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
@@ -374,7 +379,7 @@ impl Bench {
                 let begun = Instant::now();
                 step.submit(&self.stream).unwrap();
                 times[3].push(begun.elapsed());
-                // The first steps make launches ready.
+                // The first steps prepare launches.
                 if times[3].len() > 2 * BUFFERS {
                     steps += 1;
                     for (call, count) in self.counting.calls() {
@@ -400,7 +405,7 @@ impl Bench {
         );
     }
 
-    /// What the calls of a step cost the host, behind a busy stream, through the handles.
+    /// The cost of a step's calls on the host, behind a busy stream, through the handles.
     fn driver_calls(&self) {
         println!("\n| call through the handles, behind a busy stream | stream, µs | host, µs |");
         println!("|---|---|---|");
@@ -430,7 +435,7 @@ impl Bench {
         show("copy 320 B", self.cost(nothing, copy));
     }
 
-    /// The 16 entries by 16 copies from one buffer.
+    /// The 16 entries with 16 copies from one buffer.
     fn copy_per_entry(&self) -> Cost {
         let pool = self.pool();
         let target = self.memory(TABLE_BYTES);
@@ -450,7 +455,7 @@ impl Bench {
         )
     }
 
-    /// Taking a buffer and retiring it: the event recorded by the submission and the query later.
+    /// Taking and retiring a buffer: the event recorded by the submission, and the later query.
     fn acquire_and_retire(&self) {
         let pool = self.pool();
         let rounds = if simulated() { 100 } else { 20_000 };
@@ -467,7 +472,7 @@ impl Bench {
         pool.close().unwrap();
     }
 
-    /// The same by where the memory comes from, and how fast it is copied.
+    /// The same by the source of the memory, and the speed of copies from it.
     fn memories(&self) {
         let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
         let class =
@@ -518,7 +523,7 @@ impl Bench {
         }
     }
 
-    /// Start-up: 256 MiB of buffers, before the first is at hand, and until all are.
+    /// Start-up: 256 MiB of buffers, until the first is available, and until all are.
     fn pinning(&self) {
         let total: u64 = if simulated() { 16 << 20 } else { 256 << 20 };
         let class = StagingOptions { buffer_bytes: 2 << 20, buffers_max: (total >> 21) as usize };

@@ -58,9 +58,10 @@
 //!   the harm. Off by default, also at run time.
 //!
 //! # What it does not do
-//! It pins nothing beyond what the pool was made for, spills nothing to pageable memory and never
-//! grows: a pool that is empty says so ([`AcquireError::Exhausted`](error::AcquireError::Exhausted)), and the caller holds back. Huge
-//! pages and memory nodes that the system lacks are done without, see [`StagingPool::memory`].
+//! It pins only the memory that the pool was created for, never falls back to pageable memory, and
+//! never grows: an empty pool returns [`AcquireError::Exhausted`](error::AcquireError::Exhausted), and
+//! the caller waits. If the system has no huge pages or memory nodes, the pool works without them, see
+//! [`StagingPool::memory`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

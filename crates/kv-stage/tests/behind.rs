@@ -1,5 +1,5 @@
-//! A device that is steps behind, as it is in practice: every driver call refused once at every place,
-//! and a long run that must not grow.
+//! A device that is steps behind, as in practice. Every driver call is refused once at every
+//! position, and a long run must not accumulate resources.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -18,12 +18,12 @@ use kv_stage::{
 };
 use rows::{row_at, rows_at};
 
-/// Bytes that are allocated.
+/// Number of allocated bytes.
 static BYTES: AtomicI64 = AtomicI64::new(0);
 
 struct Counted;
 
-// SAFETY: the system's allocator, which each call is passed on to.
+// SAFETY: every call is passed to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
@@ -46,18 +46,18 @@ const COLUMNS: usize = 32;
 const DEVICE_BYTES: u64 = 4096;
 const NOTE_BYTES: usize = 64;
 
-/// Sends tables by a stager and notes by a pool, `depth` steps ahead of a device as slow as is legal. A
-/// step whose parts were refused is sent by the next one.
+/// Sends tables by a stager and notes by a pool, `depth` steps ahead of a device as slow as is
+/// legal. A refused step is sent again with the next one.
 struct Run {
     device: Device,
     compute: Stream,
-    /// Where notes are read, too.
+    /// The stream that also reads notes.
     side: Stream,
     pool: StagingPool,
     notes: StagingPool,
     stager: StepStager,
     table: BlockTable,
-    /// What the last steps that were sent had, copied by work of their own streams.
+    /// The contents of the last sent steps, copied by work on their streams.
     seen: [DeviceBuffer; 3],
     expected: [Option<Vec<u8>>; 3],
     ahead: VecDeque<[Event; 2]>,
@@ -66,7 +66,7 @@ struct Run {
     step: u64,
 }
 
-/// Events and streams are the test's own; only refusals of what this crate does are of interest.
+/// Events and streams belong to the test itself. Only refusals of this crate's calls matter.
 fn keep_trying<T, E: std::fmt::Debug>(mut call: impl FnMut() -> Result<T, E>) -> T {
     match call() {
         Ok(done) => done,
@@ -109,7 +109,7 @@ impl Run {
         }
     }
 
-    /// One step; whether nothing was refused.
+    /// One step; returns whether nothing was refused.
     fn step(&mut self) -> bool {
         self.step += 1;
         let step = self.step;
@@ -124,7 +124,7 @@ impl Run {
             self.table.clear_row(row_at(slot)).unwrap();
         }
         self.table.append(row_at(slot), step as i32).unwrap();
-        // One of the two is enough to go on with.
+        // One of the two is enough to continue.
         let sent = [self.send_table(), self.send_note(step)];
         if let Some(events) = self.spare.pop() {
             for (event, stream) in events.iter().zip([&self.compute, &self.side]) {
@@ -166,7 +166,7 @@ impl Run {
             read[1] = true;
             Ok::<_, cuda_driver::CopyError>(())
         });
-        // What was enqueued runs, whatever else was refused.
+        // Enqueued work runs, whatever else was refused.
         for (place, read) in read.into_iter().enumerate() {
             if read {
                 self.expected[1 + place] = Some(note.to_vec());
@@ -175,7 +175,8 @@ impl Run {
         submitted.is_ok()
     }
 
-    /// Lets everything run, compares what arrived, and closes; whether no close was refused.
+    /// Runs everything, compares the received data, and closes; returns whether no close was
+    /// refused.
     fn end(mut self) -> bool {
         for stream in [&self.compute, &self.side] {
             keep_trying(|| stream.synchronize());
@@ -191,7 +192,7 @@ impl Run {
         self.ahead.clear();
         drop((self.stager, self.seen, self.spare, self.ahead, self.compute, self.side));
         let closed = [pool.close().is_ok(), notes.close().is_ok()];
-        // A refusal of the moment is tried again by the last handle.
+        // The last handle tries a temporarily refused call again.
         drop(device);
         closed == [true; 2]
     }
@@ -205,7 +206,7 @@ fn machine(pace: Pace) -> SimDriver {
     sim
 }
 
-/// Calls that a run makes after it was set up.
+/// Number of calls of a run after its set-up.
 fn calls_of_a_run(depth: usize) -> BTreeMap<&'static str, u64> {
     let sim = machine(Pace::Slowest);
     let mut run = Run::new(&sim, depth);
@@ -217,8 +218,9 @@ fn calls_of_a_run(depth: usize) -> BTreeMap<&'static str, u64> {
     sim.calls().into_iter().map(made).filter(|(_, count)| *count > 0).collect()
 }
 
-/// What a refusal of `call` may be. A call that ends an object and answers anything else than that it did
-/// nothing may have ended it, and is not made again: what is left then is the driver's leak.
+/// The error codes with which `call` may be refused. A call that ends an object is refused only with
+/// a code that says that it had no effect: after any other code the object may be gone, so the crate
+/// does not repeat the call, and the driver may leak.
 fn codes(call: &str) -> &'static [ErrorCode] {
     match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
         true => &[ErrorCode::OUT_OF_MEMORY],
@@ -252,7 +254,7 @@ fn a_refusal_of_any_call_at_any_place_harms_nothing_and_the_run_goes_on() {
     assert!(tried > 1_000, "{tried}");
 }
 
-/// Event queries of the machine so far.
+/// Number of event queries of the machine so far.
 fn queries(sim: &SimDriver) -> u64 {
     sim.calls().get("cuEventQuery").copied().unwrap_or(0)
 }
@@ -267,11 +269,12 @@ fn a_long_run_asks_keeps_and_allocates_no_more_at_its_end() {
         for _ in 0..LONG {
             let before = queries(&sim);
             assert!(run.step());
-            // Each pool asks about the oldest of each stream, and again behind what has finished.
+            // Each pool queries the oldest buffer of each stream, and the next one after each
+            // completed buffer.
             let asked = queries(&sim) - before;
             assert!(asked <= 8 * (depth as u64 + 1), "{asked} queries in step {}", run.step);
             assert!(run.pool.live() + run.notes.live() <= 2 * (depth + 1));
-            // Tables remember a bounded number of edits, and buffers have launches made ready.
+            // Tables remember a bounded number of edits, and buffers have prepared launches.
             if run.step == LONG / 10 {
                 settled = Some((BYTES.load(Ordering::Relaxed), sim.calls().len()));
             }
@@ -296,7 +299,7 @@ fn a_query_that_is_refused_frees_no_buffer() {
         buffer.bytes_mut().fill(byte);
         buffer.submit(&run.side, |view| view.copy_to_device(far.span(), 0)).unwrap();
     }
-    // Both are still read, and one of them cannot be asked about.
+    // Both are still read, and one of them cannot be queried.
     sim.fail_nth("cuEventQuery", 1, ErrorCode::UNKNOWN);
     let Err(AcquireError::Device(error)) = run.notes.acquire().map(drop) else {
         panic!("a buffer was recycled under its reader")

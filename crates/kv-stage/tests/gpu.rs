@@ -1,8 +1,8 @@
 //! Staging on a real GPU: steps behind a stalled stream, and long overlapped runs.
 //!
-//! Needs one device. Without one every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails.
-//! `KV_DEVICE=sim` runs the trials on the simulated device, to see that they run.
-//! `KV_STAGE_ITERATIONS` is how many steps a long run has at each depth (100,000 unless told).
+//! Needs one device. Without one every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it
+//! fails. `KV_DEVICE=sim` runs the trials on the simulated device, to check that they run.
+//! `KV_STAGE_ITERATIONS` is the number of steps of a long run at each depth (100,000 by default).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -67,7 +67,7 @@ fn main() {
         trial.with_ignored_flag(missing.is_some() && !required)
     });
     let mut arguments = Arguments::from_args();
-    // They share a device, and its memory.
+    // The trials share a device and its memory.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }
@@ -101,13 +101,13 @@ enum Sends {
     Changes,
 }
 
-/// Most fills of a stall: seconds of work for any card.
+/// Maximum number of fills of a stall: seconds of work for any GPU.
 const FILLS_MAX: usize = 1 << 16;
 const BYTES: usize = 64 << 10;
 
 impl Gpu {
     fn new(device: &Device) -> Self {
-        // A simulated device stands still without being kept busy.
+        // A simulated device is held instead of kept busy.
         let scratch_bytes = if device.virtual_now().is_some() { 64 } else { 64 << 20 };
         Self {
             device: device.clone(),
@@ -137,8 +137,8 @@ impl Gpu {
         bytes
     }
 
-    /// Runs `work` while the stream is busy with `fills` fills; what `work` returned, or nothing when
-    /// the stream was done before `work` was, so that there was no stall.
+    /// Runs `work` while the stream is busy with `fills` fills. Returns the result of `work`, or
+    /// `None` if the stream finished before `work` did, so that there was no stall.
     fn while_busy<T>(&self, fills: usize, work: impl FnOnce() -> T) -> Option<T> {
         for _ in 0..fills {
             self.stream.fill(self.scratch.span(), 0x5A).unwrap();
@@ -146,11 +146,11 @@ impl Gpu {
         let stalled = Event::new(&self.device).unwrap();
         stalled.record(&self.stream).unwrap();
         let done = work();
-        // Not the end of the first read, but its start, must come after the last write.
+        // The start, not the end, of the first read must come after the last write.
         (!stalled.is_complete().unwrap()).then_some(done)
     }
 
-    /// Calls `work` with as many fills as it takes for the stream to stand still long enough.
+    /// Calls `work` with enough fills to keep the stream busy for long enough.
     fn stalled<T>(&self, pool: &StagingPool, mut work: impl FnMut(usize) -> Option<T>) -> T {
         let mut fills = 64;
         while fills <= FILLS_MAX {
@@ -163,7 +163,7 @@ impl Gpu {
         panic!("the stream never stood still while two steps were staged");
     }
 
-    /// Stages A and B behind a stall; what arrived.
+    /// Stages A and B behind a stall; returns the received bytes.
     fn stage_two(&self, pool: &StagingPool, reader: Reader) -> [Vec<u8>; 2] {
         let targets = [0; 2].map(|_| self.memory(BYTES as u64));
         self.stalled(pool, |fills| {
@@ -220,8 +220,8 @@ fn stalled_steps_are_overwritten(gpu: &Gpu, reader: Reader) {
     assert!(arrived == [pattern(1), pattern(1)], "the test would not see the bug it is for");
 }
 
-/// A caching allocator gives each step a fresh buffer and learns of copies only: under a kernel, which
-/// it does not know of, the buffer that comes next is the same one.
+/// A caching allocator gives each step a fresh buffer and learns only of copies. It does not know
+/// of the kernel, so the next buffer is the same one.
 fn fresh_buffers_are_overwritten(gpu: &Gpu) {
     let pool = gpu.pool(1);
     let targets = [0; 2].map(|_| gpu.memory(BYTES as u64));
@@ -243,14 +243,16 @@ fn fresh_buffers_are_overwritten(gpu: &Gpu) {
     assert!(arrived == [pattern(1), pattern(1)], "it should have gone wrong");
 }
 
-/// Rows of the tables of each path: self-attention, cross-attention, beams (two a sequence), draft.
+/// Rows of the tables of each path: self-attention, cross-attention, beams (two per sequence),
+/// draft.
 const PATHS: [usize; 4] = [4, 4, 8, 4];
 const PATH_COLUMNS: usize = 64;
 
-/// What arrived of each path, and what is right.
+/// The received data of each path, and the expected data.
 type Paths = Vec<(Vec<i32>, Vec<i32>)>;
 
-/// Edits and stages the tables of every path, and lets a kernel log them; what is right.
+/// Edits and stages the tables of every path, and lets a kernel log them; returns the expected
+/// data.
 fn stage_paths(
     gpu: &Gpu,
     stager: &mut StepStager,
@@ -279,10 +281,10 @@ fn stage_paths(
 fn stage_paths_stalled(gpu: &Gpu, pool: &StagingPool, sends: Sends) -> [Paths; 2] {
     let mut stager = gpu.stager(pool, sends);
     let mut tables = PATHS.map(|slots| BlockTable::new(slots, PATH_COLUMNS).unwrap());
-    // Beforehand: an allocation may wait for the device.
+    // Allocated beforehand, because an allocation may wait for the device.
     let logs = [0; 2].map(|_| PATHS.map(|slots| gpu.memory((slots * PATH_COLUMNS * 4) as u64)));
     let right = gpu.stalled(pool, |fills| {
-        // The first step of all is sent whole.
+        // The very first step is sent completely.
         stage_paths(gpu, &mut stager, &mut tables, &logs[0]);
         gpu.stream.synchronize().unwrap();
         gpu.while_busy(fills, || {
@@ -324,7 +326,7 @@ const SLOTS: usize = 16;
 const COLUMNS: usize = 128;
 /// Bytes of the largest table of a step.
 const TABLE_BYTES: u64 = (SLOTS * COLUMNS * size_of::<i32>()) as u64;
-/// Steps between two looks at what arrived.
+/// Number of steps between two checks of the received data.
 const LOG: usize = 256;
 
 fn iterations() -> usize {
@@ -340,7 +342,7 @@ fn long_runs(gpu: &Gpu, sends: Sends) {
     }
 }
 
-/// Sequences that come, grow and go, each with a row of the table.
+/// Sequences that arrive, grow and leave, each with a row of the table.
 struct Batch {
     table: BlockTable,
     rows: Vec<usize>,
@@ -393,7 +395,7 @@ impl Batch {
 
 /// Runs many steps with the host `depth` steps ahead; a kernel logs each staged table.
 fn run_at(gpu: &Gpu, depth: usize, sends: Sends) {
-    // No more buffers than the depth needs: were one more of them live, a step would find none.
+    // Exactly as many buffers as the depth needs: if one more were live, a step would find none.
     let pool = gpu.pool(depth + 1);
     let mut stager = gpu.stager(&pool, sends);
     let mut batch = Batch::new(depth);
@@ -436,7 +438,7 @@ fn run_at(gpu: &Gpu, depth: usize, sends: Sends) {
     pool.close().unwrap();
 }
 
-/// Compares what was logged since the last look.
+/// Compares the tables logged since the last check.
 fn check(logged: &[u8], expected: &mut Vec<Vec<i32>>, iteration: usize) {
     for (entry, right) in logged.chunks_exact(TABLE_BYTES as usize).zip(expected.drain(..)) {
         let right: &[u8] = bytemuck::cast_slice(&right);

@@ -1,5 +1,5 @@
-//! The committed PTX of the scatter kernels against what they are to compute, and against itself made
-//! wrong: each small change to it leaves other bytes behind, or is found as what it is.
+//! Compares the committed PTX of the scatter kernels with the expected result, and changes single
+//! lines of it: each change must lead to other bytes or to a finding.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -11,18 +11,18 @@ use cuda_sim::{SimConfig, SimDriver};
 const PTX: &str = include_str!("../ptx/scatter.compute_80.ptx");
 
 const WORD: usize = 16;
-/// Words of the memory that is written; one more follows, which never is.
+/// Number of words of the written memory. One more word follows, which must never be written.
 const OUT_WORDS: u64 = 200;
-/// Words of a packet.
+/// Number of words of a packet.
 const WORDS_MAX: u32 = 60;
 
-/// Bytes of which no two words are alike.
+/// Bytes in which no two words are equal.
 fn noise(words: usize, seed: u32) -> Vec<u8> {
     let value = |number: u32| (number ^ seed).wrapping_mul(0x9E37_79B1).to_le_bytes();
     (0..words as u32 * 4).flat_map(value).collect()
 }
 
-/// The indices of `count` words, each once, of which some are beyond the end.
+/// The indices of `count` words, each once. Some are beyond the end.
 fn indices(count: u32) -> Vec<u32> {
     (0..count)
         .map(|i| match i % 23 {
@@ -33,7 +33,7 @@ fn indices(count: u32) -> Vec<u32> {
         .collect()
 }
 
-/// What is to be in memory: `out[index[i]] = data[i]`, and nothing beyond the end.
+/// The expected memory: `out[index[i]] = data[i]`, and nothing beyond the end.
 fn reference(out: &mut [u8], data: &[u8], index: &[u32]) {
     for (word, &target) in data.chunks_exact(WORD).zip(index) {
         if u64::from(target) < OUT_WORDS {
@@ -45,9 +45,9 @@ fn reference(out: &mut [u8], data: &[u8], index: &[u32]) {
 /// One launch of one of the kernels.
 #[derive(Clone, Copy, Debug)]
 enum Launch {
-    /// So many words, by so many blocks and threads.
+    /// That many words, with that many blocks and threads.
     Words { count: u32, blocks: u32, threads: u32 },
-    /// A packet with so many words, by so many threads.
+    /// A packet with that many words, with that many threads.
     Packet { count: u32, threads: u32 },
 }
 
@@ -62,7 +62,7 @@ const LAUNCHES: [Launch; 7] = [
     Launch::Packet { count: WORDS_MAX, threads: 32 },
 ];
 
-/// What `ptx` leaves in memory, and what should be there; `None` where something was found.
+/// The memory after running `ptx`, and the expected memory; `None` if there was a finding.
 fn run(ptx: &str, launch: Launch) -> Option<(Vec<u8>, Vec<u8>)> {
     let sim = SimDriver::new(SimConfig::default()).unwrap();
     let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
@@ -96,8 +96,8 @@ fn run(ptx: &str, launch: Launch) -> Option<(Vec<u8>, Vec<u8>)> {
         }
     };
     let kernel = module.kernel(kernel).unwrap();
-    // SAFETY: the simulated device checks number and size of the arguments and every access, and no
-    // argument names host memory.
+    // SAFETY: the simulated device checks the number and sizes of the arguments and every access,
+    // and no argument names host memory.
     unsafe { kernel.launch(&stream, &config, &args) }.unwrap();
     let ended = stream.synchronize();
     if !sim.findings().is_empty() {
@@ -117,7 +117,8 @@ fn words_and_packets_are_written_where_they_belong() {
     }
 }
 
-/// Asserts that every line that `change` applies to is missed when it is changed; how many there were.
+/// Asserts that changing any line that `change` applies to is detected; returns the number of
+/// lines.
 fn assert_noticed(change: impl Fn(&str) -> Option<String>) -> usize {
     let lines: Vec<&str> = PTX.lines().collect();
     let mut tried = 0;
@@ -156,7 +157,7 @@ fn a_store_that_is_missing_is_noticed() {
 
 #[test]
 fn a_comparison_that_is_missing_is_noticed() {
-    // A guard is a branch around what it guards.
+    // A guard is a branch around the guarded instruction.
     let removed = |line: &str| line.trim_start().starts_with('@').then(String::new);
     assert!(assert_noticed(removed) >= 4);
 }

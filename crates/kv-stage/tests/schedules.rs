@@ -1,9 +1,10 @@
 //! Host buffers rewritten while the device may still read them, under all orders and many at random.
 //!
-//! The unprotected variants are what goes wrong elsewhere; that they are found shows that the search
-//! would find a hole in the protected one. `KV_SCHEDULES` is how many random schedules each protected
-//! program runs (2,000 unless told), from seed `KV_SEED` (0) on; of a small program's orders, four times
-//! as many are tried at most. `cargo xtask simulate` runs 100,000, which takes in all orders.
+//! The unprotected variants reproduce defects of other systems. That they are found shows that the
+//! search would find a hole in the protected ones. `KV_SCHEDULES` is the number of random schedules
+//! of each protected program (2,000 by default), from seed `KV_SEED` (0) on. At most four times as
+//! many orders of a small program are tried. `cargo xtask simulate` runs 100,000, which covers all
+//! orders.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "a long campaign tells its counts")]
@@ -27,19 +28,19 @@ use machine::{Machine, pattern};
 use rows::{row_at, rows_at};
 
 const BYTES: u64 = 16;
-/// A race must be found within this many random schedules.
+/// Maximum number of random schedules until a race must be found.
 const FOUND_WITHIN: u64 = 100;
-/// Orders of a small program that are tried at most, for each random schedule of a larger one.
+/// Maximum number of orders of a small program, for each random schedule of a larger one.
 const ORDERS_PER_SCHEDULE: u64 = 4;
-/// Runs of random schedules, each of which must find it.
+/// Number of searches by random schedules. Each must find the race.
 const SEARCHES: u64 = 50;
 
-/// Who reads the host memory.
+/// The reader of the host memory.
 #[derive(Clone, Copy, Debug)]
 enum Reader {
     /// A copy, which the driver knows.
     Copy,
-    /// A kernel that is given the address, of which the driver knows nothing.
+    /// A kernel with the address as argument, which the driver does not know.
     Kernel,
 }
 
@@ -48,7 +49,7 @@ const READERS: [Reader; 2] = [Reader::Copy, Reader::Kernel];
 type Outcome = Result<(), String>;
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// A destination for each step, and what is to arrive there.
+/// A destination for each step, and its expected contents.
 struct Steps {
     targets: Vec<DeviceBuffer>,
 }
@@ -89,7 +90,7 @@ fn write(sim: &SimDriver, host: &mut PinnedBuffer, step: u64) -> Fallible<()> {
     Ok(host.write_at(0, &pattern(step, BYTES as usize))?)
 }
 
-/// One persistent host buffer, written anew by every step.
+/// One persistent host buffer, rewritten by every step.
 fn persistent(sim: &SimDriver, reader: Reader, steps: usize) -> Fallible<()> {
     let machine = Machine::on(sim.clone());
     let steps = Steps::new(&machine, steps);
@@ -101,14 +102,14 @@ fn persistent(sim: &SimDriver, reader: Reader, steps: usize) -> Fallible<()> {
     steps.check(&machine)
 }
 
-/// When a caching allocator records the event that it waits for before it hands a buffer out again.
+/// When a caching allocator records the event that it waits for before it reuses a buffer.
 #[derive(Clone, Copy, Debug)]
 enum Recorded {
-    /// After the reader, whatever it is.
+    /// After the reader, of either kind.
     AfterReader,
     /// Before the reader: late readers are not covered.
     BeforeReader,
-    /// After copies only, since it does not learn of kernels.
+    /// Only after copies, because it does not learn of kernels.
     AfterCopies,
 }
 
@@ -150,7 +151,7 @@ fn cached(sim: &SimDriver, reader: Reader, recorded: Recorded, steps: usize) -> 
     steps.check(&machine)
 }
 
-/// A staging pool of `buffers`, whose buffers are read on one stream, or on two.
+/// A staging pool of `buffers`, whose buffers are read on one stream or on two.
 #[derive(Clone, Copy, Debug)]
 struct Staged {
     reader: Reader,
@@ -197,12 +198,12 @@ fn config() -> SimConfig {
     SimConfig::default()
 }
 
-/// A device that does not say what nothing orders, so that it is the bytes that show it.
+/// A device that does not report races, so that the bytes must show the defect.
 fn unchecked() -> SimConfig {
     SimConfig { races: RaceCheck::Off, ..config() }
 }
 
-/// A number from the environment.
+/// A number from an environment variable.
 fn number(variable: &str, otherwise: u64) -> u64 {
     match std::env::var(variable) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")),
@@ -210,8 +211,9 @@ fn number(variable: &str, otherwise: u64) -> u64 {
     }
 }
 
-/// Asserts that random schedules find a failure soon, whatever the seed, and all orders do as well; and that a
-/// device that looks for races says what nothing orders, even in the quickest order, which does no harm.
+/// Asserts that random schedules find a failure soon, for every seed, and that all orders do too;
+/// and that a device with the race check reports the missing order even in the fastest order, where
+/// the bytes are right.
 fn assert_found(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
     let mut most = 0;
     for search in 0..SEARCHES {
@@ -316,10 +318,10 @@ fn tables(sim: &SimDriver, buffers: usize, steps: usize) -> Fallible<()> {
     Ok(())
 }
 
-/// Columns of a table of which few change from step to step.
+/// Columns of a table. Few of them change from step to step.
 const WIDE: usize = 64;
 
-/// The stager that sends changes only: after the first step, one entry and the step's number.
+/// The stager that sends only changes: after the first step, one entry and the step's number.
 fn changes(
     sim: &SimDriver,
     buffers: usize,
@@ -373,7 +375,7 @@ fn schedules() -> u64 {
     number("KV_SCHEDULES", 2_000)
 }
 
-/// Asserts that a small program passes all its orders, or as many as there is time for.
+/// Asserts that a small program passes all its orders, or the maximum number.
 fn assert_all_pass(name: &str, program: impl Fn(&SimDriver) -> Outcome) {
     let schedules_max = schedules().saturating_mul(ORDERS_PER_SCHEDULE);
     let limits = ExploreLimits { schedules_max, ..ExploreLimits::default() };
@@ -434,7 +436,7 @@ fn the_stager_passes_random_orders() {
     assert_random_pass("tables, 3 buffers, 8 steps", |sim| text(tables(sim, 3, 8)));
 }
 
-/// Stages three steps on a device that is lost after so many operations, and gives everything up.
+/// Stages three steps on a device that is lost after that many operations, and releases everything.
 fn staged_until_lost(sim: &SimDriver, operations: u64) -> Fallible<()> {
     const LOST: ErrorCode = ErrorCode::ECC_UNCORRECTABLE;
     let machine = Machine::on(sim.clone());
@@ -483,7 +485,7 @@ fn a_device_lost_at_any_point_of_any_order_leaves_nothing_behind() {
     }
 }
 
-/// The pool itself with its protection out: the tests above see the bug that they are for.
+/// Disables the pool's own protection: the tests above must see the defect.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[test]
 fn the_staging_pool_without_its_events_is_found() {

@@ -1,4 +1,5 @@
-//! What a driver sees of staging: which line of the program asked for it, and which bytes the host writes.
+//! The call sites and host writes that a driver sees for staging: the line of the program, and the
+//! written bytes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,10 +26,10 @@ struct Machine {
 }
 
 impl Machine {
-    /// A pool of two buffers, the one after the other in one slab.
+    /// A pool of two buffers, one after the other in one slab.
     fn new() -> Self {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
-        // A query finds what was enqueued before it done.
+        // A query finds everything enqueued before it complete.
         sim.set_pace(Pace::Fastest);
         let watch = Watch::default();
         let device = Device::open(watch.over(Arc::new(sim)), 0).unwrap();
@@ -38,7 +39,7 @@ impl Machine {
         Self { watch, device, stream, pool }
     }
 
-    /// What `work` told of the host's accesses, all of them writes.
+    /// The host accesses reported by `work`, all of them writes.
     fn told(&self, work: impl FnOnce()) -> Vec<HostAccess> {
         self.watch.accesses();
         work();
@@ -63,7 +64,7 @@ fn staging_names_the_programs_line() {
     from_here!(watch, "host", buffer.write_at(0, &[1; 4])).0.unwrap();
     from_here!(watch, "host", buffer.bytes_mut().len());
     from_here!(watch, "host", buffer.range_mut(0, 1)).0.unwrap();
-    // The copy is enqueued by the program's closure, for the line of the submission.
+    // The program's closure enqueues the copy, for the line of the submission.
     let copy = |view: &kv_stage::SubmittedView<'_>| view.copy_to_device(span, 0);
     from_here!(watch, "cuMemcpyHtoDAsync", buffer.submit(stream, copy)).0.unwrap();
     pool.acquire().unwrap().submit(stream, copy).unwrap();
@@ -105,14 +106,14 @@ fn buffers_tell_the_bytes_that_are_filled() {
     assert_eq!(m.told(|| buffer.write_at(100, &[1; 7]).unwrap()), [access(100, 7)]);
     assert_eq!(m.told(|| buffer.range_mut(BYTES - 5, 5).unwrap().fill(0)), [access(BYTES - 5, 5)]);
     assert_eq!(m.told(|| assert!(buffer.write_at(BYTES, &[1]).is_err())), []);
-    // The other buffer of the slab lies behind the first.
+    // The slab's other buffer lies behind the first.
     let mut other = m.pool.acquire().unwrap();
     let told = m.told(|| other.write_at(0, &[1]).unwrap());
     assert_eq!(told[0].address.abs_diff(start), BYTES);
 }
 
-/// A step of rows and arrays that is copied whole: each part is told when it is written, with the gap that
-/// is cleared before it, and nothing else is.
+/// A step of rows and arrays that is copied completely: each part is reported when it is written,
+/// with the cleared gap before it, and nothing else.
 #[test]
 fn a_copied_step_tells_its_parts_and_the_gaps_before_them() {
     let m = Machine::new();
@@ -127,11 +128,11 @@ fn a_copied_step_tells_its_parts_and_the_gaps_before_them() {
     });
     let start = told[0].address;
     let told: Vec<_> = told.iter().map(|access| (access.address - start, access.bytes)).collect();
-    // An array of no bytes has a gap before it all the same.
+    // An array of 0 bytes also has a gap before it.
     assert_eq!(told, [(0, 100), (100, 156 + 40), (256 + 40, 256 - 40)]);
 }
 
-/// A step of which only words travel: the words and their indices, at the places where a packet has them.
+/// A step of which only words are sent: the words and their indices, at their places in a packet.
 #[test]
 fn a_scattered_step_tells_its_words_and_their_indices() {
     let m = Machine::new();

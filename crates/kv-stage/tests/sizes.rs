@@ -1,5 +1,6 @@
-//! Every size and count that this crate takes, at 0, 1, some ordinary number, the most there is and where
-//! products overflow: each is served or refused with a typed error, in bounded memory and time.
+//! Every size and count that this crate takes, at 0, 1, an ordinary number, the maximum, and values
+//! whose products overflow. Each is accepted or refused with a typed error, in bounded memory and
+//! time.
 //!
 //! Covered: `StagingOptions` (`buffer_bytes`, `buffers_max`, `overlapped`), `PoolOptions` (`classes`,
 //! `slab_bytes`, memory of both origins, each way of pinning), `StagingPool::new`, `with_classes`,
@@ -22,16 +23,16 @@ use kv_stage::{
     error::StagingError,
 };
 
-/// All that the tests of this program may have allocated at once.
+/// Maximum number of bytes that this program's tests may have allocated at once.
 const BYTES_MAX: usize = 1 << 30;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-/// Refuses what goes beyond [`BYTES_MAX`], so that an allocation without a bound ends the test and not
-/// the machine.
+/// An allocator that refuses requests beyond [`BYTES_MAX`], so that an unbounded allocation ends
+/// the test instead of exhausting the machine.
 struct Bounded;
 
-// SAFETY: the system's allocator, which each call that is not refused is passed on to; a refusal is null.
+// SAFETY: every call that is not refused is passed to the system's allocator; a refusal is null.
 unsafe impl GlobalAlloc for Bounded {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let before = ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
@@ -84,7 +85,7 @@ impl Machine {
         Self { sim, device, stream }
     }
 
-    /// Everything is given back, and nothing went wrong on the device.
+    /// Checks that everything was released and that the device has no finding.
     fn assert_clean(self) {
         let Self { sim, device, stream } = self;
         drop(stream);
@@ -94,7 +95,7 @@ impl Machine {
     }
 }
 
-/// Whether so much may be made here: a size that is ordinary, not one that the machine may or may not have.
+/// Whether the test may create that much: an ordinary size, not one that depends on the machine.
 fn is_small(bytes: u64, count: usize) -> bool {
     bytes.checked_mul(count as u64).is_some_and(|all| all <= 1 << 20)
 }
@@ -151,7 +152,7 @@ fn slabs_classes_and_ways_of_pinning_of_any_size_are_served_or_refused() {
     }
     let none = StagingPool::with_classes(&machine.device, &PoolOptions::new(Vec::new()));
     assert!(matches!(none, Err(StagingError::Options { .. })));
-    // Each class fits, and all of them together do not.
+    // Each class fits, but not all of them together.
     let large = StagingOptions { buffer_bytes: 1 << 61, buffers_max: 1 };
     for classes in [3, 4, 5, 8, 9, 100] {
         let options = PoolOptions::new(vec![large; classes]);

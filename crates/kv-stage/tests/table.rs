@@ -1,4 +1,4 @@
-//! The persistent table stays where it is: readers that keep its address see every later edit.
+//! The persistent table keeps its address: readers of that address see every later edit.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,18 +13,18 @@ use kv_stage::BlockTable;
 use rows::row_at;
 
 thread_local! {
-    /// Allocations and reallocations of this thread.
+    /// Number of allocations and reallocations of this thread.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counted;
 
 fn count() {
-    // Also asked while a thread ends.
+    // Also called while a thread ends.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: the system's allocator, which each call is passed on to.
+// SAFETY: every call is passed to the system's allocator.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -47,7 +47,7 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// An allocator may give the same address again, so that an address alone proves nothing.
+/// An allocator may return the same address again, so an equal address alone proves nothing.
 #[test]
 fn a_table_allocates_nothing_after_it_was_made_and_keeps_its_address() {
     const SLOTS: usize = 8;

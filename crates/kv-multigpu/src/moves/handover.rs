@@ -11,8 +11,8 @@ use super::held::{Pendings, wait_on};
 use super::mover::{COUNT_MAX, Mover, check_count, check_device};
 use super::{MoveError, MoveOrder, Side};
 
-/// A ring of activation buffers on either side of a boundary, and the events that order their use. All of it is
-/// allocated once. The host waits for nothing.
+/// A ring of activation buffers on each side of a boundary between pipeline stages, with the events
+/// that order their use. Everything is allocated once. The host never waits.
 ///
 /// ```text
 /// producer's stream:  room -> write outgoing -> send
@@ -30,10 +30,10 @@ use super::{MoveError, MoveOrder, Side};
 /// A boundary refuses tokens of another boundary ([`MoveError::OtherHandOver`]).
 ///
 /// # Loss
-/// A buffer whose [`Outgoing`] or [`Incoming`] is dropped, as by a thread that panics, is abandoned: work that
-/// the boundary knows nothing of may use it, so it is never handed out again, and the others go on. Once the
-/// device of either end is known to be lost, no buffer is handed out and none is sent
-/// ([`MoveError::EndLost`]). The other device serves on.
+/// A buffer is abandoned if its [`Outgoing`] or [`Incoming`] is dropped, for instance by a
+/// panicking thread: work that the boundary does not know may use it. It is never handed out again,
+/// and the others stay in use. Once the device of either end is known to be lost, no buffer is
+/// handed out or sent ([`MoveError::EndLost`]). The other device keeps working.
 #[derive(Debug)]
 pub struct HandOver {
     mover: Mover,
@@ -41,7 +41,7 @@ pub struct HandOver {
     id: u64,
     buffers: Vec<BufferPair>,
     next: usize,
-    /// Whether more than one consumer's stream was used.
+    /// Whether several consumer streams were used.
     several: bool,
 }
 
@@ -51,28 +51,28 @@ struct BufferPair {
     incoming: DeviceBuffer,
     /// Recorded after the copy.
     copied: Event,
-    /// Recorded after the reader, unless `reader` names its stream.
+    /// Recorded after the reader, except while `reader` names its stream.
     read: Event,
     /// The stream of a reader after which `read` was not recorded.
     reader: Option<Stream>,
-    /// Copies that failed half-way, after which `copied` was not recorded. Kept until a copy that comes
-    /// after them was sent.
+    /// Copies that failed half-way, after which `copied` was not recorded. Kept until a later copy
+    /// was sent.
     interrupted: Pendings,
-    /// The stream of a producer that gave the outgoing buffer back unsent, and may still write it.
+    /// The stream of a producer that returned the outgoing buffer unsent, and may still write it.
     written_on: Option<Stream>,
-    /// Whether an [`Outgoing`] or an [`Incoming`] of these buffers is out.
+    /// Whether an [`Outgoing`] or an [`Incoming`] of these buffers exists.
     is_held: bool,
-    /// Whether that token was dropped. Set once by the token, and read by the boundary; it guards no data, so it
-    /// is relaxed.
+    /// Whether that token was dropped. The token sets it once, and the boundary reads it. Relaxed,
+    /// because it guards no data.
     is_abandoned: Arc<AtomicBool>,
 }
 
-/// Says of a buffer that it was abandoned, when its token is dropped without having been given back.
+/// Marks a buffer as abandoned when its token is dropped without being returned.
 #[derive(Debug)]
 struct Abandoning(Option<Arc<AtomicBool>>);
 
 impl Abandoning {
-    /// The buffer's token is given back, or passed on.
+    /// The buffer's token is returned, or passed on.
     fn forget(&mut self) {
         self.0 = None;
     }
@@ -89,14 +89,14 @@ impl Drop for Abandoning {
 /// The number of the next boundary.
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
-/// A buffer that the producer fills. Handed to [`HandOver::send`], or given back.
+/// A buffer that the producer fills. Pass it to [`HandOver::send`], or return it.
 #[derive(Debug)]
-#[must_use = "a buffer that is neither sent nor given back is never handed out again"]
+#[must_use = "a buffer that is neither sent nor returned is never handed out again"]
 pub struct Outgoing {
     hand_over: u64,
     index: usize,
     span: DeviceSpan,
-    /// Whose work fills it.
+    /// The stream whose work fills it.
     producer: Stream,
     abandoning: Abandoning,
 }
@@ -109,9 +109,9 @@ impl Outgoing {
     }
 }
 
-/// Activations that have been handed over. Handed to [`HandOver::done`] when the reader is enqueued.
+/// Activations that were handed over. Pass it to [`HandOver::done`] when the reader is enqueued.
 #[derive(Debug)]
-#[must_use = "a buffer that is not given back is never handed out again"]
+#[must_use = "a buffer that is not returned is never handed out again"]
 pub struct Incoming {
     hand_over: u64,
     index: usize,
@@ -120,16 +120,16 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The bytes that arrived, on the consumer's device.
+    /// The received bytes, on the consumer's device.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
         self.span
     }
 }
 
-/// A hand-over that failed, with its buffer. The buffer keeps what the producer has written.
+/// A failed hand-over, with its buffer. The buffer still holds what the producer has written.
 pub struct SendFailed {
-    /// Why.
+    /// The cause.
     pub error: MoveError,
     /// The buffer.
     pub outgoing: Outgoing,
@@ -142,7 +142,7 @@ impl fmt::Display for SendFailed {
 }
 
 impl fmt::Debug for SendFailed {
-    /// One line with all causes: what `?` in `main` prints.
+    /// One line with all causes. `?` in `main` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&Chain(self), f)
     }
@@ -155,10 +155,10 @@ impl std::error::Error for SendFailed {
 }
 
 impl HandOver {
-    /// `count` buffers of `bytes` bytes on either side of `mover`'s way, at most 4,096.
+    /// Creates `count` buffers of `bytes` bytes on each side of `mover`'s path, at most 4,096.
     ///
     /// # Errors
-    /// [`MoveError::Zero`], [`MoveError::TooMany`]; what the driver answers.
+    /// [`MoveError::Zero`], [`MoveError::TooMany`]; the driver's error.
     #[track_caller]
     pub fn new(mover: Mover, bytes: u64, count: usize) -> Result<Self, MoveError> {
         let _site = cuda_driver::site::enter();
@@ -186,13 +186,13 @@ impl HandOver {
         Ok(Self { mover, id, buffers, next: 0, several: false })
     }
 
-    /// The device that hands over.
+    /// The sending device.
     #[must_use]
     pub fn from(&self) -> &Device {
         self.mover.from()
     }
 
-    /// The device that activations are handed to.
+    /// The receiving device.
     #[must_use]
     pub fn to(&self) -> &Device {
         self.mover.to()
@@ -201,19 +201,19 @@ impl HandOver {
     /// A buffer for the producer to fill, by work enqueued on `producer` from now on.
     ///
     /// # Ordering
-    /// Makes `producer` wait on the device for the buffer's last copy, and for work that wrote the buffer and was not
-    /// sent.
+    /// Makes `producer` wait on the device for the buffer's last copy, and for work that wrote the
+    /// buffer without sending it.
     ///
     /// # Errors
-    /// [`MoveError::NoBuffer`] when the next buffer is still held, or all were abandoned;
-    /// [`MoveError::EndLost`], [`MoveError::WrongDevice`]; what the driver answers.
+    /// [`MoveError::NoBuffer`] if the next buffer is still held, or all were abandoned;
+    /// [`MoveError::EndLost`], [`MoveError::WrongDevice`]; the driver's error.
     #[track_caller]
     pub fn room(&mut self, producer: &Stream) -> Result<Outgoing, MoveError> {
         let _site = cuda_driver::site::enter();
         check_device("producer's stream", self.mover.from(), producer.device())?;
         let (index, count) = (self.next_buffer()?, self.buffers.len());
         if let Err(error) = self.buffers[index].make_free(producer) {
-            // The events of a lost device are refused.
+            // The driver refuses events of a lost device.
             return Err(self.check_ends().err().unwrap_or(error.into()));
         }
         let buffers = &mut self.buffers[index];
@@ -224,7 +224,7 @@ impl HandOver {
         Ok(Outgoing { hand_over, index, span, producer: producer.clone(), abandoning })
     }
 
-    /// The next buffer, past those that were abandoned.
+    /// The next buffer that was not abandoned.
     fn next_buffer(&self) -> Result<usize, MoveError> {
         let count = self.buffers.len();
         let mut all = (0..count).map(|after| (self.next + after) % count);
@@ -234,11 +234,11 @@ impl HandOver {
         }
         let abandoned = self.buffers.iter().filter(|buffers| buffers.is_abandoned()).count();
         let held = self.buffers.iter().filter(|buffers| buffers.is_held).count();
-        // Abandoned ones are held too.
+        // Abandoned buffers count as held too.
         Err(MoveError::NoBuffer { in_use: held - abandoned, abandoned, buffers: count })
     }
 
-    /// Refuses to go on once either end is known to be lost.
+    /// Fails once either end is known to be lost.
     fn check_ends(&self) -> Result<(), MoveError> {
         for (end, device) in [(Side::Destination, self.to()), (Side::Source, self.from())] {
             if let Some(first) = device.poison() {
@@ -248,8 +248,8 @@ impl HandOver {
         Ok(())
     }
 
-    /// Hands the first `bytes` bytes of a buffer over, after the work that is on `producer` now, for
-    /// work enqueued on `consumer` from now on.
+    /// Hands over the first `bytes` bytes of a buffer, after the work on `producer` at this moment,
+    /// to work enqueued on `consumer` from now on.
     ///
     /// # Ordering
     /// `consumer` waits on the device for the copy, and the copy for the buffer's last reader.
@@ -257,7 +257,7 @@ impl HandOver {
     /// # Errors
     /// [`SendFailed`] with the buffer, which may be sent again unless an end is lost
     /// ([`MoveError::EndLost`]).
-    #[expect(clippy::result_large_err, reason = "a refusal gives back what it was given")]
+    #[expect(clippy::result_large_err, reason = "a refusal returns its arguments")]
     #[track_caller]
     pub fn send(
         &mut self,
@@ -276,7 +276,7 @@ impl HandOver {
                 let abandoning = Abandoning(outgoing.abandoning.0.take());
                 Ok(Incoming { hand_over, index, span, abandoning })
             }
-            // A call of the send may have been the one that met the loss.
+            // A call of the send may have been the first to see the loss.
             Err(error) => {
                 let error = self.check_ends().err().unwrap_or(error);
                 Err(SendFailed { error, outgoing })
@@ -284,8 +284,9 @@ impl HandOver {
         }
     }
 
-    /// Refuses tokens of another boundary. A token of this one names a buffer that is there, and no other token
-    /// names that buffer, because tokens are made by `room` and `send` only and cannot be cloned.
+    /// Refuses tokens of another boundary. A token of this one names an existing buffer, and no
+    /// other token names that buffer: only `room` and `send` create tokens, and tokens cannot be
+    /// cloned.
     fn check_own(&self, found: u64, buffer: usize) -> Result<(), MoveError> {
         let expected = self.id;
         if found == expected {
@@ -316,8 +317,8 @@ impl HandOver {
                 };
                 let copied = self.mover.ordered_until(order, lane, &buffers.copied, copy);
                 copied.map_err(|interrupted| {
-                    // The next copy of this buffer waits for the part that is under way. That part waits for
-                    // everything before it.
+                    // The next copy of this buffer waits for the part that was enqueued. That part
+                    // waits for everything before it.
                     if !interrupted.pendings.is_empty() {
                         buffers.interrupted = interrupted.pendings;
                     }
@@ -331,11 +332,11 @@ impl HandOver {
         Ok(span)
     }
 
-    /// Gives a buffer back whose reader is enqueued on `consumer`.
+    /// Returns a buffer whose reader is enqueued on `consumer`.
     ///
     /// # Errors
-    /// [`MoveError::OtherHandOver`], [`MoveError::WrongDevice`], or what the driver answers, with the buffer,
-    /// which is then still in use.
+    /// [`MoveError::OtherHandOver`], [`MoveError::WrongDevice`], or the driver's error, with the
+    /// buffer, which is still in use then.
     #[track_caller]
     pub fn done(
         &mut self,
@@ -350,7 +351,7 @@ impl HandOver {
             return Err((error, incoming));
         }
         let buffers = &mut self.buffers[incoming.index];
-        // The reader, and not what comes after it on its stream.
+        // Covers the reader, but not later work on its stream.
         if self.several {
             if let Err(error) = buffers.read.record(consumer) {
                 return Err((error.into(), incoming));
@@ -364,19 +365,19 @@ impl HandOver {
         Ok(())
     }
 
-    /// Gives an unsent buffer back. The buffer's next producer waits for what is being written to it on this
+    /// Returns an unsent buffer. The buffer's next producer waits for the writes to it on this
     /// producer's stream.
     ///
     /// # Errors
     /// [`MoveError::OtherHandOver`], with the buffer.
-    #[expect(clippy::result_large_err, reason = "a refusal gives back what it was given")]
+    #[expect(clippy::result_large_err, reason = "a refusal returns its arguments")]
     pub fn give_back(&mut self, mut outgoing: Outgoing) -> Result<(), (MoveError, Outgoing)> {
         if let Err(error) = self.check_own(outgoing.hand_over, outgoing.index) {
             return Err((error, outgoing));
         }
         outgoing.abandoning.forget();
         let buffers = &mut self.buffers[outgoing.index];
-        // Its work runs after that of the writer noted before.
+        // Its work runs after that of the previously recorded writer.
         buffers.written_on = Some(outgoing.producer);
         buffers.is_held = false;
         Ok(())
@@ -388,9 +389,10 @@ impl BufferPair {
         self.is_abandoned.load(Relaxed)
     }
 
-    /// Makes work enqueued on `producer` from now on wait for what still uses the outgoing buffer.
+    /// Makes work enqueued on `producer` from now on wait for everything that still uses the
+    /// outgoing buffer.
     fn make_free(&self, producer: &Stream) -> Result<(), DeviceError> {
-        // They stay noted, because the next copy has to wait for them too.
+        // These stay recorded, because the next copy has to wait for them too.
         wait_on(&self.interrupted, producer)?;
         match &self.written_on {
             Some(writer) if !is_same(writer, producer) => {
@@ -401,14 +403,15 @@ impl BufferPair {
         producer.wait(&self.copied)
     }
 
-    /// Makes work enqueued on `consumer` from now on wait for what still uses the buffers.
+    /// Makes work enqueued on `consumer` from now on wait for everything that still uses the
+    /// buffers.
     fn make_room(&mut self, consumer: &Stream, several: &mut bool) -> Result<(), DeviceError> {
         wait_on(&self.interrupted, consumer)?;
         match &self.reader {
             Some(reader) if is_same(reader, consumer) => Ok(()),
             Some(reader) => {
                 *several = true;
-                // What is on the other stream now includes the reader.
+                // The work on the other stream at this moment includes the reader.
                 consumer.wait_for(reader, &self.read)?;
                 self.reader = None;
                 Ok(())
@@ -418,7 +421,7 @@ impl BufferPair {
     }
 }
 
-/// Whether both are handles of one stream.
+/// Whether both handles refer to the same stream.
 fn is_same(one: &Stream, other: &Stream) -> bool {
     one.raw() == other.raw() && one.device().shares_context(other.device())
 }

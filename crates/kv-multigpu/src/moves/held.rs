@@ -9,7 +9,7 @@ use cuda_driver::{Device, DeviceBuffer, DeviceError, DeviceSpan, Event, Stream};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-/// Device memory and what keeps it: a buffer, a lease, a reference.
+/// Device memory, with the owner that keeps it alive: a buffer, a lease, a reference.
 #[derive(Debug)]
 pub struct Held<K> {
     pub(super) device: Device,
@@ -18,14 +18,14 @@ pub struct Held<K> {
 }
 
 impl<K> Held<K> {
-    /// Memory of `device` that stays allocated, and whose use stays the holder's, until `keeper` is
+    /// Memory of `device`. It stays allocated, and no other code uses it, until `keeper` is
     /// dropped.
     #[must_use]
     pub fn new(device: &Device, span: DeviceSpan, keeper: K) -> Self {
         Self { device: device.clone(), span, keeper }
     }
 
-    /// The keeper.
+    /// The owner.
     #[must_use]
     pub fn into_keeper(self) -> K {
         self.keeper
@@ -33,26 +33,27 @@ impl<K> Held<K> {
 }
 
 impl From<DeviceBuffer> for Held<DeviceBuffer> {
-    /// All of a buffer.
+    /// The whole buffer.
     fn from(buffer: DeviceBuffer) -> Self {
         Self { device: buffer.device().clone(), span: buffer.span(), keeper: buffer }
     }
 }
 
-/// How the end of enqueued work is known.
+/// How the end of enqueued work is detected.
 #[derive(Clone, Debug)]
 pub(super) enum Pending {
     /// An event recorded after it.
     Event(Arc<Event>),
-    /// An event that the receiver recorded after it, and the stream on which the sender reads the source. The
-    /// sender reads on when the receiver is lost.
+    /// An event that the receiver recorded after it, and the stream on which the sender reads the
+    /// source. The sender continues to read if the receiver is lost.
     Relayed(Arc<Event>, Stream),
-    /// The stream it is on, where an event could not be recorded.
+    /// The stream of the work, if no event could be recorded.
     Stream(Stream),
 }
 
 impl Pending {
-    /// Whether the work is over. Work of a lost device is over. The device at the other end may go on.
+    /// Whether the work is complete. Work of a lost device is. The device at the other end may
+    /// continue.
     pub(super) fn is_over(&self) -> Result<bool, DeviceError> {
         let (over, device) = match self {
             Self::Event(event) | Self::Relayed(event, _) => (event.is_complete(), event.device()),
@@ -85,7 +86,7 @@ impl Pending {
 /// One entry, or several when a move failed half-way.
 pub(super) type Pendings = SmallVec<[Pending; 1]>;
 
-/// Whether all of it is over.
+/// Whether all of it is complete.
 pub(super) fn all_over(pendings: &[Pending]) -> Result<bool, DeviceError> {
     for pending in pendings {
         if !pending.is_over()? {
@@ -106,8 +107,8 @@ pub(super) fn wait_on(pendings: &[Pending], stream: &Stream) -> Result<(), Devic
     Ok(())
 }
 
-/// Events recorded at the ends of moves. An event is used again when its last move is gone, so there are never more
-/// events than moves alive at once.
+/// Events recorded at the ends of moves. An event is reused when its last move is dropped, so there
+/// are never more events than live moves.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     events: VecDeque<Arc<Event>>,
@@ -116,7 +117,7 @@ pub(super) struct Events {
 impl Events {
     /// An event of `device` that no other move uses.
     pub(super) fn take(&mut self, device: &Device) -> Result<Arc<Event>, DeviceError> {
-        // Most moves end in order, so the first event is free unless a move is kept for long.
+        // Moves usually end in order, so the first event is free unless a move is kept for long.
         let free = self.events.iter_mut().position(|event| Arc::get_mut(event).is_some());
         let event = match free.and_then(|free| self.events.remove(free)) {
             Some(event) => event,
@@ -127,7 +128,7 @@ impl Events {
     }
 }
 
-/// Owners of memory whose moves were dropped before they had completed.
+/// Owners of memory whose moves were dropped before completion.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
     parked: Mutex<Vec<ParkedMove>>,
@@ -140,7 +141,8 @@ struct ParkedMove {
 }
 
 impl ParkedMove {
-    /// Whether nothing uses the memory any more. Without an answer of the driver, the memory counts as in use.
+    /// Whether nothing uses the memory any more. Without an answer of the driver, the memory counts
+    /// as in use.
     fn is_over(&self) -> bool {
         matches!(all_over(&self.pendings), Ok(true))
     }
@@ -157,13 +159,13 @@ impl Parking {
         self.parked.lock().push(ParkedMove { pendings, _keepers: keepers });
     }
 
-    /// Lets go of owners whose moves have completed; returns how many are left.
+    /// Drops owners whose moves have completed; returns the number of the others.
     pub(super) fn sweep(&self) -> usize {
         self.let_go_of(|parked| parked.into_iter().partition(ParkedMove::is_over))
     }
 
-    /// As [`sweep`](Parking::sweep), up to the first move that has not completed. Later moves seldom have, and asking
-    /// costs a driver call each.
+    /// Like [`sweep`](Parking::sweep), up to the first incomplete move. Later moves are rarely
+    /// complete, and each query costs a driver call.
     pub(super) fn sweep_oldest(&self) {
         self.let_go_of(|mut parked| {
             let over = parked.iter().position(|parked| !parked.is_over()).unwrap_or(parked.len());
@@ -172,7 +174,7 @@ impl Parking {
         });
     }
 
-    /// Waits for all of them, and lets go of their owners.
+    /// Waits for all of them, and drops their owners.
     pub(super) fn settle(&self) -> Result<(), DeviceError> {
         let mut outcome = Ok(());
         self.let_go_of(|parked| {
@@ -186,8 +188,8 @@ impl Parking {
         outcome
     }
 
-    /// Divides the parked by `over` into those that are let go of and those that stay; returns how many are
-    /// left.
+    /// Divides the parked owners with `over` into those to drop and those to keep; returns the
+    /// number kept.
     fn let_go_of(
         &self,
         over: impl FnOnce(Vec<ParkedMove>) -> (Vec<ParkedMove>, Vec<ParkedMove>),
@@ -196,11 +198,11 @@ impl Parking {
         if parked.is_empty() {
             return 0;
         }
-        // Driver calls are made, and owners dropped, without the lock. The entries that stay are put back before the
-        // first owner is dropped, because an owner's destructor may panic.
+        // Driver calls are made, and owners dropped, without the lock. The kept entries are put
+        // back before the first owner is dropped, because an owner's destructor may panic.
         let (over, left) = over(parked);
         let count = left.len();
-        // In front of the entries that were parked meanwhile.
+        // Before the entries that were parked meanwhile.
         self.parked.lock().splice(0..0, left);
         drop(over);
         count
@@ -212,17 +214,17 @@ impl Drop for Parking {
         self.sweep();
         let left = std::mem::take(&mut *self.parked.lock());
         if !left.is_empty() {
-            // Memory that a device still reads would go to its next owner.
+            // If the memory were freed, its next owner would get memory that a device still reads.
             tracing::warn!(moves = left.len(), "memory of moves still under way is leaked");
             std::mem::forget(left);
         }
     }
 }
 
-/// A move under way. It owns the source and the destination until it has completed.
+/// A running move. It owns the source and the destination until it has completed.
 ///
-/// Dropping it waits for nothing. The mover keeps the owners, and drops them in a later call when the move has
-/// completed.
+/// Dropping it does not wait. The mover keeps the owners, and drops them in a later call after the
+/// move has completed.
 pub struct Move<S: Send + 'static, D: Send + 'static> {
     parking: Arc<Parking>,
     /// # Invariants
@@ -237,10 +239,11 @@ impl<S: Send, D: Send> Move<S, D> {
         Self { parking: Arc::clone(parking), pendings, keepers }
     }
 
-    /// Whether the move has completed. A move of a lost device has, because nothing runs there any more.
+    /// Whether the move has completed. A move of a lost device counts as completed, because nothing
+    /// runs there any more.
     ///
     /// # Errors
-    /// What the driver answers, of a device that is not lost.
+    /// The driver's error, for a device that is not lost.
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         let _site = cuda_driver::site::enter();
@@ -254,20 +257,20 @@ impl<S: Send, D: Send> Move<S, D> {
     /// Waits on the device, not on the host.
     ///
     /// # Errors
-    /// What the driver answers.
+    /// The driver's error.
     #[track_caller]
     pub fn wait_on(&self, stream: &Stream) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
         wait_on(&self.pendings, stream)
     }
 
-    /// Gives the source back for work of `stream`, which waits on the device for the end of the move. A source that
-    /// is written again and again needs no wait on the host.
+    /// Returns the source for work of `stream`, which waits on the device for the end of the move.
+    /// A source that is written repeatedly then needs no wait on the host.
     ///
-    /// None when it was given back before.
+    /// Returns `None` if the source was returned before.
     ///
     /// # Errors
-    /// What the driver answers; the source is then still held.
+    /// The driver's error; the source is still held then.
     #[track_caller]
     pub fn reclaim_on(&mut self, stream: &Stream) -> Result<Option<S>, DeviceError> {
         let _site = cuda_driver::site::enter();
@@ -275,17 +278,20 @@ impl<S: Send, D: Send> Move<S, D> {
         Ok(self.keepers.as_mut().and_then(|(source, _)| source.take()))
     }
 
-    /// Gives the destination out, for work of the stream that the move was ordered on, or of one
-    /// that [waits](Move::wait_on) for it. None when it was given out before.
+    /// Returns the destination, for work of the stream that the move was ordered on, or of one that
+    /// [waits](Move::wait_on) for it. Returns `None` if it was returned before.
     pub fn take_destination(&mut self) -> Option<D> {
         self.keepers.as_mut().and_then(|(_, destination)| destination.take())
     }
 
-    /// Source and destination, unless given out before, if the move has completed.
+    /// Source and destination, unless returned before, if the move has completed.
     ///
     /// # Errors
-    /// The move itself, when it has not completed or the driver does not answer.
-    #[allow(clippy::type_complexity, reason = "two owners, each of which may have been given out")]
+    /// The move itself, if it has not completed or the driver does not answer.
+    #[allow(
+        clippy::type_complexity,
+        reason = "two owners, each of which may have been returned before"
+    )]
     #[track_caller]
     pub fn try_finish(mut self) -> Result<(Option<S>, Option<D>), Self> {
         let _site = cuda_driver::site::enter();
@@ -295,12 +301,15 @@ impl<S: Send, D: Send> Move<S, D> {
         }
     }
 
-    /// Waits on the host until the move has completed, and gives both ends back as
-    /// [`try_finish`](Move::try_finish) does. For tests and tear-down.
+    /// Waits on the host until the move has completed, and returns both ends like
+    /// [`try_finish`](Move::try_finish). For tests and tear-down.
     ///
     /// # Errors
-    /// What the driver answers, with the move.
-    #[allow(clippy::type_complexity, reason = "two owners, each of which may have been given out")]
+    /// The driver's error, with the move.
+    #[allow(
+        clippy::type_complexity,
+        reason = "two owners, each of which may have been returned before"
+    )]
     #[track_caller]
     pub fn finish(mut self) -> Result<(Option<S>, Option<D>), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
@@ -311,10 +320,11 @@ impl<S: Send, D: Send> Move<S, D> {
     }
 }
 
-/// Both ends of a failed move, until no part of the move is under way any more.
+/// Both ends of a failed move, until no part of the move is running any more.
 ///
-/// A part of the move may have been enqueued before the call that failed. That part still reads the source and
-/// writes the destination, on streams that the caller does not know. So neither end can be taken before:
+/// A part of the move may have been enqueued before the failing call. That part still reads the
+/// source and writes the destination, on streams that the caller does not know. So neither end can
+/// be taken before it has ended:
 ///
 /// ```compile_fail,E0599
 /// # use kv_multigpu::moves::MoveFailed;
@@ -324,7 +334,7 @@ impl<S: Send, D: Send> Move<S, D> {
 /// }
 /// ```
 ///
-/// Dropping it waits for nothing, as dropping a [`Move`] does.
+/// Dropping it does not wait, like dropping a [`Move`].
 pub struct Withheld<S: Send + 'static, D: Send + 'static> {
     parking: Arc<Parking>,
     /// # Invariants
@@ -340,23 +350,24 @@ impl<S: Send, D: Send> Withheld<S, D> {
         Self { parking: Arc::clone(parking), pendings, ends: Some((source, to)) }
     }
 
-    /// Whether no part of the move is under way any more. On a lost device, none is.
+    /// Whether no part of the move is running any more. On a lost device, none is.
     ///
     /// # Errors
-    /// What the driver answers, of a device that is not lost.
+    /// The driver's error, for a device that is not lost.
     #[track_caller]
     pub fn is_complete(&self) -> Result<bool, DeviceError> {
         let _site = cuda_driver::site::enter();
         all_over(&self.pendings)
     }
 
-    /// Source and destination, for work of `stream`, which waits for the part of the move that is under way.
+    /// Source and destination, for work of `stream`, which waits for the part of the move that was
+    /// enqueued.
     ///
     /// # Ordering
     /// Waits on the device, not on the host.
     ///
     /// # Errors
-    /// What the driver answers, with both ends still held.
+    /// The driver's error, with both ends still held.
     #[track_caller]
     pub fn reclaim_on(self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
@@ -366,11 +377,11 @@ impl<S: Send, D: Send> Withheld<S, D> {
         }
     }
 
-    /// Source and destination, if no part of the move is under way any more. If nothing was enqueued, that is at
-    /// once.
+    /// Source and destination, if no part of the move is running any more. If nothing was enqueued,
+    /// they are returned at once.
     ///
     /// # Errors
-    /// The value itself, when a part is under way or the driver does not answer.
+    /// The value itself, if a part is running or the driver does not answer.
     #[track_caller]
     pub fn try_finish(self) -> Result<(S, D), Self> {
         let _site = cuda_driver::site::enter();
@@ -380,11 +391,11 @@ impl<S: Send, D: Send> Withheld<S, D> {
         }
     }
 
-    /// Waits on the host until no part of the move is under way any more, and gives both ends back. For tests and
-    /// tear-down.
+    /// Waits on the host until no part of the move is running any more, and returns both ends. For
+    /// tests and tear-down.
     ///
     /// # Errors
-    /// What the driver answers, with both ends still held.
+    /// The driver's error, with both ends still held.
     #[track_caller]
     pub fn finish(self) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();

@@ -14,7 +14,8 @@ use super::sabotage;
 use super::table::PairTables;
 use super::{Held, Move, MoveError, MoveFailed, Withheld};
 
-/// Most chunks, tables or buffers of a boundary. Each one is a separate allocation.
+/// Maximum number of chunks, of tables, and of buffers of a boundary. Each is a separate
+/// allocation.
 pub(super) const COUNT_MAX: u64 = 4096;
 /// More than a host's memory.
 const CHUNK_BYTES_MAX: u64 = 1 << 40;
@@ -25,26 +26,26 @@ const KERNEL_BLOCKS_MAX: u64 = 1 << 16;
 /// The sizes of a [`Mover`]. [`Mover::new`] refuses sizes for which there is no memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct MoverConfig {
-    /// The way to go. Moves go through the host where the device whose kernels would move the blocks cannot access
-    /// the other one.
+    /// The preferred path. Moves go through the host if the device whose kernels would move the
+    /// blocks cannot access the other one.
     pub prefer: Route,
-    /// Length of a pinned chunk of the way through the host, in bytes.
+    /// Size of a pinned chunk on the path through the host, in bytes.
     pub chunk_bytes: u64,
     /// Number of chunks, at most 4,096. Three are enough to fill and drain at the same time.
     pub chunks: usize,
-    /// Pairs of blocks that a table holds, at most 2^24. One launch takes one table.
+    /// Number of block pairs that a table holds, at most 2^24. One launch uses one table.
     pub table_pairs: usize,
-    /// Tables, at most 4,096: so many launches may be under way. A mover with no tables loads no kernels and moves no
-    /// blocks.
+    /// Number of tables, at most 4,096. It bounds the number of running launches. A mover without
+    /// tables loads no kernels and moves no blocks.
     pub tables: usize,
-    /// Thread blocks of a kernel that moves scattered blocks, at most 65,536. They bound the share of the GPU that
-    /// a move takes.
+    /// Number of thread blocks of a kernel that moves scattered blocks, at most 65,536. It bounds
+    /// the share of the GPU that a move uses.
     pub kernel_blocks: u32,
 }
 
 impl Default for MoverConfig {
-    /// Blocks are pulled; 16 MiB of pinned memory where the way goes through the host, and 2 MiB for
-    /// tables.
+    /// Blocks are pulled. The path through the host uses 16 MiB of pinned memory, and tables use 2
+    /// MiB.
     fn default() -> Self {
         Self {
             prefer: Route::Pull,
@@ -57,12 +58,13 @@ impl Default for MoverConfig {
     }
 }
 
-/// Which way a mover goes.
+/// The path of a mover.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum Route {
-    /// From device to device. Kernels of the source write to the destination, on a stream of the mover. They take no
-    /// processor of the destination. The devices wait for each other before and after each move.
+    /// From device to device. Kernels of the source write to the destination, on a stream of the
+    /// mover, and use no multiprocessor of the destination. The devices wait for each other before
+    /// and after each move.
     Push,
     /// From device to device. Kernels of the destination read from the source, in the order of the destination's
     /// stream. The devices wait for each other once, which saves about 12 µs for each move.
@@ -74,10 +76,10 @@ pub enum Route {
 /// The streams that a move is ordered by.
 #[derive(Clone, Copy, Debug)]
 pub struct MoveOrder<'a> {
-    /// A stream of the source's device. The move reads after the work that is on this stream now.
+    /// A stream of the source's device. The move reads after the present work of this stream.
     pub after: &'a Stream,
-    /// A stream of the destination's device. The move writes after the work that is on this stream now, and before
-    /// the stream's later work.
+    /// A stream of the destination's device. The move writes after the present work of this stream,
+    /// and before its later work.
     pub on: &'a Stream,
 }
 
@@ -92,27 +94,28 @@ pub struct Mover {
     pub(super) config: MoverConfig,
     pub(super) route: Route,
     pub(super) parking: Arc<Parking>,
-    /// On the way through the host.
+    /// Present on the path through the host.
     pub(super) ring: Option<Ring>,
-    /// Of the source's device, for kernels that push.
+    /// A stream of the source's device, for kernels that push.
     pub(super) push: Stream,
-    /// Of either device; none in a mover without tables.
+    /// Kernels for each device; `None` in a mover without tables.
     pub(super) kernels: Option<[BlockCopyKernels; 2]>,
     pub(super) tables: PairTables,
-    /// Recorded on the streams of an order. A wait is for the event's last record at that moment, so one event serves
-    /// all moves.
+    /// Recorded on the streams of an order. A wait refers to the event's last record at that
+    /// moment, so one event serves all moves.
     pub(super) ready: Event,
     pub(super) room: Event,
-    /// Recorded at the ends of moves: of the source's device and of the destination's.
+    /// Events recorded at the ends of moves, on the source's device and on the destination's.
     pub(super) arrived: [Events; 2],
 }
 
 impl Mover {
-    /// A mover from `from` to `to`. Both may be the same device; kernels and copies then stay on it.
+    /// A mover from `from` to `to`. Both may be the same device; kernels and copies then run on
+    /// that device.
     ///
     /// # Errors
-    /// [`MoveError::Zero`], [`MoveError::TooMany`]; [`MoveError::Memory`] for more pinned memory than the
-    /// host has; what the driver answers.
+    /// [`MoveError::Zero`], [`MoveError::TooMany`]; [`MoveError::Memory`] for more pinned memory
+    /// than the host has; the driver's error.
     #[track_caller]
     pub fn new(from: &Device, to: &Device, config: MoverConfig) -> Result<Self, MoveError> {
         let _site = cuda_driver::site::enter();
@@ -154,7 +157,7 @@ impl Mover {
         &self.to
     }
 
-    /// Which way moves go.
+    /// The path of the moves.
     #[must_use]
     pub fn route(&self) -> Route {
         self.route
@@ -163,14 +166,14 @@ impl Mover {
     /// Moves one range to another of the same length.
     ///
     /// # Ordering
-    /// The move reads the source after the work that is on [`after`](MoveOrder::after) now; it writes
-    /// in the order of [`on`](MoveOrder::on), whose later work sees the bytes. The host waits for
-    /// nothing. Later work of `after` does not wait either, so the source must not be written until it was given
-    /// back ([`Move::reclaim_on`], [`Move::try_finish`]).
+    /// The move reads the source after the present work of [`after`](MoveOrder::after). It writes
+    /// in the order of [`on`](MoveOrder::on), whose later work sees the bytes. The host does not
+    /// wait. Later work of `after` does not wait either, so the source must not be written until it
+    /// was returned ([`Move::reclaim_on`], [`Move::try_finish`]).
     ///
     /// # Errors
-    /// [`MoveFailed`] with both ends, and with [`MoveError::Lengths`], [`MoveError::WrongDevice`] or
-    /// what the driver answers.
+    /// [`MoveFailed`] with both ends, and with [`MoveError::Lengths`], [`MoveError::WrongDevice`]
+    /// or the driver's error.
     #[track_caller]
     pub fn move_tensor<S: Send, D: Send>(
         &mut self,
@@ -189,7 +192,8 @@ impl Mover {
         self.conclude(enqueued, source.keeper, destination.keeper)
     }
 
-    /// Drops the owners of dropped moves that have completed. Returns how many dropped moves have not.
+    /// Drops the owners of dropped moves that have completed. Returns the number of those that have
+    /// not.
     #[track_caller]
     pub fn sweep(&mut self) -> usize {
         let _site = cuda_driver::site::enter();
@@ -199,7 +203,7 @@ impl Mover {
     /// Waits on the host for dropped moves, and drops their owners.
     ///
     /// # Errors
-    /// What the driver answers. The owners of moves that could not be waited for are kept.
+    /// The driver's error. Owners of moves whose wait failed are kept.
     #[track_caller]
     pub fn settle(&mut self) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
@@ -226,7 +230,8 @@ impl Mover {
         check_device("stream of the move", &self.to, order.on.device())
     }
 
-    /// Enqueues `work` on `lane`, between what is on the streams of `order` now and what comes later.
+    /// Enqueues `work` on `lane`, after the present work and before the later work of the streams
+    /// of `order`.
     ///
     /// `work` sets its second argument when it has enqueued an operation.
     pub(super) fn ordered(
@@ -252,8 +257,9 @@ impl Mover {
         bound.map_err(Interrupted::from).flatten()
     }
 
-    /// As [`ordered`](Mover::ordered): `arrived` is recorded after the work. It is of the device where
-    /// the lane [ends](Mover::ending), whose context the caller has bound.
+    /// Like [`ordered`](Mover::ordered), with `arrived` recorded after the work. `arrived` belongs
+    /// to the device where the lane [ends](Mover::ending). The caller has bound that device's
+    /// context.
     pub(super) fn ordered_until(
         &mut self,
         order: MoveOrder<'_>,
@@ -292,8 +298,8 @@ impl Mover {
         }
     }
 
-    /// Makes the streams of `lane` wait for both sides of the order, and returns them: the one that
-    /// ends a move first.
+    /// Makes the streams of `lane` wait for both sides of the order, and returns them, first the
+    /// one that ends a move.
     fn join(
         &mut self,
         order: MoveOrder<'_>,
@@ -328,7 +334,7 @@ impl Mover {
         if self.ring.is_some() { MovePath::Ring } else { MovePath::Order }
     }
 
-    /// Enqueues one copy on the lane of copies.
+    /// Enqueues one copy on the copy lane.
     pub(super) fn copy(
         &mut self,
         source: DeviceSpan,
@@ -408,7 +414,7 @@ pub(super) fn check_count(what: &'static str, count: u64, most: u64) -> Result<(
     if count > most { Err(MoveError::TooMany { what, count, most }) } else { Ok(()) }
 }
 
-/// Finds the way between two devices, and enables their access to each other.
+/// Chooses the path between two devices, and enables their access to each other.
 fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, MoveError> {
     if from.shares_context(to) {
         return Ok(config.prefer);
@@ -419,7 +425,7 @@ fn route(from: &Device, to: &Device, config: &MoverConfig) -> Result<Route, Move
         Route::Pull if pull => Route::Pull,
         _ => return Ok(Route::Host),
     };
-    // Copies are direct only with access, on whichever device they are enqueued.
+    // Copies are direct only with access, whichever device they are enqueued on.
     if push {
         from.enable_access_to(to)?;
     }
@@ -460,20 +466,20 @@ pub(super) fn check_apart(source: DeviceSpan, destination: DeviceSpan) -> Result
 pub(super) enum MovePath {
     /// The stream that the move is ordered on.
     Order,
-    /// The mover's own, of the source's device.
+    /// The mover's own stream, on the source's device.
     Push,
-    /// The two of the ring.
+    /// The two streams of the ring.
     Ring,
 }
 
-/// A move that failed, with the part of it that is under way.
+/// A move that failed, with the part of it that was enqueued.
 pub(super) struct Interrupted {
     pub(super) error: MoveError,
     pub(super) pendings: Pendings,
 }
 
 impl From<MoveError> for Interrupted {
-    /// Before anything was enqueued that uses the ends of the move.
+    /// A failure before any work that uses the ends of the move was enqueued.
     fn from(error: MoveError) -> Self {
         Self { error, pendings: Pendings::new() }
     }

@@ -1,11 +1,11 @@
-//! KV from one number of tensor-parallel shards to another: which heads go from where to where.
+//! Redistributes KV from one number of tensor-parallel shards to another: which heads go where.
 
 use std::ops::Range;
 
 use super::{BlockGrid, BlockMove, BlockPairs};
 use kv_place::HeadShards;
 
-/// How a block's heads lie in a plane.
+/// The order of a block's heads in a plane.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum HeadOrder {
     /// `[token, head, element]`: each token has a row of heads.
@@ -17,58 +17,58 @@ pub enum HeadOrder {
 /// The contents of one block in a plane.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct BlockOfHeads {
-    /// Tokens of a block.
+    /// Number of tokens of a block.
     pub tokens: u32,
-    /// One head of one token, in bytes.
+    /// Size of one head of one token, in bytes.
     pub head_bytes: u64,
-    /// How they lie.
+    /// The order of the heads.
     pub order: HeadOrder,
 }
 
-/// Most heads, and most GPUs of the old or the new shards, that a plan is made for.
+/// Maximum number of heads, and of GPUs of the old or the new shards, in a plan.
 const COUNT_MAX: u64 = 4096;
 
-/// Why a plan was refused.
+/// The reason why a plan was refused.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReshardError {
-    /// The shards are of different models.
-    #[error("no plan from shards of {from} KV heads to shards of {to}")]
+    /// The shards belong to different models.
+    #[error("cannot plan from shards of {from} KV heads to shards of {to}")]
     KvHeads {
-        /// KV heads of the old shards.
+        /// Number of KV heads of the old shards.
         from: u64,
-        /// KV heads of the new shards.
+        /// Number of KV heads of the new shards.
         to: u64,
     },
-    /// More heads or GPUs than any machine has.
-    #[error("a plan for {count} {what}, where there can be at most {most}")]
+    /// More heads or GPUs than supported.
+    #[error("cannot plan for {count} {what}: at most {most} are possible")]
     TooMany {
-        /// What they are.
+        /// What is counted.
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         count: u64,
-        /// The most.
+        /// Maximum.
         most: u64,
     },
-    /// A block holds nothing, or more than 63 bits count.
+    /// The bytes of a block are 0, or exceed 63 bits.
     #[error(
         "a plan for blocks of {tokens} tokens x {kv_heads} KV heads x {head_bytes} bytes, which is nothing or \
          beyond 2^63 bytes"
     )]
     Block {
-        /// Tokens of a block.
+        /// Number of tokens of a block.
         tokens: u32,
-        /// One head of one token, in bytes.
+        /// Size of one head of one token, in bytes.
         head_bytes: u64,
-        /// KV heads of the model.
+        /// Number of KV heads of the model.
         kv_heads: u64,
     },
 }
 
 cuda_driver::messages::one_line_debug!(ReshardError);
 
-/// Some neighbouring heads of every block, from one GPU's shard to another's. A [`ReshardPlan`] makes it, for blocks in
-/// the grids of that plan.
+/// A range of neighbouring heads of every block, moved from one GPU's shard to another's. A
+/// [`ReshardPlan`] creates it, for blocks in the grids of that plan.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct HeadTransfer {
     from: usize,
@@ -101,19 +101,19 @@ impl HeadTransfer {
         }
     }
 
-    /// Position of the GPU among those of the old shards.
+    /// Index of the GPU among those of the old shards.
     #[must_use]
     pub fn from(&self) -> usize {
         self.from
     }
 
-    /// Position of the GPU among those of the new shards.
+    /// Index of the GPU among those of the new shards.
     #[must_use]
     pub fn to(&self) -> usize {
         self.to
     }
 
-    /// The heads, as the model counts them.
+    /// The heads, numbered as in the model.
     #[must_use]
     pub fn heads(&self) -> Range<u64> {
         self.heads.clone()
@@ -126,7 +126,7 @@ impl HeadTransfer {
         BlockMove { pairs, rows, row_bytes, source_offset, destination_offset }
     }
 
-    /// Bytes that move of one block in one plane.
+    /// Number of moved bytes of one block in one plane.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
         self.row_bytes * u64::from(self.rows)
@@ -135,8 +135,8 @@ impl HeadTransfer {
 
 /// Which heads go from which old shard to which new one.
 ///
-/// Every head of every new shard comes from one old shard. If several old shards have a head, the shard on the same
-/// GPU is taken, otherwise the shard that sends the fewest heads so far.
+/// Every head of every new shard comes from one old shard. If several old shards have the head, the
+/// shard on the same GPU is used, otherwise the one that sends the fewest heads so far.
 ///
 /// ```
 /// use kv_multigpu::moves::{BlockOfHeads, HeadOrder, ReshardPlan};
@@ -145,7 +145,7 @@ impl HeadTransfer {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let shards = |gpus| HeadShards::new(64, 8, gpus, KvReplication::Refuse);
 /// let block = BlockOfHeads { tokens: 16, head_bytes: 256, order: HeadOrder::TokensFirst };
-/// // Two GPUs take over from four, of which they are the first two.
+/// // Two GPUs take over from four. They are the first two of the four.
 /// let plan = ReshardPlan::new(&shards(4)?, &shards(2)?, block, |old, new| old == new)
 /// ?;
 /// assert_eq!(plan.transfers().len(), 4);
@@ -163,10 +163,11 @@ pub struct ReshardPlan {
 }
 
 impl ReshardPlan {
-    /// The plan from `from` to `to`; `is_same_gpu` says whether an old and a new position are one GPU.
+    /// The plan from `from` to `to`. `is_same_gpu` tells whether an old and a new index refer to
+    /// one GPU.
     ///
     /// # Errors
-    /// [`ReshardError`], for shards of different models and for numbers that cannot be.
+    /// [`ReshardError`], for shards of different models and for invalid numbers.
     pub fn new(
         from: &HeadShards,
         to: &HeadShards,
@@ -204,13 +205,13 @@ impl ReshardPlan {
         &self.transfers
     }
 
-    /// How blocks lie in the planes of an old shard.
+    /// The layout of blocks in the planes of an old shard.
     #[must_use]
     pub fn old_grid(&self, blocks: u32) -> BlockGrid {
         self.grid(&self.from, blocks)
     }
 
-    /// How blocks lie in the planes of a new shard.
+    /// The layout of blocks in the planes of a new shard.
     #[must_use]
     pub fn new_grid(&self, blocks: u32) -> BlockGrid {
         self.grid(&self.to, blocks)

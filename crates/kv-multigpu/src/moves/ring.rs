@@ -1,19 +1,20 @@
-//! The way through the host: chunks of pinned memory, filled by one device and drained by the other.
+//! The path through the host: chunks of pinned memory, filled by one device and drained by the
+//! other.
 
 use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 
 use super::{MoveError, MoverConfig};
 
-/// A ring of pinned chunks with a stream on either side, allocated once.
+/// A ring of pinned chunks with a stream on each side, allocated once.
 ///
 /// # Invariants
-/// A chunk is filled by `down` after its last `drained` record has completed, and drained by `up`
-/// after its last `filled` record has; where a record may be missing, `stale` is set.
+/// `down` fills a chunk after its last `drained` record has completed, and `up` drains it after its
+/// last `filled` record has. If a record may be missing, `stale` is set.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Of the source's device: fills chunks.
+    /// A stream of the source's device, which fills chunks.
     pub(super) down: Stream,
-    /// Of the destination's device: drains them.
+    /// A stream of the destination's device, which drains them.
     pub(super) up: Stream,
     chunks: Vec<Option<RingChunk>>,
     next: usize,
@@ -29,7 +30,7 @@ struct RingChunk {
     drained: Event,
 }
 
-/// A chunk's place in memory, for kernels and copies.
+/// A chunk's memory, for kernels and copies.
 pub(super) struct ChunkInUse<'a> {
     pub(super) memory: &'a PinnedBuffer,
     pub(super) down: &'a Stream,
@@ -59,8 +60,8 @@ impl Ring {
         self.chunk_bytes
     }
 
-    /// Makes the ring usable after a failure. `up` drains in order, so an event recorded now covers every use so
-    /// far.
+    /// Makes the ring usable after a failure. `up` drains in order, so an event recorded now covers
+    /// all earlier uses.
     pub(super) fn refresh(&mut self) -> Result<(), DeviceError> {
         if self.stale {
             for chunk in self.chunks.iter().flatten() {
@@ -71,7 +72,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Passes one chunk: `fill` enqueues its filling on `down`, `drain` its draining on `up`.
+    /// Passes one chunk: `fill` enqueues the fill on `down`, `drain` the drain on `up`.
     pub(super) fn pass(
         &mut self,
         fill: impl FnOnce(&ChunkInUse<'_>) -> Result<(), MoveError>,
@@ -92,8 +93,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Copies `source` into `destination`, of the same length, chunk by chunk. All chunks are equally
-    /// long but for the last, so that the ring starts and ends quickly.
+    /// Copies `source` to `destination`, of the same length, chunk by chunk. All chunks except the
+    /// last have equal length, so that the ring starts and ends quickly.
     pub(super) fn copy(
         &mut self,
         source: DeviceSpan,
@@ -116,8 +117,8 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The chunks belong to the source's device. Freeing them there need not wait for copies of the
-        // destination's device.
+        // The chunks belong to the source's device. Freeing them there would not wait for copies of
+        // the destination's device.
         let idle = |stream: &Stream| match stream.is_idle() {
             Err(_) => stream.device().poison().is_some(),
             Ok(idle) => idle,

@@ -1,8 +1,8 @@
-//! Protections of a move taken out, so that tests can show what they are for.
+//! Disables protections of a move, so that tests see the harm.
 
 use std::cell::Cell;
 
-/// What keeps a move right.
+/// A protection of a move.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Protection {
     /// The move reads its source after the work that wrote it.
@@ -15,7 +15,7 @@ thread_local! {
     static OUT: Cell<Option<Protection>> = const { Cell::new(None) };
 }
 
-/// Takes one protection out of the moves of this thread, or puts all back.
+/// Disables one protection for the moves of this thread, or enables all again.
 pub fn take_out(protection: Option<Protection>) {
     OUT.set(protection);
 }

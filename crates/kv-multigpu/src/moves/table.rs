@@ -6,16 +6,16 @@ use kv_kernels::BlockPair;
 use super::held::{Pendings, all_over};
 use super::{MoveError, MoverConfig};
 
-/// Planes that a table has room for on each side.
+/// Maximum number of planes of a table on each side.
 pub(super) const PLANES_MAX: usize = 1024;
 
 const WORD: u64 = 8;
 
-/// Tables, each of which is written only when nothing reads it any more.
+/// Tables. Each is written only after its last reader has completed.
 #[derive(Debug)]
 pub(super) struct PairTables {
     tables: Vec<Option<PairTable>>,
-    /// The table after the last one used. The table that has been read for longest is asked about first.
+    /// The table after the last used one. The table with the oldest readers is queried first.
     next: usize,
     pairs: usize,
     /// The words of a table before they are copied into it.
@@ -30,7 +30,7 @@ struct PairTable {
     readers: Pendings,
 }
 
-/// Device addresses of the parts of a written table.
+/// Device addresses of the parts of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WrittenTable {
     pub(super) from_planes: u64,
@@ -39,7 +39,7 @@ pub(super) struct WrittenTable {
 }
 
 impl PairTables {
-    /// Bytes of one table. Pairs are bounded by the check of the configuration.
+    /// Number of bytes of one table. The check of the configuration bounds the pairs.
     pub(super) fn table_bytes(config: &MoverConfig) -> u64 {
         (2 * PLANES_MAX + config.table_pairs) as u64 * WORD
     }
@@ -59,12 +59,12 @@ impl PairTables {
         })
     }
 
-    /// Pairs that a table holds.
+    /// Number of pairs that a table holds.
     pub(super) fn pairs(&self) -> usize {
         self.pairs
     }
 
-    /// Tables that nothing reads, as many as `pairs` pairs need.
+    /// Unused tables, as many as `pairs` pairs need.
     pub(super) fn free_for(&mut self, pairs: usize) -> Result<Vec<usize>, MoveError> {
         let (needed, tables) = (pairs.div_ceil(self.pairs), self.tables.len());
         if needed > tables {
@@ -87,7 +87,7 @@ impl PairTables {
         Err(MoveError::Busy { needed, in_use: tables - free.len(), tables })
     }
 
-    /// Writes a table that [`free_for`](PairTables::free_for) named.
+    /// Writes a table returned by [`free_for`](PairTables::free_for).
     pub(super) fn write(
         &mut self,
         index: usize,
@@ -112,7 +112,7 @@ impl PairTables {
         Ok(WrittenTable { from_planes: start, to_planes: to_planes_at, pairs })
     }
 
-    /// Notes what reads the tables `used`.
+    /// Records the readers of the tables `used`.
     pub(super) fn read_by(&mut self, used: &[usize], readers: &Pendings) {
         for &index in used {
             self.next = (index + 1) % self.tables.len();

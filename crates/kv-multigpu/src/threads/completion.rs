@@ -1,4 +1,4 @@
-//! The answer of a task: a future without a runtime, which can be waited for by blocking as well.
+//! The result of a task: a future of any runtime, which a thread can also wait for.
 
 use std::fmt;
 use std::future::Future;
@@ -13,21 +13,21 @@ use cuda_driver::{DeviceError, DriverError};
 use super::queue::Cancel;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// Why a task has no result.
+/// The reason why a task has no result.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {
-    /// The task panicked. The thread goes on with the next one.
+    /// The task panicked. The thread continues with the next one.
     #[error("the task panicked: {message}")]
     Panicked {
-        /// What the panic said, where that is text.
+        /// The panic message, if it is text.
         message: String,
     },
-    /// The task was taken back before it began.
+    /// The task was cancelled before it began.
     #[error("the task was cancelled before it began")]
     Cancelled,
     /// The device was lost before the task began; it was not run.
-    #[error("the device is lost since {first}")]
+    #[error("the device is lost: {first}")]
     Lost {
         /// The error that lost it.
         first: DriverError,
@@ -35,30 +35,30 @@ pub enum TaskError {
     /// The device's context could not be bound; the task was not run.
     #[error("the device's context could not be bound")]
     Device(#[source] DeviceError),
-    /// A task waited on its own thread for a task behind it, which would never have begun. It was
-    /// left to run, and its result is dropped.
+    /// A task waited on its own thread for a later task, which would never have begun. The later
+    /// task will run, and its result is dropped.
     #[error("a task of a device's thread cannot wait for another one of the same thread")]
     WaitsForItself,
-    /// The result was taken before: a future that is ready gives it once.
+    /// The result was taken before: a ready future returns it once.
     #[error("the result was taken before")]
     Taken,
 }
 
 cuda_driver::messages::one_line_debug!(TaskError);
 
-/// The result of one task, left by the worker for one receiver.
+/// The result of one task, passed from the worker to one receiver.
 pub(crate) struct ResultCell<T> {
     state: Mutex<ResultState<T>>,
     done: Condvar,
 }
 
 enum ResultState<T> {
-    /// Not done, with the waker of the receiver.
+    /// Not done; holds the waker of the receiver.
     Pending(Option<Waker>),
     Done(Result<T, TaskError>),
     /// The receiver has the result.
     Taken,
-    /// There is no receiver any more.
+    /// The receiver was dropped.
     Abandoned,
 }
 
@@ -67,8 +67,8 @@ impl<T> ResultCell<T> {
         Self { state: Mutex::new(ResultState::Pending(None)), done: Condvar::new() }
     }
 
-    /// Leaves the result and wakes the receiver. Results, wakers and what they drop are others' code:
-    /// none of it runs under the lock, and none of it can unwind from here.
+    /// Stores the result and wakes the receiver. Results, wakers and their destructors are foreign
+    /// code: none of it runs under the lock, and no panic leaves this function.
     fn fill(&self, result: Result<T, TaskError>) {
         let mut state = lock(&self.state);
         let before = match *state {
@@ -87,7 +87,7 @@ impl<T> ResultCell<T> {
         take(&mut lock(&self.state))
     }
 
-    /// The result, or a promise to wake `waker` once it is there.
+    /// Returns the result, or registers `waker`.
     fn poll(&self, waker: &Waker) -> Poll<Result<T, TaskError>> {
         let waker = waker.clone();
         let mut state = lock(&self.state);
@@ -101,7 +101,8 @@ impl<T> ResultCell<T> {
         Poll::Pending
     }
 
-    /// As [`poll`](ResultCell::poll), with the mistake that loses a wake: it looks, and asks to be woken later.
+    /// Like [`poll`](ResultCell::poll), with a mistake that loses a wake-up: it checks first, and
+    /// registers later in a second step.
     #[cfg(loom)]
     pub(crate) fn poll_in_two_steps(&self, waker: &Waker) -> Poll<Result<T, TaskError>> {
         if let Some(result) = self.take() {
@@ -114,7 +115,7 @@ impl<T> ResultCell<T> {
         Poll::Pending
     }
 
-    /// The result, waited for.
+    /// Waits for the result.
     pub(crate) fn wait(&self) -> Result<T, TaskError> {
         let mut state = lock(&self.state);
         loop {
@@ -125,7 +126,7 @@ impl<T> ResultCell<T> {
         }
     }
 
-    /// The receiver goes; a result that is there already is dropped here.
+    /// Drops the receiver's part, and a result that is already stored.
     fn abandon(&self) {
         let before = std::mem::replace(&mut *lock(&self.state), ResultState::Abandoned);
         drop(before);
@@ -136,7 +137,7 @@ impl<T> ResultCell<T> {
     }
 }
 
-/// The result, unless it is still to come.
+/// The result, unless it is not there yet.
 fn take<T>(state: &mut ResultState<T>) -> Option<Result<T, TaskError>> {
     match state {
         ResultState::Pending(_) => None,
@@ -148,8 +149,8 @@ fn take<T>(state: &mut ResultState<T>) -> Option<Result<T, TaskError>> {
     }
 }
 
-/// The worker's end of a slot: it is filled exactly once, by a result or, if the task is dropped
-/// before it has begun, by [`TaskError::Cancelled`].
+/// The worker's end of a cell. It is filled exactly once: by a result, or by
+/// [`TaskError::Cancelled`] if the task is dropped before it has begun.
 pub(crate) struct Filler<T>(Option<Arc<ResultCell<T>>>);
 
 impl<T> Filler<T> {
@@ -172,7 +173,7 @@ impl<T> Drop for Filler<T> {
     }
 }
 
-/// Runs code of the program (results, wakers, destructors) where it must not unwind.
+/// Runs foreign code (results, wakers, destructors) and catches its panics.
 pub(crate) fn quietly(code: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
         // The payload is leaked, because its destructor could panic as well.
@@ -181,23 +182,23 @@ pub(crate) fn quietly(code: impl FnOnce()) {
     }
 }
 
-/// What a panic said, where that is text.
+/// The message of a panic, if it is text.
 pub(crate) fn message_of(payload: &(dyn std::any::Any + Send)) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text in the panic")
 }
 
-/// The answer of a task that was submitted to a [`DeviceThread`](crate::threads::DeviceThread).
+/// The result of a task that was submitted to a [`DeviceThread`](crate::threads::DeviceThread).
 ///
-/// A future of any runtime, or of none: [`wait`](Completion::wait) blocks.
+/// It is a future of any runtime. Without a runtime, [`wait`](Completion::wait) blocks.
 ///
 /// # Drop
 /// Cancels the task if it has not begun. A task that has begun runs to its end, and its result is dropped on the
 /// device's thread. [`detach`](Completion::detach) lets it run in any case.
 #[must_use = "dropping it cancels the task; detach it to let it run"]
 pub struct Completion<T> {
-    /// None once the receiver's part is over.
+    /// `None` once the receiver is done.
     cell: Option<Arc<ResultCell<T>>>,
     queue: Arc<dyn Cancel>,
     id: u64,
@@ -220,11 +221,11 @@ impl<T> Completion<T> {
         self.cell.as_deref()
     }
 
-    /// Waits on the host until the task is over.
+    /// Waits on the host until the task has ended.
     ///
     /// # Errors
-    /// [`TaskError`]; [`TaskError::WaitsForItself`] at once on the thread that is to run the task, unless
-    /// it is over.
+    /// [`TaskError`]; [`TaskError::WaitsForItself`] at once on the thread that runs the task,
+    /// unless the task has ended.
     pub fn wait(mut self) -> Result<T, TaskError> {
         let Some(cell) = self.cell.take() else { return Err(TaskError::Taken) };
         if self.worker.get() == Some(&std::thread::current().id()) {
@@ -236,10 +237,10 @@ impl<T> Completion<T> {
         cell.wait()
     }
 
-    /// Takes the task back. What it owns is dropped here.
+    /// Cancels the task. Its captured values are dropped here.
     ///
     /// # Errors
-    /// The completion, when the task has begun or is over.
+    /// The completion, if the task has begun or ended.
     pub fn cancel(mut self) -> Result<(), Self> {
         if !self.queue.cancel(self.id) {
             return Err(self);
@@ -255,7 +256,7 @@ impl<T> Completion<T> {
         }
     }
 
-    /// Whether the task is over, in whatever way.
+    /// Whether the task has ended, in any way.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.cell.as_ref().is_none_or(|cell| cell.is_done())
@@ -276,7 +277,7 @@ impl<T> Future for Completion<T> {
 impl<T> Drop for Completion<T> {
     fn drop(&mut self) {
         let Some(cell) = self.cell.take() else { return };
-        // The receiver goes first, so a task that begins now finds no receiver.
+        // The receiver is dropped first, so a task that begins now finds no receiver.
         quietly(|| {
             cell.abandon();
             self.queue.cancel(self.id);

@@ -21,12 +21,13 @@ use completion::{Filler, ResultCell, message_of, quietly};
 use queue::{PushRefused, Queue};
 pub use room::Room;
 
-/// How a device's thread is made.
+/// Options of a device thread.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DeviceThreadOptions {
-    /// Most tasks that wait to be run, one at least; more are refused ([`Refusal::Full`]).
+    /// Maximum number of waiting tasks, at least one; further tasks are refused
+    /// ([`Refusal::Full`]).
     pub tasks_max: usize,
-    /// Name of the thread, without a NUL; none for `gpu` and the ordinal.
+    /// Name of the thread, without a NUL; `None` means `gpu` and the ordinal.
     pub name: Option<String>,
 }
 
@@ -36,19 +37,19 @@ impl Default for DeviceThreadOptions {
     }
 }
 
-/// Why a thread was not started.
+/// The reason why a thread was not started.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnThreadError {
-    /// A queue of no tasks would take none.
+    /// The queue would have no capacity.
     #[error(
-        "a device's thread with room for {tasks_max} waiting tasks, where at least 1 is needed"
+        "cannot start a device thread with room for {tasks_max} waiting tasks: at least 1 is needed"
     )]
     NoTasks {
-        /// Most that should wait.
+        /// Requested number of waiting tasks.
         tasks_max: usize,
     },
-    /// The operating system's names end at a NUL.
+    /// The name contains a NUL, where the operating system would end it.
     #[error("a device's thread cannot be named {name:?}, which has a NUL")]
     Name {
         /// The name.
@@ -59,7 +60,7 @@ pub enum SpawnThreadError {
     System {
         /// Ordinal of the device.
         ordinal: i32,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -67,21 +68,22 @@ pub enum SpawnThreadError {
 
 cuda_driver::messages::one_line_debug!(SpawnThreadError);
 
-/// Why a task was not taken.
+/// The reason why a task was refused.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// As many tasks wait as may wait. Wait for [room](DeviceThread::room) and submit again.
+    /// The maximum number of tasks is waiting. Wait for [room](DeviceThread::room) and submit
+    /// again.
     #[error("the queue of the device's thread is full: {tasks_max} tasks wait")]
     Full {
-        /// Most that may wait.
+        /// Maximum number of waiting tasks.
         tasks_max: usize,
     },
     /// The thread takes no more tasks.
     #[error("the device's thread was closed")]
     Closed,
     /// The device is lost.
-    #[error("the device is lost since {first}")]
+    #[error("the device is lost: {first}")]
     Lost {
         /// The error that lost it.
         first: DriverError,
@@ -90,11 +92,11 @@ pub enum Refusal {
 
 cuda_driver::messages::one_line_debug!(Refusal);
 
-/// A task that was not taken, and why.
+/// A refused task, with the reason.
 #[derive(thiserror::Error)]
 #[error("{refusal}")]
 pub struct SubmitError<F> {
-    /// Why.
+    /// The reason.
     pub refusal: Refusal,
     /// The task, which did not run.
     pub task: F,
@@ -106,7 +108,7 @@ impl<F> fmt::Debug for SubmitError<F> {
     }
 }
 
-/// Why a thread could not be closed.
+/// The reason why a thread could not be closed.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseThreadError {
@@ -119,18 +121,18 @@ cuda_driver::messages::one_line_debug!(CloseThreadError);
 
 /// A thread that runs tasks on one device, in the order of their submission, one after another.
 ///
-/// All handles of this workspace may be used on any thread; this one is for programs that want driver
-/// calls, which may wait, off the threads of their async runtime, or one order for all of a device's
-/// calls. Each task finds the device's context current, for libraries that ask for it.
+/// All handles of this workspace may be used on any thread. Use this type to keep driver calls,
+/// which may wait, off the threads of an async runtime, or to run all calls of a device in one
+/// order. The device's context is current in each task, for libraries that need it.
 ///
 /// # Nesting
-/// A task may submit tasks to its own thread: that never waits, and a full queue is an outcome there
-/// as well. A task cannot wait for tasks of its own thread ([`TaskError::WaitsForItself`]). One deadlock cannot be
-/// detected: a task that blocks on a runtime, which waits for such tasks.
+/// A task may submit tasks to its own thread. That never waits, and a full queue is refused there
+/// too. A task cannot wait for tasks of its own thread ([`TaskError::WaitsForItself`]). One
+/// deadlock cannot be detected: a task that blocks on a runtime which waits for such tasks.
 ///
 /// # Loss
-/// Once the device is lost, tasks are refused. Waiting tasks are not run; their completions answer the cause, and
-/// what they own is dropped.
+/// Once the device is lost, tasks are refused. Waiting tasks are not run: their completions return
+/// the cause, and their captured values are dropped.
 ///
 /// # Drop
 /// A drop never waits. No more tasks are taken, the waiting tasks still run, and the thread ends by itself.
@@ -147,7 +149,7 @@ impl DeviceThread {
     /// Starts a thread for `device`.
     ///
     /// # Errors
-    /// [`SpawnThreadError`], with what of the options cannot be, or what the operating system answers.
+    /// [`SpawnThreadError`], with the invalid option or the operating system's error.
     pub fn spawn(device: &Device, options: DeviceThreadOptions) -> Result<Self, SpawnThreadError> {
         let DeviceThreadOptions { tasks_max, name } = options;
         let ordinal = device.ordinal();
@@ -175,21 +177,21 @@ impl DeviceThread {
         &self.device
     }
 
-    /// Tasks that wait to be run.
+    /// Number of waiting tasks.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Puts a task behind all that were submitted before. Never waits.
+    /// Appends a task to the queue. Never waits.
     ///
     /// # Ordering
-    /// Tasks run in the order of submission. What they enqueue on streams is ordered by the streams: a
-    /// task is over when it returns, not when the device's work is.
+    /// Tasks run in the order of submission. Work that they enqueue on streams is ordered by the
+    /// streams: a task ends when it returns, not when the device's work does.
     ///
     /// # Errors
-    /// [`SubmitError`] with the task, when too many wait, after [`close`](DeviceThread::close), and at once
-    /// on a lost device.
+    /// [`SubmitError`] with the task, if too many tasks wait, after [`close`](DeviceThread::close),
+    /// and at once on a lost device.
     pub fn submit<T, F>(&self, task: F) -> Result<Completion<T>, SubmitError<F>>
     where
         F: FnOnce(&Device) -> T + Send + 'static,
@@ -218,13 +220,14 @@ impl DeviceThread {
         }
     }
 
-    /// Waits for room, after a refusal: a future of any runtime, without a place in the queue.
+    /// Waits for room after a refusal: a future of any runtime. It does not reserve a place in the
+    /// queue.
     pub fn room(&self) -> Room<'_> {
         Room::new(&self.queue)
     }
 
-    /// Cancels every task that has not begun, and returns how many there were. Their completions answer
-    /// [`TaskError::Cancelled`]. What the tasks own is dropped here.
+    /// Cancels every task that has not begun, and returns their number. Their completions return
+    /// [`TaskError::Cancelled`]. Their captured values are dropped here.
     pub fn cancel_waiting(&self) -> usize {
         let tasks = self.queue.take_all();
         let count = tasks.len();
@@ -232,7 +235,7 @@ impl DeviceThread {
         count
     }
 
-    /// Takes no more tasks, waits until those that were taken have run, and for the thread to end.
+    /// Accepts no more tasks, waits until the accepted ones have run, and for the thread to end.
     ///
     /// May be called by several threads at once, and again.
     ///
@@ -246,13 +249,13 @@ impl DeviceThread {
         self.queue.wait_finished();
         let handle = self.handle.lock().take();
         if let Some(handle) = handle {
-            // It cannot have panicked: `work_off` catches what its tasks throw.
+            // The thread cannot have panicked: `work_off` catches panics of its tasks.
             let _ = handle.join();
         }
         Ok(())
     }
 
-    /// Whether it takes no more tasks.
+    /// Whether it accepts no more tasks.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.queue.is_closed()
@@ -284,7 +287,7 @@ fn run<T>(device: &Device, task: impl FnOnce(&Device) -> T) -> Result<T, TaskErr
     let mut task = Some(task);
     let bound = device.clean_up(|_| {
         let task = task.take();
-        // What a task calls, the program calls.
+        // Calls made by a task count as calls of the program.
         let _site = cuda_driver::site::leave();
         Ok(task.map(|task| catch_unwind(AssertUnwindSafe(|| task(device)))))
     });
@@ -295,7 +298,7 @@ fn run<T>(device: &Device, task: impl FnOnce(&Device) -> T) -> Result<T, TaskErr
             quietly(|| drop(payload));
             Err(TaskError::Panicked { message })
         }
-        // Without a result of the closure it was not called.
+        // No result means that the closure was not called.
         Ok(None) => Err(TaskError::Cancelled),
         Err(error) => {
             quietly(|| drop(task));

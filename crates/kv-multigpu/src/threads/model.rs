@@ -1,4 +1,5 @@
-//! A device's thread without device and thread, for the model checker, which brings its own threads.
+//! A device thread without device and thread, for the model checker, which provides its own
+//! threads.
 
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -7,17 +8,17 @@ use super::completion::{Completion, Filler, ResultCell, TaskError, quietly};
 use super::queue::Queue;
 use super::room::Room;
 
-/// The queue of a device's thread. The caller of [`work_off`](ModelThread::work_off) runs its tasks.
+/// The queue of a device thread. The caller of [`work_off`](ModelThread::work_off) runs its tasks.
 #[derive(Clone)]
 pub struct ModelThread(Arc<Queue<()>>);
 
 impl ModelThread {
-    /// A queue of so many tasks.
+    /// Creates a queue with room for that many tasks.
     pub fn new(tasks_max: usize) -> Self {
         Self(Arc::new(Queue::new(tasks_max)))
     }
 
-    /// As `DeviceThread::submit`; the task comes back when it is refused.
+    /// Like `DeviceThread::submit`. A refused task is returned.
     ///
     /// # Errors
     /// The task.
@@ -40,18 +41,18 @@ impl ModelThread {
         self.0.work_off(&(), |work, context| quietly(|| work(context)));
     }
 
-    /// As dropping a `DeviceThread`.
+    /// Like dropping a `DeviceThread`.
     pub fn close(&self) {
         self.0.close();
     }
 
-    /// As `DeviceThread::close`, less the thread.
+    /// Like `DeviceThread::close`, without the thread.
     pub fn close_and_wait(&self) {
         self.0.close();
         self.0.wait_finished();
     }
 
-    /// As `DeviceThread::cancel_waiting`.
+    /// Like `DeviceThread::cancel_waiting`.
     pub fn cancel_waiting(&self) -> usize {
         let tasks = self.0.take_all();
         let count = tasks.len();
@@ -59,18 +60,19 @@ impl ModelThread {
         count
     }
 
-    /// As `DeviceThread::room`.
+    /// Like `DeviceThread::room`.
     pub fn room(&self) -> Room<'_, ()> {
         Room::new(&self.0)
     }
 
-    /// Tasks that wait.
+    /// Number of waiting tasks.
     pub fn waiting(&self) -> usize {
         self.0.len()
     }
 }
 
-/// Asks a completion as its future does, with a known mistake, for the test that sees it found.
+/// Polls a completion like its future does, but with a known mistake, for the test in which loom
+/// finds it.
 pub fn poll_in_two_steps<T>(
     completion: &Completion<T>,
     context: &Context<'_>,

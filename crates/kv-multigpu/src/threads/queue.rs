@@ -6,15 +6,15 @@ use std::task::{Poll, Waker};
 use super::completion::quietly;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
-/// A task, boxed. Dropping it without calling it is how a task is cancelled.
+/// A task, boxed. A task is cancelled by dropping it without calling it.
 pub(crate) type Work<C> = Box<dyn FnOnce(&C) + Send>;
 
-/// Why a queue took no task.
+/// The reason why a queue refused a task.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum PushRefused {
-    /// It holds as many as it may.
+    /// It holds the maximum number of tasks.
     Full,
-    /// It takes no more.
+    /// It accepts no more tasks.
     Closed,
 }
 
@@ -35,13 +35,13 @@ struct QueueState<C> {
     next_id: u64,
     is_closed: bool,
     is_finished: bool,
-    /// The wakers that wait for room, each once. All are woken whenever there may be room. If only one were woken, and
-    /// its task did not come back, the others would wait for ever.
+    /// The wakers that wait for room, each once. All are woken whenever there may be room. If only
+    /// one were woken, and its task did not retry, the others would wait for ever.
     for_room: Vec<(u64, Waker)>,
 }
 
 impl<C> QueueState<C> {
-    /// The wakers to wake, outside the lock, now that there may be room.
+    /// Removes the wakers to wake, outside the lock, because there may be room.
     fn take_waiting(&mut self) -> Vec<(u64, Waker)> {
         std::mem::take(&mut self.for_room)
     }
@@ -69,7 +69,7 @@ impl<C> Queue<C> {
         }
     }
 
-    /// Puts a task behind all others, and returns its id. Never waits.
+    /// Appends a task and returns its id. Never waits.
     pub(crate) fn push<F>(
         &self,
         task: F,
@@ -90,7 +90,7 @@ impl<C> Queue<C> {
         Ok(id)
     }
 
-    /// The task that was submitted first, once there is one; `None` when the queue is closed and empty.
+    /// Waits for the first task and removes it; `None` when the queue is closed and empty.
     pub(crate) fn pop(&self) -> Option<Work<C>> {
         let mut state = lock(&self.state);
         loop {
@@ -107,7 +107,7 @@ impl<C> Queue<C> {
         }
     }
 
-    /// Takes one task out, if it has not begun. The caller drops it, outside the lock.
+    /// Removes one task, if it has not begun. The caller drops it outside the lock.
     pub(crate) fn take(&self, id: u64) -> Option<Work<C>> {
         let mut state = lock(&self.state);
         let index = state.tasks.binary_search_by_key(&id, |(id, _)| *id).ok()?;
@@ -118,7 +118,7 @@ impl<C> Queue<C> {
         work
     }
 
-    /// Takes every task out that has not begun.
+    /// Removes every task that has not begun.
     pub(crate) fn take_all(&self) -> Vec<Work<C>> {
         let mut state = lock(&self.state);
         let tasks = state.tasks.drain(..).map(|(_, work)| work).collect();
@@ -128,8 +128,8 @@ impl<C> Queue<C> {
         tasks
     }
 
-    /// Whether a task would be taken or refused for good; if neither, `waker` is woken when that changes.
-    /// `id` is the caller's place among the waiting ones.
+    /// Returns whether a task would be accepted, or refused for good. Otherwise registers `waker`,
+    /// to be woken when that changes. `id` is the caller's place among the waiting ones.
     pub(crate) fn poll_room(&self, id: &mut Option<u64>, waker: &Waker) -> Poll<()> {
         let waker = waker.clone();
         let mut state = lock(&self.state);
@@ -147,7 +147,7 @@ impl<C> Queue<C> {
         if is_over { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Waits no more.
+    /// Stops waiting.
     pub(crate) fn leave_room(&self, id: u64) {
         let mut state = lock(&self.state);
         let own = state.for_room.iter().position(|(other, _)| *other == id);
@@ -156,7 +156,7 @@ impl<C> Queue<C> {
         drop(before);
     }
 
-    /// Takes no more tasks; those that are in the queue still run.
+    /// Accepts no more tasks. Tasks in the queue still run.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         state.is_closed = true;
@@ -170,7 +170,7 @@ impl<C> Queue<C> {
         lock(&self.state).is_closed
     }
 
-    /// Tasks that have not begun.
+    /// Number of tasks that have not begun.
     pub(crate) fn len(&self) -> usize {
         lock(&self.state).tasks.len()
     }
@@ -179,7 +179,7 @@ impl<C> Queue<C> {
         self.tasks_max
     }
 
-    /// Runs tasks in order until the queue is closed and empty: the worker's whole life.
+    /// Runs tasks in order until the queue is closed and empty. This is the worker's main loop.
     pub(crate) fn work_off(&self, context: &C, run: impl Fn(Work<C>, &C)) {
         while let Some(work) = self.pop() {
             run(work, context);
@@ -188,7 +188,7 @@ impl<C> Queue<C> {
         self.finished.notify_all();
     }
 
-    /// Waits until the worker is done for good.
+    /// Waits until the worker has ended.
     pub(crate) fn wait_finished(&self) {
         let mut state = lock(&self.state);
         while !state.is_finished {
@@ -197,15 +197,16 @@ impl<C> Queue<C> {
     }
 }
 
-/// What a completion may ask of the queue that its task went into.
+/// The calls that a completion makes on the queue of its task.
 pub(crate) trait Cancel: Send + Sync {
-    /// Takes the task out and drops it, unless it has begun; whether it had not.
+    /// Removes and drops the task, unless it has begun; returns whether it was removed.
     fn cancel(&self, id: u64) -> bool;
 }
 
 impl<C> Cancel for Queue<C> {
     fn cancel(&self, id: u64) -> bool {
-        // Dropped here, after the lock: what the task owns may take its time, or submit tasks.
+        // Dropped here, without the lock: dropping the task's captured values may take long, or
+        // submit tasks.
         self.take(id).is_some()
     }
 }

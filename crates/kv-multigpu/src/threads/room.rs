@@ -1,4 +1,4 @@
-//! Waiting for room in a queue that was full.
+//! Waits for room in a full queue.
 
 use std::fmt;
 use std::future::Future;
@@ -8,9 +8,10 @@ use std::task::{Context, Poll};
 use super::completion::quietly;
 use super::queue::Queue;
 
-/// A future that is ready when a device's thread may take a task again, or takes none any more.
+/// A future that is ready when a device thread may accept a task again, or accepts none any more.
 ///
-/// Others may be quicker: submit, and wait again if that is refused. It holds no place.
+/// Another caller may be faster: submit, and wait again if that is refused. The future reserves no
+/// place.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Room<'a, C = cuda_driver::Device> {
     queue: &'a Queue<C>,

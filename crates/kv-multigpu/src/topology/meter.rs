@@ -9,42 +9,42 @@ use kv_place::{GPUS_MAX, Link, LinkMatrix};
 
 use crate::moves::{Held, MoveError, MoveOrder, Mover, MoverConfig};
 
-/// The copy that tells what a transfer takes before its first byte, and the one that tells the speed.
+/// Size of the short copy, which gives the latency. The long copy gives the speed.
 const SHORT_BYTES: u64 = 4 << 10;
 const LONG_BYTES: u64 = 64 << 20;
 
-/// Copies of each, of which the quickest counts.
+/// Number of copies of each size; the fastest counts.
 const ROUNDS: usize = 5;
 
 /// Measures links on request and remembers them by the UUIDs of both ends.
 ///
-/// Times are by events on the receiver, so on simulated devices they are virtual.
+/// Times come from events on the receiver, so on simulated devices they are virtual.
 #[derive(Debug, Default)]
 pub struct LinkMeter {
     known: Mutex<HashMap<[[u8; 16]; 2], Link>>,
 }
 
 impl LinkMeter {
-    /// A meter that knows nothing yet.
+    /// A meter without measurements.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What was measured from one device to another before.
+    /// The earlier measurement from one device to another, if any.
     #[must_use]
     pub fn known(&self, from: [u8; 16], to: [u8; 16]) -> Option<Link> {
         self.known.lock().get(&[from, to]).copied()
     }
 
-    /// The link from `from` to `to`, by the way that a [`Mover`] takes; measured if it is not known.
+    /// The link from `from` to `to`, over the path of a [`Mover`]. Measures it if it is not known.
     ///
     /// # Ordering
-    /// Waits on the host for its own copies. They share the link with whatever else uses it: measure
-    /// before work begins. Takes up to 64 MiB on both devices, which it frees again.
+    /// Waits on the host for its own copies. They share the link with all other traffic, so measure
+    /// before work begins. Takes up to 64 MiB on both devices, and frees it.
     ///
     /// # Errors
-    /// What a mover answers.
+    /// The errors of a mover.
     #[track_caller]
     pub fn measure(&self, from: &Device, to: &Device) -> Result<Link, MoveError> {
         let _site = cuda_driver::site::enter();
@@ -60,8 +60,8 @@ impl LinkMeter {
     /// The links between all of `devices`, for a placement.
     ///
     /// # Errors
-    /// As [`measure`](LinkMeter::measure); [`MoveError::Zero`] or [`MoveError::TooMany`] for a number of devices
-    /// that no placement takes, before anything is measured.
+    /// Like [`measure`](LinkMeter::measure); [`MoveError::Zero`] or [`MoveError::TooMany`] for a
+    /// number of devices that no placement supports, before anything is measured.
     #[track_caller]
     pub fn matrix(&self, devices: &[Device]) -> Result<LinkMatrix, MoveError> {
         let _site = cuda_driver::site::enter();
@@ -85,7 +85,7 @@ impl LinkMeter {
         LinkMatrix::from_fn(devices.len(), link).map_err(|_| many())
     }
 
-    /// Forgets everything: after the machine changed, or while it was busy.
+    /// Drops all measurements: after the machine changed, or was busy while measured.
     pub fn forget(&self) {
         self.known.lock().clear();
     }
@@ -95,7 +95,7 @@ fn time_copies(from: &Device, to: &Device) -> Result<Link, MoveError> {
     let config = MoverConfig { tables: 0, ..MoverConfig::default() };
     let mut mover = Mover::new(from, to, config)?;
     let (after, on) = (Stream::new(from)?, Stream::new(to)?);
-    // A device with little memory is measured with less of it.
+    // A device with little memory is measured with smaller copies.
     let least = from.memory_info()?.0.min(to.memory_info()?.0);
     let bytes = (least / 4).clamp(2 * SHORT_BYTES, LONG_BYTES);
     let (near, far) = (DeviceBuffer::alloc(from, bytes)?, DeviceBuffer::alloc(to, bytes)?);
@@ -109,7 +109,7 @@ fn time_copies(from: &Device, to: &Device) -> Result<Link, MoveError> {
             after.synchronize()?;
             start.record(&on)?;
             let order = MoveOrder { after: &after, on: &on };
-            // Held until the wait below, whatever becomes of it.
+            // Held until the wait below, even on failure.
             let moved = mover.move_tensor(source, destination, order).map_err(|f| f.error)?;
             end.record(&on)?;
             end.synchronize()?;
@@ -120,7 +120,8 @@ fn time_copies(from: &Device, to: &Device) -> Result<Link, MoveError> {
         Ok(best)
     };
     let times = quickest(SHORT_BYTES).and_then(|short| Ok((short, quickest(bytes)?)));
-    // A copy that failed half-way is over before the buffers go, and with it what the mover keeps for it.
+    // A copy that failed half-way must end before the buffers are dropped, and with it the memory
+    // that the mover keeps for it.
     let settled = mover.settle();
     let (short, long) = times?;
     settled?;

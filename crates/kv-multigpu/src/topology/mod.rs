@@ -1,8 +1,8 @@
-//! Where the devices of a machine are, and what joins them: from CUDA, from NVML where there is one, and
-//! from the host's list of PCI devices.
+//! The locations of a machine's devices and the links between them: from CUDA, from NVML if there
+//! is one, and from the host's list of PCI devices.
 //!
-//! A fact that no source has is `None` or [`LinkKind::Unknown`]. Nothing here fails because a library or a
-//! file is missing.
+//! A fact that no source provides is `None` or [`LinkKind::Unknown`]. A missing library or file is
+//! never an error.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -22,7 +22,7 @@
 //! assert!(topology.pair(1, 2).is_some_and(|pair| !pair.access));
 //!
 //! // On request: copies are timed once for each pair, and then known.
-//! let meter = LinkMeter::new();
+//! // On request: copies are timed once for each pair, and then remembered.
 //! let links = meter.matrix(&devices)?;
 //! assert!(links.link(0, 1).map(|l| l.bytes_per_second) > links.link(1, 2).map(|l| l.bytes_per_second));
 //! # Ok(())
@@ -46,7 +46,7 @@ pub use meter::LinkMeter;
 #[cfg_attr(docsrs, doc(cfg(feature = "nvml")))]
 pub use nvml::NvmlLinks;
 
-/// One device and where it is.
+/// One device and its location.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GpuPlace {
     /// CUDA's ordinal in this process.
@@ -57,41 +57,41 @@ pub struct GpuPlace {
     pub name: String,
     /// `domain:bus:device.function`.
     pub pci_bus_id: String,
-    /// The PCIe bridges above it, from the host bridge down. Empty where the host does not list them.
+    /// The PCIe bridges above it, from the host bridge down. Empty if the host does not list them.
     pub pcie_ancestors: Vec<String>,
-    /// The host's memory node beside it.
+    /// The NUMA node beside it.
     pub numa_node: Option<u32>,
-    /// All memory, in bytes.
+    /// Bytes of all its memory.
     pub memory_bytes: u64,
-    /// Speed of the memory by its clock and width, in bytes a second.
+    /// Speed of the memory, computed from its clock and width, in bytes per second.
     pub memory_bytes_per_second: Option<u64>,
 }
 
-/// The way from one device to another.
+/// The connection from one device to another.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PairLink {
     /// Whether the first can access memory of the second.
     pub access: bool,
-    /// Whether atomic operations on it are done by the second.
+    /// Whether the second device executes atomic operations on its memory natively.
     pub native_atomics: bool,
-    /// How CUDA ranks it among the machine's: 0 is the quickest.
+    /// CUDA's rank of the connection among the machine's: 0 is the fastest.
     pub rank: Option<i32>,
-    /// The kind of link, if the [`LinkSource`] knows it. It does not follow from the places on PCIe, because GPUs with
-    /// NVLink are below one host bridge too.
+    /// The kind of link, if the [`LinkSource`] knows it. It does not follow from the PCIe
+    /// locations, because GPUs with NVLink are below one host bridge too.
     pub kind: LinkKind,
-    /// How far they are from each other on PCIe, by the host's list.
+    /// Their distance on PCIe, from the host's list.
     pub pcie: Option<PcieDistance>,
 }
 
-/// What joins two devices.
+/// The link between two devices.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum LinkKind {
     /// NVLink, directly or through switches.
     NvLink {
-        /// Links that serve the pair.
+        /// Number of links that serve the pair.
         links: u32,
-        /// Generation, where NVML tells.
+        /// Generation, if NVML reports it.
         version: Option<u32>,
     },
     /// PCIe.
@@ -118,16 +118,16 @@ impl LinkKind {
     }
 }
 
-/// How far two devices are from each other on PCIe.
+/// The distance of two devices on PCIe.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum PcieDistance {
     /// Below one bridge.
     SameBridge,
     /// Below one host bridge.
     SameHostBridge,
-    /// Beside one memory node of the host.
+    /// At one NUMA node of the host.
     SameNode,
-    /// Across the nodes.
+    /// At different NUMA nodes.
     System,
 }
 
@@ -147,13 +147,13 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// A source of the machine's links beside CUDA, such as `NvmlLinks` (feature `nvml`).
+/// A source of the machine's links besides CUDA, such as `NvmlLinks` (feature `nvml`).
 pub trait LinkSource: fmt::Debug {
     /// The link between the devices with these UUIDs; `None` if the source does not know it.
     fn link(&self, from: [u8; 16], to: [u8; 16]) -> Option<LinkKind>;
 }
 
-/// The sources of a topology, beside CUDA.
+/// The sources of a topology besides CUDA.
 #[derive(Debug)]
 pub struct Sources<'a> {
     /// The host's list of PCI devices; `/sys` on Linux.
@@ -163,26 +163,27 @@ pub struct Sources<'a> {
 }
 
 impl Default for Sources<'_> {
-    /// The host's own list, and no other source.
+    /// The host's own list, without another source.
     fn default() -> Self {
         Self { sysfs: PathBuf::from("/sys"), links: None }
     }
 }
 
-/// The devices and the ways between them.
+/// The devices and the connections between them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Topology {
     gpus: Vec<GpuPlace>,
     /// # Invariants
-    /// One for each ordered pair, row by row from the first; none on the diagonal.
+    /// One for each ordered pair, row by row from the first; `None` on the diagonal.
     pairs: Vec<Option<PairLink>>,
 }
 
 impl Topology {
-    /// Finds the places of `devices` and the links between them. Positions are those in `devices`.
+    /// Finds the locations of `devices` and the links between them. Indices are those in `devices`.
     ///
     /// # Errors
-    /// What CUDA answers to questions that every driver knows. The absence of any other source is no error.
+    /// CUDA's errors for queries that every driver supports. The absence of any other source is not
+    /// an error.
     pub fn discover(devices: &[Device], sources: &Sources<'_>) -> Result<Self, DeviceError> {
         let gpus: Vec<_> =
             devices.iter().map(|device| place(device, sources)).collect::<Result<_, _>>()?;
@@ -206,7 +207,7 @@ impl Topology {
         &self.gpus
     }
 
-    /// The way from one device to another; none on the diagonal and outside.
+    /// The connection from one device to another; `None` on the diagonal and outside.
     #[must_use]
     pub fn pair(&self, from: usize, to: usize) -> Option<&PairLink> {
         if from >= self.gpus.len() || to >= self.gpus.len() {
@@ -215,7 +216,7 @@ impl Topology {
         self.pairs[from * self.gpus.len() + to].as_ref()
     }
 
-    /// The devices as a placement takes them, each with `free_bytes` of its position.
+    /// The devices in the form that a placement takes, each with the `free_bytes` of its index.
     ///
     /// An unknown memory speed counts as 1 TB/s.
     #[must_use]
@@ -237,7 +238,7 @@ impl Topology {
     /// [`LinkMeter::matrix`] measures instead.
     ///
     /// # Errors
-    /// [`PlacementError::Gpus`] for a number of devices that no placement takes.
+    /// [`PlacementError::Gpus`] for a number of devices that no placement supports.
     pub fn estimated_links(&self) -> Result<LinkMatrix, PlacementError> {
         LinkMatrix::from_fn(self.gpus.len(), |from, to| {
             let pair = self.pair(from, to);
@@ -255,7 +256,7 @@ impl Topology {
 
 fn place(device: &Device, sources: &Sources<'_>) -> Result<GpuPlace, DeviceError> {
     let info = device.info();
-    // An attribute that a driver does not know is no error; a lost device is.
+    // An attribute that the driver does not know is not an error, but a lost device is.
     let attribute = |which| match device.attribute(which) {
         Ok(value) => Ok(u32::try_from(value).ok()),
         Err(error) if device.poison().is_some() => Err(error),
@@ -264,7 +265,7 @@ fn place(device: &Device, sources: &Sources<'_>) -> Result<GpuPlace, DeviceError
     let seen = sysfs::look(&sources.sysfs, &info.pci_bus_id);
     let clock_khz = attribute(DeviceAttribute::MEMORY_CLOCK_RATE)?;
     let width_bits = attribute(DeviceAttribute::GLOBAL_MEMORY_BUS_WIDTH)?;
-    // Two transfers a clock.
+    // Two transfers per clock.
     let speed = |khz: u32, bits: u32| (u64::from(khz) * 250).saturating_mul(u64::from(bits));
     Ok(GpuPlace {
         ordinal: device.ordinal(),

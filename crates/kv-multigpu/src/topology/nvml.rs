@@ -1,4 +1,4 @@
-//! Links as NVML tells them. Never required.
+//! Links as reported by NVML. Optional.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use crate::identity::DeviceUuid;
 /// More links than any GPU has.
 const LINKS_MAX: u32 = 36;
 
-/// Links by NVML, where the machine has it.
+/// Links from NVML, if the machine has it.
 pub struct NvmlLinks {
     nvml: Option<Nvml>,
 }
 
 impl NvmlLinks {
-    /// Loads NVML if the machine has it; without it, no link is known.
+    /// Loads NVML if the machine has it. Without NVML no link is known.
     #[must_use]
     pub fn load() -> Self {
         let nvml = Nvml::init()

@@ -1,4 +1,5 @@
-//! Steps of which only the changes travel: what arrives, what is sent, and when all is sent anew.
+//! Steps that send only the changes: the received data, the sent bytes, and the cases in which
+//! everything is sent again.
 
 use crate::rows::{row_at, rows_at};
 use cuda_driver::{DeviceBuffer, ErrorCode};
@@ -7,7 +8,7 @@ use kv_stage::{BlockTable, PartId, Staged, StagingPool, StepStager};
 
 use crate::machine::{Machine, Random};
 
-/// A machine with a pool and a stager that sends changes only.
+/// A machine with a pool and a stager that sends only changes.
 struct Rig {
     machine: Machine,
     pool: StagingPool,
@@ -42,7 +43,7 @@ impl Rig {
     }
 }
 
-/// What a step cost.
+/// The cost of a step.
 #[derive(Debug, Eq, PartialEq)]
 struct Seen {
     bytes: u64,
@@ -87,7 +88,7 @@ fn a_decode_step_sends_one_word_for_each_change_in_one_launch() {
         let [copies, launches, pinned, events] = before;
         assert_eq!(count(&rig), [copies, launches + 1, pinned, events]);
     }
-    // Nothing changed, and there is no array: nothing is sent.
+    // Nothing changed, and there is no array, so nothing is sent.
     let before = count(&rig);
     let mut step = rig.stager.begin().unwrap();
     let rows = step.block_rows(&table, &rows_at(&slots), 1520).unwrap();
@@ -108,7 +109,7 @@ fn rows_that_change_hands_are_sent_whole_and_others_stay() {
     table.append(row_at(5), 12345).unwrap();
     let seen = rig.stage(&table, &slots, 40, &[1]);
     assert_eq!(seen.words, 64 / 4 + 40 / 4 + 1, "a row, what was cleared, and the length");
-    // Rows swap, and two more come.
+    // Rows swap, and two more are added.
     slots.swap(0, 9);
     slots.extend([3, 15]);
     let seen = rig.stage(&table, &slots, 64, &[1]);
@@ -136,17 +137,17 @@ fn forgotten_edits_large_changes_and_other_tables_are_sent_whole() {
     }
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 1);
-    // Few edits, of most of the table.
+    // Few edits, which cover most of the table.
     for slot in 0..7 {
         table.truncate(row_at(slot), 1).unwrap();
     }
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
-    // A table that looks the same, and one with longer rows.
+    // A table with equal contents, and one with longer rows.
     let (twin, long) = (filled(8, 128, 1), filled(8, 300, 1));
     assert_eq!(rig.stage(&twin, &slots, 100, &[1]).words, 0);
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     assert_eq!(rig.stage(&long, &slots, 300, &[1]).words, 0);
-    // Tables of the same shape with as many edits.
+    // Tables of the same shape with the same number of edits.
     let twins = [7, 8].map(|block| {
         let mut twin = BlockTable::new(8, 128).unwrap();
         (0..8).for_each(|slot| twin.append(row_at(slot), block).unwrap());
@@ -155,7 +156,7 @@ fn forgotten_edits_large_changes_and_other_tables_are_sent_whole() {
     for twin in [0, 1, 0, 1] {
         assert_eq!(rig.stage(&twins[twin], &slots, 100, &[1]).words, 0);
     }
-    // Arrays of another step lay where the table was.
+    // Another step's arrays were at the place of the table.
     assert_eq!(rig.stage(&table, &slots, 100, &[1]).words, 0);
     let mut step = rig.stager.begin().unwrap();
     step.array(&[77u8; 3000]).unwrap();
@@ -171,7 +172,7 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
     let slots: Vec<usize> = (0..8).collect();
     let other = cuda_driver::Stream::new(&rig.machine.device).unwrap();
     rig.stage(&table, &slots, 64, &[1]);
-    // Each leaves a change unsent, and must not lose it.
+    // Each leaves a change unsent, which must not be lost.
     type Upset = fn(&mut Rig, &BlockTable, &[usize], &cuda_driver::Stream);
     let upsets: [Upset; 6] = [
         |rig, table, slots, _| {
@@ -189,7 +190,7 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
             refused(rig, table, slots, "cuEventRecord", ErrorCode::OUT_OF_MEMORY)
         },
         |rig, table, slots, _| {
-            // Somebody else writes the device's table, and says so.
+            // Other code writes the device's table, and calls `forget`.
             let mut step = rig.stager.begin().unwrap();
             let rows = step.block_rows(table, &rows_at(slots), 64).unwrap();
             let staged = step.submit(&rig.machine.stream).unwrap();
@@ -197,7 +198,7 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
             rig.stager.forget();
         },
         |rig, table, slots, other| {
-            // No upset at all: the new stream waits for what the old one has.
+            // No reset: the new stream waits for the work of the old one.
             rig.stager.rebind(other).unwrap();
             let mut step = rig.stager.begin().unwrap();
             step.block_rows(table, &rows_at(slots), 64).unwrap();
@@ -217,7 +218,7 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
     assert_eq!(rig.pool.leaked(), 1, "of the event that could not be recorded");
 }
 
-/// A step without a table writes arrays over the last step's rows, also where not all of it was sent.
+/// A step without a table writes arrays over the last step's rows, also if not all of it was sent.
 #[test]
 fn after_a_refused_step_without_a_table_all_is_sent_anew() {
     let mut rig = Rig::new(14, 1 << 14, 3);
@@ -247,7 +248,7 @@ fn refused(
     step.submit(&rig.machine.stream).map(drop).unwrap_err();
 }
 
-/// With the protection out, a change that was not sent is lost.
+/// With the protection disabled, an unsent change is lost.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[test]
 fn trusting_a_refused_step_loses_its_changes() {
@@ -267,17 +268,18 @@ fn trusting_a_refused_step_loses_its_changes() {
     assert_eq!(wrong, [2 * 64 + 7], "the test above would not see the bug it is for");
 }
 
-/// Tables of every path, edited and staged at random behind a device that lags, against snapshots.
+/// Tables of every path, edited and staged at random behind a slow device, compared with snapshots.
 struct Model {
     tables: Vec<BlockTable>,
     random: Random,
-    /// Slots of each table that are staged at present.
+    /// The rows of each table that are staged at present.
     staged: Vec<Vec<usize>>,
 }
 
 impl Model {
     fn new(seed: u64) -> Self {
-        // Self-attention, cross-attention, two beams of each, a draft model, a window, one odd width.
+        // Self-attention, cross-attention, two beams of each, a draft model, a window, one odd
+        // width.
         let shapes = [(8, 40), (8, 6), (16, 40), (8, 24), (4, 64), (5, 7)];
         let table = |(slots, max): (usize, usize)| BlockTable::new(slots, max).unwrap();
         let staged = shapes.map(|(slots, _)| (0..slots / 2).collect()).into();
@@ -303,7 +305,7 @@ impl Model {
         }
     }
 
-    /// Lets rows come, go and move.
+    /// Adds, removes and moves rows.
     fn reorder(&mut self) {
         let number = self.below(self.tables.len());
         let slots = self.tables[number].rows();
@@ -320,7 +322,7 @@ impl Model {
     }
 }
 
-/// Runs `steps` random steps; how many of them sent changes only.
+/// Runs `steps` random steps; returns how many sent only changes.
 fn run_model(seed: u64, steps: usize) -> usize {
     let device_bytes = 12 << 10;
     let mut rig = Rig::new(seed, device_bytes, 3);
@@ -334,7 +336,7 @@ fn run_model(seed: u64, steps: usize) -> usize {
         if model.below(3) == 0 {
             model.reorder();
         }
-        // The number of tables changes now and then, and so does the order of tables and arrays.
+        // Sometimes the number of tables changes, and the order of tables and arrays.
         let tables = if model.below(16) == 0 { model.below(7) } else { 6 };
         let arrays = [model.below(3) * 4, model.below(40)].map(|len| vec![number as u32; len]);
         let mut step = rig.stager.begin_wait().unwrap();
@@ -367,14 +369,14 @@ fn run_model(seed: u64, steps: usize) -> usize {
     changes_only
 }
 
-/// A part of a step and what is right for it: of a table, rows of `columns` entries.
+/// A part of a step and its expected data: for a table, rows of `columns` entries.
 struct Part {
     part: PartId,
     columns: usize,
     right: Vec<u8>,
 }
 
-/// Lets a kernel copy what was staged aside.
+/// Lets a kernel copy the staged data to other memory.
 fn log_parts(
     rig: &Rig,
     staged: &Staged,
@@ -414,7 +416,8 @@ fn random_steps_arrive_as_they_were_when_staged() {
     assert!(changes_only > 24 * 50, "{changes_only} steps sent changes only");
 }
 
-/// The tables of every path, staged three times behind a stalled stream: all of them, then changes.
+/// The tables of every path, staged three times behind a stalled stream: first completely, then as
+/// changes.
 fn stage_behind_a_stall(rig: &mut Rig) -> Vec<(Vec<i32>, Vec<i32>)> {
     let mut tables = [4, 4, 8, 4].map(|slots| filled(slots, 64, 30));
     let slots = tables.each_ref().map(|table| (0..table.rows()).collect::<Vec<_>>());
@@ -456,7 +459,7 @@ fn changes_of_every_path_staged_behind_a_stalled_stream_arrive_intact() {
     }
 }
 
-/// With the protection out, the second step's words are those of the third on every path.
+/// With the protection disabled, the second step's words are those of the third, on every path.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[test]
 fn without_events_changes_of_every_path_are_overwritten() {
@@ -473,7 +476,7 @@ fn without_events_changes_of_every_path_are_overwritten() {
 
 #[test]
 fn a_table_that_leaves_no_room_to_grow_is_still_sent() {
-    // 9 rows of 10 entries are 360 bytes, and would be 576 with room to grow.
+    // 9 rows of 10 entries are 360 bytes; with room to grow they would be 576.
     let mut rig = Rig::new(6, 512, 2);
     let mut table = filled(9, 40, 10);
     let slots: Vec<usize> = (0..9).collect();

@@ -1,4 +1,4 @@
-//! What a refusal, a panic or a lost device leaves behind.
+//! The state after a refusal, a panic or the loss of a device.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -103,7 +103,7 @@ fn construction_that_fails_at_any_step_gives_everything_back() {
             let before = machine.sim.check_leaks();
             machine.sim.fail_nth(call, nth, ErrorCode::OUT_OF_MEMORY);
             let class = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
-            // A slab for each buffer.
+            // One slab for each buffer.
             let options = PoolOptions { slab_bytes: 4096, memory, ..PoolOptions::new(vec![class]) };
             let refused = StagingPool::with_classes(&machine.device, &options).map(drop);
             let Err(StagingError::Device(error)) = refused else { panic!("{refused:?}") };
@@ -137,14 +137,14 @@ fn a_lost_device_releases_what_it_held() {
     };
     assert_eq!(first.code, ErrorCode::ILLEGAL_ADDRESS);
     assert_eq!(pool.live(), 1, "the submitted ones are released, the held one is its holder's");
-    // A submission on a lost device says so, and holds nothing.
+    // A submission on a lost device reports the loss and keeps nothing.
     let refused = held.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0));
     assert!(matches!(refused, Err(SubmitError::Enqueue(CopyError::Device(_)))), "{refused:?}");
     assert!(matches!(pool.acquire_wait().map(drop), Err(AcquireError::Device(_))));
     assert!(matches!(pool.drain(), Err(StagingError::Device(_))));
     assert_eq!((pool.live(), pool.leaked()), (0, 0));
     assert_eq!(machine.sim.calls(), calls, "a lost device is asked nothing, not even about events");
-    // Clean-up ends quietly.
+    // Clean-up ends without further errors.
     pool.close().unwrap();
     assert_eq!(machine.sim.pinned_bytes(), 0);
 }

@@ -1,4 +1,4 @@
-//! A simulated machine with a kernel that reads host memory, and the helpers every test needs.
+//! A simulated machine with a kernel that reads host memory, and helpers for all tests.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use cuda_driver::{
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{StagingOptions, StagingPool};
 
-/// Copies `bytes` bytes, one thread a byte.
+/// Copies `bytes` bytes, one thread per byte.
 pub(crate) const COPY_PTX: &str = include_str!("../fixtures/copy_bytes.compute_80.ptx");
 
 pub(crate) struct Machine {
@@ -59,7 +59,7 @@ impl Machine {
         unsafe { kernel.launch(stream, &config, &args) }
     }
 
-    /// What `span` holds once all work of the machine's stream has run.
+    /// The contents of `span` once all work of the machine's stream has run.
     pub(crate) fn read(&self, span: DeviceSpan) -> Vec<u8> {
         let mut bytes = vec![0; span.bytes() as usize];
         self.stream.download(&mut bytes, span).unwrap();
@@ -81,7 +81,7 @@ fn copy_bytes(
     Ok(memory.store(word(0)?, &data)?)
 }
 
-/// Bytes that differ from number to number and from place to place.
+/// Bytes that depend on the number and on the position.
 pub(crate) fn pattern(number: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random(number.wrapping_mul(2).wrapping_add(1));
     (0..bytes).map(|_| random.below(256) as u8).collect()

@@ -1,4 +1,5 @@
-//! Staging on the simulated device: what arrives, what is reused when, and what a failure leaves.
+//! Staging on the simulated device: what is received, when buffers are reused, and the state after
+//! failures.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 

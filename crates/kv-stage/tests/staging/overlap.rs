@@ -1,4 +1,4 @@
-//! Long overlapped runs: how many buffers live, what is allocated, and what arrives.
+//! Long overlapped runs: the number of live buffers, allocations, and the received data.
 
 use std::collections::VecDeque;
 
@@ -9,11 +9,11 @@ use kv_stage::{BlockTable, StagingPool, StepStager, error::AcquireError};
 
 use crate::machine::{Machine, Random, pattern};
 
-/// Steps of each run; `KV_STAGE_ITERATIONS` sets another number.
+/// Number of steps of each run; `KV_STAGE_ITERATIONS` sets another number.
 const ITERATIONS: usize = 100_000;
 const SLOTS: usize = 6;
 const COLUMNS: usize = 16;
-/// Steps between two looks at what arrived.
+/// Number of steps between two checks of the received data.
 const LOG: usize = 64;
 const DEVICE_BYTES: u64 = 4096;
 
@@ -40,11 +40,11 @@ enum Sends {
     Changes,
 }
 
-/// Buffers that a pool has beyond what the depth needs.
+/// Number of buffers that a pool has beyond those that the depth needs.
 const MORE: usize = 3;
 
-/// How many buffers are submitted and still read: asked with every free one taken, so that the pool looks
-/// at all events.
+/// Number of buffers that are submitted and still read. Asked with every free buffer taken, so that
+/// the pool queries all events.
 fn read_still(pool: &StagingPool) -> usize {
     let mut held = Vec::new();
     loop {
@@ -79,7 +79,7 @@ fn run_at(depth: usize, sends: Sends, more: usize) {
     let before = allocating.map(|call| machine.calls(call));
     let pinned_bytes = pool.pinned_bytes();
 
-    // To look at all buffers takes long.
+    // Checking all buffers takes long.
     let iterations = if more > 0 { iterations() / 10 } else { iterations() };
     for iteration in 0..iterations {
         if ahead.len() == depth {
@@ -112,7 +112,7 @@ fn run_at(depth: usize, sends: Sends, more: usize) {
     assert_eq!(allocating.map(|call| machine.calls(call)), before);
     assert_eq!((pool.pinned_bytes(), machine.sim.pinned_bytes()), (pinned_bytes, pinned_bytes));
     assert_eq!(table.as_slice().as_ptr(), address);
-    // Edits that change nothing, of an empty row, send nothing.
+    // Edits of an empty row that change nothing send nothing.
     let least = if sends == Sends::Changes { iterations / 2 } else { 0 };
     assert!(changes_only >= least, "{changes_only} steps sent changes only");
     assert!(machine.sim.findings().is_empty());

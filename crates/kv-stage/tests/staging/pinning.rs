@@ -1,4 +1,4 @@
-//! Slabs, size classes, and memory that is pinned behind the caller's back.
+//! Slabs, size classes, and memory that is pinned in the background.
 
 use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode, PinError};
 use cuda_driver::{CopyError, ErrorCode, HostAllocFlags};
@@ -74,12 +74,12 @@ fn the_smallest_buffer_that_is_free_and_large_enough_is_given() {
     drop(sizes);
     assert_eq!(pool.acquire().unwrap().bytes(), 4096);
 
-    // Nothing that the device does makes a buffer larger: waiting says so at once, also while small
-    // ones are being read.
+    // No device work makes a buffer larger: a waiting call refuses at once, also while small
+    // buffers are being read.
     let large = pool.acquire_bytes_wait(4097).map(drop);
     assert_eq!(large, Err(AcquireError::TooLarge { bytes: 4097, largest_bytes: 4096 }));
 
-    // Waiting waits for a buffer that is large enough, not for the oldest one.
+    // A waiting call waits for a buffer that is large enough, not for the oldest one.
     let other = cuda_driver::Stream::new(&machine.device).unwrap();
     let (stuck, target) = (machine.memory(64), machine.memory(64));
     machine.sim.hold(other.raw());
@@ -108,7 +108,7 @@ fn pinning_on_call_adds_a_slab_at_a_time() {
     assert_eq!(refused, Err(AcquireError::Exhausted { live: 3, max: 3 }));
     assert_eq!(pool.pin_next(), Ok(true));
     assert_eq!((pool.unpinned(), pool.acquire_bytes(1).unwrap().bytes()), (2, 1000));
-    // A refusal takes nothing away, leaves nothing behind, and may be of the moment.
+    // A refusal takes nothing away, leaves nothing behind, and may be temporary.
     for call in ["cuEventCreate", "cuMemHostRegister", "cuMemHostGetDevicePointer"] {
         let pinned = machine.sim.pinned_bytes();
         machine.sim.fail_nth(call, 1, ErrorCode::OUT_OF_MEMORY);

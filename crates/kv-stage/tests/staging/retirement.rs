@@ -1,4 +1,4 @@
-//! When buffers come back, and what does not delay them.
+//! When buffers are returned to the pool, and what does not delay them.
 
 use cuda_driver::{
     CopyError, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan, ReaderError, Stream,
@@ -35,10 +35,10 @@ fn exhaustion_is_an_outcome_and_nothing_is_lost() {
         assert!(refused.unwrap_err().is_exhausted());
     }
     machine.sim.release_hold(machine.stream.raw());
-    // Waits for the oldest reader, and no more is needed.
+    // Waits only for the oldest reader.
     let held = [pool.acquire_wait().unwrap(), pool.acquire_wait().unwrap()];
     assert_eq!(pool.live(), 2);
-    // All buffers are in the caller's hands: waiting would never end.
+    // The caller holds all buffers, so waiting would never end.
     let refused = pool.acquire_wait().map(drop);
     assert_eq!(refused, Err(AcquireError::Exhausted { live: 2, max: 2 }));
     drop(held);
@@ -62,7 +62,7 @@ fn an_unsubmitted_buffer_returns_at_once() {
 #[test]
 fn a_stream_that_stands_still_does_not_hold_up_another() {
     let machine = Machine::new(3);
-    // One for each stream: of this one's, each is back before the next.
+    // One for each stream: each buffer of this stream is back before the next is submitted.
     let pool = machine.pool(BYTES as u64, 2);
     let other = Stream::new(&machine.device).unwrap();
     let (stuck, target) = (machine.memory(BYTES as u64), machine.memory(BYTES as u64));
@@ -96,7 +96,8 @@ fn a_buffer_read_by_several_streams_waits_for_all_and_holds_up_none() {
     };
     filled(&pool, 7).submit(&machine.stream, enqueue).unwrap();
     machine.stream.synchronize().unwrap();
-    // The first stream is done with it, the second is not; the other buffer comes and goes.
+    // The first stream has finished with it, the second has not. The other buffer is used and
+    // returned.
     for number in 0..50 {
         let buffer = filled(&pool, number);
         assert_eq!(pool.live(), 2);
@@ -156,11 +157,12 @@ fn readers_on_another_device_are_waited_for() {
         far_stream.download(&mut arrived, far_target.span()).unwrap();
         assert_eq!(arrived, pattern(number, BYTES));
     }
-    // The far device's event was made once and kept.
+    // The far device's event was created once and kept.
     assert_eq!(machine.calls("cuEventCreate"), created + 1);
 }
 
-/// Enqueues a kernel that reads the first bytes of `source`, as safe launches do: `stream` is asked about.
+/// Enqueues a kernel that reads the first bytes of `source`, like safe launches, which ask for the
+/// address on `stream`.
 fn read_span(
     machine: &Machine,
     stream: &Stream,
@@ -270,7 +272,7 @@ fn drain_waits_for_all_streams_and_close_gives_the_memory_back() {
     pool.close().unwrap();
     assert_eq!(clone.acquire().map(drop), Err(AcquireError::Closed));
     assert_eq!((clone.pinned_bytes(), machine.sim.pinned_bytes()), (4096, 4096), "one slab");
-    // A buffer that was out can still be used; its memory goes with it.
+    // A buffer taken before can still be used. Its memory is freed with it.
     held.bytes_mut()[0] ^= 0xFF;
     let last = target.span().slice(3 * BYTES as u64, BYTES as u64).unwrap();
     held.submit(&machine.stream, |view| view.copy_to_device(last, 0)).unwrap();
@@ -322,7 +324,7 @@ fn a_dropped_pool_leaves_its_memory_to_readers_on_other_devices_too() {
         |view: &kv_stage::SubmittedView<'_>| view.copy_to_device_on(&stream, target.span(), 0);
     filled(&pool, 6).submit(&machine.stream, read).unwrap();
     drop(pool);
-    // The driver waits for the device that registered the memory, and for no other.
+    // The driver waits only for the device that registered the memory.
     machine.device.free_retired().unwrap();
     assert_eq!(machine.sim.pinned_bytes(), 0);
     let mut arrived = vec![0; BYTES];

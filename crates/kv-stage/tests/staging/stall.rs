@@ -1,4 +1,4 @@
-//! The stream stands still while two steps are staged: both must arrive as they were written.
+//! Two steps are staged while the stream is stalled. Both must arrive as they were written.
 
 use cuda_sim::RaceCheck;
 use kv_stage::{StagingPool, SubmittedView};
@@ -15,7 +15,7 @@ enum Reader {
 
 const READERS: [Reader; 2] = [Reader::Copy, Reader::Kernel];
 
-/// Stages A and B behind a stalled stream; returns what arrived of each.
+/// Stages A and B behind a stalled stream; returns the received bytes of each.
 fn stage_two(machine: &Machine, pool: &StagingPool, reader: Reader) -> [Vec<u8>; 2] {
     let targets = [machine.memory(BYTES as u64), machine.memory(BYTES as u64)];
     machine.sim.hold(machine.stream.raw());
@@ -47,7 +47,7 @@ fn steps_staged_behind_a_stalled_stream_arrive_intact() {
     }
 }
 
-/// The same with the protection out: the test above sees the bug that it is for.
+/// The same with the protection disabled: the test above must see the defect.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[test]
 fn without_events_the_first_step_reads_the_second() {

@@ -1,4 +1,4 @@
-//! Steps: what one copy carries, for every path that has a table, and which steps are refused.
+//! Steps: the contents of one copy, for every path with a table, and refused steps.
 
 use crate::rows::{row_at, rows_at};
 use cuda_driver::{Device, Stream};
@@ -120,7 +120,7 @@ fn every_path_arrives_as_it_was_when_staged() {
     }
 }
 
-/// With the protection out every path of the first step reads the second.
+/// With the protection disabled, every path of the first step reads the second step's data.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 #[test]
 fn without_events_every_path_of_the_first_step_is_overwritten() {
@@ -167,7 +167,7 @@ fn back_pressure_reaches_the_caller_and_an_abandoned_step_costs_nothing() {
     let pool = machine.pool(256, 1);
     let mut stager = stager(&machine, &pool, 256);
     drop(stager.begin().unwrap());
-    // A step of nothing sends nothing and holds nothing.
+    // An empty step sends nothing and keeps nothing.
     assert_eq!(stager.begin().unwrap().submit(&machine.stream).unwrap().bytes(), 0);
     machine.sim.hold(machine.stream.raw());
     let mut step = stager.begin().unwrap();
