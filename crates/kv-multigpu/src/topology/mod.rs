@@ -21,8 +21,8 @@
 //! assert!(topology.pair(0, 1).is_some_and(|pair| pair.access));
 //! assert!(topology.pair(1, 2).is_some_and(|pair| !pair.access));
 //!
-//! // On request: copies are timed once for each pair, and then known.
 //! // On request: copies are timed once for each pair, and then remembered.
+//! let meter = LinkMeter::new();
 //! let links = meter.matrix(&devices)?;
 //! assert!(links.link(0, 1).map(|l| l.bytes_per_second) > links.link(1, 2).map(|l| l.bytes_per_second));
 //! # Ok(())
