@@ -225,6 +225,12 @@ impl KvCache {
         self.sabotage.sends_backwards = true;
     }
 
+    /// Makes copies to host memory and copies back wait for none of the other direction.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_directions(&mut self) {
+        self.parts.iter_mut().for_each(Part::sabotage_ignore_directions);
+    }
+
     /// Blocks with memory on every device, including those that the pool does not have yet.
     pub(crate) fn mapped_blocks(&self) -> u64 {
         self.parts.iter().map(Part::ready_blocks).min().unwrap_or(0)

@@ -41,8 +41,8 @@ struct Leg {
     direction: HostDirection,
     slab: usize,
     pairs: Range<usize>,
-    /// Whether it is the last of its run.
-    ends_run: bool,
+    /// Its run, if it is the last of it.
+    ends_run: Option<usize>,
 }
 
 impl Carrier {
@@ -86,7 +86,8 @@ impl Carrier {
         }))
     }
 
-    /// Enqueues runs on `stream`, in their order, and counts those that it enqueued in full in `sent`.
+    /// Enqueues the runs with these numbers on `stream`, in their order, and marks those that it enqueued in
+    /// full as sent.
     ///
     /// A run that was enqueued in part can be enqueued again, because a run never writes what it
     /// reads.
@@ -94,12 +95,13 @@ impl Carrier {
         &mut self,
         stream: &Stream,
         (paged, ready_blocks): (&PagedKv, u64),
-        runs: &[Run],
-        sent: &mut usize,
+        (runs, mut numbers): (&[Run], &[usize]),
+        sent: &mut [bool],
         stats: &mut TransportStats,
     ) -> Result<(), HostCopyError> {
-        while *sent < runs.len() {
-            self.lay_out(&runs[*sent..]);
+        while !numbers.is_empty() {
+            let count = self.lay_out(runs, numbers);
+            numbers = &numbers[count..];
             // There is one list more than steps in flight, so this waits only if a step has more
             // than one.
             let mut buffer = self.lists.acquire_wait()?;
@@ -118,7 +120,9 @@ impl Carrier {
                     let copy = copy_of(leg, (paged, ready_blocks), slab, pairs, view)?;
                     let transport = link.copy_blocks(stream, copy)?;
                     stats.count(Some(transport), Carried { batches: 1, blocks: copy.count });
-                    *sent += usize::from(leg.ends_run);
+                    if let Some(run) = leg.ends_run {
+                        sent[run] = true;
+                    }
                 }
                 Ok(())
             });
@@ -134,14 +138,15 @@ impl Carrier {
         Ok(())
     }
 
-    /// Lays out as many of the runs as fit in one list, at least one.
-    fn lay_out(&mut self, runs: &[Run]) {
+    /// Lays out as many of the runs with these numbers as fit in one list, at least one; how many.
+    fn lay_out(&mut self, runs: &[Run], numbers: &[usize]) -> usize {
         self.list.clear();
         self.legs.clear();
-        for Run { direction, pairs } in runs {
+        for (laid_out, &number) in numbers.iter().enumerate() {
+            let Run { direction, pairs } = &runs[number];
             // A run is no longer than a list.
             if self.list.len() + pairs.len() > RUN_BLOCKS_MAX {
-                break;
+                return laid_out;
             }
             let (direction, first) = (*direction, self.list.len());
             let per_slab = self.blocks_per_slab;
@@ -157,7 +162,7 @@ impl Carrier {
                 self.list[first..].chunk_by(|a, b| host_id(a) / per_slab == host_id(b) / per_slab)
             {
                 let (slab, end) = (host_id(&chunk[0]) / per_slab, begin + chunk.len());
-                let ends_run = end == self.list.len();
+                let ends_run = (end == self.list.len()).then_some(number);
                 self.legs.push(Leg { direction, slab, pairs: begin..end, ends_run });
                 begin = end;
             }
@@ -169,6 +174,7 @@ impl Carrier {
                 }
             }
         }
+        numbers.len()
     }
 
     /// Waits for the lists' readers and frees the lists. The host tier may be freed afterwards.
@@ -315,10 +321,10 @@ mod tests {
             };
             (0..7).for_each(|id| push(HostDirection::ToHost, (id * 3) % 7, id));
             (0..7).for_each(|id| push(HostDirection::ToPages, id, 7 - id));
-            let (mut sent, mut stats) = (0, TransportStats::default());
-            let memory = (paged, BLOCKS);
-            carrier.carry(stream, memory, runs.as_slice(), &mut sent, &mut stats).unwrap();
-            assert_eq!(sent, 2);
+            let (mut sent, mut stats) = ([false; 2], TransportStats::default());
+            let (memory, all) = ((paged, BLOCKS), (runs.as_slice(), &[0, 1][..]));
+            carrier.carry(stream, memory, all, &mut sent, &mut stats).unwrap();
+            assert_eq!(sent, [true; 2]);
             for id in 0..7 {
                 let mut found = vec![0; *bytes as usize];
                 stream.download(&mut found, rig.block(7 - id)).unwrap();

@@ -71,7 +71,7 @@ impl KvCache {
             self.runs.end_last();
             return Err(error);
         }
-        self.parts.iter_mut().for_each(|part| part.sent_runs = 0);
+        self.parts.iter_mut().for_each(|part| part.sent.clear());
         self.runs.clear();
         Ok(())
     }

@@ -24,9 +24,10 @@
 //! keep mappings, and staging buffers have events of their own.
 //!
 //! Copies between device and host are decided at admission, and enqueued when the next step is
-//! staged, many by one call ([`TransportRules`]). They run on one stream for each device, in the
-//! order of the decisions, so host blocks need no events. The compute streams wait for them. Until
-//! then the gate counts them as users of the memory.
+//! staged, many by one call ([`TransportRules`]). Copies to host memory run on one stream of each
+//! device and copies back on another, at the same time. A copy waits for those of the other
+//! direction that touch one of its blocks, and for no others. The compute streams wait for both.
+//! Until then the gate counts them as users of the memory.
 //!
 //! # Features
 //! - `cuda-defaults` (default), `cuda`: the real driver, as in `cuda-driver`.
@@ -47,6 +48,7 @@ mod error;
 mod growth;
 mod host_tier;
 mod options;
+mod order;
 mod part;
 mod request;
 mod rows;

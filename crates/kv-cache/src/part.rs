@@ -8,9 +8,11 @@ use cuda_vmm::worker::Fault;
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, elastic::AheadError};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
 use kv_stage::{StagingOptions, StagingPool, StepStager, error::AcquireError};
+use smallvec::SmallVec;
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;
+use crate::order::{CopyOrder, index_of};
 use crate::runs::Run;
 use crate::shares::Share;
 use crate::transport::Carried;
@@ -24,18 +26,24 @@ use crate::{BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, Trans
 pub struct Part {
     share: Share,
     pub(crate) compute: Stream,
-    /// Carries the copies between device and host memory, in the order of the decisions.
-    pub(crate) transfer: Stream,
+    /// Carry the copies to host memory and those back, each in the order of the decisions.
+    transfers: [Stream; 2],
+    /// Which copies of one direction wait for which of the other.
+    order: CopyOrder,
     /// Fences of completed steps, to be recorded again.
     spare: Vec<Fence>,
     pub(crate) memory: ElasticPool,
     paged: PagedKv,
     kernels: Arc<KvKernels>,
     host: HostTier,
-    /// None where blocks are copied one by one.
-    carrier: Option<Carrier>,
-    /// Number of the cache's runs that this device has been sent.
-    pub(crate) sent_runs: usize,
+    /// One for each direction; none where blocks are copied one by one.
+    carriers: Option<[Carrier; 2]>,
+    /// Which of the cache's runs this device has been sent.
+    pub(crate) sent: Vec<bool>,
+    /// Runs of each direction that are to be enqueued together.
+    group: [Vec<usize>; 2],
+    /// Whether something was enqueued in each direction that no compute stream waits for yet.
+    pub(crate) carries: [bool; 2],
     pub(crate) transports: TransportStats,
     staging: StagingPool,
     pub(crate) stager: StepStager,
@@ -67,13 +75,15 @@ impl Part {
         let kernels = Arc::new(KvKernels::load(device)?);
         let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
         let carried = (&options.transport, options.overlap_depth);
-        let carrier = Carrier::new(compute, &paged, &kernels, &host, carried)?;
+        let carrier = || Carrier::new(compute, &paged, &kernels, &host, carried);
+        let carriers = carrier()?.zip(carrier()?).map(<[Carrier; 2]>::from);
         let device_bytes = options.step_bytes();
         let buffer_bytes = StepStager::buffer_bytes(device_bytes);
         let buffers = StagingOptions::overlapped(buffer_bytes, options.overlap_depth as usize);
         let staging = StagingPool::new(device, buffers)?;
         let stager = StepStager::with_scatter(device, &staging, device_bytes)?;
-        let transfer = Stream::new(device)?;
+        let transfers = [Stream::new(device)?, Stream::new(device)?];
+        let order = CopyOrder::new(options.device_blocks as usize, options.host_blocks as usize);
         // Last, so that no memory is mapped for a cache that cannot be built.
         if let Growth::Ahead { blocks, worker } = &options.growth {
             memory.set_ahead(u64::from(*blocks));
@@ -82,14 +92,17 @@ impl Part {
         Ok(Self {
             share,
             compute: compute.clone(),
-            transfer,
+            transfers,
+            order,
             spare: Vec::new(),
             memory,
             paged,
             kernels,
             host,
-            carrier,
-            sent_runs: 0,
+            carriers,
+            sent: Vec::new(),
+            group: [Vec::new(), Vec::new()],
+            carries: [false; 2],
             transports: TransportStats::default(),
             staging,
             stager,
@@ -151,18 +164,23 @@ impl Part {
         &self.staging
     }
 
-    /// The stream of the copies, for tests that stop it.
+    /// The streams of the copies to host memory and of those back, for tests that stop them.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[must_use]
-    pub fn sabotage_transfer(&self) -> &Stream {
-        &self.transfer
+    pub fn sabotage_transfers(&self) -> &[Stream; 2] {
+        &self.transfers
     }
 
-    /// The pool of lists of blocks, for tests that take its protection out.
+    /// The pools of lists of blocks, for tests that take their protection out.
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub fn sabotage_lists(&self) -> Option<&StagingPool> {
-        self.carrier.as_ref().map(Carrier::lists)
+    pub fn sabotage_lists(&self) -> impl Iterator<Item = &StagingPool> {
+        self.carriers.iter().flatten().map(Carrier::lists)
+    }
+
+    /// Makes copies of one direction wait for none of the other.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn sabotage_ignore_directions(&mut self) {
+        self.order = CopyOrder::new(0, 0);
     }
 
     /// The memory itself, for tests that take its protection out.
@@ -224,44 +242,105 @@ impl Part {
     }
 
     fn send_all(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
-        if let Some(carrier) = &mut self.carrier {
+        self.sent.resize(runs.len(), false);
+        self.group.iter_mut().for_each(Vec::clear);
+        // The first run of the group of each direction, and whether the group waits for the other direction.
+        let (mut first, mut waits) = ([u64::MAX; 2], [false; 2]);
+        for (number, run) in runs.iter().enumerate() {
+            if self.sent[number] {
+                continue;
+            }
+            let here = index_of(run.direction);
+            if let Some(conflict) = self.order.conflict(run) {
+                if conflict >= first[1 - here] {
+                    self.send_group(runs, 1 - here, waits[1 - here].then_some(first[here]))?;
+                    (first[1 - here], waits[1 - here]) = (u64::MAX, false);
+                }
+                waits[here] = true;
+            }
+            first[here] = first[here].min(self.order.touch(run));
+            self.group[here].push(number);
+        }
+        // What a group waits for was enqueued before it joined the group.
+        self.send_group(runs, 0, waits[0].then_some(first[1]))?;
+        self.send_group(runs, 1, waits[1].then_some(u64::MAX))
+    }
+
+    /// Enqueues a group of runs of one direction; if it `waits`, after what was enqueued in the other one, which
+    /// are the runs before that number.
+    fn send_group(
+        &mut self,
+        runs: &[Run],
+        here: usize,
+        waits: Option<u64>,
+    ) -> Result<(), HostCopyError> {
+        if self.group[here].is_empty() {
+            return Ok(());
+        }
+        if let Some(end) = waits {
+            let fence = fence_after(&self.transfers[1 - here], &mut self.spare)?;
+            fence.hold_back(&self.transfers[here])?;
+            // A wait is for what was recorded before it, whatever is recorded later.
+            self.spare.push(fence);
+            self.order.ordered(here, end);
+        }
+        self.carries[here] = true;
+        let numbers = std::mem::take(&mut self.group[here]);
+        let sent = self.send_runs(runs, here, &numbers);
+        self.group[here] = numbers;
+        self.group[here].clear();
+        sent
+    }
+
+    fn send_runs(
+        &mut self,
+        runs: &[Run],
+        here: usize,
+        numbers: &[usize],
+    ) -> Result<(), HostCopyError> {
+        if let Some(carriers) = &mut self.carriers {
             let memory = (&self.paged, self.memory.ready_blocks());
-            let (sent, stats) = (&mut self.sent_runs, &mut self.transports);
-            match carrier.carry(&self.transfer, memory, runs, sent, stats) {
+            let (sent, stats) = (&mut self.sent[..], &mut self.transports);
+            let (carrier, stream) = (&mut carriers[here], &self.transfers[here]);
+            match carrier.carry(stream, memory, (runs, numbers), sent, stats) {
                 // Lists without a recorded event are lost: go on without them.
                 Err(HostCopyError::List(AcquireError::Exhausted { .. })) => {}
                 Err(error) if lacks_kernel(&error) => {
                     tracing::warn!(%error, "blocks are copied one by one from now on");
-                    self.carrier = None;
+                    self.carriers = None;
                 }
                 carried => return carried,
             }
         }
-        for run in &runs[self.sent_runs.min(runs.len())..] {
-            for pair in &run.pairs {
+        for &number in numbers {
+            if self.sent[number] {
+                continue;
+            }
+            let Run { direction, pairs } = &runs[number];
+            let stream = &self.transfers[here];
+            for pair in pairs {
                 // Ids of the pool are not negative.
                 let (source, destination) = (pair.source as usize, pair.destination as usize);
-                match run.direction {
+                match direction {
                     HostDirection::ToHost => {
-                        let block = self.block_span(source)?;
-                        self.host.store(&self.transfer, destination, block)?;
+                        self.host.store(stream, destination, self.block_span(source)?)?;
                     }
                     HostDirection::ToPages => {
-                        let block = self.block_span(destination)?;
-                        self.host.load(&self.transfer, source, block)?;
+                        self.host.load(stream, source, self.block_span(destination)?)?;
                     }
                 }
             }
-            let count = run.pairs.len() as u64;
+            let count = pairs.len() as u64;
             self.transports.count(None, Carried { batches: count, blocks: count });
-            self.sent_runs += 1;
+            self.sent[number] = true;
         }
         Ok(())
     }
 
-    /// A fence after the copies sent so far.
-    pub(crate) fn fence_copies(&mut self) -> Result<Fence, DeviceError> {
-        fence_after(&self.transfer, &mut self.spare)
+    /// Fences after the copies that no compute stream waits for yet.
+    pub(crate) fn fence_copies(&mut self) -> Result<SmallVec<[Fence; 2]>, DeviceError> {
+        let carried = self.transfers.iter().zip(self.carries).filter(|(_, carries)| *carries);
+        carried.map(|(stream, _)| fence_after(stream, &mut self.spare)).collect()
     }
 
     /// A fence after the work of the engine.
@@ -286,7 +365,8 @@ impl Part {
 
     /// Waits until no work uses the memory, and says whether that is certain.
     pub(crate) fn come_to_rest(&self) -> bool {
-        let streams = [&self.transfer, &self.compute];
+        let [out, back] = &self.transfers;
+        let streams = [out, back, &self.compute];
         let waited = streams.into_iter().all(|stream| stream.synchronize().is_ok());
         // A refusal may be temporary, so ask again. A lost device runs no work any more.
         waited || self.device().synchronize().is_ok() || self.device().poison().is_some()
@@ -295,7 +375,7 @@ impl Part {
     /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
         let ordinal = self.device().ordinal();
-        let Self { memory, staging, stager, host, carrier, paged, .. } = self;
+        let Self { memory, staging, stager, host, carriers, paged, .. } = self;
         let mut errors = Vec::new();
         match memory.close(&[]).wait() {
             Ok(report) => {
@@ -310,8 +390,8 @@ impl Part {
             Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
         }
         drop((stager, host, paged));
-        let lists = carrier.map_or(Ok(()), Carrier::close);
-        errors.extend(lists.err().map(CloseError::from));
+        let lists = carriers.into_iter().flatten().map(Carrier::close);
+        errors.extend(lists.filter_map(Result::err).map(CloseError::from));
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors

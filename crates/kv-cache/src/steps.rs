@@ -190,15 +190,18 @@ impl KvCache {
         }
         let mut arrived = Vec::with_capacity(self.parts.len());
         for part in &mut self.parts {
-            let fence = part.fence_copies()?;
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            if self.sabotage.ignores_copies {
+            for fence in part.fence_copies()? {
+                #[cfg(all(feature = "sabotage", debug_assertions))]
+                if self.sabotage.ignores_copies {
+                    arrived.push(fence);
+                    continue;
+                }
+                fence.hold_back(&part.compute)?;
                 arrived.push(fence);
-                continue;
             }
-            fence.hold_back(&part.compute)?;
-            arrived.push(fence);
         }
+        // Not before: after a refusal, the next call records fences on all devices again.
+        self.parts.iter_mut().for_each(|part| part.carries = [false; 2]);
         if let Some(lease) = self.copies.take() {
             drop(lease.submitted(&arrived));
         }

@@ -61,8 +61,17 @@ impl Machine {
     /// Holds the copies still, or lets them go on.
     fn hold_copies(&self, hold: bool) {
         for part in self.engine.cache.parts() {
-            let stream = part.sabotage_transfer().raw();
-            if hold { self.sim.hold(stream) } else { self.sim.release_hold(stream) }
+            for stream in part.sabotage_transfers().each_ref().map(cuda_driver::Stream::raw) {
+                if hold { self.sim.hold(stream) } else { self.sim.release_hold(stream) }
+            }
+        }
+    }
+
+    /// Holds the copies to host memory still, or lets them go on.
+    fn hold_out(&self, hold: bool) {
+        for part in self.engine.cache.parts() {
+            let [out, _] = part.sabotage_transfers().each_ref().map(cuda_driver::Stream::raw);
+            if hold { self.sim.hold(out) } else { self.sim.release_hold(out) }
         }
     }
 
@@ -136,13 +145,36 @@ fn copies_in_another_order_than_they_were_decided_in_are_seen() {
 }
 
 #[test]
+fn copies_of_two_directions_that_share_a_block_and_do_not_wait_are_seen() {
+    assert_protected(&TransportChoice::ALL, true, |machine, protection| {
+        if protection == Protection::Out {
+            machine.engine.cache.sabotage_ignore_directions();
+        }
+        // Blocks leave before others come to the places that they had, and those leave again.
+        machine.serve_all(&[1, 2, 1, 2, 1, 2]);
+        // The way out stands still while blocks come back.
+        machine.hold_out(true);
+        let mut live = machine.engine.admit(&Prompt::new(1, 55)).unwrap();
+        assert!(live.sequence.onboarded_blocks() > 0);
+        let step = machine.engine.begin().unwrap();
+        machine.engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
+        machine.sim.run_all();
+        machine.hold_out(false);
+        machine.engine.cache.finish_step(step).unwrap();
+        machine.engine.run(&mut [&mut live]).unwrap();
+        drop(live);
+        machine.corrupt()
+    });
+}
+
+#[test]
 fn a_list_of_blocks_written_again_before_it_is_read_is_seen() {
     // By two hops the kernel would leave the ring, which ends the device.
     let by_kernel = TransportChoice::Only(Transport::DirectKernel);
     assert_protected(&[TransportChoice::Quickest, by_kernel], true, |machine, protection| {
         if protection == Protection::Out {
             for part in machine.engine.cache.parts() {
-                part.sabotage_lists().unwrap().sabotage_reuse_before_event();
+                part.sabotage_lists().for_each(|lists| lists.sabotage_reuse_before_event());
             }
         }
         machine.serve_all(&[1, 2, 3]);
@@ -173,8 +205,14 @@ fn a_cache_that_is_dropped_under_its_copies_leaves_their_memory() {
             machine.engine.cache.finish_step(step).unwrap();
             machine.engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
             drop(live);
-            let held: Vec<u64> =
-                machine.engine.cache.parts().iter().map(|p| p.sabotage_transfer().raw()).collect();
+            let held: Vec<u64> = machine
+                .engine
+                .cache
+                .parts()
+                .iter()
+                .flat_map(|p| p.sabotage_transfers())
+                .map(|s| s.raw())
+                .collect();
             let Machine { sim, engine } = machine;
             drop(engine);
             held.into_iter().for_each(|stream| sim.release_hold(stream));

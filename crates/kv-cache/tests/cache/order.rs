@@ -334,6 +334,36 @@ fn copies_decided_after_a_device_was_sent_the_others_are_sent_to_it_too() {
 }
 
 #[test]
+fn copies_that_take_host_blocks_wait_for_those_that_read_them_in_one_call() {
+    for choice in TransportChoice::ALL {
+        let machine = Machine::new(1, 1, small());
+        let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 8)));
+        for seed in [1, 2, 3] {
+            let mut live = engine.admit(&Prompt::new(seed, 29)).unwrap();
+            engine.run(&mut [&mut live]).unwrap();
+            drop(live);
+            engine.drain().unwrap();
+        }
+        // The first prompt comes back, and its host blocks are free when this step is over.
+        let step = engine.begin().unwrap();
+        let mut first = engine.admit(&Prompt::new(1, 29)).unwrap();
+        assert!(first.sequence.onboarded_blocks() > 0, "{choice}");
+        engine.cache.finish_step(step).unwrap();
+        engine.drain().unwrap();
+        // Others take them before anything was staged.
+        let before = engine.cache.stats().offloaded_blocks;
+        let mut other = engine.admit(&Prompt::new(4, 29)).unwrap();
+        assert!(engine.cache.stats().offloaded_blocks > before, "{choice}");
+        engine.run(&mut [&mut first, &mut other]).unwrap();
+        drop((first, other));
+        engine.drain().unwrap();
+        assert_eq!(engine.corrupt, 0, "{choice}");
+        engine.close();
+        machine.assert_clean();
+    }
+}
+
+#[test]
 fn a_cache_is_not_closed_under_copies_that_no_step_waits_for() {
     let machine = Machine::new(1, 1, small());
     machine.sim.set_pace(Pace::Slowest);
