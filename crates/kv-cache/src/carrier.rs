@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, Stream};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, HostBlocks, KernelError, KvKernels, PagedKv,
+    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, PagedKv,
     error::BlocksError,
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
@@ -211,7 +211,7 @@ fn copy_of<'a>(
         to,
         pairs: list.into(),
         count: pairs.len() as u64,
-        host_pairs: Some(pairs),
+        host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
         from_blocks,
         to_blocks,
         report: None,

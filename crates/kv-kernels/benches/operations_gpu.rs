@@ -23,8 +23,8 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout,
+    Append, BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout,
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
     layout::RowRange,
     tables::{BlockOffsets, HostOffsets, PackedOffsets, block_offsets_on_host},
@@ -253,7 +253,7 @@ impl<'w> Bench<'w> {
             multiprocessors,
         };
         let bytes = count * block_bytes;
-        let checked = BlockCopy { host_pairs: Some(&pairs), ..copy };
+        let checked = BlockCopy { host_pairs: Some(BlockPairs::new(&pairs).unwrap()), ..copy };
         self.kernels.copy_block_rows(&self.stream, checked, rows).unwrap();
         self.wipe(self.pools[1].span());
         let enqueue = || self.kernels.copy_block_rows(&self.stream, copy, rows).unwrap();

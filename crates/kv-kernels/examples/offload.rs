@@ -11,8 +11,8 @@ use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout,
+    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions,
+    PagedKv, PagedLayout,
     verify::{BlockSums, block_sum},
 };
 
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             pairs: device_pairs.span().into(),
             count: 2,
             // The host's copy: ids out of range and blocks that are written twice are errors here.
-            host_pairs: Some(pairs),
+            host_pairs: Some(BlockPairs::new(pairs)?),
             from_blocks: from.count(),
             to_blocks: to.count(),
             report: None,

@@ -11,7 +11,7 @@ use crate::divider::Divider64;
 use crate::kernels::planes_of;
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint, check_length};
-use crate::places::first_repeat;
+use crate::stored::{Named, check_named};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels, PagedKv,
     error::{BlocksError, Operand, OperandError},
@@ -322,16 +322,5 @@ fn check_slots(append: &Append<'_>, slots: u64) -> Result<(), BlocksError> {
     if given != tokens {
         return Err(KernelError::SlotCount { slots: given, tokens }.into());
     }
-    for (token, &slot) in (0..).zip(host_slots).filter(|(_, slot)| **slot >= 0) {
-        if slot as u64 >= slots {
-            return Err(KernelError::SlotOutOfRange { token, slot, slots }.into());
-        }
-    }
-    match first_repeat(host_slots.len(), |token| u64::try_from(host_slots[token]).ok()) {
-        None => Ok(()),
-        Some((first, second)) => {
-            let (slot, first, second) = (host_slots[second], first as u64, second as u64);
-            Err(BlocksError::SlotTwice { first, second, slot })
-        }
-    }
+    Ok(check_named(slots, &[Named::Slots { skip: 0, slots: host_slots }], true)?)
 }

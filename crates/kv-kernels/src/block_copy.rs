@@ -1,7 +1,6 @@
 //! Copying blocks by pairs of ids: within a device, between peers, to and from pinned host memory,
 //! between layouts, and between shards of heads.
 
-use bytemuck::{Pod, Zeroable};
 use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 
 use crate::block_units::{
@@ -11,23 +10,13 @@ use crate::kernels::entry;
 use crate::layout::alignment_of;
 use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint};
-use crate::places::{Places, first_repeat};
+use crate::pairs::{BlockPair, BlockPairs};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
     error::{BlocksError, Operand, Side},
 };
 
 const PTX: &str = include_str!("../ptx/block_copy.compute_80.ptx");
-
-/// Which block goes where.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Eq, Hash, Pod, PartialEq, Zeroable)]
-pub struct BlockPair {
-    /// Block of the source.
-    pub source: i32,
-    /// Block of the destination.
-    pub destination: i32,
-}
 
 /// What [`KvKernels::copy_blocks`] and [`KvKernels::copy_block_rows`] copy.
 #[derive(Clone, Copy, Debug)]
@@ -40,9 +29,9 @@ pub struct BlockCopy<'a> {
     pub pairs: KernelSource<'a>,
     /// How many pairs.
     pub count: u64,
-    /// The host's copy of the pairs, which is checked before the launch; `None` where only the device
-    /// has them.
-    pub host_pairs: Option<&'a [BlockPair]>,
+    /// The host's copy of the pairs, which was looked through when it was made; `None` where only the
+    /// device has them.
+    pub host_pairs: Option<BlockPairs<'a>>,
     /// Blocks of the source that are ready, the first ones; others are refused.
     pub from_blocks: u64,
     /// Blocks of the destination that are ready, the first ones; others are refused.
@@ -295,7 +284,11 @@ impl KvKernels {
         if !same {
             check_apart(from, to)?;
         }
-        check_pairs(copy.host_pairs, copy.count, (copy.from_blocks, copy.to_blocks), same)
+        check_pairs(copy.host_pairs, copy.count, (copy.from_blocks, copy.to_blocks))?;
+        match copy.host_pairs {
+            Some(pairs) if same => pairs.check_sources_unwritten(),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that blocks are reached from the kernels' device, and that there are so many.
@@ -452,49 +445,16 @@ pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), Kernel
     Ok(())
 }
 
-/// Checks the host's copy of the pairs.
+/// Checks what the host knows of the pairs: their number, and that they are of both sides.
 pub(crate) fn check_pairs(
-    pairs: Option<&[BlockPair]>,
+    pairs: Option<BlockPairs<'_>>,
     count: u64,
     (from_blocks, to_blocks): (u64, u64),
-    same_memory: bool,
 ) -> Result<(), BlocksError> {
     let Some(pairs) = pairs else { return Ok(()) };
     let given = pairs.len() as u64;
     if given != count {
         return Err(BlocksError::Count { count, given });
     }
-    let sides = [
-        (Side::Source, from_blocks, (|pair| pair.source) as fn(&BlockPair) -> i32),
-        (Side::Destination, to_blocks, |pair| pair.destination),
-    ];
-    for (side, blocks, id) in sides {
-        for (place, block) in (0..).zip(pairs.iter().map(id)) {
-            if u64::try_from(block).is_err() || block as u64 >= blocks {
-                return Err(BlocksError::BlockOutOfRange { place, side, block, blocks });
-            }
-        }
-    }
-    if !same_memory {
-        let repeat = first_repeat(pairs.len(), |pair| Some(pairs[pair].destination as u64));
-        return repeat.map_or(Ok(()), |(first, second)| Err(written_twice(pairs, first, second)));
-    }
-    let mut writers = Places::new(pairs.len(), |pair| pairs[pair].destination as u64);
-    for second in 0..pairs.len() {
-        if let Some(first) = writers.take(second) {
-            return Err(written_twice(pairs, first, second));
-        }
-    }
-    for (reader, pair) in (0..).zip(pairs) {
-        if let Some(writer) = writers.who_took(pair.source as u64) {
-            let (writer, block) = (writer as u64, pair.source);
-            return Err(BlocksError::SourceWritten { reader, writer, block });
-        }
-    }
-    Ok(())
-}
-
-fn written_twice(pairs: &[BlockPair], first: usize, second: usize) -> BlocksError {
-    let block = pairs[second].destination;
-    BlocksError::DestinationTwice { first: first as u64, second: second as u64, block }
+    pairs.check_within(from_blocks, to_blocks)
 }

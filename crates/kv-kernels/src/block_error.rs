@@ -22,6 +22,31 @@ impl std::fmt::Display for Side {
     }
 }
 
+/// Why pairs of blocks are none that may be copied.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+pub enum PairsError {
+    /// A pair names no block.
+    #[error("pair {pair} names block {block} of the {side}")]
+    NegativeBlock {
+        /// Which side.
+        side: Side,
+        /// Position of the pair.
+        pair: usize,
+        /// The id, which is negative.
+        block: i32,
+    },
+    /// A block would be written twice.
+    #[error("block {block} is the destination of pair {first} and of pair {second}")]
+    WrittenTwice {
+        /// The id.
+        block: i32,
+        /// Position of the last pair before `second` that writes the block.
+        first: usize,
+        /// Position of the first pair that writes a block again.
+        second: usize,
+    },
+}
+
 /// Why an operation on blocks was not launched. Nothing was enqueued.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -46,16 +71,9 @@ pub enum BlocksError {
         /// Blocks that the launch may touch.
         blocks: u64,
     },
-    /// Two pairs write the same block, in an order that nobody knows.
-    #[error("pairs {first} and {second} both write block {block}")]
-    DestinationTwice {
-        /// Position of one pair.
-        first: u64,
-        /// Position of the other.
-        second: u64,
-        /// The block.
-        block: i32,
-    },
+    /// The pairs are none that may be copied.
+    #[error(transparent)]
+    Pairs(#[from] PairsError),
     /// A block is read by one pair and written by another, or by the same, in an order that nobody
     /// knows.
     #[error("pair {reader} reads block {block}, which pair {writer} writes")]
@@ -118,16 +136,6 @@ pub enum BlocksError {
         /// Tensors of a layer.
         kv_count: u32,
     },
-    /// Two tokens would be written to the same slot.
-    #[error("an append stores tokens {first} and {second} to slot {slot}")]
-    SlotTwice {
-        /// Position of one token.
-        first: u64,
-        /// Position of the other.
-        second: u64,
-        /// The slot.
-        slot: i64,
-    },
     /// Rows, pieces of them, or the steps from one to another, are not whole elements.
     #[error(
         "a conversion: {bytes} bytes of the {side} are no whole elements of {element_bytes} bytes"
@@ -177,4 +185,4 @@ impl From<DeviceError> for BlocksError {
     }
 }
 
-cuda_driver::messages::one_line_debug!(BlocksError);
+cuda_driver::messages::one_line_debug!(PairsError, BlocksError);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::launch::{CHUNKS_MAX, COUNT_MAX, RawChunk, RawMapping, RawTransfer};
 use crate::operand::{Extent, check_array, check_disjoint, check_length};
-use crate::stored::{Named, check_stored};
+use crate::stored::{Named, check_named};
 use crate::{
     DeviceReport, Direction, KernelError, KernelSource, KvKernels, PagedKv,
     error::{Operand, OperandError},
@@ -140,7 +140,7 @@ impl KvKernels {
         let planes = planes_of(paged, &transfer.layers)?;
         let mut chunks = Vec::with_capacity(transfer.chunks.len());
         for chunk in transfer.chunks {
-            let raw = check_chunk((stream, paged), transfer, chunk, planes)?;
+            let raw = check_chunk((stream, paged), chunk, planes)?;
             if raw.mapping.kind() != chunks.first().map_or(raw.mapping.kind(), kind_of) {
                 return Err(KernelError::MixedMappings);
             }
@@ -150,9 +150,8 @@ impl KvKernels {
             });
         }
         check_overlaps((stream, paged), transfer)?;
-        if self.looks_for_stored_twice() {
-            check_slots_apart(paged, transfer)?;
-        }
+        let is_stored = transfer.direction == Direction::ChunkToPaged;
+        check_places(paged, transfer, is_stored && self.looks_for_stored_twice())?;
         for chunks in chunks.chunks(CHUNKS_MAX) {
             let raw = RawTransfer {
                 paged,
@@ -230,7 +229,6 @@ fn planes_of(paged: &PagedKv, layers: &Range<u32>) -> Result<u64, KernelError> {
 /// Checks one chunk and its mapping.
 fn check_chunk(
     (stream, paged): (&Stream, &PagedKv),
-    transfer: &ChunkTransfer<'_>,
     chunk: &Chunk<'_>,
     planes: u64,
 ) -> Result<RawChunk, KernelError> {
@@ -252,8 +250,10 @@ fn check_chunk(
     let mapping = match chunk.mapping {
         ChunkMapping::Slots { slots, host } => {
             check_array(Operand::SlotMapping, slots, tokens, size_of::<i64>() as u64)?;
-            let host = host.unwrap_or_default();
-            check_slots((chunk.mapping, host), (tokens, skip), transfer.num_blocks * block_tokens)?;
+            if let Some(given) = host.map(|host| host.len() as u64).filter(|&given| given != tokens)
+            {
+                return Err(KernelError::SlotCount { slots: given, tokens });
+            }
             RawMapping::Slots(slots.address(stream)?)
         }
         ChunkMapping::Blocks { ids, host } => {
@@ -263,8 +263,8 @@ fn check_chunk(
             }
             let blocks = tokens.div_ceil(block_tokens);
             check_array(Operand::BlockIds, ids, blocks, size_of::<i32>() as u64)?;
-            if let Some(host) = host {
-                check_ids(host, (blocks, skip.div_ceil(block_tokens)), transfer.num_blocks)?;
+            if let Some(ids) = host.map(|host| host.len() as u64).filter(|&given| given != blocks) {
+                return Err(KernelError::IdCount { ids, blocks });
             }
             RawMapping::Blocks(ids.address(stream)?)
         }
@@ -274,46 +274,13 @@ fn check_chunk(
     Ok(RawChunk { address, mapping, tokens, skip_prefix_n_tokens: skip, rows })
 }
 
-/// Checks the host's copy of a mapping by slots, if there is one, from the first token that moves.
-fn check_slots(
-    (mapping, host): (ChunkMapping<'_>, &[i64]),
-    (tokens, skip): (u64, u64),
-    slots: u64,
+/// Checks the slots and blocks that the host's copies name, from the first token that moves of each chunk on:
+/// that they are ready and, where `apart`, that no two tokens go to one slot.
+fn check_places(
+    paged: &PagedKv,
+    transfer: &ChunkTransfer<'_>,
+    apart: bool,
 ) -> Result<(), KernelError> {
-    if !matches!(mapping, ChunkMapping::Slots { host: Some(_), .. }) {
-        return Ok(());
-    }
-    if host.len() as u64 != tokens {
-        return Err(KernelError::SlotCount { slots: host.len() as u64, tokens });
-    }
-    // The skip is at most the length.
-    for (token, &slot) in (skip..).zip(&host[skip as usize..]) {
-        if u64::try_from(slot).is_ok_and(|slot| slot >= slots) {
-            return Err(KernelError::SlotOutOfRange { token, slot, slots });
-        }
-    }
-    Ok(())
-}
-
-/// Checks the host's copy of a mapping by blocks, from the first that moves.
-fn check_ids(host: &[i32], (blocks, skip): (u64, u64), ready: u64) -> Result<(), KernelError> {
-    if host.len() as u64 != blocks {
-        return Err(KernelError::IdCount { ids: host.len() as u64, blocks });
-    }
-    // The skip is at most the length.
-    for (entry, &block) in (skip..).zip(&host[skip as usize..]) {
-        if u64::try_from(block).is_ok_and(|block| block >= ready) {
-            return Err(KernelError::IdOutOfRange { entry, block, blocks: ready });
-        }
-    }
-    Ok(())
-}
-
-/// Checks that no two tokens are stored to one slot, as far as the host's copies tell.
-fn check_slots_apart(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<(), KernelError> {
-    if transfer.direction != Direction::ChunkToPaged {
-        return Ok(());
-    }
     let block_tokens = u64::from(paged.shape().block_tokens());
     let named: SmallVec<[Named<'_>; 4]> = transfer
         .chunks
@@ -330,7 +297,9 @@ fn check_slots_apart(paged: &PagedKv, transfer: &ChunkTransfer<'_>) -> Result<()
             }
         })
         .collect();
-    check_stored(transfer.num_blocks * block_tokens, &named)
+    let is_by_blocks = matches!(named.first(), Some(Named::Blocks { .. }));
+    let tokens = if is_by_blocks { 1 } else { block_tokens };
+    check_named(transfer.num_blocks * tokens, &named, apart)
 }
 
 /// Checks that nothing that is written is also read, or written twice.

@@ -6,7 +6,7 @@ use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
 
 use crate::layout::LayoutError;
 
-pub use crate::block_error::{BlocksError, Side};
+pub use crate::block_error::{BlocksError, PairsError, Side};
 pub use crate::report::OutOfRange;
 pub use crate::shape::ShapeError;
 

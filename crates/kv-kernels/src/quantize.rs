@@ -11,7 +11,7 @@ use crate::kernels::check_alive;
 use crate::layout::alignment_of;
 use crate::operand::{Extent, check_aligned, check_array, check_disjoint};
 use crate::{
-    BlockPair, Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
+    BlockPair, BlockPairs, Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
     convert::{NarrowFormat, WideFormat},
     error::{BlocksError, Operand, Side},
 };
@@ -77,7 +77,7 @@ pub struct Conversion<'a> {
     pub count: u64,
     /// The host's copy of the pairs, which is checked before the launch; `None` where only the device
     /// has them.
-    pub host_pairs: Option<&'a [BlockPair]>,
+    pub host_pairs: Option<BlockPairs<'a>>,
     /// Blocks of the source that are ready, the first ones; others are refused.
     pub from_blocks: u64,
     /// Blocks of the destination that are ready, the first ones; others are refused.
@@ -363,7 +363,7 @@ impl KvKernels {
             }
         }
         let ready = (conversion.from_blocks, conversion.to_blocks);
-        check_pairs(conversion.host_pairs, count, ready, false)?;
+        check_pairs(conversion.host_pairs, count, ready)?;
         Ok(scales)
     }
 

@@ -13,8 +13,8 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, DeviceReport, Direction, HostBlocks, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Append, BlockCopy, BlockPair, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels,
+    KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
     layout::{RowRange, Strides},
@@ -199,7 +199,7 @@ fn launches_of_blocks_name_the_programs_line() {
         to: (&narrow).into(),
         pairs: s.zeros().into(),
         count: 1,
-        host_pairs: Some(&[BlockPair { source: 0, destination: 0 }]),
+        host_pairs: Some(BlockPairs::new(&[BlockPair { source: 0, destination: 0 }]).unwrap()),
         from_blocks: BLOCKS,
         to_blocks: BLOCKS,
         report: None,
@@ -302,7 +302,7 @@ fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
         to: (&host).into(),
         pairs: s.zeros().into(),
         count: 1,
-        host_pairs: Some(&[BlockPair { source: 0, destination: 0 }]),
+        host_pairs: Some(BlockPairs::new(&[BlockPair { source: 0, destination: 0 }]).unwrap()),
         from_blocks: BLOCKS,
         to_blocks: BLOCKS,
         report: None,

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use cuda_driver::{AddressRange, Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, KvFormat, KvKernels, KvShape,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout,
     convert::{NarrowFormat, WideFormat},
     error::PagedKvError,
@@ -458,9 +458,16 @@ fn transfers(bench: &Bench, slots: &DeviceBuffer, mut link: HostLink) {
             }
         }
     }
+    for ids in [0, i32::MAX] {
+        let pair = [BlockPair { source: ids, destination: ids }];
+        let pairs = BlockPairs::new(&pair).unwrap();
+        for blocks in [0, 1, 1 << 31, u64::MAX] {
+            assert_eq!(pairs.check_within(blocks, blocks).is_ok(), blocks > ids as u64);
+        }
+    }
     let pair = [BlockPair { source: 0, destination: 0 }];
     for count in [0, 1, u64::MAX] {
-        for host_pairs in [None, Some(&pair[..])] {
+        for host_pairs in [None, BlockPairs::new(&pair).ok()] {
             let copy = BlockCopy {
                 from: Blocks::Device(&bench.paged),
                 to: Blocks::Host(&bench.blocks),

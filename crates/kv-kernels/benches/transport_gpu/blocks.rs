@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout, Transfer,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvShape, KvShapeOptions,
+    PagedKv, PagedLayout, Transfer,
     link::{HostLinkOptions, HostTransfer, Transport},
 };
 
@@ -156,7 +156,7 @@ impl Tier {
             to,
             pairs: self.tables[up].span().into(),
             count: self.count,
-            host_pairs: Some(&self.pairs[up]),
+            host_pairs: Some(BlockPairs::new(&self.pairs[up]).unwrap()),
             from_blocks: from.count(),
             to_blocks: to.count(),
             report: None,

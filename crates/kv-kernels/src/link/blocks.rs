@@ -9,9 +9,10 @@ use super::fragments::push;
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
-use crate::block_copy::{BlockCopy, BlockPair, RawBlockCopy, RowRange};
+use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
 use crate::block_units::{RawBlockSide, RawBlockUnits};
 use crate::layout::alignment_of;
+use crate::pairs::BlockPair;
 use crate::{Blocks, KernelError, error::Side};
 
 /// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
@@ -327,7 +328,7 @@ impl Carried for Runs<'_> {
 
 /// The copy, if engines can make it.
 fn whole(copy: BlockCopy<'_>) -> Option<Whole<'_>> {
-    let pairs = copy.host_pairs.filter(|pairs| !pairs.is_empty())?;
+    let pairs = copy.host_pairs.filter(|pairs| !pairs.is_empty())?.as_slice();
     let (direction, paged, host) = match (copy.from, copy.to) {
         (Blocks::Device(paged), Blocks::Host(host)) => (HostDirection::ToHost, paged, host),
         (Blocks::Host(host), Blocks::Device(paged)) => (HostDirection::ToPages, paged, host),

@@ -14,7 +14,7 @@ use super::{HostDirection, HostLink, LayerEvents, Load, Transport, TransportErro
 use crate::kernels::check_alive;
 use crate::launch::{RawChunk, RawMapping, RawTransfer};
 use crate::operand::check_array;
-use crate::stored::{Named, check_stored};
+use crate::stored::{Named, check_named};
 use crate::{Direction, KernelError, PagedKv, error::Operand};
 
 /// What [`HostLink::transfer_chunk`] moves.
@@ -489,7 +489,7 @@ fn check_slots_apart(all: &[Checked<'_>]) -> Result<(), KernelError> {
                 Named::Slots { skip: other.transfer.skip_prefix_n_tokens, slots: host_slots }
             })
             .collect();
-        check_stored(slots, &named)?;
+        check_named(slots, &named, true)?;
     }
     Ok(())
 }

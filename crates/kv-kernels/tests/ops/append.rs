@@ -389,8 +389,9 @@ mod on_sim {
         assert_eq!(refused(Append { host_slots: Some(&[0, 1]), ..good }), count.into());
         let range = KernelError::SlotOutOfRange { token: 1, slot: 8, slots: 8 };
         assert_eq!(refused(Append { host_slots: Some(&[0, 8, 1]), ..good }), range.into());
-        let twice = BlocksError::SlotTwice { first: 0, second: 2, slot: 7 };
-        assert_eq!(refused(Append { host_slots: Some(&[7, -7, 7]), ..good }), twice);
+        let (chunk, token, first_chunk, first_token) = (0, 2, 0, 0);
+        let twice = KernelError::StoredTwice { slot: 7, chunk, token, first_chunk, first_token };
+        assert_eq!(refused(Append { host_slots: Some(&[7, -7, 7]), ..good }), twice.into());
         let blocks = KernelError::Blocks { num_blocks: 5, capacity: 4 };
         assert_eq!(refused(Append { num_blocks: 5, ..good }), blocks.into());
         assert!(matches!(

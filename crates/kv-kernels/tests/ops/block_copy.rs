@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, DeviceReport, HostBlocks, KvShape, PagedKv,
+    BlockCopy, BlockPair, BlockPairs, Blocks, DeviceReport, HostBlocks, KvShape, PagedKv,
     error::OutOfRange,
     layout::{RowRange, Tensors},
 };
@@ -133,7 +133,7 @@ impl Case {
             to: to.blocks(),
             pairs: device_pairs.span().into(),
             count: self.pairs.len() as u64,
-            host_pairs: Some(&self.pairs),
+            host_pairs: Some(BlockPairs::new(&self.pairs).unwrap()),
             from_blocks: FROM_BLOCKS,
             to_blocks: TO_BLOCKS,
             report: None,
@@ -206,7 +206,7 @@ fn resharded(on: &On) -> Outputs {
             to: targets[target].blocks(),
             pairs: device_pairs.span().into(),
             count: 3,
-            host_pairs: Some(&pairs),
+            host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
             from_blocks: BLOCKS,
             to_blocks: BLOCKS,
             report: None,
@@ -271,7 +271,7 @@ fn unknown_pairs(on: &On) -> Vec<u8> {
 mod on_sim {
     use kv_kernels::{
         KernelError, PagedLayout,
-        error::{BlocksError, Operand, OperandError, Side as Named},
+        error::{BlocksError, Operand, OperandError, PairsError, Side as Named},
         references,
     };
 
@@ -344,7 +344,7 @@ mod on_sim {
                     to,
                     pairs: pairs.span().into(),
                     count: 2,
-                    host_pairs: Some(&ids),
+                    host_pairs: Some(BlockPairs::new(&ids).unwrap()),
                     from_blocks: 4,
                     to_blocks: 4,
                     report: None,
@@ -388,7 +388,7 @@ mod on_sim {
                 to: self.to.blocks(),
                 pairs: self.pairs.span().into(),
                 count: 2,
-                host_pairs: Some(&[]),
+                host_pairs: Some(BlockPairs::new(&[]).unwrap()),
                 from_blocks: 6,
                 to_blocks: 5,
                 report: None,
@@ -414,7 +414,9 @@ mod on_sim {
         let (on, good) = (&right.on, right.copy());
         let refused = |copy: BlockCopy<'_>| right.refused(copy);
         assert_eq!(refused(good), BlocksError::Count { count: 2, given: 0 });
-        let with = |pairs: &[BlockPair]| refused(BlockCopy { host_pairs: Some(pairs), ..good });
+        let with = |pairs: &[BlockPair]| {
+            refused(BlockCopy { host_pairs: Some(BlockPairs::new(pairs).unwrap()), ..good })
+        };
         assert_eq!(
             with(&[pair(0, 0), pair(6, 1)]),
             BlocksError::BlockOutOfRange { place: 1, side: Named::Source, block: 6, blocks: 6 }
@@ -429,34 +431,32 @@ mod on_sim {
             }
         );
         assert_eq!(
-            with(&[pair(0, -1), pair(5, 1)]),
-            BlocksError::BlockOutOfRange {
-                place: 0,
-                side: Named::Destination,
-                block: -1,
-                blocks: 5
-            }
+            BlockPairs::new(&[pair(0, -1), pair(5, 1)]).map_err(BlocksError::from),
+            Err(PairsError::NegativeBlock { side: Named::Destination, pair: 0, block: -1 }.into())
         );
         assert_eq!(
-            with(&[pair(0, 3), pair(1, 3)]),
-            BlocksError::DestinationTwice { first: 0, second: 1, block: 3 }
+            BlockPairs::new(&[pair(0, 3), pair(1, 3)]),
+            Err(PairsError::WrittenTwice { block: 3, first: 0, second: 1 })
         );
         // Within one memory a block may not be read by one pair and written by another.
         let within = BlockCopy { to: right.from.blocks(), ..good };
         let chain = [pair(0, 1), pair(1, 2)];
         assert_eq!(
-            refused(BlockCopy { host_pairs: Some(&chain), ..within }),
+            refused(BlockCopy { host_pairs: Some(BlockPairs::new(&chain).unwrap()), ..within }),
             BlocksError::SourceWritten { reader: 1, writer: 0, block: 1 }
         );
         let itself = [pair(0, 1), pair(2, 2)];
         assert_eq!(
-            refused(BlockCopy { host_pairs: Some(&itself), ..within }),
+            refused(BlockCopy { host_pairs: Some(BlockPairs::new(&itself).unwrap()), ..within }),
             BlocksError::SourceWritten { reader: 1, writer: 1, block: 2 }
         );
         let fine = [pair(0, 1), pair(0, 2)];
         on.stream.upload(right.pairs.span(), bytemuck::cast_slice(&fine)).unwrap();
         on.kernels
-            .copy_blocks(&on.stream, BlockCopy { host_pairs: Some(&fine), ..within })
+            .copy_blocks(
+                &on.stream,
+                BlockCopy { host_pairs: Some(BlockPairs::new(&fine).unwrap()), ..within },
+            )
             .unwrap();
         on.assert_clean();
     }
@@ -506,7 +506,10 @@ mod on_sim {
             }))
         ));
         on.kernels
-            .copy_blocks(&on.stream, BlockCopy { count: 0, host_pairs: Some(&[]), ..good })
+            .copy_blocks(
+                &on.stream,
+                BlockCopy { count: 0, host_pairs: Some(BlockPairs::new(&[]).unwrap()), ..good },
+            )
             .unwrap();
         on.assert_clean();
     }

@@ -3,7 +3,7 @@
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, KvShape, PagedKv, PagedLayout,
+    Append, BlockCopy, BlockPair, BlockPairs, KvShape, PagedKv, PagedLayout,
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
     layout::RowRange,
     verify::{BlockSums, block_sum},
@@ -72,7 +72,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
             to,
             pairs: device_pairs.span().into(),
             count: 1,
-            host_pairs: Some(&pairs),
+            host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
             from_blocks: from.count(),
             to_blocks: to.count(),
             report: None,
@@ -128,7 +128,7 @@ fn sums_and_conversions(on: &On, range: &AddressRange, pages: &PagedKv, near: &S
         per: ScalePer::Plane,
         pairs: device_forth.span().into(),
         count: 1,
-        host_pairs: Some(&forth),
+        host_pairs: Some(BlockPairs::new(&forth).unwrap()),
         from_blocks: 2,
         to_blocks: blocks,
         report: None,
@@ -138,7 +138,7 @@ fn sums_and_conversions(on: &On, range: &AddressRange, pages: &PagedKv, near: &S
         from: (&narrow).into(),
         to: near.blocks(),
         pairs: device_back.span().into(),
-        host_pairs: Some(&back),
+        host_pairs: Some(BlockPairs::new(&back).unwrap()),
         from_blocks: blocks,
         to_blocks: 2,
         ..conversion

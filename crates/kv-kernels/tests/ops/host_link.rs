@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, Direction, HostBlocks, KvKernels, KvShape, KvShapeOptions,
-    PagedKv, PagedLayout,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout,
     link::{HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, Transport},
 };
 
@@ -199,7 +199,7 @@ fn copy(
         to,
         pairs: table.span().into(),
         count: pairs.len() as u64,
-        host_pairs: Some(&pairs),
+        host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
         from_blocks: TIER,
         to_blocks: TIER,
         report: None,

@@ -1,7 +1,7 @@
 //! Conversions: every pair of formats, every kind of scale, numbers of every kind.
 
 use kv_kernels::{
-    DeviceReport, KvShape,
+    BlockPairs, DeviceReport, KvShape,
     convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
     error::OutOfRange,
     layout::Tensors,
@@ -143,7 +143,7 @@ impl Case {
             per: self.per,
             pairs: device_forth.span().into(),
             count: 5,
-            host_pairs: Some(&forth),
+            host_pairs: Some(BlockPairs::new(&forth).unwrap()),
             from_blocks: WIDE_BLOCKS,
             to_blocks: NARROW_BLOCKS,
             report: None,
@@ -168,7 +168,7 @@ impl Case {
             to: wide.blocks(),
             pairs: device_back.span().into(),
             count: 3,
-            host_pairs: Some(&back),
+            host_pairs: Some(BlockPairs::new(&back).unwrap()),
             from_blocks: NARROW_BLOCKS,
             to_blocks: WIDE_BLOCKS,
             ..conversion
@@ -219,7 +219,7 @@ fn every_code(on: &On) -> Outputs {
                 per: ScalePer::Plane,
                 pairs: device_pair.span().into(),
                 count: 1,
-                host_pairs: Some(&pair),
+                host_pairs: Some(BlockPairs::new(&pair).unwrap()),
                 from_blocks: 1,
                 to_blocks: 1,
                 report: None,
@@ -457,7 +457,7 @@ mod on_sim {
             per: ScalePer::BlockHead,
             pairs: device_pairs.span().into(),
             count: blocks,
-            host_pairs: Some(&pairs),
+            host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
             from_blocks: blocks,
             to_blocks: blocks,
             report: None,
@@ -542,7 +542,7 @@ mod on_sim {
             per: case.per,
             pairs: device_pairs.span().into(),
             count: 2,
-            host_pairs: Some(&host_pairs),
+            host_pairs: Some(BlockPairs::new(&host_pairs).unwrap()),
             from_blocks: WIDE_BLOCKS,
             to_blocks: NARROW_BLOCKS,
             report: None,
@@ -594,7 +594,10 @@ mod on_sim {
         }
         assert_eq!(on.launches(), 0);
         on.kernels
-            .quantize_blocks(&on.stream, Conversion { count: 0, host_pairs: Some(&[]), ..good })
+            .quantize_blocks(
+                &on.stream,
+                Conversion { count: 0, host_pairs: Some(BlockPairs::new(&[]).unwrap()), ..good },
+            )
             .unwrap();
         assert_eq!(on.launches(), 0);
     }

@@ -6,7 +6,7 @@ mod tests {
 
     use cuda_driver::{PinnedBuffer, PinnedSpan, ReaderError, Stream};
     use kv_kernels::{
-        Append, BlockCopy, BlockPair, Direction, HostBlocks, KernelError, KernelSource,
+        Append, BlockCopy, BlockPair, BlockPairs, Direction, HostBlocks, KernelError, KernelSource,
         chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
         convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
         error::{BlocksError, PagedKvError},
@@ -100,7 +100,7 @@ mod tests {
             per: ScalePer::Block,
             pairs: pinned(8),
             count: 1,
-            host_pairs: Some(&[BlockPair { source: 0, destination: 0 }]),
+            host_pairs: Some(BlockPairs::new(&[BlockPair { source: 0, destination: 0 }]).unwrap()),
             from_blocks: 2,
             to_blocks: 2,
             report: None,

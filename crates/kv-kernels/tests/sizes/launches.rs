@@ -4,7 +4,7 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, Blocks, Direction, PagedKv, PagedLayout, Transfer,
+    Append, BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
     convert::{Conversion, ConversionKind, NarrowFormat, ScalePer, WideFormat},
     layout::RowRange,
@@ -205,7 +205,7 @@ fn blocks_and_conversions() {
     for count in COUNTS {
         for blocks in [0, 1, BLOCKS, 1 << 40, u64::MAX] {
             for pairs in spans(&memory) {
-                for host_pairs in [None, Some(&[][..]), Some(&pair[..])] {
+                for host_pairs in [None, BlockPairs::new(&[]).ok(), BlockPairs::new(&pair).ok()] {
                     let (from, to) = (Blocks::Device(&bench.paged), Blocks::Host(&bench.blocks));
                     let copy = BlockCopy {
                         from,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, Blocks, HostBlocks, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvShape, KvShapeOptions, PagedKv,
+    PagedLayout,
     link::{HostLinkOptions, Transport},
     references,
 };
@@ -66,7 +67,7 @@ pub(crate) fn copy_of<'a>(
         to,
         pairs: table.span().into(),
         count: list.len() as u64,
-        host_pairs: Some(list),
+        host_pairs: Some(BlockPairs::new(list).unwrap()),
         from_blocks: BLOCKS,
         to_blocks: BLOCKS,
         report: None,

@@ -202,7 +202,7 @@ impl Mover {
         }
         source.check_rows(what, what.source_offset)?;
         destination.check_rows(what, what.destination_offset)?;
-        what.pairs.check_within(source.grid.blocks, destination.grid.blocks)?;
+        what.pairs.check_within(source.grid.blocks.into(), destination.grid.blocks.into())?;
         let lane = self.lane(source, destination)?;
         let from_planes = source.addresses(what.source_offset);
         let to_planes = destination.addresses(what.destination_offset);

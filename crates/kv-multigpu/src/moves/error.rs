@@ -133,36 +133,6 @@ pub enum MoveError {
         /// Ordinal of the device.
         device: i32,
     },
-    /// A pair names no block.
-    #[error("pair {pair} names block {block} of the {side}")]
-    NegativeBlock {
-        /// Which end.
-        side: Side,
-        /// Position of the pair.
-        pair: usize,
-        /// The id, which is negative.
-        block: i32,
-    },
-    /// A pair names a block that its memory does not have.
-    #[error("a pair names block {block} of the {side}, which has {blocks}")]
-    NoSuchBlock {
-        /// Which end.
-        side: Side,
-        /// The greatest id of the pairs.
-        block: u32,
-        /// Blocks of that side.
-        blocks: u32,
-    },
-    /// A block would be written twice.
-    #[error("block {block} is the destination of pair {first} and of pair {second}")]
-    WrittenTwice {
-        /// The id.
-        block: i32,
-        /// Position of a pair that writes the block.
-        first: usize,
-        /// Position of the next pair that does.
-        second: usize,
-    },
     /// One block's part in a plane is more than a kernel counts, or than a chunk of the bounce holds.
     #[error("{bytes} bytes of a block in one plane, where at most {most} move at a time")]
     BlockTooLarge {

@@ -57,7 +57,6 @@ mod error;
 mod handover;
 mod held;
 mod mover;
-mod pairs;
 mod reshard;
 mod ring;
 #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -68,8 +67,7 @@ pub use blocks::{BlockGrid, BlockMemory, BlockMove};
 pub use error::{MoveError, MoveFailed};
 pub use handover::{HandOver, Incoming, Outgoing, SendFailed};
 pub use held::{Held, Move, Withheld};
-pub use kv_kernels::BlockPair;
 pub use kv_kernels::error::Side;
+pub use kv_kernels::{BlockPair, BlockPairs};
 pub use mover::{MoveOrder, Mover, MoverConfig, Route};
-pub use pairs::BlockPairs;
 pub use reshard::{BlockOfHeads, HeadOrder, HeadTransfer, ReshardError, ReshardPlan};
