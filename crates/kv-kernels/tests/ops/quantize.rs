@@ -531,7 +531,8 @@ mod on_sim {
         let [wide, narrow] = case.sides(&on);
         let scales = on.upload(&case.scales());
         let device_pairs = on.upload(&pairs(2));
-        let host_pairs = pairs(2);
+        let (listed, none) = (pairs(2), Some(BlockPairs::new(&[]).unwrap()));
+        let host_pairs = Some(BlockPairs::new(&listed).unwrap());
         let good = Conversion {
             from: wide.blocks(),
             to: narrow.blocks(),
@@ -542,7 +543,7 @@ mod on_sim {
             per: case.per,
             pairs: device_pairs.span().into(),
             count: 2,
-            host_pairs: Some(BlockPairs::new(&host_pairs).unwrap()),
+            host_pairs,
             from_blocks: WIDE_BLOCKS,
             to_blocks: NARROW_BLOCKS,
             report: None,
@@ -593,12 +594,8 @@ mod on_sim {
             );
         }
         assert_eq!(on.launches(), 0);
-        on.kernels
-            .quantize_blocks(
-                &on.stream,
-                Conversion { count: 0, host_pairs: Some(BlockPairs::new(&[]).unwrap()), ..good },
-            )
-            .unwrap();
+        let empty = Conversion { count: 0, host_pairs: none, ..good };
+        on.kernels.quantize_blocks(&on.stream, empty).unwrap();
         assert_eq!(on.launches(), 0);
     }
 }
