@@ -367,6 +367,7 @@ impl Manager {
             row: None,
             blocks,
             prompt_tokens: known.tokens(),
+            hit_max: request.hit_max,
             known,
             ends: Ends::cached(cached),
             named: found.blocks,

@@ -1,5 +1,6 @@
 //! A sequence's blocks of one group, in order: runs of blocks that are held in the same way.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::{
@@ -14,8 +15,8 @@ enum Run {
     Shared(Pinned),
     /// Blocks that this sequence alone reads and writes.
     Own(Claimed),
-    /// The first blocks of a list without names that forks hold together, and none writes.
-    Twin(Arc<Claimed>, usize),
+    /// Blocks of a list without names that forks hold together, and none writes.
+    Twin(Arc<Claimed>, Range<usize>),
 }
 
 impl Run {
@@ -23,7 +24,7 @@ impl Run {
         match self {
             Self::Shared(pinned) => pinned.len(),
             Self::Own(claimed) => claimed.len(),
-            Self::Twin(_, len) => *len,
+            Self::Twin(_, range) => range.len(),
         }
     }
 
@@ -31,7 +32,7 @@ impl Run {
         match self {
             Self::Shared(pinned) => pinned.ids().nth(index),
             Self::Own(claimed) => claimed.ids().nth(index),
-            Self::Twin(claimed, _) => claimed.ids().nth(index),
+            Self::Twin(claimed, range) => claimed.ids().take(range.end).nth(range.start + index),
         }
     }
 
@@ -39,7 +40,19 @@ impl Run {
         match self {
             Self::Shared(pinned) => pinned.truncate(len),
             Self::Own(claimed) => drop(claimed.split_off(len)),
-            Self::Twin(_, twins) => *twins = len.min(*twins),
+            Self::Twin(_, range) => range.end = range.end.min(range.start + len),
+        }
+    }
+
+    /// The same blocks, as the sequence's own if nobody else holds them.
+    fn claimed_back(self) -> Self {
+        let Self::Twin(twins, range) = self else { return self };
+        match Arc::try_unwrap(twins) {
+            Ok(mut all) => {
+                drop(all.split_off(range.end));
+                Self::Own(all.split_off(range.start))
+            }
+            Err(twins) => Self::Twin(twins, range),
         }
     }
 
@@ -47,7 +60,9 @@ impl Run {
         match self {
             Self::Shared(pinned) => pinned.ids().skip(from).for_each(ids),
             Self::Own(claimed) => claimed.ids().skip(from).for_each(ids),
-            Self::Twin(claimed, len) => claimed.ids().take(*len).skip(from).for_each(ids),
+            Self::Twin(claimed, range) => {
+                claimed.ids().take(range.end).skip(range.start + from).for_each(ids);
+            }
         }
     }
 }
@@ -127,10 +142,10 @@ impl Blocks {
             let rest = match &mut last {
                 Run::Shared(pinned) => Run::Shared(pinned.split_off(at - start)),
                 Run::Own(claimed) => Run::Own(claimed.split_off(at - start)),
-                // What is held together cannot be taken apart, and nobody asks for it.
-                Run::Twin(claimed, len) => {
-                    let rest = Run::Twin(Arc::clone(claimed), *len);
-                    *len = at - start;
+                Run::Twin(claimed, range) => {
+                    let cut = range.start + at - start;
+                    let rest = Run::Twin(Arc::clone(claimed), cut..range.end);
+                    range.end = cut;
                     rest
                 }
             };
@@ -157,22 +172,12 @@ impl Blocks {
     /// Makes block `index` the sequence's own if no fork holds it any more. Whether it is its own.
     pub(crate) fn claim_back(&mut self, index: usize) -> bool {
         let Some((run, at)) = self.find(index) else { return false };
-        if let Run::Twin(_, len) = self.runs[run]
+        if let Run::Twin(_, range) = &self.runs[run]
             && at == 0
-            && len == 1
+            && range.len() == 1
         {
-            let Run::Twin(twins, _) =
-                std::mem::replace(&mut self.runs[run], Run::Own(Claimed::default()))
-            else {
-                unreachable!("it was a moment ago")
-            };
-            self.runs[run] = match Arc::try_unwrap(twins) {
-                Ok(mut own) => {
-                    drop(own.split_off(1));
-                    Run::Own(own)
-                }
-                Err(twins) => Run::Twin(twins, 1),
-            };
+            let twin = std::mem::replace(&mut self.runs[run], Run::Own(Claimed::default()));
+            self.runs[run] = twin.claimed_back();
             self.find_own();
         }
         self.is_own(index)
@@ -193,7 +198,7 @@ impl Blocks {
         }
         lent.len = 0;
         let lent = Arc::new(all);
-        self.push(Run::Twin(Arc::clone(&lent), lent.len()));
+        self.push(Run::Twin(Arc::clone(&lent), 0..lent.len()));
         self.append(behind);
         self.find_own();
         lent
@@ -203,16 +208,7 @@ impl Blocks {
     pub(crate) fn claim_all_back(&mut self) {
         for run in std::mem::take(&mut self.runs) {
             self.len -= run.len();
-            let run = match run {
-                Run::Twin(twins, len) => match Arc::try_unwrap(twins) {
-                    Ok(mut own) => {
-                        drop(own.split_off(len));
-                        Run::Own(own)
-                    }
-                    Err(twins) => Run::Twin(twins, len),
-                },
-                run => run,
-            };
+            let run = run.claimed_back();
             self.push(run);
         }
         self.find_own();
@@ -287,13 +283,13 @@ impl Blocks {
                 let run = match run {
                     Run::Own(own) => {
                         let len = own.len();
-                        Run::Twin(Arc::new(own), len)
+                        Run::Twin(Arc::new(own), 0..len)
                     }
                     run => run,
                 };
                 twin.push(match &run {
                     Run::Shared(pinned) => Run::Shared(pinned.clone()),
-                    Run::Twin(twins, len) => Run::Twin(Arc::clone(twins), *len),
+                    Run::Twin(twins, range) => Run::Twin(Arc::clone(twins), range.clone()),
                     Run::Own(_) => unreachable!("own blocks became twins"),
                 });
                 self.push(run);
@@ -341,6 +337,12 @@ impl Blocks {
                 last.append(more).err().map(Run::Shared)
             }
             (Some(Run::Own(last)), Run::Own(more)) => last.append(more).err().map(Run::Own),
+            (Some(Run::Twin(last, range)), Run::Twin(more, behind))
+                if Arc::ptr_eq(last, &more) && range.end == behind.start =>
+            {
+                range.end = behind.end;
+                None
+            }
             (_, run) => Some(run),
         };
         self.runs.extend(left);

@@ -16,8 +16,8 @@ struct Staged {
     led: bool,
     /// Its ids have not been committed.
     awaits: bool,
-    /// Tokens that were known before its ids were committed.
-    known_before: u64,
+    /// Tokens that were known before its ids were committed; `None` while none of its ids is known.
+    known_before: Option<u64>,
 }
 
 /// What is to be computed again after a step has failed.
@@ -90,7 +90,7 @@ impl Ends {
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
         let led = led > 0;
-        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: known });
+        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: None });
     }
 
     /// Skips tokens whose KV has been found elsewhere.
@@ -128,7 +128,7 @@ impl Ends {
         let at = self.open(step, count)?;
         let staged = &mut self.staged[at];
         staged.awaits = false;
-        staged.known_before = known;
+        staged.known_before = (count > 0).then_some(known);
         self.unknown -= u64::from(staged.unknown);
         // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
         self.resolved += if staged.led { count.saturating_sub(1) } else { count };
@@ -148,13 +148,17 @@ impl Ends {
         }
     }
 
-    /// Ends the KV after at most `tokens` tokens. The results of steps that were staged are stale.
-    pub(crate) fn truncate(&mut self, tokens: u64) {
+    /// Ends the KV after at most `tokens` tokens, of which `known` are known. The results of steps that were
+    /// staged are stale.
+    pub(crate) fn truncate(&mut self, tokens: u64, known: u64) {
         self.resolved = self.resolved.min(tokens);
         self.stale = self.staged.iter().map(|staged| staged.step).fold(self.stale, u64::max);
         (self.next, self.unknown) = (0, 0);
         // Their failure still concerns what they wrote before the cut.
-        self.staged.iter_mut().for_each(|staged| staged.awaits = false);
+        for staged in &mut self.staged {
+            staged.awaits = false;
+            staged.known_before = staged.known_before.filter(|&before| before < known);
+        }
     }
 
     /// What the failure of `step` leaves of a sequence of which `known` tokens are known; `None` if the
@@ -166,8 +170,9 @@ impl Ends {
 
     /// What is left if KV from token `from` on is wrong in `step` and those after it.
     pub(crate) fn redo_from(&self, from: u64, step: u64, known: u64) -> Redo {
-        let later = self.staged.iter().filter(|staged| staged.step >= step && !staged.awaits);
-        let committed = later.map(|staged| staged.known_before).min();
+        // Ids that the engine has added itself stay, unless they follow ids of a void step.
+        let later = self.staged.iter().filter(|staged| staged.step >= step);
+        let committed = later.filter_map(|staged| staged.known_before).min();
         let known = committed.map_or(known, |before| before.min(known));
         Redo { from: from.min(self.resolved).min(known), known }
     }

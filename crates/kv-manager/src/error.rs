@@ -211,6 +211,17 @@ pub enum StageError {
         /// Its position in the batch.
         index: usize,
     },
+    /// Every known token of a sequence has KV, and no step is in flight whose ids could follow: it was cut
+    /// there. Extend it, or cut it by one token more and extend it by that one.
+    #[error(
+        "sequence {index} of the batch has KV for all its {known} tokens, and no id is to come"
+    )]
+    NothingKnown {
+        /// Its position in the batch.
+        index: usize,
+        /// Tokens that are known.
+        known: u64,
+    },
 }
 
 /// Why a step was not begun or finished.

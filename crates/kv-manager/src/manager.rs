@@ -324,14 +324,15 @@ impl Manager {
             }
         }
         sequence.failures_seen = self.failures.len();
-        let from = redo?;
+        // The id that came out behind the last known token is forgotten, so its output is wanted again.
+        let from = redo?.min(sequence.known.tokens().saturating_sub(1));
         self.cut(sequence, from);
         Some(from)
     }
 
     /// Ends a sequence's KV after `tokens` tokens, and releases the blocks behind. The ids stay known.
     pub(crate) fn cut(&mut self, sequence: &mut Sequence, tokens: u64) {
-        sequence.ends.truncate(tokens);
+        sequence.ends.truncate(tokens, sequence.known.tokens());
         let kept = self.blocks_for(sequence.ends.resolved());
         let before = sequence.blocks.len();
         sequence.blocks.truncate(kept);
@@ -346,6 +347,11 @@ impl Manager {
     /// Blocks of `tokens` tokens.
     pub(crate) fn blocks_for(&self, tokens: u64) -> usize {
         tokens.div_ceil(u64::from(self.options.block_tokens)) as usize
+    }
+
+    /// Tokens of so many full blocks.
+    pub(crate) fn tokens_of(&self, blocks: usize) -> u64 {
+        blocks as u64 * u64::from(self.options.block_tokens)
     }
 
     /// Claims device blocks for a tenant, and plans the moves of what was evicted from them.

@@ -1,6 +1,6 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
-use kv_pool::{Location, Tier};
+use kv_pool::{Claimed, Location, Pinned, Tier};
 
 use crate::{Manager, ReserveError, Sequence};
 
@@ -35,16 +35,18 @@ impl Manager {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         self.look_at_running(sequence)?;
-        let mut reserved = Reserved::default();
-        if sequence.frontier.is_some() && tokens > 0 {
-            reserved.adopted_tokens = self.adopt_computed(sequence);
-        }
+        // Nothing changes before all blocks are there.
+        let computed = match sequence.frontier.is_some() && tokens > 0 {
+            true => self.find_computed(sequence),
+            false => Pinned::default(),
+        };
+        let adopted = self.tokens_of(computed.len());
         let mut tokens = tokens;
-        if reserved.adopted_tokens > 0 {
-            let left = sequence.known.tokens() - sequence.ends.resolved();
+        if adopted > 0 {
+            let left = sequence.known.tokens() - sequence.ends.resolved() - adopted;
             tokens = tokens.min(u32::try_from(left).unwrap_or(u32::MAX));
         }
-        let upper = sequence.ends.upper();
+        let upper = sequence.ends.upper() + adopted;
         let needed = self.blocks_for(upper + u64::from(tokens));
         let max = self.table.width();
         if needed > max {
@@ -56,11 +58,22 @@ impl Manager {
             && tokens > 0
             && !sequence.blocks.is_own(last)
             && !sequence.blocks.claim_back(last);
-        let have = sequence.blocks.len();
+        let have = match adopted {
+            0 => sequence.blocks.len(),
+            // Of a prompt that was extended, there may be more than it has blocks for.
+            _ => sequence.blocks.len().max(sequence.named + computed.len()),
+        };
         let missing = needed.saturating_sub(have);
         let count = missing + usize::from(shared);
+        let claimed = match count {
+            0 => Claimed::default(),
+            _ => self.claim(sequence.tenant, count)?,
+        };
+        if adopted > 0 {
+            self.adopt_computed(sequence, computed);
+        }
         if count > 0 {
-            let mut claimed = self.claim(sequence.tenant, count)?;
+            let mut claimed = claimed;
             let first = if shared { last } else { have };
             if shared {
                 let behind = claimed.split_off(1);
@@ -73,18 +86,11 @@ impl Manager {
             }
         }
         sequence.ends.next = tokens;
-        (reserved.blocks, reserved.copied) = (count, shared);
-        Ok(reserved)
+        Ok(Reserved { blocks: count, copied: shared, adopted_tokens: adopted })
     }
 
     /// Puts `own` in the place of a shared block, of which `filled` tokens are copied to it.
-    fn copy_on_write(
-        &mut self,
-        sequence: &mut Sequence,
-        index: usize,
-        filled: u32,
-        own: kv_pool::Claimed,
-    ) {
+    fn copy_on_write(&mut self, sequence: &mut Sequence, index: usize, filled: u32, own: Claimed) {
         let at = |id| Location { tier: Tier::Primary, id };
         if let (Some(from), Some(to)) = (sequence.blocks.id(index), own.ids().next()) {
             self.copy(at(from), at(to), filled);
@@ -94,29 +100,31 @@ impl Manager {
         self.stats.copied_on_write += 1;
     }
 
-    /// Goes over to cached blocks that begin where the KV of a prompt ends; how many tokens they hold.
-    fn adopt_computed(&mut self, sequence: &mut Sequence) -> u64 {
+    /// Finds cached blocks that begin where the KV of a prompt ends.
+    fn find_computed(&self, sequence: &Sequence) -> Pinned {
         let block_tokens = u64::from(self.options.block_tokens);
         let resolved = sequence.ends.resolved();
-        if !resolved.is_multiple_of(block_tokens) || sequence.ends.is_uncertain() {
-            return 0;
-        }
         let first = (resolved / block_tokens) as usize;
         // The last token is computed in any case: its output is wanted.
-        let end = (sequence.known.tokens().saturating_sub(1) / block_tokens) as usize;
+        let last = sequence.known.tokens().saturating_sub(1);
+        let end = (last.min(sequence.hit_max) / block_tokens) as usize;
         let current = sequence.known.generation() == self.namer.generation;
-        if first >= end || sequence.named != first || !current {
-            return 0;
+        let begins = resolved.is_multiple_of(block_tokens) && sequence.named == first;
+        if !begins || sequence.ends.is_uncertain() || first >= end || !current {
+            return Pinned::default();
         }
         let mut found = self.pool.match_prefix(&sequence.known.names()[first..end]);
         let near = found.locations().take_while(|at| at.tier == Tier::Primary).count();
         found.truncate(near);
-        if found.is_empty() {
-            return 0;
-        }
+        found
+    }
+
+    /// Goes over to cached blocks that begin where the KV of a prompt ends.
+    fn adopt_computed(&mut self, sequence: &mut Sequence, found: Pinned) {
+        let (first, count) = (sequence.named, found.len());
         self.note_pending(sequence, first, &found);
         let mut behind = sequence.blocks.split_off(first);
-        let rest = behind.split_off(near);
+        let rest = behind.split_off(count);
         sequence.blocks.push_shared(found);
         sequence.blocks.append(rest);
         // They were claimed for this prompt, and never written.
@@ -124,21 +132,14 @@ impl Manager {
         if let Some(row) = sequence.row() {
             self.write_row(row, &sequence.blocks, first);
         }
-        let tokens = near as u64 * block_tokens;
-        sequence.named += near;
-        sequence.ends.skip(tokens);
+        sequence.named += count;
+        sequence.ends.skip(self.tokens_of(count));
         self.follow_frontier(sequence);
-        tokens
     }
 
     /// Notes on which steps the content of pinned blocks depends, the first of which is block `first` of
     /// the sequence.
-    pub(crate) fn note_pending(
-        &self,
-        sequence: &mut Sequence,
-        first: usize,
-        pinned: &kv_pool::Pinned,
-    ) {
+    pub(crate) fn note_pending(&self, sequence: &mut Sequence, first: usize, pinned: &Pinned) {
         for (index, record) in pinned.records().enumerate() {
             let Some(step) = self.pending(record) else { continue };
             if !sequence.depends.iter().any(|(on, _)| *on == step) {

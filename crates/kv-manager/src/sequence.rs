@@ -35,6 +35,8 @@ pub struct Sequence {
     /// Blocks from the first on that have been offered to the prefix index.
     pub(crate) named: usize,
     pub(crate) prompt_tokens: u64,
+    /// The longest prefix that may come from the cache, in tokens.
+    pub(crate) hit_max: u64,
     pub(crate) cached_tokens: u64,
     pub(crate) onboarded_blocks: usize,
     /// Steps that were not complete when this sequence pinned blocks that they name, each with the first

@@ -32,6 +32,10 @@ impl Manager {
             if sequence.ends.next == 0 {
                 return Err(StageError::NothingReserved { index });
             }
+            let known = sequence.known.tokens();
+            if known <= sequence.ends.resolved() && !sequence.ends.is_open() {
+                return Err(StageError::NothingKnown { index, known });
+            }
         }
         let mut names = self.spare_names.pop().unwrap_or_default();
         for sequence in batch {

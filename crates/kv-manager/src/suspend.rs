@@ -40,7 +40,7 @@ impl Manager {
         }
         // Every later use of the blocks comes later in the plans than these copies.
         sequence.blocks = Blocks::default();
-        sequence.ends.truncate(resolved);
+        sequence.ends.truncate(resolved, sequence.known.tokens());
         sequence.frontier = None;
         sequence.row = None;
         sequence.suspended = Some(Suspended { host, first });
@@ -49,19 +49,21 @@ impl Manager {
 
     /// Brings a suspended sequence back to the device, and returns where its KV ends. That is where it
     /// ended before, unless named blocks have left the cache meanwhile: then the tokens from the first of
-    /// these on are to be computed again.
+    /// these on are to be computed again. If a step has failed that the sequence was in, ids that came out
+    /// of void steps are forgotten: see how many tokens are [known](Sequence::known).
     ///
     /// # Errors
-    /// [`SuspendError`]; the sequence is suspended as it was.
+    /// [`SuspendError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
+        self.check_whole(sequence)?;
+        let Some(first) = sequence.suspended.as_ref().map(|suspended| suspended.first) else {
+            return Err(SuspendError::NotSuspended);
+        };
         match self.look_at(sequence) {
             // It is told by what is returned.
             Ok(()) | Err(SequenceError::Redo { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let Some(first) = sequence.suspended.as_ref().map(|suspended| suspended.first) else {
-            return Err(SuspendError::NotSuspended);
-        };
         let rows = self.options.sequences_max;
         let row = self.rows.lease().ok_or(SuspendError::NoRow { rows })?;
         let block_tokens = u64::from(self.options.block_tokens);
@@ -104,7 +106,7 @@ impl Manager {
         self.write_row(row.row(), &back, 0);
         sequence.blocks = back;
         sequence.row = Some(row);
-        sequence.ends.truncate(end);
+        sequence.ends.truncate(end, sequence.known.tokens());
         sequence.named = found;
         Ok(end)
     }

@@ -31,6 +31,7 @@ impl Table {
     }
 
     /// Writes the ids of a sequence's blocks to its row, from entry `first` on, and notes them in the plan.
+    /// What the row's last sequence has left behind them goes.
     pub(crate) fn write(&mut self, plan: &mut StepPlan, row: Row, first: usize, blocks: &Blocks) {
         let entries = &mut self.ids[row.index() * self.width..][..self.width];
         let start = plan.edit_ids.len();
@@ -39,6 +40,11 @@ impl Table {
             entries[at] = id.as_i32();
             plan.edit_ids.push(id.as_i32());
             at += 1;
+        });
+        let left = entries[at..].iter_mut().take_while(|id| **id != NO_BLOCK);
+        left.for_each(|id| {
+            *id = NO_BLOCK;
+            plan.edit_ids.push(NO_BLOCK);
         });
         note(plan, row, first, start);
     }

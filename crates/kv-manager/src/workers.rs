@@ -60,8 +60,7 @@ impl Manager {
             Worker::Runs(completed) => *self.worker(worker)? = Worker::Lost(completed),
             Worker::Lost(_) | Worker::Fenced => return Err(CompletionError::Lost { worker }),
         }
-        self.lost = Some((self.next_number, worker));
-        self.forget_all();
+        self.lose_all(worker);
         Ok(())
     }
 
@@ -80,7 +79,9 @@ impl Manager {
     }
 
     /// Counts a worker that takes the place of a fenced one. It begins with a
-    /// [snapshot](Manager::snapshot), and carries out the plans after it.
+    /// [snapshot](Manager::snapshot), which is taken before the next step is staged, and carries out the
+    /// plans after it. Sequences that were admitted without it are lost, and what they have cached is
+    /// forgotten: it has no share of them.
     ///
     /// # Errors
     /// [`CompletionError::NoWorker`], and [`CompletionError::NotLost`] for one that is not fenced.
@@ -90,8 +91,15 @@ impl Manager {
             state @ Worker::Fenced => *state = Worker::Runs(latest),
             Worker::Runs(_) | Worker::Lost(_) => return Err(CompletionError::NotLost { worker }),
         }
+        self.lose_all(worker);
         self.advance();
         Ok(())
+    }
+
+    /// Gives up all that was computed so far, of which `worker` has no share.
+    fn lose_all(&mut self, worker: crate::WorkerId) {
+        self.lost = Some((self.next_number, worker));
+        self.forget_all();
     }
 
     fn worker(&mut self, worker: crate::WorkerId) -> Result<&mut Worker, CompletionError> {

@@ -1,0 +1,217 @@
+//! What random schedules of calls have found wrong, each by itself.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{admit, admitted, complete, computed, done, manager, options, step};
+use kv_manager::{
+    Committed, Manager, ManagerOptions, Outcome, Request, ReserveError, SequenceError, StageError,
+    Start, SuspendError, WorkerId,
+};
+
+#[test]
+fn a_row_holds_nothing_of_its_last_sequence() {
+    let mut manager = manager(16, 0);
+    let long = computed(&mut manager, 0..20);
+    let row = long.row().unwrap();
+    drop(long);
+    let short = admit(&mut manager, 100..103);
+    assert_eq!(short.row(), Some(row));
+    let table = manager.snapshot();
+    let entries = &table.table[row.index() * table.width as usize..][..5];
+    assert_eq!(entries, [short.block(0).unwrap().as_i32(), -1, -1, -1, -1]);
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut []).unwrap();
+    assert_eq!((plan.edits.len(), &plan.edit_ids[..]), (1, entries), "the workers are told");
+}
+
+#[test]
+fn a_sequence_without_a_next_id_is_not_staged() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.truncate(&mut sequence, 6).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
+    assert_eq!(refused, StageError::NothingKnown { index: 0, known: 6 });
+    manager.extend(&mut sequence, &[7]).unwrap();
+    let plan = manager.stage(&open, &mut [&mut sequence]).unwrap();
+    assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(6), 1));
+}
+
+#[test]
+fn a_failed_step_leaves_a_token_whose_output_is_wanted() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    // The next step computes a token whose id is not known yet, and fails.
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    complete(&mut manager, 2, Outcome::Failed);
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 9 }));
+    assert_eq!((sequence.known(), sequence.resolved()), (10, 9));
+    manager.reserve(&mut sequence, 1).unwrap();
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(plan.batch[0].start, Start::At(9));
+    assert_eq!(manager.commit(&mut sequence, plan.step, &[7]), Ok(Committed::Taken));
+}
+
+#[test]
+fn a_failed_step_leaves_the_ids_that_it_did_not_give() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut sequence, 1, &[10, 11][..1]).unwrap();
+    manager.truncate(&mut sequence, 10).unwrap();
+    manager.extend(&mut sequence, &[20, 21, 22]).unwrap();
+    complete(&mut manager, 1, Outcome::Failed);
+    let refused = manager.reserve(&mut sequence, 1).unwrap_err();
+    assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
+    assert_eq!(sequence.known(), 13, "the engine's own ids stay");
+}
+
+#[test]
+fn a_step_that_gave_no_id_takes_none_back() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut sequence, 1, &[]).unwrap();
+    manager.extend(&mut sequence, &[20, 21, 22]).unwrap();
+    complete(&mut manager, 1, Outcome::Failed);
+    assert!(manager.reserve(&mut sequence, 1).is_err());
+    assert_eq!(sequence.known(), 13);
+}
+
+/// Two requests with the same prompt, of which the first is computed after both were admitted.
+fn two_of_a_kind(manager: &mut Manager, hit_max: u64) -> [kv_manager::Sequence; 2] {
+    let mut first = Request::new((0..17).collect());
+    let mut second = first.clone();
+    (first.waits, second.waits) = (false, false);
+    second.hit_max = hit_max;
+    let mut requests = [first, second];
+    let mut answers = manager.admit(&mut requests, 100);
+    let second = admitted(answers.pop().unwrap());
+    let mut first = admitted(answers.pop().unwrap());
+    step(manager, &mut [&mut first]);
+    [first, second]
+}
+
+#[test]
+fn a_prompt_adopts_no_more_than_may_come_from_the_cache() {
+    for (hit_max, adopted) in [(0, 0), (7, 4), (8, 8), (100, 16)] {
+        let mut manager = manager(16, 0);
+        let [_first, mut second] = two_of_a_kind(&mut manager, hit_max);
+        let reserved = manager.reserve(&mut second, 4).unwrap();
+        assert_eq!(reserved.adopted_tokens, adopted, "{hit_max}");
+    }
+}
+
+#[test]
+fn a_reservation_without_room_adopts_nothing() {
+    let mut manager = manager(10, 0);
+    let [_first, mut second] = two_of_a_kind(&mut manager, u64::MAX);
+    manager.extend(&mut second, &[1; 10]).unwrap();
+    let before: Vec<_> = (0..5).map(|at| second.block(at)).collect();
+    let refused = manager.reserve(&mut second, 11).unwrap_err();
+    assert!(matches!(refused, ReserveError::NoRoom(_)), "{refused:?}");
+    assert_eq!((second.resolved(), second.block_count()), (0, 5));
+    assert_eq!((0..5).map(|at| second.block(at)).collect::<Vec<_>>(), before);
+}
+
+#[test]
+fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
+    let mut manager = manager(32, 0);
+    let mut long = Request::new((0..30).collect());
+    let mut short = Request::new((0..9).collect());
+    (long.waits, short.waits) = (false, false);
+    let mut requests = [long, short];
+    let mut answers = manager.admit(&mut requests, 100);
+    let mut short = admitted(answers.pop().unwrap());
+    let mut long = admitted(answers.pop().unwrap());
+    step(&mut manager, &mut [&mut long]);
+    manager.extend(&mut short, &(9..40).collect::<Vec<u32>>()).unwrap();
+    let reserved = manager.reserve(&mut short, 2).unwrap();
+    assert_eq!((reserved.adopted_tokens, reserved.blocks), (28, 1));
+    assert_eq!(short.block_count(), 8);
+}
+
+#[test]
+fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let twin = manager.fork(&mut sequence).unwrap();
+    assert_eq!(sequence.next(), 0);
+    let open = manager.begin_step().unwrap();
+    let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
+    assert_eq!(refused, StageError::NothingReserved { index: 0 });
+    assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
+    assert_ne!(sequence.block(2), twin.block(2));
+}
+
+#[test]
+fn twins_of_several_unnamed_blocks_are_cut_anywhere() {
+    let mut manager = manager(32, 0);
+    // The second one's blocks have no names, since the first one's have them.
+    let mut first = Request::new((0..14).collect());
+    first.waits = false;
+    let mut requests = [first.clone(), first];
+    let mut answers = manager.admit(&mut requests, 100);
+    let mut second = admitted(answers.pop().unwrap());
+    let mut first = admitted(answers.pop().unwrap());
+    let plan = step(&mut manager, &mut [&mut first, &mut second]);
+    manager.commit(&mut second, plan.step, &[7]).unwrap();
+    let all: Vec<_> = (0..4).map(|at| second.block(at).unwrap()).collect();
+    let mut twin = manager.fork(&mut second).unwrap();
+    manager.truncate(&mut twin, 6).unwrap();
+    let third = manager.fork(&mut twin).unwrap();
+    for (sequence, blocks) in [(&second, 4), (&twin, 2), (&third, 2)] {
+        let here: Vec<_> =
+            (0..sequence.block_count()).map(|at| sequence.block(at).unwrap()).collect();
+        assert_eq!(here, all[..blocks]);
+    }
+    drop((second, third));
+    manager.extend(&mut twin, &[1]).unwrap();
+    let reserved = manager.reserve(&mut twin, 1).unwrap();
+    assert!(reserved.copied, "a list that twins hold together is taken back as a whole only");
+    assert_eq!(twin.block(0), Some(all[0]));
+}
+
+#[test]
+fn a_worker_that_joins_has_no_share_of_what_was_computed_without_it() {
+    let mut manager = Manager::new(ManagerOptions { workers: 2, ..options(16, 0) }).unwrap();
+    manager.lose_worker(WorkerId(1)).unwrap();
+    let mut sequence = admit(&mut manager, 0..10);
+    manager.fence_worker(WorkerId(1)).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    done(&mut manager, 1);
+    manager.join_worker(WorkerId(1)).unwrap();
+    let lost = manager.commit(&mut sequence, 1, &[7]).unwrap_err();
+    assert_eq!(lost, SequenceError::Lost { worker: WorkerId(1) }.into());
+    let again = admit(&mut manager, 0..10);
+    assert_eq!(again.cached_tokens(), 0);
+}
+
+#[test]
+fn a_resume_of_a_running_sequence_hides_no_failure() {
+    let mut manager = manager(16, 4);
+    let mut sequence = admit(&mut manager, 0..10);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    complete(&mut manager, 1, Outcome::Failed);
+    assert_eq!(manager.resume(&mut sequence), Err(SuspendError::NotSuspended));
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 0 }));
+}
