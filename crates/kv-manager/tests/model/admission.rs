@@ -1,0 +1,172 @@
+//! Requests, and what becomes of them.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use kv_manager::{AdmitError, Answer, Request, Sequence, Waiting};
+use kv_pool::ClaimError;
+
+use crate::engine::{Engine, Wish};
+use crate::run::{Run, blocks_of};
+use crate::truth::{Facts, Ideal};
+
+impl Engine {
+    /// Makes up a request.
+    fn wish(&mut self) -> Wish {
+        let random = &mut self.random;
+        let block_tokens = self.size.block_tokens as u64;
+        let most = block_tokens * self.size.width as u64;
+        let longest = if random.chance(3) { most + 2 } else { most * 2 / 3 };
+        let tokens = random.from(1, longest.max(1));
+        // Few different prompts, most of which begin alike.
+        let mut ids: Vec<u32> = match self.history.is_empty() || random.chance(30) {
+            true => (0..tokens as u32).collect(),
+            false => self.history[random.index(self.history.len())].clone(),
+        };
+        ids.truncate(tokens as usize);
+        if random.chance(30) {
+            ids.truncate(random.from(0, ids.len() as u64) as usize);
+        }
+        let other = random.below(3) as u32 * 100;
+        let from = ids.len() as u32;
+        ids.extend((from..tokens as u32).map(|at| at + other));
+        let tenant = random.index(self.tenants.len());
+        let explicit = random.chance(15);
+        let mut inputs = Vec::new();
+        if random.chance(20) {
+            inputs.push((random.below(tokens), random.below(2) as u8));
+        }
+        if random.chance(5) {
+            inputs.push((tokens + random.below(4), 7));
+        }
+        let salt = if explicit { 100 + tenant as u8 } else { tenant as u8 };
+        let facts = Facts {
+            block_tokens,
+            adapter: if random.chance(15) { 1 } else { 0 },
+            inputs,
+            salt,
+            shared_tokens: if random.chance(40) { random.below(most) } else { 0 },
+            tenant: tenant as u8,
+            named: random.chance(15),
+        };
+        let mut request = match facts.named {
+            true => Request::named(tokens, facts.names(&ids)),
+            false => Request::new(ids.clone()),
+        };
+        request.content = facts.content(explicit);
+        request.tenant = self.tenants[tenant];
+        request.waits = random.chance(60);
+        request.tokens_max = random.below(2 * most);
+        if random.chance(15) {
+            request.hit_max = if random.chance(50) { 0 } else { random.below(tokens + 1) };
+        }
+        Wish { request, ideal: Ideal { facts: Rc::new(facts), ids, kv: Vec::new() } }
+    }
+
+    pub fn admit(&mut self) {
+        while self.wishes.len() < self.random.from(1, 3) as usize {
+            let wish = self.wish();
+            self.wishes.push(wish);
+        }
+        if self.random.chance(20) {
+            let at = self.random.index(self.wishes.len());
+            self.wishes.remove(at);
+        }
+        let most = self.size.block_tokens * self.size.width;
+        let budget = self.random.from(0, 2 * most as u64);
+        let rows = self.manager.free_rows();
+        let mut requests: Vec<_> = self.wishes.iter().map(|wish| wish.request.clone()).collect();
+        let answers = self.manager.admit(&mut requests, budget);
+        assert!(answers.len() <= requests.len());
+        let mut left = budget;
+        let (mut admitted, mut waiting) = (Vec::new(), 0);
+        let ended = answers.iter().position(|one| matches!(one, Answer::NoRoom(_) | Answer::NoRow));
+        assert!(ended.is_none_or(|at| at + 1 == answers.len()), "an answer behind the last one");
+        for (at, answer) in answers.into_iter().enumerate() {
+            self.wishes[at].request = requests[at].clone();
+            match answer {
+                Answer::Admitted(sequence) => {
+                    left -= u64::from(sequence.next());
+                    admitted.push((at, sequence));
+                }
+                Answer::Waiting(Waiting::Prefix { tokens }) => {
+                    self.check_waiting(at, tokens as usize);
+                    waiting += 1;
+                    self.saw("a request that waits");
+                }
+                Answer::NoRow => {
+                    // One that waits for another of the same call has held a row until the end.
+                    assert!(admitted.len() + waiting >= rows, "there was a row");
+                    self.saw("no row");
+                }
+                Answer::NoRoom(missing) => {
+                    if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
+                        assert!(requested > claimable, "{missing:?}");
+                    }
+                    self.saw("no room for a request");
+                }
+                Answer::Refused(error) => self.check_refusal(at, &error),
+            }
+        }
+        assert!(left <= budget);
+        for (at, sequence) in admitted.into_iter().rev() {
+            let wish = self.wishes.remove(at);
+            self.enter(wish, sequence);
+        }
+        self.wishes.retain(|wish| wish.request.tokens_max != u64::MAX);
+    }
+
+    /// Checks that another sequence, or an earlier request of the call, computes what a request waits for.
+    fn check_waiting(&self, at: usize, tokens: usize) {
+        let end = tokens + self.size.block_tokens;
+        let wanted = &self.wishes[at].ideal.ids[..end];
+        let running = self.runs.iter().map(|run| &run.ideal.ids);
+        let mut all = running.chain(self.wishes[..at].iter().map(|wish| &wish.ideal.ids));
+        assert!(all.any(|ids| ids.starts_with(wanted)), "nobody computes {wanted:?}");
+    }
+
+    fn check_refusal(&mut self, at: usize, error: &AdmitError) {
+        let blocks = self.wishes[at].ideal.ids.len().div_ceil(self.size.block_tokens);
+        match error {
+            AdmitError::TooLong { .. } => assert!(blocks > self.size.width),
+            AdmitError::NeverFits { .. } => assert!(blocks > self.size.device),
+            other => panic!("{other:?}"),
+        }
+        // Nobody asks again.
+        self.wishes[at].request.tokens_max = u64::MAX;
+    }
+
+    /// A request has been admitted.
+    fn enter(&mut self, wish: Wish, sequence: Sequence) {
+        let Wish { mut ideal, request } = wish;
+        let cached = sequence.cached_tokens();
+        let length = ideal.ids.len() as u64;
+        assert!(cached < length && cached <= request.hit_max, "{cached} of {length}");
+        assert_eq!(sequence.resolved(), cached);
+        assert_eq!(sequence.prompt_tokens(), length);
+        ideal.fill(cached, self.generation);
+        let blocks = blocks_of(&sequence);
+        let hits = cached as usize / self.size.block_tokens;
+        assert_eq!(blocks.len(), ideal.ids.len().div_ceil(self.size.block_tokens));
+        self.check_claimed(&blocks[hits..]);
+        self.saw_if(cached > 0, "a hit");
+        self.saw_if(sequence.onboarded_blocks() > 0, "a hit in host memory");
+        let run = Run {
+            key: self.next_key,
+            sequence,
+            known: ideal.ids.clone(),
+            ideal,
+            tainted: false,
+            outputs: VecDeque::new(),
+            stale: Vec::new(),
+            steps: Vec::new(),
+            must_redo: false,
+            lost: false,
+            blocks,
+            commits: Vec::new(),
+            hit_max: request.hit_max,
+        };
+        self.next_key += 1;
+        self.runs.push(run);
+    }
+}

@@ -1,0 +1,215 @@
+//! What becomes of sequences beside their next tokens.
+
+use std::collections::VecDeque;
+
+use kv_manager::{ForkError, SequenceError, SuspendError, TruncateError};
+
+use crate::engine::Engine;
+use crate::run::{Run, blocks_of};
+
+impl Engine {
+    /// Something else than the next token.
+    pub fn change(&mut self) {
+        let Some(at) = self.pick() else { return };
+        match self.random.below(10) {
+            0..2 => {
+                let run = self.runs.remove(at);
+                self.leave(run);
+            }
+            2..4 => self.truncate(at),
+            4 => self.extend(at),
+            5..7 => self.fork(at),
+            7 => self.suspend(at),
+            _ => self.resume(at),
+        }
+    }
+
+    fn truncate(&mut self, at: usize) {
+        let before = self.runs[at].view(&self.manager);
+        let run = &mut self.runs[at];
+        let known = run.sequence.known();
+        let block_tokens = self.size.block_tokens as u64;
+        let tokens = match self.random.below(8) {
+            0 => 0,
+            1 => known,
+            2 => known + 1,
+            3..5 => known / block_tokens * block_tokens,
+            _ => self.random.from(0, known),
+        };
+        match self.manager.truncate(&mut run.sequence, tokens) {
+            Ok(()) => {}
+            Err(TruncateError::Sequence(error)) => return self.refused(at, error),
+            Err(TruncateError::Beyond { .. }) => {
+                assert!(tokens > known);
+                assert_eq!(run.view(&self.manager), before);
+                return;
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+        self.accepted(at);
+        let open = self.runs[at].is_open();
+        let run = &mut self.runs[at];
+        assert_eq!(run.sequence.known(), tokens);
+        run.forget_commits();
+        run.cut();
+        self.saw("a cut");
+        self.saw_if(open, "a cut with ids to come");
+        self.supply(at);
+    }
+
+    /// Sees to it that there is a token to go on with: behind a cut, the last one's output is not known.
+    pub fn supply(&mut self, at: usize) {
+        if self.runs[at].left() == 0 && self.random.chance(90) {
+            self.extend(at);
+        }
+    }
+
+    fn extend(&mut self, at: usize) {
+        let before = self.runs[at].view(&self.manager);
+        let count = self.random.from(1, 6) as usize;
+        let base = self.random.below(3) as u32 * 100;
+        let run = &mut self.runs[at];
+        let more: Vec<u32> = (0..count).map(|index| base + index as u32).collect();
+        let names = run.names_behind(&more);
+        let tokens = run.tokens(&more, &names);
+        match self.manager.extend(&mut run.sequence, tokens) {
+            Ok(()) => {}
+            Err(TruncateError::Sequence(error)) => return self.refused(at, error),
+            Err(TruncateError::Later) => {
+                assert!(run.is_open());
+                assert_eq!(run.view(&self.manager), before);
+                return;
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+        assert!(!run.is_open());
+        run.known.extend(&more);
+        if run.tainted {
+            // Garbage is before it, so all of it is forgotten.
+            run.ideal.ids.extend(more);
+        } else {
+            run.ideal.ids.clone_from(&run.known);
+        }
+        self.accepted(at);
+        self.saw("a next turn");
+    }
+
+    fn fork(&mut self, at: usize) {
+        let before = self.runs[at].view(&self.manager);
+        let reserved = self.runs[at].sequence.next();
+        let run = &mut self.runs[at];
+        let twin = match self.manager.fork(&mut run.sequence) {
+            Ok(twin) => twin,
+            Err(ForkError::Sequence(error)) => return self.refused(at, error),
+            Err(error) => {
+                match error {
+                    ForkError::Later => assert!(run.is_open()),
+                    ForkError::NoRow { .. } => assert_eq!(self.manager.free_rows(), 0),
+                    other => panic!("{other:?}"),
+                }
+                assert_eq!(run.view(&self.manager), before);
+                return;
+            }
+        };
+        assert!(!run.is_open());
+        assert_eq!(blocks_of(&run.sequence), run.blocks, "a fork replaces no block");
+        let resolved = run.sequence.resolved();
+        assert_eq!((twin.resolved(), twin.known()), (resolved, run.sequence.known()));
+        assert_eq!((twin.next(), run.sequence.next()), (0, 0), "it is to be reserved again");
+        let blocks = blocks_of(&twin);
+        assert_eq!(blocks, run.blocks[..blocks.len()], "a twin shares every block");
+        assert_eq!(blocks.len(), (resolved as usize).div_ceil(self.size.block_tokens));
+        let twin = Run {
+            key: self.next_key,
+            sequence: twin,
+            ideal: run.ideal.clone(),
+            known: run.known.clone(),
+            tainted: run.tainted,
+            outputs: VecDeque::new(),
+            stale: Vec::new(),
+            steps: run.steps.clone(),
+            must_redo: false,
+            lost: false,
+            blocks,
+            commits: run.commits.clone(),
+            hit_max: run.hit_max,
+        };
+        self.next_key += 1;
+        self.accepted(at);
+        self.saw("a fork");
+        self.saw_if(reserved > 0, "a fork of a sequence with tokens reserved");
+        self.runs.push(twin);
+    }
+
+    pub fn suspend(&mut self, at: usize) {
+        let before = self.runs[at].view(&self.manager);
+        let run = &mut self.runs[at];
+        match self.manager.suspend(&mut run.sequence) {
+            Ok(()) => {}
+            Err(SuspendError::Sequence(error)) => return self.refused(at, error),
+            Err(error) => {
+                match error {
+                    SuspendError::Later => assert!(run.is_open()),
+                    SuspendError::NoRoom(_) => {}
+                    other => panic!("{other:?}"),
+                }
+                assert_eq!(run.view(&self.manager), before);
+                return self.saw("a suspension that was refused");
+            }
+        }
+        assert!(!run.is_open() && run.sequence.is_suspended() && run.sequence.row().is_none());
+        assert_eq!(run.sequence.block_count(), 0);
+        run.blocks.clear();
+        self.accepted(at);
+        self.saw("a suspension");
+    }
+
+    fn resume(&mut self, at: usize) {
+        let before = self.runs[at].view(&self.manager);
+        let run = &mut self.runs[at];
+        let resolved = run.sequence.resolved();
+        let end = match self.manager.resume(&mut run.sequence) {
+            Ok(end) => end,
+            Err(SuspendError::Sequence(SequenceError::Redo { .. })) => {
+                panic!("a resume says by its answer where it begins again")
+            }
+            Err(SuspendError::Sequence(error)) => return self.refused(at, error),
+            Err(error) => {
+                match error {
+                    SuspendError::NotSuspended => assert!(!run.sequence.is_suspended()),
+                    SuspendError::NoRow { .. } => assert_eq!(self.manager.free_rows(), 0),
+                    SuspendError::NoRoom(_) => {}
+                    other => panic!("{other:?}"),
+                }
+                let changed = run.view(&self.manager) != before;
+                if run.sequence.is_suspended() && (run.must_redo || changed) {
+                    return self.set_back_unheard(at);
+                }
+                assert_eq!(run.view(&self.manager), before);
+                return;
+            }
+        };
+        assert!(end <= resolved);
+        assert_eq!(end, run.sequence.resolved());
+        self.saw("a resumption");
+        self.saw_if(end < resolved, "a resumption that begins again");
+        let run = &mut self.runs[at];
+        run.check_forgotten(&self.failures);
+        run.must_redo = false;
+        run.steps.retain(|step| !self.failures.told.contains(step));
+        run.blocks.clear();
+        run.cut();
+        let hits = (end as usize).div_ceil(self.size.block_tokens).min(run.blocks.len());
+        let claimed = run.blocks[hits..].to_vec();
+        self.check_claimed(&claimed);
+        self.accepted(at);
+    }
+
+    /// A resume that had no room has set the sequence back all the same.
+    fn set_back_unheard(&mut self, at: usize) {
+        let run = &mut self.runs[at];
+        let from = run.sequence.resolved();
+        run.set_back(from, &self.failures);
+        self.saw("a resumption set back without room");
+    }
+}

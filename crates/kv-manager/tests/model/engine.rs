@@ -1,0 +1,549 @@
+//! An engine that calls the manager in every order it allows, with workers that lag behind.
+
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+
+use kv_manager::{
+    Completion, CompletionError, Manager, ManagerOptions, OpenStep, Outcome, Request,
+    SequenceError, StageError, Start, StepError, WorkerId,
+};
+use kv_pool::events::BlockUse;
+use kv_pool::tenants::{TenantId, TenantQuota};
+use kv_pool::{BlockId, Location, PoolConfig, Tier};
+
+use crate::random::Random;
+use crate::run::{Failures, Run, blocks_of};
+use crate::truth::Ideal;
+use crate::worker::{Job, Line, Size, Worker};
+
+/// A request that is not admitted yet.
+#[derive(Debug)]
+pub struct Wish {
+    pub request: Request,
+    pub ideal: Ideal,
+}
+
+/// A worker that is lost.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    worker: usize,
+    /// The last step that it has said it has completed.
+    reported: u64,
+    fenced: bool,
+}
+
+/// How often the engine does what engines seldom do, in percent of its turns.
+#[derive(Debug)]
+pub struct Habits {
+    pub fails: u64,
+    pub loses: u64,
+    pub resets: u64,
+    pub drafts: u64,
+    pub lags: u64,
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    pub random: Random,
+    pub manager: Manager,
+    pub size: Size,
+    pub habits: Habits,
+    pub tenants: Vec<TenantId>,
+    pub generation: u64,
+    pub open: Option<OpenStep>,
+    staged: bool,
+    pub runs: Vec<Run>,
+    pub wishes: Vec<Wish>,
+    pub next_key: u64,
+    /// Ids of sequences before, for prompts that begin in the same way.
+    pub history: Vec<Vec<u32>>,
+    pub workers: Vec<Option<Worker>>,
+    lost: Option<Loss>,
+    /// The latest step that every worker has said it has completed.
+    completed: u64,
+    /// Plans that not all workers have completed, as far as the manager knows.
+    jobs: Vec<Rc<Job>>,
+    pub failures: Failures,
+    /// What was met, and how often.
+    pub seen: BTreeMap<&'static str, u64>,
+}
+
+impl Engine {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let block_tokens = [1, 2, 3, 4, 4, 8][random.index(6)];
+        let host = if random.chance(30) { 0 } else { random.from(1, 12) };
+        let size = Size {
+            block_tokens: block_tokens as usize,
+            device: random.from(6, 24) as usize,
+            host: host as usize,
+            rows: random.from(2, 6) as usize,
+            width: random.from(6, 12) as usize,
+        };
+        let workers = random.from(1, 2) as usize;
+        let ready = if random.chance(20) { 5 } else { size.device as u64 };
+        let pool = PoolConfig {
+            primary_ready: ready,
+            secondary_blocks: host,
+            ..PoolConfig::primary_only(size.device as u64)
+        };
+        let options = ManagerOptions {
+            block_tokens,
+            pool,
+            sequences_max: size.rows as u32,
+            blocks_per_sequence_max: size.width as u32,
+            workers: workers as u16,
+            steps_in_flight_max: random.from(1, 4) as u32,
+            watermark_blocks: [0, 0, 1, 3][random.index(4)],
+            scrubs: random.chance(50),
+            ..ManagerOptions::default()
+        };
+        let mut manager = Manager::new(options).unwrap();
+        let mut tenants = vec![TenantId::NOBODY];
+        for _ in 0..random.below(3) {
+            let tenant = manager.add_tenant().unwrap();
+            if random.chance(30) {
+                let most = random.from(3, size.device as u64);
+                let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
+                manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+            }
+            tenants.push(tenant);
+        }
+        let mut often = |most: u64| if random.chance(50) { 0 } else { random.from(1, most) };
+        let habits = Habits {
+            fails: often(20),
+            loses: often(3),
+            resets: often(4),
+            drafts: often(70),
+            lags: often(60),
+        };
+        let noise = random.next();
+        let workers = (0..workers).map(|at| Some(Worker::new(at, &size, noise))).collect();
+        Self {
+            random,
+            manager,
+            size,
+            habits,
+            tenants,
+            generation: 0,
+            open: None,
+            staged: false,
+            runs: Vec::new(),
+            wishes: Vec::new(),
+            next_key: 1,
+            history: Vec::new(),
+            workers,
+            lost: None,
+            completed: 0,
+            jobs: Vec::new(),
+            failures: Failures::default(),
+            seen: BTreeMap::new(),
+        }
+    }
+
+    pub fn saw(&mut self, what: &'static str) {
+        *self.seen.entry(what).or_default() += 1;
+    }
+
+    pub fn saw_if(&mut self, holds: bool, what: &'static str) {
+        if holds {
+            self.saw(what);
+        }
+    }
+
+    /// One call, or a few that belong together.
+    pub fn turn(&mut self) {
+        match self.random.below(100) {
+            0..12 => self.begin(),
+            12..24 => self.stage(),
+            24..34 if self.staged || self.random.chance(15) => self.finish(),
+            24..34 => self.stage(),
+            34..58 => self.work(),
+            58..64 => self.admit(),
+            64..82 => self.go_on(),
+            82..93 => self.commit_some(),
+            _ => self.change(),
+        }
+        if self.random.chance(self.habits.resets) && self.random.chance(10) {
+            self.manager.reset();
+            self.generation += 1;
+            self.saw("a reset");
+        }
+        if self.random.chance(self.habits.loses) && self.random.chance(10) {
+            self.lose();
+        }
+        if self.random.chance(10) {
+            self.end_loss();
+        }
+        if self.random.chance(3) {
+            self.manager.pool().check_integrity().unwrap();
+            self.grow();
+        }
+        self.check();
+    }
+
+    fn grow(&mut self) {
+        let upto = self.random.from(1, self.size.device as u64);
+        self.manager.add_device_blocks(upto).unwrap();
+        assert!(self.manager.add_device_blocks(self.size.device as u64 + 1).is_err());
+    }
+
+    fn begin(&mut self) {
+        let in_flight = self.jobs.iter().filter(|job| job.plan.step > self.completed()).count();
+        match self.manager.begin_step() {
+            Ok(step) => {
+                assert!(self.open.is_none());
+                assert!(in_flight < self.manager.options().steps_in_flight_max as usize);
+                (self.open, self.staged) = (Some(step), false);
+            }
+            Err(StepError::StillOpen { .. }) => assert!(self.open.is_some()),
+            Err(StepError::Busy { in_flight: counted, oldest }) => {
+                assert_eq!(counted, in_flight);
+                assert_eq!(oldest, self.completed_or_first());
+                self.saw("busy");
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    pub fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Works out which steps all workers have completed, and forgets these.
+    fn advance(&mut self) {
+        let running = self.workers.iter().flatten().map(|worker| worker.reported);
+        let unfenced = self.lost.filter(|loss| !loss.fenced).map(|loss| loss.reported);
+        let latest = self.jobs.last().map_or(self.completed, |job| job.plan.step);
+        let completed = running.chain(unfenced).min().unwrap_or(latest);
+        self.completed = self.completed.max(completed);
+        assert_eq!(self.manager.completed_step(), self.completed);
+        let completed = self.completed;
+        self.jobs.retain(|job| job.plan.step > completed);
+        for run in &mut self.runs {
+            run.steps.retain(|&step| step > completed || run.must_redo);
+        }
+    }
+
+    fn completed_or_first(&self) -> u64 {
+        let completed = self.completed();
+        let mut later = self.jobs.iter().map(|job| job.plan.step).filter(|&step| step > completed);
+        later.next().unwrap()
+    }
+
+    pub fn finish(&mut self) {
+        let Some(step) = self.open.take() else { return };
+        self.saw_if(!self.staged, "a step without a plan");
+        if self.random.chance(20) {
+            drop(step);
+            self.saw("a dropped step");
+        } else {
+            self.manager.finish_step(step).unwrap();
+        }
+    }
+
+    /// Stages what has tokens reserved, or a part of it.
+    pub fn stage(&mut self) {
+        let Some(step) = self.open.take() else { return };
+        self.stage_in(&step);
+        self.open = Some(step);
+    }
+
+    fn stage_in(&mut self, step: &OpenStep) {
+        let number = step.number();
+        if self.staged {
+            let refused = self.manager.stage(step, &mut []).unwrap_err();
+            assert_eq!(refused, StageError::StagedAlready { step: number });
+            return;
+        }
+        let mut chosen: Vec<usize> = (0..self.runs.len())
+            .filter(|&at| self.runs[at].sequence.next() > 0 && !self.runs[at].lost)
+            .filter(|_| self.random.chance(90))
+            .collect();
+        if self.random.chance(30) {
+            chosen.reverse();
+        }
+        self.check_write_ranges(&chosen);
+        let mut batch: Vec<_> = Vec::new();
+        // In the order that was chosen.
+        let mut all: Vec<_> = self.runs.iter_mut().map(Some).collect();
+        for &at in &chosen {
+            batch.push(&mut all[at].take().unwrap().sequence);
+        }
+        let tokens: Vec<u32> = batch.iter().map(|sequence| sequence.next()).collect();
+        let plan = match self.manager.stage(step, &mut batch) {
+            Ok(plan) => plan.clone(),
+            Err(StageError::Sequence { index, source: SequenceError::Redo { from } }) => {
+                self.runs[chosen[index]].set_back(from, &self.failures);
+                self.saw("a redo at stage");
+                return;
+            }
+            Err(StageError::NothingKnown { index, .. }) => {
+                let run = &self.runs[chosen[index]];
+                assert!(run.left() == 0 && !run.is_open(), "sequence {} was refused", run.key);
+                self.saw("nothing to go on with");
+                return;
+            }
+            Err(error) => panic!("{error:?}"),
+        };
+        self.staged = true;
+        self.take_plan(plan, &chosen, &tokens);
+    }
+
+    /// Works out what a plan means, and queues it at the workers.
+    fn take_plan(&mut self, plan: kv_manager::StepPlan, chosen: &[usize], tokens: &[u32]) {
+        let step = plan.step;
+        assert!(self.jobs.last().is_none_or(|last| last.plan.step < step));
+        let alive: Vec<usize> =
+            (0..self.workers.len()).filter(|&at| self.workers[at].is_some()).collect();
+        let mut fails_at = None;
+        if self.random.chance(self.habits.fails) && !alive.is_empty() && !chosen.is_empty() {
+            let worker = alive[self.random.index(alive.len())];
+            fails_at = Some(worker);
+            self.failures.untold.push((step, worker));
+            self.saw("a failing step");
+        }
+        let void = !self.failures.untold.is_empty();
+        self.note_plan(&plan);
+        let mut lines = Vec::new();
+        for ((&at, &tokens), batch) in chosen.iter().zip(tokens).zip(&plan.batch) {
+            assert_eq!(batch.tokens, tokens);
+            let run = &mut self.runs[at];
+            assert_eq!(Some(batch.row), run.sequence.row());
+            assert!(!run.must_redo, "sequence {} was not told of a failed step", run.key);
+            let blocks = blocks_of(&run.sequence);
+            assert_eq!(blocks, run.blocks, "staging changes no block");
+            let start = run.ideal.kv.len() as u64;
+            let ids = run.compute(step, tokens, self.generation, &mut self.random);
+            run.steps.push(step);
+            if void && let Some(output) = run.outputs.back_mut().filter(|out| out.step == step) {
+                output.void = true;
+            }
+            run.check();
+            let (facts, kv) = (Rc::clone(&run.ideal.facts), run.ideal.kv.clone());
+            lines.push(Line { key: run.key, facts, ids, kv, start, blocks });
+        }
+        let scrubs = self.manager.options().scrubs;
+        let job = Job { plan, lines, generation: self.generation, void, fails_at, scrubs };
+        let job = Rc::new(job);
+        for worker in self.workers.iter_mut().flatten() {
+            worker.queue.push_back(Rc::clone(&job));
+        }
+        self.jobs.push(job);
+        self.advance();
+        self.saw("a staged step");
+        if self.random.chance(50) {
+            self.poison();
+        }
+    }
+
+    fn note_plan(&mut self, plan: &kv_manager::StepPlan) {
+        let between = |from, to| {
+            let copies = plan.copies.iter();
+            copies.filter(|copy| copy.from.tier == from && copy.to.tier == to).count() > 0
+        };
+        self.saw_if(between(Tier::Primary, Tier::Secondary), "copies to host memory");
+        self.saw_if(between(Tier::Secondary, Tier::Primary), "copies from host memory");
+        self.saw_if(!plan.scrubs.is_empty(), "scrubs");
+        let open = plan.batch.iter().any(|row| matches!(row.start, Start::Open { .. }));
+        self.saw_if(open, "a start that the worker works out");
+    }
+
+    /// Overwrites memory that the pool says nobody uses.
+    fn poison(&mut self) {
+        for view in self.manager.pool().snapshot().blocks {
+            let free =
+                view.usage == BlockUse::Unused && view.hash.is_none() && view.expected.is_none();
+            for worker in self.workers.iter_mut().flatten() {
+                let at = view.location;
+                if free && self.random.chance(50) && !worker.moves(at) {
+                    worker.poison(at);
+                }
+            }
+        }
+    }
+
+    /// A worker carries out plans, or tells of them.
+    fn work(&mut self) {
+        if self.random.chance(self.habits.lags) {
+            return;
+        }
+        let at = self.random.index(self.workers.len());
+        let Some(worker) = &mut self.workers[at] else { return };
+        for _ in 0..=self.random.below(2) {
+            worker.carry_out();
+        }
+        if self.random.chance(70) {
+            self.report(at);
+        }
+    }
+
+    /// A worker says how far it has come: of a failed step, one by one.
+    pub fn report(&mut self, at: usize) {
+        let Some(worker) = &mut self.workers[at] else { return };
+        let id = WorkerId(at as u16);
+        let failed = worker.failed.pop_front();
+        let (step, outcome) = match failed {
+            Some(step) => (step, Outcome::Failed),
+            None => (worker.carried, Outcome::Done),
+        };
+        worker.reported = step;
+        self.manager.complete(Completion { worker: id, step, outcome }).unwrap();
+        if failed.is_some() {
+            self.failures.untold.retain(|&(failing, _)| failing != step);
+            let void: Vec<u64> = self.jobs.iter().map(|job| job.plan.step).collect();
+            let new = |of: &u64| *of >= step && !self.failures.told.contains(of);
+            let void: Vec<u64> = void.into_iter().filter(new).collect();
+            for run in self.runs.iter_mut().filter(|run| !run.lost) {
+                run.must_redo |= run.steps.iter().any(|in_it| void.contains(in_it));
+            }
+            self.failures.told.extend(void);
+            self.saw("a failure that was told");
+        }
+        // Telling it again changes nothing.
+        self.manager.complete(Completion { worker: id, step, outcome: Outcome::Done }).unwrap();
+        self.advance();
+    }
+
+    fn lose(&mut self) {
+        if self.lost.is_some() {
+            return;
+        }
+        let at = self.random.index(self.workers.len());
+        let id = WorkerId(at as u16);
+        assert_eq!(
+            self.manager.fence_worker(id),
+            Err(CompletionError::NotLost { worker: id }),
+            "it is not lost"
+        );
+        self.manager.lose_worker(id).unwrap();
+        let reported = self.workers[at].take().map_or(0, |worker| worker.reported);
+        self.lost = Some(Loss { worker: at, reported, fenced: false });
+        self.failures.untold.retain(|&(_, worker)| worker != at);
+        self.runs.iter_mut().for_each(|run| run.lost = true);
+        let again = Completion { worker: id, step: 0, outcome: Outcome::Done };
+        assert_eq!(self.manager.complete(again), Err(CompletionError::Lost { worker: id }));
+        self.saw("a lost worker");
+    }
+
+    /// A lost worker is fenced, or another one takes its place.
+    pub fn end_loss(&mut self) {
+        let Some(loss) = &mut self.lost else { return };
+        let (at, id) = (loss.worker, WorkerId(loss.worker as u16));
+        if !loss.fenced {
+            assert!(self.manager.join_worker(id).is_err(), "it is not fenced");
+            self.manager.fence_worker(id).unwrap();
+            loss.fenced = true;
+            self.advance();
+            return;
+        }
+        self.manager.join_worker(id).unwrap();
+        let noise = self.random.next();
+        let mut worker = Worker::new(at, &self.size, noise);
+        worker.load(&self.manager.snapshot());
+        self.workers[at] = Some(worker);
+        self.lost = None;
+        self.advance();
+        // What was computed meanwhile has no share there.
+        self.runs.iter_mut().for_each(|run| run.lost = true);
+        self.saw("a worker that joined");
+    }
+
+    /// Checks that blocks which `index` has got now are in no plan that is not complete.
+    pub fn check_claimed(&self, claimed: &[BlockId]) {
+        let completed = self.completed();
+        for job in self.jobs.iter().filter(|job| job.plan.step > completed) {
+            for line in &job.lines {
+                let again = claimed.iter().find(|id| line.blocks.contains(id));
+                let step = job.plan.step;
+                assert_eq!(again, None, "step {step} uses it still, for sequence {}", line.key);
+            }
+        }
+    }
+
+    /// Checks that nobody else has, or finds, a block that a batch writes.
+    fn check_write_ranges(&mut self, chosen: &[usize]) {
+        let names: HashSet<BlockId> = match self.random.chance(25) {
+            false => HashSet::new(),
+            true => {
+                let blocks = self.manager.pool().snapshot().blocks;
+                let device = |at: Location| at.tier == Tier::Primary;
+                let named = blocks.iter().filter(|view| view.hash.is_some());
+                named.filter(|view| device(view.location)).map(|view| view.location.id).collect()
+            }
+        };
+        for &at in chosen {
+            let run = &self.runs[at];
+            let first = run.sequence.resolved() as usize / self.size.block_tokens;
+            let end = run.sequence.upper() + u64::from(run.sequence.next());
+            let end = (end as usize).div_ceil(self.size.block_tokens);
+            for id in &run.blocks[first..end] {
+                // A step in flight has written what is resolved there.
+                for (other, one) in self.runs.iter().enumerate().filter(|(other, _)| *other != at) {
+                    assert!(
+                        !one.blocks.contains(id),
+                        "sequence {} writes block {id} of sequence {} ({other})",
+                        run.key,
+                        one.key
+                    );
+                }
+                if !run.lost && !run.must_redo {
+                    assert!(
+                        !names.contains(id),
+                        "sequence {} writes the cached block {id}",
+                        run.key
+                    );
+                }
+            }
+        }
+    }
+
+    fn check(&self) {
+        for run in &self.runs {
+            run.check();
+        }
+        let with_rows = self.runs.iter().filter(|run| run.sequence.row().is_some()).count();
+        assert_eq!(self.manager.free_rows() + with_rows, self.size.rows);
+    }
+
+    /// Ends everything, and checks that nothing is left.
+    pub fn end(mut self) -> BTreeMap<&'static str, u64> {
+        self.finish();
+        while self.lost.is_some() {
+            self.end_loss();
+        }
+        self.runs.clear();
+        self.wishes.clear();
+        self.manager.add_device_blocks(self.size.device as u64).unwrap();
+        // What was decided and not staged goes with the next plan.
+        for _ in 0..2 {
+            while !self.jobs.is_empty() {
+                for at in 0..self.workers.len() {
+                    if let Some(worker) = &mut self.workers[at] {
+                        worker.carry_out();
+                    }
+                    self.report(at);
+                }
+            }
+            self.begin();
+            self.stage();
+            self.finish();
+        }
+        while !self.jobs.is_empty() {
+            for at in 0..self.workers.len() {
+                if let Some(worker) = &mut self.workers[at] {
+                    worker.carry_out();
+                }
+                self.report(at);
+            }
+        }
+        assert_eq!(self.manager.free_rows(), self.size.rows);
+        let pool = self.manager.pool();
+        pool.check_integrity().unwrap();
+        for view in pool.snapshot().blocks {
+            assert_eq!(view.usage, BlockUse::Unused, "{view:?}");
+        }
+        assert_eq!(pool.claimable(), self.size.device);
+        self.seen
+    }
+}

@@ -1,0 +1,276 @@
+//! A worker without a device: memory, a block table, and plans that it carries out later, in order.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use kv_manager::{Snapshot, Start, StepPlan};
+use kv_pool::{BlockId, Location, Tier};
+
+use crate::random::Random;
+use crate::truth::{Cell, Facts, Kind, garbage, is_private_to_others, sampled};
+
+/// A plan, and what the engine hands a worker with it.
+#[derive(Debug)]
+pub struct Job {
+    pub plan: StepPlan,
+    pub lines: Vec<Line>,
+    /// Weights of which generation compute the batch.
+    pub generation: u64,
+    /// The step or one before it fails, so nobody relies on its batch.
+    pub void: bool,
+    /// The worker that fails in this step.
+    pub fails_at: Option<usize>,
+    pub scrubs: bool,
+}
+
+/// One sequence of a batch.
+#[derive(Debug)]
+pub struct Line {
+    pub key: u64,
+    pub facts: Rc<Facts>,
+    /// The ids of the step's tokens: known ones, sampled ones and drafts.
+    pub ids: Vec<u32>,
+    /// The KV of the sequence behind the step.
+    pub kv: Vec<u64>,
+    /// The first token of the step.
+    pub start: u64,
+    /// The sequence's blocks.
+    pub blocks: Vec<BlockId>,
+}
+
+/// What a worker knows of a row of the table.
+#[derive(Clone, Debug, Default)]
+struct RowState {
+    key: u64,
+    end: u64,
+    void: bool,
+}
+
+#[derive(Debug)]
+pub struct Worker {
+    index: usize,
+    block_tokens: usize,
+    device: Vec<Cell>,
+    host: Vec<Cell>,
+    width: usize,
+    table: Vec<i32>,
+    rows: Vec<RowState>,
+    pub queue: VecDeque<Rc<Job>>,
+    /// The last plan that was carried out.
+    pub carried: u64,
+    /// The last step that the manager was told of.
+    pub reported: u64,
+    /// Steps that have failed here, of which the manager is to be told.
+    pub failed: VecDeque<u64>,
+    random: Random,
+}
+
+impl Worker {
+    pub fn new(index: usize, size: &Size, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut fresh = |blocks: usize| {
+            (0..blocks * size.block_tokens).map(|_| garbage(random.next())).collect()
+        };
+        Self {
+            index,
+            block_tokens: size.block_tokens,
+            device: fresh(size.device),
+            host: fresh(size.host),
+            width: size.width,
+            table: vec![-1; size.width * size.rows],
+            rows: vec![RowState::default(); size.rows],
+            queue: VecDeque::new(),
+            carried: 0,
+            reported: 0,
+            failed: VecDeque::new(),
+            random,
+        }
+    }
+
+    /// Begins with a snapshot, as a worker that was started anew.
+    pub fn load(&mut self, snapshot: &Snapshot) {
+        assert_eq!(snapshot.width as usize, self.width);
+        self.table.clone_from(&snapshot.table);
+        (self.carried, self.reported) = (snapshot.step, snapshot.step);
+    }
+
+    fn cells(&mut self, at: Location) -> &mut [Cell] {
+        let tier = match at.tier {
+            Tier::Primary => &mut self.device,
+            _ => &mut self.host,
+        };
+        &mut tier[at.id.index() * self.block_tokens..][..self.block_tokens]
+    }
+
+    /// Overwrites a block that nobody uses.
+    pub fn poison(&mut self, at: Location) {
+        let noise = self.random.next();
+        self.cells(at).fill(garbage(noise));
+    }
+
+    /// Whether a plan that is not carried out reads or writes a block outside of its batch.
+    pub fn moves(&self, at: Location) -> bool {
+        self.queue.iter().any(|job| {
+            let mut copies = job.plan.copies.iter();
+            copies.any(|copy| copy.from == at || copy.to == at)
+                || at.tier == Tier::Primary && job.plan.scrubs.iter().any(|&(_, id)| id == at.id)
+        })
+    }
+
+    /// Carries out the next plan.
+    pub fn carry_out(&mut self) {
+        let Some(job) = self.queue.pop_front() else { return };
+        let plan = &job.plan;
+        assert_eq!(plan.after, self.carried, "plan {} comes out of turn", plan.step);
+        for at in 0..=plan.copies.len() {
+            for (_, id) in plan.scrubs.iter().filter(|(after, _)| *after as usize == at) {
+                self.cells(Location { tier: Tier::Primary, id: *id }).fill(0);
+            }
+            let Some(copy) = plan.copies.get(at) else { continue };
+            let cells = self.cells(copy.from)[..copy.tokens as usize].to_vec();
+            self.cells(copy.to)[..copy.tokens as usize].copy_from_slice(&cells);
+        }
+        let mut ids = plan.edit_ids.iter();
+        for edit in &plan.edits {
+            let first = edit.row.index() * self.width + edit.first as usize;
+            assert!(edit.first as usize + edit.count as usize <= self.width);
+            for entry in &mut self.table[first..first + edit.count as usize] {
+                *entry = *ids.next().unwrap();
+            }
+        }
+        assert_eq!(ids.next(), None, "ids that no edit writes");
+        assert_eq!(plan.batch.len(), job.lines.len());
+        let fails = job.fails_at == Some(self.index);
+        if fails {
+            self.failed.push_back(plan.step);
+        }
+        // Of a void step, another worker's batch may be right or not.
+        let garbles = fails || job.void && self.random.chance(50);
+        if !job.void {
+            // All rows read before any writes: no row relies on what another one computes in this step.
+            (0..job.lines.len()).for_each(|row| self.check(&job, row));
+        }
+        (0..job.lines.len()).for_each(|row| self.compute(&job, row, garbles));
+        if job.scrubs && !job.void {
+            (0..job.lines.len()).for_each(|row| self.check_scrubbed(&job, row));
+        }
+        self.carried = plan.step;
+    }
+
+    fn entry(&self, row: usize, index: usize) -> i32 {
+        self.table[row * self.width + index]
+    }
+
+    /// The cell of a token, through the block table.
+    fn at(&self, row: usize, at: u64) -> usize {
+        let block = self.entry(row, at as usize / self.block_tokens);
+        assert!(block >= 0, "token {at} of row {row} has no block");
+        block as usize * self.block_tokens + at as usize % self.block_tokens
+    }
+
+    /// Checks the table and all that a row reads, before anything of the batch is written.
+    fn check(&self, job: &Job, index: usize) {
+        let (batch, line) = (&job.plan.batch[index], &job.lines[index]);
+        let (row, step) = (batch.row.index(), job.plan.step);
+        let worker = self.index;
+        let ids: Vec<_> = line.blocks.iter().map(|id| id.as_i32()).collect();
+        let entries = &self.table[row * self.width..][..self.width];
+        assert_eq!(entries[..ids.len()], ids, "step {step}, row {row}: not the sequence's blocks");
+        let behind = &entries[ids.len()..];
+        assert!(behind.iter().all(|&id| id == -1), "step {step}, row {row}: {behind:?} behind it");
+        let upper = match batch.start {
+            Start::At(start) => {
+                assert_eq!(start, line.start, "step {step}, row {row}");
+                start
+            }
+            Start::Open { resolved, upper } => {
+                let state = &self.rows[row];
+                assert!(!state.void, "step {step}, row {row} begins where a void step ended");
+                assert_eq!(
+                    state.key, line.key,
+                    "step {step}, row {row} begins where another ended"
+                );
+                assert_eq!(state.end, line.start, "step {step}, row {row}");
+                assert!(resolved <= state.end && state.end <= upper, "step {step}: {batch:?}");
+                upper
+            }
+        };
+        let blocks = (upper as usize + batch.tokens as usize).div_ceil(self.block_tokens);
+        assert!(blocks <= ids.len(), "step {step}, row {row}: no block for its last tokens");
+        for at in 0..line.start {
+            let expected = line.facts.cell(Kind::Token, at, line.kv[at as usize]) << 8 >> 8;
+            let found = self.device[self.at(row, at)] << 8 >> 8;
+            assert_eq!(
+                found, expected,
+                "worker {worker}, step {step}, row {row}, sequence {}: token {at} of {} is \
+                 {found:#x}, not {expected:#x}; {batch:?}",
+                line.key, line.start
+            );
+        }
+    }
+
+    /// Writes the KV of a row's tokens, each from what the table says lies before it.
+    fn compute(&mut self, job: &Job, index: usize, garbles: bool) {
+        let (batch, line) = (&job.plan.batch[index], &job.lines[index]);
+        let row = batch.row.index();
+        let tokens = u64::from(batch.tokens);
+        if garbles {
+            // It may have begun anywhere that its plan allows.
+            let (from, upper) = match batch.start {
+                Start::At(start) => (start, start),
+                Start::Open { resolved, upper } => (resolved, upper),
+            };
+            for at in from..upper + tokens {
+                let (cell, noise) = (self.at(row, at), self.random.next());
+                self.device[cell] = line.facts.cell(Kind::Void, at, noise);
+            }
+            self.rows[row] = RowState { key: line.key, end: from, void: true };
+            return;
+        }
+        let right = line.kv.len() as u64;
+        let mut last = 0;
+        for (at, &id) in (line.start..).zip(&line.ids) {
+            let kind = if at < right { Kind::Token } else { Kind::Draft };
+            let before = match at.checked_sub(1) {
+                Some(before) => self.device[self.at(row, before)] & ((1 << 40) - 1),
+                None => 0,
+            };
+            let value = line.facts.value(at, before, id, job.generation);
+            let cell = self.at(row, at);
+            self.device[cell] = line.facts.cell(kind, at, value);
+            if !job.void && at < right {
+                assert_eq!(value, line.kv[at as usize], "token {at} of sequence {}", line.key);
+                last = value;
+            }
+            if !job.void && at == right {
+                assert_ne!(id, sampled(last), "a draft that is right was rejected");
+            }
+        }
+        self.rows[row] = RowState { key: line.key, end: right, void: job.void };
+    }
+
+    /// Checks that the blocks which a row writes hold nothing of other tenants.
+    fn check_scrubbed(&self, job: &Job, index: usize) {
+        let (batch, line) = (&job.plan.batch[index], &job.lines[index]);
+        let row = batch.row.index();
+        let end = line.start + u64::from(batch.tokens);
+        for at in end..(line.blocks.len() * self.block_tokens) as u64 {
+            let cell = self.device[self.at(row, at)];
+            assert!(
+                !is_private_to_others(cell, line.facts.tenant, line.facts.salt),
+                "step {}, row {row}: token {at} would read {cell:#x} of another tenant",
+                job.plan.step
+            );
+        }
+    }
+}
+
+/// How large a worker is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub block_tokens: usize,
+    pub device: usize,
+    pub host: usize,
+    pub rows: usize,
+    pub width: usize,
+}
