@@ -47,6 +47,15 @@ pub struct ManagerStats {
     pub scrubbed_blocks: u64,
 }
 
+/// Who has last written a block.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Writer {
+    Nobody,
+    Tenant(TenantId),
+    /// Content came back for nobody in particular.
+    Unknown,
+}
+
 /// A staged step that is not complete.
 #[derive(Debug)]
 pub(crate) struct InFlight {
@@ -86,8 +95,8 @@ pub struct Manager {
     pub(crate) lost: Option<(u64, WorkerId)>,
     pub(crate) next_number: u64,
     pub(crate) frontiers: Frontiers,
-    /// The tenant that last wrote each device block, if blocks are scrubbed between tenants.
-    pub(crate) writers: Vec<Option<TenantId>>,
+    /// Who last wrote each device block, if blocks are scrubbed between tenants.
+    pub(crate) writers: Vec<Writer>,
     pub(crate) stats: ManagerStats,
 }
 
@@ -136,7 +145,7 @@ impl Manager {
             lost: None,
             next_number: 0,
             frontiers: Frontiers::default(),
-            writers: repeated(None, if options.scrubs { device } else { 0 })?,
+            writers: repeated(Writer::Nobody, if options.scrubs { device } else { 0 })?,
             stats: ManagerStats::default(),
             options,
         })
@@ -244,6 +253,10 @@ impl Manager {
             return 0;
         }
         let Ok(claimed) = self.claim(TenantId::NOBODY, far) else { return 0 };
+        if !self.writers.is_empty() {
+            // The content's tenant is not known here, so the next one finds the block scrubbed.
+            claimed.ids().for_each(|id| self.writers[id.index()] = Writer::Unknown);
+        }
         let held = self.hold(vec![Admitted { prefix, claimed, partial: None }]);
         if held.is_ok() { far } else { 0 }
     }
@@ -380,8 +393,9 @@ impl Manager {
             return;
         }
         for id in claimed.ids() {
-            let before = self.writers[id.index()].replace(tenant);
-            if before.is_some_and(|before| before != tenant) {
+            let now = Writer::Tenant(tenant);
+            let before = std::mem::replace(&mut self.writers[id.index()], now);
+            if before != Writer::Nobody && before != now {
                 self.plan.scrubs.push((self.plan.copies.len() as u32, id));
                 self.stats.scrubbed_blocks += 1;
             }

@@ -175,11 +175,34 @@ impl Engine {
         if self.random.chance(10) {
             self.end_loss();
         }
+        if self.random.chance(4) {
+            self.hint();
+        }
         if self.random.chance(3) {
             self.manager.pool().check_integrity().unwrap();
             self.grow();
         }
         self.check();
+    }
+
+    /// Content comes back from host memory before anybody asks for it, or is forgotten.
+    fn hint(&mut self) {
+        let blocks = self.manager.pool().snapshot().blocks;
+        let far = |at: Location| at.tier != Tier::Primary;
+        let forgets = self.random.chance(20);
+        let named = blocks.iter().filter(|view| forgets || far(view.location));
+        let names: Vec<_> = named.filter_map(|view| view.hash).collect();
+        if names.is_empty() {
+            return;
+        }
+        let name = names[self.random.index(names.len())];
+        if forgets {
+            assert_eq!(self.manager.forget(&[name]), 1);
+            return;
+        }
+        let back = self.manager.prefetch(&[name]);
+        assert!(back <= 1);
+        self.saw_if(back > 0, "a prefetch");
     }
 
     fn grow(&mut self) {

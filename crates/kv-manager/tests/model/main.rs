@@ -25,7 +25,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 41] = [
+const EXPECTED: [&str; 42] = [
     "a commit after the step was complete",
     "a commit that was refused",
     "a commit with later ids to come",
@@ -43,6 +43,7 @@ const EXPECTED: [&str; 41] = [
     "a lost sequence",
     "a lost worker",
     "a next turn",
+    "a prefetch",
     "a redo",
     "a redo at stage",
     "a request that waits",
