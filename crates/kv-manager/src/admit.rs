@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use kv_pool::{
-    Admit, Admitted, BlockHash, BlockId, Claimed, Pinned, Tier,
+    Admit, Admitted, BlockHash, BlockId, Budget, Claimed, Pinned, Tier,
     moves::{OnboardError, Onboarded},
     retention::RetentionPolicy,
     tenants::TenantId,
@@ -221,7 +221,8 @@ impl Manager {
         let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
         let blocks = budget.div_ceil(u64::from(self.options.block_tokens));
         let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
-        let mut admission = self.pool.admit_fitting(&batch, blocks);
+        let budget_blocks = Budget { to_write_max: blocks, leave: self.watermark(rows.len()) };
+        let mut admission = self.pool.admit_fitting(&batch, budget_blocks);
         for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
             self.plan_claimed(requests[at].tenant, &mut admitted.claimed);
         }
@@ -267,6 +268,12 @@ impl Manager {
             answers[at] = Answer::Admitted(sequence);
         }
         answers
+    }
+
+    /// Blocks that admission leaves for sequences that are running; `leased` rows are not theirs.
+    pub(crate) fn watermark(&self, leased: usize) -> usize {
+        let running = self.options.sequences_max as usize - self.rows.free() - leased;
+        if running > 0 { self.options.watermark_blocks as usize } else { 0 }
     }
 
     /// Names the blocks of a request, and looks at whether it can be admitted now.

@@ -1,6 +1,6 @@
 //! Suspension to host memory, and the way back.
 
-use kv_pool::{Admit, Location, Tier};
+use kv_pool::{Admit, Budget, Location, Tier};
 
 use crate::blocks::Blocks;
 use crate::sequence::Suspended;
@@ -74,7 +74,8 @@ impl Manager {
         let wanted = if current { first.min(blocks).min(names.len()) } else { 0 };
         let prefix = &names[..wanted];
         let request = Admit { prefix, partial: &[], blocks, tenant: sequence.tenant };
-        let mut admission = self.pool.admit_fitting(&[request], usize::MAX);
+        let budget = Budget { to_write_max: usize::MAX, leave: self.watermark(1) };
+        let mut admission = self.pool.admit_fitting(&[request], budget);
         let Some(mut admitted) = admission.admitted.pop() else {
             let reason = admission.refused.unwrap_or(kv_pool::ClaimError::Exhausted {
                 requested: blocks,

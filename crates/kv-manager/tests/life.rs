@@ -66,3 +66,22 @@ fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
     drop(step);
     manager.pool().check_integrity().unwrap();
 }
+
+#[test]
+fn admission_leaves_the_watermark_while_sequences_run() {
+    let pool = PoolConfig::primary_only(16);
+    let options =
+        ManagerOptions { block_tokens: 4, pool, watermark_blocks: 4, ..ManagerOptions::default() };
+    let mut manager = Manager::new(options).unwrap();
+    let mut admit = |tokens: u32, first: u32| {
+        let mut requests = [Request::new((first..first + tokens).collect())];
+        manager.admit(&mut requests, u64::MAX).pop().unwrap()
+    };
+    // With nothing running there is nothing to leave blocks for.
+    drop(admitted(admit(64, 0)));
+    let _running = admitted(admit(32, 1000));
+    assert!(matches!(admit(17, 2000), Answer::NoRoom(_)), "5 of 8 blocks would leave 3");
+    let mut grows = admitted(admit(16, 2000));
+    assert!(matches!(admit(1, 3000), Answer::NoRoom(_)));
+    assert_eq!(manager.reserve(&mut grows, 32).unwrap().blocks, 4, "they are for those that run");
+}

@@ -34,6 +34,22 @@ pub struct Admitted {
     pub partial: Option<Partial>,
 }
 
+/// What a batch may take, at most. A number alone is [`to_write_max`](Self::to_write_max).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Budget {
+    /// Blocks that are to be written in a step: a sequence is admitted if those before it have fewer
+    /// blocks than that beside their cached prefixes.
+    pub to_write_max: usize,
+    /// Primary blocks that can still be claimed afterwards, for sequences that grow.
+    pub leave: usize,
+}
+
+impl From<usize> for Budget {
+    fn from(to_write_max: usize) -> Self {
+        Self { to_write_max, leave: 0 }
+    }
+}
+
 /// What came of a batch of which as much was admitted as fits.
 #[derive(Debug)]
 pub struct Admission {
@@ -91,8 +107,8 @@ struct Rules {
     all: bool,
     /// Blocks without content only.
     empty: bool,
-    /// No sequence more once so many blocks are to be written.
-    to_write_max: usize,
+    /// No sequence more once so many blocks are to be written, or if fewer would be left.
+    budget: Budget,
 }
 
 impl BlockPool {
@@ -105,7 +121,7 @@ impl BlockPool {
     /// # Errors
     /// [`ClaimError`]; nothing was pinned, claimed or evicted then.
     pub fn admit(&self, batch: &[Admit<'_>]) -> Result<Vec<Admitted>, ClaimError> {
-        self.admit_all(batch, Rules { all: true, empty: false, to_write_max: usize::MAX })
+        self.admit_all(batch, Rules { all: true, empty: false, budget: usize::MAX.into() })
     }
 
     /// Admits sequences of a batch if no content has to be evicted for them, in one step: all that
@@ -119,7 +135,7 @@ impl BlockPool {
         batch: &[Admit<'_>],
         to_write_max: usize,
     ) -> Result<Vec<Admitted>, ClaimError> {
-        self.admit_all(batch, Rules { all: true, empty: true, to_write_max })
+        self.admit_all(batch, Rules { all: true, empty: true, budget: to_write_max.into() })
     }
 
     fn admit_all(&self, batch: &[Admit<'_>], rules: Rules) -> Result<Vec<Admitted>, ClaimError> {
@@ -132,17 +148,15 @@ impl BlockPool {
     }
 
     /// Admits as many of the first sequences of a batch as fit, in one step: those up to the first for
-    /// which there is no room beside those before it, and none after `to_write_max` blocks that are to be
-    /// written. What the others would find is neither pinned nor kept for them.
-    ///
-    /// `to_write_max` is the budget of a step, in blocks: a sequence is admitted if those before it have
-    /// fewer blocks than that beside their cached prefixes.
+    /// which there is no room beside those before it, and none beyond the [budget](Budget). What the
+    /// others would find is neither pinned nor kept for them.
     ///
     /// Beside that it is as [`admit`](BlockPool::admit).
     #[must_use = "dropping it gives back what was admitted"]
-    pub fn admit_fitting(&self, batch: &[Admit<'_>], to_write_max: usize) -> Admission {
+    pub fn admit_fitting(&self, batch: &[Admit<'_>], budget: impl Into<Budget>) -> Admission {
+        let budget = budget.into();
         let mut state = self.shared.state.lock();
-        let (plan, refused) = state.plan(batch, Rules { all: false, empty: false, to_write_max });
+        let (plan, refused) = state.plan(batch, Rules { all: false, empty: false, budget });
         let batch = &batch[..plan.found.len()];
         Admission { admitted: self.serve(&mut state, batch, plan), refused }
     }
@@ -256,7 +270,8 @@ impl PoolState {
     fn plan_at_ease(&mut self, request: &Admit<'_>, rules: Rules) -> Option<Plan> {
         let room = self.tier(Tier::Primary).claimable();
         // As many as are claimed and reused at most: those in this tier are not claimed.
-        let ample = request.blocks <= room && rules.to_write_max > 0;
+        let Budget { to_write_max, leave } = rules.budget;
+        let ample = request.blocks.saturating_add(leave) <= room && to_write_max > 0;
         if !ample || !request.partial.is_empty() || self.watch.tenancy.is_some() || self.has_notes()
         {
             return None;
@@ -278,7 +293,8 @@ impl PoolState {
 
     /// The plan for sequences whose needs are added up.
     fn plan_by_count(&mut self, batch: &[Admit<'_>], rules: Rules) -> (Plan, Option<ClaimError>) {
-        let Rules { all, empty, to_write_max } = rules;
+        let Rules { all, empty, budget: Budget { to_write_max, leave } } = rules;
+        let leave_now = (!all).then_some(leave);
         let mut plan = Plan { slack: self.tier(Tier::Primary).claimable(), ..Plan::default() };
         let mut refused = None;
         let (mut needed, mut reused) = (0_usize, 0);
@@ -286,13 +302,15 @@ impl PoolState {
             if plan.to_write >= to_write_max {
                 break;
             }
-            if let Err(error) = self.plan_next(request, all, &mut plan, &mut needed, &mut reused) {
+            if let Err(error) =
+                self.plan_next(request, leave_now, &mut plan, &mut needed, &mut reused)
+            {
                 refused = Some(error);
                 break;
             }
         }
         if all && refused.is_none() {
-            let room = self.room_for(needed, reused, &plan.needs);
+            let room = self.room_for(needed, reused, leave, &plan.needs);
             let room = if empty { self.check_empty(needed).and(room) } else { room };
             match room {
                 Ok(slack) => plan.slack = slack,
@@ -312,19 +330,19 @@ impl PoolState {
         (plan, refused)
     }
 
-    /// Adds a sequence to a plan, if there is room for it or that is looked at later: `needed` blocks are
-    /// claimed for the plan, and `reused` blocks that nobody uses will be in use. After a refusal, what the
+    /// Adds a sequence to a plan, if there is room for it beside `leave` blocks, or that is looked at later:
+    /// `needed` blocks are claimed for the plan, and `reused` blocks that nobody uses will be in use. After a refusal, what the
     /// plan found for it is left behind its blocks.
     fn plan_next(
         &mut self,
         request: &Admit<'_>,
-        later: bool,
+        leave: Option<usize>,
         plan: &mut Plan,
         needed: &mut usize,
         reused: &mut usize,
     ) -> Result<(), ClaimError> {
         let tenant = self.tenant(request.tenant)?;
-        let needs_before = if later { Vec::new() } else { plan.needs.clone() };
+        let needs_before = if leave.is_none() { Vec::new() } else { plan.needs.clone() };
         let start = plan.blocks.len();
         let (mut before, mut far, mut again) = (None, 0, *reused);
         for &hash in request.prefix.iter().take(request.blocks) {
@@ -346,8 +364,8 @@ impl PoolState {
             let need = need_of(&mut plan.needs, tenant, Tier::Primary);
             need.claimed = need.claimed.saturating_add(claimed as u64);
         }
-        if !later {
-            match self.room_for(requested, again, &plan.needs) {
+        if let Some(leave) = leave {
+            match self.room_for(requested, again, leave, &plan.needs) {
                 Ok(slack) => plan.slack = slack,
                 Err(error) => {
                     plan.needs = needs_before;
@@ -371,17 +389,21 @@ impl PoolState {
         }
     }
 
-    /// How many blocks more may be in use when `requested` are claimed and `reused` that nobody uses are
-    /// used again.
+    /// How many blocks more may be in use when `requested` are claimed, `reused` that nobody uses are used
+    /// again, and `leave` are left.
     fn room_for(
         &self,
         requested: usize,
         reused: usize,
+        leave: usize,
         needs: &[Need],
     ) -> Result<usize, ClaimError> {
         let tier = self.tier(Tier::Primary);
-        let claimable = tier.claimable() - reused;
-        if requested > claimable {
+        // What takes nothing leaves what there is.
+        let leave = if requested == 0 && reused == 0 { 0 } else { leave };
+        let claimable = (tier.claimable() - reused).saturating_sub(leave);
+        let takes_too_much = leave > tier.claimable() - reused;
+        if requested > claimable || takes_too_much {
             let retiring = tier.retiring();
             return Err(ClaimError::Exhausted { requested, claimable, retiring });
         }

@@ -164,7 +164,7 @@ mod sync;
 pub mod tenants;
 mod view;
 
-pub use admit::{Admission, Admit, Admitted, Partial};
+pub use admit::{Admission, Admit, Admitted, Budget, Partial};
 pub use builder::PoolBuilder;
 pub use claim::{Claimed, Naming, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};

@@ -33,8 +33,8 @@ use kv_pool::policy::{
     PolicyTime, Prioritized, PriorityLru, S3Fifo, Slru,
 };
 use kv_pool::{
-    Admit, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, ClaimError, ConfigError,
-    ExtraKey, Naming, PoolConfig, Priority, ShardedPool, Tier,
+    Admit, Admitted, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, Budget, ClaimError,
+    ConfigError, ExtraKey, Naming, PoolConfig, Priority, ShardedPool, Tier,
     clock::ManualClock,
     loan::{LoanError, LoanId},
     policy::RecordId,
@@ -308,6 +308,12 @@ fn counts_of_blocks() {
                     let fitting = pool.admit_fitting(&batch, to_write_max);
                     assert!(to_write_max > 0 || fitting.admitted.is_empty());
                     drop(fitting);
+                    let leave = Budget { to_write_max: usize::MAX, leave: to_write_max };
+                    let leaving = pool.admit_fitting(&batch, leave);
+                    let takes = |one: &Admitted| one.claimed.len() + one.prefix.len() > 0;
+                    let left = pool.claimable() >= to_write_max;
+                    assert!(left || !leaving.admitted.iter().any(takes));
+                    drop(leaving);
                     match pool.admit_to_empty(&batch, to_write_max) {
                         Ok(admitted) => assert!(to_write_max > 0 || admitted.is_empty()),
                         Err(error) => assert!(matches!(error, ClaimError::Exhausted { .. })),
