@@ -70,9 +70,8 @@ impl Manager {
         let resolved = sequence.ends.resolved();
         let blocks = self.blocks_for(resolved);
         let names = sequence.known.names();
-        let current = sequence.known.generation() == self.namer.generation;
-        let wanted = if current { first.min(blocks).min(names.len()) } else { 0 };
-        let prefix = &names[..wanted];
+        // The names of an earlier generation find nothing.
+        let prefix = &names[..first.min(blocks).min(names.len())];
         let request = Admit { prefix, partial: &[], blocks, tenant: sequence.tenant };
         let budget = Budget { to_write_max: usize::MAX, leave: self.watermark(1) };
         let mut admission = self.pool.admit_fitting(&[request], budget);

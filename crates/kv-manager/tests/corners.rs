@@ -6,9 +6,10 @@ mod common;
 
 use common::{admit, admitted, complete, computed, done, manager, options, step};
 use kv_manager::{
-    Committed, Manager, ManagerOptions, Outcome, Request, ReserveError, SequenceError, StageError,
-    Start, SuspendError, WorkerId,
+    Answer, Committed, Manager, ManagerOptions, Outcome, Request, ReserveError, Sequence,
+    SequenceError, StageError, Start, SuspendError, WorkerId,
 };
+use kv_pool::BlockHash;
 
 #[test]
 fn a_row_holds_nothing_of_its_last_sequence() {
@@ -214,4 +215,114 @@ fn a_resume_of_a_running_sequence_hides_no_failure() {
     complete(&mut manager, 1, Outcome::Failed);
     assert_eq!(manager.resume(&mut sequence), Err(SuspendError::NotSuspended));
     assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 0 }));
+}
+
+/// The names of all cached content.
+fn names(manager: &Manager) -> Vec<BlockHash> {
+    manager.pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+}
+
+#[test]
+fn content_has_other_names_after_a_reset() {
+    let given: Vec<_> = names_of_two_blocks();
+    let requests = [Request::new((0..9).collect()), Request::named(9, given)];
+    for request in requests {
+        let mut manager = manager(16, 0);
+        let mut before = Vec::new();
+        for generation in 0..3 {
+            let mut asked = [request.clone()];
+            let mut sequence = admitted(manager.admit(&mut asked, 100).pop().unwrap());
+            assert_eq!(sequence.cached_tokens(), 0);
+            step(&mut manager, &mut [&mut sequence]);
+            let now = names(&manager);
+            assert_eq!(now.len(), 2, "generation {generation}");
+            assert!(now.iter().all(|name| !before.contains(name)), "generation {generation}");
+            before.extend(now);
+            manager.reset();
+            assert_eq!(names(&manager), []);
+        }
+    }
+}
+
+fn names_of_two_blocks() -> Vec<BlockHash> {
+    let first = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
+    vec![first, BlockHash::chain(first, &[4, 5, 6, 7])]
+}
+
+#[test]
+fn a_request_that_waited_over_a_reset_is_cached_in_its_new_generation() {
+    for request in [Request::new((0..9).collect()), Request::named(9, names_of_two_blocks())] {
+        let mut manager = manager(3, 0);
+        let other = computed(&mut manager, 50..60);
+        let mut asked = [request.clone()];
+        assert!(matches!(manager.admit(&mut asked, 100).pop(), Some(Answer::NoRoom(_))));
+        manager.reset();
+        drop(other);
+        let mut sequence = admitted(manager.admit(&mut asked, 100).pop().unwrap());
+        step(&mut manager, &mut [&mut sequence]);
+        drop(sequence);
+        let mut again = [request];
+        let again = admitted(manager.admit(&mut again, 100).pop().unwrap());
+        assert_eq!(again.cached_tokens(), 8);
+    }
+}
+
+#[test]
+fn the_last_twin_writes_its_block_without_a_copy() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let before = sequence.block(2);
+    drop(manager.fork(&mut sequence).unwrap());
+    let reserved = manager.reserve(&mut sequence, 1).unwrap();
+    assert_eq!((reserved.copied, reserved.blocks, sequence.block(2)), (false, 0, before));
+}
+
+/// Stages the next token of a sequence; the step.
+fn stage_one(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
+    manager.reserve(sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    let number = manager.stage(&open, &mut [sequence]).unwrap().step;
+    manager.finish_step(open).unwrap();
+    number
+}
+
+#[test]
+fn names_that_a_commit_gives_are_withdrawn_with_their_step() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut sequence = computed(&mut manager, 0..6);
+    for step in [2, 3] {
+        assert_eq!(stage_one(&mut manager, &mut sequence), step);
+    }
+    for (step, id) in [(1, 6), (2, 7), (3, 8)] {
+        manager.commit(&mut sequence, step, &[id]).unwrap();
+    }
+    assert_eq!(
+        (sequence.resolved(), names(&manager).len()),
+        (8, 2),
+        "the last commit names a block"
+    );
+    complete(&mut manager, 3, Outcome::Failed);
+    assert_eq!(names(&manager).len(), 1);
+    assert_eq!(admit(&mut manager, 0..20).cached_tokens(), 4);
+}
+
+#[test]
+fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
+    let mut manager = manager(16, 4);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    let cached = names(&manager);
+    assert_eq!(manager.forget(&cached), 2);
+    let mut other = admit(&mut manager, 0..10);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut other]).unwrap();
+    manager.finish_step(open).unwrap();
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 10, "it found what the step computes");
+    complete(&mut manager, 2, Outcome::Failed);
+    let refused = manager.reserve(&mut sequence, 1).unwrap_err();
+    assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
+    assert_eq!(sequence.known(), 11, "its ids are its own");
 }

@@ -7,8 +7,33 @@ use kv_manager::{AdmitError, Answer, Request, Sequence, Waiting};
 use kv_pool::ClaimError;
 
 use crate::engine::{Engine, Wish};
+use crate::random::Random;
 use crate::run::{Run, blocks_of};
 use crate::truth::{Facts, Ideal};
+
+/// Salts from this one on are given by the request; those below are the tenants' own.
+const EXPLICIT: u8 = 100;
+
+/// What decides the KV of a prompt of `tokens` tokens beside its ids.
+fn facts(random: &mut Random, block_tokens: u64, tokens: u64, tenants: usize) -> Facts {
+    let tenant = random.index(tenants) as u8;
+    let mut inputs = Vec::new();
+    if random.chance(20) {
+        inputs.push((random.below(tokens), random.below(2) as u8));
+    }
+    if random.chance(5) {
+        inputs.push((tokens + random.below(4), 7));
+    }
+    Facts {
+        block_tokens,
+        adapter: if random.chance(15) { 1 } else { 0 },
+        inputs,
+        salt: if random.chance(15) { EXPLICIT + tenant } else { tenant },
+        shared_tokens: if random.chance(40) { random.below(2 * tokens) } else { 0 },
+        tenant,
+        named: random.chance(15),
+    }
+}
 
 impl Engine {
     /// Makes up a request.
@@ -18,10 +43,12 @@ impl Engine {
         let most = block_tokens * self.size.width as u64;
         let longest = if random.chance(3) { most + 2 } else { most * 2 / 3 };
         let tokens = random.from(1, longest.max(1));
-        // Few different prompts, most of which begin alike.
-        let mut ids: Vec<u32> = match self.history.is_empty() || random.chance(30) {
-            true => (0..tokens as u32).collect(),
-            false => self.history[random.index(self.history.len())].clone(),
+        // Few different prompts, most of which begin alike; some go on from what runs now, and like that.
+        let running = self.runs.get(random.index(self.runs.len() + 2)).map(|run| &run.ideal);
+        let mut ids: Vec<u32> = match running {
+            Some(ideal) => ideal.ids.clone(),
+            None if self.history.is_empty() || random.chance(30) => (0..tokens as u32).collect(),
+            None => self.history[random.index(self.history.len())].clone(),
         };
         ids.truncate(tokens as usize);
         if random.chance(30) {
@@ -30,31 +57,16 @@ impl Engine {
         let other = random.below(3) as u32 * 100;
         let from = ids.len() as u32;
         ids.extend((from..tokens as u32).map(|at| at + other));
-        let tenant = random.index(self.tenants.len());
-        let explicit = random.chance(15);
-        let mut inputs = Vec::new();
-        if random.chance(20) {
-            inputs.push((random.below(tokens), random.below(2) as u8));
-        }
-        if random.chance(5) {
-            inputs.push((tokens + random.below(4), 7));
-        }
-        let salt = if explicit { 100 + tenant as u8 } else { tenant as u8 };
-        let facts = Facts {
-            block_tokens,
-            adapter: if random.chance(15) { 1 } else { 0 },
-            inputs,
-            salt,
-            shared_tokens: if random.chance(40) { random.below(most) } else { 0 },
-            tenant: tenant as u8,
-            named: random.chance(15),
+        let facts = match running.filter(|_| random.chance(80)) {
+            Some(ideal) => Facts { inputs: ideal.facts.inputs.clone(), ..*ideal.facts },
+            None => facts(random, block_tokens, tokens, self.tenants.len()),
         };
         let mut request = match facts.named {
             true => Request::named(tokens, facts.names(&ids)),
             false => Request::new(ids.clone()),
         };
-        request.content = facts.content(explicit);
-        request.tenant = self.tenants[tenant];
+        request.content = facts.content(facts.salt >= EXPLICIT);
+        request.tenant = self.tenants[usize::from(facts.tenant)];
         request.waits = random.chance(60);
         request.tokens_max = random.below(2 * most);
         if random.chance(15) {

@@ -198,7 +198,7 @@ impl Engine {
                 return;
             }
         }
-        let garbled = output.void && self.random.chance(70);
+        let garbled = output.void && self.random.chance(40);
         if garbled {
             ids.iter_mut().for_each(|id| *id += 7);
         }
