@@ -52,6 +52,9 @@ impl Manager {
         let full = sequence.known.tokens().min(sequence.ends.resolved())
             / u64::from(self.options.block_tokens);
         if full as usize > sequence.named {
+            // A later step may begin, by its plan, before where this one has ended: if it fails, it has
+            // spoilt these blocks too.
+            let step = sequence.ends.latest().map_or(step, |latest| latest.max(step));
             // Of a step that is complete already, nothing can be withdrawn.
             let at = self.in_flight.iter().position(|staged| staged.step >= step);
             let mut names = match at {

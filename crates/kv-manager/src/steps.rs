@@ -110,12 +110,11 @@ impl Manager {
         if staged {
             return;
         }
-        // No worker is told of a step without a plan. What was decided in it is in the next plan, whose
-        // end is the end of this epoch too; with nothing decided, that is the end of the last one.
+        // No worker is told of a step without a plan: its epoch ends with the last plan. What was decided in
+        // it is in the next plan, before every later use of the blocks that it concerns.
         match self.in_flight.back_mut() {
-            Some(last) if self.plan.is_empty() => last.epoch = epoch,
-            None if self.plan.is_empty() => self.end_epoch(epoch),
-            _ => {}
+            Some(last) => last.epoch = epoch,
+            None => self.end_epoch(epoch),
         }
     }
 

@@ -326,3 +326,44 @@ fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
     assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
     assert_eq!(sequence.known(), 11, "its ids are its own");
 }
+
+#[test]
+fn a_failed_step_may_have_begun_where_its_plan_allows() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 4, ..options(16, 0) }).unwrap();
+    let mut sequence = computed(&mut manager, 0..6);
+    for step in [2, 3] {
+        assert_eq!(stage_one(&mut manager, &mut sequence), step);
+    }
+    for (step, id) in [(1, 6), (2, 7)] {
+        manager.commit(&mut sequence, step, &[id]).unwrap();
+    }
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut [&mut sequence]).unwrap();
+    assert_eq!(plan.batch[0].start, Start::Open { resolved: 7, upper: 8 });
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut sequence, 3, &[8]).unwrap();
+    assert_eq!((sequence.resolved(), names(&manager).len()), (8, 2));
+    complete(&mut manager, 4, Outcome::Failed);
+    assert_eq!(names(&manager).len(), 1, "it may have written the last token of the second block");
+    assert!(matches!(
+        manager.reserve(&mut sequence, 1),
+        Err(ReserveError::Sequence(SequenceError::Redo { from: 7 }))
+    ));
+}
+
+#[test]
+fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
+    let mut manager = manager(3, 3);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    // There is nothing to stage, so no plan says what was copied.
+    manager.finish_step(open).unwrap();
+    let open = manager.begin_step().unwrap();
+    let mut other = admit(&mut manager, 50..60);
+    let plan = manager.stage(&open, &mut [&mut other]).unwrap();
+    assert!(!plan.copies.is_empty(), "the copies come first");
+}
