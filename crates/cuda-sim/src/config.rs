@@ -47,7 +47,8 @@ pub struct SimConfig {
     /// Whether the implicit waits of `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister`,
     /// `cuModuleUnload` and of the end of a context order earlier work, as in NVIDIA's drivers.
     /// With `false`, the race check treats those calls as if they did not wait, like an allocator
-    /// in stream order.
+    /// in stream order. The end of a context then abandons work: the two race, and the work is over
+    /// afterwards, but what it waited for may not be.
     pub implicit_waits: bool,
     /// Compute capability that each device reports, major and minor: at most 9.0. The device runs
     /// PTX for that architecture.

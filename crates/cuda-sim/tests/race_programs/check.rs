@@ -57,7 +57,7 @@ pub fn check(program: &Program, seed: u64, pace: Pace) -> Result<Verdict, Wrong>
         if let Some(other) = run.others.first() {
             return Err(Wrong::Other(other.clone()));
         }
-        complete(&pairs, &explained)?;
+        complete(&oracle, &pairs, &explained)?;
     }
     let is_racy = pairs.iter().any(|(one, other)| !one.is_late && !other.is_late);
     Ok(Verdict { is_racy: is_racy || run.is_lost })
@@ -124,7 +124,11 @@ fn explain<'a>(
 }
 
 /// Checks that every byte, page and object with a pair has a report.
-fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> Result<(), Wrong> {
+fn complete(
+    oracle: &Oracle<'_>,
+    pairs: &[(&Access, &Access)],
+    explained: &[(&Access, &Access)],
+) -> Result<(), Wrong> {
     // An access whose memory has ended may have touched other memory, or may have been refused.
     let is_sure = |access: &Access| {
         !access.is_late
@@ -147,19 +151,7 @@ fn complete(pairs: &[(&Access, &Access)], explained: &[(&Access, &Access)]) -> R
         if is_bytes && !(is_sure(one) && is_sure(other)) {
             continue;
         }
-        // The end of a context is reported for its streams, not for the memory that they used last.
-        // The work of its streams counts as over afterwards, so no later end is reported for it.
-        let last = one.sequence.max(other.sequence);
-        let is_context = |(work, end): &&(&Access, &Access)| {
-            let is_of_pair =
-                work.stream.is_some() && [one.stream, other.stream].contains(&work.stream);
-            matches!(end.resource, Resource::Context(_))
-                && (end.line == other.line || is_of_pair && end.sequence < last)
-        };
-        if is_bytes && told.iter().any(is_context) {
-            continue;
-        }
-        let mut left = one.mask & other.mask & ALL;
+        let mut left = one.mask & other.mask & ALL & !oracle.hidden(one, other);
         for (a, b) in &told {
             if a.resource == one.resource {
                 left &= !(a.mask & b.mask);

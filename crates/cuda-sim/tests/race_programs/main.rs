@@ -4,7 +4,9 @@
 //! The guarantee for programs whose operations all find their memory: each reported race is a pair
 //! of conflicting accesses that nothing orders, and each byte, page of addresses, module and
 //! context with such a pair has a report. With more than two unordered accesses, the reported pair
-//! may depend on the schedule. A program that ends because an operation met no memory has a report.
+//! may depend on the schedule. Where work of an ended context covers the first access of a pair, the
+//! race of that work with the end of the context may be reported instead of the pair. A program that
+//! ends because an operation met no memory has a report.
 //!
 //! `KV_PROGRAMS` is the number of programs (2,000 by default), with seeds from `KV_SEED` (0) on.
 //! `cargo xtask races` runs 1,000,000.

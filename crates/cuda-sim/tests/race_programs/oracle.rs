@@ -82,6 +82,13 @@ impl Access {
             && !(self.is_strong && later.is_strong)
             && !(ends(self) && ends(later))
     }
+
+    /// Whether everything that conflicts with an earlier access also conflicts with this one.
+    fn covers(&self, earlier: &Self) -> bool {
+        self.resource == earlier.resource
+            && (self.used == Use::Write || self.used == earlier.used)
+            && (!self.is_strong || earlier.is_strong)
+    }
 }
 
 /// A program that uses an object that does not exist. Only a shrunk program can do so.
@@ -225,6 +232,20 @@ impl<'p> Oracle<'p> {
         first.sequence != second.sequence
             && first.conflicts(second)
             && !self.is_before(first.node, second.node)
+    }
+
+    /// The units of a pair for which the detector only kept a later access than the first of the
+    /// pair: one that covers it, and that is over although the first of the pair may not be. Only
+    /// work of an ended context is (see `end_work`), and the end is a race with that work.
+    pub fn hidden(&self, one: &Access, other: &Access) -> u64 {
+        let (first, second) =
+            if one.sequence <= other.sequence { (one, other) } else { (other, one) };
+        let hides = |last: &&Access| {
+            last.covers(first)
+                && self.is_before(first.node, last.node)
+                && self.is_before(last.node, second.node)
+        };
+        self.accesses.iter().filter(hides).fold(0, |units, last| units | last.mask)
     }
 
     /// The earlier unordered accesses that conflict with those from `from` on.
@@ -507,6 +528,7 @@ impl<'p> Oracle<'p> {
         self.end_wait(Some(device))?;
         self.sequence += 1;
         self.note_host(line, Use::End, Resource::Context(device), 1);
+        self.end_work(device)?;
         for (stream, of) in self.program.streams.iter().enumerate() {
             self.alive[stream] &= of.device != device;
         }
@@ -517,6 +539,19 @@ impl<'p> Oracle<'p> {
             if !std::mem::replace(&mut self.freed[object], true) {
                 self.note_host(line, Use::End, Resource::Bytes(object), u64::MAX);
             }
+        }
+        Ok(())
+    }
+
+    /// A new moment of the host, after which no work of a device's context runs: the end of the
+    /// context waited for the work or abandoned it. Abandoned work did not wait for anything, so
+    /// this orders only the work itself, and nothing that comes before it.
+    fn end_work(&mut self, device: usize) -> Result<(), Malformed> {
+        self.host_after([])?;
+        let before = &mut self.before[self.host];
+        let resource = Resource::Context(device);
+        for access in self.accesses.iter().filter(|access| access.resource == resource) {
+            before.add(access.node);
         }
         Ok(())
     }

@@ -225,6 +225,67 @@ fn a_context_ends_under_work() {
 }
 
 #[test]
+fn work_of_a_context_that_ended_is_over() {
+    planted_on(&without_waits(), |run| {
+        let a = run.stream();
+        run.use_device(1);
+        let (x, y) = (run.alloc(64), run.alloc(64));
+        let first = run.peer_copy((1, x), (1, y), 64, a);
+        run.host_waits(a);
+        run.destroy(a);
+        let second = run.release_context(0);
+        // The end of the other context ends the memory, which nothing uses any more.
+        run.release_context(1);
+        race(first.uses(), second.ends()).hazard("H3").loses_objects()
+    });
+}
+
+#[test]
+fn work_that_a_context_waited_for_is_not_over_when_the_context_ended() {
+    for pace in PACES {
+        run_at(&without_waits(), pace, |run| {
+            let a = run.stream();
+            run.use_device(1);
+            let (memory, far, event) = (run.alloc(64), run.stream(), run.event());
+            let first = run.fill(memory, 64, far);
+            run.record(event, far);
+            let waits = run.wait(a, event);
+            let ended = run.release_context(0);
+            run.use_device(1);
+            let freed = run.free(memory);
+            let races = run.sim.races();
+            assert_eq!(races.len(), 2, "{races:#?}");
+            let under_work = race(waits.uses(), ended.ends()).hazard("H3");
+            check_race(&races[0], &under_work, "the context");
+            let under_fill = race(first.writes(), freed.ends()).over(memory, 64).hazard("H3");
+            check_race(&races[1], &under_fill, "the memory");
+        });
+    }
+}
+
+#[test]
+fn a_context_that_begins_again_has_not_waited_for_what_the_ended_one_waited_for() {
+    for pace in PACES {
+        run_at(&without_waits(), pace, |run| {
+            run.use_device(1);
+            let (x, y, far, event) = (run.alloc(64), run.alloc(64), run.stream(), run.event());
+            let first = run.fill(x, 64, far);
+            run.record(event, far);
+            run.use_device(0);
+            run.wait(run.default_stream(0), event);
+            run.release_context(0);
+            run.use_device(0);
+            let second = run.peer_copy((1, y), (1, x), 64, run.blocking());
+            run.sim.run_all();
+            let races = run.sim.races();
+            assert_eq!(races.len(), 2, "{races:#?}");
+            let read = race(first.writes(), second.reads()).over(x, 64).hazard("H19");
+            check_race(&races[1], &read, "the new context");
+        });
+    }
+}
+
+#[test]
 fn a_page_moves_to_other_addresses_under_its_user() {
     for pace in PACES {
         let sim = run_at(&config(), pace, |run| {
