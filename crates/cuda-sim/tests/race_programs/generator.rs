@@ -491,7 +491,7 @@ impl Generator {
         Some(Step::SetAccess { page, pages })
     }
 
-    /// Ends modules and contexts, in some programs.
+    /// Ends modules and contexts, in some programs. The other devices may go on.
     fn close(&mut self, program: &mut Program) {
         for device in 0..program.devices {
             let uses_module = program.lines.iter().any(|line| match line.step {
@@ -506,6 +506,12 @@ impl Generator {
             ] {
                 if self.random.percent(percent) && self.order(program, &step) {
                     push(program, step, None);
+                }
+            }
+            let goes_on = (0..program.devices).any(|device| !oracle(program).is_ended(device));
+            for _ in 0..if goes_on { self.random.below(4) } else { 0 } {
+                if program.lines.len() + LINES_LEFT < LINES_MAX {
+                    self.add(program);
                 }
             }
         }

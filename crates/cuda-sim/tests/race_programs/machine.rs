@@ -89,6 +89,7 @@ struct Machine<'p> {
     sim: SimDriver,
     contexts: Vec<u64>,
     current: usize,
+    ended: Vec<bool>,
     streams: Vec<u64>,
     events: Vec<u64>,
     /// The page edges around which the units lie.
@@ -144,6 +145,7 @@ impl<'p> Machine<'p> {
             sim,
             contexts: Vec::new(),
             current: usize::MAX,
+            ended: vec![false; program.devices],
             streams: Vec::new(),
             events: Vec::new(),
             allocs: Vec::new(),
@@ -362,10 +364,13 @@ impl<'p> Machine<'p> {
                 // SAFETY: handles are looked up.
                 unsafe { self.sim.module_unload(module) }
             }
-            // SAFETY: handles are looked up.
-            Step::EndContext(device) => unsafe {
-                self.sim.device_primary_ctx_release(device as i32)
-            },
+            Step::EndContext(device) => {
+                // SAFETY: handles are looked up.
+                unsafe { self.sim.device_primary_ctx_release(device as i32) }?;
+                self.ended[device] = true;
+                let other = self.ended.iter().position(|is_ended| !is_ended);
+                other.map_or(Ok(()), |other| self.bind(other))
+            }
         }
     }
 
@@ -415,11 +420,11 @@ impl<'p> Machine<'p> {
         }
     }
 
-    fn peer(&self, to: Span, from: Span) -> PeerCopy {
+    fn peer(&self, device: usize, to: Span, from: Span) -> PeerCopy {
         let context = |span: Span| match span.place {
             Place::Alloc(index) => self.contexts[self.program.allocs[index]],
             Place::Pinned(index) => self.contexts[self.program.pinned[index].0],
-            Place::Join(_) => self.contexts[0],
+            Place::Join(_) => self.contexts[device],
         };
         PeerCopy {
             destination: self.address(to),
@@ -446,7 +451,7 @@ impl<'p> Machine<'p> {
             Work::Copy { to, from } => self.copy(*to, *from, stream),
             // SAFETY: as above.
             Work::Peer { to, from } => unsafe {
-                sim.memcpy_peer_async(self.peer(*to, *from), stream)
+                sim.memcpy_peer_async(self.peer(device, *to, *from), stream)
             },
             Work::Stage(to) => {
                 let data = [9u8; 4 * UNITS as usize];

@@ -172,6 +172,10 @@ impl<'p> Oracle<'p> {
         !self.unloaded[device]
     }
 
+    pub fn is_ended(&self, device: usize) -> bool {
+        self.ended[device]
+    }
+
     pub fn is_mapped(&self, page: usize) -> bool {
         self.mapped[page].is_some()
     }
@@ -399,6 +403,7 @@ impl<'p> Oracle<'p> {
             }
             Work::Atomic(at) => vec![(*at, false), (*at, true)],
             Work::Record(_) => Vec::new(),
+            Work::Wait(event) if self.ended[self.program.events[*event]] => return Err(Malformed),
             Work::Wait(event) => {
                 let Some(record) = self.recorded[*event] else { return Ok(()) };
                 after.push(record);
@@ -444,6 +449,7 @@ impl<'p> Oracle<'p> {
         match what {
             What::Stream(stream) if !self.alive[stream] => Err(Malformed),
             What::Stream(stream) => Ok(self.tails[stream].into_iter().collect()),
+            What::Event(event) if self.ended[self.program.events[event]] => Err(Malformed),
             What::Event(event) => Ok(self.recorded[event].into_iter().collect()),
         }
     }
@@ -582,6 +588,9 @@ impl<'p> Oracle<'p> {
             Step::SynchronizeDevice(device) => {
                 let tails = self.tails_of_device(Some(device));
                 self.host_after(tails)
+            }
+            Step::Create(stream) if self.ended[self.program.streams[stream].device] => {
+                Err(Malformed)
             }
             Step::Create(stream) => {
                 let is_new = !std::mem::replace(&mut self.alive[stream], true);
