@@ -381,6 +381,7 @@ impl Manager {
             cached_tokens: cached,
             onboarded_blocks: found.far,
             depends: found.depends.into(),
+            copied: self.copied_by(),
             failures_seen: self.failures.len(),
             frontier,
             arrives: false,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kv_pool::{BlockId, Claimed};
 
 use crate::admit::{Answer, Request};
+use crate::rows::RowPool;
 use crate::{Manager, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
@@ -62,6 +63,8 @@ impl Export {
 #[must_use = "dropping it says that nothing writes the blocks any more"]
 pub struct Adoption {
     number: u64,
+    /// The rows of its manager, which identify it.
+    home: RowPool,
     blocks: Arc<Claimed>,
     /// The first block to be filled, of the sequence's blocks.
     first: usize,
@@ -104,7 +107,9 @@ impl Manager {
         sequence.ends.prune(self.completed);
         let read = sequence.depends.iter().map(|&(step, _)| step);
         let read = read.filter(|&step| step > self.completed).max();
-        if let Some(step) = sequence.ends.latest().max(read) {
+        // What came from host memory, or was copied on write, is there when the plan that says so is complete.
+        let copied = Some(sequence.copied).filter(|&step| step > self.completed);
+        if let Some(step) = sequence.ends.latest().max(read).max(copied) {
             return Err(Box::new((ExportError::Later { step }, sequence)));
         }
         let count = self.blocks_for(sequence.ends.resolved());
@@ -139,7 +144,8 @@ impl Manager {
         sequence.ends.next = 0;
         sequence.frontier = None;
         sequence.arrives = true;
-        let adoption = Adoption { number: sequence.number, blocks, first, tokens };
+        let (number, home) = (sequence.number, self.rows.clone());
+        let adoption = Adoption { number, home, blocks, first, tokens };
         (Answer::Admitted(sequence), Some(adoption))
     }
 
@@ -155,17 +161,22 @@ impl Manager {
         adoption: Adoption,
         right: usize,
     ) -> Result<u64, SequenceError> {
-        let Adoption { number, blocks, first, tokens } = adoption;
+        let Adoption { number, home, blocks, first, tokens } = adoption;
         let right = right.min(blocks.len());
         drop(blocks);
-        if number != sequence.number {
+        self.check_whole(sequence)?;
+        if number != sequence.number || !self.rows.is(&home) {
             return Err(SequenceError::Foreign);
         }
-        self.check_whole(sequence)?;
         sequence.arrives = false;
         sequence.blocks.claim_all_back();
-        let filled = (first + right) as u64 * u64::from(self.options.block_tokens);
+        self.look_at(sequence)?;
+        let (begins, filled) = (self.tokens_of(first), self.tokens_of(first + right));
         let before = sequence.ends.resolved();
+        if before < begins {
+            // A failed step has spoilt what comes before, and the sequence was told.
+            return Ok(before);
+        }
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
         sequence.ends.skip(filled.min(tokens).min(last).saturating_sub(before));

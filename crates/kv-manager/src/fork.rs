@@ -36,6 +36,7 @@ impl Manager {
             cached_tokens: sequence.cached_tokens,
             onboarded_blocks: 0,
             depends: sequence.depends.clone(),
+            copied: sequence.copied,
             failures_seen: sequence.failures_seen,
             frontier: None,
             arrives: false,

@@ -86,6 +86,8 @@ pub struct Manager {
     pub(crate) latest_step: u64,
     pub(crate) latest_staged: u64,
     pub(crate) completed: u64,
+    /// The latest step whose plan makes copies.
+    pub(crate) copied: u64,
     pub(crate) latest: Arc<Mutex<Latest>>,
     /// The step that each record's content was written in, for content that got its name there.
     pub(crate) written: Vec<u64>,
@@ -139,6 +141,7 @@ impl Manager {
             latest_step: 0,
             latest_staged: 0,
             completed: 0,
+            copied: 0,
             latest: Arc::default(),
             written: repeated(0, records)?,
             failures: Vec::new(),
@@ -400,6 +403,11 @@ impl Manager {
                 self.stats.scrubbed_blocks += 1;
             }
         }
+    }
+
+    /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
+    pub(crate) fn copied_by(&self) -> u64 {
+        if self.plan.copies.is_empty() { self.copied } else { self.latest_staged + 1 }
     }
 
     pub(crate) fn copy(&mut self, from: Location, to: Location, tokens: u32) {

@@ -97,6 +97,7 @@ impl Manager {
         }
         // The copy comes before every later use of the block, in the order of the plans.
         drop(sequence.blocks.replace(index, own));
+        sequence.copied = self.copied_by();
         self.stats.copied_on_write += 1;
     }
 
@@ -123,6 +124,7 @@ impl Manager {
     fn adopt_computed(&mut self, sequence: &mut Sequence, found: Pinned) {
         let (first, count) = (sequence.named, found.len());
         self.note_pending(sequence, first, &found);
+        sequence.copied = self.copied_by();
         let mut behind = sequence.blocks.split_off(first);
         let rest = behind.split_off(count);
         sequence.blocks.push_shared(found);

@@ -42,6 +42,8 @@ pub struct Sequence {
     /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
     /// of these blocks.
     pub(crate) depends: SmallVec<[(u64, usize); 2]>,
+    /// The step whose plan makes the last copy to its blocks, or an earlier one.
+    pub(crate) copied: u64,
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
     pub(crate) frontier: Option<FrontierLease>,

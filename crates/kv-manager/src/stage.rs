@@ -56,6 +56,9 @@ impl Manager {
         std::mem::swap(&mut self.plan, &mut self.staged);
         self.plan.clear();
         (self.staged.step, self.staged.after) = (number, self.latest_staged);
+        if !self.staged.copies.is_empty() {
+            self.copied = number;
+        }
         self.latest_staged = number;
         self.stats.steps += 1;
         self.in_flight.push_back(InFlight { step: number, epoch, names });

@@ -105,6 +105,7 @@ impl Manager {
         drop(host);
         self.write_row(row.row(), &back, 0);
         sequence.blocks = back;
+        sequence.copied = self.copied_by();
         sequence.row = Some(row);
         sequence.ends.truncate(end, sequence.known.tokens());
         sequence.named = found;

@@ -5,7 +5,10 @@
 mod common;
 
 use common::{admit, admitted, check_empty, computed, manager, step};
-use kv_manager::{Answer, ExportError, Request, SequenceError};
+use kv_manager::{
+    Adoption, Answer, Committed, ExportError, Manager, Outcome, Request, Sequence, SequenceError,
+};
+use kv_pool::events::BlockUse;
 
 #[test]
 fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
@@ -139,4 +142,69 @@ fn content_comes_back_before_it_is_asked_for() {
     let pinned = manager.pool().match_prefix(&first);
     let near = pinned.locations().filter(|at| at.tier == kv_pool::Tier::Primary);
     assert_eq!((pinned.len(), near.count()), (4, 2));
+}
+
+#[test]
+fn a_sequence_leaves_when_its_copies_are_made() {
+    let mut manager = manager(4, 4);
+    drop(computed(&mut manager, 0..9));
+    drop(computed(&mut manager, 50..66));
+    let back = admit(&mut manager, 0..9);
+    assert_eq!((back.cached_tokens(), back.onboarded_blocks()), (8, 2));
+    let refused = manager.export(back).unwrap_err();
+    assert_eq!(refused.0, ExportError::Later { step: 3 }, "no plan has brought it back yet");
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut []).unwrap();
+    manager.finish_step(open).unwrap();
+    // Its second block evicts nothing.
+    let blocks = manager.pool().snapshot().blocks;
+    let unused = blocks.iter().filter(|block| block.usage == BlockUse::Unused);
+    let unused: Vec<_> = unused.filter_map(|block| block.hash).collect();
+    assert_ne!(manager.forget(&unused), 0);
+    let again = admit(&mut manager, 0..5);
+    let refused = manager.export(refused.1).unwrap_err();
+    assert_eq!(refused.0, ExportError::Later { step: 3 }, "the plan is not carried out");
+    let other = manager.export(again).unwrap_err();
+    assert_eq!(other.0, ExportError::Later { step: 3 }, "it found what is on its way");
+    common::done(&mut manager, 3);
+    assert_eq!(manager.export(refused.1).unwrap().tokens(), 8);
+}
+
+/// A sequence that arrives behind a prefix of two blocks, of whose step nothing is known.
+fn arriving(manager: &mut Manager) -> (Sequence, Adoption) {
+    let mut first = admit(manager, 0..9);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut first]).unwrap();
+    manager.finish_step(open).unwrap();
+    let mut request = Request::new((0..17).collect());
+    let (answer, adoption) = manager.adopt(&mut request, 16);
+    let adoption = adoption.unwrap();
+    assert_eq!(adoption.first(), 2);
+    (admitted(answer), adoption)
+}
+
+#[test]
+fn what_arrives_behind_a_failed_prefix_is_not_used() {
+    for told in [false, true] {
+        let mut manager = manager(16, 0);
+        let (mut sequence, adoption) = arriving(&mut manager);
+        common::complete(&mut manager, 1, Outcome::Failed);
+        if told {
+            let ids: &[u32] = &[];
+            let set_back = manager.commit(&mut sequence, 1, &ids.to_vec());
+            assert_eq!(set_back, Ok(Committed::Redo { from: 0 }));
+        }
+        let end = manager.adopted(&mut sequence, adoption, 2);
+        assert_eq!(end, if told { Ok(0) } else { Err(SequenceError::Redo { from: 0 }) });
+        assert_eq!((sequence.resolved(), manager.pool().stats().primary.cached), (0, 0));
+    }
+}
+
+#[test]
+fn a_transfer_of_another_manager_is_refused() {
+    let (mut manager, mut other) = (manager(16, 0), manager(16, 0));
+    let (mut sequence, _adoption) = arriving(&mut manager);
+    let (_sequence, foreign) = arriving(&mut other);
+    assert_eq!(manager.adopted(&mut sequence, foreign, 2), Err(SequenceError::Foreign));
+    assert_eq!(sequence.resolved(), 8);
 }

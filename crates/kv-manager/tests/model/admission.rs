@@ -37,7 +37,7 @@ fn facts(random: &mut Random, block_tokens: u64, tokens: u64, tenants: usize) ->
 
 impl Engine {
     /// Makes up a request.
-    fn wish(&mut self) -> Wish {
+    pub fn wish(&mut self) -> Wish {
         let random = &mut self.random;
         let block_tokens = self.size.block_tokens as u64;
         let most = block_tokens * self.size.width as u64;
@@ -149,7 +149,7 @@ impl Engine {
     }
 
     /// A request has been admitted.
-    fn enter(&mut self, wish: Wish, sequence: Sequence) {
+    pub fn enter(&mut self, wish: Wish, sequence: Sequence) {
         let Wish { mut ideal, request } = wish;
         let cached = sequence.cached_tokens();
         let length = ideal.ids.len() as u64;
@@ -174,6 +174,7 @@ impl Engine {
             steps: Vec::new(),
             must_redo: false,
             lost: false,
+            arriving: false,
             blocks,
             commits: Vec::new(),
             hit_max: request.hit_max,

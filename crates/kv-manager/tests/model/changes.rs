@@ -130,6 +130,7 @@ impl Engine {
             steps: run.steps.clone(),
             must_redo: false,
             lost: false,
+            arriving: false,
             blocks,
             commits: run.commits.clone(),
             hit_max: run.hit_max,

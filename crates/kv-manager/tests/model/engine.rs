@@ -13,6 +13,7 @@ use kv_pool::{BlockId, Location, PoolConfig, Tier};
 
 use crate::random::Random;
 use crate::run::{Failures, Run, blocks_of};
+use crate::transfers::{Arrival, Departure};
 use crate::truth::Ideal;
 use crate::worker::{Job, Line, Size, Worker};
 
@@ -61,11 +62,30 @@ pub struct Engine {
     lost: Option<Loss>,
     /// The latest step that every worker has said it has completed.
     completed: u64,
+    /// The latest step that was staged.
+    latest: u64,
     /// Plans that not all workers have completed, as far as the manager knows.
     jobs: Vec<Rc<Job>>,
     pub failures: Failures,
+    pub departures: Vec<Departure>,
+    pub arrivals: Vec<Arrival>,
     /// What was met, and how often.
     pub seen: BTreeMap<&'static str, u64>,
+}
+
+/// Adds up to two tenants, some of which may not hold many blocks.
+fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<TenantId> {
+    let mut tenants = vec![TenantId::NOBODY];
+    for _ in 0..random.below(3) {
+        let tenant = manager.add_tenant().unwrap();
+        if random.chance(30) {
+            let most = random.from(3, device);
+            let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
+            manager.set_quota(tenant, Tier::Primary, quota).unwrap();
+        }
+        tenants.push(tenant);
+    }
+    tenants
 }
 
 impl Engine {
@@ -99,16 +119,7 @@ impl Engine {
             ..ManagerOptions::default()
         };
         let mut manager = Manager::new(options).unwrap();
-        let mut tenants = vec![TenantId::NOBODY];
-        for _ in 0..random.below(3) {
-            let tenant = manager.add_tenant().unwrap();
-            if random.chance(30) {
-                let most = random.from(3, size.device as u64);
-                let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
-                manager.set_quota(tenant, Tier::Primary, quota).unwrap();
-            }
-            tenants.push(tenant);
-        }
+        let tenants = add_tenants(&mut manager, size.device as u64, &mut random);
         let mut often = |most: u64| if random.chance(50) { 0 } else { random.from(1, most) };
         let habits = Habits {
             fails: often(20),
@@ -135,8 +146,11 @@ impl Engine {
             workers,
             lost: None,
             completed: 0,
+            latest: 0,
             jobs: Vec::new(),
             failures: Failures::default(),
+            departures: Vec::new(),
+            arrivals: Vec::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -177,6 +191,9 @@ impl Engine {
         }
         if self.random.chance(4) {
             self.hint();
+        }
+        if self.random.chance(8) {
+            self.transfer();
         }
         if self.random.chance(3) {
             self.manager.pool().check_integrity().unwrap();
@@ -231,6 +248,10 @@ impl Engine {
 
     pub fn completed(&self) -> u64 {
         self.completed
+    }
+
+    pub fn latest_staged(&self) -> u64 {
+        self.latest
     }
 
     /// Works out which steps all workers have completed, and forgets these.
@@ -353,6 +374,7 @@ impl Engine {
             worker.queue.push_back(Rc::clone(&job));
         }
         self.jobs.push(job);
+        self.latest = step;
         self.advance();
         self.saw("a staged step");
         if self.random.chance(50) {
@@ -446,6 +468,8 @@ impl Engine {
         self.runs.iter_mut().for_each(|run| run.lost = true);
         let again = Completion { worker: id, step: 0, outcome: Outcome::Done };
         assert_eq!(self.manager.complete(again), Err(CompletionError::Lost { worker: id }));
+        self.end_transfers();
+        self.runs.retain(|run| !run.arriving);
         self.saw("a lost worker");
     }
 
@@ -469,6 +493,8 @@ impl Engine {
         self.advance();
         // What was computed meanwhile has no share there.
         self.runs.iter_mut().for_each(|run| run.lost = true);
+        self.end_transfers();
+        self.runs.retain(|run| !run.arriving);
         self.saw("a worker that joined");
     }
 
@@ -535,6 +561,7 @@ impl Engine {
         while self.lost.is_some() {
             self.end_loss();
         }
+        self.end_transfers();
         self.runs.clear();
         self.wishes.clear();
         self.manager.add_device_blocks(self.size.device as u64).unwrap();

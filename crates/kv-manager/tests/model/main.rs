@@ -12,6 +12,7 @@ mod changes;
 mod engine;
 mod random;
 mod run;
+mod transfers;
 mod truth;
 mod turns;
 mod worker;
@@ -25,7 +26,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 42] = [
+const EXPECTED: [&str; 45] = [
     "a commit after the step was complete",
     "a commit that was refused",
     "a commit with later ids to come",
@@ -36,6 +37,7 @@ const EXPECTED: [&str; 42] = [
     "a dropped step",
     "a failing step",
     "a failure that was told",
+    "a departure",
     "a fork",
     "a fork of a sequence with tokens reserved",
     "a hit",
@@ -59,6 +61,8 @@ const EXPECTED: [&str; 42] = [
     "a worker that joined",
     "a start that the worker works out",
     "an adoption",
+    "an arrival",
+    "an arrival of a dropped sequence",
     "busy",
     "copies from host memory",
     "copies to host memory",

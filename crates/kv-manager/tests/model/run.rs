@@ -43,6 +43,8 @@ pub struct Run {
     pub steps: Vec<u64>,
     /// A step that it was in is known to have failed: the next call says so.
     pub must_redo: bool,
+    /// A transfer fills its blocks.
+    pub arriving: bool,
     /// A worker was lost while it had content there.
     pub lost: bool,
     /// Its blocks as of the last call.

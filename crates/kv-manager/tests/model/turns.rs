@@ -24,6 +24,7 @@ impl Engine {
                 self.runs.remove(at);
                 self.saw("a lost sequence");
             }
+            SequenceError::Arriving => assert!(run.arriving),
             SequenceError::Suspended => assert!(run.sequence.is_suspended()),
             other => panic!("{other:?}"),
         }

@@ -102,6 +102,14 @@ impl Worker {
         &mut tier[at.id.index() * self.block_tokens..][..self.block_tokens]
     }
 
+    pub fn cell_of(&self, id: BlockId, offset: usize) -> Cell {
+        self.device[id.index() * self.block_tokens + offset]
+    }
+
+    pub fn write_cell(&mut self, id: BlockId, offset: usize, cell: Cell) {
+        self.device[id.index() * self.block_tokens + offset] = cell;
+    }
+
     /// Overwrites a block that nobody uses.
     pub fn poison(&mut self, at: Location) {
         let noise = self.random.next();
