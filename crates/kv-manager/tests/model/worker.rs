@@ -1,9 +1,10 @@
-//! A worker without a device: memory, a block table, and plans that it carries out later, in order.
+//! A worker without a device: memory, a copy of the block table, and plans that it carries out later, in
+//! order.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use kv_manager::{Snapshot, Start, StepPlan};
+use kv_manager::{Message, Replica, Row, Snapshot, Start, StepPlan};
 use kv_pool::{BlockId, Location, Tier};
 
 use crate::random::Random;
@@ -52,8 +53,7 @@ pub struct Worker {
     block_tokens: usize,
     device: Vec<Cell>,
     host: Vec<Cell>,
-    width: usize,
-    table: Vec<i32>,
+    replica: Replica,
     rows: Vec<RowState>,
     pub queue: VecDeque<Rc<Job>>,
     /// The last plan that was carried out.
@@ -76,8 +76,7 @@ impl Worker {
             block_tokens: size.block_tokens,
             device: fresh(size.device),
             host: fresh(size.host),
-            width: size.width,
-            table: vec![-1; size.width * size.rows],
+            replica: Replica::new(size.rows as u32, size.width as u32).unwrap(),
             rows: vec![RowState::default(); size.rows],
             queue: VecDeque::new(),
             carried: 0,
@@ -89,8 +88,10 @@ impl Worker {
 
     /// Begins with a snapshot, as a worker that was started anew.
     pub fn load(&mut self, snapshot: &Snapshot) {
-        assert_eq!(snapshot.width as usize, self.width);
-        self.table.clone_from(&snapshot.table);
+        let mut bytes = Vec::new();
+        snapshot.to_bytes(&mut bytes);
+        assert_eq!(Message::from_bytes(&bytes), Ok(Message::Snapshot(snapshot.clone())));
+        self.replica.restore(snapshot).unwrap();
         (self.carried, self.reported) = (snapshot.step, snapshot.step);
     }
 
@@ -128,8 +129,11 @@ impl Worker {
     /// Carries out the next plan.
     pub fn carry_out(&mut self) {
         let Some(job) = self.queue.pop_front() else { return };
+        // It has come as bytes.
         let plan = &job.plan;
-        assert_eq!(plan.after, self.carried, "plan {} comes out of turn", plan.step);
+        let mut bytes = Vec::new();
+        plan.to_bytes(&mut bytes);
+        assert_eq!(Message::from_bytes(&bytes), Ok(Message::Plan(plan.clone())));
         for at in 0..=plan.copies.len() {
             for (_, id) in plan.scrubs.iter().filter(|(after, _)| *after as usize == at) {
                 self.cells(Location { tier: Tier::Primary, id: *id }).fill(0);
@@ -138,15 +142,8 @@ impl Worker {
             let cells = self.cells(copy.from)[..copy.tokens as usize].to_vec();
             self.cells(copy.to)[..copy.tokens as usize].copy_from_slice(&cells);
         }
-        let mut ids = plan.edit_ids.iter();
-        for edit in &plan.edits {
-            let first = edit.row.index() * self.width + edit.first as usize;
-            assert!(edit.first as usize + edit.count as usize <= self.width);
-            for entry in &mut self.table[first..first + edit.count as usize] {
-                *entry = *ids.next().unwrap();
-            }
-        }
-        assert_eq!(ids.next(), None, "ids that no edit writes");
+        self.replica.apply(plan).unwrap();
+        self.replica.check_batch(plan, self.block_tokens as u32).unwrap();
         assert_eq!(plan.batch.len(), job.lines.len());
         let fails = job.fails_at == Some(self.index);
         if fails {
@@ -165,13 +162,13 @@ impl Worker {
         self.carried = plan.step;
     }
 
-    fn entry(&self, row: usize, index: usize) -> i32 {
-        self.table[row * self.width + index]
+    fn entries(&self, row: usize) -> &[i32] {
+        self.replica.row(Row::new(row as u32)).unwrap()
     }
 
     /// The cell of a token, through the block table.
     fn at(&self, row: usize, at: u64) -> usize {
-        let block = self.entry(row, at as usize / self.block_tokens);
+        let block = self.entries(row)[at as usize / self.block_tokens];
         assert!(block >= 0, "token {at} of row {row} has no block");
         block as usize * self.block_tokens + at as usize % self.block_tokens
     }
@@ -182,15 +179,12 @@ impl Worker {
         let (row, step) = (batch.row.index(), job.plan.step);
         let worker = self.index;
         let ids: Vec<_> = line.blocks.iter().map(|id| id.as_i32()).collect();
-        let entries = &self.table[row * self.width..][..self.width];
+        let entries = self.entries(row);
         assert_eq!(entries[..ids.len()], ids, "step {step}, row {row}: not the sequence's blocks");
         let behind = &entries[ids.len()..];
         assert!(behind.iter().all(|&id| id == -1), "step {step}, row {row}: {behind:?} behind it");
-        let upper = match batch.start {
-            Start::At(start) => {
-                assert_eq!(start, line.start, "step {step}, row {row}");
-                start
-            }
+        match batch.start {
+            Start::At(start) => assert_eq!(start, line.start, "step {step}, row {row}"),
             Start::Open { resolved, upper } => {
                 let state = &self.rows[row];
                 assert!(!state.void, "step {step}, row {row} begins where a void step ended");
@@ -200,11 +194,8 @@ impl Worker {
                 );
                 assert_eq!(state.end, line.start, "step {step}, row {row}");
                 assert!(resolved <= state.end && state.end <= upper, "step {step}: {batch:?}");
-                upper
             }
-        };
-        let blocks = (upper as usize + batch.tokens as usize).div_ceil(self.block_tokens);
-        assert!(blocks <= ids.len(), "step {step}, row {row}: no block for its last tokens");
+        }
         for at in 0..line.start {
             let expected = line.facts.cell(Kind::Token, at, line.kv[at as usize]) << 8 >> 8;
             let found = self.device[self.at(row, at)] << 8 >> 8;
