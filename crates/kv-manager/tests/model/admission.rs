@@ -121,6 +121,10 @@ impl Engine {
             }
         }
         assert!(left <= budget);
+        if rows < self.size.rows && !admitted.is_empty() {
+            let watermark = self.manager.options().watermark_blocks as usize;
+            assert!(self.manager.pool().claimable() >= watermark, "nothing is left to grow");
+        }
         for (at, sequence) in admitted.into_iter().rev() {
             let wish = self.wishes.remove(at);
             self.enter(wish, sequence);
