@@ -181,7 +181,7 @@ pub enum CommitError {
     Tokens(#[from] TokensError),
 }
 
-/// Why a batch was not staged. No sequence has changed.
+/// Why a batch was not staged. No sequence has changed, but for one that a failed step has set back.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {

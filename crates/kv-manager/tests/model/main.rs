@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 
 use engine::Engine;
 
-const EPISODES: u64 = 2_000;
+const EPISODES: u64 = 4_000;
 const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
