@@ -94,9 +94,9 @@ pub(crate) struct Namer {
 }
 
 impl Namer {
-    /// The start of the chains of this generation.
-    fn root(&self) -> BlockHash {
-        match self.generation {
+    /// The start of the chains of a generation.
+    fn root(&self, generation: u64) -> BlockHash {
+        match generation {
             0 => BlockHash::ROOT,
             generation => self.hasher.salted(&generation.to_le_bytes()),
         }
@@ -220,7 +220,7 @@ impl Known {
     fn name_full(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
-        let mut parent = self.names.last().copied().unwrap_or_else(|| namer.root());
+        let mut parent = self.names.last().copied().unwrap_or_else(|| namer.root(self.generation));
         for tokens in ids.chunks_exact(block).skip(self.names.len()) {
             let index = self.names.len() as u64;
             parent = match &self.content {

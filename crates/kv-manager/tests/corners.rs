@@ -367,3 +367,18 @@ fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
     let plan = manager.stage(&open, &mut [&mut other]).unwrap();
     assert!(!plan.copies.is_empty(), "the copies come first");
 }
+
+#[test]
+fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
+    let mut manager = manager(16, 4);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.reset();
+    // None of its blocks is full now, so its names begin anew with what follows.
+    manager.truncate(&mut sequence, 3).unwrap();
+    manager.extend(&mut sequence, &[100, 101]).unwrap();
+    let other = computed(&mut manager, [0, 1, 2, 100, 101]);
+    manager.suspend(&mut sequence).unwrap();
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 0, "its KV is of other weights");
+    assert_ne!(sequence.block(0), other.block(0));
+}
