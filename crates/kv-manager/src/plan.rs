@@ -117,7 +117,8 @@ pub struct Snapshot {
 pub enum Outcome {
     /// The step and all before it are complete on the worker's devices.
     Done,
-    /// The step is over, and what its batch computed is wrong or missing. Its copies, scrubs and table
+    /// The step is over, and what its batch computed is wrong or missing: of each row, anything from where its
+    /// tokens begin at the earliest to where they end at the latest. Its copies, scrubs and table
     /// changes were made, and the steps before it are complete. Steps that were staged after it are void
     /// too, since they may have read its KV. A worker that cannot make the copies is
     /// [lost](crate::Manager::lose_worker).
