@@ -163,6 +163,9 @@ fn copies_of_two_directions_that_share_a_block_and_do_not_wait_are_seen() {
         machine.engine.cache.finish_step(step).unwrap();
         machine.engine.run(&mut [&mut live]).unwrap();
         drop(live);
+        // What went out meanwhile comes back, and is read.
+        machine.engine.drain().unwrap();
+        machine.serve_all(&[2, 1, 2]);
         machine.corrupt()
     });
 }
