@@ -64,6 +64,8 @@ pub(crate) struct InFlight {
     pub(crate) epoch: Epoch,
     /// The names that it makes true.
     pub(crate) names: Vec<BlockHash>,
+    /// A worker has said so, of this step or of one before it.
+    pub(crate) failed: bool,
 }
 
 /// Decides which block holds what; see the [crate's documentation](crate).

@@ -61,7 +61,7 @@ impl Manager {
         }
         self.latest_staged = number;
         self.stats.steps += 1;
-        self.in_flight.push_back(InFlight { step: number, epoch, names });
+        self.in_flight.push_back(InFlight { step: number, epoch, names, failed: false });
         // Nobody may be left to carry it out.
         self.advance();
         Ok(&self.staged)

@@ -122,7 +122,7 @@ impl Manager {
     pub(crate) fn advance(&mut self) {
         let completed = self.completed_by_all();
         while self.in_flight.front().is_some_and(|oldest| oldest.step <= completed) {
-            let Some(InFlight { step, epoch, mut names }) = self.in_flight.pop_front() else {
+            let Some(InFlight { step, epoch, mut names, .. }) = self.in_flight.pop_front() else {
                 break;
             };
             self.completed = step;
@@ -136,7 +136,7 @@ impl Manager {
     pub(crate) fn fail(&mut self, step: u64) {
         for staged in self.in_flight.iter_mut().filter(|staged| staged.step >= step) {
             // Another worker may have said so before.
-            if self.failures.contains(&staged.step) {
+            if std::mem::replace(&mut staged.failed, true) {
                 continue;
             }
             self.failures.push(staged.step);

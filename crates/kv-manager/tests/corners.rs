@@ -6,8 +6,8 @@ mod common;
 
 use common::{admit, admitted, complete, computed, done, manager, options, step};
 use kv_manager::{
-    Answer, Committed, Manager, ManagerOptions, Outcome, Request, ReserveError, Sequence,
-    SequenceError, StageError, Start, SuspendError, WorkerId,
+    Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
+    Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
 };
 use kv_pool::BlockHash;
 
@@ -381,4 +381,23 @@ fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
     manager.suspend(&mut sequence).unwrap();
     assert_eq!(manager.resume(&mut sequence).unwrap(), 0, "its KV is of other weights");
     assert_ne!(sequence.block(0), other.block(0));
+}
+
+/// Two workers that share a step both say that it has failed.
+#[test]
+fn a_step_fails_once_whoever_says_so() {
+    let options = ManagerOptions { workers: 2, ..options(8, 0) };
+    let mut manager = Manager::new(options).unwrap();
+    let mut sequence = admit(&mut manager, 0..5);
+    let step = manager.begin_step().unwrap();
+    manager.stage(&step, &mut [&mut sequence]).unwrap();
+    manager.finish_step(step).unwrap();
+    for worker in [0, 1].map(WorkerId) {
+        manager.complete(Completion { worker, step: 1, outcome: Outcome::Failed }).unwrap();
+        let told = manager.commit(&mut sequence, 1, &[7]).unwrap();
+        let expected =
+            if worker == WorkerId(0) { Committed::Redo { from: 0 } } else { Committed::Stale };
+        assert_eq!(told, expected, "it is told once");
+    }
+    assert_eq!(manager.stats().failed_steps, 1);
 }
