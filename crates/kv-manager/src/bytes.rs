@@ -32,7 +32,7 @@ pub enum Message {
 }
 
 /// Why bytes are no message.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BytesError {
     /// There are fewer bytes than the message has, or more.
@@ -72,6 +72,8 @@ pub enum BytesError {
         value: u64,
     },
 }
+
+kv_pool::one_line_debug!(BytesError);
 
 impl StepPlan {
     /// Appends the plan to `into` as a message.

@@ -1,11 +1,11 @@
 //! Errors, one enum for each family of operations.
 
-use kv_pool::{ClaimError, ConfigError, moves::OnboardError};
+use kv_pool::{ClaimError, ConfigError, moves::OnboardError, one_line_debug};
 
 use crate::{GroupId, WorkerId};
 
 /// Why a manager was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OptionsError {
     /// A number that must be at least 1 is 0.
@@ -34,7 +34,7 @@ pub enum OptionsError {
 }
 
 /// Why tokens were not taken.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokensError {
     /// The sequence began with token ids.
@@ -57,7 +57,7 @@ pub enum TokensError {
 }
 
 /// Blocks that are missing.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("group {}: {reason}", group.0)]
 pub struct Missing {
     /// The group that lacks room.
@@ -67,7 +67,7 @@ pub struct Missing {
 }
 
 /// Why a request can never be admitted.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
     /// A request has at least one token.
@@ -98,7 +98,7 @@ pub enum AdmitError {
 }
 
 /// Why a sequence cannot go on as it is.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SequenceError {
     /// Another manager admitted it.
@@ -126,7 +126,7 @@ pub enum SequenceError {
 }
 
 /// Why a sequence got no room. It is as it was.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReserveError {
     /// The sequence cannot go on as it is.
@@ -146,7 +146,7 @@ pub enum ReserveError {
 }
 
 /// Why ids were not committed. The sequence is as it was.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
     /// The sequence cannot go on as it is.
@@ -182,7 +182,7 @@ pub enum CommitError {
 }
 
 /// Why a batch was not staged. No sequence has changed, but for one that a failed step has set back.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
     /// The step was begun by another manager, or is over.
@@ -225,7 +225,7 @@ pub enum StageError {
 }
 
 /// Why a step was not begun or finished.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
     /// The last step was neither finished nor dropped.
@@ -251,7 +251,7 @@ pub enum StepError {
 }
 
 /// Why a completion was not taken in.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompletionError {
     /// There is no such worker.
@@ -285,7 +285,7 @@ pub enum CompletionError {
 }
 
 /// Why a sequence was not forked. Nothing has changed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForkError {
     /// The sequence cannot go on as it is.
@@ -303,7 +303,7 @@ pub enum ForkError {
 }
 
 /// Why a sequence was not truncated or extended. It is as it was.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TruncateError {
     /// The sequence cannot go on as it is.
@@ -326,7 +326,7 @@ pub enum TruncateError {
 }
 
 /// Why a sequence was not suspended or resumed. It is as it was.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuspendError {
     /// The sequence cannot go on as it is.
@@ -351,3 +351,19 @@ pub enum SuspendError {
     #[error("the pool refused to bring blocks back")]
     Onboard(#[from] OnboardError),
 }
+
+one_line_debug!(
+    OptionsError,
+    TokensError,
+    Missing,
+    AdmitError,
+    SequenceError,
+    ReserveError,
+    CommitError,
+    StageError,
+    StepError,
+    CompletionError,
+    ForkError,
+    TruncateError,
+    SuspendError,
+);

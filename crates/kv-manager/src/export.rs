@@ -19,20 +19,33 @@ pub struct Export {
     blocks: Vec<BlockId>,
 }
 
-/// Why a sequence was not exported. It is in the error's company, unharmed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+/// Why a sequence was not exported.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
     /// The sequence cannot go on as it is.
-    #[error("the sequence was not exported")]
+    #[error(transparent)]
     Sequence(#[from] SequenceError),
     /// Ids of a step are to come, or a step that writes its KV is not complete.
-    #[error("the sequence was not exported: step {step} writes its KV and is not complete")]
+    #[error("step {step} writes its KV and is not complete")]
     Later {
         /// The latest of these steps.
         step: u64,
     },
 }
+
+/// A refused export, with the sequence, which is unharmed.
+#[derive(thiserror::Error)]
+#[error("the sequence was not exported")]
+pub struct ExportRefused {
+    /// The reason.
+    #[source]
+    pub reason: ExportError,
+    /// The sequence.
+    pub sequence: Sequence,
+}
+
+kv_pool::one_line_debug!(ExportError, ExportRefused);
 
 impl Export {
     /// The ids of the tokens; `None` if the engine names its blocks itself.
@@ -95,14 +108,11 @@ impl Manager {
     /// Takes a sequence out of this manager, for another process to [adopt](Self::adopt).
     ///
     /// # Errors
-    /// [`ExportError`] and the sequence. [`Later`](ExportError::Later) until all steps that write its KV are
+    /// [`ExportRefused`], with the sequence. [`Later`](ExportError::Later) until all steps that write its KV are
     /// complete: pending blocks do not leave.
-    pub fn export(
-        &mut self,
-        mut sequence: Sequence,
-    ) -> Result<Export, Box<(ExportError, Sequence)>> {
+    pub fn export(&mut self, mut sequence: Sequence) -> Result<Export, Box<ExportRefused>> {
         if let Err(error) = self.look_at_running(&mut sequence) {
-            return Err(Box::new((error.into(), sequence)));
+            return Err(Box::new(ExportRefused { reason: error.into(), sequence }));
         }
         sequence.ends.prune(self.completed);
         let read = sequence.depends.iter().map(|&(step, _)| step);
@@ -110,7 +120,8 @@ impl Manager {
         // What came from host memory, or was copied on write, is there when the plan that says so is complete.
         let copied = Some(sequence.copied).filter(|&step| step > self.completed);
         if let Some(step) = sequence.ends.latest().max(read).max(copied) {
-            return Err(Box::new((ExportError::Later { step }, sequence)));
+            let reason = ExportError::Later { step };
+            return Err(Box::new(ExportRefused { reason, sequence }));
         }
         let count = self.blocks_for(sequence.ends.resolved());
         let mut blocks = Vec::with_capacity(count);

@@ -55,7 +55,7 @@ pub use error::{
     AdmitError, CommitError, CompletionError, ForkError, Missing, OptionsError, ReserveError,
     SequenceError, StageError, StepError, SuspendError, TokensError, TruncateError,
 };
-pub use export::{Adoption, Export, ExportError};
+pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use manager::{Manager, ManagerStats};
 pub use names::{Content, Tokens};
 pub use options::ManagerOptions;

@@ -27,7 +27,7 @@ pub struct Replica {
 }
 
 /// Why a plan was not carried out. Nothing has changed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
     /// A plan is missing before this one, or it was carried out before. The worker's memory is not what the
@@ -94,6 +94,8 @@ pub enum PlanError {
         expected: usize,
     },
 }
+
+kv_pool::one_line_debug!(PlanError);
 
 impl Replica {
     /// A table of `rows` rows of `width` entries, all without blocks, before the first plan: the manager's

@@ -18,12 +18,12 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     manager.stage(&open, &mut [&mut sequence]).unwrap();
     manager.finish_step(open).unwrap();
     let refused = manager.export(sequence).unwrap_err();
-    assert_eq!(refused.0, ExportError::Later { step: 1 });
-    let mut sequence = refused.1;
+    assert_eq!(refused.reason, ExportError::Later { step: 1 });
+    let mut sequence = refused.sequence;
     common::done(&mut manager, 1);
     let refused = manager.export(sequence).unwrap_err();
-    assert_eq!(refused.0, ExportError::Later { step: 1 }, "its id is to come");
-    sequence = refused.1;
+    assert_eq!(refused.reason, ExportError::Later { step: 1 }, "its id is to come");
+    sequence = refused.sequence;
     manager.commit(&mut sequence, 1, &[7]).unwrap();
     let blocks: Vec<_> = (0..3).map(|at| sequence.block(at).unwrap()).collect();
     let export = manager.export(sequence).unwrap();
@@ -48,9 +48,9 @@ fn a_reader_of_pending_blocks_does_not_leave() {
     let second = admit(&mut manager, 0..9);
     assert_eq!(second.cached_tokens(), 8);
     let refused = manager.export(second).unwrap_err();
-    assert_eq!(refused.0, ExportError::Later { step: 1 });
+    assert_eq!(refused.reason, ExportError::Later { step: 1 });
     common::done(&mut manager, 1);
-    assert_eq!(manager.export(refused.1).unwrap().tokens(), 8);
+    assert_eq!(manager.export(refused.sequence).unwrap().tokens(), 8);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     let back = admit(&mut manager, 0..9);
     assert_eq!((back.cached_tokens(), back.onboarded_blocks()), (8, 2));
     let refused = manager.export(back).unwrap_err();
-    assert_eq!(refused.0, ExportError::Later { step: 3 }, "no plan has brought it back yet");
+    assert_eq!(refused.reason, ExportError::Later { step: 3 }, "no plan has brought it back yet");
     let open = manager.begin_step().unwrap();
     manager.stage(&open, &mut []).unwrap();
     manager.finish_step(open).unwrap();
@@ -162,12 +162,12 @@ fn a_sequence_leaves_when_its_copies_are_made() {
     let unused: Vec<_> = unused.filter_map(|block| block.hash).collect();
     assert_ne!(manager.forget(&unused), 0);
     let again = admit(&mut manager, 0..5);
-    let refused = manager.export(refused.1).unwrap_err();
-    assert_eq!(refused.0, ExportError::Later { step: 3 }, "the plan is not carried out");
+    let refused = manager.export(refused.sequence).unwrap_err();
+    assert_eq!(refused.reason, ExportError::Later { step: 3 }, "the plan is not carried out");
     let other = manager.export(again).unwrap_err();
-    assert_eq!(other.0, ExportError::Later { step: 3 }, "it found what is on its way");
+    assert_eq!(other.reason, ExportError::Later { step: 3 }, "it found what is on its way");
     common::done(&mut manager, 3);
-    assert_eq!(manager.export(refused.1).unwrap().tokens(), 8);
+    assert_eq!(manager.export(refused.sequence).unwrap().tokens(), 8);
 }
 
 /// A sequence that arrives behind a prefix of two blocks, of whose step nothing is known.

@@ -3,7 +3,9 @@
 use crate::{BlockHash, Epoch, LoanId, Location, RecordId, TenantError, Tier};
 
 /// Has errors print in `Debug`, which is what `?` in `main` prints, as in `Display`: in one line, with what
-/// caused them behind a colon.
+/// caused them behind a colon. For the errors of this crate and of those that stand on it.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! one_line_debug {
     ($($error:ty),+ $(,)?) => {$(
         impl std::fmt::Debug for $error {

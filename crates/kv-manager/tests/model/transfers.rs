@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use kv_manager::{Adoption, Answer, Export, ExportError, SequenceError};
+use kv_manager::{Adoption, Answer, Export, ExportError, ExportRefused, SequenceError};
 use kv_pool::BlockId;
 
 use crate::engine::Engine;
@@ -52,9 +52,9 @@ impl Engine {
                 self.saw("a departure");
             }
             Err(refused) => {
-                let (error, sequence) = *refused;
+                let ExportRefused { reason, sequence } = *refused;
                 self.runs.insert(at, Run { sequence, ..run });
-                match error {
+                match reason {
                     ExportError::Sequence(error) => self.refused(at, error),
                     ExportError::Later { step } => {
                         assert!(open || step > self.completed(), "step {step} is complete");
