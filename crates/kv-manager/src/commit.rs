@@ -49,9 +49,7 @@ impl Manager {
         sequence.ends.commit(step, tokens.len(), known)?;
         // It was checked a moment ago.
         sequence.known.push(&self.namer, tokens)?;
-        let full = sequence.known.tokens().min(sequence.ends.resolved())
-            / u64::from(self.options.block_tokens);
-        if full as usize > sequence.named {
+        if self.nameable(sequence) > sequence.named {
             // A later step may begin, by its plan, before where this one has ended: if it fails, it has
             // spoilt these blocks too.
             let step = sequence.ends.latest().map_or(step, |latest| latest.max(step));

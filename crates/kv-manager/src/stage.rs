@@ -67,6 +67,12 @@ impl Manager {
         Ok(&self.staged)
     }
 
+    /// Blocks from the first on whose ids are known and that have KV for certain.
+    pub(crate) fn nameable(&self, sequence: &Sequence) -> usize {
+        let certain = sequence.known.tokens().min(sequence.ends.resolved());
+        (certain / u64::from(self.options.block_tokens)) as usize
+    }
+
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
     /// names that are new.
     pub(crate) fn name_new(
@@ -76,9 +82,7 @@ impl Manager {
         names: &mut Vec<BlockHash>,
     ) {
         let block_tokens = self.options.block_tokens;
-        let certain = sequence.known.tokens().min(sequence.ends.resolved());
-        let full = (certain / u64::from(block_tokens)) as usize;
-        let first = sequence.named;
+        let (first, full) = (sequence.named, self.nameable(sequence));
         if full <= first || sequence.known.generation() != self.namer.generation {
             return;
         }
