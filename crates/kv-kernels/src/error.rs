@@ -6,6 +6,7 @@ use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
 
 use crate::layout::LayoutError;
 
+pub use crate::adopt::AdoptError;
 pub use crate::block_error::{BlocksError, PairsError, Side};
 pub use crate::report::OutOfRange;
 pub use crate::shape::ShapeError;

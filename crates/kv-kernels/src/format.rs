@@ -1,7 +1,12 @@
 //! The layouts of serving engines by name, each as axes and strides.
 
+mod axes;
+
 use crate::layout::{LayoutOptions, RowPart, Tensors};
 use crate::{KvShape, KvShapeOptions, PagedLayout, error::ShapeError, layout::LayoutError};
+
+pub(crate) use axes::FormatAxis;
+pub use axes::TensorAxis;
 
 /// How a serving engine lays out its paged KV.
 ///
@@ -65,6 +70,8 @@ pub struct FormatOptions {
     pub heads: u32,
     /// Bytes of one head of one token in one tensor (head size x bytes of an element), at least 1.
     pub head_bytes: u64,
+    /// Bytes of an element, at least 1: `head_bytes` is whole elements. Of an indexer, 1.
+    pub element_bytes: u64,
     /// Tokens of a block, at least 1.
     pub block_tokens: u32,
     /// Blocks, at least 1. In formats with `KV` before `NB` it spaces keys from values.
@@ -146,8 +153,8 @@ impl KvFormat {
     /// The layout of this format.
     ///
     /// # Errors
-    /// [`LayoutError::Format`] for numbers that make no shape and for several heads where there can be
-    /// one; [`LayoutError::Size`].
+    /// [`LayoutError::Format`] for numbers that make no shape, for several heads where there can be
+    /// one, and for heads that are not whole elements; [`LayoutError::Size`].
     pub fn layout(self, options: &FormatOptions) -> Result<PagedLayout, LayoutError> {
         let FormatOptions { layers, heads, block_tokens, blocks, .. } = *options;
         let shape = self.shape(options).map_err(|error| match error {
@@ -158,6 +165,7 @@ impl KvFormat {
         if one_head && heads != 1 {
             return Err(LayoutError::Format { quantity: "heads", value: heads.into() });
         }
+        self.check_elements(options)?;
         let size = LayoutError::Size { block_bytes: shape.block_bytes(), blocks };
         // Bytes of one block of one plane: no overflow, they are part of a block's.
         let plane_bytes = shape.row_bytes() * u64::from(block_tokens);
@@ -196,6 +204,18 @@ impl KvFormat {
         )?;
         layout.extent_bytes(&shape, blocks)?;
         Ok(layout)
+    }
+
+    /// Checks that a head is whole elements.
+    fn check_elements(self, options: &FormatOptions) -> Result<(), LayoutError> {
+        let FormatOptions { element_bytes, head_bytes, .. } = *options;
+        if element_bytes == 0 || (self == Self::IndexerPages && element_bytes != 1) {
+            return Err(LayoutError::Format { quantity: "element_bytes", value: element_bytes });
+        }
+        if !head_bytes.is_multiple_of(element_bytes) {
+            return Err(LayoutError::Format { quantity: "head_bytes", value: head_bytes });
+        }
+        Ok(())
     }
 
     /// What rows are made of: of two parts the first, or both.
@@ -237,6 +257,7 @@ mod tests {
         layers: 3,
         heads: 2,
         head_bytes: 10,
+        element_bytes: 1,
         block_tokens: 4,
         blocks: 5,
         block_padding_bytes: 0,

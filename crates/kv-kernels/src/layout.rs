@@ -5,8 +5,9 @@ mod rows;
 
 use crate::KvShape;
 
+pub use crate::adopt::TensorView;
 pub use crate::block_copy::RowRange;
-pub use crate::format::FormatOptions;
+pub use crate::format::{FormatOptions, TensorAxis};
 pub use error::LayoutError;
 pub use rows::RowPart;
 pub(crate) use rows::RowParts;

@@ -113,6 +113,7 @@ pub mod raw;
 pub mod tables;
 pub mod verify;
 
+mod adopt;
 mod append;
 mod block_copy;
 mod block_error;

@@ -37,6 +37,7 @@ fn main() {
             assert!(ops::skip::readers_see_no_change(gpu, 300));
         }),
         ("copied_blocks_equal_the_reference", |gpu| same(gpu, ops::block_copy::outputs)),
+        ("adopted_tensors_equal_the_reference", |gpu| same(gpu, ops::adopt::outputs)),
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
         ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),

@@ -3,7 +3,7 @@
 //!
 //! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
 //! `layer_major`, `custom`, `new`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
-//! `block_span`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
+//! `adopt`, `block_span`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
 //! `PackedOffsets`, `block_offsets_on_host`, `copy_block_offsets`, every
 //! launch of `KvKernels`, the raw ones with their counts included, `LaunchLimits`,
 //! `HostLink` (`new`, `transfer_chunk`, `transfer_chunks`, `start_chunks`, `copy_blocks`, `start_blocks`),
@@ -28,7 +28,7 @@ use kv_kernels::{
     KvShapeOptions, PagedKv, PagedLayout,
     convert::{NarrowFormat, WideFormat},
     error::PagedKvError,
-    layout::{FormatOptions, LayoutError, LayoutOptions, RowPart, Strides, Tensors},
+    layout::{FormatOptions, LayoutError, LayoutOptions, RowPart, Strides, TensorView, Tensors},
     link::{
         DirectionCosts, HostDirection, HostLink, HostLinkOptions, HostReady, HostTransfer,
         LayerEvents, Load, MeasureOptions, RateBySize, Transport, TransportProfile,
@@ -175,6 +175,7 @@ fn shapes_and_formats() {
                                     layers,
                                     heads,
                                     head_bytes,
+                                    element_bytes: 1 + blocks % 3,
                                     block_tokens,
                                     blocks,
                                     block_padding_bytes,
@@ -270,6 +271,67 @@ fn paged_memory_and_host_blocks() {
         answered(PagedKv::over(&bench.stream, shapes[1], layout, &spans, 1));
     }
     bench.assert_clean();
+}
+
+/// Tensors of all kinds of numbers, held to be formats of all kinds of numbers.
+#[test]
+fn tensors_of_an_engine() {
+    let bench = Bench::new();
+    let mut adopted = 0;
+    for format in KvFormat::ALL {
+        for heads in [0, 1, u32::MAX] {
+            for (head_bytes, element_bytes) in COUNTS.into_iter().zip(COUNTS.into_iter().rev()) {
+                for (head_bytes, element_bytes) in [(head_bytes, element_bytes), (16, 1)] {
+                    for (block_tokens, blocks) in [(1, 1), (u32::MAX, 1 << 33), (16, u64::MAX)] {
+                        for block_padding_bytes in [0, u64::MAX] {
+                            let options = FormatOptions {
+                                layers: 1,
+                                heads,
+                                head_bytes,
+                                element_bytes,
+                                block_tokens,
+                                blocks,
+                                block_padding_bytes,
+                            };
+                            adopted += adoptions(&bench, format, &options);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(adopted > 0, "no tensor was ever right");
+    bench.assert_clean();
+}
+
+/// How many descriptions of tensors are adopted.
+fn adoptions(bench: &Bench, format: KvFormat, options: &FormatOptions) -> usize {
+    let mut adopted = 0;
+    for count in [0, 1, 2, 3] {
+        for axes in 0..8 {
+            for (length, stride) in [(0, 0), (1, i64::MIN), (2, 1), (u64::MAX, i64::MAX)] {
+                let mut shape = vec![length; axes];
+                // Heads of 16 bytes, and all else once.
+                if let Some(last) = shape.last_mut().filter(|_| length == 1) {
+                    *last = 16;
+                }
+                let mut strides = vec![stride; axes];
+                if let Some(last) = strides.last_mut() {
+                    *last = 1;
+                }
+                let tensor = |n: u64| TensorView {
+                    span: bench.pages.span().slice(n * 64, 64).unwrap(),
+                    element_bytes: options.element_bytes,
+                    shape: &shape,
+                    strides: &strides,
+                };
+                let tensors: Vec<_> = (0..count).map(tensor).collect();
+                let answer = PagedKv::adopt(&bench.stream, format, options, &tensors);
+                adopted += usize::from(answered(answer).is_some());
+            }
+        }
+    }
+    adopted
 }
 
 /// A layout knows what rows are made of: with a shape of other rows, kernels would leave the memory.

@@ -221,6 +221,7 @@ impl<'w> Bench<'w> {
             layers: shape.layers,
             heads: shape.heads,
             head_bytes: shape.head_bytes,
+            element_bytes: 1,
             block_tokens: shape.block_tokens,
             blocks: shape.blocks,
             block_padding_bytes: 0,

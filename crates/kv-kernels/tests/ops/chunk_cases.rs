@@ -74,6 +74,7 @@ fn case(
         layers: 2 + (number % 2) as u32,
         heads: if one_head { 1 } else { 2 + (number % 2) as u32 },
         head_bytes,
+        element_bytes: 1,
         block_tokens: [3, 16, 4, 1][number as usize % 4],
         blocks: BLOCKS,
         block_padding_bytes,

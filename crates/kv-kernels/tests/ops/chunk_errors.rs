@@ -465,6 +465,7 @@ mod on_sim {
             layers: 2,
             heads: 1,
             head_bytes: 16,
+            element_bytes: 1,
             block_tokens: 4,
             blocks: 4,
             block_padding_bytes: 0,

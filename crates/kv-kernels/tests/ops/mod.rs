@@ -1,5 +1,6 @@
 //! Lists of launches over odd sizes for each operation, the same on every device.
 
+pub(crate) mod adopt;
 pub(crate) mod append;
 pub(crate) mod block_copy;
 pub(crate) mod block_offsets;

@@ -97,6 +97,7 @@ fn heads_first(case: &Case) -> PagedLayout {
         layers: case.shape.layers(),
         heads: 4,
         head_bytes: case.shape.row_bytes() / 4,
+        element_bytes: 1,
         block_tokens: case.shape.block_tokens(),
         blocks: BLOCKS,
         block_padding_bytes: 0,
