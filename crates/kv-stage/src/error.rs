@@ -35,8 +35,27 @@ pub enum StagingError {
     /// The system cannot map more memory.
     #[error("no host memory for staging buffers")]
     Pages(#[from] HostPagesError),
-    /// The stager's kernel was not loaded.
-    #[error("the kernel of the step stager could not be loaded")]
+    /// A size of a batch is 0 or too large.
+    #[error("no batch can have {value} {what}: 1 to {most}")]
+    Batch {
+        /// What there are so many of.
+        what: &'static str,
+        /// The requested number.
+        value: u64,
+        /// The largest number.
+        most: u64,
+    },
+    /// The host does not have enough memory for the lists of a batch.
+    #[error("no host memory of {} for a batch", ByteSize(*bytes))]
+    HostMemory {
+        /// Requested bytes.
+        bytes: u64,
+    },
+    /// Device memory of a batch could not be filled.
+    #[error("the memory of a batch could not be filled")]
+    Copy(#[from] CopyError),
+    /// The stager's or the batch's kernel was not loaded.
+    #[error("the kernel of the staging could not be loaded")]
     Kernel(#[from] ModuleError),
     /// The device refused or is lost.
     #[error("the device refused a call for staging memory")]
@@ -199,6 +218,146 @@ pub enum StageError {
     Submit(#[from] SubmitError<CopyError>),
 }
 
+/// The reason why a step of a batch was not assembled or not sent.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// The batch has no such block table.
+    #[error("block table {table} of a batch that has {tables}")]
+    Table {
+        /// Requested table.
+        table: usize,
+        /// Number of tables.
+        tables: usize,
+    },
+    /// The row does not exist.
+    #[error("row {row} of a batch whose block tables have {rows} rows")]
+    Row {
+        /// Requested row.
+        row: Row,
+        /// Number of rows.
+        rows: u32,
+    },
+    /// The entries do not exist.
+    #[error("{count} entries from {first} on, in row {row} of a block table that is {width} wide")]
+    Columns {
+        /// The row.
+        row: Row,
+        /// The first entry.
+        first: u32,
+        /// Number of entries.
+        count: usize,
+        /// Entries of a row.
+        width: u32,
+    },
+    /// The value is neither a block id nor -1.
+    #[error("{block} for a block table is neither a block id nor -1")]
+    Block {
+        /// The given value.
+        block: i32,
+    },
+    /// Twice as many ids as the tables have entries wait to be sent.
+    #[error("{ids} block ids would wait to be sent, of at most {max}")]
+    Backlog {
+        /// Ids that would wait.
+        ids: u64,
+        /// Ids that can wait.
+        max: u64,
+    },
+    /// The step has the row already.
+    #[error("row {row} twice in a step")]
+    RowTwice {
+        /// The row.
+        row: Row,
+    },
+    /// The step has no room for another sequence.
+    #[error("a step of more than {max} sequences")]
+    Sequences {
+        /// Sequences that a step can have.
+        max: u32,
+    },
+    /// The step has no room for the tokens.
+    #[error("a step of {tokens} tokens, of at most {max}")]
+    Tokens {
+        /// Tokens that the step would have.
+        tokens: u64,
+        /// Tokens that a step can have.
+        max: u32,
+    },
+    /// The least number of tokens before the step's is above the most.
+    #[error("the tokens of row {row} begin behind at least {resolved} and at most {upper}")]
+    Start {
+        /// The row.
+        row: Row,
+        /// The least.
+        resolved: u64,
+        /// The most.
+        upper: u64,
+    },
+    /// The row has no room for the tokens.
+    #[error("the tokens of row {row} end at {end}, and a row has room for {max}")]
+    End {
+        /// The row.
+        row: Row,
+        /// Where the tokens end.
+        end: u64,
+        /// Tokens that a row has room for, in every block table.
+        max: u64,
+    },
+    /// The batch has no such array.
+    #[error("array {array} of a batch that has {arrays}")]
+    Array {
+        /// Requested array.
+        array: usize,
+        /// Number of arrays.
+        arrays: usize,
+    },
+    /// The array is longer than announced.
+    #[error("array {array} of {}, announced with at most {}", ByteSize(*bytes), ByteSize(*max))]
+    ArrayBytes {
+        /// The array.
+        array: usize,
+        /// Its bytes.
+        bytes: u64,
+        /// The most bytes.
+        max: u64,
+    },
+    /// The step has the array already.
+    #[error("array {array} twice in a step")]
+    ArrayTwice {
+        /// The array.
+        array: usize,
+    },
+    /// The batch's steps use another stream.
+    #[error("the batch is bound to stream {bound:#x}, and a step was begun on stream {given:#x}")]
+    OtherStream {
+        /// Raw handle of the stream of the first step.
+        bound: u64,
+        /// Raw handle of the given stream.
+        given: u64,
+    },
+    /// The stream belongs to another device than the batch.
+    #[error("the batch is on GPU {batch}, and a step was begun on a stream of GPU {stream}")]
+    OtherDevice {
+        /// Ordinal of the batch's device.
+        batch: i32,
+        /// Ordinal of the stream's device.
+        stream: i32,
+    },
+    /// There is no staging buffer for the step.
+    #[error("the step has no staging buffer")]
+    Acquire(#[from] AcquireError),
+    /// The step was not sent, or not completely.
+    #[error("the step was not sent")]
+    Submit(#[from] SubmitError<CopyError>),
+    /// A part of the packet lies outside the batch's memory, which does not happen.
+    #[error("the step was not copied")]
+    Copy(#[from] CopyError),
+    /// The launch that makes the batch was refused, or the device is lost.
+    #[error("the batch was not gathered")]
+    Device(#[from] DeviceError),
+}
+
 /// A part that does not belong to the step.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[error("a part of staged step {part_step} was asked of staged step {step}")]
@@ -209,7 +368,7 @@ pub struct PartError {
     pub step: u64,
 }
 
-one_line_debug!(StagingError, AcquireError, TableError, StageError, PartError);
+one_line_debug!(StagingError, AcquireError, TableError, StageError, BatchError, PartError);
 
 impl<E: std::error::Error + 'static> std::fmt::Debug for SubmitError<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

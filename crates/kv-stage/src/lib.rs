@@ -15,6 +15,8 @@
 //! * [`StepStager`]: copies table rows and the small arrays of a step into one buffer and submits
 //!   it once, either as a copy of everything, or as a launch that writes only what changed since
 //!   the last step.
+//! * [`DeviceBatch`]: the block tables, slots, positions and lengths of each step, at addresses that
+//!   captured CUDA graphs can keep.
 //!
 //! # Example
 //! ```
@@ -65,6 +67,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod batch;
 mod block_table;
 mod buffer;
 mod edits;
@@ -79,6 +82,10 @@ mod slab;
 mod staged;
 mod step;
 
+pub use batch::{
+    BatchBuffers, BatchLength, BatchOptions, BatchStep, BatchTable, DeviceBatch, StagedBatch,
+    TableBuffers, references,
+};
 pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};
 pub use pinning::Pinning;

@@ -7,7 +7,8 @@
 //! `acquire_bytes`, `acquire_bytes_wait`, `StagingBuffer::write_at`, `range_mut`, `SubmittedView::copy_to_device` and
 //! `copy_to_device_on`, `BlockTable::new`, `set`, `set_run`, `append`, `truncate`, `clear_row`, `row`, `len`,
 //! `Row::new`, `StepStager::new`, `with_scatter` and `buffer_bytes`,
-//! `Step::block_rows` and `array`, `Staged::span` of a part that is not there.
+//! `Step::block_rows` and `array`, `Staged::span` of a part that is not there, `BatchOptions::buffer_bytes`,
+//! `DeviceBatch::new` and `edit`, `BatchStep::row` and `array`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,8 +20,8 @@ use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{
-    BlockTable, Pinning, PoolOptions, Row, StagingOptions, StagingPool, StepStager,
-    error::StagingError,
+    BatchOptions, BatchTable, BlockTable, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions,
+    StagingPool, StepStager, error::StagingError,
 };
 
 /// Maximum number of bytes that this program's tests may have allocated at once.
@@ -285,4 +286,108 @@ fn steps(stager: &mut StepStager, stream: &Stream) {
     for row in [2, 1 << 31, u32::MAX].map(Row::new) {
         assert!(step.block_rows(&table, &[Row::new(0), row], 1).is_err());
     }
+}
+
+const U32S: [u32; 7] = [0, 1, 3, 1 << 20, i32::MAX as u32, 1 << 31, u32::MAX];
+
+fn batch_options() -> BatchOptions {
+    let table = BatchTable { width: 3, block_tokens: 4, null_block: 0 };
+    BatchOptions { rows: 3, sequences_max: 2, tokens_max: 5, tables: vec![table], arrays: vec![17] }
+}
+
+#[test]
+fn batches_of_any_size_are_made_or_refused() {
+    let machine = Machine::new();
+    machine.sim.register_kernels(kv_stage::references());
+    let options = StagingOptions { buffer_bytes: 1 << 20, buffers_max: 2 };
+    let pool = StagingPool::new(&machine.device, options).unwrap();
+    let mut tried = Vec::new();
+    for size in U32S {
+        let table = batch_options().tables[0];
+        let with = |table| BatchOptions { tables: vec![table], ..batch_options() };
+        tried.push(BatchOptions { rows: size, ..batch_options() });
+        tried.push(BatchOptions { rows: u32::MAX, sequences_max: size, ..batch_options() });
+        tried.push(BatchOptions { sequences_max: size, ..batch_options() });
+        tried.push(BatchOptions { tokens_max: size, ..batch_options() });
+        tried.push(with(BatchTable { width: size, ..table }));
+        tried.push(with(BatchTable { block_tokens: size, ..table }));
+        tried.push(with(BatchTable { null_block: size as i32, ..table }));
+        tried.push(with(BatchTable { width: size, block_tokens: u32::MAX, ..table }));
+    }
+    tried.extend(BYTES.map(|bytes| BatchOptions { arrays: vec![bytes], ..batch_options() }));
+    tried.extend(BYTES.map(|bytes| BatchOptions { arrays: vec![bytes; 3], ..batch_options() }));
+    tried.push(BatchOptions { tables: Vec::new(), ..batch_options() });
+    let mut made = 0;
+    for options in tried {
+        let bytes = options.buffer_bytes();
+        match DeviceBatch::new(&pool, options.clone()) {
+            Ok(batch) => {
+                made += 1;
+                assert!(bytes <= pool.buffer_bytes(), "{options:?}");
+                assert_eq!(batch.options(), &options);
+            }
+            Err(error) => assert!(
+                matches!(
+                    error,
+                    StagingError::Batch { .. }
+                        | StagingError::HostMemory { .. }
+                        | StagingError::Device(_)
+                ),
+                "{options:?}: {error}"
+            ),
+        }
+        machine.device.free_retired().unwrap();
+    }
+    assert!(made > 10, "{made}");
+    pool.close().unwrap();
+    machine.assert_clean();
+}
+
+#[test]
+fn steps_of_a_batch_of_any_size_are_staged_or_refused() {
+    let machine = Machine::new();
+    machine.sim.register_kernels(kv_stage::references());
+    let options = batch_options();
+    let staging = StagingOptions { buffer_bytes: options.buffer_bytes(), buffers_max: 1 };
+    let pool = StagingPool::new(&machine.device, staging).unwrap();
+    let mut batch = DeviceBatch::new(&pool, options).unwrap();
+    for table in COUNTS {
+        for row in U32S {
+            for first in U32S {
+                for count in [0, 1, 3, 4, 1 << 20] {
+                    let edited = batch.edit(table, Row::new(row), first, &vec![-1; count]);
+                    let inside = table == 0 && row < 3 && u64::from(first) + count as u64 <= 3;
+                    assert_eq!(edited.is_ok(), inside, "{table} {row} {first} {count}");
+                }
+            }
+        }
+    }
+    for block in [i32::MIN, -2, -1, 0, i32::MAX] {
+        let edited = batch.edit(0, Row::new(0), 0, &[block]);
+        assert_eq!(edited.is_ok(), block >= -1, "{block}");
+    }
+    for resolved in BYTES {
+        for upper in BYTES {
+            for tokens in U32S {
+                for row in U32S {
+                    let mut step = batch.step_wait(&machine.stream).unwrap();
+                    let added = step.row(Row::new(row), resolved, upper, tokens);
+                    let fits = upper.saturating_add(tokens.into()) <= 12 && tokens <= 5;
+                    let fits = fits && row < 3 && resolved <= upper;
+                    assert_eq!(added.is_ok(), fits, "{row}: {resolved}, {upper}, {tokens}");
+                }
+            }
+        }
+    }
+    for array in COUNTS {
+        for bytes in [0, 1, 16, 17, 18, 1 << 20] {
+            let mut step = batch.step_wait(&machine.stream).unwrap();
+            let added = step.array(array, &vec![7_u8; bytes]);
+            assert_eq!(added.is_ok(), array == 0 && bytes <= 17, "{array}: {bytes}");
+            step.submit().unwrap();
+        }
+    }
+    drop(batch);
+    pool.close().unwrap();
+    machine.assert_clean();
 }

@@ -1,0 +1,9 @@
+//! Batches at addresses that stay, on the simulated device.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+#[allow(dead_code, reason = "of the staging tests the simulated machine alone is used here")]
+#[path = "../staging/machine.rs"]
+mod machine;
+mod model;
+mod steps;

@@ -1,0 +1,196 @@
+// Makes the buffers of a step's batch, at addresses that stay, from the persistent block tables and one
+// packet of the step's small inputs. `kv-stage` launches it (crates/kv-stage/src/batch/kernel.rs), or a
+// captured graph holds it: every argument is the same for every launch.
+//
+// Reads  the packet; the entries of the tables that the batch's tokens need; of each row of the batch where
+//        its last step began, and how many of that step's tokens stand.
+// Writes the packet's changes to the tables; then the batch: block tables, slots, positions, lengths, query
+//        starts, rows and arrays, with padding behind them.
+// The caller has checked, of the packet: every offset and count lies inside it; rows and columns lie inside
+// the tables; the rows of its jobs are distinct, the batch's first; a row's end is inside each table;
+// sequences and tokens are at most `sequences_max` and `tokens_max`.
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// The most threads of a block that this kernel is launched with.
+#define THREADS_MAX 128
+
+// The block table of one group of layers, and its part of the batch.
+struct Table {
+    // [rows, width]
+    int* ids;
+    // [sequences_max, width]
+    int* dense;
+    // [tokens_max]
+    i64* slots;
+    // [sequences_max]: columns of each dense row from here on hold the null block. At first above any width.
+    u32* live;
+    u32 width;
+    u32 block_tokens;
+    int null_block;
+    u32 unused;
+};
+
+struct __align__(16) Vector {
+    u64 word[2];
+};
+
+// An array of the engine.
+struct Array {
+    Vector* out;
+    u64 vectors;
+};
+
+// Where a row's tokens began in the last step that it was in.
+struct __align__(16) RowState {
+    u64 step;
+    u32 start;
+    u32 unused;
+};
+
+struct Header {
+    u64 step;
+    // Rows of the batch; jobs, which are these rows and then rows that are only changed; tokens.
+    u32 sequences;
+    u32 jobs;
+    u32 tokens;
+    // In words from the start of the packet.
+    u32 jobs_at;
+    u32 heads_at;
+    u32 edits_at;
+    u32 ids_at;
+    u32 unused[7];
+};
+
+// In words from the start of the packet, and in vectors.
+struct ArrayPart {
+    u32 at;
+    u32 vectors;
+};
+
+// A row and where its tokens begin: at least behind `resolved` tokens and at most behind `upper`.
+struct __align__(16) Job {
+    u32 row;
+    u32 resolved;
+    u32 upper;
+    u32 first_token;
+};
+
+// `count` ids from the entry `first` of a row on. `next` is the number of the row's next change in that
+// table, counted from 1; 0 for none.
+struct __align__(16) Edit {
+    u32 first;
+    u32 count;
+    u32 ids_at;
+    u32 next;
+};
+
+// Launch: any grid, since blocks take jobs and threads take padding in strides; blockDim.x at most
+//         THREADS_MAX. One block does all of a row: the row's changes come one after the other.
+extern "C" __global__ void __launch_bounds__(THREADS_MAX, 8)
+gather_batch(const u32* packet, const Table* tables, u32 table_count, const Array* arrays, u32 array_count,
+             RowState* states, u32* accepted, int* rows, int* lengths, int* query_starts, i64* positions,
+             u32 sequences_max, u32 tokens_max) {
+    __shared__ u32 shared_start;
+    const Header* header = (const Header*)packet;
+    const u32 sequences = header->sequences;
+    const u32 tokens = header->tokens;
+    const Job* jobs = (const Job*)(packet + header->jobs_at);
+    const u32* heads = packet + header->heads_at;
+    const Edit* edits = (const Edit*)(packet + header->edits_at);
+    const int* ids = (const int*)(packet + header->ids_at);
+    const u32 job_count = header->jobs;
+    const u32 all = job_count > sequences_max ? job_count : sequences_max;
+    for (u32 job = blockIdx.x; job < all; job += gridDim.x) {
+        u64 row = 0;
+        if (job < job_count) {
+            row = jobs[job].row;
+            for (u32 t = 0; t < table_count; t++) {
+                int* line = tables[t].ids + row * tables[t].width;
+                for (u32 next = heads[t * job_count + job]; next != 0;) {
+                    const Edit edit = edits[next - 1];
+                    for (u32 i = threadIdx.x; i < edit.count; i += blockDim.x) {
+                        line[edit.first + i] = ids[edit.ids_at + i];
+                    }
+                    // The row's next change may write the same entries, and the batch reads them.
+                    __syncthreads();
+                    next = edit.next;
+                }
+            }
+        }
+        u32 start = 0;
+        u32 end = 0;
+        u32 first_token = tokens;
+        if (job < sequences) {
+            const Job here = jobs[job];
+            first_token = here.first_token;
+            const u32 count = (job + 1 < sequences ? jobs[job + 1].first_token : tokens) - first_token;
+            if (threadIdx.x == 0) {
+                const RowState last = states[row];
+                // A step that is gathered again begins where it began.
+                const bool again = last.step == header->step;
+                u64 begin = again ? last.start : (u64)last.start + accepted[row];
+                // A wrong count must not lead outside the row's blocks.
+                begin = begin < here.resolved ? here.resolved : begin;
+                begin = begin > here.upper ? here.upper : begin;
+                shared_start = (u32)begin;
+                RowState now;
+                now.step = header->step;
+                now.start = (u32)begin;
+                now.unused = 0;
+                states[row] = now;
+                if (!again) accepted[row] = count;
+            }
+            __syncthreads();
+            start = shared_start;
+            end = start + count;
+        }
+        if (job < sequences_max) {
+            for (u32 t = 0; t < table_count; t++) {
+                const Table table = tables[t];
+                const int* line = table.ids + row * table.width;
+                int* dense = table.dense + (u64)job * table.width;
+                const u32 columns = end / table.block_tokens + (end % table.block_tokens != 0);
+                const u32 live = table.live[job];
+                const u32 filled = live < table.width ? live : table.width;
+                const u32 last = columns > filled ? columns : filled;
+                for (u32 i = threadIdx.x; i < last; i += blockDim.x) {
+                    const int id = i < columns ? line[i] : -1;
+                    dense[i] = id < 0 ? table.null_block : id;
+                }
+                for (u32 i = threadIdx.x; i < end - start; i += blockDim.x) {
+                    const u32 position = start + i;
+                    const int id = line[position / table.block_tokens];
+                    const i64 slot = (i64)id * table.block_tokens + position % table.block_tokens;
+                    table.slots[first_token + i] = id < 0 ? -1 : slot;
+                    if (t == 0) positions[first_token + i] = position;
+                }
+                // All threads have read `live`, and `shared_start`.
+                __syncthreads();
+                if (threadIdx.x == 0) table.live[job] = columns;
+            }
+            if (threadIdx.x == 0) {
+                rows[job] = job < sequences ? (int)row : -1;
+                lengths[job] = end;
+                query_starts[job] = first_token;
+            }
+        }
+    }
+    const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 threads = (u64)gridDim.x * blockDim.x;
+    if (thread == 0) query_starts[sequences_max] = tokens;
+    for (u64 i = tokens + thread; i < tokens_max; i += threads) {
+        positions[i] = 0;
+        for (u32 t = 0; t < table_count; t++) tables[t].slots[i] = -1;
+    }
+    const ArrayPart* parts = (const ArrayPart*)(header + 1);
+    for (u32 a = 0; a < array_count; a++) {
+        const ArrayPart part = parts[a];
+        const Vector* from = (const Vector*)(packet + part.at);
+        const Vector zero = {{0, 0}};
+        for (u64 i = thread; i < arrays[a].vectors; i += threads) {
+            arrays[a].out[i] = i < part.vectors ? from[i] : zero;
+        }
+    }
+}
