@@ -257,8 +257,7 @@ fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), Opti
 fn pool(options: &KvCacheOptions) -> Result<BlockPool, BuildError> {
     let (primary_blocks, secondary_blocks) =
         (u64::from(options.device_blocks), u64::from(options.host_blocks));
-    let config =
-        PoolConfig { primary_blocks, primary_ready: 0, secondary_blocks, ..PoolConfig::default() };
+    let config = PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() };
     let mut builder = BlockPool::builder(&config);
     let PoolRules { eviction, host_eviction, events, clock } = &options.pool;
     if let Some(clock) = clock {
@@ -272,5 +271,8 @@ fn pool(options: &KvCacheOptions) -> Result<BlockPool, BuildError> {
             builder = builder.policy(tier, policy);
         }
     }
-    Ok(builder.build()?)
+    let pool = builder.build()?;
+    // Nothing is kept for tenants yet, so no budget is too small.
+    drop(pool.set_budget(Tier::Primary, 0));
+    Ok(pool)
 }

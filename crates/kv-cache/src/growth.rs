@@ -2,7 +2,7 @@
 
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
-use kv_pool::{ClaimError, tenants::TenantError};
+use kv_pool::{ClaimError, Tier, tenants::TenantError};
 
 use crate::part::Part;
 use crate::{AdmitError, DemandError, KvCache};
@@ -153,7 +153,7 @@ impl KvCache {
         if mapped <= self.stats.ready_blocks {
             return;
         }
-        match self.pool.add_primary_blocks(mapped) {
+        match self.pool.set_budget(Tier::Primary, mapped) {
             Ok(_) => self.stats.ready_blocks = mapped,
             Err(error) => tracing::error!(%error, "the pool has fewer blocks than there is memory"),
         }

@@ -224,6 +224,21 @@ pub enum StageError {
     },
 }
 
+/// Why a tier keeps the budget that it had.
+#[derive(Clone, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BudgetError {
+    /// There is no such group.
+    #[error("there is no group {}", group.0)]
+    NoGroup {
+        /// The group named.
+        group: GroupId,
+    },
+    /// The pool refuses the budget.
+    #[error("the budget was not changed")]
+    Pool(#[from] kv_pool::BudgetError),
+}
+
 /// Why a step was not begun or finished.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -356,6 +371,7 @@ one_line_debug!(
     OptionsError,
     TokensError,
     Missing,
+    BudgetError,
     AdmitError,
     SequenceError,
     ReserveError,

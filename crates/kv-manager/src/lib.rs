@@ -26,6 +26,7 @@
 
 mod admit;
 mod blocks;
+mod budget;
 mod bytes;
 mod commit;
 mod ends;
@@ -49,11 +50,12 @@ mod truncate;
 mod workers;
 
 pub use admit::{Answer, Request, Waiting};
+pub use budget::Budgeted;
 pub use bytes::{BytesError, Message};
 pub use commit::Committed;
 pub use error::{
-    AdmitError, CommitError, CompletionError, ForkError, Missing, OptionsError, ReserveError,
-    SequenceError, StageError, StepError, SuspendError, TokensError, TruncateError,
+    AdmitError, BudgetError, CommitError, CompletionError, ForkError, Missing, OptionsError,
+    ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError, TruncateError,
 };
 pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use manager::{Manager, ManagerStats};

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{
-    Admitted, BlockHash, BlockPool, Claimed, Epoch, GrowError, Location, PoolBuilder, PoolView,
-    Tier,
+    Admitted, BlockHash, BlockPool, Claimed, Epoch, Location, PoolBuilder, PoolView, Tier,
 };
 use parking_lot::Mutex;
 
 use crate::blocks::Blocks;
+use crate::budget::Reach;
 use crate::frontier::Frontiers;
 use crate::names::Namer;
 use crate::options::repeated;
@@ -64,6 +64,7 @@ pub(crate) struct InFlight {
     pub(crate) epoch: Epoch,
     /// The names that it makes true.
     pub(crate) names: Vec<BlockHash>,
+    pub(crate) reach: Reach,
     /// A worker has said so, of this step or of one before it.
     pub(crate) failed: bool,
 }
@@ -190,14 +191,6 @@ impl Manager {
     #[must_use]
     pub fn free_rows(&self) -> usize {
         self.rows.free()
-    }
-
-    /// Says that device blocks with ids below `upto` have memory now. Blocks that had memory keep it.
-    ///
-    /// # Errors
-    /// [`GrowError::OverCapacity`].
-    pub fn add_device_blocks(&mut self, upto: u64) -> Result<(), GrowError> {
-        self.pool.add_primary_blocks(upto)
     }
 
     /// Adds a tenant, whose blocks are counted apart and whose names are salted.
@@ -386,14 +379,7 @@ impl Manager {
 
     /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.
     pub(crate) fn plan_claimed(&mut self, tenant: TenantId, claimed: &mut Claimed) {
-        while let Some(offload) = claimed.take_offload() {
-            let at = |tier, id| Location { tier, id };
-            let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
-            self.copy(from, to, self.options.block_tokens);
-            self.stats.offloaded_blocks += 1;
-            // Every later use of either block comes later in the plans.
-            offload.commit();
-        }
+        self.plan_offloads(claimed);
         if self.writers.is_empty() {
             return;
         }
@@ -404,6 +390,18 @@ impl Manager {
                 self.plan.scrubs.push((self.plan.copies.len() as u32, id));
                 self.stats.scrubbed_blocks += 1;
             }
+        }
+    }
+
+    /// Plans the moves of what was evicted from claimed blocks.
+    pub(crate) fn plan_offloads(&mut self, claimed: &mut Claimed) {
+        while let Some(offload) = claimed.take_offload() {
+            let at = |tier, id| Location { tier, id };
+            let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
+            self.copy(from, to, self.options.block_tokens);
+            self.stats.offloaded_blocks += 1;
+            // Every later use of either block comes later in the plans.
+            offload.commit();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use kv_pool::BlockHash;
 
+use crate::budget::Reach;
 use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::steps::Latest;
@@ -61,7 +62,8 @@ impl Manager {
         }
         self.latest_staged = number;
         self.stats.steps += 1;
-        self.in_flight.push_back(InFlight { step: number, epoch, names, failed: false });
+        let reach = Reach::of(&self.staged);
+        self.in_flight.push_back(InFlight { step: number, epoch, names, reach, failed: false });
         // Nobody may be left to carry it out.
         self.advance();
         Ok(&self.staged)

@@ -121,7 +121,8 @@ fn room_of_any_number_is_given_or_refused() {
             Err(ReserveError::TooLong { blocks, .. }) => assert!(blocks > 2048),
             Err(error) => panic!("{error}"),
         }
-        assert_eq!(manager.add_device_blocks(tokens.into()).is_ok(), tokens <= 8);
+        let (group, tier) = (GroupId(0), Tier::Primary);
+        assert_eq!(manager.set_budget(group, tier, tokens.into()).is_ok(), tokens <= 8);
     }
 }
 

@@ -8,14 +8,12 @@ pub const BLOCKS_MAX: u64 = i32::MAX as u64;
 /// What a [`BlockPool`](crate::BlockPool) is made with.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PoolConfig {
-    /// Blocks that the primary tier may come to have.
+    /// Blocks that the primary tier may come to have. It begins with all of them: a pool whose memory is yet
+    /// to come gets a smaller [budget](crate::BlockPool::set_budget) at first.
     pub primary_blocks: u64,
-    /// Blocks that the primary tier has memory for from the start; the rest is added with
-    /// [`add_primary_blocks`](crate::BlockPool::add_primary_blocks).
-    pub primary_ready: u64,
-    /// Blocks of the secondary tier; 0 for none.
+    /// The same of the secondary tier; 0 for none.
     pub secondary_blocks: u64,
-    /// Blocks of the third and of the fourth tier, which content comes to by
+    /// The same of the third and of the fourth tier, which content comes to by
     /// [`begin_onboard`](crate::BlockPool::begin_onboard) alone.
     pub further_blocks: [u64; 2],
     /// Evicted content of at least this priority moves to the secondary tier, other is dropped.
@@ -23,21 +21,15 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// A pool of `blocks` primary blocks that are all there, without a secondary tier.
+    /// A pool of `blocks` primary blocks, without a secondary tier.
     #[must_use]
     pub fn primary_only(blocks: u64) -> Self {
-        Self { primary_blocks: blocks, primary_ready: blocks, ..Self::default() }
+        Self { primary_blocks: blocks, ..Self::default() }
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         if self.primary_blocks == 0 {
             return Err(ConfigError::NoBlocks);
-        }
-        if self.primary_ready > self.primary_blocks {
-            return Err(ConfigError::ReadyOverCapacity {
-                ready: self.primary_ready,
-                capacity: self.primary_blocks,
-            });
         }
         let blocks = self.blocks().iter().try_fold(0_u64, |sum, &blocks| sum.checked_add(blocks));
         match blocks {
@@ -61,7 +53,6 @@ impl Default for PoolConfig {
     fn default() -> Self {
         Self {
             primary_blocks: 0,
-            primary_ready: 0,
             secondary_blocks: 0,
             further_blocks: [0; 2],
             offload_min_priority: Priority::OFFLOAD_MIN,
@@ -91,14 +82,6 @@ pub enum ConfigError {
         shards: usize,
         /// The most that is possible.
         max: usize,
-    },
-    /// More blocks are ready than there may ever be.
-    #[error("primary_ready is {ready}, more than the {capacity} primary_blocks")]
-    ReadyOverCapacity {
-        /// What was asked for.
-        ready: u64,
-        /// The most that is possible.
-        capacity: u64,
     },
     /// More blocks than a block table can name.
     #[error(

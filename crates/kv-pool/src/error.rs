@@ -109,17 +109,31 @@ pub enum OnboardError {
     TargetNotEmpty,
 }
 
-/// Why no block ids were added.
+/// Why a tier keeps the budget that it had.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum GrowError {
+pub enum BudgetError {
     /// The tier was made for fewer blocks.
-    #[error("{requested} primary blocks are more than the {capacity} that the pool was made for")]
+    #[error("{requested} blocks are more than the {capacity} that the {tier:?} tier was made for")]
     OverCapacity {
-        /// Blocks asked for.
+        /// The tier.
+        tier: Tier,
+        /// The budget asked for.
         requested: u64,
         /// The most that is possible.
         capacity: u64,
+    },
+    /// More blocks are kept for tenants.
+    #[error(
+        "{requested} blocks of the {tier:?} tier are fewer than the {reserved} that are kept for tenants"
+    )]
+    BelowReserved {
+        /// The tier.
+        tier: Tier,
+        /// The budget asked for.
+        requested: u64,
+        /// Blocks that are kept for all tenants together.
+        reserved: u64,
     },
 }
 
@@ -197,6 +211,20 @@ pub enum IntegrityError {
         /// What is there.
         counted: usize,
     },
+    /// A block lies beyond the budget of its tier and could be handed out, or has left it and lies within.
+    #[error("block {} is {place} at block id {id} of the {tier:?} tier, whose budget is {budget}", block.index())]
+    Budget {
+        /// The block.
+        block: RecordId,
+        /// Its recorded state.
+        place: String,
+        /// The tier.
+        tier: Tier,
+        /// The block id.
+        id: usize,
+        /// Block ids that may be handed out.
+        budget: u32,
+    },
     /// Two records have the same block id.
     #[error("block id {id} of the {tier:?} tier belongs to two records")]
     SharedId {
@@ -222,7 +250,7 @@ one_line_debug!(
     RegisterError,
     EpochError,
     OnboardError,
-    GrowError,
+    BudgetError,
     IntegrityError
 );
 

@@ -15,6 +15,7 @@ pub(crate) fn check(state: &PoolState) -> Result<(), IntegrityError> {
     check_index(state)?;
     check_chains(state)?;
     check_block_ids(state)?;
+    check_budgets(state)?;
     if !state.watch.expiries_are_consistent() {
         return Err(IntegrityError::Expiries);
     }
@@ -220,13 +221,33 @@ fn check_chains(state: &PoolState) -> Result<(), IntegrityError> {
     Ok(())
 }
 
+/// Beyond its tier's budget, a block is in use or has left, and what has left lies there.
+fn check_budgets(state: &PoolState) -> Result<(), IntegrityError> {
+    let mut gone = [0; Tier::COUNT];
+    for block in state.appeared() {
+        let (place, location) = (state.blocks.place(block), state.blocks.location(block));
+        let (beyond, tier) = (state.is_beyond(block), location.tier);
+        let absent = place == BlockPhase::Absent;
+        gone[tier.index()] += usize::from(absent);
+        if beyond && state.is_unused(block) || absent && !beyond {
+            let (place, id) = (format!("{place:?}"), location.id.index());
+            let budget = state.tier(tier).budget;
+            return Err(IntegrityError::Budget { block, place, tier, id, budget });
+        }
+    }
+    for tier in Tier::ALL {
+        let (counted, recorded) = (gone[tier.index()], state.tier(tier).count(BlockPhase::Absent));
+        if counted != recorded {
+            return Err(IntegrityError::Count { tier, counted, recorded });
+        }
+    }
+    Ok(())
+}
+
 /// No block id belongs to two blocks.
 fn check_block_ids(state: &PoolState) -> Result<(), IntegrityError> {
     let mut owners = HashMap::new();
-    for id in state.blocks.ids() {
-        if state.blocks.place(id) == BlockPhase::Absent {
-            continue;
-        }
+    for id in state.appeared() {
         let location = state.blocks.location(id);
         let (tier, block_id) = (location.tier, location.id.index());
         if owners.insert((tier, block_id), ()).is_some() {

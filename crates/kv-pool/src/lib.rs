@@ -20,6 +20,7 @@
 //! | a batch: all matches, then all claims | [`BlockPool::admit_fitting`], as many as fit; all or none: [`BlockPool::admit`]; before anything is evicted: [`BlockPool::admit_to_empty`] |
 //! | content moved down ahead of need | [`BlockPool::pin_victims`], [`BlockPool::claim_in`], [`BlockPool::begin_onboard`] |
 //! | readers in other processes | [`BlockPool::lend`], [`BlockPool::end_loan`], [`BlockPool::end_overdue_loans`] |
+//! | memory that comes and goes | [`BlockPool::set_budget`], [`BlockPool::blocks_end`] |
 //! | priorities that end | [`retention::Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |
 //! | tenants | [`BlockPool::add_tenant`], [`BlockPool::set_quota`], [`BlockPool::claim_for`] |
 //! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
@@ -99,8 +100,8 @@
 //!
 //! The time for which an operation holds the lock is bounded by the length of the lists that the caller
 //! gives, with three exceptions. [`BlockPool::snapshot`], [`BlockPool::check_integrity`],
-//! [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] and the first
-//! [`BlockPool::add_tenant`] look at all blocks. [`BlockPool::complete_epoch`] takes time for each block
+//! [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`], the first
+//! [`BlockPool::add_tenant`] and [`BlockPool::set_budget`] look at all blocks. [`BlockPool::complete_epoch`] takes time for each block
 //! that was released in the epoch. A claim takes time for each block that it passes over, once a release,
 //! because others follow the block or it is kept for another tenant, and for each tenant with such blocks.
 //!
@@ -131,6 +132,7 @@ mod admit;
 mod blocks;
 #[cfg(loom)]
 mod broken;
+mod budget;
 mod builder;
 mod claim;
 pub mod clock;
@@ -165,10 +167,11 @@ pub mod tenants;
 mod view;
 
 pub use admit::{Admission, Admit, Admitted, Budget, Partial};
+pub use budget::Withdrawn;
 pub use builder::PoolBuilder;
 pub use claim::{Claimed, Naming, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
-pub use error::{ClaimError, EpochError, GrowError, RegisterError};
+pub use error::{BudgetError, ClaimError, EpochError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub use ids::{BlockId, Epoch, Location, Priority, Tier};
 pub use pin::Pinned;

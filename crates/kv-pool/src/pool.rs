@@ -12,8 +12,8 @@ use crate::stats::{EvictionAges, PoolStats};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::tenants::Tenant;
 use crate::{
-    BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, GrowError, IntegrityError,
-    Pinned, PoolConfig, RecordId, Retention, TenantId, Tier,
+    BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, IntegrityError, Pinned,
+    PoolConfig, RecordId, Retention, TenantId, Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -63,20 +63,6 @@ impl BlockPool {
         let state = Mutex::new(state);
         let shared = Arc::new(Shared { state, primary_blocks: config.primary_blocks });
         Self { _handles: Arc::new(Handles(Arc::clone(&shared))), shared }
-    }
-
-    /// Says that the primary tier has memory for its block ids below `upto` now. Block ids that had memory
-    /// before keep it.
-    ///
-    /// # Errors
-    /// [`GrowError::OverCapacity`].
-    pub fn add_primary_blocks(&self, upto: u64) -> Result<(), GrowError> {
-        let capacity = self.shared.primary_blocks;
-        if upto > capacity {
-            return Err(GrowError::OverCapacity { requested: upto, capacity });
-        }
-        self.shared.state.lock().add_primary_blocks(upto);
-        Ok(())
     }
 
     /// Begins a stretch of device work. Blocks that are released from now on may be used by it.

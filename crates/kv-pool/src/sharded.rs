@@ -6,7 +6,8 @@ use std::num::NonZeroUsize;
 use crate::sync::Arc;
 use crate::tenants::Tenant;
 use crate::{
-    BlockHash, BlockPool, ClaimError, Claimed, ConfigError, GrowError, PoolConfig, PoolStats, Tier,
+    BlockHash, BlockPool, BudgetError, ClaimError, Claimed, ConfigError, PoolConfig, PoolStats,
+    Tier, Withdrawn,
 };
 
 /// The most shards that a pool can be divided into: each has queues of its own, some 4 KiB.
@@ -51,7 +52,6 @@ const SHARDS_MAX: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct ShardedPool {
     shards: Arc<Vec<BlockPool>>,
-    primary_blocks: u64,
 }
 
 /// Block ids of a shard below `upto`, where block id `n` is of shard `n` modulo `shards`.
@@ -79,7 +79,6 @@ impl ShardedPool {
             let share = |blocks| share(blocks, at, count);
             let part = PoolConfig {
                 primary_blocks: share(config.primary_blocks),
-                primary_ready: share(config.primary_ready),
                 secondary_blocks: share(config.secondary_blocks),
                 further_blocks: config.further_blocks.map(share),
                 ..config.clone()
@@ -87,7 +86,7 @@ impl ShardedPool {
             BlockPool::builder(&part).every_id(count as u32, at as u32).build()
         };
         let shards = (0..count).map(shard).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { shards: Arc::new(shards), primary_blocks })
+        Ok(Self { shards: Arc::new(shards) })
     }
 
     /// The shard of a key.
@@ -158,20 +157,26 @@ impl ShardedPool {
         Ok(lists.into_iter().map(|list| Claimed::list(TIER, list)).collect())
     }
 
-    /// [`BlockPool::add_primary_blocks`] of the block ids below `upto`.
+    /// [`BlockPool::set_budget`] for the block ids below `blocks` of a tier, with what leaves each shard.
+    /// Takes the locks of all shards together.
     ///
     /// # Errors
-    /// [`GrowError::OverCapacity`].
-    pub fn add_primary_blocks(&self, upto: u64) -> Result<(), GrowError> {
-        let capacity = self.primary_blocks;
-        if upto > capacity {
-            return Err(GrowError::OverCapacity { requested: upto, capacity });
+    /// [`BudgetError`]; no shard has changed then. [`BudgetError::BelowReserved`] is of one shard.
+    pub fn set_budget(&self, tier: Tier, blocks: u64) -> Result<Vec<Withdrawn>, BudgetError> {
+        let mut states: Vec<_> =
+            self.shards.iter().map(|shard| shard.shared.state.lock()).collect();
+        let capacity = states.iter().map(|state| u64::from(state.tier(tier).capacity)).sum();
+        if blocks > capacity {
+            return Err(BudgetError::OverCapacity { tier, requested: blocks, capacity });
         }
         let count = self.shards.len();
-        self.shards
-            .iter()
-            .enumerate()
-            .try_for_each(|(at, shard)| shard.add_primary_blocks(share(upto, at, count)))
+        for (at, state) in states.iter().enumerate() {
+            state.check_budget(tier, share(blocks, at, count))?;
+        }
+        let set = |(at, state): (usize, &mut _)| {
+            self.shards[at].set_checked_budget(state, tier, share(blocks, at, count) as u32)
+        };
+        Ok(states.iter_mut().map(|state| &mut **state).enumerate().map(set).collect())
     }
 
     /// The sum over all shards, which are looked at one after the other.

@@ -62,7 +62,7 @@ pub struct PoolSnapshot {
     /// The number of the first event that is not in this snapshot yet. These events follow from the names
     /// of the snapshot, those that are [expected](BlockView::expected) among them.
     pub next_event: u64,
-    /// All blocks that have ever been used.
+    /// All blocks that have ever been used, and have not left beyond a budget.
     pub blocks: Vec<BlockView>,
 }
 

@@ -5,11 +5,14 @@ pub use crate::error::IntegrityError;
 use crate::blocks::BlockPhase;
 use crate::state::{PoolState, TierState};
 
-/// What one tier holds. Every block that has memory is counted in exactly one field but `blocks`.
+/// What one tier holds. Each of its blocks is counted in one field beside `blocks` and `beyond`.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TierStats {
-    /// Blocks that have memory.
+    /// Blocks that may be handed out, and those beyond the [budget](crate::BlockPool::set_budget) that have
+    /// not left.
     pub blocks: u64,
+    /// Of these, blocks beyond the budget. They leave when their users let go of them.
+    pub beyond: u64,
     /// Unused and without content.
     pub empty: u64,
     /// Unused, with content that a lookup may find.
@@ -44,13 +47,15 @@ pub struct PoolCounters {
     pub registered: u64,
     /// Content that turned out to be there already when it was registered.
     pub duplicates: u64,
-    /// Cached content that lost its primary block to a claim, whether it was kept elsewhere or not.
+    /// Cached content that lost its primary block to a claim, or to a budget that fell while it was unused,
+    /// whether it was kept elsewhere or not.
     pub evicted: u64,
     /// Of these, content that was moved to the secondary tier.
     pub offloaded: u64,
     /// Content that came back to the primary tier, moved or as a private copy.
     pub onboarded: u64,
-    /// Names taken from content that was evicted and not kept, removed, or cached a second time.
+    /// Names taken from content that was evicted and not kept, let go of beyond the budget, removed, or
+    /// cached a second time.
     /// `registered - dropped` is what is cached or pinned under a name, or on its way to the
     /// secondary tier.
     pub dropped: u64,
@@ -118,6 +123,7 @@ impl TierStats {
     pub(crate) fn plus(&self, other: &Self) -> Self {
         Self {
             blocks: self.blocks + other.blocks,
+            beyond: self.beyond + other.beyond,
             empty: self.empty + other.empty,
             cached: self.cached + other.cached,
             retiring: self.retiring + other.retiring,
@@ -132,7 +138,8 @@ impl TierState {
         let count = |place| self.count(place) as u64;
         let empty = self.empty() as u64;
         TierStats {
-            blocks: u64::from(self.ready),
+            blocks: u64::from(self.budget) + u64::from(self.beyond()),
+            beyond: self.beyond().into(),
             empty,
             cached: self.claimable() as u64 - empty,
             retiring: self.retiring() as u64,

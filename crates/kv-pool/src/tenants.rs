@@ -219,7 +219,9 @@ impl Share {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Whole {
+    /// The tier's budget.
     capacity: u64,
+    /// Blocks in use, without those beyond the budget.
     held: u64,
     reserved: u64,
     /// The sum of all shares' unmet parts.
@@ -250,10 +252,15 @@ impl Tenants {
         Ok(Tenant(number))
     }
 
-    /// Says that a tier has so many blocks now. Never fewer than before.
-    pub(crate) fn grow(&mut self, tier: Tier, capacity: u64) {
+    /// Says that a tier has so many blocks now, and that so many of them are in use.
+    pub(crate) fn set_capacity(&mut self, tier: Tier, capacity: u64, held: u64) {
         let whole = &mut self.wholes[tier.index()];
-        whole.capacity = whole.capacity.max(capacity);
+        (whole.capacity, whole.held) = (capacity, held);
+    }
+
+    /// Blocks of a tier that are kept for all tenants together.
+    pub(crate) fn reserved(&self, tier: Tier) -> u64 {
+        self.wholes[tier.index()].reserved
     }
 
     /// Gives a tenant another quota. Blocks that it has beyond it stay until they are released.
@@ -356,15 +363,17 @@ impl Tenants {
         counts.cached.saturating_sub(quota.cached_max)
     }
 
-    /// Counts a block as in use.
-    pub(crate) fn hold(&mut self, tenant: Tenant, tier: Tier) {
-        self.wholes[tier.index()].held += 1;
+    /// Counts a block as in use, which may lie beyond the budget.
+    pub(crate) fn hold(&mut self, tenant: Tenant, tier: Tier, beyond: bool) {
+        self.wholes[tier.index()].held += u64::from(!beyond);
         self.change(tenant, tier, |share| share.counts.held += 1);
     }
 
     /// Counts a block as not in use any more.
-    pub(crate) fn unhold(&mut self, tenant: Tenant, tier: Tier) {
-        subtract_one(&mut self.wholes[tier.index()].held);
+    pub(crate) fn unhold(&mut self, tenant: Tenant, tier: Tier, beyond: bool) {
+        if !beyond {
+            subtract_one(&mut self.wholes[tier.index()].held);
+        }
         self.change(tenant, tier, |share| subtract_one(&mut share.counts.held));
     }
 
@@ -442,7 +451,7 @@ mod tests {
     }
 
     fn hold(tenants: &mut Tenants, tenant: Tenant, count: u64) {
-        (0..count).for_each(|_| tenants.hold(tenant, TIER));
+        (0..count).for_each(|_| tenants.hold(tenant, TIER, false));
     }
 
     #[test]
@@ -464,7 +473,7 @@ mod tests {
             error.to_string(),
             "tenant 1 holds 2 blocks of the Primary tier and asks for 2 more, but may hold 3"
         );
-        tenants.unhold(tenant, TIER);
+        tenants.unhold(tenant, TIER, false);
         assert_eq!(tenants.admit(tenant, TIER, 2), Ok(()));
         assert_eq!(tenants.admit(Tenant::NOBODY, TIER, 9), Ok(()));
     }
@@ -535,7 +544,7 @@ mod tests {
             Err(TenantError::ReservedOverHeldMax { reserved: 2, held_max: 1 })
         );
         assert_eq!(tenants.quota(tenant, TIER), reserved(4));
-        tenants.grow(TIER, 11);
+        tenants.set_capacity(TIER, 11, 0);
         assert_eq!(tenants.set_quota(tenant, TIER, reserved(5)), Ok(()));
     }
 
@@ -567,7 +576,7 @@ mod tests {
                 let counts = tenants.counts(by, TIER);
                 match below(3) {
                     0 if counts.held > 0 => {
-                        tenants.unhold(by, TIER);
+                        tenants.unhold(by, TIER, false);
                         tenants.cache(by, TIER);
                     }
                     _ if tenants.admit(by, TIER, 1) == Ok(()) => {
@@ -596,6 +605,6 @@ mod tests {
             let victim = victim.unwrap_or_else(|| panic!("nothing to evict: {tenants:?}"));
             tenants.uncache(victim, TIER);
         }
-        tenants.hold(by, TIER);
+        tenants.hold(by, TIER, false);
     }
 }

@@ -7,8 +7,8 @@ mod common;
 use common::{One, OneClaimed, Registration};
 use common::{cache, checked, claim, find, name, named, pool, priority, write};
 use kv_pool::{
-    Admission, Admit, BLOCKS_MAX, BlockHash, BlockId, BlockPool, Budget, ClaimError, ConfigError,
-    EpochError, GrowError, PoolConfig, Priority, Tier, policy::RecordId,
+    Admission, Admit, BLOCKS_MAX, BlockHash, BlockId, BlockPool, Budget, BudgetError, ClaimError,
+    ConfigError, EpochError, PoolConfig, Priority, Tier, policy::RecordId,
 };
 
 mod eviction {
@@ -167,16 +167,15 @@ mod growth {
 
     #[test]
     fn block_ids_can_be_claimed_when_they_have_memory() {
-        let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(4) };
-        let pool = BlockPool::new(&config).unwrap();
+        let pool = BlockPool::new(&PoolConfig::primary_only(4)).unwrap();
+        pool.set_budget(Tier::Primary, 2).unwrap();
         assert_eq!((pool.claimable(), pool.stats().primary.blocks), (2, 2));
-        pool.add_primary_blocks(3).unwrap();
-        pool.add_primary_blocks(1).unwrap();
+        pool.set_budget(Tier::Primary, 3).unwrap();
         assert_eq!((pool.claimable(), pool.stats().primary.blocks), (3, 3));
-        let over = GrowError::OverCapacity { requested: 5, capacity: 4 };
-        assert_eq!(pool.add_primary_blocks(5), Err(over));
+        let over = BudgetError::OverCapacity { tier: Tier::Primary, requested: 5, capacity: 4 };
+        assert_eq!(pool.set_budget(Tier::Primary, 5).unwrap_err(), over);
         assert_eq!(pool.claimable(), 3);
-        pool.add_primary_blocks(4).unwrap();
+        pool.set_budget(Tier::Primary, 4).unwrap();
         let block_ids: Vec<_> =
             pool.claim(4).unwrap().ids().map(|block_id| block_id.index()).collect();
         assert_eq!(block_ids, [0, 1, 2, 3]);
@@ -185,10 +184,10 @@ mod growth {
 
     #[test]
     fn new_block_ids_are_claimed_before_content_of_any_priority_is_evicted() {
-        let config = PoolConfig { primary_ready: 1, ..PoolConfig::primary_only(2) };
-        let pool = BlockPool::new(&config).unwrap();
+        let pool = BlockPool::new(&PoolConfig::primary_only(2)).unwrap();
+        pool.set_budget(Tier::Primary, 1).unwrap();
         cache(&pool, 1, Priority::MIN);
-        pool.add_primary_blocks(2).unwrap();
+        pool.set_budget(Tier::Primary, 2).unwrap();
         assert_eq!(pool.empty(), 1);
         let block = claim(&pool);
         assert_eq!((block.block_id().index(), block.evicted(0)), (1, false));
@@ -197,20 +196,14 @@ mod growth {
 
     #[test]
     fn sizes_that_cannot_be_are_refused() {
-        let refused = |primary_blocks, primary_ready, secondary_blocks| {
-            let config = PoolConfig {
-                primary_blocks,
-                primary_ready,
-                secondary_blocks,
-                ..PoolConfig::default()
-            };
+        let refused = |primary_blocks, secondary_blocks| {
+            let config = PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() };
             BlockPool::new(&config).unwrap_err()
         };
-        assert_eq!(refused(0, 0, 4), ConfigError::NoBlocks);
-        assert_eq!(refused(2, 3, 0), ConfigError::ReadyOverCapacity { ready: 3, capacity: 2 });
+        assert_eq!(refused(0, 4), ConfigError::NoBlocks);
         for secondary in [BLOCKS_MAX, u64::MAX] {
             assert_eq!(
-                refused(1, 0, secondary),
+                refused(1, secondary),
                 ConfigError::TooManyBlocks { primary: 1, secondary, further: [0; 2] }
             );
         }
@@ -407,8 +400,8 @@ fn errors_say_their_numbers() {
     );
     assert_eq!(EpochError::Foreign { epoch }.to_string(), "epoch 1 was begun by another pool");
     assert_eq!(
-        pool.add_primary_blocks(9).unwrap_err().to_string(),
-        "9 primary blocks are more than the 2 that the pool was made for"
+        pool.set_budget(Tier::Secondary, 9).unwrap_err().to_string(),
+        "9 blocks are more than the 1 that the Secondary tier was made for"
     );
     let refused = pool.begin_onboard(write(&pool, 1), write_target(&pool, epoch)).unwrap_err();
     assert!(refused.to_string().starts_with("the block to onboard is already at"), "{refused}");

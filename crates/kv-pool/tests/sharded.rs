@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::OneClaimed;
 use common::name;
 use kv_pool::{
-    BlockHash, ClaimError, Claimed, ConfigError, GrowError, Naming, PoolConfig, ShardedPool, Tier,
-    tenants::TenantQuota,
+    BlockHash, BudgetError, ClaimError, Claimed, ConfigError, Naming, PoolConfig, ShardedPool,
+    Tier, tenants::TenantQuota,
 };
 
 fn pool(blocks: u64, shards: usize) -> ShardedPool {
@@ -96,15 +96,41 @@ fn a_shard_that_has_too_few_is_lent_the_rest() {
 
 #[test]
 fn block_ids_that_get_memory_later_are_spread_over_the_shards() {
-    let config = PoolConfig { primary_ready: 2, ..PoolConfig::primary_only(12) };
+    let config = PoolConfig::primary_only(12);
     let pool = ShardedPool::new(&config, NonZeroUsize::new(4).unwrap()).unwrap();
+    pool.set_budget(Tier::Primary, 2).unwrap();
     let ready =
         || pool.shards().iter().map(|shard| shard.stats().primary.blocks).collect::<Vec<_>>();
     assert_eq!(ready(), [1, 1, 0, 0]);
-    pool.add_primary_blocks(7).unwrap();
+    pool.set_budget(Tier::Primary, 7).unwrap();
     assert_eq!(ready(), [2, 2, 2, 1]);
-    let refused = pool.add_primary_blocks(13);
-    assert_eq!(refused, Err(GrowError::OverCapacity { requested: 13, capacity: 12 }));
+    let refused = pool.set_budget(Tier::Primary, 13).unwrap_err();
+    let tier = Tier::Primary;
+    assert_eq!(refused, BudgetError::OverCapacity { tier, requested: 13, capacity: 12 });
+    assert_eq!(ready(), [2, 2, 2, 1]);
+}
+
+#[test]
+fn a_smaller_budget_takes_the_same_block_ids_from_all_shards() {
+    let pool = ShardedPool::new(&PoolConfig::primary_only(12), NonZeroUsize::new(4).unwrap());
+    let pool = pool.unwrap();
+    let mut held: Vec<_> = pool.shards().iter().map(|shard| shard.claim(3).unwrap()).collect();
+    let in_use = pool.set_budget(Tier::Primary, 5).unwrap();
+    assert_eq!(in_use.iter().map(|own| own.in_use).collect::<Vec<_>>(), [1, 2, 2, 2]);
+    let ends = || pool.shards().iter().map(|own| own.blocks_end(Tier::Primary)).collect::<Vec<_>>();
+    assert_eq!(ends(), [9, 10, 11, 12]);
+    // The last shard keeps only its first block id, 3, and the first shard 0 and 4.
+    held.iter_mut().for_each(|own| drop(own.split_off(1)));
+    assert_eq!(ends(), [5, 2, 3, 4]);
+    // One shard cannot: then none has changed.
+    let owner = pool.shards()[3].add_tenant().unwrap();
+    let quota = TenantQuota { reserved: 1, ..TenantQuota::NONE };
+    pool.shards()[3].set_quota(owner, Tier::Primary, quota).unwrap();
+    let refused = pool.set_budget(Tier::Primary, 3).unwrap_err();
+    let tier = Tier::Primary;
+    assert_eq!(refused, BudgetError::BelowReserved { tier, requested: 0, reserved: 1 });
+    assert_eq!(ends(), [5, 2, 3, 4]);
+    check(&pool);
 }
 
 #[test]

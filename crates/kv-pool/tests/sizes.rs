@@ -3,9 +3,9 @@
 //!
 //! | what | where |
 //! | --- | --- |
-//! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `add_primary_blocks` | [`configurations`] |
+//! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `set_budget` | [`configurations`] |
 //! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
-//! | `ShardedPool::new`, `claim`, `add_primary_blocks` | [`shards`] |
+//! | `ShardedPool::new`, `claim`, `set_budget` | [`shards`] |
 //! | `claim`, `claim_for`, `claim_in`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
 //! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
 //! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
@@ -117,10 +117,6 @@ fn made(config: &PoolConfig) -> Option<BlockPool> {
             assert_eq!(config.primary_blocks, 0);
             None
         }
-        Err(ConfigError::ReadyOverCapacity { ready, capacity }) => {
-            assert!(ready > capacity);
-            None
-        }
         Err(ConfigError::TooManyBlocks { primary, secondary, further }) => {
             let all = [primary, secondary, further[0], further[1]];
             assert!(all.map(u128::from).iter().sum::<u128>() > BLOCKS_MAX.into());
@@ -169,7 +165,6 @@ fn configurations() {
         for other in SIZES {
             let first = PoolConfig::primary_only(one);
             let all = [
-                PoolConfig { primary_ready: other, ..first.clone() },
                 PoolConfig { secondary_blocks: other, ..first.clone() },
                 PoolConfig { further_blocks: [other, 0], ..first.clone() },
                 PoolConfig { further_blocks: [0, other], ..first.clone() },
@@ -179,9 +174,14 @@ fn configurations() {
                 let Some(pool) = made(&config) else { continue };
                 pools += 1;
                 work(&pool);
-                for upto in SIZES {
-                    let added = pool.add_primary_blocks(upto);
-                    assert_eq!(added.is_ok(), upto <= config.primary_blocks);
+                let [third, fourth] = config.further_blocks;
+                let sizes = [config.primary_blocks, config.secondary_blocks, third, fourth];
+                for (tier, size) in Tier::ALL.into_iter().zip(sizes) {
+                    for blocks in SIZES {
+                        assert_eq!(pool.set_budget(tier, blocks).is_ok(), blocks <= size);
+                    }
+                    pool.set_budget(tier, size).unwrap();
+                    assert_eq!(pool.blocks_end(tier), size);
                 }
                 assert_eq!(pool.stats().primary.blocks, config.primary_blocks);
                 drop(pool.claim(1).unwrap());
@@ -265,9 +265,10 @@ fn shards() {
                     Err(error) => panic!("{error}"),
                 }
             }
-            for upto in SIZES {
-                assert_eq!(pool.add_primary_blocks(upto).is_ok(), upto <= blocks);
+            for budget in SIZES {
+                assert_eq!(pool.set_budget(Tier::Primary, budget).is_ok(), budget <= blocks);
             }
+            pool.set_budget(Tier::Primary, blocks).unwrap();
             assert_eq!(pool.stats().primary.blocks, blocks);
         }
     }

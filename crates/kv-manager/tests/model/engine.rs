@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use kv_manager::{
-    Completion, CompletionError, Manager, ManagerOptions, OpenStep, Outcome, Request,
+    Completion, CompletionError, GroupId, Manager, ManagerOptions, OpenStep, Outcome, Request,
     SequenceError, StageError, Start, StepError, WorkerId,
 };
 use kv_pool::events::BlockUse;
@@ -41,6 +41,7 @@ pub struct Habits {
     pub resets: u64,
     pub drafts: u64,
     pub lags: u64,
+    pub swings: u64,
 }
 
 #[derive(Debug)]
@@ -59,6 +60,8 @@ pub struct Engine {
     /// Ids of sequences before, for prompts that begin in the same way.
     pub history: Vec<Vec<u32>>,
     pub workers: Vec<Option<Worker>>,
+    /// Blocks of the device and of the host that have memory, at every worker.
+    pub mapped: [usize; 2],
     lost: Option<Loss>,
     /// The latest step that every worker has said it has completed.
     completed: u64,
@@ -101,12 +104,8 @@ impl Engine {
             width: random.from(6, 12) as usize,
         };
         let workers = random.from(1, 2) as usize;
-        let ready = if random.chance(20) { 5 } else { size.device as u64 };
-        let pool = PoolConfig {
-            primary_ready: ready,
-            secondary_blocks: host,
-            ..PoolConfig::primary_only(size.device as u64)
-        };
+        let pool =
+            PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(size.device as u64) };
         let options = ManagerOptions {
             block_tokens,
             pool,
@@ -119,6 +118,9 @@ impl Engine {
             ..ManagerOptions::default()
         };
         let mut manager = Manager::new(options).unwrap();
+        if random.chance(20) {
+            manager.set_budget(GroupId(0), Tier::Primary, 5).unwrap();
+        }
         let tenants = add_tenants(&mut manager, size.device as u64, &mut random);
         let mut often = |most: u64| if random.chance(50) { 0 } else { random.from(1, most) };
         let habits = Habits {
@@ -127,6 +129,7 @@ impl Engine {
             resets: often(4),
             drafts: often(70),
             lags: often(60),
+            swings: often(6),
         };
         let noise = random.next();
         let workers = (0..workers).map(|at| Some(Worker::new(at, &size, noise))).collect();
@@ -144,6 +147,7 @@ impl Engine {
             next_key: 1,
             history: Vec::new(),
             workers,
+            mapped: [size.device, size.host],
             lost: None,
             completed: 0,
             latest: 0,
@@ -197,7 +201,12 @@ impl Engine {
         }
         if self.random.chance(3) {
             self.manager.pool().check_integrity().unwrap();
-            self.grow();
+        }
+        if self.random.chance(self.habits.swings) {
+            self.swing();
+        }
+        if self.random.chance(30) {
+            self.unmap();
         }
         self.check();
     }
@@ -220,12 +229,6 @@ impl Engine {
         let back = self.manager.prefetch(&[name]);
         assert!(back <= 1);
         self.saw_if(back > 0, "a prefetch");
-    }
-
-    fn grow(&mut self) {
-        let upto = self.random.from(1, self.size.device as u64);
-        self.manager.add_device_blocks(upto).unwrap();
-        assert!(self.manager.add_device_blocks(self.size.device as u64 + 1).is_err());
     }
 
     fn begin(&mut self) {
@@ -487,6 +490,7 @@ impl Engine {
         self.manager.join_worker(id).unwrap();
         let noise = self.random.next();
         let mut worker = Worker::new(at, &self.size, noise);
+        worker.map(self.mapped);
         worker.load(&self.manager.snapshot());
         self.workers[at] = Some(worker);
         self.lost = None;
@@ -564,7 +568,9 @@ impl Engine {
         self.end_transfers();
         self.runs.clear();
         self.wishes.clear();
-        self.manager.add_device_blocks(self.size.device as u64).unwrap();
+        for tier in [Tier::Primary, Tier::Secondary] {
+            self.budget(tier, self.size.of(tier));
+        }
         // What was decided and not staged goes with the next plan.
         for _ in 0..2 {
             while !self.jobs.is_empty() {

@@ -8,6 +8,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a campaign says what it has seen")]
 
 mod admission;
+mod budget;
 mod changes;
 mod engine;
 mod random;
@@ -26,9 +27,15 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 45] = [
+const EXPECTED: [&str; 51] = [
     "a commit after the step was complete",
     "a commit that was refused",
+    "a budget that blocks in use exceed",
+    "a budget that took blocks",
+    "a budget that took content to host memory",
+    "a larger budget before all had left",
+    "memory of the device that was taken away",
+    "memory of the host that was taken away",
     "a commit with later ids to come",
     "a copy on write",
     "a cut",

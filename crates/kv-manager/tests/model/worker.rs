@@ -53,6 +53,8 @@ pub struct Worker {
     block_tokens: usize,
     device: Vec<Cell>,
     host: Vec<Cell>,
+    /// Blocks of each that have memory.
+    mapped: [usize; 2],
     replica: Replica,
     rows: Vec<RowState>,
     pub queue: VecDeque<Rc<Job>>,
@@ -76,6 +78,7 @@ impl Worker {
             block_tokens: size.block_tokens,
             device: fresh(size.device),
             host: fresh(size.host),
+            mapped: [size.device, size.host],
             replica: Replica::new(size.rows as u32, size.width as u32).unwrap(),
             rows: vec![RowState::default(); size.rows],
             queue: VecDeque::new(),
@@ -95,7 +98,27 @@ impl Worker {
         (self.carried, self.reported) = (snapshot.step, snapshot.step);
     }
 
+    /// Has memory for the first blocks of the device and of the host, and for no others. What comes and
+    /// goes has no content.
+    pub fn map(&mut self, mapped: [usize; 2]) {
+        let before = self.mapped;
+        for (at, cells) in [&mut self.device, &mut self.host].into_iter().enumerate() {
+            let (first, end) = (before[at].min(mapped[at]), before[at].max(mapped[at]));
+            for cell in &mut cells[first * self.block_tokens..end * self.block_tokens] {
+                *cell = garbage(self.random.next());
+            }
+        }
+        self.mapped = mapped;
+    }
+
+    #[track_caller]
+    fn check_mapped(&self, at: Location) {
+        let mapped = self.mapped[at.tier.index()];
+        assert!(at.id.index() < mapped, "{at:?} has no memory, of which there are {mapped} blocks");
+    }
+
     fn cells(&mut self, at: Location) -> &mut [Cell] {
+        self.check_mapped(at);
         let tier = match at.tier {
             Tier::Primary => &mut self.device,
             _ => &mut self.host,
@@ -104,10 +127,12 @@ impl Worker {
     }
 
     pub fn cell_of(&self, id: BlockId, offset: usize) -> Cell {
+        self.check_mapped(Location { tier: Tier::Primary, id });
         self.device[id.index() * self.block_tokens + offset]
     }
 
     pub fn write_cell(&mut self, id: BlockId, offset: usize, cell: Cell) {
+        self.check_mapped(Location { tier: Tier::Primary, id });
         self.device[id.index() * self.block_tokens + offset] = cell;
     }
 
@@ -170,6 +195,7 @@ impl Worker {
     fn at(&self, row: usize, at: u64) -> usize {
         let block = self.entries(row)[at as usize / self.block_tokens];
         assert!(block >= 0, "token {at} of row {row} has no block");
+        self.check_mapped(Location { tier: Tier::Primary, id: BlockId::new(block as u32) });
         block as usize * self.block_tokens + at as usize % self.block_tokens
     }
 
@@ -272,4 +298,14 @@ pub struct Size {
     pub host: usize,
     pub rows: usize,
     pub width: usize,
+}
+
+impl Size {
+    /// Blocks of a tier.
+    pub fn of(&self, tier: Tier) -> u64 {
+        match tier {
+            Tier::Primary => self.device as u64,
+            _ => self.host as u64,
+        }
+    }
 }

@@ -339,7 +339,7 @@ impl PoolState {
         self.ages.max_ms = self.ages.max_ms.max(age.into());
     }
 
-    fn drop_content(&mut self, id: RecordId) {
+    pub(super) fn drop_content(&mut self, id: RecordId) {
         self.unname(id);
         self.counters.dropped += 1;
         if self.blocks.tier(id) == Tier::Primary {
@@ -351,7 +351,7 @@ impl PoolState {
     /// A block of the tier below for the content of a victim of the primary tier, if it is worth
     /// keeping. The content of that block is dropped.
     #[inline]
-    fn offload_target(&mut self, tier: Tier, victim: RecordId) -> Option<RecordId> {
+    pub(super) fn offload_target(&mut self, tier: Tier, victim: RecordId) -> Option<RecordId> {
         let keep =
             tier == Tier::Primary && self.blocks.priority(victim) >= self.offload_min_priority;
         if !keep {
@@ -380,7 +380,7 @@ impl PoolState {
     /// Gives the content of `victim` the block id of `target`, and claims `target` at the block id that it
     /// leaves.
     #[inline]
-    fn displace(&mut self, victim: RecordId, target: RecordId, by: Tenant) -> Claim {
+    pub(super) fn displace(&mut self, victim: RecordId, target: RecordId, by: Tenant) -> Claim {
         self.counters.evicted += 1;
         self.count_age(self.blocks.stamp(victim));
         self.swap_locations(victim, target);

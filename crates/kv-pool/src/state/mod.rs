@@ -3,6 +3,7 @@
 //! A method here is one critical section's work: it leaves every block in exactly one place, and
 //! in the list that this place names. None allocates, but for buffers that are kept and used again.
 
+mod budget;
 mod claim;
 mod guard;
 mod names;
@@ -50,7 +51,7 @@ pub(crate) struct PoolState {
     pub(crate) counters: PoolCounters,
     pub(crate) ages: EvictionAges,
     pub(crate) watch: Watch,
-    /// No tenants, and no policy but priority LRU.
+    /// No tenants, no policy but priority LRU, and no block beyond its tier's budget that is to leave.
     pub(crate) plain: bool,
     /// No log of events either, when it was made.
     quiet: bool,
@@ -76,7 +77,7 @@ impl PoolState {
             base += capacity as u32;
             tier
         });
-        let mut state = Self {
+        Ok(Self {
             mark: PoolMark::new(),
             blocks: Blocks::new(base as usize)?,
             index: Index::new(base as usize)?,
@@ -96,9 +97,7 @@ impl PoolState {
             spares: Spares::new(base as usize),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: crate::sabotage::Sabotage::default(),
-        };
-        state.tiers[Tier::Primary.index()].ready = config.primary_ready as u32;
-        Ok(state)
+        })
     }
 
     /// A pool with nothing but what every pool has.
@@ -107,16 +106,6 @@ impl PoolState {
         let clock = Box::new(crate::clock::ManualClock::new());
         let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?;
         Self::new(config, watch, BlockIds::ALL)
-    }
-
-    /// Gives the primary block ids below `upto` memory.
-    #[inline]
-    pub(crate) fn add_primary_blocks(&mut self, upto: u64) {
-        let tier = &mut self.tiers[Tier::Primary.index()];
-        tier.ready = tier.ready.max(upto as u32);
-        if let Some(tenancy) = &mut self.watch.tenancy {
-            tenancy.tenants.grow(Tier::Primary, upto);
-        }
     }
 
     #[inline]
@@ -290,9 +279,13 @@ impl PoolState {
         }
     }
 
-    /// Content goes to the back of its priority, a block without content before all others.
+    /// Content goes to the back of its priority, a block without content before all others. A block
+    /// beyond the budget leaves.
     #[inline]
     pub(crate) fn enqueue(&mut self, id: RecordId) {
+        if self.is_beyond(id) {
+            return self.leave(id);
+        }
         self.put(id, BlockPhase::Queued);
         let tier = self.blocks.tier(id);
         if !self.blocks.is(id, Flag::NAMED) {
@@ -321,7 +314,7 @@ impl PoolState {
     #[inline]
     fn appear(&mut self, tier: Tier) -> Option<RecordId> {
         let state = &mut self.tiers[tier.index()];
-        if state.appeared == state.ready {
+        if state.appeared >= state.budget {
             return None;
         }
         let (id, block_id) =

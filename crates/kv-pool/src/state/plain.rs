@@ -20,7 +20,7 @@ impl PoolState {
     /// Whether content that a claim in this tier evicts may be worth a move to the tier below.
     #[inline]
     pub(super) fn offloads(&self, tier: Tier) -> bool {
-        tier == Tier::Primary && self.tiers[Tier::Secondary.index()].ready > 0
+        tier == Tier::Primary && self.tiers[Tier::Secondary.index()].budget > 0
     }
 
     /// Claims up to `count` blocks of a tier that have no content: those that were released so, then those
@@ -252,6 +252,7 @@ mod tests {
         claimed: Vec<Claim>,
         moves: Vec<Move>,
         pinned: Vec<RecordId>,
+        budgets: bool,
     }
 
     impl Twins {
@@ -260,7 +261,8 @@ mod tests {
             let [plain, mut general] = [(), ()].map(|()| PoolState::plain(&config).unwrap());
             general.plain = false;
             let (claimed, moves, pinned) = (Vec::new(), Vec::new(), Vec::new());
-            Self { plain, general, random: seed, claimed, moves, pinned }
+            let budgets = seed % 2 == 1;
+            Self { plain, general, random: seed, claimed, moves, pinned, budgets }
         }
 
         fn next(&mut self, end: usize) -> usize {
@@ -279,6 +281,7 @@ mod tests {
         fn both<T: PartialEq + std::fmt::Debug>(&mut self, f: impl Fn(&mut PoolState) -> T) -> T {
             let outcome = f(&mut self.plain);
             assert_eq!(outcome, f(&mut self.general));
+            self.general.plain = false;
             outcome
         }
 
@@ -320,7 +323,24 @@ mod tests {
             self.pinned.push(block);
         }
 
+        fn set_budget(&mut self) {
+            let tier = if self.next(3) == 0 { Tier::Secondary } else { Tier::Primary };
+            let budget = self.next(self.plain.tier(tier).capacity as usize + 1) as u32;
+            let claims = self.both(|state| {
+                let mut claims = Vec::new();
+                state.set_budget(tier, budget, &mut claims);
+                claims
+            });
+            for claim in claims {
+                self.moves.extend(claim.offload());
+                self.claimed.push(claim.without_offload());
+            }
+        }
+
         fn step(&mut self) {
+            if self.budgets && self.next(12) == 0 {
+                return self.set_budget();
+            }
             match self.next(12) {
                 0..3 => self.claim(),
                 3..6 => self.name(),

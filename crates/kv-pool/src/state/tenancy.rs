@@ -122,12 +122,12 @@ impl PoolState {
     /// The tenants. The first call counts what is there.
     fn tenancy(&mut self) -> Result<&mut Tenancy, TenantError> {
         if self.watch.tenancy.is_none() {
-            let capacities = self.tiers.each_ref().map(|tier| u64::from(tier.ready));
+            let capacities = self.tiers.each_ref().map(|tier| u64::from(tier.budget));
             let (tenants, blocks) = (Tenants::new(self.mark, capacities), self.blocks.len());
             let tenancy = Tenancy::new(tenants, blocks);
             self.watch.tenancy = Some(tenancy.map_err(|_| TenantError::OutOfMemory { blocks })?);
             self.plain = false;
-            for id in self.blocks.ids() {
+            for id in self.appeared() {
                 self.recount(id);
             }
         }
@@ -173,7 +173,8 @@ impl PoolState {
         // A pool without tenants is all nobody's.
         let tier = self.tier(tier);
         let cached = (tier.claimable() - tier.empty()) as u64;
-        Ok(TenantCounts { held: u64::from(tier.ready) - tier.claimable() as u64, cached })
+        let blocks = u64::from(tier.budget) + u64::from(tier.beyond());
+        Ok(TenantCounts { held: blocks - tier.claimable() as u64, cached })
     }
 
     /// Counts a block for its tenant as what it is by now.
@@ -185,6 +186,7 @@ impl PoolState {
     }
 
     pub(crate) fn recount(&mut self, id: RecordId) {
+        let beyond = self.is_beyond(id);
         let blocks = &mut self.blocks;
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (tenant, tier) = (Tenant(blocks.tenant(id)), blocks.tier(id));
@@ -195,7 +197,7 @@ impl PoolState {
         };
         if blocks.is(id, Flag::COUNTED_HELD) && !held {
             blocks.clear(id, Flag::COUNTED_HELD);
-            tenancy.tenants.unhold(tenant, tier);
+            tenancy.tenants.unhold(tenant, tier, beyond);
         }
         if blocks.is(id, Flag::COUNTED_CACHED) && !cached {
             blocks.clear(id, Flag::COUNTED_CACHED);
@@ -204,7 +206,7 @@ impl PoolState {
         }
         if held && !blocks.is(id, Flag::COUNTED_HELD) {
             blocks.set(id, Flag::COUNTED_HELD);
-            tenancy.tenants.hold(tenant, tier);
+            tenancy.tenants.hold(tenant, tier, beyond);
         }
         if cached && !blocks.is(id, Flag::COUNTED_CACHED) {
             blocks.set(id, Flag::COUNTED_CACHED);
@@ -215,12 +217,16 @@ impl PoolState {
 
     /// Counts a block no more, before it changes its tenant or its tier.
     pub(crate) fn uncount(&mut self, id: RecordId) {
+        if self.watch.tenancy.is_none() {
+            return;
+        }
+        let beyond = self.is_beyond(id);
         let blocks = &mut self.blocks;
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (tenant, tier) = (Tenant(blocks.tenant(id)), blocks.tier(id));
         if blocks.is(id, Flag::COUNTED_HELD) {
             blocks.clear(id, Flag::COUNTED_HELD);
-            tenancy.tenants.unhold(tenant, tier);
+            tenancy.tenants.unhold(tenant, tier, beyond);
         }
         if blocks.is(id, Flag::COUNTED_CACHED) {
             blocks.clear(id, Flag::COUNTED_CACHED);

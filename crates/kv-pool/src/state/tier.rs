@@ -1,5 +1,6 @@
 //! One tier: its block ids, its queues, and how many of its blocks are where.
 
+use super::budget::Gone;
 use crate::BlockId;
 use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
@@ -23,14 +24,18 @@ pub(crate) struct TierState {
     pub(crate) queues: EvictionQueues,
     /// Blocks that are evicted only after those that follow them, in the order of their turns.
     pub(crate) shadowed: List,
-    /// Blocks by place; those that have not appeared are not counted.
+    /// Blocks by place. Of the absent ones, those that have left are counted.
     pub(crate) counts: [u32; BlockPhase::COUNT],
     pub(crate) base: u32,
     ids: BlockIds,
-    /// Block ids that have memory.
-    pub(crate) ready: u32,
-    /// Of these, block ids that have been used. The others are not in any list yet.
+    /// Block ids that the tier was made for.
+    pub(crate) capacity: u32,
+    /// Block ids that may be handed out.
+    pub(crate) budget: u32,
+    /// Block ids that have been used, which are the first ones. The others are not in any list yet.
     pub(crate) appeared: u32,
+    /// Of these, the ones that have left because they are beyond the budget.
+    pub(super) gone: Gone,
 }
 
 impl TierState {
@@ -41,8 +46,10 @@ impl TierState {
             counts: [0; BlockPhase::COUNT],
             base,
             ids,
-            ready: capacity,
+            capacity,
+            budget: capacity,
             appeared: 0,
+            gone: Gone::default(),
         }
     }
 
@@ -51,13 +58,19 @@ impl TierState {
         BlockId(self.ids.first + n * self.ids.step)
     }
 
+    /// Which one of this pool's a block id is.
+    #[inline]
+    pub(crate) fn nth(&self, id: BlockId) -> u32 {
+        (id.0 - self.ids.first) / self.ids.step
+    }
+
     pub(crate) fn count(&self, place: BlockPhase) -> usize {
         self.counts[place as usize] as usize
     }
 
-    /// Block ids that were never used.
+    /// Block ids that may be handed out and were never used.
     pub(crate) fn fresh(&self) -> usize {
-        (self.ready - self.appeared) as usize
+        self.budget.saturating_sub(self.appeared) as usize
     }
 
     /// Blocks that nobody uses.

@@ -53,24 +53,31 @@ impl Memory {
 
     /// Records that `owner`, which is not 0, has claimed a block.
     pub fn take(&self, block: &Claimed, owner: u32) -> Option<Harm> {
-        let block_id = block.block_id().index();
+        self.take_id(block.block_id(), owner)
+    }
+
+    /// The same of a block id of the primary tier that nobody has.
+    pub fn take_id(&self, block_id: BlockId, owner: u32) -> Option<Harm> {
+        let block_id = block_id.index();
         let first = self.owners[block_id].swap(owner, Relaxed);
         (first != NOBODY).then_some(Harm::HandedOutTwice { block_id, owner: first, second: owner })
     }
 
     /// Records that a block is about to be shared or given back by its owner.
     pub fn give(&self, block: &Claimed, owner: u32) -> Option<Harm> {
-        self.give_block_id(block.block_id().index(), owner)
+        self.give_id(block.block_id(), owner)
     }
 
-    fn give_block_id(&self, block_id: usize, owner: u32) -> Option<Harm> {
+    /// The same of a block id of the primary tier.
+    pub fn give_id(&self, block_id: BlockId, owner: u32) -> Option<Harm> {
+        let block_id = block_id.index();
         let found = self.owners[block_id].swap(NOBODY, Relaxed);
         (found != owner).then_some(Harm::NotOurs { block_id, owner: found, expected: owner })
     }
 
     /// Records that the block which is onboarded to is about to be shared or handed on.
     pub fn give_target(&self, onboard: &Onboard, owner: u32) -> Option<Harm> {
-        self.give_block_id(onboard.to().index(), owner)
+        self.give_id(onboard.to(), owner)
     }
 
     pub fn write(&self, block: &Claimed, content: u64) {

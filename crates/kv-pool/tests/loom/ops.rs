@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
-use kv_pool::{Admit, Admitted, BlockHash, BlockPool, Claimed, Pinned, PoolConfig, Priority, Tier};
+use kv_pool::{
+    Admit, Admitted, BlockHash, BlockId, BlockPool, Claimed, Pinned, PoolConfig, Priority, Tier,
+};
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
 
@@ -16,6 +18,9 @@ pub const FAR: u32 = 1;
 pub const NEAR: u32 = 2;
 /// The first of the contents that the threads write.
 const WRITTEN: u32 = 10;
+
+/// What is read where there is no memory.
+const UNMAPPED: u64 = 99;
 
 /// What one thread does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,6 +56,8 @@ pub enum Op {
     /// Claims a block, and computes content there again that is cached, or on its way, before the
     /// content that it evicts has arrived.
     Overtake,
+    /// Takes a block from the primary tier, and the memory of what has left, and gives both back.
+    Budget,
 }
 
 impl Op {
@@ -70,12 +77,16 @@ impl Op {
         Self::Lend,
         Self::MoveDown,
         Self::Overtake,
+        Self::Budget,
     ];
 }
 
 pub struct World {
     pub pool: BlockPool,
     pub memory: Memory,
+    primary: u64,
+    /// Whether a thread is changing the budget: only one at a time knows which memory is there.
+    budgeting: AtomicU32,
     /// Read where a thread holds something, so that others get a turn there.
     turn: AtomicU32,
 }
@@ -100,7 +111,8 @@ impl World {
             PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
         let pool = BlockPool::new(&config).unwrap();
         let memory = Memory::new(primary as usize, secondary as usize);
-        let world = Self { pool, memory, turn: AtomicU32::new(0) };
+        let world =
+            Self { pool, memory, primary, budgeting: AtomicU32::new(0), turn: AtomicU32::new(0) };
         world.cache(FAR);
         if secondary > 0 {
             let claims = world.pool.claim(primary as usize).unwrap();
@@ -217,6 +229,7 @@ impl World {
             }
             Op::MoveDown => self.move_down(owner),
             Op::Overtake => self.overtake(owner),
+            Op::Budget => self.budget(owner),
         }
     }
 
@@ -290,6 +303,31 @@ impl World {
             self.others_turn();
             offload.commit();
         }
+    }
+
+    fn budget(&self, owner: u32) {
+        if self.budgeting.swap(1, Relaxed) == 1 {
+            return;
+        }
+        let mut withdrawn = self.pool.set_budget(Tier::Primary, self.primary - 1).unwrap();
+        while let Some(offload) = withdrawn.leaving.take_offload() {
+            self.memory.offload(&offload);
+            offload.commit();
+        }
+        drop(withdrawn);
+        self.others_turn();
+        let gone = self.pool.blocks_end(Tier::Primary)..self.primary;
+        let gone: Vec<_> = gone.map(|id| BlockId::new(id as u32)).collect();
+        for &id in &gone {
+            none(self.memory.take_id(id, owner));
+            self.memory.fill(id, UNMAPPED);
+        }
+        self.others_turn();
+        for &id in &gone {
+            none(self.memory.give_id(id, owner));
+        }
+        drop(self.pool.set_budget(Tier::Primary, self.primary).unwrap());
+        self.budgeting.swap(0, Relaxed);
     }
 
     fn late_offload(&self, owner: u32) {

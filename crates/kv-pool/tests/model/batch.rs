@@ -58,7 +58,7 @@ impl Model {
         let others = all.clone().filter(|&other| other != tenant);
         let kept: u64 = others.map(|t| self.tenants[t].reserved.saturating_sub(held(t))).sum();
         let in_use: u64 = all.map(held).sum();
-        let may = held(tenant) < self.tenants[tenant].held_max && in_use + kept < self.ready as u64;
+        let may = held(tenant) < self.tenants[tenant].held_max && in_use + kept < self.room();
         if may {
             *needs.reused.entry(tenant).or_default() += 1;
             needs.counted.insert(block);
@@ -174,7 +174,7 @@ impl Model {
         };
         let all = 0..self.tenants.len();
         let claimants = all.clone().filter(|&tenant| needs(tenant) > 0).count();
-        let (mut unheld, mut requested, mut kept) = (self.ready as u64, 0, 0);
+        let (mut unheld, mut requested, mut kept) = (self.room(), 0, 0);
         for tenant in all {
             let (quota, held) = (self.tenants[tenant], self.shares(tenant).0 + again(tenant));
             if needs(tenant) > 0 && held + needs(tenant) > quota.held_max {

@@ -57,7 +57,6 @@ impl Random {
 }
 
 /// How often each outcome was met that a run must have met.
-#[derive(Default)]
 pub struct Seen([u64; OUTCOMES.len()]);
 
 impl fmt::Debug for Seen {
@@ -67,7 +66,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 29] = [
+pub const OUTCOMES: [&str; 36] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -97,7 +96,20 @@ pub const OUTCOMES: [&str; 29] = [
     "partly copied",
     "evicted in the common case",
     "named in the common case",
+    "left beyond a budget",
+    "left beyond a budget with its content moved down",
+    "left beyond a budget after what follows it",
+    "in use beyond a budget",
+    "let go of with content beyond a budget",
+    "brought back by a budget",
+    "a budget was refused",
 ];
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self([0; OUTCOMES.len()])
+    }
+}
 
 impl Seen {
     pub fn saw(&mut self, outcome: &str, times: u64) {
@@ -130,7 +142,7 @@ pub struct Driver {
     pub pool: BlockPool,
     pub clock: ManualClock,
     pub model: Model,
-    pub capacity: u64,
+    pub capacities: [u64; 4],
     pub tenants: Vec<TenantId>,
     pub held: Vec<(Claimed, ModelClaim)>,
     pub held_lists: Vec<(Claimed, Vec<ModelClaim>)>,
@@ -159,7 +171,6 @@ impl Driver {
         let primary_blocks = 1 + random.below(12);
         let config = PoolConfig {
             primary_blocks,
-            primary_ready: random.below(primary_blocks + 1),
             secondary_blocks: if common { 0 } else { random.below(8) },
             further_blocks: [random.below(3), random.below(2)],
             offload_min_priority: Priority::new(random.one_of(&[0, 30, 30, 80])).unwrap(),
@@ -175,7 +186,12 @@ impl Driver {
             pool,
             clock,
             model: Model::new(&config),
-            capacity: primary_blocks,
+            capacities: [
+                primary_blocks,
+                config.secondary_blocks,
+                config.further_blocks[0],
+                config.further_blocks[1],
+            ],
             tenants: vec![TenantId::NOBODY],
             held: Vec::new(),
             held_lists: Vec::new(),
@@ -219,7 +235,7 @@ impl Driver {
             167..170 => self.remove(),
             170..172 => self.begin_epoch(),
             172..180 => self.complete_epoch(),
-            180..182 => self.add_block_ids(),
+            180..182 => self.set_budget(),
             182..185 => self.retain(),
             185..190 => self.pass_time(),
             190..192 => self.set_quota(),
@@ -261,9 +277,13 @@ impl Driver {
         self.compare();
         self.compare_all();
         let stats = self.pool.stats();
+        for (tier, &budget) in Tier::ALL.into_iter().zip(&self.model.budgets) {
+            assert_eq!(self.pool.blocks_end(tier), budget as u64, "all that was in use has left");
+        }
         for tier in [stats.primary, stats.secondary, stats.further[0], stats.further[1]] {
             assert_eq!(tier.claimable(), tier.blocks, "{stats:?}");
         }
+        self.seen.saw("let go of with content beyond a budget", self.model.seen_leaving);
         if self.common {
             self.seen.saw("evicted in the common case", stats.counters.evicted);
             self.seen.saw("named in the common case", stats.counters.registered);
@@ -277,6 +297,9 @@ impl Driver {
         assert_eq!(self.pool.claimable() as u64, stats.primary.claimable());
         assert_eq!(self.pool.empty() as u64, stats.primary.empty);
         assert_eq!(self.clock.reads(), self.model.reads);
+        for tier in Tier::ALL {
+            assert_eq!(self.pool.blocks_end(tier), self.model.end(tier.index()) as u64);
+        }
         for (pin, block, _) in &self.pins {
             self.same_place(pin.block().index(), pin.location(), *block);
             assert_eq!(pin.hash(0), self.model.blocks[*block].content.map(name));

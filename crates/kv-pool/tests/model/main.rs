@@ -8,6 +8,7 @@
 
 mod batch;
 mod blocks;
+mod budget;
 mod driver;
 mod mirror;
 #[path = "../common/one.rs"]

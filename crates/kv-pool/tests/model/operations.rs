@@ -37,7 +37,7 @@ impl Model {
             |tenant: usize| self.tenants[tenant].reserved.saturating_sub(self.shares(tenant).0);
         let kept: u64 = (0..self.tenants.len()).filter(|&t| t != by).map(unmet).sum();
         let all = (0..self.tenants.len()).map(|tenant| self.shares(tenant).0);
-        let unheld = self.ready as u64 - all.sum::<u64>();
+        let unheld = self.room() - all.sum::<u64>();
         if count + kept > unheld { Err(Refusal::KeptForOthers) } else { Ok(()) }
     }
 

@@ -13,6 +13,8 @@ pub const SECONDARY: usize = 1;
 const DEFAULT_PRIORITY: u8 = 35;
 /// How many of a tenant's blocks the pool looks at for one that no other follows.
 const LOOKS: usize = 16;
+/// Block ids that were never used go after those that were, of blocks without content.
+pub const NEVER_USED: i64 = 1 << 40;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Now {
@@ -61,6 +63,10 @@ pub struct Block {
     pub chained: bool,
     pub depth: u16,
     pub tenant: usize,
+    /// It was in use at least once.
+    pub appeared: bool,
+    /// What the pool took for the time when it became unused, with content.
+    pub unused_at: u64,
     /// Since when it is cached, to tell a tenant's oldest.
     pub cached_since: Option<i64>,
 }
@@ -97,8 +103,13 @@ pub struct Model {
     pub time: u64,
     /// How often the clock must have been read.
     pub reads: u64,
-    pub ready: usize,
-    least: u8,
+    /// The time that the pool has read last.
+    now: u64,
+    /// Blocks that have left with content, since their last user let go of them.
+    pub seen_leaving: u64,
+    /// Of each tier, the block ids that may be handed out.
+    pub budgets: [usize; 4],
+    pub least: u8,
     ticks: i64,
 }
 
@@ -138,6 +149,8 @@ impl Model {
                 chained: false,
                 depth: 0,
                 tenant: 0,
+                appeared: false,
+                unused_at: 0,
                 cached_since: None,
             }));
         }
@@ -151,13 +164,14 @@ impl Model {
             reading: Vec::new(),
             time: 0,
             reads: 0,
-            ready: 0,
+            now: 0,
+            seen_leaving: 0,
+            budgets: sizes.map(|size| size as usize),
             least: config.offload_min_priority.get(),
             ticks: 0,
         };
-        model.add(config.primary_ready as usize);
-        for block in config.primary_blocks as usize..model.blocks.len() {
-            model.blocks[block].now = Now::Unused(model.tick());
+        for block in model.ids() {
+            model.blocks[block].now = Now::Unused(NEVER_USED + model.tick());
         }
         model
     }
@@ -167,15 +181,9 @@ impl Model {
         self.ticks
     }
 
-    pub fn add(&mut self, upto: usize) {
-        for block in self.ready..upto {
-            self.blocks[block].now = Now::Unused(self.tick());
-        }
-        self.ready = self.ready.max(upto);
-    }
-
     pub fn read_clock(&mut self) -> u64 {
         self.reads += 1;
+        self.now = self.time;
         self.time
     }
 
@@ -303,7 +311,7 @@ impl Model {
     }
 
     /// A block of the secondary tier without content.
-    fn make_room(&mut self) -> Option<usize> {
+    pub fn make_room(&mut self) -> Option<usize> {
         loop {
             let (block, last) = self.next(SECONDARY, |_| true)?;
             if self.blocks[block].content.is_some() {
@@ -318,7 +326,7 @@ impl Model {
         }
     }
 
-    fn displace(&mut self, victim: usize, target: usize, by: usize) -> ModelClaim {
+    pub fn displace(&mut self, victim: usize, target: usize, by: usize) -> ModelClaim {
         self.counters.evicted += 1;
         let from = self.at(victim);
         self.swap(victim, target);
@@ -337,6 +345,7 @@ impl Model {
         moving: Option<usize>,
     ) -> ModelClaim {
         let claimed = &mut self.blocks[block];
+        claimed.appeared = true;
         (claimed.now, claimed.tenant, claimed.depth) = (Now::Claimed, by, 0);
         (claimed.priority, claimed.duration) = (DEFAULT_PRIORITY, None);
         ModelClaim { block, block_id: claimed.block_id, evicted, moving }
@@ -346,6 +355,12 @@ impl Model {
         let (a, b) = (self.at(one), self.at(other));
         (self.blocks[one].tier, self.blocks[one].block_id) = b;
         (self.blocks[other].tier, self.blocks[other].block_id) = a;
+    }
+
+    /// Whether a block lies beyond the budget of its tier.
+    pub fn is_beyond(&self, block: usize) -> bool {
+        let (tier, block_id) = self.at(block);
+        block_id >= self.budgets[tier]
     }
 
     /// Nobody uses the block any more.
@@ -367,6 +382,9 @@ impl Model {
     }
 
     pub fn unused(&mut self, block: usize) {
+        if self.is_beyond(block) {
+            return self.leave(block);
+        }
         let order = self.tick();
         if self.blocks[block].content.is_none() {
             // The last one released without content is the next one claimed.
@@ -374,6 +392,7 @@ impl Model {
             return;
         }
         self.blocks[block].now = Now::Unused(order);
+        self.blocks[block].unused_at = self.now;
         self.blocks[block].cached_since.get_or_insert(order);
         self.give_way(self.blocks[block].tenant, self.blocks[block].tier);
     }
@@ -482,6 +501,7 @@ impl Model {
             let unused = |b: &Block| b.now.is_unused();
             TierStats {
                 blocks: count(&|block| block.now != Now::Absent),
+                beyond: count(&|b| b.now != Now::Absent && b.block_id >= self.budgets[tier]),
                 empty: count(&|b| unused(b) && b.content.is_none()),
                 cached: count(&|b| unused(b) && b.content.is_some()),
                 retiring: self.retiring(tier) as u64,

@@ -62,15 +62,6 @@ impl Driver {
         self.model.complete(epoch.number());
     }
 
-    pub fn add_block_ids(&mut self) {
-        let upto = self.random.below(self.capacity + 2);
-        let added = self.pool.add_primary_blocks(upto);
-        assert_eq!(added.is_ok(), upto <= self.capacity);
-        if added.is_ok() {
-            self.model.add(upto as usize);
-        }
-    }
-
     pub fn retain(&mut self) {
         let Some((pins, blocks, owner)) = self.random.pick(&mut self.pin_lists) else { return };
         let (priority, duration) = (self.random.priority(), self.random.duration());
@@ -114,7 +105,7 @@ impl Driver {
         let set = self.pool.set_quota(self.tenants[tenant], Tier::Primary, quota);
         if quota.reserved > quota.held_max {
             assert!(matches!(set, Err(TenantError::ReservedOverHeldMax { .. })), "{set:?}");
-        } else if reserved > self.model.ready as u64 {
+        } else if reserved > self.model.budgets[0] as u64 {
             assert!(matches!(set, Err(TenantError::OverReserved { .. })), "{set:?}");
         } else {
             set.unwrap();
