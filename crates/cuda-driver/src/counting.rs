@@ -166,6 +166,8 @@ macro_rules! counted_all { () => { counted! {
         module_get_function(module: u64, name: &str) -> u64 = "cuModuleGetFunction";
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ()
             = "cuLaunchKernel";
+        stream_begin_capture(stream: u64) -> () = "cuStreamBeginCapture";
+        stream_end_capture(stream: u64) -> u64 = "cuStreamEndCapture";
         graph_destroy(graph: u64) -> () = "cuGraphDestroy";
         graph_add_kernel_node(graph: u64, function: u64, config: &LaunchConfig, args: &KernelArgs) -> u64
             = "cuGraphAddKernelNode";

@@ -665,6 +665,28 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     // --- Graphs --------------------------------------------------------------------------------
 
+    /// `cuStreamBeginCapture`, with `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: what this thread launches in
+    /// the stream from here on becomes nodes of a graph, in its order, and does not run.
+    ///
+    /// # Errors
+    /// `STREAM_CAPTURE_UNSUPPORTED` for the default stream, `ILLEGAL_STATE` for a stream that is captured.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam).
+    unsafe fn stream_begin_capture(&self, stream: u64) -> DriverResult<()>;
+
+    /// `cuStreamEndCapture`: the graph that was captured. The stream is as it was before, also after an
+    /// error.
+    ///
+    /// # Errors
+    /// `STREAM_CAPTURE_INVALIDATED` after a call that cannot be captured; `ILLEGAL_STATE` for a stream
+    /// that is not captured.
+    ///
+    /// # Safety
+    /// See [Safety of the seam](Driver#safety-of-the-seam); modules of the captured kernels stay loaded as
+    /// long as the graph and its instances.
+    unsafe fn stream_end_capture(&self, stream: u64) -> DriverResult<u64>;
+
     /// `cuGraphCreate`: a graph without nodes.
     ///
     /// # Errors

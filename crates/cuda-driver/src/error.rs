@@ -73,6 +73,8 @@ error_codes! {
     OPERATING_SYSTEM = 304, "CUDA_ERROR_OPERATING_SYSTEM";
     /// The handle is not valid.
     INVALID_HANDLE = 400, "CUDA_ERROR_INVALID_HANDLE";
+    /// A resource is not in the state that the call needs.
+    ILLEGAL_STATE = 401, "CUDA_ERROR_ILLEGAL_STATE";
     /// A named symbol was not found.
     NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND";
     /// The work has not completed yet.
@@ -117,6 +119,8 @@ error_codes! {
     MPS_CLIENT_TERMINATED = 810, "CUDA_ERROR_MPS_CLIENT_TERMINATED";
     /// The call is not permitted while the stream, or a stream of the process, is being captured.
     STREAM_CAPTURE_UNSUPPORTED = 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    /// The capture met a call that cannot be captured, and has no graph.
+    STREAM_CAPTURE_INVALIDATED = 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
     /// Unknown internal error.
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
 }

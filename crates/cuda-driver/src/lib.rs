@@ -104,6 +104,7 @@ mod current;
 mod device;
 mod driver;
 mod error;
+mod graph;
 pub mod host_pages;
 mod launch;
 mod memory;
@@ -132,6 +133,7 @@ pub use cuda::{CudaDriver, interop};
 pub use device::{Device, DeviceError};
 pub use driver::{AllocationProp, BatchCopy, Driver, DriverResult, HostAccess, PeerCopy};
 pub use error::{DriverError, ErrorCode, Unavailable};
+pub use graph::CapturedGraph;
 pub use launch::{KernelArgs, LaunchConfig};
 pub use memory::{CopyError, DeviceBuffer, OutOfBounds, PinnedBuffer, PinnedSpan, ReaderError};
 pub use memory_flags::{

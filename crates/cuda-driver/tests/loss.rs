@@ -107,6 +107,7 @@ impl Handles {
             ("launch", launched),
             ("prepare", prepared),
             ("PreparedLaunch::launch", again),
+            ("capture", stream.capture(|| Ok(())).map(drop)),
         ]
     }
 

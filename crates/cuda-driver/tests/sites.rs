@@ -13,9 +13,9 @@ use std::sync::Arc;
 use cuda_driver::host_pages::HostPages;
 use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
-    AccessDesc, AddressRange, Device, DeviceBuffer, DeviceSpan, DriverError, ErrorCode, Event,
-    HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig, Module,
-    PhysicalMemory, PinnedBuffer, Stream, StreamPriority, site,
+    AccessDesc, AddressRange, Device, DeviceBuffer, DeviceError, DeviceSpan, DriverError,
+    ErrorCode, Event, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig,
+    Module, PhysicalMemory, PinnedBuffer, Stream, StreamPriority, site,
 };
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use watch::{Watch, from_here};
@@ -120,6 +120,10 @@ fn launches_name_the_programs_line() {
         direct!(watch, "cuGraphInstantiate", unsafe { kernel.prepare(config, args) }).unwrap();
     // SAFETY: as above.
     direct!(watch, "cuGraphLaunch", unsafe { made.launch(stream) }).unwrap();
+    let nothing = || Ok::<(), DeviceError>(());
+    let graph = direct!(watch, "cuStreamBeginCapture", stream.capture(nothing)).unwrap();
+    // SAFETY: it has no kernel.
+    direct!(watch, "cuGraphLaunch", unsafe { graph.launch(stream) }).unwrap();
     stream.synchronize().unwrap();
 }
 

@@ -554,6 +554,16 @@ impl Driver for SimDriver {
     }
 
     #[track_caller]
+    unsafe fn stream_begin_capture(&self, stream: u64) -> DriverResult<()> {
+        self.call("cuStreamBeginCapture", |state| state.stream_begin_capture(stream))
+    }
+
+    #[track_caller]
+    unsafe fn stream_end_capture(&self, stream: u64) -> DriverResult<u64> {
+        self.call("cuStreamEndCapture", |state| state.stream_end_capture(stream))
+    }
+
+    #[track_caller]
     unsafe fn graph_destroy(&self, graph: u64) -> DriverResult<()> {
         self.call("cuGraphDestroy", |state| state.graph_destroy(graph))
     }

@@ -1,10 +1,12 @@
 //! Graphs of kernels: launches that are prepared once and enqueued many times.
 
+use std::cell::Cell;
+
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 
 use crate::races::KnownPoint;
 use crate::state::{Answer, Machine};
-use crate::streams::Point;
+use crate::streams::{Point, is_legacy};
 use crate::work::{Launch, Work};
 
 /// Launches in the order of their nodes. They run in this order.
@@ -26,7 +28,52 @@ impl Graph {
     }
 }
 
+/// The launches of a stream that is captured.
+#[derive(Debug, Default)]
+pub(crate) struct Capture {
+    nodes: Vec<Launch>,
+    /// Whether a call that cannot be captured has named the stream.
+    is_invalid: Cell<bool>,
+}
+
+impl Capture {
+    pub(crate) fn take(&mut self, launch: Launch) {
+        self.nodes.push(launch);
+    }
+
+    /// Answers a call that cannot be captured, which ends the capture without a graph.
+    pub(crate) fn invalidate(&self) -> ErrorCode {
+        self.is_invalid.set(true);
+        ErrorCode::STREAM_CAPTURE_UNSUPPORTED
+    }
+}
+
 impl Machine {
+    pub(crate) fn stream_begin_capture(&mut self, stream: u64) -> Answer<()> {
+        let (key, _) = self.stream_or_capture(stream)?;
+        if is_legacy(stream) {
+            return Err(ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        let found = self.streams.get_mut(&key).ok_or(ErrorCode::INVALID_HANDLE)?;
+        if found.capture.is_some() {
+            return Err(ErrorCode::ILLEGAL_STATE);
+        }
+        found.capture = Some(Capture::default());
+        Ok(())
+    }
+
+    pub(crate) fn stream_end_capture(&mut self, stream: u64) -> Answer<u64> {
+        let (stream, device) = self.stream_or_capture(stream)?;
+        let captured = self.streams.get_mut(&stream).and_then(|stream| stream.capture.take());
+        let Capture { nodes, is_invalid } = captured.ok_or(ErrorCode::ILLEGAL_STATE)?;
+        if is_invalid.get() {
+            return Err(ErrorCode::STREAM_CAPTURE_INVALIDATED);
+        }
+        let handle = self.new_handle();
+        self.graphs.insert(handle, Graph { device, nodes, launched: None });
+        Ok(handle)
+    }
+
     pub(crate) fn graph_create(&mut self) -> Answer<u64> {
         let device = self.current()?;
         let handle = self.new_handle();

@@ -95,13 +95,18 @@ impl Machine {
         stream: u64,
     ) -> Answer<()> {
         let current = self.current()?;
-        let (stream, device) = self.stream(stream)?;
+        let (stream, device) = self.stream_or_capture(stream)?;
         // A copy may use another context's stream, a kernel may not.
         if device != current {
             return Err(ErrorCode::INVALID_HANDLE);
         }
         let launch = self.prepare(device, function, config, args)?;
-        self.enqueue(stream, "cuLaunchKernel", Work::Launch(Box::new(launch)));
+        match self.streams.get_mut(&stream).and_then(|stream| stream.capture.as_mut()) {
+            Some(capture) => capture.take(launch),
+            None => {
+                self.enqueue(stream, "cuLaunchKernel", Work::Launch(Box::new(launch)));
+            }
+        }
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use cuda_driver::ErrorCode;
 
+use crate::graphs::Capture;
 use crate::races::KnownPoint;
 use crate::scheduler::Goal;
 use crate::state::{Answer, Machine};
@@ -27,6 +28,8 @@ pub(crate) struct Stream {
     /// Whether the stream is removed when its work has run.
     pub(crate) destroyed: bool,
     pub(crate) queue: VecDeque<Operation>,
+    /// Whether what is launched becomes nodes of a graph.
+    pub(crate) capture: Option<Capture>,
 }
 
 /// How a stream is ordered with the legacy default stream of its context.
@@ -42,7 +45,15 @@ pub(crate) enum DefaultOrder {
 
 impl Stream {
     fn new(device: u32, order: DefaultOrder) -> Self {
-        Self { device, order, priority: 0, held: false, destroyed: false, queue: VecDeque::new() }
+        Self {
+            device,
+            order,
+            priority: 0,
+            held: false,
+            destroyed: false,
+            queue: VecDeque::new(),
+            capture: None,
+        }
     }
 
     pub(crate) fn legacy(device: u32) -> Self {
@@ -94,9 +105,18 @@ pub(crate) fn is_legacy(stream: u64) -> bool {
 }
 
 impl Machine {
+    /// Table key and device of a stream argument, for a call that cannot be captured.
+    pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
+        let (stream, device) = self.stream_or_capture(stream)?;
+        match &self.streams[&stream].capture {
+            Some(capture) => Err(capture.invalidate()),
+            None => Ok((stream, device)),
+        }
+    }
+
     /// Table key and device of a stream argument. 0 is the current context's default stream; any
     /// other stream needs no current context.
-    pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
+    pub(crate) fn stream_or_capture(&self, stream: u64) -> Answer<(u64, u32)> {
         if is_legacy(stream) {
             let current = self.current()?;
             return Ok((self.devices[current as usize].legacy_stream, current));
@@ -118,7 +138,7 @@ impl Machine {
     }
 
     pub(crate) fn stream_priority(&self, stream: u64) -> Answer<i32> {
-        let (stream, device) = self.stream(stream)?;
+        let (stream, device) = self.stream_or_capture(stream)?;
         self.health(device)?;
         Ok(self.streams[&stream].priority)
     }
@@ -168,7 +188,7 @@ impl Machine {
     }
 
     pub(crate) fn stream_context(&self, stream: u64) -> Answer<u64> {
-        let (_, device) = self.stream(stream)?;
+        let (_, device) = self.stream_or_capture(stream)?;
         self.devices[device as usize].context.ok_or(ErrorCode::CONTEXT_IS_DESTROYED)
     }
 

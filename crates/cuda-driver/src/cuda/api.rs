@@ -290,6 +290,11 @@ api! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
+    cuStreamBeginCapture = cuStreamBeginCapture_v2(
+        stream: CUstream,
+        mode: sys::CUstreamCaptureMode,
+    );
+    cuStreamEndCapture = cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
     cuGraphCreate = cuGraphCreate(graph: *mut CUgraph, flags: c_uint);
     cuGraphDestroy = cuGraphDestroy(graph: CUgraph);
     cuGraphAddKernelNode = cuGraphAddKernelNode_v2(

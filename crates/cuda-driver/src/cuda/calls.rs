@@ -10,7 +10,8 @@ use cudarc::driver::sys::{
     CU_MEMHOSTALLOC_DEVICEMAP, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_WRITECOMBINED,
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_PORTABLE, CUDA_KERNEL_NODE_PARAMS, CUcontext,
     CUevent, CUevent_flags, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
-    CUmemAllocationGranularity_flags, CUmodule, CUstream, CUstream_flags, CUuuid,
+    CUmemAllocationGranularity_flags, CUmodule, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUuuid,
 };
 use smallvec::SmallVec;
 
@@ -585,6 +586,20 @@ impl Driver for CudaDriver {
         let mut graph: CUgraph = ptr::null_mut();
         // SAFETY: `graph` is live and of the type that the call writes; the flags must be 0.
         unsafe { self.api.cuGraphCreate(&mut graph, 0) }?;
+        Ok(graph as u64)
+    }
+
+    unsafe fn stream_begin_capture(&self, stream: u64) -> DriverResult<()> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the caller passes a live stream, or 0 for the default one.
+        unsafe { self.api.cuStreamBeginCapture(stream as CUstream, mode) }
+    }
+
+    unsafe fn stream_end_capture(&self, stream: u64) -> DriverResult<u64> {
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the caller passes a live stream, or 0 for the default one; `graph` is live and of the
+        // type that the call writes.
+        unsafe { self.api.cuStreamEndCapture(stream as CUstream, &mut graph) }?;
         Ok(graph as u64)
     }
 

@@ -200,6 +200,8 @@ forward! {
         mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> ();
         module_get_function(module: u64, name: &str) -> u64;
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ();
+        stream_begin_capture(stream: u64) -> ();
+        stream_end_capture(stream: u64) -> u64;
         graph_add_kernel_node(graph: u64, function: u64, config: &LaunchConfig, args: &KernelArgs) -> u64;
         graph_launch(exec: u64, stream: u64) -> ();
     }

@@ -27,6 +27,8 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("probing_the_fabric_leaves_nothing", probing_the_fabric_leaves_nothing),
     ("misuse_of_memory_is_an_error_value", misuse_of_memory_is_an_error_value),
     ("a_kernel_writes_what_it_should", a_kernel_writes_what_it_should),
+    ("a_captured_graph_runs_when_it_is_launched", a_captured_graph_runs_when_it_is_launched),
+    ("a_capture_that_ends_early_leaves_its_stream", a_capture_that_ends_early_leaves_its_stream),
     ("a_refused_module_says_why", a_refused_module_says_why),
     ("raw_handles_are_adopted_and_left_alone", raw_handles_are_adopted_and_left_alone),
 ];
@@ -401,6 +403,64 @@ fn a_kernel_writes_what_it_should(driver: &Arc<dyn Driver>) {
     // SAFETY: as above.
     let refused = unsafe { write.launch(&stream, &LaunchConfig::linear(1, 1025), &args) };
     assert_eq!(refused.unwrap_err().driver_error().code, ErrorCode::INVALID_VALUE);
+}
+
+fn a_captured_graph_runs_when_it_is_launched(driver: &Arc<dyn Driver>) {
+    let device = open(driver, 0);
+    let (stream, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let buffer = DeviceBuffer::alloc(&device, 400).unwrap();
+    let write = Module::load(&device, kernel::PTX).unwrap().kernel(kernel::NAME).unwrap();
+    let launch = |value: u32, count: u32| {
+        let args = KernelArgs::new().arg(buffer.address()).arg(value).arg(count);
+        // SAFETY: three parameters of these sizes; the kernel accesses no host memory.
+        unsafe { write.launch(&stream, &LaunchConfig::linear(1, 128), &args) }
+    };
+    stream.fill(buffer.span(), 0).unwrap();
+    let graph = stream.capture(|| launch(3, 100).and_then(|()| launch(500, 10))).unwrap();
+    assert_eq!(contents(&stream, &buffer), [0; 400], "it ran when it was captured");
+    let mut expected = kernel::written(3, 100);
+    expected[..40].copy_from_slice(&kernel::written(500, 10));
+    for stream in [&stream, &other, &stream] {
+        stream.fill(buffer.span(), 0).unwrap();
+        // SAFETY: module and memory live until the stream has been waited for.
+        unsafe { graph.launch(stream) }.unwrap();
+        assert_eq!(contents(stream, &buffer), expected);
+    }
+    // Launches already enqueued still run.
+    stream.fill(buffer.span(), 0).unwrap();
+    // SAFETY: as above.
+    unsafe { graph.launch(&stream) }.unwrap();
+    drop(graph);
+    assert_eq!(contents(&stream, &buffer), expected);
+}
+
+fn a_capture_that_ends_early_leaves_its_stream(driver: &Arc<dyn Driver>) {
+    let device = open(driver, 0);
+    let stream = Stream::new(&device).unwrap();
+    let buffer = DeviceBuffer::alloc(&device, 400).unwrap();
+    let refused = stream.capture(|| stream.synchronize()).unwrap_err();
+    assert_eq!(refused.driver_error().code, ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+    // The closure may take no notice: the graph would lack what it asked for.
+    let passed_over = stream.capture(|| Ok::<(), DeviceError>(drop(stream.is_idle())));
+    let code = passed_over.unwrap_err().driver_error().code;
+    assert_eq!(code, ErrorCode::STREAM_CAPTURE_INVALIDATED);
+    let given_up = stream.capture(|| Err(GivenUp(None))).unwrap_err();
+    assert_eq!(given_up.0, None);
+    let panicked =
+        std::panic::AssertUnwindSafe(|| stream.capture::<GivenUp>(|| panic!("as asked")));
+    assert!(std::panic::catch_unwind(panicked).is_err());
+    stream.fill(buffer.span(), 7).unwrap();
+    assert_eq!(contents(&stream, &buffer), [7; 400]);
+}
+
+/// Why a closure did not capture.
+#[derive(Debug)]
+struct GivenUp(Option<DeviceError>);
+
+impl From<DeviceError> for GivenUp {
+    fn from(error: DeviceError) -> Self {
+        Self(Some(error))
+    }
 }
 
 fn a_refused_module_says_why(driver: &Arc<dyn Driver>) {

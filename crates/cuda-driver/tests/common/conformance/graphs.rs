@@ -17,6 +17,10 @@ pub(crate) const CASES: &[Case] = cases![Needs::Device;
     a_graph_runs_in_its_stream,
     an_instance_may_be_destroyed_behind_a_launch,
     geometry_over_the_limits_is_not_launched,
+    captured_launches_run_in_their_order_when_launched,
+    a_stream_that_was_captured_is_used_again,
+    a_capture_with_a_call_that_waits_has_no_graph,
+    only_a_stream_of_its_own_is_captured_and_once,
 ];
 
 pub(crate) const SIMULATED: &[Case] = cases![
@@ -160,6 +164,81 @@ fn geometry_over_the_limits_is_not_launched(on: &Subject) {
     let launched = bound.graph_launch(exec, 0);
     bound.graph_exec_destroy(exec).unwrap();
     refused(launched, ErrorCode::INVALID_VALUE);
+}
+
+/// Launches the test kernel in a stream.
+fn launch(bound: &Bound<'_>, module: u64, (memory, value, places): (u64, u32, u32), stream: u64) {
+    let function = bound.module_get_function(module, kernel::NAME).unwrap();
+    let args = KernelArgs::new().arg(memory).arg(value).arg(places);
+    bound.launch_kernel(function, &LaunchConfig::linear(1, 128), &args, stream).unwrap();
+}
+
+fn captured_launches_run_in_their_order_when_launched(on: &Subject) {
+    let bound = on.bind();
+    let (module, memory, stream) = (bound.module(), bound.alloc(4096), bound.stream());
+    bound.memset_d8_async(*memory, 0, 4096, *stream).unwrap();
+    bound.stream_synchronize(*stream).unwrap();
+    bound.stream_begin_capture(*stream).unwrap();
+    for value in 0..8 {
+        launch(&bound, *module, (*memory, value, PLACES), *stream);
+    }
+    launch(&bound, *module, (*memory, 1000, 10), *stream);
+    let graph = bound.stream_end_capture(*stream).unwrap();
+    assert_eq!(bound.read(*memory, 4096), [0; 4096], "a launch that was captured has run");
+    let exec = bound.instance(graph);
+    bound.graph_destroy(graph).unwrap();
+    for _ in 0..3 {
+        bound.memset_d8_async(*memory, 0, 4096, *stream).unwrap();
+        bound.graph_launch(*exec, *stream).unwrap();
+        bound.stream_synchronize(*stream).unwrap();
+        let mut expected = kernel::written(7, PLACES);
+        expected[..40].copy_from_slice(&kernel::written(1000, 10));
+        assert_eq!(bound.read(*memory, 4 * PLACES as usize), expected);
+    }
+}
+
+fn a_stream_that_was_captured_is_used_again(on: &Subject) {
+    let bound = on.bind();
+    let (module, memory, stream) = (bound.module(), bound.alloc(4096), bound.stream());
+    for value in 0..3 {
+        bound.stream_begin_capture(*stream).unwrap();
+        launch(&bound, *module, (*memory, 99, PLACES), *stream);
+        let graph = bound.stream_end_capture(*stream).unwrap();
+        bound.graph_destroy(graph).unwrap();
+        launch(&bound, *module, (*memory, value, PLACES), *stream);
+        bound.stream_synchronize(*stream).unwrap();
+        assert!(holds(&bound, *memory, value));
+    }
+}
+
+fn a_capture_with_a_call_that_waits_has_no_graph(on: &Subject) {
+    let bound = on.bind();
+    let (module, memory, stream) = (bound.module(), bound.alloc(4096), bound.stream());
+    for waits in [true, false] {
+        bound.stream_begin_capture(*stream).unwrap();
+        launch(&bound, *module, (*memory, 99, PLACES), *stream);
+        if waits {
+            let waited = bound.stream_synchronize(*stream);
+            refused(waited, ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+        } else {
+            refused(bound.stream_query(*stream), ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        refused(bound.stream_end_capture(*stream), ErrorCode::STREAM_CAPTURE_INVALIDATED);
+    }
+    launch(&bound, *module, (*memory, 5, PLACES), *stream);
+    bound.stream_synchronize(*stream).unwrap();
+    assert!(holds(&bound, *memory, 5));
+}
+
+fn only_a_stream_of_its_own_is_captured_and_once(on: &Subject) {
+    let bound = on.bind();
+    let stream = bound.stream();
+    refused(bound.stream_begin_capture(0), ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+    refused(bound.stream_end_capture(*stream), ErrorCode::ILLEGAL_STATE);
+    bound.stream_begin_capture(*stream).unwrap();
+    refused(bound.stream_begin_capture(*stream), ErrorCode::ILLEGAL_STATE);
+    let graph = bound.stream_end_capture(*stream).unwrap();
+    bound.graph_destroy(graph).unwrap();
 }
 
 fn a_graph_that_is_gone_is_refused(on: &Subject) {
