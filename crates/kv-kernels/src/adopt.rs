@@ -57,12 +57,12 @@ impl PagedKv {
         if given != needed {
             return Err(AdoptError::Tensors { format, given, needed });
         }
-        let axes = format.axes(options)?;
+        let axes = [format.axes(options, 0)?, format.axes(options, 1)?];
         let extent_bytes = layout.extent_bytes(&shape, options.blocks)?;
         for (tensor, view) in tensors.iter().enumerate() {
             let checked = Checked { format, tensor, view };
             checked.elements(options.element_bytes)?;
-            checked.axes(&axes)?;
+            checked.axes(&axes[layout.tensors().kv_of(&shape, tensor as u64)])?;
             checked.memory(stream, extent_bytes)?;
         }
         let spans: Vec<DeviceSpan> = tensors.iter().map(|view| view.span).collect();

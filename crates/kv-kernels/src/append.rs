@@ -5,7 +5,7 @@ use cuda_driver::{KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
-    RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, launches, runs,
+    Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, launches, runs,
 };
 use crate::divider::Divider64;
 use crate::kernels::planes_of;
@@ -119,7 +119,8 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
-    /// launches (a layout whose rows are in two parts takes two).
+    /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
+    /// differently from its keys).
     #[track_caller]
     pub fn append(
         &self,
@@ -232,16 +233,20 @@ impl KvKernels {
             token_stride_bytes: append.token_stride_bytes,
             offset_bytes: 0,
         }];
-        let parts = blocks.parts();
         let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
         let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
         let values = append.values.map(address).transpose()?.unwrap_or(0);
         let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
-        let own_bits = addresses[0]
-            | addresses[1]
-            | if append.layers > 1 { append.layer_stride_bytes } else { 0 }
+        let own_bits = if append.layers > 1 { append.layer_stride_bytes } else { 0 }
             | if append.tokens > 1 { append.token_stride_bytes } else { 0 };
-        let launch = |run: UnitRun| {
+        let launch = |planes: Planes, run: UnitRun| {
+            // The rows of the first planes, and of those beside them.
+            let addresses = match planes {
+                Planes::All => addresses,
+                Planes::Of(kv) => [addresses[kv as usize], 0],
+            };
+            let is_first = planes.are_first() && run.first == 0;
+            let report = append.report.filter(|_| is_first).map_or(0, DeviceReport::address);
             // Tokens go to slots, so their strides are no reason for longer units.
             let UnitRun { from, to, segments, unit, .. } = UnitRun { tokens: 1, ..run }.merged();
             let run = UnitRun { from, to, segments, unit, ..run };
@@ -249,11 +254,13 @@ impl KvKernels {
                 | run.destination_bits()
                 | run.unit
                 | own_bits
+                | addresses[0]
+                | addresses[1]
                 | blocks.alignment_bits();
             let token_bits = to.token;
             let vector_bytes = alignment_of(bits | token_bits);
             let units = RawBlockUnits {
-                planes: u64::from(append.layers) * u64::from(shape.kv_count()),
+                planes: u64::from(append.layers) * u64::from(planes.of_layer(shape)),
                 tokens: 1,
                 segments,
                 unit_vectors: unit / vector_bytes,
@@ -262,25 +269,29 @@ impl KvKernels {
             let raw = move |(first_token, tokens)| {
                 let skipped = first_token * append.token_stride_bytes;
                 RawAppend {
-                    pages: RawBlockSide::of(blocks, &to, append.num_blocks),
+                    pages: RawBlockSide::of((blocks, planes), &to, append.num_blocks),
                     from: raw_rows(addresses.map(|address| address + skipped), append, &from),
                     units: RawBlockUnits { tokens, ..units },
                     slot_mapping: slots + first_token * 8,
                     block_tokens: shape.block_tokens().into(),
                     first_token,
                     // No overflow: it is one of the planes, which `check_append` has counted.
-                    first_plane: append.first_layer * shape.kv_count(),
-                    kv_count: shape.kv_count(),
-                    report: append.report.map_or(0, DeviceReport::address),
+                    first_plane: append.first_layer * planes.of_layer(shape),
+                    kv_count: planes.of_layer(shape),
+                    report,
                     vector_bytes,
                 }
             };
-            Ok(cut.map(raw).collect())
+            Ok::<Vec<_>, BlocksError>(cut.map(raw).collect())
         };
         let whole_row = (append.tokens, row_bytes);
-        let all = runs(side(&row), side(parts), whole_row, u64::MAX);
-        let all: Result<Vec<Vec<_>>, BlocksError> = all.into_iter().map(launch).collect();
-        Ok(all?.concat())
+        let mut launches = Vec::new();
+        for &planes in Planes::of(&[blocks]) {
+            for run in runs(side(&row), side(planes.parts(blocks)), whole_row, u64::MAX) {
+                launches.extend(launch(planes, run)?);
+            }
+        }
+        Ok(launches)
     }
 }
 

@@ -4,7 +4,7 @@
 use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 
 use crate::block_units::{
-    ITEMS_MAX, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
+    ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
 };
 use crate::kernels::entry;
 use crate::layout::alignment_of;
@@ -183,7 +183,8 @@ impl KvKernels {
     ///
     /// # Errors
     /// [`BlocksError`]; nothing was enqueued then, except where the device refuses one of several
-    /// launches (a layout whose rows are in two parts takes two).
+    /// launches (a layout whose rows are in two parts takes two, and so does one whose values lie
+    /// differently from its keys).
     #[track_caller]
     pub fn copy_blocks(&self, stream: &Stream, copy: BlockCopy<'_>) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
@@ -326,12 +327,11 @@ impl KvKernels {
         }
         let tokens = u64::from(shape.block_tokens());
         let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
-        let (source, target) = (side(from.parts(), rows.from_byte), side(to.parts(), rows.to_byte));
-        let of_run = |run: UnitRun| {
-            let run = run.merged();
+        let of_run = |planes: Planes, run: UnitRun| {
+            let (first, run) = (run.first, run.merged());
             let sides = (
-                RawBlockSide::of(to, &run.to, copy.to_blocks),
-                RawBlockSide::of(from, &run.from, copy.from_blocks),
+                RawBlockSide::of((to, planes), &run.to, copy.to_blocks),
+                RawBlockSide::of((from, planes), &run.from, copy.from_blocks),
             );
             let bits = run.source_bits()
                 | run.destination_bits()
@@ -339,16 +339,25 @@ impl KvKernels {
                 | from.alignment_bits()
                 | to.alignment_bits();
             let units = RawBlockUnits {
-                planes: shape.planes(),
+                planes: planes.count(shape),
                 tokens: run.tokens,
                 segments: run.segments,
                 unit_vectors: 0,
             };
-            self.launches_of((copy, pairs), sides, units, (run.unit, bits))
+            // A pair that is passed over is told of once.
+            let report = copy.report.filter(|_| planes.are_first() && first == 0);
+            let copy = BlockCopy { report, ..*copy };
+            self.launches_of((&copy, pairs), sides, units, (run.unit, bits))
         };
-        let all = runs(source, target, (tokens, rows.bytes), u64::MAX);
-        let all: Result<Vec<_>, _> = all.into_iter().map(of_run).collect();
-        Ok(all?.concat())
+        let mut launches = Vec::new();
+        for &planes in Planes::of(&[from, to]) {
+            let source = side(planes.parts(from), rows.from_byte);
+            let target = side(planes.parts(to), rows.to_byte);
+            for run in runs(source, target, (tokens, rows.bytes), u64::MAX) {
+                launches.extend(of_run(planes, run)?);
+            }
+        }
+        Ok(launches)
     }
 
     /// The launches of one run of the rows, whose pairs a kernel reads at the address `pairs`.

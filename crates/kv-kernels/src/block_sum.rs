@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
-use crate::block_units::{RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, runs};
+use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, runs};
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS, WARP_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
@@ -93,11 +93,11 @@ impl HostBlocks {
             let offset = block.saturating_mul(bytes);
             return Err(OutOfBounds { offset, bytes: dense.len() as u64, capacity });
         }
-        let parts = Blocks::Host(self).parts();
         let start = self.offset() + block * self.layout().block_stride_bytes();
         let mut at = 0;
         for plane in 0..shape.planes() {
             let start = start + self.plane_offset(plane);
+            let parts = self.layout().parts_of(plane % u64::from(shape.kv_count()));
             for token in 0..u64::from(shape.block_tokens()) {
                 for part in parts {
                     let start = start + part.offset_bytes + token * part.token_stride_bytes;
@@ -124,7 +124,7 @@ impl KvKernels {
     ///
     /// # Ordering
     /// Waits for nothing; see [`KvKernels`]. The sums are cleared and then added to, by several
-    /// launches where rows are in two parts: they are there when an event recorded after this call has
+    /// launches where rows are in two parts or values lie differently from keys: they are there when an event recorded after this call has
     /// completed.
     ///
     /// # Errors
@@ -231,10 +231,9 @@ impl KvKernels {
             token_stride_bytes: row_bytes,
             offset_bytes: 0,
         }];
-        let parts = blocks.parts();
         let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
-        let launch = |run: UnitRun| {
-            let first = run.first == 0;
+        let launch = |planes: Planes, run: UnitRun| {
+            let first = planes.are_first() && run.first == 0;
             let run = run.merged();
             let plane_bits = if shape.planes() > 1 { plane_bytes } else { 0 };
             let bits = run.source_bits()
@@ -244,7 +243,7 @@ impl KvKernels {
                 | blocks.alignment_bits();
             let vector_bytes = alignment_of(bits);
             let units = RawBlockUnits {
-                planes: shape.planes(),
+                planes: planes.count(shape),
                 tokens: run.tokens,
                 segments: run.segments,
                 unit_vectors: run.unit / vector_bytes,
@@ -256,8 +255,8 @@ impl KvKernels {
                 return Err(BlocksError::TooMany { what: "words of a block", count: numbers });
             }
             let dense = RawBlockSide {
-                base: run.to.offset,
-                plane_stride: plane_bytes,
+                base: planes.kv() * plane_bytes + run.to.offset,
+                plane_stride: planes.step(shape) * plane_bytes,
                 token_stride: run.to.token,
                 segment_stride: run.to.segment,
                 ..RawBlockSide::default()
@@ -268,7 +267,7 @@ impl KvKernels {
             let slices = (resident * WAVES).div_ceil(sums.count);
             let most = items.div_ceil(threads * UNROLL);
             Ok(RawBlockSums {
-                from: RawBlockSide::of(blocks, &run.from, num_blocks),
+                from: RawBlockSide::of((blocks, planes), &run.from, num_blocks),
                 dense,
                 units,
                 ids,
@@ -281,7 +280,13 @@ impl KvKernels {
             })
         };
         let rows = (u64::from(shape.block_tokens()), row_bytes);
-        runs(side(parts), side(&row), rows, u64::MAX).into_iter().map(launch).collect()
+        let mut launches = Vec::new();
+        for &planes in Planes::of(&[blocks]) {
+            for run in runs(side(planes.parts(blocks)), side(&row), rows, u64::MAX) {
+                launches.push(launch(planes, run)?);
+            }
+        }
+        Ok(launches)
     }
 }
 

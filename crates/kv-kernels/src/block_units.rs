@@ -142,6 +142,91 @@ pub(crate) struct UnitStrides {
     pub(crate) segment: u64,
 }
 
+/// The planes of one launch.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Planes {
+    /// All, in the order `layer * kv_count + kv`.
+    All,
+    /// One tensor of each layer, in the order of the layers: keys (0) or values (1).
+    Of(u64),
+}
+
+impl Planes {
+    /// What the planes of these sides go in: all together, or keys and values apart where they lie
+    /// differently on one of the sides, which have as many planes each.
+    pub(crate) fn of(sides: &[Blocks<'_>]) -> &'static [Self] {
+        let are_alike = sides.iter().all(|side| side.layout().has_like_planes());
+        if are_alike { &[Self::All] } else { &[Self::Of(0), Self::Of(1)] }
+    }
+
+    /// Whether what counts once for all launches counts here.
+    pub(crate) fn are_first(self) -> bool {
+        self.kv() == 0
+    }
+
+    /// The first tensor of a layer that is among them.
+    pub(crate) fn kv(self) -> u64 {
+        match self {
+            Self::All => 0,
+            Self::Of(kv) => kv,
+        }
+    }
+
+    /// Planes of a layer.
+    pub(crate) fn of_layer(self, shape: &KvShape) -> u32 {
+        match self {
+            Self::All => shape.kv_count(),
+            Self::Of(_) => 1,
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn count(self, shape: &KvShape) -> u64 {
+        u64::from(shape.layers()) * u64::from(self.of_layer(shape))
+    }
+
+    /// From one of them to the next, counted in all planes.
+    pub(crate) fn step(self, shape: &KvShape) -> u64 {
+        match self {
+            Self::All => 1,
+            Self::Of(_) => shape.kv_count().into(),
+        }
+    }
+
+    /// What their rows are made of.
+    pub(crate) fn parts(self, blocks: Blocks<'_>) -> &[RowPart] {
+        blocks.layout().parts_of(self.kv())
+    }
+
+    /// Address of the table of their addresses.
+    fn table(self, blocks: Blocks<'_>) -> u64 {
+        let layers = u64::from(blocks.shape().layers());
+        match self {
+            Self::All => blocks.planes_address(),
+            Self::Of(kv) => blocks.chunk_planes_address() + kv * layers * PLANE_BYTES,
+        }
+    }
+}
+
+/// Bytes of the address of a plane.
+const PLANE_BYTES: u64 = size_of::<u64>() as u64;
+
+/// The addresses of all planes in the order `layer * kv_count + kv`, and then in the order
+/// `kv * layers + layer`; `None` where the host has no memory for them.
+pub(crate) fn plane_table(shape: &KvShape, address: impl Fn(u64, u64) -> u64) -> Option<Vec<u64>> {
+    let (layers, kv_count) = (u64::from(shape.layers()), u64::from(shape.kv_count()));
+    let mut table = Vec::new();
+    let entries = usize::try_from(shape.planes()).ok()?.checked_mul(2)?;
+    table.try_reserve_exact(entries).ok()?;
+    for layer in 0..layers {
+        table.extend((0..kv_count).map(|kv| address(layer, kv)));
+    }
+    for kv in 0..kv_count {
+        table.extend((0..layers).map(|layer| address(layer, kv)));
+    }
+    Some(table)
+}
+
 /// The part of every row that one side contributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSide<'a> {
@@ -275,10 +360,14 @@ impl UnitRun {
 
 impl RawBlockSide {
     /// One side of a run, over the first `num_blocks` blocks.
-    pub(crate) fn of(blocks: Blocks<'_>, strides: &UnitStrides, num_blocks: u64) -> Self {
+    pub(crate) fn of(
+        (blocks, planes): (Blocks<'_>, Planes),
+        strides: &UnitStrides,
+        num_blocks: u64,
+    ) -> Self {
         Self {
             base: strides.offset,
-            plane_ptrs: blocks.planes_address(),
+            plane_ptrs: planes.table(blocks),
             plane_stride: 0,
             block_stride: blocks.layout().block_stride_bytes(),
             token_stride: strides.token,
@@ -302,6 +391,7 @@ pub(crate) fn plane_offset(shape: &KvShape, layout: &PagedLayout, plane: u64) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{KvFormat, layout::FormatOptions};
 
     fn cut(count: u64, items: u64) -> Result<Vec<(u64, u64)>, BlocksError> {
         super::cut(("vectors of a block", count), items, 100).map(Iterator::collect)
@@ -342,6 +432,44 @@ mod tests {
         for items in [ITEMS_MAX + 1, u64::MAX] {
             let too_many = BlocksError::TooMany { what: "vectors", count: items };
             assert_eq!(counted("vectors", Some(items)), Err(too_many));
+        }
+    }
+
+    /// Blocks of any format go to a packed layout in pieces as long as a plane has them together.
+    #[test]
+    fn a_plane_of_a_block_moves_in_one_piece_where_both_sides_have_it_so() {
+        for format in KvFormat::ALL {
+            let one = matches!(format, KvFormat::Mla | KvFormat::MlaSlots | KvFormat::IndexerPages);
+            let element_bytes = if format == KvFormat::IndexerPages { 1 } else { 2 };
+            let options = FormatOptions {
+                layers: 2,
+                heads: if one { 1 } else { 4 },
+                head_bytes: 128,
+                element_bytes,
+                block_tokens: 16,
+                blocks: 3,
+                block_padding_bytes: 0,
+            };
+            let shape = format.shape(&options).unwrap();
+            let layout = format.layout(&options).unwrap();
+            let packed = layout.packed(&shape);
+            assert_eq!(packed.extent_bytes(&shape, 3), Ok(3 * shape.block_bytes()), "{format:?}");
+            for kv in 0..u64::from(shape.kv_count()) {
+                let side = |layout: &PagedLayout| layout.parts_of(kv).to_vec();
+                let (from, to) = (side(&layout), side(&packed));
+                let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
+                let row = (16, shape.row_bytes());
+                let runs = runs(side(&from), side(&to), row, u64::MAX);
+                let units: Vec<u64> = runs.iter().map(|run| run.merged().unit).collect();
+                let expected = match format {
+                    // Values and scales.
+                    KvFormat::IndexerPages => vec![16 * 128, 16 * 4],
+                    // Keys and values of a head, or of a token, are neighbours.
+                    KvFormat::FusedHndSplit | KvFormat::FusedNhdSplit => vec![128],
+                    _ => vec![shape.block_plane_bytes()],
+                };
+                assert_eq!(units, expected, "{format:?}");
+            }
         }
     }
 

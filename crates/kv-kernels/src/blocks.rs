@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, PinnedBuffer, Stream};
 
-use crate::block_units::plane_offset;
+use crate::block_units::{plane_offset, plane_table};
 use crate::operand::{Extent, check_length};
 use crate::{
     KvShape, PagedKv, PagedLayout,
     error::{Operand, PagedKvError},
-    layout::RowPart,
 };
 
 /// Blocks of KV in pinned host memory, with the table of their planes' addresses on a device whose
@@ -34,7 +33,7 @@ pub struct HostBlocks {
     bytes: u64,
     blocks: u64,
     /// # Invariants
-    /// One address for each plane, written before `new` returned, and by nothing since.
+    /// Two addresses for each plane, as of `PagedKv`, written before `new` returned, and by nothing since.
     planes: DeviceBuffer,
 }
 
@@ -68,13 +67,8 @@ impl HostBlocks {
         check_length(Operand::HostBlocks, buffer.bytes().saturating_sub(offset), bytes)?;
         // No overflow: the extent lies in the buffer.
         let address = buffer.device_address_on(stream)? + offset;
-        let mut addresses: Vec<u64> = Vec::new();
-        addresses
-            .try_reserve_exact(shape.planes() as usize)
-            .map_err(|_| PagedKvError::OutOfMemory { planes: shape.planes() })?;
-        addresses.extend(
-            (0..shape.planes()).map(|plane| address + plane_offset(&shape, &layout, plane)),
-        );
+        let addresses = plane_table(&shape, |layer, kv| address + layout.plane_offset(layer, kv))
+            .ok_or(PagedKvError::OutOfMemory { planes: shape.planes() })?;
         let table = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), table.len() as u64)?;
         stream.upload(planes.span(), table).map_err(PagedKvError::from_copy)?;
@@ -175,11 +169,6 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// What rows are made of.
-    pub(crate) fn parts(self) -> &'a [RowPart] {
-        self.layout().parts()
-    }
-
     pub(crate) fn operand(self) -> Operand {
         match self {
             Self::Device(_) => Operand::Pages,
@@ -192,6 +181,14 @@ impl<'a> Blocks<'a> {
         match self {
             Self::Device(paged) => paged.planes_address(),
             Self::Host(blocks) => blocks.planes.address(),
+        }
+    }
+
+    /// Address of the table of plane addresses, in the order `kv * layers + layer`.
+    pub(crate) fn chunk_planes_address(self) -> u64 {
+        match self {
+            Self::Device(paged) => paged.chunk_planes_address(),
+            Self::Host(blocks) => blocks.planes.address() + blocks.planes.bytes() / 2,
         }
     }
 

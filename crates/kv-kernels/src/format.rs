@@ -13,7 +13,7 @@ pub use axes::TensorAxis;
 /// The axes, outermost first, are those of a contiguous tensor: `NL` layers, `NB` blocks, `BS` tokens
 /// of a block, `NH` heads, `HS` bytes of a head, `KV` keys and values, in that order. `list(..)` stands
 /// for tensors of their own, in the order in which [`PagedKv::over`](crate::PagedKv::over) takes them.
-/// The numbers are those by which cache servers know the formats.
+/// Numbers below 100 are those by which cache servers know the formats.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -55,6 +55,9 @@ pub enum KvFormat {
     LayerPairsNhd = 16,
     /// `list(NL)` of `[NB, BS, NH, HS]`: one component of the KV, whose planes know nothing of others.
     ComponentPlanes = 18,
+    /// `list(NL x KV)`, a pair of tensors for each layer: keys `[NB, NH, HS / x, BS, x]` with as many elements
+    /// x as 16 bytes hold, values `[NB, NH, HS, BS]`. The paged attention of vLLM and mistral.rs.
+    PagedAttention = 109,
     /// As [`FusedHnd`](KvFormat::FusedHnd), and in the chunk keys and values are planes of their own.
     FusedHndSplit = 110,
     /// As [`FusedNhd`](KvFormat::FusedNhd), and in the chunk keys and values are planes of their own.
@@ -81,12 +84,14 @@ pub struct FormatOptions {
     pub block_padding_bytes: u64,
 }
 
+/// Bytes of the pieces that the keys of [`KvFormat::PagedAttention`] are in.
+const SPLIT_BYTES: u64 = 16;
 /// Bytes of an indexer's scale of one token.
 const SCALE_BYTES: u64 = 4;
 
 impl KvFormat {
     /// Every format.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::CrossLayerNhd,
         Self::FlashAttentionNhd,
         Self::FlashInferNhd,
@@ -104,6 +109,7 @@ impl KvFormat {
         Self::IndexerPages,
         Self::LayerPairsNhd,
         Self::ComponentPlanes,
+        Self::PagedAttention,
         Self::FusedHndSplit,
         Self::FusedNhdSplit,
     ];
@@ -188,7 +194,9 @@ impl KvFormat {
             Self::KvListsNhd | Self::KvListsPagedNhd => {
                 (Tensors::PerPlaneKvFirst, 0, 0, padded(plane_bytes)?)
             }
-            Self::LayerPairsNhd => (Tensors::PerPlane, 0, 0, padded(plane_bytes)?),
+            Self::LayerPairsNhd | Self::PagedAttention => {
+                (Tensors::PerPlane, 0, 0, padded(plane_bytes)?)
+            }
             _ => (Tensors::PerLayer, 0, 0, padded(plane_bytes)?),
         };
         let (parts, count) = self.parts(options, &shape);
@@ -202,6 +210,12 @@ impl KvFormat {
                 parts: &parts[..count],
             },
         )?;
+        let layout = match self {
+            Self::PagedAttention => {
+                layout.with_value_parts(&shape, &[spread(options, options.element_bytes)])?
+            }
+            _ => layout,
+        };
         layout.extent_bytes(&shape, blocks)?;
         Ok(layout)
     }
@@ -212,7 +226,16 @@ impl KvFormat {
         if element_bytes == 0 || (self == Self::IndexerPages && element_bytes != 1) {
             return Err(LayoutError::Format { quantity: "element_bytes", value: element_bytes });
         }
-        if !head_bytes.is_multiple_of(element_bytes) {
+        let is_split = self == Self::PagedAttention;
+        if is_split && !SPLIT_BYTES.is_multiple_of(element_bytes) {
+            return Err(LayoutError::Format { quantity: "element_bytes", value: element_bytes });
+        }
+        if is_split && u64::from(options.heads).saturating_mul(head_bytes) > u32::MAX.into() {
+            // As many segments as elements, which a part counts in 32 bits.
+            return Err(LayoutError::Format { quantity: "head_bytes", value: head_bytes });
+        }
+        let whole = if is_split { SPLIT_BYTES } else { element_bytes };
+        if !head_bytes.is_multiple_of(whole) {
             return Err(LayoutError::Format { quantity: "head_bytes", value: head_bytes });
         }
         Ok(())
@@ -239,6 +262,7 @@ impl KvFormat {
             Self::FusedHndSplit => part(head, heads, tokens * 2 * head, 2 * head),
             Self::FusedNhdSplit => part(head, heads, 2 * head, 2 * row),
             Self::IndexerPages => part(head, 1, head, head),
+            Self::PagedAttention => spread(options, SPLIT_BYTES),
             _ => part(row, 1, row, row),
         };
         let scale = RowPart {
@@ -246,6 +270,18 @@ impl KvFormat {
             ..part(SCALE_BYTES, 1, SCALE_BYTES, SCALE_BYTES)
         };
         ([first, scale], if self == Self::IndexerPages { 2 } else { 1 })
+    }
+}
+
+/// Rows in pieces of `bytes` bytes, each beside the same piece of the block's other tokens.
+fn spread(options: &FormatOptions, bytes: u64) -> RowPart {
+    RowPart {
+        segment_bytes: bytes,
+        // No overflow: `check_elements` has counted the bytes of a row.
+        segments: (u64::from(options.heads) * options.head_bytes / bytes) as u32,
+        segment_stride_bytes: u64::from(options.block_tokens) * bytes,
+        token_stride_bytes: bytes,
+        offset_bytes: 0,
     }
 }
 
@@ -265,7 +301,8 @@ mod tests {
 
     fn options_of(format: KvFormat) -> FormatOptions {
         let one = matches!(format, KvFormat::Mla | KvFormat::MlaSlots | KvFormat::IndexerPages);
-        FormatOptions { heads: if one { 1 } else { 2 }, ..SMALL }
+        let head_bytes = if format == KvFormat::PagedAttention { 16 } else { SMALL.head_bytes };
+        FormatOptions { heads: if one { 1 } else { 2 }, head_bytes, ..SMALL }
     }
 
     /// The axes of a format as its tensors have them, by the letters of its documentation:
@@ -285,7 +322,9 @@ mod tests {
             KvFormat::UnifiedHnd => ("l", "bht"),
             KvFormat::UnifiedNhd | KvFormat::ComponentPlanes => ("l", "bth"),
             KvFormat::LayerPairsNhd => ("lk", "bth"),
-            KvFormat::IndexerPages => unreachable!("its pages are no contiguous tensor of rows"),
+            KvFormat::IndexerPages | KvFormat::PagedAttention => {
+                unreachable!("no rows in one piece")
+            }
         }
     }
 
@@ -299,7 +338,8 @@ mod tests {
 
     #[test]
     fn every_byte_lies_where_the_axes_of_the_format_say() {
-        for format in KvFormat::ALL.into_iter().filter(|f| *f != KvFormat::IndexerPages) {
+        let in_pieces = [KvFormat::IndexerPages, KvFormat::PagedAttention];
+        for format in KvFormat::ALL.into_iter().filter(|format| !in_pieces.contains(format)) {
             let options = options_of(format);
             let (shape, layout) =
                 (format.shape(&options).unwrap(), format.layout(&options).unwrap());
@@ -324,7 +364,7 @@ mod tests {
                                 (flat(chosen, &at).0, flat(inner, &at).0 * 10 + rest % 10);
                             let plane_kv = if fused { 0 } else { kv };
                             let tensor = layout.tensors().index(&shape, layer, plane_kv);
-                            let part = layout.parts()[0];
+                            let part = layout.parts_of(plane_kv)[0];
                             let offset = layout.plane_offset(layer, plane_kv)
                                 + block * layout.block_stride_bytes()
                                 + token * part.token_stride_bytes
@@ -352,7 +392,7 @@ mod tests {
         let format = KvFormat::IndexerPages;
         let (shape, layout) = (format.shape(&options).unwrap(), format.layout(&options).unwrap());
         assert_eq!((shape.row_bytes(), shape.kv_count()), (132, 1));
-        let [values, scale] = layout.parts() else { panic!("{layout:?}") };
+        let [values, scale] = layout.parts_of(0) else { panic!("{layout:?}") };
         assert_eq!(
             (values.segment_bytes, values.token_stride_bytes, values.offset_bytes),
             (128, 128, 0)

@@ -5,6 +5,7 @@ use std::ops::Range;
 use cuda_driver::Stream;
 use smallvec::SmallVec;
 
+use crate::block_units::Planes;
 use crate::layout::alignment_of;
 use crate::walk::{MovedRows, TransferLaunch, TransferRows};
 use crate::{DeviceReport, Direction, KernelError, KvKernels, PagedKv};
@@ -88,7 +89,8 @@ pub struct RawTransfer<'a> {
 impl KvKernels {
     /// Moves windows of chunks to or from pages, and checks no memory.
     ///
-    /// That is one launch; and one for each plane, or more, of a chunk of which 31 bits do not count the
+    /// That is one launch, or one for keys and one for values where they lie differently; and one for each
+    /// plane, or more, of a chunk of which 31 bits do not count the
     /// vectors, or 32 the bytes of the skipped tokens.
     ///
     /// For each chunk, row `r` of `rows`, counted in the order `[kv, layer, token]` over
@@ -122,16 +124,21 @@ impl KvKernels {
         if let Some(report) = transfer.report {
             self.check_report(report)?;
         }
-        let Some(planned) = plan(transfer)? else { return Ok(()) };
-        let Planned { vector_bytes, mapping_kind, chunks } = planned;
-        let rows = TransferRows { transfer, vector_bytes, mapping_kind };
-        if let Some(launch) = rows.together(&chunks) {
-            // SAFETY: the caller's contract is this function's.
-            return unsafe { self.launch_transfer(stream, vector_bytes, &launch) };
-        }
-        for launch in chunks.iter().flat_map(|chunk| rows.apart(*chunk)) {
-            // SAFETY: as above; the launches move the same rows.
-            unsafe { self.launch_transfer(stream, vector_bytes, &launch?) }?;
+        // All plans first, so that nothing is enqueued where one of them cannot be.
+        let all = Planes::of(&[transfer.paged.into()]).iter().map(|&planes| plan(transfer, planes));
+        let all: SmallVec<[Option<Planned>; 2]> = all.collect::<Result<_, _>>()?;
+        for planned in all.into_iter().flatten() {
+            let Planned { planes, vector_bytes, mapping_kind, chunks } = planned;
+            let rows = TransferRows { transfer, planes, vector_bytes, mapping_kind };
+            if let Some(launch) = rows.together(&chunks) {
+                // SAFETY: the caller's contract is this function's.
+                unsafe { self.launch_transfer(stream, vector_bytes, &launch) }?;
+                continue;
+            }
+            for launch in chunks.iter().flat_map(|chunk| rows.apart(*chunk)) {
+                // SAFETY: as above; the launches move the same rows.
+                unsafe { self.launch_transfer(stream, vector_bytes, &launch?) }?;
+            }
         }
         Ok(())
     }
@@ -155,8 +162,8 @@ impl KvKernels {
     }
 }
 
-/// What a transfer moves, once it has been checked; `None` where no row is left.
-fn plan(transfer: &RawTransfer<'_>) -> Result<Option<Planned>, KernelError> {
+/// What a transfer moves of some planes, once it has been checked; `None` where no row is left.
+fn plan(transfer: &RawTransfer<'_>, of: Planes) -> Result<Option<Planned>, KernelError> {
     let RawTransfer { paged, chunks, layers, limits, .. } = transfer;
     let shape = paged.shape();
     if layers.start > layers.end || layers.end > shape.layers() {
@@ -169,14 +176,18 @@ fn plan(transfer: &RawTransfer<'_>) -> Result<Option<Planned>, KernelError> {
     limits.check()?;
     let row_bytes = shape.row_bytes();
     let bits = chunks.iter().fold(row_bytes, |bits, chunk| bits | chunk.address);
-    let vector_bytes = paged.alignment().min(alignment_of(bits));
+    let aligned = match of {
+        Planes::All => paged.alignment(),
+        Planes::Of(kv) => paged.alignment_of(kv),
+    };
+    let vector_bytes = aligned.min(alignment_of(bits));
     if row_bytes / vector_bytes > COUNT_MAX {
         return Err(KernelError::RowTooLong { row_bytes, vector_bytes });
     }
     let mut moved = SmallVec::<[MovedRows; 1]>::new();
     let mut mapping_kind = None;
     for chunk in *chunks {
-        let counted = moved_rows(chunk, layers.len() as u64, paged)?;
+        let counted = moved_rows(chunk, (layers.len() as u64, of), paged)?;
         if *mapping_kind.get_or_insert(chunk.mapping.kind()) != chunk.mapping.kind() {
             return Err(KernelError::MixedMappings);
         }
@@ -185,7 +196,8 @@ fn plan(transfer: &RawTransfer<'_>) -> Result<Option<Planned>, KernelError> {
         }
     }
     let mapping_kind = mapping_kind.unwrap_or(0);
-    Ok((!moved.is_empty()).then_some(Planned { vector_bytes, mapping_kind, chunks: moved }))
+    let planned = Planned { planes: of, vector_bytes, mapping_kind, chunks: moved };
+    Ok((!planned.chunks.is_empty()).then_some(planned))
 }
 
 impl LaunchLimits {
@@ -198,13 +210,18 @@ impl LaunchLimits {
 }
 
 struct Planned {
+    planes: Planes,
     vector_bytes: u64,
     mapping_kind: u32,
     chunks: SmallVec<[MovedRows; 1]>,
 }
 
-/// The rows of a window that move, of those that move in the whole chunk.
-fn moved_rows(chunk: &RawChunk, layers: u64, paged: &PagedKv) -> Result<MovedRows, KernelError> {
+/// The rows of a window that move in some planes, of those that move in the whole chunk.
+fn moved_rows(
+    chunk: &RawChunk,
+    (layers, of): (u64, Planes),
+    paged: &PagedKv,
+) -> Result<MovedRows, KernelError> {
     let RawChunk { tokens, skip_prefix_n_tokens: skip, rows, .. } = chunk;
     let (tokens, skip) = (*tokens, *skip);
     if skip > tokens {
@@ -220,13 +237,22 @@ fn moved_rows(chunk: &RawChunk, layers: u64, paged: &PagedKv) -> Result<MovedRow
     if rows.start > rows.end || rows.end > all {
         return Err(KernelError::Window { start: rows.start, end: rows.end, rows: all });
     }
+    let window = match of {
+        Planes::All => rows.clone(),
+        // Of each tensor the rows of all layers follow each other.
+        Planes::Of(kv) => {
+            let own = kv * layers * tokens..(kv + 1) * layers * tokens;
+            let start = rows.start.max(own.start);
+            start..rows.end.min(own.end).max(start)
+        }
+    };
     let moved = tokens - skip;
     // How many rows before row `r` move.
     let before = |row: u64| match tokens {
         0 => 0,
         _ => row / tokens * moved + (row % tokens).saturating_sub(skip),
     };
-    let first = before(rows.start);
+    let first = before(window.start);
     let (address, mapping) = (chunk.address, chunk.mapping.address());
-    Ok(MovedRows { address, mapping, first, rows: before(rows.end) - first, moved, skip })
+    Ok(MovedRows { address, mapping, first, rows: before(window.end) - first, moved, skip })
 }

@@ -59,6 +59,17 @@ impl Tensors {
     }
 }
 
+impl Tensors {
+    /// Whether a tensor holds values alone (1), or keys (0).
+    pub(crate) fn kv_of(self, shape: &KvShape, tensor: u64) -> usize {
+        match self {
+            Self::One | Self::PerLayer => 0,
+            Self::PerPlane => usize::from(tensor % u64::from(shape.kv_count()) == 1),
+            Self::PerPlaneKvFirst => usize::from(tensor / u64::from(shape.layers()) == 1),
+        }
+    }
+}
+
 /// Axes and strides of a layout, for [`PagedLayout::new`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LayoutOptions<'a> {
@@ -83,7 +94,7 @@ pub struct LayoutOptions<'a> {
 /// layer * layer_stride + kv * kv_stride + b * block_stride
 ///     + p.offset + t * p.token_stride + i * p.segment_stride + x
 /// ```
-/// where the strides of axes that choose the tensor are 0. In a chunk the same row is its segments one
+/// where the strides of axes that choose the tensor are 0. Keys and values may have parts of their own. In a chunk the same row is its segments one
 /// after another, those of the first part first.
 ///
 /// [`KvFormat`](crate::KvFormat) names the layouts of serving engines.
@@ -97,7 +108,11 @@ pub struct PagedLayout {
     /// 0 where each plane has a tensor.
     kv_stride_bytes: u64,
     block_stride_bytes: u64,
+    /// Of every plane, or of keys alone.
     rows: RowParts,
+    /// # Invariants
+    /// None unless values lie differently from keys, and then a layer has two tensors.
+    value_rows: Option<RowParts>,
 }
 
 impl PagedLayout {
@@ -151,9 +166,53 @@ impl PagedLayout {
             kv_stride_bytes: if lists { 0 } else { options.kv_stride_bytes },
             block_stride_bytes: options.block_stride_bytes,
             rows: RowParts::new(shape, options.parts)?,
+            value_rows: None,
         };
         layout.extent_bytes(shape, 1)?;
         Ok(layout)
+    }
+
+    /// The same with rows of values made of other parts than those of keys, as paged attention's are: keys
+    /// `[head][head size / x][token][x]`, values `[head][head size][token]`.
+    ///
+    /// Kernels then take a launch for keys and one for values.
+    ///
+    /// # Errors
+    /// [`LayoutError::Format`] where a layer has not two tensors, and as of [`new`](PagedLayout::new).
+    pub fn with_value_parts(self, shape: &KvShape, parts: &[RowPart]) -> Result<Self, LayoutError> {
+        if shape.kv_count() != 2 {
+            let (quantity, value) = ("kv_count", shape.kv_count().into());
+            return Err(LayoutError::Format { quantity, value });
+        }
+        let rows = RowParts::new(shape, parts)?;
+        let layout = Self { value_rows: (rows != self.rows).then_some(rows), ..self };
+        layout.extent_bytes(shape, 1)?;
+        Ok(layout)
+    }
+
+    /// The same rows in one tensor whose blocks are one piece each, for blocks that are kept elsewhere, as in
+    /// a host tier: [`block_major`](PagedLayout::block_major) where rows are in one piece, or leave gaps.
+    ///
+    /// The bytes of a block and plane have the same order in both, so that copies between the two move them in
+    /// long pieces, whatever rows are made of.
+    #[must_use]
+    pub fn packed(&self, shape: &KvShape) -> Self {
+        let (plane_bytes, block_bytes) = (shape.block_plane_bytes(), shape.block_bytes());
+        let lists = matches!(self.tensors, Tensors::PerPlane | Tensors::PerPlaneKvFirst);
+        // Keys and values that lie between each other stay so.
+        let is_between = !lists && self.kv_stride_bytes < plane_bytes;
+        let packed = Self {
+            tensors: Tensors::One,
+            // No overflow: it is part of a block's bytes.
+            layer_stride_bytes: plane_bytes * u64::from(shape.kv_count()),
+            kv_stride_bytes: if is_between { self.kv_stride_bytes } else { plane_bytes },
+            block_stride_bytes: block_bytes,
+            ..*self
+        };
+        match packed.extent_bytes(shape, 1) {
+            Ok(bytes) if bytes == block_bytes => packed,
+            _ => Self::block_major(shape),
+        }
     }
 
     /// A layout of one tensor whose rows are in one piece.
@@ -170,6 +229,7 @@ impl PagedLayout {
             kv_stride_bytes: plane_bytes,
             block_stride_bytes,
             rows: RowParts::in_one_piece(shape.row_bytes(), token_stride_bytes),
+            value_rows: None,
         }
     }
 
@@ -193,7 +253,14 @@ impl PagedLayout {
             Axis::new("kv", self.kv_stride_bytes, kv_count),
             Axis::new("block", self.block_stride_bytes, blocks),
         ];
-        self.rows.extent_bytes(shape, outer, size)
+        let Some(values) = &self.value_rows else {
+            return self.rows.extent_bytes(shape, outer, size);
+        };
+        // A block of a plane of either kind is what the outer axes step over.
+        let none = [Axis::new("block", 0, 1); 3];
+        let keys_bytes = self.rows.extent_bytes(shape, none, size)?;
+        let values_bytes = values.extent_bytes(shape, none, size)?;
+        Axis::extent_bytes(outer, keys_bytes.max(values_bytes), size)
     }
 
     /// Which tensors there are.
@@ -225,22 +292,32 @@ impl PagedLayout {
         self.block_stride_bytes
     }
 
-    /// Bytes from a token to the next, in one block of one plane, of the first part of their rows.
+    /// Bytes from a token to the next, in one block of one plane of keys, of the first part of their rows.
     #[must_use]
     pub fn token_stride_bytes(&self) -> u64 {
         self.rows.parts()[0].token_stride_bytes
     }
 
-    /// What rows are made of: one part or two.
+    /// What the rows of tensor `kv` of a layer are made of, one part or two: of keys for 0, of values for 1.
     #[must_use]
-    pub fn parts(&self) -> &[RowPart] {
-        self.rows.parts()
+    pub fn parts_of(&self, kv: u64) -> &[RowPart] {
+        self.rows_of(kv).parts()
+    }
+
+    fn rows_of(&self, kv: u64) -> &RowParts {
+        self.value_rows.as_ref().filter(|_| kv == 1).unwrap_or(&self.rows)
+    }
+
+    /// Whether the rows of all planes are made of the same parts.
+    #[must_use]
+    pub fn has_like_planes(&self) -> bool {
+        self.value_rows.is_none()
     }
 
     /// Whether a row is one piece of memory that begins where its plane, block and token say.
     #[must_use]
     pub fn has_whole_rows(&self) -> bool {
-        self.rows.are_whole()
+        self.rows.are_whole() && self.has_like_planes()
     }
 
     /// Whether a block of `shape` is one piece of memory, planes and all.
@@ -253,11 +330,16 @@ impl PagedLayout {
     /// which segments are multiples of too.
     #[must_use]
     pub fn alignment(&self) -> u64 {
+        self.alignment_of(0).min(self.alignment_of(1))
+    }
+
+    /// The same of tensor `kv` of every layer.
+    pub(crate) fn alignment_of(&self, kv: u64) -> u64 {
         alignment_of(
             self.layer_stride_bytes
                 | self.kv_stride_bytes
                 | self.block_stride_bytes
-                | self.rows.alignment_bits(),
+                | self.rows_of(kv).alignment_bits(),
         )
     }
 }

@@ -2,6 +2,7 @@
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream};
 
+use crate::block_units::plane_table;
 use crate::layout::alignment_of;
 use crate::operand::{Extent, check_length};
 use crate::{
@@ -100,21 +101,13 @@ impl PagedKv {
         check_apart(&mut starts, extent_bytes)?;
         let bits = tensors.iter().fold(0, |bits, tensor| bits | tensor.address());
 
-        let mut addresses: Vec<u64> = Vec::new();
-        let entries = (shape.planes() as usize).saturating_mul(2);
-        addresses.try_reserve_exact(entries).map_err(out_of_memory)?;
-        let (layers, kv_count) = (u64::from(shape.layers()), u64::from(shape.kv_count()));
         // No overflow: a plane begins within its tensor's extent.
         let plane_address = |layer, kv| {
             let tensor = tensors[layout.tensors().index(&shape, layer, kv) as usize];
             tensor.address() + layout.plane_offset(layer, kv)
         };
-        for layer in 0..layers {
-            addresses.extend((0..kv_count).map(|kv| plane_address(layer, kv)));
-        }
-        for kv in 0..kv_count {
-            addresses.extend((0..layers).map(|layer| plane_address(layer, kv)));
-        }
+        let addresses = plane_table(&shape, plane_address)
+            .ok_or(PagedKvError::OutOfMemory { planes: shape.planes() })?;
         let bytes = bytemuck::cast_slice::<u64, u8>(&addresses);
         let planes = DeviceBuffer::alloc(stream.device(), bytes.len() as u64)?;
         stream.upload(planes.span(), bytes).map_err(PagedKvError::from_copy)?;
@@ -169,6 +162,11 @@ impl PagedKv {
     #[must_use]
     pub fn alignment(&self) -> u64 {
         self.alignment.min(self.layout.alignment())
+    }
+
+    /// The same of tensor `kv` of every layer.
+    pub(crate) fn alignment_of(&self, kv: u64) -> u64 {
+        self.alignment.min(self.layout.alignment_of(kv))
     }
 
     /// Bytes from the start of each tensor to the end of its last row.

@@ -5,13 +5,14 @@ use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, Stream};
 
 use crate::block_copy::{FLAT_THREADS, check_apart, check_pairs, check_same_planes};
 use crate::block_units::{
-    RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, dividers, launches, runs,
+    Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, UnitStrides, counted, dividers,
+    launches, runs,
 };
 use crate::kernels::check_alive;
 use crate::layout::alignment_of;
 use crate::operand::{Extent, check_aligned, check_array, check_disjoint};
 use crate::{
-    BlockPair, BlockPairs, Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
+    BlockPair, BlockPairs, Blocks, DeviceReport, KernelError, KernelSource, KvKernels, KvShape,
     convert::{NarrowFormat, WideFormat},
     error::{BlocksError, Operand, Side},
 };
@@ -117,6 +118,16 @@ pub struct RawFormats {
 }
 
 const _: () = assert!(size_of::<RawScales>() == 40, "Scales of kernels/quantize.cu");
+
+impl RawScales {
+    /// Those of some planes, by their numbers among these.
+    fn of(self, planes: Planes, shape: &KvShape) -> Self {
+        let first = planes.kv() * self.plane_stride * SCALE_BYTES;
+        // No overflow: scales are found in their memory (`places`).
+        let plane_stride = planes.step(shape) * self.plane_stride;
+        Self { scales: self.scales + first, plane_stride, ..self }
+    }
+}
 
 impl RawFormats {
     /// `Formats` of `kernels/quantize.cu`.
@@ -345,7 +356,7 @@ impl KvKernels {
         check_array(Operand::BlockPairs, pairs, count.saturating_mul(2), 4)?;
         let narrow = if kind == ConversionKind::Dequantize { from } else { to };
         let (scales, scale_count) = places(conversion, narrow, elements / head_size)?;
-        check_array(Operand::Scales, conversion.scales, scale_count, 4)?;
+        check_array(Operand::Scales, conversion.scales, scale_count, SCALE_BYTES)?;
         check_alive(conversion.scales)?;
         check_apart(from, to)?;
         let written: &[_] = match kind {
@@ -378,15 +389,14 @@ impl KvKernels {
         let pairs = conversion.pairs.address(stream).map_err(KernelError::from)?;
         let shape = from.shape();
         let (from_bytes, to_bytes) = kind.element_bytes();
-        let (from_parts, to_parts) = (from.parts(), to.parts());
         let side = |parts, element_bytes| RowSide { parts, first: 0, element_bytes };
         let elements = shape.row_bytes() / from_bytes;
         let row = (u64::from(shape.block_tokens()), elements);
-        let (source, target) = (side(from_parts, from_bytes), side(to_parts, to_bytes));
         let head_size = u64::from(head_size);
-        let all = runs(source, target, row, head_size);
-        check_runs(conversion, kind, &all)?;
-        let launch = |run: UnitRun| {
+        let launch = |planes: Planes, run: UnitRun| {
+            // A pair that is passed over is told of once.
+            let report = conversion.report.filter(|_| planes.are_first() && run.first == 0);
+            let scales = scales.of(planes, shape);
             let aligned = |bits: u64, bytes: u64| alignment_of(bits) >= 8 * bytes;
             // What is measured is not written.
             let to_bits = match kind {
@@ -402,7 +412,7 @@ impl KvKernels {
                 1
             };
             let units = RawBlockUnits {
-                planes: shape.planes(),
+                planes: planes.count(shape),
                 tokens: run.tokens,
                 segments: run.segments,
                 unit_vectors: run.unit / vector,
@@ -410,8 +420,8 @@ impl KvKernels {
             let all = ("vectors of a block", conversion.count);
             let raw = move |(first_pair, count)| RawConversion {
                 kind,
-                to: RawBlockSide::of(to, &run.to, conversion.to_blocks),
-                from: RawBlockSide::of(from, &run.from, conversion.from_blocks),
+                to: RawBlockSide::of((to, planes), &run.to, conversion.to_blocks),
+                from: RawBlockSide::of((from, planes), &run.from, conversion.from_blocks),
                 units,
                 pairs: pairs + first_pair * size_of::<BlockPair>() as u64,
                 count,
@@ -423,13 +433,22 @@ impl KvKernels {
                     head_units: (head_size / run.unit) as u32,
                     first_unit: (run.first / run.unit) as u32,
                 },
-                report: conversion.report.map_or(0, DeviceReport::address),
+                report: report.map_or(0, DeviceReport::address),
                 vector: vector as u32,
             };
-            Ok(launches(all, units.vectors()?)?.map(raw).collect())
+            Ok::<Vec<_>, BlocksError>(launches(all, units.vectors()?)?.map(raw).collect())
         };
-        let all: Result<Vec<Vec<_>>, BlocksError> = all.into_iter().map(launch).collect();
-        Ok(all?.concat())
+        let mut raws = Vec::new();
+        for &planes in Planes::of(&[from, to]) {
+            let source = side(planes.parts(from), from_bytes);
+            let target = side(planes.parts(to), to_bytes);
+            let runs = runs(source, target, row, head_size);
+            check_runs(conversion, kind, &runs)?;
+            for run in runs {
+                raws.extend(launch(planes, run)?);
+            }
+        }
+        Ok(raws)
     }
 }
 
@@ -536,7 +555,8 @@ const MEASURED_IN_FLIGHT: u64 = 2;
 /// Elements of a row, all of whose segments are whole elements.
 fn elements_of(blocks: Blocks<'_>, element_bytes: u64, side: Side) -> Result<u64, BlocksError> {
     let row_bytes = blocks.shape().row_bytes();
-    for bytes in blocks.parts().iter().map(|part| part.segment_bytes).chain([row_bytes]) {
+    let parts = [0, 1].into_iter().flat_map(|kv| blocks.layout().parts_of(kv));
+    for bytes in parts.map(|part| part.segment_bytes).chain([row_bytes]) {
         if !bytes.is_multiple_of(element_bytes) {
             return Err(BlocksError::Elements { side, bytes, element_bytes });
         }
@@ -571,6 +591,8 @@ fn check_whole(
     Ok(())
 }
 
+/// Bytes of a scale.
+const SCALE_BYTES: u64 = 4;
 /// Bytes of an element of the 16-bit side.
 const WIDE_BYTES: u64 = 2;
 

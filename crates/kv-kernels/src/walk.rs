@@ -4,8 +4,10 @@ use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig};
 use smallvec::SmallVec;
 
+use crate::block_units::Planes;
 use crate::divider::{Divider31, Divider64};
 use crate::kernels::GRID_Y_MAX;
+use crate::layout::RowPart;
 use crate::raw::{CHUNKS_MAX, RawTransfer};
 use crate::{DeviceReport, Direction, KernelError, chunks::LaunchLimits};
 
@@ -139,6 +141,8 @@ pub(crate) struct MovedRows {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferRows<'a> {
     pub(crate) transfer: &'a RawTransfer<'a>,
+    /// Of these planes all rows have the same parts.
+    pub(crate) planes: Planes,
     /// Of a vector, which divides everything in the layout. A row has fewer than 2^31.
     pub(crate) vector_bytes: u64,
     pub(crate) mapping_kind: u32,
@@ -173,6 +177,11 @@ impl TransferRows<'_> {
             let launch = self.chunk(&rows).and_then(|rows| self.launch(&[rows], plane, true));
             launch.ok_or(KernelError::Planes { planes })
         })
+    }
+
+    /// What the rows in the pages are made of.
+    fn parts(&self) -> &[RowPart] {
+        self.planes.parts(self.transfer.paged.into())
     }
 
     fn row_vectors(&self) -> u64 {
@@ -232,7 +241,7 @@ impl TransferRows<'_> {
         let of_chunk = layers.len().max(1) as u64;
         let left_out = u64::from(shape.layers()) - of_chunk;
         let first = u64::from(layers.start) + plane + plane / of_chunk * left_out;
-        let segment_vectors = paged.layout().parts()[0].segment_bytes / self.vector_bytes;
+        let segment_vectors = self.parts()[0].segment_bytes / self.vector_bytes;
         Some(TransferPages {
             plane_ptrs: paged.chunk_planes_address() + first * size_of::<u64>() as u64,
             report: report.map_or(0, DeviceReport::address),
@@ -258,7 +267,7 @@ impl TransferRows<'_> {
     fn narrow(&self, pages: &TransferPages) -> Option<TransferPages> {
         let RawTransfer { paged, num_blocks, .. } = self.transfer;
         let (shape, layout) = (paged.shape(), paged.layout());
-        let [part] = layout.parts() else { return None };
+        let [part] = self.parts() else { return None };
         if part.offset_bytes != 0 {
             return None;
         }
@@ -281,7 +290,7 @@ impl TransferRows<'_> {
         let slots = num_blocks.saturating_mul(block_tokens);
         let layout = paged.layout();
         let mut parts = [WidePart::zeroed(); 2];
-        for (part, given) in parts.iter_mut().zip(layout.parts()) {
+        for (part, given) in parts.iter_mut().zip(self.parts()) {
             // A segment is not longer than a row, whose vectors have been counted.
             let segment_vectors = (given.segment_bytes / self.vector_bytes) as u32;
             *part = WidePart {
@@ -292,7 +301,7 @@ impl TransferRows<'_> {
                 reserved: 0,
             };
         }
-        let first = layout.parts()[0];
+        let first = self.parts()[0];
         let first_bytes = first.segment_bytes * u64::from(first.segments);
         WideRows {
             block_stride: layout.block_stride_bytes(),

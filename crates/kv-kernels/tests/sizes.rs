@@ -2,7 +2,7 @@
 //! products overflow: each is answered, with a result or a typed error, in bounded memory and time.
 //!
 //! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
-//! `layer_major`, `custom`, `new`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
+//! `layer_major`, `custom`, `new`, `with_value_parts`, `parts_of`, `packed`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
 //! `adopt`, `block_span`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
 //! `PackedOffsets`, `block_offsets_on_host`, `copy_block_offsets`, every
 //! launch of `KvKernels`, the raw ones with their counts included, `LaunchLimits`,
@@ -195,6 +195,7 @@ fn shapes_and_formats() {
 fn layouts_of(shape: &KvShape) {
     let extents = |layout: PagedLayout| {
         let _ = COUNTS.map(|blocks| answered(layout.extent_bytes(shape, blocks)));
+        let _ = [0, 1, 2, u64::MAX].map(|kv| layout.parts_of(kv).len());
         let _ = (layout.alignment(), layout.has_whole_blocks(shape), layout.has_whole_rows());
     };
     extents(PagedLayout::block_major(shape));
@@ -225,7 +226,12 @@ fn layouts_of(shape: &KvShape) {
                         block_stride_bytes: bytes,
                         parts,
                     };
-                    let _ = answered(PagedLayout::new(shape, options)).map(extents);
+                    let Some(layout) = answered(PagedLayout::new(shape, options)) else { continue };
+                    extents(layout);
+                    extents(layout.packed(shape));
+                    for values in [&[][..], &[part], &[RowPart { offset_bytes: 1, ..part }]] {
+                        let _ = answered(layout.with_value_parts(shape, values)).map(extents);
+                    }
                 }
             }
         }

@@ -315,7 +315,7 @@ impl<'w> Bench<'w> {
     /// Whether the tensors, one a layer, have the rows of a chunk in their slots.
     fn are_pages(&self, scene: &Scene, chunk: &[u8]) -> bool {
         let (shape, layout) = (scene.paged.shape(), scene.paged.layout());
-        let (part, block_tokens) = (layout.parts()[0], u64::from(shape.block_tokens()));
+        let (part, block_tokens) = (layout.parts_of(0)[0], u64::from(shape.block_tokens()));
         let (row, tokens) = (shape.row_bytes() as usize, scene.tokens as usize);
         let layers = shape.layers() as usize;
         let tensors: Vec<Vec<u8>> = scene.tensors.iter().map(|t| self.read(t.span())).collect();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FormatOptions, KvFormat, SCALE_BYTES};
+use super::{FormatOptions, KvFormat, SCALE_BYTES, SPLIT_BYTES};
 use crate::layout::LayoutError;
 
 /// An axis of a tensor, by what it counts.
@@ -23,6 +23,10 @@ pub enum TensorAxis {
     Heads,
     /// `HS`: elements of a head.
     Elements,
+    /// `HS / x`: pieces of a head.
+    Pieces,
+    /// `x`: elements of a piece.
+    PieceElements,
     /// All bytes of a block of an indexer: values and then scales.
     PageBytes,
 }
@@ -37,6 +41,8 @@ impl fmt::Display for TensorAxis {
             Self::Tokens => "tokens of a block",
             Self::Heads => "heads",
             Self::Elements => "elements of a head",
+            Self::Pieces => "pieces of a head",
+            Self::PieceElements => "elements of a piece",
             Self::PageBytes => "bytes of a page",
         })
     }
@@ -53,14 +59,20 @@ pub(crate) struct FormatAxis {
 }
 
 impl KvFormat {
-    /// The axes of each tensor, outermost first, for numbers of which [`layout`](KvFormat::layout) has made
+    /// The axes of each tensor of keys (0) or values (1), outermost first, for numbers of which [`layout`](KvFormat::layout) has made
     /// a layout.
     ///
     /// # Errors
     /// [`LayoutError::Format`] for padding that is not whole elements, or that a tensor of slots would have;
     /// [`LayoutError::Size`].
-    pub(crate) fn axes(self, options: &FormatOptions) -> Result<Vec<FormatAxis>, LayoutError> {
-        use TensorAxis::{Blocks, Elements, Heads, Kv, Layers, PageBytes, Slots, Tokens};
+    pub(crate) fn axes(
+        self,
+        options: &FormatOptions,
+        kv: u64,
+    ) -> Result<Vec<FormatAxis>, LayoutError> {
+        use TensorAxis::{
+            Blocks, Elements, Heads, Kv, Layers, PageBytes, PieceElements, Pieces, Slots, Tokens,
+        };
         let axes: &[TensorAxis] = match self {
             Self::CrossLayerNhd => &[Blocks, Layers, Kv, Tokens, Heads, Elements],
             Self::FlashAttentionNhd => &[Kv, Blocks, Tokens, Heads, Elements],
@@ -78,6 +90,8 @@ impl KvFormat {
             Self::FusedNhd | Self::FusedNhdSplit => &[Blocks, Tokens, Heads, Kv, Elements],
             Self::UnifiedHnd => &[Blocks, Heads, Tokens, Elements],
             Self::IndexerPages => &[Blocks, PageBytes],
+            Self::PagedAttention if kv == 0 => &[Blocks, Heads, Pieces, Tokens, PieceElements],
+            Self::PagedAttention => &[Blocks, Heads, Elements, Tokens],
         };
         strided(axes, options)
     }
@@ -107,6 +121,8 @@ fn strided(axes: &[TensorAxis], options: &FormatOptions) -> Result<Vec<FormatAxi
             TensorAxis::Tokens => tokens,
             TensorAxis::Heads => options.heads.into(),
             TensorAxis::Elements => options.head_bytes / element_bytes,
+            TensorAxis::Pieces => options.head_bytes / SPLIT_BYTES,
+            TensorAxis::PieceElements => SPLIT_BYTES / element_bytes,
             // Elements of one byte: `layout` has refused others.
             TensorAxis::PageBytes => {
                 let token_bytes = options.head_bytes.checked_add(SCALE_BYTES).ok_or(size)?;

@@ -71,6 +71,81 @@ fn sizes_beyond_64_bits_are_refused() {
 }
 
 #[test]
+fn values_may_lie_differently_from_keys() {
+    let shape = shape();
+    let part = |bytes: u64| RowPart {
+        segment_bytes: bytes,
+        segments: (24 / bytes) as u32,
+        segment_stride_bytes: 4 * bytes,
+        token_stride_bytes: bytes,
+        offset_bytes: 0,
+    };
+    let options = LayoutOptions {
+        tensors: Tensors::PerLayer,
+        layer_stride_bytes: 0,
+        kv_stride_bytes: 96,
+        block_stride_bytes: 192,
+        parts: &[part(8)],
+    };
+    let keys = PagedLayout::new(&shape, options).unwrap();
+    let both = keys.with_value_parts(&shape, &[part(2)]).unwrap();
+    assert_eq!((both.parts_of(0), both.parts_of(1)), (&[part(8)][..], &[part(2)][..]));
+    assert!(!both.has_like_planes() && !both.has_whole_rows() && keys.has_like_planes());
+    assert_eq!((both.alignment_of(0), both.alignment_of(1), both.alignment()), (8, 2, 2));
+    assert_eq!(both.extent_bytes(&shape, 5), Ok(5 * 192));
+    // Values like keys are nothing of their own.
+    assert_eq!(keys.with_value_parts(&shape, &[part(8)]), Ok(keys));
+    assert_eq!(both.with_value_parts(&shape, &[part(8)]), Ok(keys));
+    // Values that reach into the next block's keys.
+    let far = RowPart { offset_bytes: 1, ..part(2) };
+    let overlap = LayoutError::Overlap { axis: "kv", stride_bytes: 96, inner_bytes: 97 };
+    assert_eq!(keys.with_value_parts(&shape, &[far]), Err(overlap));
+    let short = RowPart { segments: 11, ..part(2) };
+    let bytes = LayoutError::RowBytes { parts_bytes: 22, row_bytes: 24 };
+    assert_eq!(keys.with_value_parts(&shape, &[short]), Err(bytes));
+    assert_eq!(keys.with_value_parts(&shape, &[]), Err(LayoutError::Parts { parts: 0 }));
+    let one = KvShapeOptions { layers: 3, kv_count: 1, row_bytes: 24, block_tokens: 4 };
+    let one = KvShape::new(one).unwrap();
+    let refused = LayoutError::Format { quantity: "kv_count", value: 1 };
+    assert_eq!(keys.with_value_parts(&one, &[part(2)]), Err(refused));
+}
+
+#[test]
+fn a_packed_layout_has_no_gaps() {
+    let shape = shape();
+    let dense = Strides { plane_bytes: 96, block_bytes: 576, token_bytes: 24 };
+    let block_major = PagedLayout::block_major(&shape);
+    for strides in [
+        dense,
+        Strides { block_bytes: 600, ..dense },
+        Strides { plane_bytes: 960, block_bytes: 96, ..dense },
+        Strides { plane_bytes: 128, block_bytes: 768, token_bytes: 32 },
+        Strides { plane_bytes: 24, block_bytes: 576, token_bytes: 144 },
+    ] {
+        let layout = PagedLayout::custom(&shape, strides).unwrap();
+        assert_eq!(layout.packed(&shape), block_major, "{strides:?}");
+    }
+    let heads = RowPart {
+        segment_bytes: 8,
+        segments: 3,
+        segment_stride_bytes: 32,
+        token_stride_bytes: 8,
+        offset_bytes: 0,
+    };
+    let options = LayoutOptions {
+        tensors: Tensors::PerPlaneKvFirst,
+        layer_stride_bytes: 0,
+        kv_stride_bytes: 0,
+        block_stride_bytes: 112,
+        parts: &[heads],
+    };
+    let packed = PagedLayout::new(&shape, options).unwrap().packed(&shape);
+    assert_eq!((packed.tensors(), packed.parts_of(0)), (Tensors::One, &[heads][..]));
+    assert_eq!((packed.kv_stride_bytes(), packed.block_stride_bytes()), (96, 576));
+    assert_eq!(packed.packed(&shape), packed);
+}
+
+#[test]
 fn parts_make_up_a_row_and_share_nothing() {
     let shape = shape();
     let head = RowPart {

@@ -9,8 +9,13 @@ use crate::PagedKv;
 
 /// Bytes that lie together in the pages and in a chunk: of a block, or of a segment of a row.
 pub(super) fn fragment_bytes(paged: &PagedKv) -> u64 {
+    fragment_bytes_of(paged, 0).min(fragment_bytes_of(paged, 1))
+}
+
+/// The same of keys (0) or values (1).
+fn fragment_bytes_of(paged: &PagedKv, kv: u64) -> u64 {
     let shape = paged.shape();
-    match paged.layout().parts() {
+    match paged.layout().parts_of(kv) {
         [part] if u64::from(part.segments) * part.segment_bytes == part.segment_bytes => {
             if part.token_stride_bytes == shape.row_bytes() {
                 shape.block_plane_bytes()
@@ -41,7 +46,7 @@ pub(super) fn push_fragments(
         let place = plane_address(paged, plane % layers, plane / layers)
             + slot / block_tokens * layout.block_stride_bytes();
         let mut in_row = chunk + row * shape.row_bytes();
-        for part in layout.parts() {
+        for part in layout.parts_of(plane / layers) {
             for segment in 0..u64::from(part.segments) {
                 let in_pages = place
                     + part.offset_bytes

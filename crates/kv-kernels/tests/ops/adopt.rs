@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
-    Blocks, Direction, KvFormat, PagedKv, Transfer,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, PagedKv, Transfer,
     error::AdoptError,
     layout::{FormatOptions, TensorView},
     verify::BlockSums,
@@ -18,36 +18,38 @@ const TOKENS: u64 = 4;
 const BLOCKS: u64 = 5;
 
 /// A format as this file knows it, by the letters of its axes: `l`ayers, `k`eys and values, `b`locks,
-/// `t`okens, `s`lots, `h`eads and `e`lements.
+/// `t`okens, `s`lots, `h`eads, `e`lements, `g`roups of elements of 16 bytes and the elements `x` in these.
 struct Known {
     format: KvFormat,
     /// The axes that choose the tensor, outermost first.
     chosen: &'static str,
-    /// Those of each tensor.
-    axes: &'static str,
+    /// Those of each tensor, of keys and of values.
+    axes: [&'static str; 2],
     heads: u64,
     /// Whether a key and a value are one row of the chunk.
     is_fused: bool,
 }
 
 fn known(format: KvFormat) -> Known {
+    let both = |chosen, axes| (chosen, [axes, axes]);
     let (chosen, axes) = match format {
-        KvFormat::CrossLayerNhd => ("", "blkthe"),
-        KvFormat::FlashAttentionNhd => ("l", "kbthe"),
-        KvFormat::FlashInferNhd => ("l", "bkthe"),
-        KvFormat::Mla => ("l", "bte"),
-        KvFormat::KvListsNhd => ("kl", "she"),
-        KvFormat::MlaSlots => ("l", "she"),
-        KvFormat::FlashAttentionHnd => ("l", "kbhte"),
-        KvFormat::FlashInferHnd => ("l", "bkhte"),
-        KvFormat::CrossLayerHnd => ("", "blkhte"),
-        KvFormat::KvListsPagedNhd => ("kl", "bthe"),
-        KvFormat::FusedHnd | KvFormat::FusedHndSplit => ("l", "bhtke"),
-        KvFormat::FusedNhd | KvFormat::FusedNhdSplit => ("l", "bthke"),
-        KvFormat::UnifiedHnd => ("l", "bhte"),
-        KvFormat::UnifiedNhd | KvFormat::ComponentPlanes => ("l", "bthe"),
-        KvFormat::LayerPairsNhd => ("lk", "bthe"),
-        KvFormat::IndexerPages => ("l", "bp"),
+        KvFormat::PagedAttention => ("lk", ["bhgtx", "bhet"]),
+        KvFormat::CrossLayerNhd => both("", "blkthe"),
+        KvFormat::FlashAttentionNhd => both("l", "kbthe"),
+        KvFormat::FlashInferNhd => both("l", "bkthe"),
+        KvFormat::Mla => both("l", "bte"),
+        KvFormat::KvListsNhd => both("kl", "she"),
+        KvFormat::MlaSlots => both("l", "she"),
+        KvFormat::FlashAttentionHnd => both("l", "kbhte"),
+        KvFormat::FlashInferHnd => both("l", "bkhte"),
+        KvFormat::CrossLayerHnd => both("", "blkhte"),
+        KvFormat::KvListsPagedNhd => both("kl", "bthe"),
+        KvFormat::FusedHnd | KvFormat::FusedHndSplit => both("l", "bhtke"),
+        KvFormat::FusedNhd | KvFormat::FusedNhdSplit => both("l", "bthke"),
+        KvFormat::UnifiedHnd => both("l", "bhte"),
+        KvFormat::UnifiedNhd | KvFormat::ComponentPlanes => both("l", "bthe"),
+        KvFormat::LayerPairsNhd => both("lk", "bthe"),
+        KvFormat::IndexerPages => both("l", "bp"),
         other => unreachable!("{other:?} is not known here"),
     };
     let one = matches!(format, KvFormat::Mla | KvFormat::MlaSlots | KvFormat::IndexerPages);
@@ -70,9 +72,8 @@ struct At {
 struct Engine {
     known: Known,
     options: FormatOptions,
-    /// Lengths and strides of each axis of a tensor, in elements.
-    shape: Vec<u64>,
-    strides: Vec<i64>,
+    /// Lengths and strides, in elements, of each axis of a tensor of keys and of one of values.
+    axes: [(Vec<u64>, Vec<i64>); 2],
     bytes: u64,
     buffers: Vec<DeviceBuffer>,
 }
@@ -83,7 +84,7 @@ impl Engine {
         let elements = 16;
         let element_bytes = if format == KvFormat::IndexerPages { 1 } else { element_bytes };
         // A tensor of slots has no gaps behind blocks.
-        let block_padding_bytes = if known.axes.contains('s') { 0 } else { block_padding_bytes };
+        let block_padding_bytes = if known.axes[0].contains('s') { 0 } else { block_padding_bytes };
         let options = FormatOptions {
             layers: LAYERS as u32,
             heads: known.heads as u32,
@@ -101,31 +102,50 @@ impl Engine {
             's' => BLOCKS * TOKENS,
             'h' => known.heads,
             'e' => elements,
+            'g' => elements * element_bytes / 16,
+            'x' => 16 / element_bytes,
             'p' => TOKENS * (elements + 4),
             other => unreachable!("axis {other}"),
         };
-        let shape: Vec<u64> = known.axes.chars().map(length).collect();
-        let mut strides = vec![0; shape.len()];
-        let mut inner = 1;
-        for (place, axis) in known.axes.char_indices().rev() {
-            let padding = if axis == 'b' { block_padding_bytes / element_bytes } else { 0 };
-            strides[place] = (inner + padding) as i64;
-            inner = (inner + padding) * shape[place];
-        }
-        let bytes = inner * element_bytes;
+        let mut bytes = [0; 2];
+        let mut strided = |kv: usize| {
+            let axes = known.axes[kv];
+            let shape: Vec<u64> = axes.chars().map(length).collect();
+            let mut strides = vec![0; shape.len()];
+            let mut inner = 1;
+            for (place, axis) in axes.char_indices().rev() {
+                let padding = if axis == 'b' { block_padding_bytes / element_bytes } else { 0 };
+                strides[place] = (inner + padding) as i64;
+                inner = (inner + padding) * shape[place];
+            }
+            bytes[kv] = inner * element_bytes;
+            (shape, strides)
+        };
+        let axes = [strided(0), strided(1)];
+        // A value has as many bytes as a key.
+        let [bytes, of_values] = bytes;
+        assert_eq!(bytes, of_values);
         let count: u64 = known.chosen.chars().map(length).product();
         let buffers = (0..count).map(|tensor| on.upload(&noise(bytes + 16 * tensor))).collect();
-        Self { known, options, shape, strides, bytes, buffers }
+        Self { known, options, axes, bytes, buffers }
+    }
+
+    /// Whether a tensor is of keys (0) or of values (1), as far as it is of one of them.
+    fn kv_of(&self, tensor: usize) -> usize {
+        match self.known.chosen {
+            "lk" => tensor % 2,
+            "kl" => tensor / LAYERS as usize,
+            _ => 0,
+        }
     }
 
     fn views(&self) -> Vec<TensorView<'_>> {
-        let view = |buffer: &DeviceBuffer| TensorView {
-            span: buffer.span(),
-            element_bytes: self.options.element_bytes,
-            shape: &self.shape,
-            strides: &self.strides,
+        let view = |(tensor, buffer): (usize, &DeviceBuffer)| {
+            let (shape, strides) = &self.axes[self.kv_of(tensor)];
+            let element_bytes = self.options.element_bytes;
+            TensorView { span: buffer.span(), element_bytes, shape, strides }
         };
-        self.buffers.iter().map(view).collect()
+        self.buffers.iter().enumerate().map(view).collect()
     }
 
     fn adopt(&self, on: &On, views: &[TensorView<'_>]) -> Result<PagedKv, AdoptError> {
@@ -143,6 +163,8 @@ impl Engine {
             's' => block * TOKENS + token,
             'h' => head,
             'e' => element,
+            'g' => element * self.options.element_bytes / 16,
+            'x' => element % (16 / self.options.element_bytes),
             // A page has all values of its tokens and then the scales.
             'p' if element < 16 => token * 16 + element,
             'p' => TOKENS * 16 + token * 4 + (element - 16),
@@ -153,8 +175,9 @@ impl Engine {
             .chosen
             .chars()
             .fold(0, |index, axis| index * if axis == 'l' { LAYERS } else { 2 } + place(axis));
-        let elements: u64 =
-            self.known.axes.chars().zip(&self.strides).map(|(a, s)| place(a) * *s as u64).sum();
+        let kv = self.kv_of(tensor as usize);
+        let steps = self.known.axes[kv].chars().zip(&self.axes[kv].1);
+        let elements: u64 = steps.map(|(axis, stride)| place(axis) * *stride as u64).sum();
         (tensor as usize, elements * self.options.element_bytes)
     }
 
@@ -162,7 +185,7 @@ impl Engine {
     fn places(&self) -> Vec<(usize, u64)> {
         let is_indexer = self.known.format == KvFormat::IndexerPages;
         let elements = if is_indexer { 20 } else { 16 };
-        let has_kv = self.known.chosen.contains('k') || self.known.axes.contains('k');
+        let has_kv = self.known.chosen.contains('k') || self.known.axes[0].contains('k');
         let planes_kv = if has_kv && !self.known.is_fused { 2 } else { 1 };
         let fused = if self.known.is_fused { 2 } else { 1 };
         let mut places = Vec::new();
@@ -218,7 +241,9 @@ pub(crate) fn outputs(on: &On) -> Outputs {
         for kind in KINDS {
             let engine = Engine::new(on, format, kind);
             let paged = engine.adopt(on, &engine.views()).unwrap();
-            outputs.extend(check_moves(on, &engine, &paged, &format!("{format:?} {kind:?}")));
+            let name = format!("{format:?} {kind:?}");
+            outputs.extend(check_moves(on, &engine, &paged, &name));
+            outputs.extend(check_blocks(on, &engine, &paged, &name));
         }
     }
     outputs
@@ -246,6 +271,71 @@ fn check_moves(on: &On, engine: &Engine, paged: &PagedKv, name: &str) -> Outputs
     vec![(format!("{name}: rows"), read), (format!("{name}: tensors"), written.concat())]
 }
 
+/// Blocks go to a packed host tier, in the order of rows, and come back as other blocks.
+fn check_blocks(on: &On, engine: &Engine, paged: &PagedKv, name: &str) -> Outputs {
+    let (shape, places) = (*paged.shape(), engine.places());
+    let buffer = Arc::new(on.pin(&noise(BLOCKS * shape.block_bytes())));
+    let packed = paged.layout().packed(&shape);
+    let host =
+        HostBlocks::new(&on.stream, shape, packed, (Arc::clone(&buffer), 0), BLOCKS).unwrap();
+    let row = shape.row_bytes() as usize;
+    let (kv_count, before) = (u64::from(shape.kv_count()), engine.contents(on));
+    // The bytes of a block, plane by plane.
+    let of_block = |block: u64| -> Vec<(usize, u64)> {
+        let planes = (0..LAYERS).flat_map(|layer| (0..kv_count).map(move |kv| (layer, kv)));
+        let rows = planes.flat_map(|(layer, kv)| {
+            let first = ((kv * LAYERS + layer) * BLOCKS + block) * TOKENS;
+            places[first as usize * row..(first + TOKENS) as usize * row].to_vec()
+        });
+        rows.collect()
+    };
+    let out: Vec<BlockPair> = (0..BLOCKS as i32)
+        .map(|source| BlockPair { source, destination: BLOCKS as i32 - 1 - source })
+        .collect();
+    // Block 0 comes back as block 2, and so on.
+    let back: Vec<BlockPair> = (0..BLOCKS as i32)
+        .map(|source| BlockPair { source, destination: (source + 3) % BLOCKS as i32 })
+        .collect();
+    let copy = |from, to, pairs: &[BlockPair]| {
+        let device_pairs = on.upload(pairs);
+        let copy = BlockCopy {
+            from,
+            to,
+            pairs: device_pairs.span().into(),
+            count: BLOCKS,
+            host_pairs: Some(BlockPairs::new(pairs).unwrap()),
+            from_blocks: BLOCKS,
+            to_blocks: BLOCKS,
+            report: None,
+            multiprocessors: None,
+        };
+        on.kernels.copy_blocks(&on.stream, copy).unwrap();
+        on.stream.synchronize().unwrap();
+    };
+    copy(paged.into(), (&host).into(), &out);
+    for BlockPair { source, destination } in out {
+        let mut dense = vec![0; shape.block_bytes() as usize];
+        host.read_block(destination as u64, &mut dense).unwrap();
+        let bytes = of_block(source as u64);
+        let expected: Vec<u8> = bytes.iter().map(|&(t, at)| before[t][at as usize]).collect();
+        assert!(dense == expected, "block {source} of {name} did not arrive");
+    }
+    copy((&host).into(), paged.into(), &back);
+    let mut expected = before.clone();
+    for BlockPair { source, destination } in back {
+        let first = of_block(BLOCKS - 1 - source as u64);
+        for ((from, at), (to, target)) in first.into_iter().zip(of_block(destination as u64)) {
+            expected[to][target as usize] = before[from][at as usize];
+        }
+    }
+    let after = engine.contents(on);
+    assert!(after == expected, "blocks of {name} did not come back");
+    vec![
+        (format!("{name}: blocks"), on.read_pinned(&buffer)),
+        (format!("{name}: back"), after.concat()),
+    ]
+}
+
 mod on_sim {
     use cuda_driver::{Device, Stream};
     use kv_kernels::{
@@ -259,7 +349,7 @@ mod on_sim {
     #[test]
     fn adopted_tensors_are_read_and_written_where_the_engine_has_its_rows() {
         let on = On::sim(references());
-        assert_eq!(outputs(&on).len(), KvFormat::ALL.len() * KINDS.len() * 2);
+        assert_eq!(outputs(&on).len(), KvFormat::ALL.len() * KINDS.len() * 4);
         on.assert_clean();
     }
 
@@ -412,7 +502,8 @@ mod on_sim {
             let whole = self.engine.views()[tensor].span;
             let element_bytes = self.engine.options.element_bytes;
             let slice = |offset, bytes| whole.slice(offset, bytes).unwrap();
-            let steps = self.engine.shape.iter().zip(&self.engine.strides);
+            let (shape, strides) = &self.engine.axes[self.engine.kv_of(tensor)];
+            let steps = shape.iter().zip(strides);
             let last: u64 = steps.map(|(n, stride)| (n - 1) * *stride as u64).sum();
             // Padding behind the last block belongs to nobody and need not be there.
             let needed = (last + 1) * element_bytes;
@@ -486,7 +577,8 @@ mod on_sim {
             assert_eq!(refused(&[&views[..], &views[..1]].concat()), count(needed + 1));
             assert_eq!(refused(&[]), count(0));
             if needed > 1 {
-                let twice = [&views[..1], &views[..1], &views[2..]].concat();
+                let mut twice = views.clone();
+                twice[1].span = views[0].span;
                 let error = refused(&twice);
                 let is_of = matches!(
                     error,
@@ -505,7 +597,8 @@ mod on_sim {
         let pairs = Engine::new(&on, KvFormat::LayerPairsNhd, (2, 0));
         let plane_bytes = TOKENS * HEADS * 16 * 2;
         let shape = [BLOCKS, TOKENS, HEADS, 16];
-        let strides = [whole.strides[0], whole.strides[2], whole.strides[3], 1];
+        let of_whole = &whole.axes[0].1;
+        let strides = [of_whole[0], of_whole[2], of_whole[3], 1];
         let options = FormatOptions { block_padding_bytes: plane_bytes, ..pairs.options };
         let mut views = Vec::new();
         for buffer in &whole.buffers {
@@ -614,12 +707,12 @@ mod on_sim {
             let (element_bytes, value) = (3, options.head_bytes);
             let error = refused(FormatOptions { element_bytes, ..options });
             let expected = match format {
-                KvFormat::IndexerPages => of("element_bytes", 3),
+                KvFormat::IndexerPages | KvFormat::PagedAttention => of("element_bytes", 3),
                 _ => of("head_bytes", value),
             };
             assert_eq!(error, expected);
             let padded = refused(FormatOptions { block_padding_bytes: 3, ..options });
-            if engine.known.axes.contains('s') || options.element_bytes > 1 {
+            if engine.known.axes[0].contains('s') || options.element_bytes > 1 {
                 assert_eq!(padded, of("block_padding_bytes", 3), "{format:?}");
             } else {
                 assert!(matches!(padded, AdoptError::Stride { .. }), "{format:?}: {padded}");

@@ -137,21 +137,21 @@ impl Case {
 pub(crate) fn outputs(on: &On) -> Outputs {
     let mut outputs: Outputs =
         cases().iter().map(|case| (case.name.clone(), case.run(on))).collect();
-    outputs.push(("slots that are not there".into(), unknown_slots(on)));
+    outputs.push(("slots that are not there".into(), unknown_slots(on, (1, 1))));
     outputs
 }
 
 /// Slots that only the device sees to be out of range are passed over and reported.
-fn unknown_slots(on: &On) -> Vec<u8> {
-    let shape = shape(2, 1, 64, 4);
-    let pages = Side::new(on, shape, &lays(&shape, 4).swap_remove(1), 4, (false, 0));
+fn unknown_slots(on: &On, (kv_count, lay): (u32, usize)) -> Vec<u8> {
+    let shape = shape(2, kv_count, 64, 4);
+    let pages = Side::new(on, shape, &lays(&shape, 4).swap_remove(lay), 4, (false, 0));
     let Side::Device(paged, memory) = &pages else { unreachable!() };
     let slots = on.upload(&[3i64, 12, i64::MAX, i64::MIN, -1, 11]);
     let rows = on.upload(&noise(2 * 6 * 64));
     let report = DeviceReport::new(&on.stream).unwrap();
     let append = Append {
         keys: rows.span().into(),
-        values: None,
+        values: (kv_count == 2).then(|| rows.span().into()),
         layer_stride_bytes: 6 * 64,
         token_stride_bytes: 64,
         first_layer: 0,
@@ -190,6 +190,17 @@ mod on_sim {
     #[test]
     fn the_ptx_gives_what_the_reference_gives() {
         compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    #[test]
+    fn a_slot_that_is_passed_over_is_told_of_once() {
+        let on = On::sim(references());
+        for kv_count in [1, 2] {
+            for lay in 0..LAYS {
+                unknown_slots(&on, (kv_count, lay));
+            }
+        }
+        on.assert_clean();
     }
 
     /// Threads of the launches of `count_threads`.

@@ -170,7 +170,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
         outputs.push((format!("destination: {}", case.name), to));
     }
     outputs.extend(resharded(on));
-    outputs.push(("pairs that are not there".into(), unknown_pairs(on)));
+    outputs.push(("pairs that are not there".into(), unknown_pairs(on, [0, 1])));
     outputs
 }
 
@@ -240,9 +240,9 @@ fn resharded(on: &On) -> Outputs {
 }
 
 /// Pairs that only the device sees to be out of range are passed over and reported.
-fn unknown_pairs(on: &On) -> Vec<u8> {
+fn unknown_pairs(on: &On, which: [usize; 2]) -> Vec<u8> {
     let shape = shape(2, 2, 64, 16);
-    let [from, to] = [0, 1].map(|lay| {
+    let [from, to] = which.map(|lay| {
         let lay = lays(&shape, 4).into_iter().nth(lay).unwrap();
         Side::new(on, shape, &lay, 4, (false, 0))
     });
@@ -317,6 +317,17 @@ mod on_sim {
             let found = !on.sim.as_ref().unwrap().findings().is_empty();
             assert_eq!(found, races, "{ids:?}");
         }
+    }
+
+    #[test]
+    fn a_pair_that_is_passed_over_is_told_of_once() {
+        let on = On::sim(references());
+        for from in 0..LAYS {
+            for to in 0..LAYS {
+                unknown_pairs(&on, [from, to]);
+            }
+        }
+        on.assert_clean();
     }
 
     /// Blocks of a peer are described on a stream of the device that runs the kernel.

@@ -9,7 +9,7 @@ use kv_kernels::{
 };
 
 use super::block_copy::Side;
-use super::lays::{Lay, lays, places, shape};
+use super::lays::{LAYS, Lay, lays, places, shape};
 use super::on::{On, Outputs, noise};
 
 const BLOCKS: u64 = 4;
@@ -71,14 +71,14 @@ pub(crate) fn outputs(on: &On) -> Outputs {
             }
         }
     }
-    outputs.push(("ids that are not there".into(), unknown_ids(on)));
+    outputs.push(("ids that are not there".into(), unknown_ids(on, 1)));
     outputs
 }
 
 /// Ids that only the device sees to be out of range.
-fn unknown_ids(on: &On) -> Vec<u8> {
+fn unknown_ids(on: &On, lay: usize) -> Vec<u8> {
     let shape = shape(2, 2, 64, 16);
-    let side = Side::new(on, shape, &lays(&shape, BLOCKS).swap_remove(1), BLOCKS, (false, 0));
+    let side = Side::new(on, shape, &lays(&shape, BLOCKS).swap_remove(lay), BLOCKS, (false, 0));
     let ids = on.upload(&[0i32, 3, -1, i32::MAX]);
     let sums: DeviceBuffer = on.memory(4 * 8);
     let report = DeviceReport::new(&on.stream).unwrap();
@@ -109,6 +109,13 @@ mod on_sim {
 
     use super::super::on::compare;
     use super::*;
+
+    #[test]
+    fn an_id_that_is_passed_over_is_told_of_once() {
+        let on = On::sim(references());
+        (0..LAYS).for_each(|lay| drop(unknown_ids(&on, lay)));
+        on.assert_clean();
+    }
 
     #[test]
     fn the_ptx_gives_what_the_reference_gives() {

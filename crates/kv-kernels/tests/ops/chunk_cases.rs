@@ -70,11 +70,15 @@ fn case(
     number: u64,
 ) -> Case {
     let one_head = matches!(format, KvFormat::Mla | KvFormat::MlaSlots | KvFormat::IndexerPages);
+    let is_split = format == KvFormat::PagedAttention;
+    // Elements of one byte, and of two.
+    let element_bytes = if is_split { 1 + number % 2 } else { 1 };
+    let head_bytes = if is_split { head_bytes.next_multiple_of(16) } else { head_bytes };
     let options = FormatOptions {
         layers: 2 + (number % 2) as u32,
         heads: if one_head { 1 } else { 2 + (number % 2) as u32 },
         head_bytes,
-        element_bytes: 1,
+        element_bytes,
         block_tokens: [3, 16, 4, 1][number as usize % 4],
         blocks: BLOCKS,
         block_padding_bytes,

@@ -249,7 +249,7 @@ impl Case {
             + kv * layout.kv_stride_bytes()
             + slot / tokens * layout.block_stride_bytes();
         let mut byte = byte;
-        for part in layout.parts() {
+        for part in layout.parts_of(kv) {
             let bytes = part.segment_bytes * u64::from(part.segments);
             if byte < bytes {
                 let offset = part.offset_bytes

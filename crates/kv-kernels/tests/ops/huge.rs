@@ -84,7 +84,7 @@ fn layout() -> PagedLayout {
 
 fn segments() -> Vec<u64> {
     let layout = layout();
-    let part = layout.parts()[0];
+    let part = layout.parts_of(0)[0];
     let mut starts = Vec::new();
     for plane in 0..4 {
         for (block, token) in [(0, 0), (0, 1), (1, 0), (1, 1)] {

@@ -30,13 +30,14 @@ pub(crate) fn shape(layers: u32, kv_count: u32, row_bytes: u64, block_tokens: u3
 }
 
 /// How many layouts [`lays`] gives.
-pub(crate) const LAYS: usize = 6;
+pub(crate) const LAYS: usize = 7;
 
 /// Every kind of layout, with rows of two, or of an odd number of, heads.
 pub(crate) fn lays(shape: &KvShape, blocks: u64) -> Vec<Lay> {
     let heads = if shape.row_bytes().is_multiple_of(2) { 2 } else { shape.row_bytes() };
     let mut lays = lays_of_heads(shape, blocks, heads);
     lays.push(two_parts(shape, blocks));
+    lays.push(split_keys(shape, blocks, if shape.row_bytes().is_multiple_of(2) { 2 } else { 1 }));
     assert_eq!(lays.len(), LAYS);
     lays
 }
@@ -164,6 +165,37 @@ fn two_parts(shape: &KvShape, blocks: u64) -> Lay {
                     None => p.token * first + p.byte,
                     Some(byte) => tokens * first + p.token * (row - first) + byte,
                 }
+        }),
+    }
+}
+
+/// Keys in pieces, each beside those of the block's other tokens, and values element by element.
+pub(crate) fn split_keys(shape: &KvShape, blocks: u64, element_bytes: u64) -> Lay {
+    let (row, tokens) = (shape.row_bytes(), u64::from(shape.block_tokens()));
+    let (of_plane, of_block) = (shape.block_plane_bytes(), shape.block_bytes());
+    let piece = [16, 8, 4, 2, 1].into_iter().find(|piece| row.is_multiple_of(*piece)).unwrap();
+    let part = |bytes| RowPart {
+        segment_bytes: bytes,
+        segments: (row / bytes) as u32,
+        segment_stride_bytes: tokens * bytes,
+        token_stride_bytes: bytes,
+        offset_bytes: 0,
+    };
+    let keys = in_one_tensor(shape, of_plane, &[part(piece)]);
+    let kv_count = u64::from(shape.kv_count());
+    let layout = match kv_count {
+        2 => keys.with_value_parts(shape, &[part(element_bytes)]).unwrap(),
+        _ => keys,
+    };
+    Lay {
+        name: "keys in pieces, tokens of values last",
+        layout,
+        bytes: blocks * of_block,
+        tensor_bytes: blocks * of_block,
+        at: Box::new(move |p| {
+            let piece = if p.plane % kv_count == 0 { piece } else { element_bytes };
+            let in_plane = (p.byte / piece * tokens + p.token) * piece + p.byte % piece;
+            p.block * of_block + p.plane * of_plane + in_plane
         }),
     }
 }
