@@ -10,6 +10,13 @@
 #[path = "staging/machine.rs"]
 mod machine;
 
+#[allow(dead_code, reason = "the tests of batches compare more")]
+#[path = "batch/model.rs"]
+mod model;
+
+#[path = "batch/replay.rs"]
+mod replay;
+
 #[path = "support/rows.rs"]
 mod rows;
 
@@ -20,9 +27,12 @@ use cuda_driver::{
     CopyError, CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, Kernel,
     KernelArgs, LaunchConfig, Module, PinnedBuffer, Stream,
 };
-use kv_stage::{BlockTable, StagingOptions, StagingPool, StepStager, SubmittedView};
+use kv_stage::{
+    BatchOptions, BatchTable, BlockTable, StagingOptions, StagingPool, StepStager, SubmittedView,
+};
 use libtest_mimic::{Arguments, Failed, Trial};
 use machine::Random;
+use replay::{Gathers, Replay};
 use rows::{row_at, rows_at};
 
 type Run = fn(&Gpu);
@@ -40,6 +50,12 @@ fn main() {
         ("a_fresh_buffer_under_a_kernel_is_overwritten", fresh_buffers_are_overwritten),
         ("every_table_of_a_long_overlapped_run_arrives", |gpu| long_runs(gpu, Sends::Everything)),
         ("every_change_of_a_long_overlapped_run_arrives", |gpu| long_runs(gpu, Sends::Changes)),
+        ("a_captured_gather_gives_every_replay_its_step", |gpu| {
+            captured_steps_arrive(gpu, Gathers::InTheGraph);
+        }),
+        ("a_captured_reader_reads_every_step", |gpu| {
+            captured_steps_arrive(gpu, Gathers::BeforeTheGraph);
+        }),
         #[cfg(all(feature = "sabotage", debug_assertions))]
         ("without_events_stalled_copies_are_overwritten", |gpu| {
             stalled_steps_are_overwritten(gpu, Reader::Copy);
@@ -193,6 +209,22 @@ impl Gpu {
             Sends::Everything => StepStager::new(&self.device, pool, device_bytes).unwrap(),
             Sends::Changes => StepStager::with_scatter(pool.device(), pool, device_bytes).unwrap(),
         }
+    }
+}
+
+/// Graphs over a batch, replayed for many steps of other sequences, tables and lengths.
+fn captured_steps_arrive(gpu: &Gpu, gathers: Gathers) {
+    let steps = if gpu.device.virtual_now().is_some() { 40 } else { 4000 };
+    let table = |width, block_tokens, null_block| BatchTable { width, block_tokens, null_block };
+    let large = BatchOptions {
+        rows: 300,
+        sequences_max: 70,
+        tokens_max: 1500,
+        tables: vec![table(129, 16, 0), table(40, 48, 7)],
+        arrays: vec![6000, 37],
+    };
+    for (number, options) in (0..).zip([model::small(), large]) {
+        Replay::new(&gpu.device, &gpu.kernel, &options, gathers, 11 + number).run(steps);
     }
 }
 

@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+mod graphs;
 #[allow(dead_code, reason = "of the staging tests the simulated machine alone is used here")]
 #[path = "../staging/machine.rs"]
 mod machine;
 mod model;
+mod replay;
 mod steps;

@@ -143,7 +143,8 @@ impl Model {
                 _ => {}
             }
             let room = tokens_left.min(row_tokens.saturating_sub(upper));
-            let tokens = self.below(room.min(9) + 1);
+            let most = if self.below(12) == 0 { room } else { room.min(9) };
+            let tokens = self.below(most + 1);
             if upper > row_tokens {
                 continue;
             }
@@ -241,9 +242,9 @@ impl Model {
         }
     }
 
-    /// Samples: some rows of the last step had drafts rejected, and a few counts are wrong. The
-    /// counts are written in the order of `stream`.
-    pub(crate) fn sample(&mut self, stream: &Stream, contents: &Contents) {
+    /// Samples: some rows of the last step had drafts rejected, and a few counts are wrong. Returns
+    /// what the sampler makes of the accepted counts.
+    pub(crate) fn sample(&mut self, contents: &Contents) -> Vec<u32> {
         for row in contents.rows.iter().filter_map(|&row| usize::try_from(row).ok()) {
             let count = match self.below(8) {
                 0..4 => self.below(self.rows[row].accepted + 1),
@@ -251,9 +252,8 @@ impl Model {
                 _ => continue,
             };
             self.rows[row].accepted = count;
-            let accepted = self.batch.buffers().accepted.slice(row as u64 * 4, 4).unwrap();
-            stream.upload(accepted, &count.to_le_bytes()).unwrap();
         }
+        self.rows.iter().map(|row| row.accepted).collect()
     }
 
     /// What the buffers hold once the work of the stream has run.
