@@ -30,6 +30,17 @@ pub struct HostPagesOptions {
 impl HostPagesOptions {
     /// Huge pages next to the device.
     pub const HUGE_BESIDE_DEVICE: Self = Self { huge: true, node: MemoryNode::BesideDevice };
+
+    /// The number of the memory node, for memory that is pinned for `device`; `None` for any.
+    #[must_use]
+    #[track_caller]
+    pub fn node_for(&self, device: &Device) -> Option<u32> {
+        match self.node {
+            MemoryNode::Any => None,
+            MemoryNode::BesideDevice => device.host_node(),
+            MemoryNode::Number(node) => Some(node),
+        }
+    }
 }
 
 /// A memory node (NUMA node) of the host.
@@ -86,16 +97,18 @@ pub enum HostPagesError {
 
 crate::messages::one_line_debug!(HostPagesError);
 
-/// Memory mapped for this process alone, zeroed, with every page present.
+/// Memory mapped for this process alone, zeroed.
 ///
-/// [`PinnedBuffer::pin`](crate::PinnedBuffer::pin) pins such memory. A drop returns it to the
-/// system.
+/// [`PinnedBuffer::pin_pages`](crate::PinnedBuffer::pin_pages) pins such memory. A drop returns it
+/// to the system.
 pub struct HostPages {
     /// # Invariants
     /// A mapping of `bytes` bytes, readable, writable and private, whose provenance is exposed and
     /// which no other code unmaps; zeroed when made.
     base: u64,
     bytes: u64,
+    /// Bytes asked for: `bytes` or less.
+    asked: u64,
     granted: GrantedPages,
 }
 
@@ -105,10 +118,35 @@ impl HostPages {
     /// Accesses every page: about 0.1 s a GiB in huge pages, several times that in ordinary ones.
     ///
     /// # Errors
-    /// [`HostPagesError`], also for more memory than [the host has](HostPages::host_bytes), because
-    /// accessing it would end the process. No memory is mapped then.
+    /// [`HostPagesError`], also for more memory than [the host has](HostPages::host_bytes), or has
+    /// left, because accessing it would end the process. No memory is mapped then.
     pub fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<Self, HostPagesError> {
         system::map(bytes, huge, node)
+    }
+
+    /// Like [`map`](HostPages::map), without accessing the pages: takes microseconds, and the
+    /// memory is not there yet. Threads provide it by calls of [`populate`](HostPages::populate)
+    /// for parts of it, at the same time.
+    ///
+    /// # Errors
+    /// Like `map`.
+    pub fn map_unpopulated(
+        bytes: u64,
+        huge: bool,
+        node: Option<u32>,
+    ) -> Result<Self, HostPagesError> {
+        system::map_unpopulated(bytes, huge, node)
+    }
+
+    /// Has the system provide the pages of `bytes` bytes at `offset`, or those of the part of that
+    /// range that is mapped. Contents stay as they are.
+    ///
+    /// # Errors
+    /// [`HostPagesError::Refused`] if the system has no such pages left. Pages that are set aside
+    /// ([`PageKind::Huge`]) can be mapped and then refused here; mapping anew with
+    /// [`map`](HostPages::map) uses other pages.
+    pub fn populate(&self, offset: u64, bytes: u64) -> Result<(), HostPagesError> {
+        system::populate(self, offset, bytes)
     }
 
     /// The most memory that this process can have, in bytes, if the system says: the machine's
@@ -130,10 +168,20 @@ impl HostPages {
         self.bytes
     }
 
-    /// Page options actually granted.
+    /// Page options actually granted. The node is known once memory is populated.
     #[must_use]
     pub fn granted(&self) -> GrantedPages {
         self.granted
+    }
+
+    /// Length that was asked for, in bytes.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    /// Notes the memory node of the first page, which is there.
+    pub(crate) fn note_node(&mut self) {
+        self.granted.node = system::node_of(self);
     }
 }
 
@@ -153,7 +201,8 @@ impl fmt::Debug for HostPages {
 }
 
 // SAFETY: the mapping does not move or shrink and lives until the value is dropped; it is readable,
-// writable and zeroed (invariants of `base`), and no method reads or writes it.
+// writable and zeroed (invariants of `base`), and nobody calls the method that accesses it, `populate`,
+// on a value that a buffer owns.
 unsafe impl HostRegion for HostPages {
     fn address(&self) -> u64 {
         self.base
@@ -195,6 +244,7 @@ impl Device {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
+    use super::linux::populated_pages;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -223,6 +273,44 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_provided_part_by_part_from_several_threads() {
+        for huge in [false, true] {
+            let pages = HostPages::map_unpopulated(9 * MIB + 1, huge, None).unwrap();
+            let pages = &pages;
+            assert_eq!(populated_pages(pages), 0, "{pages:?}");
+            pages.populate(0, 1).unwrap();
+            let first = populated_pages(pages);
+            assert!((1..=512).contains(&first), "{first} pages");
+            std::thread::scope(|scope| {
+                for part in 0..5 {
+                    scope.spawn(move || pages.populate(part * 2 * MIB, 2 * MIB).unwrap());
+                }
+            });
+            assert_eq!(populated_pages(pages), pages.bytes() / 4096);
+            assert!(bytes_of(pages).iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn parts_that_are_not_mapped_are_not_provided() {
+        let pages = HostPages::map_unpopulated(3 * 4096, false, None).unwrap();
+        for (offset, bytes) in [
+            (0, 0),
+            (1, 0),
+            (3 * 4096, 1),
+            (3 * 4096, u64::MAX),
+            (u64::MAX, 1),
+            (u64::MAX, u64::MAX),
+        ] {
+            assert_eq!(pages.populate(offset, bytes), Ok(()), "{bytes} bytes at {offset}");
+            assert_eq!(populated_pages(&pages), 0, "{bytes} bytes at {offset}");
+        }
+        // Whole pages: from the one that the range begins in to the one that it ends in.
+        pages.populate(2 * 4096 - 1, u64::MAX).unwrap();
+        assert_eq!(populated_pages(&pages), 2);
+    }
+
+    #[test]
     fn a_node_that_is_not_there_is_done_without() {
         for node in [0, 63, 900, 5000, u32::MAX] {
             let pages = HostPages::map(MIB, false, Some(node)).unwrap();
@@ -235,12 +323,14 @@ mod tests {
     fn more_than_there_are_addresses_is_refused() {
         for bytes in [0, 1 << 62, u64::MAX - 4096, u64::MAX] {
             for huge in [false, true] {
-                let refused = HostPages::map(bytes, huge, None).map(drop);
-                let Err(HostPagesError::Refused { bytes: asked, errno }) = refused else {
-                    panic!("{bytes} bytes: {refused:?}");
-                };
-                assert_eq!(asked, bytes);
-                assert_ne!(errno, 0);
+                for map in [HostPages::map, HostPages::map_unpopulated] {
+                    let refused = map(bytes, huge, None).map(drop);
+                    let Err(HostPagesError::Refused { bytes: asked, errno }) = refused else {
+                        panic!("{bytes} bytes: {refused:?}");
+                    };
+                    assert_eq!(asked, bytes);
+                    assert_ne!(errno, 0);
+                }
             }
         }
     }
@@ -251,6 +341,9 @@ mod tests {
         // The system may promise more than it has, so the size is checked before it is asked.
         let refused = HostPages::map(most + 1, false, None).map(drop);
         assert_eq!(refused, Err(HostPagesError::Refused { bytes: most + 1, errno: libc::ENOMEM }));
+        // The system itself takes a part of what the machine has, so less is left.
+        let refused = HostPages::map_unpopulated(most, false, None).map(drop);
+        assert_eq!(refused, Err(HostPagesError::Refused { bytes: most, errno: libc::ENOMEM }));
     }
 
     #[test]

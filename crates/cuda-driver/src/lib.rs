@@ -147,7 +147,7 @@ pub use stream::{Event, Stream, StreamPriority};
 pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
 
 pub(crate) use host_pages::{
-    GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, MemoryNode,
+    GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, PageKind,
 };
 pub(crate) use shareable::{ShareableHandle, ShareableKind, ShareableRef};
 

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::device::Retired;
 use crate::{
     Device, DeviceError, ErrorCode, GrantedPages, HostAllocFlags, HostPages, HostPagesError,
-    HostPagesOptions, HostRegion, HostRegisterFlags, MemoryNode, PinnedBuffer,
+    HostPagesOptions, HostRegion, HostRegisterFlags, PageKind, PinnedBuffer,
 };
 
 /// Sources of pinned memory.
@@ -91,17 +91,30 @@ impl PinnedBuffer {
             HostMemory::Pages(options) => options,
         };
         device.free_retired()?;
-        let node = match options.node {
-            MemoryNode::Any => None,
-            MemoryNode::BesideDevice => device.host_node(),
-            MemoryNode::Number(node) => Some(node),
-        };
-        let pages = match HostPages::map(bytes, options.huge, node) {
-            Ok(pages) => pages,
-            Err(HostPagesError::Unsupported) => return Self::from_driver(device, bytes),
-            Err(error) => return Err(error.into()),
-        };
-        let granted = pages.granted();
+        match HostPages::map(bytes, options.huge, options.node_for(device)) {
+            Ok(pages) => Self::pin_pages(device, pages),
+            Err(HostPagesError::Unsupported) => Self::from_driver(device, bytes),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Pins pages that are mapped already, portable and visible to kernels. The buffer has as many
+    /// bytes as the mapping was asked for. If the driver registers no memory, it allocates memory
+    /// instead, cached, and the pages are returned to the system.
+    ///
+    /// Pages that are not [populated](HostPages::populate) are provided by the driver, on one
+    /// thread. Unlike [`pin`](PinnedBuffer::pin), this does not free dropped memory first.
+    ///
+    /// # Errors
+    /// [`PinError`].
+    #[track_caller]
+    pub fn pin_pages(device: &Device, mut pages: HostPages) -> Result<Self, PinError> {
+        if pages.granted().pages == PageKind::Huge {
+            // Such pages can be refused by a call only. A first access would end the process.
+            pages.populate(0, pages.bytes())?;
+        }
+        pages.note_node();
+        let (granted, bytes) = (pages.granted(), pages.asked());
         match Self::register(device, Box::new(pages), HostRegisterFlags::SHARED) {
             Ok(mut buffer) => {
                 buffer.shorten(bytes, granted);

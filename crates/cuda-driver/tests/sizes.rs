@@ -3,7 +3,8 @@
 //!
 //! Covered: `Device::open`, `attribute`, `peer_attribute`; `DeviceBuffer::alloc`, `DeviceSpan::from_raw`,
 //! `slice`, `of_device`; `PinnedBuffer::alloc`, `pin`, `register`, `span`, `span_for`, `write_at`,
-//! `read_at`, `PinnedSpan::slice`; `HostPages::map`; `Stream` copies, `fill`, `upload` and `download` at any
+//! `read_at`, `PinnedSpan::slice`; `HostPages::map`,
+//! `map_unpopulated`, `populate`; `Stream` copies, `fill`, `upload` and `download` at any
 //! offset; `copy_between`; `AddressRange::reserve`, `span`, `map`, `set_access`, `unmap`;
 //! `PhysicalMemory::create`, `create_exportable`, `import`; `LaunchConfig` (grid, block, shared memory) in
 //! `Kernel::launch` and `prepare`, with any number of `KernelArgs`; `Module::load`;
@@ -167,6 +168,13 @@ fn memory_of_any_size_is_had_or_refused() {
         for huge in [false, true] {
             for node in [None, Some(0), Some(1023), Some(1024), Some(u32::MAX)] {
                 assert_eq!(HostPages::map(bytes, huge, node).is_ok(), small, "{bytes}");
+                let mapped = HostPages::map_unpopulated(bytes, huge, node);
+                assert_eq!(mapped.is_ok(), small, "{bytes}");
+                if let Ok(pages) = mapped {
+                    for (offset, length) in [(0, bytes), (bytes, u64::MAX), (u64::MAX, bytes)] {
+                        assert_eq!(pages.populate(offset, length), Ok(()));
+                    }
+                }
             }
         }
         assert_eq!(PhysicalMemory::create(device, bytes).is_ok(), bytes == 2 << 20, "{bytes}");

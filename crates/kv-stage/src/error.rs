@@ -73,6 +73,43 @@ impl From<PinError> for StagingError {
     }
 }
 
+/// The reason why slabs could not be created or resized.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SlabsError {
+    /// A block of 0 bytes or of more than [`SLAB_BYTES_MAX`], more bytes than an address space has, or
+    /// more than [`THREADS_MAX`] threads.
+    ///
+    /// [`SLAB_BYTES_MAX`]: crate::SlabsOptions::SLAB_BYTES_MAX
+    /// [`THREADS_MAX`]: crate::SlabsOptions::THREADS_MAX
+    #[error("{threads} threads cannot pin {blocks} blocks of {} in slabs", ByteSize(*block_bytes))]
+    Options {
+        /// Requested bytes of a block.
+        block_bytes: u64,
+        /// Requested number of blocks.
+        blocks: u64,
+        /// Requested number of threads.
+        threads: usize,
+    },
+    /// More slabs than [`SLABS_MAX`](crate::SlabsOptions::SLABS_MAX).
+    #[error("{slabs} slabs of pinned memory are more than {}", crate::SlabsOptions::SLABS_MAX)]
+    TooMany {
+        /// Number of slabs that the blocks would need.
+        slabs: u64,
+    },
+    /// The slabs need more bytes than the host's memory has.
+    #[error("slabs of {} in all exceed the host's memory of {}", ByteSize(*bytes), ByteSize(*host_bytes))]
+    Memory {
+        /// Bytes of all slabs.
+        bytes: u64,
+        /// Bytes of the host's memory.
+        host_bytes: u64,
+    },
+    /// A thread that pins memory could not be started.
+    #[error("no thread to pin slabs could be started: {0}")]
+    Thread(std::io::ErrorKind),
+}
+
 /// The reason why no buffer is available to write.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -368,7 +405,15 @@ pub struct PartError {
     pub step: u64,
 }
 
-one_line_debug!(StagingError, AcquireError, TableError, StageError, BatchError, PartError);
+one_line_debug!(
+    StagingError,
+    SlabsError,
+    AcquireError,
+    TableError,
+    StageError,
+    BatchError,
+    PartError
+);
 
 impl<E: std::error::Error + 'static> std::fmt::Debug for SubmitError<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -10,6 +10,7 @@
 //!   [`StagingBuffer::submit`] passes it to the device, and consumes it: later code can neither
 //!   write it nor submit it again. It returns to the pool when events recorded after its readers
 //!   have completed.
+//! * [`PinnedSlabs`]: much pinned memory for blocks, pinned by several threads in the background.
 //! * [`BlockTable`]: the persistent `[rows, max_blocks]` table that the host edits and reads. The
 //!   device never accesses it.
 //! * [`StepStager`]: copies table rows and the small arrays of a step into one buffer and submits
@@ -73,6 +74,7 @@ mod buffer;
 mod edits;
 pub mod error;
 mod mirror;
+mod pinned_slabs;
 mod pinning;
 mod pool;
 mod retire;
@@ -88,6 +90,7 @@ pub use batch::{
 };
 pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};
+pub use pinned_slabs::{PinnedSlabs, SlabsOptions};
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
 pub use row::Row;

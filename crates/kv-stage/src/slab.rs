@@ -28,7 +28,7 @@ pub struct SlabMemory {
 }
 
 impl SlabMemory {
-    fn of(pinned: &PinnedBuffer, device: &Device) -> Self {
+    pub(crate) fn of(pinned: &PinnedBuffer, device: &Device) -> Self {
         let bytes = pinned.pinned_bytes();
         let mut memory = Self::default();
         let Some(got) = pinned.pages() else {

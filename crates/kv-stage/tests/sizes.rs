@@ -8,7 +8,8 @@
 //! `copy_to_device_on`, `BlockTable::new`, `set`, `set_run`, `append`, `truncate`, `clear_row`, `row`, `len`,
 //! `Row::new`, `StepStager::new`, `with_scatter` and `buffer_bytes`,
 //! `Step::block_rows` and `array`, `Staged::span` of a part that is not there, `BatchOptions::buffer_bytes`,
-//! `DeviceBatch::new` and `edit`, `BatchStep::row` and `array`.
+//! `DeviceBatch::new` and `edit`, `BatchStep::row` and `array`;
+//! `SlabsOptions`, `PinnedSlabs::new` and `resize`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,8 +21,9 @@ use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{
-    BatchOptions, BatchTable, BlockTable, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions,
-    StagingPool, StepStager, error::StagingError,
+    BatchOptions, BatchTable, BlockTable, DeviceBatch, PinnedSlabs, Pinning, PoolOptions, Row,
+    SlabsOptions, StagingOptions, StagingPool, StepStager,
+    error::{SlabsError, StagingError},
 };
 
 /// Maximum number of bytes that this program's tests may have allocated at once.
@@ -163,6 +165,51 @@ fn slabs_classes_and_ways_of_pinning_of_any_size_are_served_or_refused() {
     let many = StagingOptions { buffer_bytes: 1, buffers_max: StagingPool::BUFFERS_MAX };
     let made = StagingPool::with_classes(&machine.device, &PoolOptions::new(vec![many; 2]));
     assert!(matches!(made, Err(StagingError::Options { .. })), "{made:?}");
+    machine.assert_clean();
+}
+
+#[test]
+fn slabs_of_any_size_are_pinned_or_refused() {
+    let machine = Machine::new();
+    let counts = COUNTS.map(|count| count as u64);
+    for block_bytes in BYTES {
+        for blocks in counts {
+            for slab_bytes_max in [0, 1, 5000, u64::MAX] {
+                for threads in [0, 1, SlabsOptions::THREADS_MAX + 1, usize::MAX] {
+                    let options = SlabsOptions {
+                        slab_bytes_max,
+                        threads,
+                        ..SlabsOptions::new(block_bytes, blocks)
+                    };
+                    let small = (1..=SlabsOptions::SLAB_BYTES_MAX).contains(&block_bytes)
+                        && is_small(block_bytes, blocks as usize);
+                    let made = PinnedSlabs::new(&machine.device, &options);
+                    // Whether all of that would fit into memory depends on the machine.
+                    let Ok(mut made) = made else {
+                        assert!(!small || threads > 1, "{options:?}: {made:?}");
+                        continue;
+                    };
+                    if !small {
+                        assert!(blocks * block_bytes <= 1 << 40, "{options:?}");
+                        continue;
+                    }
+                    assert_eq!(made.pin_all(), Ok(made.slabs_wanted()), "{options:?}");
+                    for blocks in counts {
+                        match made.resize(blocks) {
+                            Ok(()) => assert!(blocks.div_ceil(made.blocks_per_slab()) <= 1 << 15),
+                            Err(
+                                SlabsError::Options { .. }
+                                | SlabsError::Memory { .. }
+                                | SlabsError::TooMany { .. },
+                            ) => {}
+                            Err(error) => panic!("{options:?}: {error}"),
+                        }
+                    }
+                    made.close().unwrap();
+                }
+            }
+        }
+    }
     machine.assert_clean();
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::{GrantedPages, HostPages, HostPagesError, PageKind};
 
@@ -18,6 +19,35 @@ const NODES_MAX: usize = 1024;
 const NODE_OF_ADDRESS: usize = 1 | 2;
 
 pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages, HostPagesError> {
+    let mut pages = map_unpopulated(bytes, huge, node)?;
+    if pages.granted.pages == PageKind::Huge && populate(&pages, 0, pages.bytes).is_err() {
+        pages = map_not_set_aside(bytes, huge, node)?;
+    }
+    if pages.granted.pages != PageKind::Huge {
+        populate(&pages, 0, pages.bytes)?;
+    }
+    pages.note_node();
+    Ok(pages)
+}
+
+pub(super) fn map_unpopulated(
+    bytes: u64,
+    huge: bool,
+    node: Option<u32>,
+) -> Result<HostPages, HostPagesError> {
+    let length = whole_pages(bytes)?;
+    if huge
+        && length >= HUGE_BYTES
+        && let Some(mut pages) = map_set_aside(length, node)
+    {
+        pages.asked = bytes;
+        return Ok(pages);
+    }
+    map_not_set_aside(bytes, huge, node)
+}
+
+/// The length of a mapping of `bytes` bytes, if there can be one.
+fn whole_pages(bytes: u64) -> Result<usize, HostPagesError> {
     let refused = |errno| HostPagesError::Refused { bytes, errno };
     let length = usize::try_from(bytes).ok().filter(|&bytes| bytes > 0);
     let length = length.and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
@@ -26,42 +56,35 @@ pub(super) fn map(bytes: u64, huge: bool, node: Option<u32>) -> Result<HostPages
     if host_bytes().is_some_and(|most| bytes > most) {
         return Err(refused(libc::ENOMEM));
     }
-    if huge
-        && length >= HUGE_BYTES
-        && let Some(pages) = map_set_aside(length, node)
-    {
-        return Ok(pages);
+    Ok(length)
+}
+
+fn map_not_set_aside(
+    bytes: u64,
+    huge: bool,
+    node: Option<u32>,
+) -> Result<HostPages, HostPagesError> {
+    let refused = |errno| HostPagesError::Refused { bytes, errno };
+    let length = whole_pages(bytes)?;
+    if available_bytes().is_some_and(|most| bytes > most) {
+        return Err(refused(libc::ENOMEM));
     }
     let huge = huge && length >= HUGE_BYTES;
-    let mut pages = if huge { map_aligned(length) } else { map_anywhere(length, 0) }
-        .map_err(|error| refused(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
-    if huge && advise(&pages, libc::MADV_HUGEPAGE).is_ok() {
+    let mapped = if huge { map_aligned(length) } else { map_anywhere(length, 0) };
+    let mut pages =
+        mapped.map_err(|error| refused(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+    pages.asked = bytes;
+    if huge && advise(&pages, (0, length), libc::MADV_HUGEPAGE).is_ok() {
         pages.granted.pages = PageKind::Advised;
     }
     prefer_node(&pages, node);
-    if advise(&pages, libc::MADV_POPULATE_WRITE).is_err() {
-        touch(&mut pages);
-    }
-    pages.granted.node = node_of(&pages);
     Ok(pages)
-}
-
-/// The machine's memory, or the limit of the control group.
-pub(super) fn host_bytes() -> Option<u64> {
-    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    // Of the second version of control groups, where this process's own is the root that it sees.
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
-    Some(kib.saturating_mul(1024).min(group.unwrap_or(u64::MAX)))
 }
 
 /// Memory in huge pages that were set aside, if that wastes little and the system grants them.
 ///
 /// In a control group without such pages, the mapping may succeed and the first access end the
-/// process (`SIGBUS`). So the pages are requested by a call that can fail. Before Linux 5.14,
-/// without that call, such pages are not used.
+/// process (`SIGBUS`). So the pages are requested by a call that can fail.
 fn map_set_aside(length: usize, node: Option<u32>) -> Option<HostPages> {
     let whole = length.next_multiple_of(HUGE_BYTES);
     if whole - length > length / 8 {
@@ -70,9 +93,47 @@ fn map_set_aside(length: usize, node: Option<u32>) -> Option<HostPages> {
     let mut pages = map_anywhere(whole, libc::MAP_HUGETLB | MAP_HUGE_2MB).ok()?;
     pages.granted.pages = PageKind::Huge;
     prefer_node(&pages, node);
-    advise(&pages, libc::MADV_POPULATE_WRITE).ok()?;
-    pages.granted.node = node_of(&pages);
     Some(pages)
+}
+
+pub(super) fn populate(pages: &HostPages, offset: u64, bytes: u64) -> Result<(), HostPagesError> {
+    let end = offset.saturating_add(bytes).min(pages.bytes).next_multiple_of(PAGE_BYTES as u64);
+    let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    if offset >= pages.bytes || bytes == 0 {
+        return Ok(());
+    }
+    // Inside the mapping, which is of whole pages.
+    let range = (first as usize, (end - first) as usize);
+    let Err(error) = advise(pages, range, libc::MADV_POPULATE_WRITE) else { return Ok(()) };
+    let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+    // Before Linux 5.14, without that call, pages that are set aside are not used: the first access
+    // may end the process.
+    if pages.granted.pages == PageKind::Huge || errno == libc::ENOMEM {
+        return Err(HostPagesError::Refused { bytes: pages.bytes, errno });
+    }
+    touch(pages, range);
+    Ok(())
+}
+
+/// The machine's memory, or the limit of the control group.
+pub(super) fn host_bytes() -> Option<u64> {
+    // Of the second version of control groups, where this process's own is the root that it sees.
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let group = group.and_then(|text| text.trim().parse::<u64>().ok());
+    Some(of_the_machine("MemTotal:")?.min(group.unwrap_or(u64::MAX)))
+}
+
+/// What the machine can provide now without swapping; pages that are set aside do not count.
+fn available_bytes() -> Option<u64> {
+    of_the_machine("MemAvailable:")
+}
+
+/// An entry of the machine's memory table, in bytes.
+fn of_the_machine(entry: &str) -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let text = info.lines().find_map(|line| line.strip_prefix(entry))?;
+    let kib: u64 = text.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib.saturating_mul(1024))
 }
 
 /// Ordinary memory that begins where a huge page may.
@@ -101,7 +162,7 @@ fn map_anywhere(length: usize, flags: c_int) -> io::Result<HostPages> {
     // Exposed: code that accesses the memory makes its pointers from this number.
     let base = base.expose_provenance() as u64;
     let granted = GrantedPages { pages: PageKind::Ordinary, node: None };
-    Ok(HostPages { base, bytes: length as u64, granted })
+    Ok(HostPages { base, bytes: length as u64, asked: length as u64, granted })
 }
 
 pub(super) fn unmap(pages: &mut HostPages) {
@@ -125,11 +186,13 @@ unsafe fn unmap_range(base: u64, bytes: u64) {
     }
 }
 
-/// Advises the system about the memory, or has it provide the pages.
-fn advise(pages: &HostPages, advice: c_int) -> io::Result<()> {
-    // SAFETY: the range is a live mapping (invariants of `base`); both pieces of advice that this
-    // module gives leave its contents as they are.
-    match unsafe { libc::madvise(address(pages.base), pages.bytes as usize, advice) } {
+/// Advises the system about a part of the memory, given as offset and length, or has it provide the
+/// pages.
+fn advise(pages: &HostPages, (offset, bytes): (usize, usize), advice: c_int) -> io::Result<()> {
+    assert!(offset + bytes <= pages.bytes as usize, "{bytes} bytes at {offset} of {pages:?}");
+    // SAFETY: the range lies inside a live mapping (invariants of `base`, and the check above); both
+    // pieces of advice that this module gives leave its contents as they are.
+    match unsafe { libc::madvise(address(pages.base + offset as u64), bytes, advice) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -162,7 +225,7 @@ fn prefer_node(pages: &HostPages, node: Option<u32>) {
 }
 
 /// The node of the first page.
-fn node_of(pages: &HostPages) -> Option<u32> {
+pub(super) fn node_of(pages: &HostPages) -> Option<u32> {
     let mut node: c_int = -1;
     // SAFETY: `node` is live and of the type that the call writes, there is no mask, and the address
     // is looked up.
@@ -179,13 +242,17 @@ fn node_of(pages: &HostPages) -> Option<u32> {
     if answer == 0 { u32::try_from(node).ok() } else { None }
 }
 
-/// Writes to each page, so that the system provides it.
-fn touch(pages: &mut HostPages) {
-    for offset in (0..pages.bytes as usize).step_by(PAGE_BYTES) {
+/// Writes to each page of a part, given as offset and length, so that the system provides it.
+fn touch(pages: &HostPages, (offset, bytes): (usize, usize)) {
+    assert!(offset + bytes <= pages.bytes as usize, "{bytes} bytes at {offset} of {pages:?}");
+    for offset in (offset..offset + bytes).step_by(PAGE_BYTES) {
         let byte = ptr::with_exposed_provenance_mut::<u8>(pages.base as usize + offset);
-        // SAFETY: inside the mapping, which no other code accesses (invariants of `base`). It holds
-        // zeros and goes on to.
-        unsafe { byte.write_volatile(0) };
+        // SAFETY: inside the mapping, which is live, readable and writable (invariants of `base`), and
+        // which only this function accesses, atomically.
+        let byte = unsafe { AtomicU8::from_ptr(byte) };
+        // Counts as a write and changes nothing. An addition of 0 would be compiled to a load, for
+        // which the system provides no page.
+        let _ = byte.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -205,8 +272,21 @@ pub(super) fn node_of_pci_device(bus_id: &str) -> Option<i64> {
 }
 
 #[cfg(test)]
+pub(super) use tests::populated_pages;
+
+#[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The number of pages that are there.
+    pub(in super::super) fn populated_pages(pages: &HostPages) -> u64 {
+        let mut there = vec![0u8; pages.bytes as usize / PAGE_BYTES];
+        // SAFETY: the range is a live mapping; there is a byte for each of its pages.
+        let answer =
+            unsafe { libc::mincore(address(pages.base), pages.bytes as usize, there.as_mut_ptr()) };
+        assert_eq!(answer, 0);
+        there.iter().filter(|&page| page & 1 == 1).count() as u64
+    }
 
     #[test]
     fn a_bus_id_leads_nowhere_else() {
@@ -217,14 +297,10 @@ mod tests {
 
     #[test]
     fn memory_is_touched_by_hand_where_the_system_does_not() {
-        let mut pages = map_aligned(3 * HUGE_BYTES).unwrap();
+        let pages = map_aligned(3 * HUGE_BYTES).unwrap();
         assert_eq!((pages.base % HUGE_BYTES as u64, pages.bytes), (0, 3 * HUGE_BYTES as u64));
-        touch(&mut pages);
-        let mut there = vec![0u8; 3 * HUGE_BYTES / PAGE_BYTES];
-        // SAFETY: the range is a live mapping; there is a byte for each of its pages.
-        let answer =
-            unsafe { libc::mincore(address(pages.base), pages.bytes as usize, there.as_mut_ptr()) };
-        assert_eq!(answer, 0);
-        assert!(there.iter().all(|page| page & 1 == 1));
+        assert_eq!(populated_pages(&pages), 0);
+        touch(&pages, (0, 3 * HUGE_BYTES));
+        assert_eq!(populated_pages(&pages), pages.bytes / PAGE_BYTES as u64);
     }
 }

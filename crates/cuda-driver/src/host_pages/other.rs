@@ -6,7 +6,23 @@ pub(super) fn map(_: u64, _: bool, _: Option<u32>) -> Result<HostPages, HostPage
     Err(HostPagesError::Unsupported)
 }
 
+pub(super) fn map_unpopulated(
+    _: u64,
+    _: bool,
+    _: Option<u32>,
+) -> Result<HostPages, HostPagesError> {
+    Err(HostPagesError::Unsupported)
+}
+
+pub(super) fn populate(_: &HostPages, _: u64, _: u64) -> Result<(), HostPagesError> {
+    Err(HostPagesError::Unsupported)
+}
+
 pub(super) fn host_bytes() -> Option<u64> {
+    None
+}
+
+pub(super) fn node_of(_: &HostPages) -> Option<u32> {
     None
 }
 

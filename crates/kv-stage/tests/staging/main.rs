@@ -11,5 +11,6 @@ mod pinning;
 mod retirement;
 #[path = "../support/rows.rs"]
 mod rows;
+mod slabs;
 mod stall;
 mod step;
