@@ -8,7 +8,7 @@
 //        starts, rows and arrays, with padding behind them.
 // The caller has checked, of the packet: every offset and count lies inside it; rows and columns lie inside
 // the tables; the rows of its jobs are distinct, the batch's first; a row's end is inside each table;
-// sequences and tokens are at most `sequences_max` and `tokens_max`.
+// sequences and tokens are at most `sequences_max` and `tokens_max`. There is at least one table.
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -182,7 +182,10 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
     if (thread == 0) query_starts[sequences_max] = tokens;
     for (u64 i = tokens + thread; i < tokens_max; i += threads) {
         positions[i] = 0;
-        for (u32 t = 0; t < table_count; t++) tables[t].slots[i] = -1;
+        u32 t = 0;
+#pragma unroll 1
+        do tables[t].slots[i] = -1;
+        while (++t < table_count);
     }
     const ArrayPart* parts = (const ArrayPart*)(header + 1);
     for (u32 a = 0; a < array_count; a++) {

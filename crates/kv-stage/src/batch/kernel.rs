@@ -9,7 +9,7 @@ use super::buffers::Memory;
 use super::options::BatchOptions;
 
 /// Built from `kernels/stage/batch.cu` by `cargo xtask kernels`.
-const PTX: &str = include_str!("../../ptx/batch.compute_80.ptx");
+pub(super) const PTX: &str = include_str!("../../ptx/batch.compute_80.ptx");
 
 /// The kernel's name.
 pub(crate) const GATHER: &str = "gather_batch";
@@ -33,10 +33,11 @@ pub(super) struct Gather {
 impl Gather {
     pub(super) fn load(
         device: &Device,
+        ptx: &str,
         options: &BatchOptions,
         memory: &Memory,
     ) -> Result<Self, ModuleError> {
-        let kernel = Module::load(device, PTX)?.kernel(GATHER)?;
+        let kernel = Module::load(device, ptx)?.kernel(GATHER)?;
         let config = LaunchConfig::linear(options.sequences_max.min(BLOCKS_MAX), THREADS);
         let arrays = memory.arrays.as_ref().map_or(0, |arrays| arrays.address());
         let address = DeviceSpan::address;

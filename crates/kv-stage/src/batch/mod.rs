@@ -82,6 +82,25 @@ impl DeviceBatch {
     #[track_caller]
     pub fn new(pool: &StagingPool, options: BatchOptions) -> Result<Self, StagingError> {
         let _site = cuda_driver::site::enter();
+        Self::with_ptx(pool, options, kernel::PTX)
+    }
+
+    /// Like [`new`](Self::new), with a kernel from other PTX. Tests break the kernel in this way, to check
+    /// that they would detect it.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_with_ptx(
+        pool: &StagingPool,
+        options: BatchOptions,
+        ptx: &str,
+    ) -> Result<Self, StagingError> {
+        Self::with_ptx(pool, options, ptx)
+    }
+
+    fn with_ptx(
+        pool: &StagingPool,
+        options: BatchOptions,
+        ptx: &str,
+    ) -> Result<Self, StagingError> {
         options.check()?;
         let (value, most) = (options.buffer_bytes(), pool.buffer_bytes());
         if value > most {
@@ -90,7 +109,7 @@ impl DeviceBatch {
         let records = Records::new(&options)?;
         let stream = Stream::new(pool.device())?;
         let memory = Memory::new(&stream, &options)?;
-        let gather = Gather::load(pool.device(), &options, &memory)?;
+        let gather = Gather::load(pool.device(), ptx, &options, &memory)?;
         gather.launch(&stream)?;
         stream.synchronize()?;
         let row_tokens = options.tables.iter().map(BatchOptions::row_tokens).min();

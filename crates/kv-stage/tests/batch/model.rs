@@ -2,6 +2,7 @@
 //! compared.
 
 use cuda_driver::{DeviceSpan, Stream};
+use kv_stage::error::BatchError;
 use kv_stage::{
     BatchLength, BatchOptions, BatchTable, DeviceBatch, Row, StagingOptions, StagingPool,
 };
@@ -25,7 +26,12 @@ pub(crate) struct Model {
     tables: Vec<Vec<i32>>,
     rows: Vec<RowModel>,
     random: Random,
+    /// Steps that were refused, and sent again.
+    pub(crate) refused: usize,
 }
+
+/// A row of a step: its number, the bounds of where its tokens begin, and its tokens.
+type Job = (u32, u32, u32, u32);
 
 /// The contents of all buffers.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -68,15 +74,20 @@ impl Model {
         buffers: usize,
         seed: u64,
     ) -> Self {
-        let staging = StagingOptions { buffer_bytes: options.buffer_bytes(), buffers_max: buffers };
-        let pool = StagingPool::new(device, staging).unwrap();
-        let batch = DeviceBatch::new(&pool, options.clone()).unwrap();
+        let pool = pool(device, &options, buffers);
+        Self::over(DeviceBatch::new(&pool, options).unwrap(), seed)
+    }
+
+    /// Beside a batch that has had no step.
+    pub(crate) fn over(batch: DeviceBatch, seed: u64) -> Self {
+        let options = batch.options().clone();
         let entries = |table: &BatchTable| vec![-1; (options.rows * table.width) as usize];
         Self {
             batch,
             tables: options.tables.iter().map(entries).collect(),
             rows: vec![RowModel::default(); options.rows as usize],
             random: Random(seed),
+            refused: 0,
             options,
         }
     }
@@ -87,9 +98,14 @@ impl Model {
 
     /// Changes some entries, of any rows, now and then twice.
     fn edit_some(&mut self) {
+        let mut last = (0, 0);
         for _ in 0..self.below(9) {
-            let table = self.below(self.options.tables.len() as u32) as usize;
-            let (row, width) = (self.below(self.options.rows), self.options.tables[table].width);
+            if self.below(3) > 0 {
+                let table = self.below(self.options.tables.len() as u32) as usize;
+                last = (table, self.below(self.options.rows));
+            }
+            let (table, row) = last;
+            let width = self.options.tables[table].width;
             let first = self.below(width);
             let count = 1 + self.below(width - first);
             let ids: Vec<i32> = (0..count)
@@ -152,19 +168,32 @@ impl Model {
             jobs.push((row, resolved, upper, tokens));
         }
 
-        let mut step = self.batch.step_wait(stream).unwrap();
-        let at_random = self.random.below(2);
+        while let Err(error) = self.send(stream, sends, &jobs, &arrays) {
+            self.refused += 1;
+            assert!(self.refused < 4, "{error}");
+        }
+        self.expected(&jobs, &arrays)
+    }
+
+    fn send(
+        &mut self,
+        stream: &Stream,
+        sends: Sends,
+        jobs: &[Job],
+        arrays: &[Vec<u8>],
+    ) -> Result<(), BatchError> {
+        let mut step = self.batch.step_wait(stream)?;
         for (array, values) in arrays.iter().enumerate() {
-            if at_random == 0 || !values.is_empty() {
-                step.array(array, values).unwrap();
+            if !values.is_empty() {
+                step.array(array, values)?;
             }
         }
-        for &(row, resolved, upper, tokens) in &jobs {
-            step.row(Row::new(row), resolved.into(), upper.into(), tokens).unwrap();
+        for &(row, resolved, upper, tokens) in jobs {
+            step.row(Row::new(row), resolved.into(), upper.into(), tokens)?;
         }
         let staged = match sends {
-            Sends::All => step.submit().unwrap(),
-            Sends::Inputs => step.submit_inputs().unwrap(),
+            Sends::All => step.submit()?,
+            Sends::Inputs => step.submit_inputs()?,
         };
         let lengths: Vec<BatchLength> = jobs
             .iter()
@@ -174,11 +203,11 @@ impl Model {
             })
             .collect();
         assert_eq!(staged.lengths, lengths);
-        self.expected(&jobs, &arrays)
+        Ok(())
     }
 
-    /// What the buffers hold after a step of these rows: row, bounds of the start, tokens.
-    fn expected(&mut self, jobs: &[(u32, u32, u32, u32)], arrays: &[Vec<u8>]) -> Contents {
+    /// What the buffers hold after a step of these rows.
+    fn expected(&mut self, jobs: &[Job], arrays: &[Vec<u8>]) -> Contents {
         let BatchOptions { sequences_max, tokens_max, .. } = self.options;
         let mut contents = self.padding();
         let mut tokens_before = 0;
@@ -272,6 +301,16 @@ impl Model {
             arrays: buffers.arrays.iter().map(|&array| read(stream, array)).collect(),
         }
     }
+}
+
+/// A pool with buffers for a batch.
+pub(crate) fn pool(
+    device: &cuda_driver::Device,
+    options: &BatchOptions,
+    buffers: usize,
+) -> StagingPool {
+    let staging = StagingOptions { buffer_bytes: options.buffer_bytes(), buffers_max: buffers };
+    StagingPool::new(device, staging).unwrap()
 }
 
 pub(crate) fn read<T: bytemuck::Pod>(stream: &Stream, span: DeviceSpan) -> Vec<T> {

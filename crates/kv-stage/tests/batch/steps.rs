@@ -10,7 +10,7 @@ pub(crate) fn machine(seed: u64, ptx: bool) -> Machine {
     machine
 }
 
-fn write_sampled(machine: &Machine, model: &mut Model, expected: &Contents) {
+pub(crate) fn write_sampled(machine: &Machine, model: &mut Model, expected: &Contents) {
     let sampled = model.sample(expected);
     let accepted = model.batch.buffers().accepted;
     machine.stream.upload(accepted, bytemuck::cast_slice(&sampled)).unwrap();
