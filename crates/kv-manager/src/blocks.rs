@@ -239,10 +239,12 @@ impl Blocks {
     ) {
         // What comes before the block in the middle of a list is named first, so a list is cut seldom.
         let mut behind = self.split_off(first);
+        let mut onto = self.pop_shared();
         let mut at = 0;
         for run in std::mem::take(&mut behind.runs) {
             let Run::Own(mut own) = run else {
                 at += run.len();
+                self.push_shared(std::mem::take(&mut onto));
                 self.push(run);
                 continue;
             };
@@ -251,23 +253,25 @@ impl Blocks {
                 let count = own.len().min(alike.max(1)).min(names.len() - at);
                 let before = at.checked_sub(1).map(|before| names[before]).or(parent);
                 let here = &names[at..at + count];
-                let Ok(registered) = own.register_new(here, Naming { parent: before, retention })
-                else {
-                    unreachable!("there are as many blocks as names")
+                let naming = Naming { parent: before, retention };
+                let Ok(new) = own.register_onto(here, naming, &mut onto) else {
+                    unreachable!("there are as many blocks as names, and of the same pool")
                 };
-                for (record, &name) in registered.named.records().zip(here) {
+                for (record, &name) in onto.records().skip(onto.len() - new).zip(here) {
                     named(record, name);
                 }
-                at += registered.named.len();
-                self.push(Run::Shared(registered.named));
-                if registered.existing.is_some() {
+                at += new;
+                if new < count {
+                    self.push_shared(std::mem::take(&mut onto));
                     self.push(Run::Own(own.take_first().unwrap_or_default()));
                     at += 1;
                 }
             }
             at += own.len();
+            self.push_shared(std::mem::take(&mut onto));
             self.push(Run::Own(own));
         }
+        self.push_shared(onto);
         behind.len = 0;
     }
 
@@ -313,6 +317,20 @@ impl Blocks {
             Run::Shared(pinned) => Some(pinned),
             _ => None,
         })
+    }
+
+    /// Takes the last run, if its blocks have names.
+    fn pop_shared(&mut self) -> Pinned {
+        match self.runs.pop() {
+            Some(Run::Shared(pinned)) => {
+                self.len -= pinned.len();
+                pinned
+            }
+            other => {
+                self.runs.extend(other);
+                Pinned::default()
+            }
+        }
     }
 
     fn find(&self, index: usize) -> Option<(usize, usize)> {

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use kv_pool::{Admit, BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier};
+use kv_pool::{Admit, BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, Priority, Tier};
 
 const SAMPLES: usize = 15;
 const BLOCKS: u64 = 65_536;
@@ -200,6 +200,31 @@ fn lookups(pool: &BlockPool) {
     row("look for a prefix that is not there", nanoseconds);
 }
 
+/// 256 sequences that name one block after the other, as they fill up, and are then released.
+fn growing(what: &str, name: impl Fn(&mut Claimed, BlockHash, Naming, &mut Pinned)) {
+    const SEQUENCES: usize = 256;
+    let each = BLOCKS as usize / SEQUENCES / 4;
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
+    let mut count = 0;
+    let all = (SAMPLES + 1) * SEQUENCES * each;
+    let names = names(&mut count, all);
+    let mut rounds = names.chunks(SEQUENCES * each);
+    let nanoseconds = measure(SEQUENCES * each, || {
+        let hashes = rounds.next().unwrap();
+        let claim = |_| (pool.claim(each).unwrap(), Pinned::default());
+        let mut sequences: Vec<_> = (0..SEQUENCES).map(claim).collect();
+        for block in 0..each {
+            for (at, (own, held)) in sequences.iter_mut().enumerate() {
+                let hashes = &hashes[at * each..];
+                let parent = block.checked_sub(1).map(|before| hashes[before]);
+                let naming = Naming { parent, ..Naming::default() };
+                name(own, hashes[block], naming, held);
+            }
+        }
+    });
+    row(what, nanoseconds);
+}
+
 fn epochs() {
     let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS)).unwrap();
     let nanoseconds = measure(PREFIX * 10, || {
@@ -312,6 +337,14 @@ fn main() {
     println!("| {title:<58} | {:>8} | {:>8} |", "ns", "least");
     println!("| {:-<58} | {:->8} | {:->8} |", "", ":", ":");
     one_tier();
+    growing("name the next block of a growing list", |own, hash, naming, held| {
+        let named = own.register_onto(&[hash], naming, held);
+        assert_eq!(named, Ok(1), "every name is new");
+    });
+    growing("the same in two steps: register_new, append", |own, hash, naming, held| {
+        let named = own.register_new(&[hash], naming).unwrap().named;
+        held.append(named).unwrap();
+    });
     epochs();
     two_tiers();
     [1 << 12, 1 << 14, 1 << 16].into_iter().for_each(admission_with_offloads);

@@ -7,43 +7,7 @@ use crate::offload::{Offload, take_offload};
 use crate::pool::Shared;
 use crate::state::{Claim, Named, PoolState};
 use crate::sync::Arc;
-use crate::{BlockHash, BlockId, BlockPool, Pinned, Priority, RegisterError, Retention, Tier};
-
-/// What is said of content when it is given a name.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Naming {
-    /// The name of the content before, which must be cached if this is to be found by prefix.
-    /// A block is never evicted before those that name it here, as long as there is another choice.
-    pub parent: Option<BlockHash>,
-    /// What the content is worth when nobody uses it.
-    pub retention: Retention,
-}
-
-impl Naming {
-    /// Content that follows `parent`.
-    #[must_use]
-    pub fn after(parent: BlockHash) -> Self {
-        Self { parent: Some(parent), ..Self::default() }
-    }
-
-    /// The same with another retention.
-    #[must_use]
-    pub fn keep(self, retention: impl Into<Retention>) -> Self {
-        Self { retention: retention.into(), ..self }
-    }
-}
-
-impl From<Priority> for Naming {
-    fn from(priority: Priority) -> Self {
-        Self::default().keep(priority)
-    }
-}
-
-impl From<Retention> for Naming {
-    fn from(retention: Retention) -> Self {
-        Self::default().keep(retention)
-    }
-}
+use crate::{BlockHash, BlockId, BlockPool, Naming, Pinned, RegisterError, Tier};
 
 /// Blocks that one owner writes, in the order in which they were claimed. No lookup finds them. One
 /// block is a list of one.
@@ -408,19 +372,77 @@ impl Claimed {
             }
         });
         let existing = existing.map(|at| Pinned::one(state.spares.take_single(&pool), at));
-        let spare = match &mut self.blocks {
-            Own::List(list) => {
-                list.first += done;
-                None
-            }
-            blocks if done > 0 => Some(std::mem::take(blocks)),
-            _ => None,
-        };
-        if let Some(Own::One(hold, ..)) = spare {
-            state.spares.keep_hold(hold);
-        }
+        self.remove_first(done, &mut state);
         drop(state);
         Ok(Registered { named, existing })
+    }
+
+    /// Gives the first blocks names as [`register_new`](Self::register_new) does, and adds them to `onto`, behind
+    /// those that are there, in one step. How many: fewer than there are names if the content of the next block
+    /// is cached already. That block stays claimed, as the first of this list, with what was written to it.
+    ///
+    /// For a sequence that names one block after the other. Takes the lock once, unless `onto` has clones or was
+    /// made as a list of one: it is given references of its own first.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), and [`RegisterError::OtherPool`]; nothing was named then.
+    pub fn register_onto(
+        &mut self,
+        hashes: &[BlockHash],
+        naming: impl Into<Naming>,
+        onto: &mut Pinned,
+    ) -> Result<usize, RegisterError> {
+        let (names, blocks) = (hashes.len(), self.len());
+        if names > blocks {
+            return Err(RegisterError::TooMany { names, blocks });
+        }
+        let Some(pool) = self.pool().filter(|_| names > 0).cloned() else { return Ok(0) };
+        if !onto.make_own_in(&pool) {
+            return Err(RegisterError::OtherPool);
+        }
+        let mut state = pool.state.lock();
+        let (mut following, mut done) = (naming.into(), 0);
+        let named = onto.own_or_new(&mut state, &pool);
+        let mut parent = following.parent.and_then(|parent| state.find_parent(parent));
+        state.warm(hashes);
+        for (claim, &hash) in self.claims_mut().iter_mut().zip(hashes) {
+            match state.register_claim(claim, hash, parent, &following) {
+                Named::New(block) => {
+                    named.push(state.blocks.at(block));
+                    (following.parent, parent) = (Some(hash), Some(block));
+                    done += 1;
+                }
+                Named::Duplicate(existing) => {
+                    *claim = claim.without_offload();
+                    state.unpin(existing);
+                    break;
+                }
+            }
+        }
+        self.remove_first(done, &mut state);
+        Ok(done)
+    }
+
+    /// Takes the first blocks off the list, which have been handed on. An empty list is kept for the next user.
+    fn remove_first(&mut self, count: usize, state: &mut PoolState) {
+        match &mut self.blocks {
+            Own::List(list) => {
+                list.first += count;
+                if list.first < list.claims.len() {
+                    return;
+                }
+            }
+            _ if count == 0 => return,
+            _ => {}
+        }
+        match std::mem::take(&mut self.blocks) {
+            Own::Nothing => {}
+            Own::One(hold, ..) => state.spares.keep_hold(hold),
+            Own::List(mut list) => {
+                list.clear();
+                state.spares.keep_claims(list);
+            }
+        }
     }
 
     /// Names the first blocks and releases them: what [`register`](Self::register) does, for content that

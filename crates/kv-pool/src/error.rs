@@ -69,6 +69,9 @@ pub enum RegisterError {
         /// Blocks that could be named.
         blocks: usize,
     },
+    /// The list that named blocks were to be added to has blocks of another pool.
+    #[error("the list to add named blocks to belongs to another pool")]
+    OtherPool,
 }
 
 /// Why an epoch was not completed.

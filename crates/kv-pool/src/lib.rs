@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | the cached prefix of a prompt, pinned | [`BlockPool::match_prefix`] |
 //! | new blocks, all or none | [`BlockPool::claim`], or [`claim_one`](BlockPool::claim_one) |
-//! | others to find what was written | [`Claimed::register`]; [`Claimed::register_new`], to choose where content is cached already |
+//! | others to find what was written | [`Claimed::register`]; [`Claimed::register_new`], to choose where content is cached already; [`Claimed::register_onto`], one after the other |
 //! | blocks given back, tail first | drop the [`Pinned`]; [`BlockPool::release`] for several lists |
 //! | another reference to what is held | clone the [`Pinned`]: no lock |
 //! | evicted content to host memory | [`Claimed::take_offload`], then [`moves::Offload::commit`] |
@@ -149,6 +149,7 @@ mod integrity;
 mod list;
 pub mod loan;
 pub mod moves;
+mod naming;
 mod offload;
 mod onboard;
 mod pin;
@@ -169,11 +170,12 @@ mod view;
 pub use admit::{Admission, Admit, Admitted, Budget, Partial};
 pub use budget::Withdrawn;
 pub use builder::PoolBuilder;
-pub use claim::{Claimed, Naming, Registered};
+pub use claim::{Claimed, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{BudgetError, ClaimError, EpochError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
 pub use ids::{BlockId, Epoch, Location, Priority, Tier};
+pub use naming::Naming;
 pub use pin::Pinned;
 pub use pool::BlockPool;
 pub use sharded::ShardedPool;

@@ -191,6 +191,33 @@ impl Pinned {
         }
     }
 
+    /// Makes the list one that blocks of `pool` can be added to; `false`, and nothing has changed, if it has
+    /// blocks of another pool.
+    pub(crate) fn make_own_in(&mut self, pool: &Arc<Shared>) -> bool {
+        match self.pool() {
+            None => return true,
+            Some(own) if Arc::ptr_eq(own, pool) => self.make_own(),
+            Some(_) if self.is_empty() => drop(std::mem::take(self)),
+            Some(_) => return false,
+        }
+        true
+    }
+
+    /// The list that [`make_own_in`](Self::make_own_in) has made.
+    pub(crate) fn own_or_new(
+        &mut self,
+        state: &mut PoolState,
+        pool: &Arc<Shared>,
+    ) -> &mut Vec<BlockAt> {
+        if self.hold.is_none() {
+            *self = Self::counted(state, pool, |_, _| {});
+        }
+        match self.own_list() {
+            Some(list) => list,
+            None => unreachable!("it was made the caller's own"),
+        }
+    }
+
     /// The list that [`make_own`](Self::make_own) has made.
     fn own_list(&mut self) -> Option<&mut Vec<BlockAt>> {
         match self.one {

@@ -8,7 +8,7 @@ mod counting;
 use common::name;
 use common::{OneClaimed, Registration};
 use counting::allocations;
-use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Tier, tenants::TenantId};
+use kv_pool::{BlockHash, BlockPool, Naming, Pinned, PoolConfig, Tier, tenants::TenantId};
 
 const BLOCKS: u32 = 512;
 
@@ -52,6 +52,26 @@ fn nothing_is_allocated_in_steady_state() {
     // The count is seen to count.
     drop(std::hint::black_box(Vec::<u8>::with_capacity(64)));
     assert_eq!(allocations() - before, 1);
+    pool.check_integrity().unwrap();
+}
+
+/// Sequences that name one block after the other: their lists were as long before.
+#[test]
+fn blocks_named_one_after_the_other_allocate_nothing_in_steady_state() {
+    let pool = BlockPool::new(&PoolConfig::primary_only(BLOCKS.into())).unwrap();
+    let mut names = (0..).map(name);
+    let mut round = || {
+        let (mut claimed, mut held) = (pool.claim(48).unwrap(), Pinned::default());
+        while !claimed.is_empty() {
+            let hash = names.next().unwrap();
+            assert_eq!(claimed.register_onto(&[hash], Naming::default(), &mut held), Ok(1));
+        }
+        assert_eq!(held.len(), 48);
+    };
+    (0..20).for_each(|_| round());
+    let before = allocations();
+    (0..20).for_each(|_| round());
+    assert_eq!(allocations() - before, 0);
     pool.check_integrity().unwrap();
 }
 

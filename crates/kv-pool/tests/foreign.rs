@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{cache, checked, claim, find, name, pool, write};
 use kv_pool::{
-    Admit, BlockPool, Priority, Tier,
+    Admit, BlockPool, Priority, RegisterError, Tier,
     retention::Retention,
     tenants::{TenantError, TenantId, TenantQuota},
 };
@@ -54,6 +54,23 @@ fn a_tenant_of_another_pool_is_refused_and_changes_nothing() {
         drop(claimed);
         checked(&pool);
     }
+}
+
+#[test]
+fn blocks_are_not_named_behind_those_of_another_pool() {
+    let (ours, other) = (pool(2, 0), pool(2, 0));
+    let mut held = write(&other, 1);
+    let mut block = claim(&ours);
+    let refused = block.register_onto(&[name(2)], Priority::DEFAULT, &mut held).unwrap_err();
+    assert_eq!(refused, RegisterError::OtherPool);
+    assert_eq!((held.len(), block.len(), ours.match_prefix(&[name(2)]).len()), (1, 1, 0));
+    // An empty list is of no pool.
+    held.truncate(0);
+    assert_eq!(block.register_onto(&[name(2)], Priority::DEFAULT, &mut held), Ok(1));
+    assert_eq!(ours.match_prefix(&[name(2)]).len(), 1);
+    drop((held, block));
+    checked(&ours);
+    checked(&other);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use common::{OneClaimed, Registration};
 use common::{cache, checked, find, name, pool};
 use counting::bytes;
 use kv_pool::{
-    BlockPool, Naming, PoolConfig, Priority, Tier,
+    BlockPool, Naming, Pinned, PoolConfig, Priority, RegisterError, Tier,
     moves::{OnboardError, Onboarded},
 };
 
@@ -107,6 +107,44 @@ fn a_list_is_named_up_to_the_first_duplicate() {
         assert_eq!(pool.match_prefix(&names).len(), 4);
         checked(&pool);
     }
+}
+
+/// The same behind what is held already, whatever handle that is of.
+#[test]
+fn blocks_are_named_behind_others_up_to_the_first_duplicate() {
+    let pool = pool(8, 0);
+    let names: Vec<_> = (1..7).map(name).collect();
+    let (mut held, mut clone) = (Pinned::default(), None);
+    let there = pool.claim_one().unwrap().register(&names[4..5], Priority::DEFAULT).unwrap();
+    let mut blocks = pool.claim(6).unwrap();
+    let ids: Vec<_> = blocks.ids().collect();
+    for (at, &hash) in names[..4].iter().enumerate() {
+        let naming = Naming { parent: at.checked_sub(1).map(|at| names[at]), ..Naming::default() };
+        assert_eq!(blocks.register_onto(&[hash], naming, &mut held), Ok(1));
+        // The clone keeps what was there when it was made.
+        clone = clone.or_else(|| (at == 1).then(|| held.clone()));
+    }
+    assert_eq!(clone.unwrap().len(), 2);
+    assert_eq!(blocks.register_onto(&names[4..], Naming::after(names[3]), &mut held), Ok(0));
+    assert!(blocks.ids().eq(ids[4..].iter().copied()), "the duplicate is still claimed");
+    drop((blocks.take_first(), there));
+    assert_eq!(blocks.register_onto(&names[5..], Naming::after(names[4]), &mut held), Ok(1));
+    assert!(blocks.is_empty() && held.len() == 5);
+    assert_eq!(blocks.register_onto(&[], Naming::default(), &mut held), Ok(0));
+    let refused = blocks.register_onto(&names[..1], Naming::default(), &mut held).unwrap_err();
+    assert_eq!(refused, RegisterError::TooMany { names: 1, blocks: 0 });
+    assert_eq!(pool.match_prefix(&names).len(), 6);
+    assert_eq!(pool.stats().primary.pinned, 5);
+    checked(&pool);
+    // A list of one takes others behind it, too.
+    held.truncate(0);
+    let mut one = find(&pool, 1).unwrap();
+    let mut more = pool.claim_one().unwrap();
+    assert_eq!(more.register_onto(&[name(9)], Naming::default(), &mut one), Ok(1));
+    assert_eq!((one.len(), pool.stats().primary.pinned), (2, 2));
+    drop((held, one, more));
+    assert_eq!(pool.claimable(), 8);
+    checked(&pool);
 }
 
 /// Uses a pool in all ways that leave something spare behind, and hands out what holds it.

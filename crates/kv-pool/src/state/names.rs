@@ -1,9 +1,9 @@
 //! Names: who bears one, who follows whom, and how a name is lost.
 
 use crate::blocks::{BlockPhase, Flag};
-use crate::claim::Naming;
 use crate::hold::BlockAt;
 use crate::index::TOGETHER;
+use crate::naming::Naming;
 use crate::state::PoolState;
 use crate::{BlockHash, RecordId};
 

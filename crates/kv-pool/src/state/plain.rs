@@ -5,8 +5,8 @@
 //! meets something special returns before anything has changed.
 
 use crate::blocks::BlockPhase;
-use crate::claim::Naming;
 use crate::index::Mixed;
+use crate::naming::Naming;
 use crate::state::{Claim, PoolState};
 use crate::tenants::Tenant;
 use crate::{BlockHash, RecordId, Tier};

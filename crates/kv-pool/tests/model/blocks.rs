@@ -216,6 +216,9 @@ impl Driver {
     }
 
     pub fn register_list(&mut self) {
+        if self.random.below(2) == 0 {
+            return self.register_onto();
+        }
         let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists) else { return };
         let count = claims.len().min(1 + self.random.below(4) as usize);
         let first = self.random.content();
@@ -228,6 +231,45 @@ impl Driver {
         let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
         assert_eq!(seen, expected);
         self.pin_lists.push((pins, expected, Rc::new(())));
+        self.held_lists.push((blocks, claims));
+    }
+
+    /// Names the first blocks of a list behind a list of pins, up to the first duplicate.
+    fn register_onto(&mut self) {
+        let Some((mut blocks, mut claims)) = self.random.pick(&mut self.held_lists) else { return };
+        let onto = self.random.pick(&mut self.pin_lists);
+        let onto = onto.unwrap_or_else(|| (Pinned::default(), Vec::new(), Rc::default()));
+        let (mut pins, mut pinned, mut owner) = onto;
+        let count = claims.len().min(1 + self.random.below(4) as usize);
+        let first = self.random.content();
+        let contents: Vec<u32> = (first..).take(count).collect();
+        let mut words = self.words(first);
+        if count > 0 {
+            // Empty lists have nothing in common, whatever they were made of.
+            owner = if pinned.is_empty() { Rc::new(()) } else { self.make_own(&pinned, owner) };
+        }
+        let naming = naming(words);
+        let (mut parent, mut named) = (self.model.parent(words), 0);
+        for (claim, &content) in claims.iter_mut().zip(&contents) {
+            match self.model.register(claim.block, claim.moving.take(), content, parent, words) {
+                Ok(block) => pinned.push(block),
+                Err(existing) => {
+                    self.model.unpin(existing);
+                    break;
+                }
+            }
+            named += 1;
+            words.parent = Some(content);
+            parent = self.model.bearer(content);
+        }
+        assert_eq!(blocks.register_onto(&names(&contents), naming, &mut pins), Ok(named));
+        self.seen.saw("named behind others", if pinned.len() > named { named as u64 } else { 0 });
+        self.seen.saw("a duplicate stayed claimed", u64::from(named < count));
+        claims.drain(..named);
+        assert_eq!(blocks.len(), claims.len());
+        let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
+        assert_eq!(seen, pinned);
+        self.pin_lists.push((pins, pinned, owner));
         self.held_lists.push((blocks, claims));
     }
 

@@ -66,7 +66,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 36] = [
+pub const OUTCOMES: [&str; 38] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -103,6 +103,8 @@ pub const OUTCOMES: [&str; 36] = [
     "let go of with content beyond a budget",
     "brought back by a budget",
     "a budget was refused",
+    "named behind others",
+    "a duplicate stayed claimed",
 ];
 
 impl Default for Seen {
