@@ -326,6 +326,15 @@ impl PagedLayout {
         *self == Self::block_major(shape)
     }
 
+    /// Whether each plane of a block of `shape` is one piece of memory.
+    pub(crate) fn has_whole_planes(&self, shape: &KvShape) -> bool {
+        let size = LayoutError::Size { block_bytes: shape.block_bytes(), blocks: 1 };
+        let none = [Axis::new("block", 0, 1); 3];
+        let is_whole =
+            |kv| self.rows_of(kv).extent_bytes(shape, none, size) == Ok(shape.block_plane_bytes());
+        is_whole(0) && is_whole(1)
+    }
+
     /// What every row's address is a multiple of, given that tensors are: 1, 2, 4, 8 or 16 bytes,
     /// which segments are multiples of too.
     #[must_use]

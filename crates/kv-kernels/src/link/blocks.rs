@@ -5,15 +5,15 @@ use std::ops::Range;
 use cuda_driver::{BatchCopy, DeviceError, Stream};
 
 use super::decision::Decision;
-use super::fragments::push;
+use super::fragments::{plane_address, push};
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
-use crate::block_units::{RawBlockSide, RawBlockUnits};
+use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
 use crate::layout::alignment_of;
 use crate::pairs::BlockPair;
-use crate::{Blocks, KernelError, error::Side};
+use crate::{Blocks, KernelError, PagedKv, error::Side};
 
 /// Fewest bytes of runs, on average, that two hops are thought of for: each piece of a run has its
 /// hand-overs.
@@ -23,15 +23,20 @@ const WALK_THREADS: u64 = 1024;
 /// Most bytes of a launch, whose vectors are counted in 31 bits.
 const WALK_BYTES_MAX: u64 = 1 << 30;
 
-/// A copy that engines can make: both sides have each block in one piece.
+/// A copy that engines can make: the host has each block in one piece, and the pages have it so too, or each of
+/// its planes.
 struct Whole<'a> {
     copy: BlockCopy<'a>,
     pairs: &'a [BlockPair],
     direction: HostDirection,
+    paged: &'a PagedKv,
+    /// Host address of the host's blocks.
+    host: u64,
     block_bytes: u64,
-    /// By host and by device address where the two differ.
-    from: u64,
-    to: u64,
+    /// Bytes of a piece in the pages.
+    piece_bytes: u64,
+    /// Pieces of a block.
+    pieces: u64,
 }
 
 impl HostLink {
@@ -39,8 +44,8 @@ impl HostLink {
     /// which.
     ///
     /// The result is that of [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks), which is the
-    /// direct kernel here. The others are for blocks that both sides have in one piece, of one shape,
-    /// and for pairs that the host knows. Two hops carry blocks that follow each other in the host's
+    /// direct kernel here. The others are for pairs that the host knows, and blocks that the host has in one piece
+    /// each, [packed](crate::PagedLayout::packed) as the pages have them: in one piece, or plane by plane. Two hops carry blocks that follow each other in the host's
     /// memory, run by run, and are for runs of some length.
     ///
     /// # Ordering
@@ -131,7 +136,7 @@ impl HostLink {
             && (window_bytes >= TWO_HOP_RUN_BYTES.min(bytes) || is_forced);
         Load {
             bytes,
-            fragment_bytes: block_bytes,
+            fragment_bytes: whole.fragment_bytes(),
             window_bytes,
             // A piece is of one run.
             ring_buffer_bytes: if through_ring {
@@ -150,12 +155,17 @@ impl HostLink {
     ) -> Result<(), TransportError> {
         let mut copies = std::mem::take(&mut self.scratch.copies);
         copies.clear();
-        let bytes = whole.block_bytes;
-        for pair in whole.pairs {
-            // Ids have been checked to be below the blocks of their side.
-            let destination = whole.to + pair.destination as u64 * bytes;
-            let source = whole.from + pair.source as u64 * bytes;
-            push(&mut copies, BatchCopy { destination, source, bytes });
+        let bytes = whole.piece_bytes;
+        for (place, pair) in whole.pairs.iter().enumerate() {
+            for piece in 0..whole.pieces {
+                let on_host = whole.host_place(place) + piece * bytes;
+                // Ids have been checked to be below the blocks of their side.
+                let (destination, source) = match whole.direction {
+                    HostDirection::ToHost => (on_host, whole.page_place(pair.source, piece)),
+                    HostDirection::ToPages => (whole.page_place(pair.destination, piece), on_host),
+                };
+                push(&mut copies, BatchCopy { destination, source, bytes });
+            }
         }
         // SAFETY: blocks of ids below the blocks of a side lie in its memory (invariants of `PagedKv`
         // and `HostBlocks`). Pinned memory is not freed before the device has finished (a dropped buffer
@@ -173,26 +183,30 @@ impl HostLink {
         piece: Range<usize>,
         buffer: u64,
     ) -> Result<(), TransportError> {
-        let Whole { copy, block_bytes, direction, .. } = *whole;
+        let Whole { copy, block_bytes, piece_bytes, direction, .. } = *whole;
         // The ring has the blocks of the piece in the order of their pairs, whatever ids the device reads.
-        let pieces = piece.len() as u64;
-        let (ring, pages) =
-            (RawBlockSide::whole(buffer, block_bytes, pieces), |address, blocks| {
-                RawBlockSide::whole(address, block_bytes, blocks)
-            });
-        let (from, to, by_place) = match direction {
-            HostDirection::ToHost => (pages(whole.from, copy.from_blocks), ring, Side::Destination),
-            HostDirection::ToPages => (ring, pages(whole.to, copy.to_blocks), Side::Source),
+        let blocks = piece.len() as u64;
+        let ring = RawBlockSide {
+            plane_stride: piece_bytes,
+            ..RawBlockSide::whole(buffer, block_bytes, blocks)
         };
-        let vector_bytes = alignment_of(from.base | to.base | block_bytes);
-        let unit_vectors = block_bytes / vector_bytes;
-        let items = pieces * unit_vectors;
+        let (from, to, by_place) = match direction {
+            HostDirection::ToHost => (whole.pages(copy.from_blocks), ring, Side::Destination),
+            HostDirection::ToPages => (ring, whole.pages(copy.to_blocks), Side::Source),
+        };
+        let of_pages = match whole.pieces {
+            1 => whole.page_place(0, 0),
+            _ => Blocks::Device(whole.paged).alignment_bits(),
+        };
+        let vector_bytes = alignment_of(buffer | piece_bytes | of_pages);
+        let unit_vectors = piece_bytes / vector_bytes;
+        let items = blocks * whole.pieces * unit_vectors;
         let pairs = copy.pairs.address(stream).map_err(KernelError::from)?;
         let blocks = items.div_ceil(WALK_THREADS).clamp(1, self.options.multiprocessors.into());
         let raw = RawBlockCopy {
             to,
             from,
-            units: RawBlockUnits { planes: 1, tokens: 1, segments: 1, unit_vectors },
+            units: RawBlockUnits { planes: whole.pieces, tokens: 1, segments: 1, unit_vectors },
             pairs: pairs + (piece.start * size_of::<BlockPair>()) as u64,
             items,
             by_place: Some(by_place),
@@ -203,8 +217,8 @@ impl HostLink {
             threads: WALK_THREADS as u32,
             batched: false,
         };
-        // SAFETY: `check_copy` has found the pairs in their memory. Of the pages, the kernel touches blocks
-        // below `from_blocks` or `to_blocks` only, which they hold (invariant of `PagedKv`, and
+        // SAFETY: `check_copy` has found the pairs in their memory. Of the pages, the kernel touches the pieces
+        // of blocks below `from_blocks` or `to_blocks` only, which they hold (invariant of `PagedKv`, and
         // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
         // piece, for which the buffer is long enough (`Runs::take`): whatever ids the device's pairs have,
         // nothing else is touched.
@@ -223,11 +237,32 @@ impl Whole<'_> {
     }
 
     fn host_place(&self, place: usize) -> u64 {
-        let base = match self.direction {
-            HostDirection::ToHost => self.to,
-            HostDirection::ToPages => self.from,
+        self.host + self.host_id(place) * self.block_bytes
+    }
+
+    /// Where a piece of a block, whose id is not negative, lies in the pages.
+    fn page_place(&self, block: i32, piece: u64) -> u64 {
+        let kv_count = u64::from(self.paged.shape().kv_count());
+        let plane = plane_address(self.paged, piece / kv_count, piece % kv_count);
+        plane + block as u64 * self.paged.layout().block_stride_bytes()
+    }
+
+    /// The pages, over the first `num_blocks` blocks.
+    fn pages(&self, num_blocks: u64) -> RawBlockSide {
+        if self.pieces == 1 {
+            return RawBlockSide::whole(self.page_place(0, 0), self.block_bytes, num_blocks);
+        }
+        let start = UnitStrides { offset: 0, token: 0, segment: 0 };
+        RawBlockSide::of((Blocks::Device(self.paged), Planes::All), &start, num_blocks)
+    }
+
+    /// Bytes that lie together on both sides, on average: neighbouring pieces are copied as one.
+    fn fragment_bytes(&self) -> u64 {
+        let follows = |piece: &u64| {
+            self.page_place(0, *piece) == self.page_place(0, *piece - 1) + self.piece_bytes
         };
-        base + self.host_id(place) * self.block_bytes
+        let joined = (1..self.pieces).filter(follows).count() as u64;
+        self.block_bytes / (self.pieces - joined)
     }
 
     /// Whether a pair's block follows the other's in the host's memory.
@@ -335,15 +370,18 @@ fn whole(copy: BlockCopy<'_>) -> Option<Whole<'_>> {
         _ => return None,
     };
     let shape = paged.shape();
-    let is_whole = |blocks: Blocks<'_>| blocks.layout().has_whole_blocks(shape);
-    if shape != host.shape() || !is_whole(copy.from) || !is_whole(copy.to) {
+    let layout = paged.layout();
+    if shape != host.shape() || *host.layout() != layout.packed(shape) {
         return None;
     }
-    let of_pages = paged.span().address();
-    let of_host = host.buffer().host_address() + host.offset();
-    let (from, to) = match direction {
-        HostDirection::ToHost => (of_pages, of_host),
-        HostDirection::ToPages => (of_host, of_pages),
+    let (block_bytes, plane_bytes) = (shape.block_bytes(), shape.block_plane_bytes());
+    let (piece_bytes, pieces) = if layout.has_whole_blocks(shape) {
+        (block_bytes, 1)
+    } else if layout.has_whole_planes(shape) {
+        (plane_bytes, shape.planes())
+    } else {
+        return None;
     };
-    Some(Whole { copy, pairs, direction, block_bytes: shape.block_bytes(), from, to })
+    let host = host.buffer().host_address() + host.offset();
+    Some(Whole { copy, pairs, direction, paged, host, block_bytes, piece_bytes, pieces })
 }

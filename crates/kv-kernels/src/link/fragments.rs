@@ -64,7 +64,7 @@ pub(super) fn push_fragments(
 }
 
 /// Where a plane begins.
-fn plane_address(paged: &PagedKv, layer: u64, kv: u64) -> u64 {
+pub(super) fn plane_address(paged: &PagedKv, layer: u64, kv: u64) -> u64 {
     let (layout, shape) = (paged.layout(), paged.shape());
     let tensor = paged.tensors()[layout.tensors().index(shape, layer, kv) as usize];
     tensor.address() + layout.plane_offset(layer, kv)

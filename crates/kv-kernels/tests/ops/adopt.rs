@@ -7,9 +7,11 @@ use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, PagedKv, Transfer,
     error::AdoptError,
     layout::{FormatOptions, TensorView},
+    link::{HostLink, Transport},
     verify::BlockSums,
 };
 
+use super::host_link::link;
 use super::on::{On, Outputs, noise};
 
 const LAYERS: u64 = 2;
@@ -237,13 +239,16 @@ const KINDS: [(u64, u64); 3] = [(2, 0), (1, 0), (2, 48)];
 /// Rows read out of adopted tensors, and adopted tensors after rows were written.
 pub(crate) fn outputs(on: &On) -> Outputs {
     let mut outputs = Outputs::new();
+    let mut links = Transport::ALL.map(|transport| link(on, transport, 8 << 10));
     for format in KvFormat::ALL {
         for kind in KINDS {
             let engine = Engine::new(on, format, kind);
             let paged = engine.adopt(on, &engine.views()).unwrap();
             let name = format!("{format:?} {kind:?}");
             outputs.extend(check_moves(on, &engine, &paged, &name));
-            outputs.extend(check_blocks(on, &engine, &paged, &name));
+            for link in &mut links {
+                outputs.extend(check_blocks((on, link), &engine, &paged, &name));
+            }
         }
     }
     outputs
@@ -272,7 +277,18 @@ fn check_moves(on: &On, engine: &Engine, paged: &PagedKv, name: &str) -> Outputs
 }
 
 /// Blocks go to a packed host tier, in the order of rows, and come back as other blocks.
-fn check_blocks(on: &On, engine: &Engine, paged: &PagedKv, name: &str) -> Outputs {
+fn check_blocks(
+    (on, link): (&On, &mut HostLink),
+    engine: &Engine,
+    paged: &PagedKv,
+    name: &str,
+) -> Outputs {
+    let forced = link.profile().forced.unwrap();
+    let name = format!("{name} by {forced}");
+    // Keys and values that lie between each other have no piece longer than a head.
+    let is_between =
+        matches!(engine.known.format, KvFormat::FusedHndSplit | KvFormat::FusedNhdSplit);
+    let expected_transport = if is_between { Transport::DirectKernel } else { forced };
     let (shape, places) = (*paged.shape(), engine.places());
     let buffer = Arc::new(on.pin(&noise(BLOCKS * shape.block_bytes())));
     let packed = paged.layout().packed(&shape);
@@ -296,7 +312,7 @@ fn check_blocks(on: &On, engine: &Engine, paged: &PagedKv, name: &str) -> Output
     let back: Vec<BlockPair> = (0..BLOCKS as i32)
         .map(|source| BlockPair { source, destination: (source + 3) % BLOCKS as i32 })
         .collect();
-    let copy = |from, to, pairs: &[BlockPair]| {
+    let mut copy = |from, to, pairs: &[BlockPair]| {
         let device_pairs = on.upload(pairs);
         let copy = BlockCopy {
             from,
@@ -309,7 +325,8 @@ fn check_blocks(on: &On, engine: &Engine, paged: &PagedKv, name: &str) -> Output
             report: None,
             multiprocessors: None,
         };
-        on.kernels.copy_blocks(&on.stream, copy).unwrap();
+        let used = link.copy_blocks(&on.stream, copy).unwrap();
+        assert_eq!(used, expected_transport, "{name}");
         on.stream.synchronize().unwrap();
     };
     copy(paged.into(), (&host).into(), &out);
@@ -349,7 +366,7 @@ mod on_sim {
     #[test]
     fn adopted_tensors_are_read_and_written_where_the_engine_has_its_rows() {
         let on = On::sim(references());
-        assert_eq!(outputs(&on).len(), KvFormat::ALL.len() * KINDS.len() * 4);
+        assert_eq!(outputs(&on).len(), KvFormat::ALL.len() * KINDS.len() * 8);
         on.assert_clean();
     }
 

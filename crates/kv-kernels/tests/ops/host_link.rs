@@ -29,7 +29,7 @@ enum Way {
 const WAYS: [Way; 4] = [Way::Alone, Way::Layered, Way::Sequence, Way::Started];
 
 /// A link over a ring so small that every case goes through it in several pieces.
-fn link(on: &On, transport: Transport, ring_buffer_bytes: u64) -> HostLink {
+pub(crate) fn link(on: &On, transport: Transport, ring_buffer_bytes: u64) -> HostLink {
     let kernels = Arc::new(KvKernels::load(&on.device).unwrap());
     let options =
         HostLinkOptions { ring_buffers: 3, ring_buffer_bytes, ..HostLinkOptions::default() };

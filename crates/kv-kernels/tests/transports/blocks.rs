@@ -6,6 +6,7 @@ use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvShape, KvShapeOptions, PagedKv,
     PagedLayout,
+    layout::{LayoutOptions, RowPart, Tensors},
     link::{HostLinkOptions, Transport},
     references,
 };
@@ -23,14 +24,20 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new(machine: &Machine, layout: impl Fn(&KvShape) -> PagedLayout) -> Self {
+        Self::of(machine, |shape| [layout(shape); 2])
+    }
+
+    /// With layouts of the pages and of the host.
+    fn of(machine: &Machine, layouts: impl Fn(&KvShape) -> [PagedLayout; 2]) -> Self {
         let options = KvShapeOptions { layers: 2, kv_count: 2, row_bytes: 24, block_tokens: 4 };
         let shape = KvShape::new(options).unwrap();
-        let layout = layout(&shape);
+        let [layout, of_host] = layouts(&shape);
         let bytes = layout.extent_bytes(&shape, BLOCKS).unwrap();
         let pages = machine.upload(&noise(bytes, 3));
         let paged = PagedKv::new(&machine.stream, shape, layout, pages.span(), BLOCKS).unwrap();
+        let bytes = of_host.extent_bytes(&shape, BLOCKS).unwrap();
         let buffer: Arc<PinnedBuffer> = Arc::new(machine.pinned(&noise(bytes + 16, 4)));
-        let host = HostBlocks::new(&machine.stream, shape, layout, (buffer, 16), BLOCKS).unwrap();
+        let host = HostBlocks::new(&machine.stream, shape, of_host, (buffer, 16), BLOCKS).unwrap();
         Self { paged, pages, host, shape }
     }
 
@@ -85,20 +92,51 @@ fn write_late(machine: &Machine, host: &PinnedBuffer) {
     machine.stream.copy_to_host(host, 0, kept.span()).unwrap();
 }
 
-fn check(machine: &Machine, transport: Transport, whole: bool) {
-    let layout = |shape: &KvShape| {
-        if whole {
-            PagedLayout::block_major(shape)
-        } else {
-            PagedLayout::layer_major(shape, BLOCKS).unwrap()
-        }
+/// Layouts of pages and host, and whether every transport carries blocks between them.
+type Layouts = (fn(&KvShape) -> [PagedLayout; 2], bool);
+
+fn layer_major(shape: &KvShape) -> PagedLayout {
+    PagedLayout::layer_major(shape, BLOCKS).unwrap()
+}
+
+/// Rows of three heads in pieces, keys and values each in their own, with gaps behind blocks and planes.
+fn pieces(shape: &KvShape) -> PagedLayout {
+    let part = |bytes: u64| RowPart {
+        segment_bytes: bytes,
+        segments: (24 / bytes) as u32,
+        segment_stride_bytes: 4 * bytes,
+        token_stride_bytes: bytes,
+        offset_bytes: 0,
     };
+    let options = LayoutOptions {
+        tensors: Tensors::One,
+        layer_stride_bytes: BLOCKS * 2 * 112 + 48,
+        kv_stride_bytes: 96,
+        block_stride_bytes: 2 * 112,
+        parts: &[part(8)],
+    };
+    PagedLayout::new(shape, options).unwrap().with_value_parts(shape, &[part(2)]).unwrap()
+}
+
+const WHOLE: Layouts = (|shape| [PagedLayout::block_major(shape); 2], true);
+const PLANES: [Layouts; 2] = [
+    (|shape| [layer_major(shape), PagedLayout::block_major(shape)], true),
+    (|shape| [pieces(shape), pieces(shape).packed(shape)], true),
+];
+const APART: [Layouts; 4] = [
+    (|shape| [layer_major(shape); 2], false),
+    (|shape| [PagedLayout::block_major(shape), layer_major(shape)], false),
+    (|shape| [pieces(shape), PagedLayout::block_major(shape)], false),
+    (|shape| [PagedLayout::block_major(shape), pieces(shape).packed(shape)], false),
+];
+
+fn check(machine: &Machine, transport: Transport, (layouts, carried): Layouts) {
     let options =
         HostLinkOptions { ring_buffers: 2, ring_buffer_bytes: 1300, ..HostLinkOptions::default() };
     let mut link = machine.link_with(transport, options);
     for list in lists() {
         for to_host in [false, true] {
-            let (expected, seen) = (Scene::new(machine, layout), Scene::new(machine, layout));
+            let (expected, seen) = (Scene::of(machine, layouts), Scene::of(machine, layouts));
             assert!(seen.shape.block_bytes() < 1300);
             let table = machine.upload(&[&list[..], &pairs(&[(0, 0)])].concat());
             let stream = &machine.stream;
@@ -106,7 +144,7 @@ fn check(machine: &Machine, transport: Transport, whole: bool) {
             machine.kernels.copy_blocks(stream, right).unwrap();
             write_late(machine, seen.host.buffer());
             let used = link.copy_blocks(stream, copy_of(&seen, to_host, &table, &list)).unwrap();
-            if whole && !list.is_empty() {
+            if carried && !list.is_empty() {
                 assert_eq!(used, transport);
             } else {
                 assert_eq!(used, Transport::DirectKernel);
@@ -122,7 +160,17 @@ fn every_transport_gives_what_the_kernel_gives() {
     for seed in 0..4 {
         let machine = Machine::new(seed);
         for transport in Transport::ALL {
-            check(&machine, transport, true);
+            check(&machine, transport, WHOLE);
+        }
+    }
+}
+
+#[test]
+fn every_transport_carries_the_planes_of_blocks() {
+    for seed in 0..2 {
+        let machine = Machine::new(seed);
+        for transport in Transport::ALL {
+            PLANES.into_iter().for_each(|layouts| check(&machine, transport, layouts));
         }
     }
 }
@@ -131,7 +179,7 @@ fn every_transport_gives_what_the_kernel_gives() {
 fn blocks_that_are_not_in_one_piece_are_left_to_the_kernel() {
     let machine = Machine::new(1);
     for transport in Transport::ALL {
-        check(&machine, transport, false);
+        APART.into_iter().for_each(|layouts| check(&machine, transport, layouts));
     }
 }
 
@@ -139,7 +187,7 @@ fn blocks_that_are_not_in_one_piece_are_left_to_the_kernel() {
 fn a_driver_without_batches_makes_each_copy_by_a_call() {
     let machine = Machine::new(2);
     machine.sim.fail_nth("cuMemcpyBatchAsync", 1, ErrorCode::NOT_SUPPORTED);
-    check(&machine, Transport::CopyEngine, true);
+    check(&machine, Transport::CopyEngine, WHOLE);
     let calls = machine.sim.calls();
     assert_eq!(calls.get("cuMemcpyBatchAsync"), Some(&1), "asked once, and remembered");
     assert!(calls["cuMemcpyDtoHAsync"] > 20);
