@@ -12,6 +12,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +26,10 @@ use cuda_driver::{
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvKernels;
 use kv_kernels::tables::GatherRows;
-use kv_stage::{BlockTable, Pinning, PoolOptions, Row, StagingOptions, StagingPool, StepStager};
+use kv_stage::{
+    BatchOptions, BatchTable, BlockTable, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions,
+    StagingPool, StepStager,
+};
 
 const ROWS: usize = 256;
 const COLUMNS: usize = 2048;
@@ -38,6 +43,41 @@ const DEVICE_BYTES: u64 = TABLE_BYTES + (16 << 10);
 const FILLS: usize = 16;
 /// Number of buffers of a pool: one more than the depth.
 const BUFFERS: usize = 3;
+
+thread_local! {
+    /// Number of allocations and reallocations of this thread.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counted;
+
+fn count() {
+    // Also called while a thread ends.
+    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call is passed to the system's allocator.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(memory, layout, bytes) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
 
 fn main() -> ExitCode {
     match open() {
@@ -153,10 +193,25 @@ impl Bench {
             cost,
             Some(copy),
         );
+        for sequences in [8, ROWS] {
+            let (cost, bytes) = self.batch(sequences, true);
+            let name = format!(
+                "16 entries changed, {sequences} sequences with slots and lengths made on the device: `DeviceBatch`"
+            );
+            row(&name, &format!("{bytes} B"), cost, Some(copy));
+        }
+        let (cost, bytes) = self.batch(ROWS, false);
+        row(
+            "the same without the gather, which a graph has",
+            &format!("{bytes} B"),
+            cost,
+            Some(copy),
+        );
         let scattered = self.copy_per_entry();
         row("16 entries changed: a copy for each", "64 B", scattered, Some(copy));
         self.acquire_and_retire();
         self.phases();
+        self.batch_phases();
         self.driver_calls();
         self.pinning();
         self.memories();
@@ -346,6 +401,110 @@ impl Bench {
             },
         );
         (cost, sent)
+    }
+
+    fn batch_of(&self, pool: &mut Option<StagingPool>) -> DeviceBatch {
+        let table = BatchTable { width: COLUMNS as u32, block_tokens: 16, null_block: 0 };
+        let options = BatchOptions {
+            rows: ROWS as u32,
+            sequences_max: ROWS as u32,
+            tokens_max: ROWS as u32,
+            tables: vec![table],
+            arrays: Vec::new(),
+        };
+        let staging = StagingOptions { buffer_bytes: options.buffer_bytes(), buffers_max: BUFFERS };
+        let pool = pool.insert(StagingPool::new(&self.device, staging).unwrap());
+        let mut batch = DeviceBatch::new(pool, options).unwrap();
+        for row in 0..ROWS as u32 {
+            let ids: Vec<i32> = (0..COLUMNS as i32).collect();
+            batch.edit(0, Row::new(row), 0, &ids).unwrap();
+        }
+        batch.step_wait(&self.stream).unwrap().submit().unwrap();
+        batch
+    }
+
+    /// A decode step of that many sequences whose rows are full but for one token. 16 rows get a block.
+    fn batch(&self, sequences: usize, gathers: bool) -> (Cost, u64) {
+        let mut pool = None;
+        let mut batch = self.batch_of(&mut pool);
+        let (mut number, mut sent) = (0, 0);
+        let cost = self.cost(
+            || {},
+            || {
+                number += 1;
+                for change in 0..CHANGED {
+                    let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
+                    batch.edit(0, row, (number % COLUMNS) as u32, &[number as i32]).unwrap();
+                }
+                let mut step = batch.step(&self.stream).unwrap();
+                for row in 0..sequences as u32 {
+                    let tokens = COLUMNS as u64 * 16 - 1;
+                    step.row(Row::new(row), tokens, tokens, 1).unwrap();
+                }
+                let staged = if gathers { step.submit() } else { step.submit_inputs() };
+                sent = staged.unwrap().bytes;
+            },
+        );
+        (cost, sent)
+    }
+
+    /// The parts of the host's time of a batch's step, its driver calls and allocations.
+    fn batch_phases(&self) {
+        let mut pool = None;
+        let mut batch = self.batch_of(&mut pool);
+        let (mut number, mut times) = (0, [const { Vec::new() }; 4]);
+        let (mut calls, mut steps) = (std::collections::BTreeMap::new(), 0);
+        let mut allocations = 0;
+        self.cost(
+            || {},
+            || {
+                let before = self.counting.calls();
+                let allocated = ALLOCATIONS.get();
+                number += 1;
+                let mut laps = [Instant::now(); 5];
+                for change in 0..CHANGED {
+                    let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
+                    batch.edit(0, row, (number % COLUMNS) as u32, &[number as i32]).unwrap();
+                }
+                laps[1] = Instant::now();
+                let mut step = batch.step(&self.stream).unwrap();
+                laps[2] = Instant::now();
+                for row in 0..ROWS as u32 {
+                    let tokens = COLUMNS as u64 * 16 - 1;
+                    step.row(Row::new(row), tokens, tokens, 1).unwrap();
+                }
+                laps[3] = Instant::now();
+                step.submit().unwrap();
+                laps[4] = Instant::now();
+                let allocated = ALLOCATIONS.get() - allocated;
+                for (times, lap) in times.iter_mut().zip(laps.windows(2)) {
+                    times.push(lap[1] - lap[0]);
+                }
+                // The first steps fill the pool's lists.
+                if number > 2 * BUFFERS {
+                    steps += 1;
+                    allocations += allocated;
+                    for (call, count) in self.counting.calls() {
+                        let made = count - before.get(call).copied().unwrap_or(0);
+                        *calls.entry(call).or_insert(0) += made;
+                    }
+                }
+            },
+        );
+        println!("\n| phase of a batch's step, 256 sequences | host, µs |");
+        println!("|---|---|");
+        let names = ["16 edits", "acquire a buffer", "256 rows", "submit"];
+        for (name, times) in names.into_iter().zip(times) {
+            println!("| {name} | {:.2} |", micros(median(times)));
+        }
+        calls.retain(|_, count| *count > 0);
+        let each =
+            |(call, count): (&str, u64)| format!("{call} {:.2}", count as f64 / f64::from(steps));
+        println!(
+            "\nA step: {:.2} allocations; driver calls {}",
+            allocations as f64 / f64::from(steps),
+            calls.into_iter().map(each).collect::<Vec<_>>().join(", ")
+        );
     }
 
     /// The parts of the host's time of a decode step, and its driver calls.

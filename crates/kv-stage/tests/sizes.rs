@@ -8,7 +8,7 @@
 //! `copy_to_device_on`, `BlockTable::new`, `set`, `set_run`, `append`, `truncate`, `clear_row`, `row`, `len`,
 //! `Row::new`, `StepStager::new`, `with_scatter` and `buffer_bytes`,
 //! `Step::block_rows` and `array`, `Staged::span` of a part that is not there, `BatchOptions::buffer_bytes`,
-//! `DeviceBatch::new` and `edit`, `BatchStep::row` and `array`;
+//! `DeviceBatch::new` (and `sabotage_with_ptx`, which it is made of) and `edit`, `BatchStep::row` and `array`;
 //! `SlabsOptions`, `PinnedSlabs::new` and `resize`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -367,6 +367,8 @@ fn batches_of_any_size_are_made_or_refused() {
     let mut made = 0;
     for options in tried {
         let bytes = options.buffer_bytes();
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        assert!(DeviceBatch::sabotage_with_ptx(&pool, options.clone(), "").is_err());
         match DeviceBatch::new(&pool, options.clone()) {
             Ok(batch) => {
                 made += 1;
