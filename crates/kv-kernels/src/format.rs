@@ -34,7 +34,7 @@ pub enum KvFormat {
     FlashAttentionHnd = 6,
     /// `list(NL)` of `[NB, KV, NH, BS, HS]`: FlashInfer, heads first.
     FlashInferHnd = 7,
-    /// `[NB, NL, KV, NH, BS, HS]`: cross-layer blocks, heads first.
+    /// `[NB, NL, KV, NH, BS, HS]`: cross-layer blocks, heads first; a pool of TensorRT-LLM.
     CrossLayerHnd = 8,
     /// `list(KV x NL)` of `[NB, BS, NH, HS]`: keys of all layers, then values, in blocks.
     KvListsPagedNhd = 9,

@@ -28,7 +28,7 @@ use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
     Direction, KvFormat, KvKernels, PagedKv, Transfer,
-    layout::FormatOptions,
+    layout::{FormatOptions, Tensors},
     link::{
         HostLink, HostLinkOptions, HostTransfer, LayerEvents, MeasureOptions, Transport,
         TransportProfile,
@@ -93,7 +93,7 @@ struct Shape {
     blocks: u64,
 }
 
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     Shape {
         name: "8B: 32 layers, 1,024 wide",
         format: KvFormat::FlashAttentionNhd,
@@ -130,7 +130,21 @@ const SHAPES: [Shape; 4] = [
         block_tokens: 16,
         blocks: 1024,
     },
+    Shape {
+        name: "8B, paged attention",
+        format: KvFormat::PagedAttention,
+        layers: 32,
+        heads: 8,
+        head_bytes: 256,
+        block_tokens: 16,
+        blocks: 1024,
+    },
 ];
+
+/// Whether rows are in pieces, which the plain kernel does not know.
+fn has_pieces(format: KvFormat) -> bool {
+    matches!(format, KvFormat::FlashAttentionHnd | KvFormat::PagedAttention)
+}
 
 /// The plain kernel of the comparison: a block of threads for each token, words of 16 bytes, one at a
 /// time in each thread. Pages `[plane][block][token][row]`, rows whole.
@@ -185,7 +199,7 @@ impl<'w> Bench<'w> {
     }
 
     /// The shapes; on the simulated device with fewer layers and blocks.
-    fn shapes(&self) -> [Shape; 4] {
+    fn shapes(&self) -> [Shape; SHAPES.len()] {
         SHAPES.map(|shape| match self.ways.is_sim {
             false => shape,
             true => Shape { layers: 2, blocks: 256 / u64::from(shape.block_tokens), ..shape },
@@ -221,7 +235,7 @@ impl<'w> Bench<'w> {
             layers: shape.layers,
             heads: shape.heads,
             head_bytes: shape.head_bytes,
-            element_bytes: 1,
+            element_bytes: 2,
             block_tokens: shape.block_tokens,
             blocks: shape.blocks,
             block_padding_bytes: 0,
@@ -312,23 +326,29 @@ impl<'w> Bench<'w> {
         }
     }
 
-    /// Whether the tensors, one a layer, have the rows of a chunk in their slots.
+    /// Whether the tensors, one a layer or a pair, have the rows of a chunk in their slots.
     fn are_pages(&self, scene: &Scene, chunk: &[u8]) -> bool {
         let (shape, layout) = (scene.paged.shape(), scene.paged.layout());
-        let (part, block_tokens) = (layout.parts_of(0)[0], u64::from(shape.block_tokens()));
+        let block_tokens = u64::from(shape.block_tokens());
         let (row, tokens) = (shape.row_bytes() as usize, scene.tokens as usize);
         let layers = shape.layers() as usize;
         let tensors: Vec<Vec<u8>> = scene.tensors.iter().map(|t| self.read(t.span())).collect();
         let rows: Vec<&[u8]> = chunk.chunks(row).collect();
         ways::all(&rows, |n, row| {
             let (plane, slot) = (n / tokens, scene.host_slots[n % tokens] as u64);
-            let at = (plane / layers) as u64 * layout.kv_stride_bytes()
+            let (kv, layer) = (plane / layers, plane % layers);
+            let part = layout.parts_of(kv as u64)[0];
+            let tensor = match layout.tensors() {
+                Tensors::PerPlane => 2 * layer + kv,
+                _ => layer,
+            };
+            let at = kv as u64 * layout.kv_stride_bytes()
                 + slot / block_tokens * layout.block_stride_bytes()
                 + slot % block_tokens * part.token_stride_bytes;
             let segments = row.chunks(part.segment_bytes as usize).zip(0..);
             segments.into_iter().all(|(segment, number)| {
                 let at = (at + number * part.segment_stride_bytes) as usize;
-                tensors[plane % layers][at..][..segment.len()] == *segment
+                tensors[tensor][at..][..segment.len()] == *segment
             })
         })
     }
@@ -461,7 +481,7 @@ impl<'w> Bench<'w> {
                     cell(2 * scene.bytes, copy, self.way("transfer", of(d), repeats, run).0)
                 });
                 let plain = BOTH.map(|d| {
-                    if shape.format == KvFormat::FlashAttentionHnd {
+                    if has_pieces(shape.format) {
                         return "-".into();
                     }
                     let run = || self.plain(&scene, self.chunk.address(), d);
@@ -507,7 +527,7 @@ impl<'w> Bench<'w> {
                     );
                 };
                 row("memcpy", copies);
-                if shape.format != KvFormat::FlashAttentionHnd {
+                if !has_pieces(shape.format) {
                     let chunk = self.host.device_address();
                     let plain = BOTH.map(|d| {
                         let run = || self.plain(&scene, chunk, d);
