@@ -14,7 +14,9 @@ typedef unsigned long long u64;
 typedef long long i64;
 
 // The most threads of a block that this kernel is launched with.
-#define THREADS_MAX 128
+#define THREADS_MAX 256
+// The ids that a thread fetches before it writes the first of them.
+#define FETCHED 4
 
 // The block table of one group of layers, and its part of the batch.
 struct Table {
@@ -88,7 +90,7 @@ struct __align__(16) Edit {
 
 // Launch: any grid, since blocks take jobs and threads take padding in strides; blockDim.x at most
 //         THREADS_MAX. One block does all of a row: the row's changes come one after the other.
-extern "C" __global__ void __launch_bounds__(THREADS_MAX, 8)
+extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4)
 gather_batch(const u32* packet, const Table* tables, u32 table_count, const Array* arrays, u32 array_count,
              RowState* states, u32* accepted, int* rows, int* lengths, int* query_starts, i64* positions,
              u32 sequences_max, u32 tokens_max) {
@@ -104,8 +106,15 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
     const u32 all = job_count > sequences_max ? job_count : sequences_max;
     for (u32 job = blockIdx.x; job < all; job += gridDim.x) {
         u64 row = 0;
+        RowState last = {0, 0, 0};
+        u32 stand = 0;
         if (job < job_count) {
             row = jobs[job].row;
+            // Early, because the row's changes are waited for.
+            if (job < sequences && threadIdx.x == 0) {
+                last = states[row];
+                stand = accepted[row];
+            }
             for (u32 t = 0; t < table_count; t++) {
                 int* line = tables[t].ids + row * tables[t].width;
                 for (u32 next = heads[t * job_count + job]; next != 0;) {
@@ -127,10 +136,9 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
             first_token = here.first_token;
             const u32 count = (job + 1 < sequences ? jobs[job + 1].first_token : tokens) - first_token;
             if (threadIdx.x == 0) {
-                const RowState last = states[row];
                 // A step that is gathered again begins where it began.
                 const bool again = last.step == header->step;
-                u64 begin = again ? last.start : (u64)last.start + accepted[row];
+                u64 begin = (u64)last.start + (again ? 0 : stand);
                 // A wrong count must not lead outside the row's blocks.
                 begin = begin < here.resolved ? here.resolved : begin;
                 begin = begin > here.upper ? here.upper : begin;
@@ -154,10 +162,20 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
                 const u32 columns = end / table.block_tokens + (end % table.block_tokens != 0);
                 const u32 live = table.live[job];
                 const u32 filled = live < table.width ? live : table.width;
-                const u32 last = columns > filled ? columns : filled;
-                for (u32 i = threadIdx.x; i < last; i += blockDim.x) {
-                    const int id = i < columns ? line[i] : -1;
-                    dense[i] = id < 0 ? table.null_block : id;
+                const u32 written = columns > filled ? columns : filled;
+                for (u32 first = threadIdx.x; first < written; first += FETCHED * blockDim.x) {
+                    int fetched[FETCHED];
+#pragma unroll
+                    for (u32 k = 0; k < FETCHED; k++) {
+                        const u32 i = first + k * blockDim.x;
+                        fetched[k] = i < columns ? line[i] : -1;
+                    }
+#pragma unroll
+                    for (u32 k = 0; k < FETCHED; k++) {
+                        const u32 i = first + k * blockDim.x;
+                        const int id = fetched[k] < 0 ? table.null_block : fetched[k];
+                        if (i < written) dense[i] = id;
+                    }
                 }
                 for (u32 i = threadIdx.x; i < end - start; i += blockDim.x) {
                     const u32 position = start + i;

@@ -15,7 +15,7 @@ pub(super) const PTX: &str = include_str!("../../ptx/batch.compute_80.ptx");
 pub(crate) const GATHER: &str = "gather_batch";
 
 /// Maximum number of threads of a block: `THREADS_MAX` of the source.
-const THREADS: u32 = 128;
+const THREADS: u32 = 256;
 /// As many blocks as run at once on the largest cards. More take turns.
 const BLOCKS_MAX: u32 = 1024;
 

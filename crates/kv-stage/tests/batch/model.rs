@@ -67,6 +67,12 @@ pub(crate) fn small() -> BatchOptions {
     }
 }
 
+/// A table whose rows are longer than a block of threads fetches at once.
+pub(crate) fn wide() -> BatchOptions {
+    let table = BatchTable { width: 1500, block_tokens: 2, null_block: 5 };
+    BatchOptions { rows: 3, sequences_max: 2, tokens_max: 9, tables: vec![table], arrays: vec![] }
+}
+
 impl Model {
     pub(crate) fn new(
         device: &cuda_driver::Device,

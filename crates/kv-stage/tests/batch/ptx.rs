@@ -1,7 +1,9 @@
 //! Changes single lines of the committed PTX: each change must lead to other contents or to a finding.
 
+use kv_stage::{DeviceBatch, Row};
+
 use crate::machine::Machine;
-use crate::model::{Contents, Model, Sends, pool, read, small};
+use crate::model::{Contents, Model, Sends, pool, read, small, wide};
 use crate::steps::write_sampled;
 
 const PTX: &str = include_str!("../../ptx/batch.compute_80.ptx");
@@ -12,12 +14,16 @@ fn is_right(ptx: &str) -> bool {
     machine.sim.set_race_check(cuda_sim::RaceCheck::Off);
     // A wrong jump may never end.
     machine.sim.limit_instructions(1 << 14, 1 << 24);
-    let pool = pool(&machine.device, &small(), 2);
-    let Ok(batch) = kv_stage::DeviceBatch::sabotage_with_ptx(&pool, small(), ptx) else {
-        return false;
-    };
+    [(small(), 14), (wide(), 20)].into_iter().all(|(options, steps)| {
+        let pool = pool(&machine.device, &options, 2);
+        let batch = DeviceBatch::sabotage_with_ptx(&pool, options, ptx);
+        batch.is_ok_and(|batch| is_as_the_model(&machine, batch, steps))
+    })
+}
+
+fn is_as_the_model(machine: &Machine, batch: DeviceBatch, steps: usize) -> bool {
     let mut model = Model::over(batch, 21);
-    for _ in 0..14 {
+    for _ in 0..steps {
         let expected = model.step(&machine.stream, Sends::All);
         let ended = machine.stream.synchronize();
         if ended.is_err() || !machine.sim.findings().is_empty() {
@@ -26,7 +32,7 @@ fn is_right(ptx: &str) -> bool {
         if model.contents(&machine.stream) != expected {
             return false;
         }
-        write_sampled(&machine, &mut model, &expected);
+        write_sampled(machine, &mut model, &expected);
         // Gathered again, the step is the same.
         let sampled = model.contents(&machine.stream).accepted;
         model.batch.gather(&machine.stream).unwrap();
@@ -43,7 +49,7 @@ fn is_right(ptx: &str) -> bool {
     let mut length = 0;
     for (resolved, upper) in [(0, 0), (1, 3)] {
         let mut step = batch.step_wait(&machine.stream).unwrap();
-        step.row(kv_stage::Row::new(0), resolved, upper, 3).unwrap();
+        step.row(Row::new(0), resolved, upper, 3).unwrap();
         let buffers = step.submit().unwrap().buffers;
         length = read::<i32>(&machine.stream, buffers.lengths)[0];
         machine.stream.upload(buffers.accepted.slice(0, 4).unwrap(), &[2, 0, 0, 0]).unwrap();
