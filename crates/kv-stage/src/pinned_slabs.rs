@@ -5,6 +5,7 @@ mod schedule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesError, PageKind, PinError};
 use cuda_driver::{Device, DeviceError, PinnedBuffer};
@@ -12,10 +13,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::SlabsError;
 use crate::slab::SlabMemory;
-use schedule::{Piece, Schedule, Whole};
+use schedule::Schedule;
 
 /// Bytes that one thread populates at a time, in about 10 ms: whole huge pages.
 const PIECE_BYTES: u64 = 16 << 20;
+
+/// How long no slab is registered after each. The driver holds a lock while it registers memory, 11 ms
+/// for 512 MiB, and without a pause a thread that enqueues copies waits for many slabs in turn.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// Size and making of [`PinnedSlabs`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,7 +41,7 @@ pub struct SlabsOptions {
 }
 
 impl SlabsOptions {
-    /// Default for the most bytes of a slab, pinned in 30 ms by 16 threads.
+    /// Default for the most bytes of a slab, pinned in 34 ms by 16 threads.
     pub const SLAB_BYTES: u64 = 512 << 20;
 
     /// Most bytes of a slab, which is registered by one call.
@@ -80,8 +85,9 @@ impl SlabsOptions {
 
 /// Pinned host memory in equal slabs, pinned in order by background threads and usable as it comes.
 ///
-/// The threads populate a slab together, piece by piece; one of them registers it. They end when
-/// there is nothing left to pin. The owner learns by [`poll`](PinnedSlabs::poll) which slabs are
+/// The threads populate a slab together, piece by piece. One of them registers it, while the others
+/// populate the next; calls of other threads to the driver wait for at most one slab. The threads end
+/// when there is nothing left to pin. The owner learns by [`poll`](PinnedSlabs::poll) which slabs are
 /// usable. A slab stays pinned while anyone holds its `Arc`.
 ///
 /// Dropping this value does not wait. Threads finish the call that they are in, and what they made is
@@ -143,7 +149,7 @@ struct Line {
 
 #[derive(Debug)]
 enum Job {
-    Populate(Piece<Option<HostPages>>),
+    Slab(schedule::Job<Option<HostPages>>),
     /// Frees what the device has retired.
     Free,
 }
@@ -164,7 +170,7 @@ impl PinnedSlabs {
             _ => (None, 1),
         };
         let line = Line {
-            schedule: Schedule::new(pieces, 0),
+            schedule: Schedule::new(pieces),
             refusal: None,
             frees: false,
             threads: 0,
@@ -227,11 +233,21 @@ impl PinnedSlabs {
         let _site = cuda_driver::site::enter();
         let shared = Arc::clone(&self.shared);
         let settled = loop {
-            let Some(job) = shared.next(&mut shared.line.lock()) else { break false };
-            if shared.carry_out(job) {
-                break true;
+            let job = shared.next(&mut shared.line.lock());
+            match job {
+                Some(job @ Job::Slab(schedule::Job::Pin { .. })) => {
+                    shared.carry_out(job);
+                    shared.line.lock().schedule.rested();
+                    break true;
+                }
+                Some(job) => shared.carry_out(job),
+                None => break false,
             }
         };
+        if settled && self.threads > 0 {
+            // Threads may have ended while this one pinned the slab.
+            self.restart_threads();
+        }
         self.take_over(&mut shared.line.lock())?;
         Ok(settled)
     }
@@ -374,28 +390,36 @@ impl PinnedSlabs {
 
     fn take_over(&mut self, line: &mut Line) -> Result<(), PinError> {
         self.seen = self.shared.news.load(Ordering::Relaxed);
-        self.slabs.extend(line.schedule.take_leading());
+        self.slabs.extend(line.schedule.take_pinned());
         line.refusal.take().map_or(Ok(()), Err)
+    }
+
+    /// Starts threads again if there is something left to pin.
+    fn restart_threads(&mut self) {
+        if self.shared.line.lock().schedule.is_over() {
+            return;
+        }
+        if let Err(error) = self.start_threads(self.threads) {
+            tracing::warn!(%error, "slabs are pinned by fewer threads");
+        }
     }
 
     /// Starts threads until there are `wanted`.
     fn start_threads(&mut self, wanted: usize) -> Result<(), SlabsError> {
         self.started.retain(|thread| !thread.is_finished());
-        loop {
-            let mut line = self.shared.line.lock();
-            if line.threads >= wanted {
-                return Ok(());
-            }
-            line.threads += 1;
-            drop(line);
-            let worker = Worker { shared: Arc::clone(&self.shared), left: false };
-            // A thread that was not started drops its closure, and with it the worker.
+        // Held until all are started: a thread that populates memory keeps the system from mapping
+        // the stacks of others.
+        let mut line = self.shared.line.lock();
+        while line.threads < wanted {
+            let shared = Arc::clone(&self.shared);
             let started = std::thread::Builder::new()
                 .name("kv-stage-pin".to_owned())
-                .spawn(move || worker.work())
+                .spawn(move || Worker { shared, left: false }.work())
                 .map_err(|error| SlabsError::Thread(error.kind()))?;
             self.started.push(started);
+            line.threads += 1;
         }
+        Ok(())
     }
 }
 
@@ -425,14 +449,19 @@ impl Worker {
                 return;
             };
             drop(line);
+            let pins = matches!(job, Job::Slab(schedule::Job::Pin { .. }));
             self.shared.carry_out(job);
+            if pins {
+                std::thread::sleep(PAUSE);
+                self.shared.line.lock().schedule.rested();
+            }
         }
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // After a panic, and for a thread that was not started.
+        // After a panic.
         if !self.left {
             self.shared.line.lock().threads -= 1;
             self.shared.changed.notify_all();
@@ -450,7 +479,7 @@ impl Shared {
             return Some(Job::Free);
         }
         match line.schedule.next(|| self.open()) {
-            Ok(piece) => piece.map(Job::Populate),
+            Ok(job) => job.map(Job::Slab),
             Err(error) => {
                 self.tell(line, Some(error));
                 None
@@ -468,31 +497,31 @@ impl Shared {
         }
     }
 
-    /// Returns whether a slab was settled by it.
-    fn carry_out(&self, job: Job) -> bool {
-        let Job::Populate(Piece { serial, piece, memory }) = job else {
-            if let Err(error) = self.device.free_retired() {
-                tracing::warn!(%error, "slabs that were given back were not freed");
+    fn carry_out(&self, job: Job) {
+        match job {
+            Job::Slab(schedule::Job::Populate { serial, piece, memory }) => {
+                let offset = piece * PIECE_BYTES;
+                let bytes = PIECE_BYTES.min(self.slab_bytes - offset);
+                let populated = memory.as_ref().as_ref().map(|pages| pages.populate(offset, bytes));
+                drop(memory);
+                self.line.lock().schedule.ended(serial, populated.unwrap_or(Ok(())));
             }
-            return false;
-        };
-        let offset = piece * PIECE_BYTES;
-        let populated = match &*memory {
-            Some(pages) => pages.populate(offset, PIECE_BYTES.min(self.slab_bytes - offset)),
-            None => Ok(()),
-        };
-        drop(memory);
-        let whole = self.line.lock().schedule.ended(serial, populated);
-        let Some(Whole { serial, memory, refused }) = whole else { return false };
-        let pinned = self.pin(memory, refused).map(Arc::new);
-        let mut line = self.line.lock();
-        let (refusal, unwanted) = line.schedule.settle(serial, pinned);
-        if refusal.is_some() || line.schedule.has_leading() {
-            self.tell(&mut line, refusal);
+            Job::Slab(schedule::Job::Pin { serial, memory, refused }) => {
+                let pinned = self.pin(memory, refused).map(Arc::new);
+                let mut line = self.line.lock();
+                let (settled, unwanted) = line.schedule.settle(serial, pinned);
+                if let Some(settled) = settled {
+                    self.tell(&mut line, settled.err());
+                }
+                drop(line);
+                drop(unwanted);
+            }
+            Job::Free => {
+                if let Err(error) = self.device.free_retired() {
+                    tracing::warn!(%error, "slabs that were given back were not freed");
+                }
+            }
         }
-        drop(line);
-        drop(unwanted);
-        true
     }
 
     /// Pins a slab whose pages are populated, or of which a piece was `refused`.
@@ -510,7 +539,7 @@ impl Shared {
                 PinnedBuffer::pin_pages(&self.device, pages)
             }
             (_, Some(refused), _) => Err(refused.into()),
-            // Every piece has ended, and each dropped its clone before that.
+            // Every piece has ended, and its memory was dropped before that.
             (_, None, _) => match Arc::into_inner(memory).flatten() {
                 Some(pages) => PinnedBuffer::pin_pages(&self.device, pages),
                 None => PinnedBuffer::pin(&self.device, self.slab_bytes, self.memory),
@@ -575,6 +604,24 @@ mod tests {
     fn close_waits_for_the_slab_that_is_being_pinned_and_leaves_nothing() {
         let sim = while_pinning(2, |slabs| slabs.close().unwrap());
         assert_eq!((sim.pinned_bytes(), sim.calls()["cuMemHostRegister"]), (0, 1));
+    }
+
+    #[test]
+    fn a_thread_unregisters_slabs_that_were_given_back() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+        let options =
+            SlabsOptions { slab_bytes_max: 4096, threads: 2, ..SlabsOptions::new(4096, 3) };
+        let mut slabs = PinnedSlabs::new(&device, &options).unwrap();
+        let join = |slabs: &mut PinnedSlabs| {
+            slabs.started.drain(..).for_each(|thread| thread.join().unwrap());
+        };
+        join(&mut slabs);
+        assert_eq!(slabs.poll(), Ok(3));
+        slabs.resize(1).unwrap();
+        assert_eq!((slabs.give_back(), slabs.give_back()), (2, 0));
+        join(&mut slabs);
+        assert_eq!(sim.pinned_bytes(), 4096);
     }
 
     #[test]

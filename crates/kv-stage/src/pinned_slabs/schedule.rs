@@ -13,14 +13,12 @@ pub(super) struct Schedule<P, S> {
     pieces: u64,
     /// Slabs wanted.
     target: usize,
-    /// # Invariants
-    /// The owner has slabs `0..taken`. Each of `taken..opened` is listed once, in `making` or in
-    /// `pinned`. No other slab is listed.
+    /// Slabs that the owner has. Those that follow are in `pinned`, and those after them in `making`.
     taken: usize,
-    opened: usize,
-    /// In order, oldest first.
+    pinned: VecDeque<S>,
     making: VecDeque<Making<P>>,
-    pinned: Vec<(usize, S)>,
+    /// A slab is being pinned, or was just now: see [`rested`](Schedule::rested).
+    pinning: bool,
     /// A slab was refused since the target was set: no slab is opened.
     refused: bool,
     serial_next: u64,
@@ -31,32 +29,22 @@ pub(super) struct Schedule<P, S> {
 struct Making<P> {
     /// Tells it from a slab of the same number that was given up before.
     serial: u64,
-    slab: usize,
     /// Taken out to be pinned.
     memory: Option<Arc<P>>,
-    /// Pieces handed out, and those populated.
+    /// Pieces handed out, and those that have ended.
     begun: u64,
     ended: u64,
     refused: Option<HostPagesError>,
 }
 
-/// One piece of a slab to populate. The caller then drops `memory` and calls
-/// [`ended`](Schedule::ended).
+/// What a thread does next.
 #[derive(Debug)]
-pub(super) struct Piece<P> {
-    pub(super) serial: u64,
-    pub(super) piece: u64,
-    pub(super) memory: Arc<P>,
-}
-
-/// A slab whose pieces have all ended, to be pinned. The caller then calls
-/// [`settle`](Schedule::settle).
-#[derive(Debug)]
-pub(super) struct Whole<P> {
-    pub(super) serial: u64,
-    pub(super) memory: Arc<P>,
-    /// A piece that was not populated.
-    pub(super) refused: Option<HostPagesError>,
+pub(super) enum Job<P> {
+    /// Populate one piece of a slab. Then drop `memory` and call [`ended`](Schedule::ended).
+    Populate { serial: u64, piece: u64, memory: Arc<P> },
+    /// Pin a slab whose pieces have all ended, `refused` if one was not populated. Then call
+    /// [`settle`](Schedule::settle), and later [`rested`](Schedule::rested).
+    Pin { serial: u64, memory: Arc<P>, refused: Option<HostPagesError> },
 }
 
 /// What a call takes out of the schedule, to be dropped without the lock: unmapping takes time.
@@ -68,21 +56,21 @@ pub(super) struct Unwanted<P, S> {
 }
 
 impl<P, S> Schedule<P, S> {
-    pub(super) fn new(pieces: u64, target: usize) -> Self {
+    pub(super) fn new(pieces: u64) -> Self {
         Self {
             pieces,
-            target,
+            target: 0,
             taken: 0,
-            opened: 0,
+            pinned: VecDeque::new(),
             making: VecDeque::new(),
-            pinned: Vec::new(),
+            pinning: false,
             refused: false,
             serial_next: 0,
         }
     }
 
-    /// Sets the number of slabs wanted, and gives up those beyond that the owner has not taken.
-    /// Slabs that were refused are tried again.
+    /// Sets the number of slabs wanted, and gives up those beyond that the owner has not taken. A slab
+    /// that was refused is tried again.
     pub(super) fn resize(&mut self, target: usize) -> Unwanted<P, S> {
         self.target = target;
         self.refused = false;
@@ -91,122 +79,116 @@ impl<P, S> Schedule<P, S> {
 
     /// Whether no slab is being made, and none is to be opened.
     pub(super) fn is_over(&self) -> bool {
-        self.making.is_empty() && (self.refused || self.opened >= self.target)
+        self.making.is_empty() && !self.opens()
     }
 
-    /// The next piece to populate, of the oldest slab that has one. If none has one, the next slab
-    /// is opened.
+    fn opens(&self) -> bool {
+        !self.refused && self.taken + self.pinned.len() + self.making.len() < self.target
+    }
+
+    /// The next job: to pin the oldest slab, once it is whole and no other is being pinned; otherwise a
+    /// piece of the oldest slab that has one. If none has one, the next slab is opened.
     ///
     /// # Errors
     /// Those of `open`. No slab is opened then until the next [`resize`](Schedule::resize).
     pub(super) fn next(
         &mut self,
         open: impl FnOnce() -> Result<P, PinError>,
-    ) -> Result<Option<Piece<P>>, PinError> {
+    ) -> Result<Option<Job<P>>, PinError> {
         let pieces = self.pieces;
+        if !self.pinning
+            && let Some(oldest) = self.making.front_mut()
+            && oldest.ended == pieces
+            && let Some(memory) = oldest.memory.take()
+        {
+            self.pinning = true;
+            let Making { serial, refused, .. } = *oldest;
+            return Ok(Some(Job::Pin { serial, memory, refused }));
+        }
         if !self.making.iter().any(|making| making.begun < pieces) {
-            if self.refused || self.opened >= self.target {
+            if !self.opens() {
                 return Ok(None);
             }
             let memory = open().inspect_err(|_| self.refused = true)?;
             self.making.push_back(Making {
                 serial: self.serial_next,
-                slab: self.opened,
                 memory: Some(Arc::new(memory)),
                 begun: 0,
                 ended: 0,
                 refused: None,
             });
             self.serial_next += 1;
-            self.opened += 1;
         }
         let open = self.making.iter_mut().find(|making| making.begun < pieces);
         Ok(open.and_then(|making| {
             let memory = making.memory.clone()?;
             making.begun += 1;
-            Some(Piece { serial: making.serial, piece: making.begun - 1, memory })
+            Some(Job::Populate { serial: making.serial, piece: making.begun - 1, memory })
         }))
     }
 
-    /// Notes that a piece was populated, or refused; returns the slab if it was the last piece.
-    pub(super) fn ended(
-        &mut self,
-        serial: u64,
-        populated: Result<(), HostPagesError>,
-    ) -> Option<Whole<P>> {
-        let pieces = self.pieces;
+    /// Notes that a piece was populated, or refused.
+    pub(super) fn ended(&mut self, serial: u64, populated: Result<(), HostPagesError>) {
         // Otherwise the slab was given up meanwhile.
-        let making = self.making.iter_mut().find(|making| making.serial == serial)?;
-        making.ended += 1;
-        making.refused = making.refused.or(populated.err());
-        if making.ended < pieces {
-            return None;
+        if let Some(making) = self.making.iter_mut().find(|making| making.serial == serial) {
+            making.ended += 1;
+            making.refused = making.refused.or(populated.err());
         }
-        let memory = making.memory.take()?;
-        Some(Whole { serial, memory, refused: making.refused })
     }
 
     /// Notes that a slab was pinned, or refused. A refusal gives up this slab and those after it.
     ///
-    /// Returns the error, unless the slab was given up before.
+    /// Returns whether the slab is the owner's to take, or the error; nothing for a slab that was given
+    /// up before.
     pub(super) fn settle(
         &mut self,
         serial: u64,
         pinned: Result<S, PinError>,
-    ) -> (Option<PinError>, Unwanted<P, S>) {
+    ) -> (Option<Result<(), PinError>>, Unwanted<P, S>) {
         let mut unwanted = Unwanted { _memory: Vec::new(), _slabs: Vec::new() };
-        let Some(place) = self.making.iter().position(|making| making.serial == serial) else {
+        // Slabs are pinned in order, one at a time.
+        if self.making.front().is_none_or(|oldest| oldest.serial != serial) {
             unwanted._slabs.extend(pinned.ok());
             return (None, unwanted);
-        };
+        }
         match pinned {
             Ok(pinned) => {
-                let slab = self.making.remove(place).map(|making| making.slab);
-                self.pinned.extend(slab.map(|slab| (slab, pinned)));
-                (None, unwanted)
+                self.making.pop_front();
+                self.pinned.push_back(pinned);
+                (Some(Ok(())), unwanted)
             }
             Err(error) => {
                 self.refused = true;
-                let unwanted = self.cut(self.making[place].slab);
-                (Some(error), unwanted)
+                (Some(Err(error)), self.cut(self.taken + self.pinned.len()))
             }
         }
+    }
+
+    /// Notes that the next slab can be pinned.
+    pub(super) fn rested(&mut self) {
+        self.pinning = false;
     }
 
     /// Gives up the slabs from number `end` on, except those that the owner has taken.
     pub(super) fn cut(&mut self, end: usize) -> Unwanted<P, S> {
-        let end = end.max(self.taken);
-        self.opened = self.opened.min(end);
-        let gone = self.making.iter().position(|making| making.slab >= end);
-        let making = self.making.split_off(gone.unwrap_or(self.making.len()));
-        let pinned = self.pinned.extract_if(.., |(slab, _)| *slab >= end);
-        let slabs = pinned.map(|(_, pinned)| pinned).collect();
-        Unwanted {
-            _memory: making.into_iter().filter_map(|one| one.memory).collect(),
-            _slabs: slabs,
-        }
+        let end = end.saturating_sub(self.taken);
+        let slabs: Vec<S> = self.pinned.drain(end.min(self.pinned.len())..).collect();
+        let kept = end.saturating_sub(self.pinned.len()).min(self.making.len());
+        let making = self.making.drain(kept..);
+        Unwanted { _memory: making.filter_map(|one| one.memory).collect(), _slabs: slabs }
     }
 
     /// The pinned slabs that follow those that the owner has: they are its own from now on.
-    pub(super) fn take_leading(&mut self) -> impl Iterator<Item = S> {
-        std::iter::from_fn(|| {
-            let place = self.pinned.iter().position(|(slab, _)| *slab == self.taken)?;
-            self.taken += 1;
-            Some(self.pinned.swap_remove(place).1)
-        })
-    }
-
-    /// Whether [`take_leading`](Schedule::take_leading) has a slab to return.
-    pub(super) fn has_leading(&self) -> bool {
-        self.pinned.iter().any(|(slab, _)| *slab == self.taken)
+    pub(super) fn take_pinned(&mut self) -> impl Iterator<Item = S> {
+        self.taken += self.pinned.len();
+        self.pinned.drain(..)
     }
 
     /// Notes that the owner has given up its last slab, which is beyond the target.
     pub(super) fn give_back(&mut self) {
-        // Nothing is listed: the target was set, and slabs beyond it were given up.
-        debug_assert!(self.taken > self.target && self.opened == self.taken);
+        // None follows it: the target was set, and slabs beyond it were given up.
+        debug_assert!(self.taken > self.target && self.pinned.is_empty() && self.making.is_empty());
         self.taken -= 1;
-        self.opened = self.taken;
     }
 }
 
@@ -234,8 +216,8 @@ mod tests {
     /// What a thread holds between two calls.
     enum Held {
         Nothing,
-        Piece(Piece<Rc<u64>>),
-        Whole(Whole<Rc<u64>>),
+        Job(Job<Rc<u64>>),
+        Rest,
     }
 
     /// Threads, of which each call is one event, and an owner.
@@ -260,9 +242,11 @@ mod tests {
             let mut dice = Dice(seed);
             let (pieces, target) = (1 + dice.below(4), dice.below(6) as usize);
             let threads = (0..=dice.below(4)).map(|_| Held::Nothing).collect();
+            let mut schedule = Schedule::new(pieces);
+            drop(schedule.resize(target));
             Self {
                 dice,
-                schedule: Schedule::new(pieces, target),
+                schedule,
                 pieces,
                 threads,
                 owned: Vec::new(),
@@ -291,30 +275,36 @@ mod tests {
                     });
                     self.ended.resize(self.opened.len(), 0);
                     match next {
-                        Ok(piece) => piece.map_or(Held::Nothing, Held::Piece),
+                        Ok(job) => job.map_or(Held::Nothing, Held::Job),
                         Err(_) => {
                             (self.refusals, self.refused_last) = (self.refusals + 1, true);
                             Held::Nothing
                         }
                     }
                 }
-                Held::Piece(Piece { serial, piece, memory }) => {
+                Held::Job(Job::Populate { serial, piece, memory }) => {
                     assert!(piece < self.pieces);
                     self.ended[**memory as usize] += 1;
                     drop(memory);
                     let populated = if refuse { Err(HostPagesError::Unsupported) } else { Ok(()) };
-                    self.schedule.ended(serial, populated).map_or(Held::Nothing, Held::Whole)
+                    self.schedule.ended(serial, populated);
+                    Held::Nothing
                 }
-                Held::Whole(Whole { serial, memory, refused }) => {
+                Held::Job(Job::Pin { serial, memory, refused }) => {
                     let memory =
                         Arc::into_inner(memory).expect("every piece has dropped its clone");
                     assert_eq!(self.ended[*memory as usize], self.pieces, "each piece ends once");
                     let refuse = refuse || refused.is_some();
                     let pinned = if refuse { Err(REFUSED) } else { Ok(memory) };
-                    let (refusal, unwanted) = self.schedule.settle(serial, pinned);
+                    let (settled, unwanted) = self.schedule.settle(serial, pinned);
                     drop(unwanted);
+                    let refusal = settled.and_then(Result::err);
                     self.refusals += u64::from(refusal.is_some());
                     self.refused_last |= refusal.is_some();
+                    Held::Rest
+                }
+                Held::Rest => {
+                    self.schedule.rested();
                     Held::Nothing
                 }
             };
@@ -336,11 +326,22 @@ mod tests {
             }
         }
 
+        /// Calls of all threads, each until there is nothing for it to do.
+        fn end_all(&mut self) {
+            let mut left: Vec<usize> = (0..self.threads.len()).collect();
+            while !left.is_empty() {
+                let place = self.dice.below(left.len() as u64) as usize;
+                let idle = matches!(self.threads[left[place]], Held::Nothing);
+                self.thread(left[place], 0);
+                self.check();
+                if idle && matches!(self.threads[left[place]], Held::Nothing) {
+                    left.swap_remove(place);
+                }
+            }
+        }
+
         fn take(&mut self) {
-            let has = self.schedule.has_leading();
-            let before = self.owned.len();
-            self.owned.extend(self.schedule.take_leading());
-            assert_eq!(self.owned.len() > before, has);
+            self.owned.extend(self.schedule.take_pinned());
             // A slab is opened after those before it, whenever it is opened again.
             assert!(self.owned.is_sorted_by(|one, other| one < other), "{:?}", self.owned);
         }
@@ -352,7 +353,9 @@ mod tests {
             let held = self.threads.iter().filter(|held| !matches!(held, Held::Nothing)).count();
             assert!(live <= self.owned.len() + listed + held, "{live} slabs live");
             assert_eq!(self.schedule.taken, self.owned.len());
-            assert_eq!(self.schedule.opened, self.owned.len() + listed);
+            let pinning = |held: &&Held| matches!(held, Held::Job(Job::Pin { .. }) | Held::Rest);
+            let pinning = self.threads.iter().filter(pinning).count();
+            assert_eq!(usize::from(self.schedule.pinning), pinning, "one at a time");
         }
     }
 
@@ -370,22 +373,15 @@ mod tests {
                 }
                 run.check();
             }
-            // Everything that was begun ends.
-            for number in (0..run.threads.len()).cycle().take(200) {
-                run.thread(number, 0);
-                run.check();
-            }
+            // Threads that end when there is nothing to do leave nothing undone.
+            run.end_all();
             assert!(run.schedule.is_over(), "seed {seed}");
             run.take();
-            assert!(
-                run.owned.len() == run.target || run.owned.len() > run.target || run.refused_last
-            );
+            assert!(run.owned.len() >= run.target || run.refused_last, "seed {seed}");
             refusals += run.refusals;
             // And with another try, all slabs are made.
             drop(run.schedule.resize(run.target));
-            while !run.schedule.is_over() {
-                run.thread(0, 0);
-            }
+            run.end_all();
             run.take();
             while run.owned.len() > run.target {
                 run.schedule.give_back();
@@ -400,11 +396,16 @@ mod tests {
     }
 
     #[test]
-    fn all_threads_populate_the_oldest_slab_first() {
-        let mut schedule = Schedule::<(), ()>::new(3, 2);
-        let mut next =
-            || schedule.next(|| Ok(())).unwrap().map(|piece| (piece.serial, piece.piece));
-        let pieces: Vec<_> = std::iter::from_fn(&mut next).collect();
-        assert_eq!(pieces, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+    fn all_threads_populate_the_oldest_slab_first_and_one_pins_it() {
+        let mut schedule = Schedule::<(), ()>::new(3);
+        drop(schedule.resize(2));
+        let mut next = || schedule.next(|| Ok(())).unwrap();
+        for wanted in [(0, 0), (0, 1), (0, 2), (1, 0)] {
+            let Some(Job::Populate { serial, piece, .. }) = next() else { panic!("{wanted:?}") };
+            assert_eq!((serial, piece), wanted);
+        }
+        (0..3).for_each(|_| schedule.ended(0, Ok(())));
+        let Ok(Some(Job::Pin { serial: 0, .. })) = schedule.next(|| Ok(())) else { panic!() };
+        let Ok(Some(Job::Populate { serial: 1, .. })) = schedule.next(|| Ok(())) else { panic!() };
     }
 }

@@ -103,6 +103,10 @@ impl Gate {
         changed.notify_all();
     }
 
+    fn calls(&self) -> u64 {
+        self.state.0.lock().unwrap().0
+    }
+
     /// Waits until `calls` calls have been made.
     fn wait_for(&self, calls: u64) {
         let (state, changed) = &*self.state;
@@ -207,19 +211,21 @@ fn threads_pin_everything_in_the_memory_that_was_asked_for() {
 }
 
 #[test]
-fn a_slab_is_usable_only_after_those_before_it() {
-    let (gate, machine) = Gate::shut();
-    let mut made = slabs(&machine, 2, 2);
-    gate.wait_for(2);
-    // Which of the two slabs is let through is the threads' choice.
-    gate.let_through(Some(1));
-    while machine.sim.pinned_bytes() == 0 {
-        std::thread::yield_now();
+fn one_slab_is_registered_at_a_time_in_order() {
+    for threads in [1, 4] {
+        let (gate, machine) = Gate::shut();
+        let mut made = slabs(&machine, 5, threads);
+        for registered in 0..5 {
+            gate.wait_for(registered + 1);
+            assert_eq!(made.poll(), Ok(registered as usize));
+            assert_eq!(machine.sim.pinned_bytes(), registered * PAGE);
+            assert_eq!(made.pin_next(), Ok(false), "{threads} threads have the rest");
+            assert_eq!(gate.calls(), registered + 1);
+            gate.let_through(Some(registered + 1));
+            wait_for(&mut made, registered as usize + 1);
+        }
+        use_all(&machine, made.slabs());
     }
-    assert!(made.poll().unwrap() <= 1);
-    gate.let_through(None);
-    wait_for(&mut made, 2);
-    use_all(&machine, made.slabs());
 }
 
 #[test]
@@ -264,8 +270,7 @@ fn a_refusal_in_the_background_leaves_the_slabs_before_it_and_no_others() {
                 };
                 assert!(refused.is_out_of_memory());
                 let usable = made.pin_all().unwrap();
-                // Threads register in an order of their own.
-                assert!(usable < 6 && (threads > 1 || usable as u64 == nth - 1), "{usable} usable");
+                assert_eq!(usable as u64, nth - 1);
                 free_until(&machine, usable as u64 * PAGE);
                 use_all(&machine, made.slabs());
                 made.resize(12).unwrap();
@@ -286,7 +291,7 @@ fn memory_that_runs_out_leaves_what_there_is() {
         let mut made = slabs(&machine, 7, threads);
         while made.pin_all().is_ok() {}
         let usable = made.pin_all().unwrap();
-        assert!(usable <= 5 && (threads > 0 || usable == 5), "{usable} usable");
+        assert_eq!(usable, 5);
         use_all(&machine, made.slabs());
     }
 }
@@ -296,8 +301,8 @@ fn dropping_it_waits_for_no_thread_and_leaves_nothing() {
     for threads in [1, 4] {
         let (gate, machine) = Gate::shut();
         let made = slabs(&machine, 6, threads);
-        gate.wait_for(threads as u64);
-        // The threads are inside the driver, and stay there while this is dropped.
+        gate.wait_for(1);
+        // A thread is inside the driver, and stays there while this is dropped.
         drop(made);
         gate.let_through(None);
         let Machine { sim, mut device, stream, .. } = machine;
@@ -312,11 +317,7 @@ fn dropping_it_waits_for_no_thread_and_leaves_nothing() {
             std::thread::yield_now();
         }
         assert_eq!(sim.pinned_bytes(), 0);
-        assert_eq!(
-            sim.calls()["cuMemHostRegister"],
-            threads as u64,
-            "no slab was begun after that"
-        );
+        assert_eq!(sim.calls()["cuMemHostRegister"], 1, "no slab was pinned after that");
         assert!(sim.findings().is_empty(), "{:?}", sim.findings());
     }
 }
@@ -353,14 +354,14 @@ fn fewer_blocks_stop_the_pinning_and_more_resume_it() {
         let (gate, machine) = Gate::shut();
         let mut made = slabs(&machine, 6, threads);
         gate.let_through(Some(2));
-        wait_for(&mut made, if threads == 1 { 2 } else { 0 });
-        gate.wait_for(2 + threads as u64);
-        // Three slabs: what is beyond them is given up, inside the driver or not.
-        made.resize(5).unwrap();
-        assert_eq!(made.slabs_wanted(), 3);
+        wait_for(&mut made, 2);
+        gate.wait_for(3);
+        // What is beyond two slabs is given up, the one inside the driver too.
+        made.resize(3).unwrap();
+        assert_eq!(made.slabs_wanted(), 2);
         gate.let_through(None);
-        assert_eq!(made.pin_all(), Ok(3));
-        free_until(&machine, 3 * PAGE);
+        assert_eq!(made.pin_all(), Ok(2));
+        free_until(&machine, 2 * PAGE);
         made.resize(10).unwrap();
         wait_for(&mut made, 5);
         use_all(&machine, made.slabs());
@@ -384,12 +385,8 @@ fn slabs_are_given_back_from_the_end_when_nobody_holds_them() {
         assert_eq!((made.poll(), made.give_back(), made.slabs().len()), (Ok(5), 2, 3));
         if threads == 0 {
             assert_eq!(machine.sim.pinned_bytes(), 5 * PAGE);
-            machine.device.free_retired().unwrap();
         }
-        // Nobody else frees what a thread is to free.
-        while machine.sim.pinned_bytes() > 3 * PAGE {
-            std::thread::yield_now();
-        }
+        free_until(&machine, 3 * PAGE);
         drop(third);
         assert_eq!((made.give_back(), made.give_back()), (2, 0));
         // And back, in new memory.
