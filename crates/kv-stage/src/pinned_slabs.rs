@@ -30,8 +30,9 @@ pub struct SlabsOptions {
     /// Blocks wanted. Slabs are equal, so there can be room for a few more.
     pub blocks: u64,
     /// Most bytes of a slab, which holds at least one block; more than
-    /// [`SLAB_BYTES_MAX`](SlabsOptions::SLAB_BYTES_MAX) counts as that. Large slabs are few. The
-    /// first small slab is usable sooner, and a small one is more often unused and can be given back.
+    /// [`SLAB_BYTES_MAX`](SlabsOptions::SLAB_BYTES_MAX) counts as that. Large slabs are few and are all
+    /// pinned sooner. A small slab is more often unused and can be given back, and while one is
+    /// registered, which takes about 20 ms per GiB, other calls of the driver may wait.
     pub slab_bytes_max: u64,
     /// The source of the memory.
     pub memory: HostMemory,
