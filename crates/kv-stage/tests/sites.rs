@@ -12,7 +12,10 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, HostAccess, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{BlockTable, PoolOptions, StagingOptions, StagingPool, StepStager};
+use kv_stage::{
+    BatchOptions, BatchTable, BlockTable, DeviceBatch, PoolOptions, StagingOptions, StagingPool,
+    StepStager,
+};
 use rows::{row_at, rows_at};
 use watch::{Watch, from_here};
 
@@ -94,6 +97,39 @@ fn steps_name_the_programs_line() {
     drop(from_here!(watch, "cuEventQuery", stager.begin()).0.unwrap());
     let other = Stream::new(&m.device).unwrap();
     from_here!(watch, "cuStreamWaitEvent", stager.rebind(&other)).0.unwrap();
+}
+
+#[test]
+fn batches_name_the_programs_line() {
+    let m = Machine::new();
+    let (watch, stream) = (&m.watch, &m.stream);
+    let table = BatchTable { width: 4, block_tokens: 4, null_block: 0 };
+    let options = BatchOptions {
+        rows: 2,
+        sequences_max: 2,
+        tokens_max: 4,
+        tables: vec![table],
+        arrays: vec![16],
+    };
+    let staging = StagingOptions { buffer_bytes: options.buffer_bytes(), buffers_max: 2 };
+    let pool = StagingPool::new(&m.device, staging).unwrap();
+    let (batch, _) = from_here!(watch, "cuMemAlloc", DeviceBatch::new(&pool, options));
+    let mut batch = batch.unwrap();
+    let mut step = batch.step(stream).unwrap();
+    from_here!(watch, "host", step.array(0, &[1u64, 2])).0.unwrap();
+    let (submitted, through) = from_here!(watch, "cuGraphLaunch", step.submit().map(drop));
+    submitted.unwrap();
+    assert!(through, "the launch is enqueued by a line of this crate");
+    let step = batch.step(stream).unwrap();
+    drop(from_here!(watch, "cuMemcpyHtoDAsync", step.submit_inputs()).0.unwrap());
+    from_here!(watch, "cuLaunchKernel", batch.gather(stream)).0.unwrap();
+    drop(from_here!(watch, "cuEventQuery", batch.step(stream)).0.unwrap());
+    for _ in 0..2 {
+        batch.step(stream).unwrap().submit().unwrap();
+    }
+    drop(from_here!(watch, "cuEventQuery", batch.step_wait(stream)).0.unwrap());
+    let other = Stream::new(&m.device).unwrap();
+    from_here!(watch, "cuStreamWaitEvent", batch.rebind(&other)).0.unwrap();
 }
 
 #[test]

@@ -105,11 +105,14 @@ impl Records {
         self.arrays.resize(options.arrays.len(), ArrayPart::default());
     }
 
-    pub(super) fn has(&self, row: u32) -> bool {
-        self.job_of[row as usize] != 0
+    /// Whether a row has a job; `None` without such a row.
+    #[inline]
+    pub(super) fn has(&self, row: u32) -> Option<bool> {
+        self.job_of.get(row as usize).map(|&job| job != 0)
     }
 
     /// Adds a row, which has no job yet, and of the batch before those that are only changed.
+    #[inline]
     pub(super) fn push(&mut self, job: Job) {
         self.jobs.push(job);
         self.job_of[job.row as usize] = self.jobs.len() as u32;
@@ -118,7 +121,7 @@ impl Records {
     /// Adds the edits, in order, and a job for each row that has none.
     fn link(&mut self, tables: usize, edits: &[Edit]) {
         for edit in edits {
-            if !self.has(edit.row) {
+            if self.has(edit.row) == Some(false) {
                 let row = edit.row;
                 self.push(Job { row, resolved: 0, upper: 0, first_token: self.tokens });
             }

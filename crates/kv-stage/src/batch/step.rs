@@ -50,6 +50,7 @@ impl<'a> BatchStep<'a> {
     /// # Errors
     /// [`BatchError::Row`], [`BatchError::RowTwice`], [`BatchError::Sequences`], [`BatchError::Tokens`],
     /// [`BatchError::Start`], [`BatchError::End`]. The step is unchanged then.
+    #[inline]
     pub fn row(
         &mut self,
         row: Row,
@@ -59,25 +60,24 @@ impl<'a> BatchStep<'a> {
     ) -> Result<(), BatchError> {
         let DeviceBatch { options, records, lengths, row_tokens, .. } = &mut *self.batch;
         let number = row.index() as u32;
-        if number >= options.rows {
-            return Err(BatchError::Row { row, rows: options.rows });
-        }
-        if records.has(number) {
-            return Err(BatchError::RowTwice { row });
-        }
-        if records.sequences == options.sequences_max {
-            return Err(BatchError::Sequences { max: options.sequences_max });
-        }
         let all = u64::from(records.tokens) + u64::from(tokens);
-        if all > options.tokens_max.into() {
-            return Err(BatchError::Tokens { tokens: all, max: options.tokens_max });
-        }
-        if resolved > upper {
-            return Err(BatchError::Start { row, resolved, upper });
-        }
         let end = upper.saturating_add(tokens.into());
-        if end > *row_tokens {
-            return Err(BatchError::End { row, end, max: *row_tokens });
+        match records.has(number) {
+            None => return Err(BatchError::Row { row, rows: options.rows }),
+            Some(true) => return Err(BatchError::RowTwice { row }),
+            Some(false) if records.sequences == options.sequences_max => {
+                return Err(BatchError::Sequences { max: options.sequences_max });
+            }
+            Some(false) if all > options.tokens_max.into() => {
+                return Err(BatchError::Tokens { tokens: all, max: options.tokens_max });
+            }
+            Some(false) if resolved > upper => {
+                return Err(BatchError::Start { row, resolved, upper });
+            }
+            Some(false) if end > *row_tokens => {
+                return Err(BatchError::End { row, end, max: *row_tokens });
+            }
+            Some(false) => {}
         }
         // Not above `end`, which a row has room for: all fit in 31 bits.
         let (resolved, upper) = (resolved as u32, upper as u32);
