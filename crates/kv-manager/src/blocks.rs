@@ -67,6 +67,25 @@ impl Run {
     }
 }
 
+/// Names the first of the sequence's own blocks behind those that have names; how many, up to the first whose
+/// name another block bears.
+fn name_onto(
+    own: &mut Claimed,
+    names: &[BlockHash],
+    parent: Option<BlockHash>,
+    retention: Retention,
+    onto: &mut Pinned,
+    named: &mut impl FnMut(RecordId, BlockHash),
+) -> usize {
+    let Ok(new) = own.register_onto(names, Naming { parent, retention }, onto) else {
+        unreachable!("there are as many blocks as names, and of the same pool")
+    };
+    for (record, &name) in onto.records().skip(onto.len() - new).zip(names) {
+        named(record, name);
+    }
+    new
+}
+
 /// A sequence's blocks: mostly a list of shared ones, then a list of its own.
 ///
 /// A drop releases the blocks from last to first, so that the tail of a prefix is evicted before its
@@ -237,6 +256,55 @@ impl Blocks {
         worth: impl Fn(usize) -> (Retention, usize),
         mut named: impl FnMut(RecordId, BlockHash),
     ) {
+        let done = self.name_behind(first, names, parent, &worth, &mut named);
+        let Some(rest @ [_, ..]) = names.get(done..) else { return };
+        let parent = done.checked_sub(1).map(|before| names[before]).or(parent);
+        self.name_runs(first + done, rest, parent, worth, named);
+    }
+
+    /// The common case, without a list being taken apart: the blocks to be named are the first of the
+    /// sequence's own, right behind blocks with names. Of how many it has seen to the names.
+    fn name_behind(
+        &mut self,
+        first: usize,
+        names: &[BlockHash],
+        parent: Option<BlockHash>,
+        worth: &impl Fn(usize) -> (Retention, usize),
+        named: &mut impl FnMut(RecordId, BlockHash),
+    ) -> usize {
+        let [.., Run::Shared(onto), Run::Own(own)] = &mut self.runs[..] else { return 0 };
+        if self.len - own.len() != first {
+            return 0;
+        }
+        let mut at = 0;
+        while at < names.len() && !own.is_empty() {
+            let (retention, alike) = worth(first + at);
+            let count = own.len().min(alike.max(1)).min(names.len() - at);
+            let before = at.checked_sub(1).map(|before| names[before]).or(parent);
+            let new = name_onto(own, &names[at..at + count], before, retention, onto, named);
+            at += new;
+            self.own_from = first + at;
+            if new < count {
+                // The next block keeps its place as one of the sequence's own.
+                at += 1;
+                break;
+            }
+        }
+        if own.is_empty() {
+            self.runs.pop();
+        }
+        at
+    }
+
+    /// The same wherever the blocks are.
+    fn name_runs(
+        &mut self,
+        first: usize,
+        names: &[BlockHash],
+        parent: Option<BlockHash>,
+        worth: impl Fn(usize) -> (Retention, usize),
+        mut named: impl FnMut(RecordId, BlockHash),
+    ) {
         // What comes before the block in the middle of a list is named first, so a list is cut seldom.
         let mut behind = self.split_off(first);
         let mut onto = self.pop_shared();
@@ -253,13 +321,7 @@ impl Blocks {
                 let count = own.len().min(alike.max(1)).min(names.len() - at);
                 let before = at.checked_sub(1).map(|before| names[before]).or(parent);
                 let here = &names[at..at + count];
-                let naming = Naming { parent: before, retention };
-                let Ok(new) = own.register_onto(here, naming, &mut onto) else {
-                    unreachable!("there are as many blocks as names, and of the same pool")
-                };
-                for (record, &name) in onto.records().skip(onto.len() - new).zip(here) {
-                    named(record, name);
-                }
+                let new = name_onto(&mut own, here, before, retention, &mut onto, &mut named);
                 at += new;
                 if new < count {
                     self.push_shared(std::mem::take(&mut onto));

@@ -154,16 +154,19 @@ impl Sequence {
     pub fn is_suspended(&self) -> bool {
         self.suspended.is_some()
     }
+}
 
-    /// The retention of block `index` once it is cached, and the number of blocks from there on that are
-    /// known to have the same.
-    pub(crate) fn retention_of(&self, index: usize, block_tokens: u32) -> (Retention, usize) {
-        let Some(policy) = &self.retention else { return (Retention::default(), usize::MAX) };
-        let first = index as u64 * u64::from(block_tokens);
-        let retention = match first < self.prompt_tokens {
-            true => policy.at(first).unwrap_or_default(),
-            false => policy.decode(),
-        };
-        (retention, 1)
-    }
+/// The retention of the block that begins with token `first` of a sequence, once it is cached, and the number of
+/// blocks from there on that are known to have the same.
+pub(crate) fn retention_of(
+    policy: Option<&RetentionPolicy>,
+    prompt_tokens: u64,
+    first: u64,
+) -> (Retention, usize) {
+    let Some(policy) = policy else { return (Retention::default(), usize::MAX) };
+    let retention = match first < prompt_tokens {
+        true => policy.at(first).unwrap_or_default(),
+        false => policy.decode(),
+    };
+    (retention, 1)
 }

@@ -5,6 +5,7 @@ use kv_pool::BlockHash;
 use crate::budget::Reach;
 use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
+use crate::sequence::retention_of;
 use crate::steps::Latest;
 use crate::{Manager, OpenStep, Sequence, StageError};
 
@@ -88,17 +89,19 @@ impl Manager {
         if full <= first || sequence.known.generation() != self.namer.generation {
             return;
         }
-        let mut blocks = std::mem::take(&mut sequence.blocks);
-        let all = sequence.known.names();
+        let Sequence { blocks, known, retention, prompt_tokens, named, .. } = sequence;
+        let all = known.names();
         let parent = first.checked_sub(1).map(|before| all[before]);
         let written = &mut self.written;
-        let worth = |index| sequence.retention_of(index, block_tokens);
+        let worth = |index| {
+            let token = index as u64 * u64::from(block_tokens);
+            retention_of(retention.as_deref(), *prompt_tokens, token)
+        };
         blocks.name(first, &all[first..full], parent, worth, |record, name| {
             written[record.index()] = step;
             names.push(name);
         });
-        sequence.blocks = blocks;
-        sequence.named = full;
+        *named = full;
     }
 
     /// Notes the block of a prompt that is computed next, for requests that could wait for it.

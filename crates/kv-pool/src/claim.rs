@@ -403,8 +403,13 @@ impl Claimed {
         let mut state = pool.state.lock();
         let (mut following, mut done) = (naming.into(), 0);
         let named = onto.own_or_new(&mut state, &pool);
-        let mut parent = following.parent.and_then(|parent| state.find_parent(parent));
         state.warm(hashes);
+        // Mostly the block that is there already: its record says so without a look at the index.
+        let last = named.last().map(|at| at.block());
+        let mut parent = following.parent.and_then(|parent| match last {
+            Some(last) if state.blocks.bears(last, parent) => Some(last),
+            _ => state.find_parent(parent),
+        });
         for (claim, &hash) in self.claims_mut().iter_mut().zip(hashes) {
             match state.register_claim(claim, hash, parent, &following) {
                 Named::New(block) => {

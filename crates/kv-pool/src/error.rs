@@ -37,7 +37,8 @@ pub enum ClaimError {
         requested: usize,
         /// Blocks that could have been claimed.
         claimable: usize,
-        /// Released blocks whose epoch is not complete yet.
+        /// Released blocks whose epoch is not complete yet. Of these, the ones beyond the tier's budget do not
+        /// come back.
         retiring: usize,
     },
     /// The tenant may not hold so many.

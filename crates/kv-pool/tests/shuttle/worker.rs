@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::one::{Moved, One, OneClaimed, OneMove, Registration};
 use kv_pool::{
-    Admit, BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, Priority, Tier,
+    Admit, BlockHash, BlockId, BlockPool, Claimed, Naming, Pinned, PoolConfig, Priority, Tier,
     clock::ManualClock,
     loan::Loan,
     retention::Retention,
@@ -17,6 +17,8 @@ use shuttle::thread;
 use crate::memory::{Harm, Memory};
 
 const CONTENTS: u64 = 10;
+/// The owner of block ids without memory, and what is read there.
+const UNMAPPED: u32 = 1_000;
 
 /// A pool and how much happens on it.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,9 @@ struct World {
     tenant: TenantId,
     /// Lists that one thread has pinned and another one releases.
     handed_on: Mutex<Vec<Held>>,
+    primary: u64,
+    /// Block ids of the primary tier that have no memory. Who has the lock may change the budget.
+    unmapped: Mutex<Vec<BlockId>>,
 }
 
 struct Worker {
@@ -86,6 +91,7 @@ impl Worker {
             84..87 => self.end_loans(),
             87..90 => self.move_down(),
             90..92 => self.pass_time(),
+            92..95 => self.swing(),
             _ => self.release(),
         }
         for (pin, content) in &self.pins {
@@ -191,6 +197,29 @@ impl Worker {
     fn pass_time(&mut self) {
         self.world.clock.advance(Duration::from_millis(1));
         self.world.pool.refresh();
+    }
+
+    /// Takes blocks from the primary tier, and the memory of those that have left, or gives both back.
+    fn swing(&mut self) {
+        let world = Arc::clone(&self.world);
+        let mut unmapped = world.unmapped.lock().unwrap();
+        if !unmapped.is_empty() || self.below(4) == 0 {
+            return world.map_all(&mut unmapped);
+        }
+        // One block is kept for a tenant.
+        let budget = 1 + self.below(world.primary);
+        let mut withdrawn = world.pool.set_budget(Tier::Primary, budget).unwrap();
+        while let Some(offload) = withdrawn.leaving.take_offload() {
+            world.memory.offload(&offload);
+            offload.commit();
+        }
+        drop(withdrawn);
+        let gone = world.pool.blocks_end(Tier::Primary)..world.primary;
+        for id in gone.map(|id| BlockId::new(id as u32)) {
+            none(world.memory.take_id(id, UNMAPPED));
+            world.memory.fill(id, UNMAPPED.into());
+            unmapped.push(id);
+        }
     }
 
     /// What a thread writes to a block before the block has a name.
@@ -322,6 +351,13 @@ impl Worker {
 }
 
 impl World {
+    fn map_all(&self, unmapped: &mut Vec<BlockId>) {
+        for id in unmapped.drain(..) {
+            none(self.memory.give_id(id, UNMAPPED));
+        }
+        drop(self.pool.set_budget(Tier::Primary, self.primary).unwrap());
+    }
+
     fn new(shape: Shape) -> Self {
         let config = PoolConfig {
             secondary_blocks: shape.secondary,
@@ -333,7 +369,8 @@ impl World {
         let quota = TenantQuota { held_max: shape.primary, cached_max: 2, reserved: 1 };
         pool.set_quota(tenant, Tier::Primary, quota).unwrap();
         let memory = Memory::new(shape.primary as usize, shape.secondary as usize);
-        Self { pool, memory, clock, tenant, handed_on: Mutex::new(Vec::new()) }
+        let (handed_on, unmapped) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        Self { pool, primary: shape.primary, memory, clock, tenant, handed_on, unmapped }
     }
 
     fn check(&self) {
@@ -376,6 +413,7 @@ pub fn play(seed: u64, shape: Shape) {
         thread.join().unwrap();
     }
     world.handed_on.lock().unwrap().clear();
+    world.map_all(&mut world.unmapped.lock().unwrap());
     let epoch = world.pool.begin_epoch();
     world.pool.complete_epoch(epoch).unwrap();
     world.check();
