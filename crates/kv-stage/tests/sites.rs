@@ -121,7 +121,7 @@ fn batches_name_the_programs_line() {
     submitted.unwrap();
     assert!(through, "the launch is enqueued by a line of this crate");
     let step = batch.step(stream).unwrap();
-    drop(from_here!(watch, "cuMemcpyHtoDAsync", step.submit_inputs()).0.unwrap());
+    from_here!(watch, "cuMemcpyHtoDAsync", step.submit_inputs()).0.unwrap();
     from_here!(watch, "cuLaunchKernel", batch.gather(stream)).0.unwrap();
     drop(from_here!(watch, "cuEventQuery", batch.step(stream)).0.unwrap());
     for _ in 0..2 {
