@@ -92,7 +92,8 @@ const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.pt
 /// range is skipped, a block out of range is not read, lengths are cut to the table's width.
 ///
 /// # Ordering
-/// Every method enqueues at most one launch on the stream it is given and waits for nothing. The
+/// Every method enqueues one launch on the stream it is given, or a few where rows are in two parts, where
+/// keys and values lie differently and where numbers are too large for one, and waits for nothing. A
 /// kernel reads its operands when it runs: until an event recorded after the call has completed,
 /// they must stay allocated, what it reads must not change, and what it writes must not be read.
 /// Work on other streams is ordered by events, by the caller. Memory that was freed or unmapped

@@ -44,9 +44,10 @@ impl HostLink {
     /// which.
     ///
     /// The result is that of [`KvKernels::copy_blocks`](crate::KvKernels::copy_blocks), which is the
-    /// direct kernel here. The others are for pairs that the host knows, and blocks that the host has in one piece
-    /// each, [packed](crate::PagedLayout::packed) as the pages have them: in one piece, or plane by plane. Two hops carry blocks that follow each other in the host's
-    /// memory, run by run, and are for runs of some length.
+    /// direct kernel here. The others are for pairs that the host knows, and for blocks that the pages have
+    /// in one piece or plane by plane, and the host [packed](crate::PagedLayout::packed) in the same order.
+    /// Two hops carry blocks that follow each other in the host's memory, run by run, and are for runs of
+    /// some length.
     ///
     /// # Ordering
     /// One operation of `stream`; see [`HostLink`].
