@@ -23,7 +23,9 @@ use cuda_sim::{
     Exploration, ExploreLimits, FailedSchedule, Pace, RaceCheck, SimConfig, SimDriver, explore,
     explore_random, replay,
 };
-use kv_stage::{BlockTable, StagingPool, StepStager, SubmittedView};
+use kv_stage::{
+    BatchOptions, BatchTable, BlockTable, DeviceBatch, StagingPool, StepStager, SubmittedView,
+};
 use machine::{Machine, pattern};
 use rows::{row_at, rows_at};
 
@@ -366,6 +368,59 @@ fn changes(
     Ok(())
 }
 
+/// A batch of one sequence whose drafts are accepted by a sampler, of the last count each time; a kernel
+/// logs slots and length. Each step has another block at the sequence's end.
+fn batches(
+    sim: &SimDriver,
+    buffers: usize,
+    steps: usize,
+    prepare: impl Fn(&StagingPool),
+) -> Fallible<()> {
+    sim.register_kernels(kv_stage::references());
+    let machine = Machine::on(sim.clone());
+    let table = BatchTable { width: 64, block_tokens: 1, null_block: 0 };
+    let options = BatchOptions {
+        rows: 1,
+        sequences_max: 1,
+        tokens_max: 2,
+        tables: vec![table],
+        arrays: vec![],
+    };
+    let pool = machine.pool(options.buffer_bytes(), buffers);
+    prepare(&pool);
+    let mut batch = DeviceBatch::new(&pool, options)?;
+    let logs: Vec<[DeviceBuffer; 2]> =
+        (0..steps).map(|_| [machine.memory(16), machine.memory(4)]).collect();
+    let counts = machine.memory(4);
+    machine.stream.upload(counts.span(), &1_u32.to_ne_bytes())?;
+    let block = |number: usize| number as i32 * 10 + 3;
+    for (number, [slots, length]) in logs.iter().enumerate() {
+        sim.host_step(&format!("writes step {number}"));
+        let first = number as u32;
+        batch.edit(0, row_at(0), first, &[block(number), block(number) + 1])?;
+        let mut step = batch.step_wait(&machine.stream)?;
+        // One of two tokens stands in each step.
+        let (least, most) = (number.min(1) as u64, 2 * number as u64);
+        step.row(row_at(0), least, most, 2)?;
+        let buffers = step.submit()?.buffers;
+        let copies = [(slots, buffers.tables[0].slots), (length, buffers.lengths)];
+        for (log, from) in copies {
+            machine.launch_copy(&machine.stream, log.span(), from.address())?;
+        }
+        machine.launch_copy(&machine.stream, buffers.accepted, counts.span().address())?;
+    }
+    for (number, [slots, length]) in logs.iter().enumerate() {
+        let found: Vec<i64> = bytemuck::pod_collect_to_vec(&machine.read(slots.span()));
+        let length = machine.read(length.span());
+        let right = [block(number), block(number) + 1].map(i64::from);
+        if found != right || length != (number as i32 + 2).to_ne_bytes() {
+            return Err(format!("step {number}: {found:?} and length {length:?} arrived").into());
+        }
+    }
+    pool.close()?;
+    Ok(())
+}
+
 /// Block ids of step `number`.
 fn row(number: u64) -> [i32; BYTES as usize / size_of::<i32>()] {
     std::array::from_fn(|column| number as i32 * 100 + column as i32)
@@ -419,6 +474,16 @@ fn the_stager_of_changes_passes_all_orders() {
 #[test]
 fn the_stager_of_changes_passes_random_orders() {
     assert_random_pass("changes, 3 buffers, 8 steps", |sim| text(changes(sim, 3, 8, |_| {})));
+}
+
+#[test]
+fn a_batch_passes_all_orders() {
+    assert_all_pass("batches, 2 buffers, 3 steps", |sim| text(batches(sim, 2, 3, |_| {})));
+}
+
+#[test]
+fn a_batch_passes_random_orders() {
+    assert_random_pass("batches, 3 buffers, 8 steps", |sim| text(batches(sim, 3, 8, |_| {})));
 }
 
 #[test]
@@ -501,5 +566,13 @@ fn the_staging_pool_without_its_events_is_found() {
 fn the_stager_of_changes_without_its_events_is_found() {
     assert_found("sabotaged, changes", |sim| {
         text(changes(sim, 1, 3, StagingPool::sabotage_reuse_before_event))
+    });
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[test]
+fn a_batch_without_the_pools_events_is_found() {
+    assert_found("sabotaged, batches", |sim| {
+        text(batches(sim, 1, 3, StagingPool::sabotage_reuse_before_event))
     });
 }
