@@ -292,11 +292,15 @@ impl DeviceBatch {
         let bytes = self.records.write(&mut buffer, number, used, tables, changes);
         let Some(stream) = &self.stream else { unreachable!("`begin` binds it") };
         let packet = self.memory.packet.span().slice(0, bytes).map_err(CopyError::from)?;
-        // The copy overwrites the packet of the step before after that was read: one stream.
-        buffer.submit(stream, |view| view.copy_to_device(packet, 0))?;
-        if gathers {
-            self.gather.launch(stream)?;
-        }
+        // The context is looked up once for all calls.
+        stream.device().while_current(|| -> Result<(), BatchError> {
+            // The copy overwrites the packet of the step before after that was read: one stream.
+            buffer.submit(stream, |view| view.copy_to_device(packet, 0))?;
+            if gathers {
+                self.gather.launch(stream)?;
+            }
+            Ok(())
+        })??;
         self.number = number;
         self.edits.drain(..edits);
         self.ids.drain(..ids);
