@@ -144,7 +144,8 @@ impl DeviceBatch {
     /// Changes the entries of a row from `first` on, as of the next step. -1 means no block.
     ///
     /// `table` is the place in [`BatchOptions::tables`]. Changes apply in the order of the calls.
-    /// Until a step has sent them, they wait on the host.
+    /// Until a step has sent them, they wait on the host: a step that was refused is begun again without
+    /// repeating its changes.
     ///
     /// # Errors
     /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Block`],
