@@ -15,7 +15,7 @@ use kv_stage::{
 };
 
 use crate::host_tier::HostTier;
-use crate::runs::{RUN_BLOCKS_MAX, Run};
+use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
 use crate::transport::{Carried, TransportRules, TransportStats};
 use crate::{BuildError, HostCopyError};
 
@@ -143,7 +143,7 @@ impl Carrier {
         self.list.clear();
         self.legs.clear();
         for (laid_out, &number) in numbers.iter().enumerate() {
-            let Run { direction, pairs } = &runs[number];
+            let Run { kind: Kind::Carry(direction), pairs, .. } = &runs[number] else { continue };
             // A run is no longer than a list.
             if self.list.len() + pairs.len() > RUN_BLOCKS_MAX {
                 return laid_out;
@@ -317,7 +317,7 @@ mod tests {
             // Out to all host blocks, crosswise, and back to other blocks.
             let mut runs = Runs::default();
             let mut push = |direction, source: i32, destination: i32| {
-                runs.push(direction, BlockPair { source, destination });
+                runs.push(Kind::Carry(direction), false, BlockPair { source, destination });
             };
             (0..7).for_each(|id| push(HostDirection::ToHost, (id * 3) % 7, id));
             (0..7).for_each(|id| push(HostDirection::ToPages, id, 7 - id));

@@ -8,10 +8,10 @@ use kv_kernels::{
     link::TransportError,
 };
 use kv_pool::policy::PolicyError;
-use kv_pool::{ClaimError, ConfigError, moves::OnboardError, tenants::TenantError};
+use kv_pool::tenants::TenantError;
 use kv_stage::error::{AcquireError, PartError, StageError, StagingError, TableError};
 
-use crate::{OpenStep, OptionsError};
+use crate::OptionsError;
 
 /// Why a cache was not built.
 #[derive(thiserror::Error)]
@@ -23,9 +23,9 @@ pub enum BuildError {
     /// The layers of one device have no shape.
     #[error("no cache can have this share of the layers on one device")]
     Shape(#[from] ShapeError),
-    /// The pool refused its size.
-    #[error("no cache can have a block pool of this size")]
-    Pool(#[from] ConfigError),
+    /// The manager refused the options.
+    #[error("no manager can have these options")]
+    Manager(#[from] kv_manager::OptionsError),
     /// An eviction policy could not be made.
     #[error("the eviction policy of the cache could not be made")]
     Policy(#[from] PolicyError),
@@ -52,84 +52,6 @@ pub enum BuildError {
     Device(#[from] DeviceError),
 }
 
-/// Why a request was not admitted, or a sequence not extended. No sequence holds more or fewer
-/// blocks than before. Memory may have been mapped.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum AdmitError {
-    /// A sequence has at least one token.
-    #[error("a request of 0 tokens cannot be admitted")]
-    NoTokens,
-    /// The hashes are those of full blocks of the prompt.
-    #[error("{hashes} block hashes for a prompt with {full_blocks} full blocks")]
-    TooManyHashes {
-        /// Hashes given.
-        hashes: usize,
-        /// Full blocks of the prompt.
-        full_blocks: usize,
-    },
-    /// The sequence needs more columns than the block table has.
-    #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
-    TooLong {
-        /// Blocks needed.
-        blocks: u64,
-        /// The most that a sequence may have.
-        max: u64,
-    },
-    /// The sequence needs more blocks than there are: it can never be admitted.
-    #[error("a sequence of {blocks} blocks never fits: the cache has {capacity}")]
-    NeverFits {
-        /// Blocks needed.
-        blocks: u64,
-        /// Blocks of the device.
-        capacity: u64,
-    },
-    /// Every row of the block table is taken: an expected outcome.
-    #[error("all {rows} rows of the block table are in use")]
-    NoRow {
-        /// Rows of the table.
-        rows: u32,
-    },
-    /// Not enough blocks are free, or the tenant may not hold so many: an expected outcome. Try again
-    /// when sequences were released and steps completed. There may be fewer blocks than the cache was built
-    /// for because memory has run out; the cache asks for it again by itself.
-    #[error("too few blocks are free for the sequence")]
-    NoSpace(#[source] ClaimError),
-    /// The sequence belongs to another cache.
-    #[error("the sequence belongs to another cache")]
-    ForeignSequence,
-    /// Device memory could not be mapped, though memory is left.
-    #[error("memory could not be mapped under device blocks")]
-    Grow(#[from] GrowError),
-    /// The worker that maps memory ahead of need has ended, by a panic or with the device.
-    #[error("the worker that maps device memory ahead of need has stopped")]
-    Ahead(#[from] AheadError),
-    /// The pool refused to bring a block back: a defect of this crate.
-    #[error("a block could not be brought back from host memory")]
-    Onboard(#[source] OnboardError),
-    /// The block table refused an entry.
-    #[error("the sequence's row of the block table could not be written")]
-    Table(#[from] TableError),
-}
-
-impl AdmitError {
-    /// Whether the same call may succeed later: after releases and completed steps, or when other
-    /// users of the device free memory.
-    #[must_use]
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::NoRow { .. } => true,
-            Self::NoSpace(ClaimError::Tenant(error)) => match *error {
-                TenantError::HeldMax { requested, held_max, .. } => requested <= held_max,
-                TenantError::KeptForOthers { .. } => true,
-                _ => false,
-            },
-            Self::NoSpace(_) => true,
-            _ => false,
-        }
-    }
-}
-
 /// Why memory was not mapped under device blocks.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -142,13 +64,28 @@ pub enum DemandError {
     Ahead(#[from] AheadError),
 }
 
-impl From<DemandError> for AdmitError {
-    fn from(error: DemandError) -> Self {
-        match error {
-            DemandError::Grow(error) => error.into(),
-            DemandError::Ahead(error) => error.into(),
-        }
-    }
+/// Why a sequence got no room. It is as it was.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// There is no room, or the sequence cannot go on as it is.
+    #[error(transparent)]
+    Refused(#[from] kv_manager::ReserveError),
+    /// Memory could not be mapped, though some is left.
+    #[error("no room was reserved")]
+    Memory(#[from] DemandError),
+}
+
+/// Why a sequence was not resumed. It is suspended as it was.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ResumeError {
+    /// There is no room, or the sequence cannot be resumed.
+    #[error(transparent)]
+    Refused(#[from] kv_manager::SuspendError),
+    /// Memory could not be mapped, though some is left.
+    #[error("the sequence was not resumed")]
+    Memory(#[from] DemandError),
 }
 
 /// Why a tenant was not given a quota.
@@ -163,43 +100,17 @@ pub enum QuotaError {
     Memory(#[from] DemandError),
 }
 
-/// Why blocks were not made findable. Blocks before the refused one are findable.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SealError {
-    /// More hashes than the sequence has full blocks.
-    #[error("{hashes} block hashes for a sequence with {full_blocks} full blocks")]
-    TooManyHashes {
-        /// Hashes given.
-        hashes: usize,
-        /// Full blocks of the sequence.
-        full_blocks: usize,
-    },
-    /// The sequence belongs to another cache.
-    #[error("the sequence belongs to another cache")]
-    ForeignSequence,
-    /// The block table refused an entry.
-    #[error("the sequence's row of the block table could not be written")]
-    Table(#[from] TableError),
-}
-
-/// Why the slots of a sequence's tokens were not listed.
-#[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SlotError {
-    /// The sequence has fewer tokens.
-    #[error("no slots for tokens {start}..{end} of a sequence of {tokens} tokens")]
-    OutOfRange {
-        /// First token asked for.
-        start: u64,
-        /// One past the last.
-        end: u64,
-        /// Tokens of the sequence.
-        tokens: u64,
-    },
-    /// The sequence belongs to another cache.
-    #[error("the sequence belongs to another cache")]
-    ForeignSequence,
+/// The slots of a sequence's tokens were not listed: it has no blocks for them, is suspended, or belongs to
+/// another cache.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error("no slots for tokens {start}..{end} of a sequence with room for {tokens} tokens here")]
+pub struct SlotError {
+    /// First token asked for.
+    pub start: u64,
+    /// One past the last.
+    pub end: u64,
+    /// Tokens that its blocks have room for; 0 if it has none here.
+    pub tokens: u64,
 }
 
 /// Why copies between device and host memory were not enqueued. They are enqueued when the next
@@ -234,43 +145,22 @@ pub enum StepError {
     /// A part of another step was asked for.
     #[error("the staged step does not have this array")]
     Part(#[from] PartError),
-    /// A staged sequence belongs to another cache.
-    #[error("the sequence belongs to another cache")]
-    ForeignSequence,
-    /// The step before was neither finished nor dropped.
-    #[error("no step can begin while another is open")]
-    StillOpen,
-    /// The step was begun by another cache, where it is still open.
-    #[error("the step was begun by another cache")]
-    ForeignStep {
-        /// The step.
-        step: OpenStep,
-    },
+    /// The batch was refused. Nothing was staged.
+    #[error("the batch was not staged")]
+    Batch(#[from] kv_manager::StageError),
+    /// The step before is open, or the step is of another cache.
+    #[error(transparent)]
+    Step(#[from] kv_manager::StepError),
+    /// A plan does not follow the last one, or names what is not there. Nothing was carried out.
+    #[error("the plan was not carried out")]
+    Plan(#[from] kv_manager::PlanError),
     /// A staged sequence has more tokens than a kernel can count.
     #[error("a sequence of {tokens} tokens cannot be staged: lengths have 32 bits")]
     TooLong {
         /// Its tokens.
         tokens: u64,
     },
-    /// Not one length for each staged sequence.
-    #[error("a step of {sequences} sequences cannot be staged with {lengths} lengths")]
-    LengthCount {
-        /// Lengths given.
-        lengths: usize,
-        /// Sequences given.
-        sequences: usize,
-    },
-    /// A step would read more tokens of a sequence than it has.
-    #[error("a step cannot read {length} tokens of sequence {index}, which has {tokens}")]
-    Length {
-        /// Position of the sequence among those given.
-        index: usize,
-        /// Tokens to read.
-        length: u32,
-        /// Tokens of the sequence.
-        tokens: u64,
-    },
-    /// Blocks could not be sent between device and host memory. Nothing of the step was staged.
+    /// Blocks could not be sent between device and host memory.
     #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),
     /// The device refused or is lost.
@@ -310,10 +200,10 @@ pub enum CloseError {
 
 one_line_debug!(
     BuildError,
-    AdmitError,
     DemandError,
     QuotaError,
-    SealError,
+    ReserveError,
+    ResumeError,
     SlotError,
     HostCopyError,
     StepError,

@@ -2,10 +2,14 @@
 
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
-use kv_pool::{ClaimError, Tier, tenants::TenantError};
+use kv_manager::GroupId;
+use kv_pool::{
+    Tier,
+    tenants::{TenantError, TenantId, TenantQuota},
+};
 
 use crate::part::Part;
-use crate::{AdmitError, DemandError, KvCache};
+use crate::{DemandError, KvCache, KvWorker, QuotaError};
 
 /// Most calls without memory between two that ask for it again.
 const PAUSE_CALLS_MAX: u32 = 1024;
@@ -44,80 +48,147 @@ impl Shortage {
     }
 }
 
-impl KvCache {
-    /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
-    /// blocks are ready.
-    pub(crate) fn grow_for(&mut self, count: usize) -> Result<(), AdmitError> {
-        self.take_mapped();
-        let used = self.stats.ready_blocks.saturating_sub(self.pool.empty() as u64);
-        Ok(self.grow_to(used.saturating_add(count as u64))?)
-    }
+/// How far the memory of a cache has grown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Grown {
+    /// Blocks with memory.
+    pub(crate) ready_blocks: u64,
+    /// The same, as the manager knows it.
+    told_blocks: u64,
+    /// Calls that found too few blocks ready.
+    pub(crate) stalls: u64,
+    /// Memory ran out, and may have come back since.
+    shortage: Option<Shortage>,
+}
 
+impl KvCache {
     /// Whether there are device blocks without memory.
     pub(crate) fn can_grow(&self) -> bool {
-        self.stats.ready_blocks < self.options.device_blocks.into()
+        self.grown.ready_blocks < self.options().device_blocks.into()
     }
 
-    /// After a refusal because of other tenants' reserved blocks: makes enough more blocks ready,
-    /// and says whether it could.
-    pub(crate) fn grow_beside_kept(&mut self, error: &ClaimError) -> Result<bool, AdmitError> {
-        let &ClaimError::Tenant(TenantError::KeptForOthers { requested, unheld, kept, .. }) = error
-        else {
-            return Ok(false);
-        };
-        let before = self.stats.ready_blocks;
-        let missing = requested.saturating_add(kept).saturating_sub(unheld);
-        self.grow_to(before.saturating_add(missing))?;
-        Ok(self.stats.ready_blocks >= before.saturating_add(missing))
-    }
-
-    /// Grows the pool to `blocks` blocks with memory, or as many as there can be.
-    pub(crate) fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
+    /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
+    /// blocks are ready.
+    pub(crate) fn make_room(&mut self, count: usize) -> Result<(), DemandError> {
         self.take_mapped();
-        let ready = self.stats.ready_blocks;
-        let mut wanted = blocks.min(self.options.device_blocks.into());
-        let limit = self.limit_now();
+        let used = self.grown.ready_blocks.saturating_sub(self.manager.pool().empty() as u64);
+        self.grow_to(used.saturating_add(count as u64))
+    }
+
+    /// Gives the manager the blocks that have memory by now. The devices' pages may hold different
+    /// numbers of blocks, so the blocks that all devices have count.
+    pub(crate) fn take_mapped(&mut self) {
+        self.grown.take_mapped(&self.worker);
+        self.tell_manager();
+    }
+
+    /// Grows to `blocks` blocks with memory, or as many as there can be.
+    fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
+        let grown = self.grown.grow_to(&self.worker, blocks);
+        self.tell_manager();
+        grown.map(drop)
+    }
+
+    fn tell_manager(&mut self) {
+        if self.grown.told_blocks == self.grown.ready_blocks {
+            return;
+        }
+        let (group, ready) = (GroupId::default(), self.grown.ready_blocks);
+        match self.manager.set_budget(group, Tier::Primary, ready) {
+            Ok(_) => self.grown.told_blocks = ready,
+            Err(error) => {
+                tracing::error!(%error, "the manager has fewer blocks than there is memory");
+            }
+        }
+    }
+
+    /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
+    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](KvCache::pool).
+    ///
+    /// # Errors
+    /// [`TenantError::TooMany`].
+    pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
+        self.manager.add_tenant()
+    }
+
+    /// Bounds the blocks that a tenant may hold and have cached in one tier, and reserves blocks
+    /// for it. Reserved device blocks get their memory now.
+    ///
+    /// # Errors
+    /// [`QuotaError`]; the quota is then as it was.
+    pub fn set_quota(
+        &mut self,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), QuotaError> {
+        match self.manager.set_quota(tenant, tier, quota) {
+            Err(TenantError::OverReserved { reserved, .. })
+                if tier == Tier::Primary && reserved <= self.options().device_blocks.into() =>
+            {
+                self.grow_to(reserved)?;
+                Ok(self.manager.set_quota(tenant, tier, quota)?)
+            }
+            set => Ok(set?),
+        }
+    }
+}
+
+impl Grown {
+    /// Takes in the blocks that the worker's threads have mapped.
+    pub(crate) fn take_mapped(&mut self, worker: &KvWorker) {
+        self.ready_blocks = self.ready_blocks.max(worker.ready_blocks());
+    }
+
+    /// Grows to `blocks` blocks with memory, or as many as there can be; how many have memory then.
+    pub(crate) fn grow_to(&mut self, worker: &KvWorker, blocks: u64) -> Result<u64, DemandError> {
+        self.take_mapped(worker);
+        let ready = self.ready_blocks;
+        let mut wanted = blocks.min(worker.options().device_blocks.into());
+        let limit = worker.options().memory.limit.as_ref().map(MemoryLimit::stats);
         if wanted > ready && self.shortage.as_mut().is_some_and(|short| !short.is_over(limit)) {
             wanted = ready;
         }
         // A worker with a larger demand may take the shared memory for one device.
-        let told = if self.shares_a_limit() { wanted.min(ready) } else { wanted };
-        for part in &self.parts {
+        let told = if worker.shares_a_limit() { wanted.min(ready) } else { wanted };
+        for part in &worker.parts {
             part.demand(told)?;
         }
         if wanted <= ready {
-            return Ok(());
+            return Ok(ready);
         }
-        self.stats.growth_stalls += 1;
+        self.stalls += 1;
         let mut reached = wanted;
         if self.shortage.is_some() {
             // Ask for one block first: a search would be refused many times.
-            reached = self.grow_parts(ready + 1)?;
+            reached = worker.grow_parts(ready + 1)?;
         }
         if reached > ready {
-            reached = self.grow_parts(wanted)?;
+            reached = worker.grow_parts(wanted)?;
         }
-        self.take_mapped();
+        self.take_mapped(worker);
         if reached < wanted {
             let before = self.shortage.filter(|_| reached <= ready);
             self.shortage = Some(Shortage::after(before, limit));
-            for part in &self.parts {
+            for part in &worker.parts {
                 part.stop_growing();
-                part.demand(self.stats.ready_blocks)?;
+                part.demand(self.ready_blocks)?;
             }
         } else if self.shortage.take().is_some() {
-            for part in &self.parts {
-                part.resume_growing(&self.options.growth);
+            for part in &worker.parts {
+                part.resume_growing(&worker.options().growth);
             }
         }
-        Ok(())
+        Ok(self.ready_blocks)
     }
+}
 
+impl KvWorker {
     /// Makes `blocks` blocks ready on every device, or as many as all have memory for.
     ///
     /// Under one limit the devices grow a page at a time, in turn. Otherwise the first device would
     /// take the memory that the others need, and no block would become ready on all of them.
-    fn grow_parts(&self, blocks: u64) -> Result<u64, GrowError> {
+    pub(crate) fn grow_parts(&self, blocks: u64) -> Result<u64, GrowError> {
         let grow = |blocks: u64| {
             self.parts.iter().try_fold(blocks, |most, part| Ok(part.grow_towards(most)?.min(most)))
         };
@@ -125,7 +196,7 @@ impl KvCache {
             return grow(blocks);
         }
         let page_blocks = self.parts.iter().map(Part::page_blocks).max().unwrap_or(1);
-        let mut level = self.mapped_blocks();
+        let mut level = self.ready_blocks();
         while level < blocks {
             let next = blocks.min(level.saturating_add(page_blocks));
             let reached = grow(next)?;
@@ -140,22 +211,5 @@ impl KvCache {
     /// Whether several devices take their memory from one limit.
     fn shares_a_limit(&self) -> bool {
         self.parts.len() > 1 && self.options.memory.limit.is_some()
-    }
-
-    fn limit_now(&self) -> Option<LimitStats> {
-        self.options.memory.limit.as_ref().map(MemoryLimit::stats)
-    }
-
-    /// Gives the pool the blocks that have memory by now. The devices' pages may hold different
-    /// numbers of blocks, so the blocks that all devices have count.
-    pub(crate) fn take_mapped(&mut self) {
-        let mapped = self.mapped_blocks();
-        if mapped <= self.stats.ready_blocks {
-            return;
-        }
-        match self.pool.set_budget(Tier::Primary, mapped) {
-            Ok(_) => self.stats.ready_blocks = mapped,
-            Err(error) => tracing::error!(%error, "the pool has fewer blocks than there is memory"),
-        }
     }
 }

@@ -39,41 +39,39 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod admit;
+mod awaited;
 mod cache;
+mod calls;
 mod carrier;
-mod close;
-mod copies;
 mod error;
 mod growth;
 mod host_tier;
 mod options;
 mod order;
 mod part;
-mod request;
-mod rows;
 mod runs;
-mod sequence;
 mod shares;
-mod step;
+mod staged;
 mod steps;
-mod tenants;
 mod transport;
+mod worker;
 
-pub use admit::Admission;
 pub use cache::{CacheStats, KvCache};
 pub use cuda_vmm::worker::SpawnError;
 pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 pub use error::{
-    AdmitError, BuildError, CloseError, DemandError, HostCopyError, QuotaError, SealError,
+    BuildError, CloseError, DemandError, HostCopyError, QuotaError, ReserveError, ResumeError,
     SlotError, StepError,
+};
+pub use kv_manager::{
+    self, Answer, Committed, Content, OpenStep, Request, Reserved, Sequence, StepPlan, Tokens,
+    Waiting,
 };
 pub use options::{Eviction, Growth, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
-pub use request::Request;
-pub use sequence::Sequence;
-pub use step::{OpenStep, StagedPart};
+pub use staged::StagedPart;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
+pub use worker::KvWorker;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

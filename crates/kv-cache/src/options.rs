@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
 use kv_place::Placement;
+use kv_pool::BlockHasher;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 
@@ -42,6 +43,12 @@ pub struct KvCacheOptions {
     pub blocks_per_sequence_max: u32,
     /// Steps that the host may be ahead of the device, at most 1024; 1 for an overlap scheduler.
     pub overlap_depth: u32,
+    /// Device blocks that admission leaves for the growth of running sequences, while there are any.
+    pub watermark_blocks: u32,
+    /// Whether a block is overwritten with zeros before another tenant gets it.
+    pub scrubs: bool,
+    /// How blocks are named. Caches that exchange names use the same.
+    pub hasher: BlockHasher,
     /// Bytes of the caller's own arrays in a staged step, for each device. Each array takes up to
     /// 255 bytes more; room for these is added for six arrays.
     pub step_array_bytes: u64,

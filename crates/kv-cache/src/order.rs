@@ -1,52 +1,43 @@
-//! Which copies wait for which: those of the other direction that touch one of their blocks, and no others.
+//! Which copies wait for which: those of another lane that touch one of their blocks, and no others.
 
 use kv_kernels::link::HostDirection;
 
-use crate::runs::Run;
+use crate::runs::{Kind, LANES, Run};
 
-/// The number of a direction, for lists of two.
-pub(crate) const fn index_of(direction: HostDirection) -> usize {
-    match direction {
-        HostDirection::ToHost => 0,
-        HostDirection::ToPages => 1,
-    }
-}
-
-/// What copies have touched, in the order in which they were decided.
+/// What runs have touched, in the order in which they were decided.
 ///
-/// Copies of one direction run in one stream, in order. Those of two directions run at the same time,
-/// unless a block of the device or of the host is in both: then the later one waits.
+/// Runs of one lane are enqueued in one stream, in order. Those of two lanes run at the same time, unless
+/// a block of the device or of the host is in both: then the later one waits.
 #[derive(Debug)]
 pub(crate) struct CopyOrder {
-    /// For each direction: the number of the last run that touched each device block, and then each host
-    /// block; 0 for none.
-    touched: [Vec<u64>; 2],
+    /// For each lane: the number of the last run that touched each device block, and then each host block;
+    /// 0 for none.
+    touched: [Vec<u64>; LANES],
     device_blocks: usize,
-    /// For each direction, the last run of the other one that its stream comes after.
-    after: [u64; 2],
+    /// For each lane, the last run of each other one that its stream comes after.
+    after: [[u64; LANES]; LANES],
     runs: u64,
 }
 
 impl CopyOrder {
     pub(crate) fn new(device_blocks: usize, host_blocks: usize) -> Self {
-        // Without a host tier there are no copies.
+        // Without a host tier all runs are of one lane.
         let blocks = if host_blocks == 0 { 0 } else { device_blocks + host_blocks };
-        let (touched, after) = ([vec![0; blocks], vec![0; blocks]], [0; 2]);
-        Self { touched, device_blocks, after, runs: 0 }
+        let touched = std::array::from_fn(|_| vec![0; blocks]);
+        Self { touched, device_blocks, after: [[0; LANES]; LANES], runs: 0 }
     }
 
-    /// The last run of the other direction that this one must come after and does not yet.
-    pub(crate) fn conflict(&self, run: &Run) -> Option<u64> {
-        let here = index_of(run.direction);
-        let (there, after) = (&self.touched[1 - here], self.after[here]);
-        let touched = self.places(run).filter_map(|place| there.get(place).copied());
+    /// The last run of lane `there` that this one must come after and does not yet.
+    pub(crate) fn conflict(&self, run: &Run, there: usize) -> Option<u64> {
+        let (touched, after) = (&self.touched[there], self.after[run.kind.lane()][there]);
+        let touched = self.places(run).filter_map(|place| touched.get(place).copied());
         touched.filter(|&number| number > after).max()
     }
 
     /// Notes a run, and returns its number.
     pub(crate) fn touch(&mut self, run: &Run) -> u64 {
         self.runs += 1;
-        let here = index_of(run.direction);
+        let here = run.kind.lane();
         let mut touched = std::mem::take(&mut self.touched[here]);
         for place in self.places(run) {
             if let Some(last) = touched.get_mut(place) {
@@ -57,21 +48,22 @@ impl CopyOrder {
         self.runs
     }
 
-    /// Notes that what is enqueued in `direction` from now on comes after the runs of the other one before
+    /// Notes that what is enqueued in lane `here` from now on comes after the runs of lane `there` before
     /// number `end`.
-    pub(crate) fn ordered(&mut self, direction: usize, end: u64) {
-        self.after[direction] = end.saturating_sub(1).min(self.runs);
+    pub(crate) fn ordered(&mut self, here: usize, there: usize, end: u64) {
+        self.after[here][there] = end.saturating_sub(1).min(self.runs);
     }
 
     /// The places of a run's blocks in the lists.
     fn places<'a>(&self, run: &'a Run) -> impl Iterator<Item = usize> + use<'a> {
-        let (device_blocks, direction) = (self.device_blocks, run.direction);
+        let (device_blocks, kind) = (self.device_blocks, run.kind);
         run.pairs.iter().flat_map(move |pair| {
             // Ids of the pool are not negative.
             let (source, destination) = (pair.source as usize, pair.destination as usize);
-            match direction {
-                HostDirection::ToHost => [source, device_blocks + destination],
-                HostDirection::ToPages => [device_blocks + source, destination],
+            match kind {
+                Kind::Carry(HostDirection::ToHost) => [source, device_blocks + destination],
+                Kind::Carry(HostDirection::ToPages) => [device_blocks + source, destination],
+                Kind::Within | Kind::Scrub => [source, destination],
             }
         })
     }
@@ -83,29 +75,57 @@ mod tests {
 
     use super::*;
 
-    fn run(direction: HostDirection, pairs: &[(i32, i32)]) -> Run {
+    fn run(kind: Kind, pairs: &[(i32, i32)]) -> Run {
         let pair = |&(source, destination): &(i32, i32)| BlockPair { source, destination };
-        Run { direction, pairs: pairs.iter().map(pair).collect() }
+        Run { kind, behind_work: false, pairs: pairs.iter().map(pair).collect() }
+    }
+
+    /// The last run of the other direction that must come before this one.
+    fn conflict(order: &CopyOrder, run: &Run) -> Option<u64> {
+        order.conflict(run, 1 - run.kind.lane())
     }
 
     #[test]
     fn copies_that_share_a_block_wait_and_others_do_not() {
-        use HostDirection::{ToHost, ToPages};
+        let [to_host, to_pages] = [HostDirection::ToHost, HostDirection::ToPages].map(Kind::Carry);
+        let [out, back] = [to_host, to_pages].map(Kind::lane);
         let mut order = CopyOrder::new(8, 4);
-        assert_eq!(order.touch(&run(ToHost, &[(0, 1), (2, 3)])), 1);
+        assert_eq!(order.touch(&run(to_host, &[(0, 1), (2, 3)])), 1);
         // The same numbers in the other tier are other blocks.
-        assert_eq!(order.conflict(&run(ToPages, &[(0, 1), (2, 3)])), None);
-        assert_eq!(order.conflict(&run(ToPages, &[(3, 7)])), Some(1), "it reads what is written");
-        assert_eq!(order.conflict(&run(ToPages, &[(0, 2)])), Some(1), "it writes what is read");
-        assert_eq!(order.conflict(&run(ToHost, &[(0, 1)])), None, "one stream has an order");
-        order.touch(&run(ToHost, &[(5, 0)]));
-        assert_eq!(order.conflict(&run(ToPages, &[(1, 0), (0, 6)])), Some(2));
-        order.ordered(index_of(ToPages), u64::MAX);
-        assert_eq!(order.conflict(&run(ToPages, &[(1, 0), (0, 6)])), None);
-        assert_eq!(order.touch(&run(ToPages, &[(1, 0)])), 3);
-        assert_eq!(order.conflict(&run(ToHost, &[(0, 2)])), Some(3), "each direction by itself");
-        order.touch(&run(ToHost, &[(4, 2)]));
-        order.ordered(index_of(ToPages), 4);
-        assert_eq!(order.conflict(&run(ToPages, &[(2, 7)])), Some(4), "it was not enqueued yet");
+        assert_eq!(conflict(&order, &run(to_pages, &[(0, 1), (2, 3)])), None);
+        assert_eq!(
+            conflict(&order, &run(to_pages, &[(3, 7)])),
+            Some(1),
+            "it reads what is written"
+        );
+        assert_eq!(conflict(&order, &run(to_pages, &[(0, 2)])), Some(1), "it writes what is read");
+        assert_eq!(conflict(&order, &run(to_host, &[(0, 1)])), None, "one stream has an order");
+        order.touch(&run(to_host, &[(5, 0)]));
+        assert_eq!(conflict(&order, &run(to_pages, &[(1, 0), (0, 6)])), Some(2));
+        order.ordered(back, out, u64::MAX);
+        assert_eq!(conflict(&order, &run(to_pages, &[(1, 0), (0, 6)])), None);
+        assert_eq!(order.touch(&run(to_pages, &[(1, 0)])), 3);
+        assert_eq!(conflict(&order, &run(to_host, &[(0, 2)])), Some(3), "each direction by itself");
+        order.touch(&run(to_host, &[(4, 2)]));
+        order.ordered(back, out, 4);
+        assert_eq!(conflict(&order, &run(to_pages, &[(2, 7)])), Some(4), "it was not enqueued yet");
+    }
+
+    #[test]
+    fn copies_within_the_device_wait_for_both_directions_where_they_share_a_block() {
+        let carry = |direction| Kind::Carry(direction);
+        let (out, back) = (carry(HostDirection::ToHost), carry(HostDirection::ToPages));
+        let mut order = CopyOrder::new(8, 4);
+        order.touch(&run(out, &[(0, 1)]));
+        order.touch(&run(back, &[(2, 3)]));
+        let within = run(Kind::Within, &[(3, 0)]);
+        let found: Vec<_> = [0, 1].map(|lane| order.conflict(&within, lane)).into();
+        assert_eq!(found, [Some(1), Some(2)], "it writes what is read, and reads what is written");
+        order.ordered(Kind::Within.lane(), 0, u64::MAX);
+        assert_eq!(order.conflict(&within, 0), None);
+        let number = order.touch(&within);
+        assert_eq!(order.conflict(&run(out, &[(0, 2)]), Kind::Within.lane()), Some(number));
+        let scrubbed = order.touch(&run(Kind::Scrub, &[(5, 5)]));
+        assert_eq!(order.conflict(&run(back, &[(0, 5)]), Kind::Scrub.lane()), Some(scrubbed));
     }
 }

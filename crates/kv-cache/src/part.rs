@@ -8,12 +8,11 @@ use cuda_vmm::worker::Fault;
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, elastic::AheadError};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
 use kv_stage::{StagingOptions, StagingPool, StepStager, error::AcquireError};
-use smallvec::SmallVec;
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;
-use crate::order::{CopyOrder, index_of};
-use crate::runs::Run;
+use crate::order::CopyOrder;
+use crate::runs::{COMPUTE, Kind, LANES, Run};
 use crate::shares::Share;
 use crate::transport::Carried;
 use crate::{BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, TransportStats};
@@ -28,7 +27,7 @@ pub struct Part {
     pub(crate) compute: Stream,
     /// Carry the copies to host memory and those back, each in the order of the decisions.
     transfers: [Stream; 2],
-    /// Which copies of one direction wait for which of the other.
+    /// Which copies of one lane wait for which of another.
     order: CopyOrder,
     /// Fences of completed steps, to be recorded again.
     spare: Vec<Fence>,
@@ -40,13 +39,28 @@ pub struct Part {
     carriers: Option<[Carrier; 2]>,
     /// Which of the cache's runs this device has been sent.
     pub(crate) sent: Vec<bool>,
-    /// Runs of each direction that are to be enqueued together.
-    group: [Vec<usize>; 2],
-    /// Whether something was enqueued in each direction that no compute stream waits for yet.
-    pub(crate) carries: [bool; 2],
+    /// Runs of each lane that are to be enqueued together.
+    group: [Vec<usize>; LANES],
+    /// Whether something was enqueued in each direction with no fence after it yet.
+    unfenced: [bool; 2],
+    /// Whether something was enqueued in each direction that the compute stream does not wait for yet.
+    unawaited: [bool; 2],
     pub(crate) transports: TransportStats,
     staging: StagingPool,
     pub(crate) stager: StepStager,
+}
+
+/// Runs of a lane that are to be enqueued together.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    /// The number of the first.
+    first: u64,
+    /// The lanes that it waits for.
+    waits: [bool; LANES],
+}
+
+impl Group {
+    const NONE: Self = Self { first: u64::MAX, waits: [false; LANES] };
 }
 
 impl Part {
@@ -101,8 +115,9 @@ impl Part {
             host,
             carriers,
             sent: Vec::new(),
-            group: [Vec::new(), Vec::new()],
-            carries: [false; 2],
+            group: Default::default(),
+            unfenced: [false; 2],
+            unawaited: [false; 2],
             transports: TransportStats::default(),
             staging,
             stager,
@@ -177,9 +192,9 @@ impl Part {
         self.carriers.iter().flatten().map(Carrier::lists)
     }
 
-    /// Makes copies of one direction wait for none of the other.
+    /// Makes copies of one lane wait for none of another.
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn sabotage_ignore_directions(&mut self) {
+    pub(crate) fn sabotage_ignore_lanes(&mut self) {
         self.order = CopyOrder::new(0, 0);
     }
 
@@ -244,55 +259,76 @@ impl Part {
     fn send_all(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
         self.sent.resize(runs.len(), false);
         self.group.iter_mut().for_each(Vec::clear);
-        // The first run of the group of each direction, and whether the group waits for the other direction.
-        let (mut first, mut waits) = ([u64::MAX; 2], [false; 2]);
+        let mut groups = [Group::NONE; LANES];
         for (number, run) in runs.iter().enumerate() {
             if self.sent[number] {
                 continue;
             }
-            let here = index_of(run.direction);
-            if let Some(conflict) = self.order.conflict(run) {
-                if conflict >= first[1 - here] {
-                    self.send_group(runs, 1 - here, waits[1 - here].then_some(first[here]))?;
-                    (first[1 - here], waits[1 - here]) = (u64::MAX, false);
+            let here = run.kind.lane();
+            for there in (0..LANES).filter(|&lane| lane != here) {
+                let Some(conflict) = self.order.conflict(run, there) else { continue };
+                if conflict >= groups[there].first {
+                    self.send_group(runs, there, &mut groups)?;
                 }
-                waits[here] = true;
+                groups[here].waits[there] = true;
             }
-            first[here] = first[here].min(self.order.touch(run));
+            groups[here].waits[COMPUTE] |= run.behind_work;
+            groups[here].first = groups[here].first.min(self.order.touch(run));
             self.group[here].push(number);
         }
         // What a group waits for was enqueued before it joined the group.
-        self.send_group(runs, 0, waits[0].then_some(first[1]))?;
-        self.send_group(runs, 1, waits[1].then_some(u64::MAX))
+        (0..LANES).try_for_each(|lane| self.send_group(runs, lane, &mut groups))
     }
 
-    /// Enqueues a group of runs of one direction; if it `waits`, after what was enqueued in the other one, which
-    /// are the runs before that number.
+    /// Enqueues the group of a lane, after what was enqueued in the lanes that it waits for.
     fn send_group(
         &mut self,
         runs: &[Run],
         here: usize,
-        waits: Option<u64>,
+        groups: &mut [Group; LANES],
     ) -> Result<(), HostCopyError> {
+        let Group { waits, .. } = std::mem::replace(&mut groups[here], Group::NONE);
         if self.group[here].is_empty() {
             return Ok(());
         }
-        if let Some(end) = waits {
-            let fence = fence_after(&self.transfers[1 - here], &mut self.spare)?;
-            fence.hold_back(&self.transfers[here])?;
+        for there in (0..LANES).filter(|&lane| lane != here && waits[lane]) {
+            let fence = fence_after(lane(&self.transfers, &self.compute, there), &mut self.spare)?;
+            fence.hold_back(lane(&self.transfers, &self.compute, here))?;
             // A wait is for what was recorded before it, whatever is recorded later.
             self.spare.push(fence);
-            self.order.ordered(here, end);
+            self.order.ordered(here, there, groups[there].first);
         }
-        self.carries[here] = true;
+        if here != COMPUTE {
+            (self.unfenced[here], self.unawaited[here]) = (true, true);
+        }
         let numbers = std::mem::take(&mut self.group[here]);
-        let sent = self.send_runs(runs, here, &numbers);
+        let sent = match here {
+            COMPUTE => self.change_blocks(runs, &numbers),
+            _ => self.carry_runs(runs, here, &numbers),
+        };
         self.group[here] = numbers;
         self.group[here].clear();
         sent
     }
 
-    fn send_runs(
+    /// Enqueues copies within the device and scrubs before the engine's work.
+    fn change_blocks(&mut self, runs: &[Run], numbers: &[usize]) -> Result<(), HostCopyError> {
+        for &number in numbers {
+            let Run { kind, pairs, .. } = &runs[number];
+            for pair in pairs {
+                // Ids of the pool are not negative.
+                let to = self.block_span(pair.destination as usize)?;
+                match kind {
+                    Kind::Scrub => self.compute.fill(to, 0)?,
+                    _ => self.compute.copy_on_device(to, self.block_span(pair.source as usize)?)?,
+                }
+            }
+            self.sent[number] = true;
+        }
+        Ok(())
+    }
+
+    fn carry_runs(
         &mut self,
         runs: &[Run],
         here: usize,
@@ -316,7 +352,7 @@ impl Part {
             if self.sent[number] {
                 continue;
             }
-            let Run { direction, pairs } = &runs[number];
+            let Run { kind: Kind::Carry(direction), pairs, .. } = &runs[number] else { continue };
             let stream = &self.transfers[here];
             for pair in pairs {
                 // Ids of the pool are not negative.
@@ -337,10 +373,34 @@ impl Part {
         Ok(())
     }
 
-    /// Fences after the copies that no compute stream waits for yet.
-    pub(crate) fn fence_copies(&mut self) -> Result<SmallVec<[Fence; 2]>, DeviceError> {
-        let carried = self.transfers.iter().zip(self.carries).filter(|(_, carries)| *carries);
-        carried.map(|(stream, _)| fence_after(stream, &mut self.spare)).collect()
+    /// Makes the engine's work wait for the copies of the directions in `needed`, and adds a fence after
+    /// all copies that have none yet.
+    pub(crate) fn fence_copies(
+        &mut self,
+        needed: [bool; 2],
+        fences: &mut Vec<Fence>,
+    ) -> Result<(), DeviceError> {
+        for (lane, needed) in needed.into_iter().enumerate() {
+            let waits = needed && self.unawaited[lane];
+            if !waits && !self.unfenced[lane] {
+                continue;
+            }
+            let fence = fence_after(&self.transfers[lane], &mut self.spare)?;
+            let held = if waits { fence.hold_back(&self.compute) } else { Ok(()) };
+            fences.push(fence);
+            held?;
+            self.unfenced[lane] = false;
+            if waits {
+                self.unawaited[lane] = false;
+                self.order.ordered(COMPUTE, lane, u64::MAX);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether copies were enqueued in each direction that the compute stream does not wait for yet.
+    pub(crate) fn unawaited(&self) -> [bool; 2] {
+        self.unawaited
     }
 
     /// A fence after the work of the engine.
@@ -401,6 +461,11 @@ impl Part {
         let bytes = self.shape().block_bytes();
         Ok(self.paged.span().slice(block as u64 * bytes, bytes)?)
     }
+}
+
+/// The stream of a lane.
+fn lane<'a>(transfers: &'a [Stream; 2], compute: &'a Stream, lane: usize) -> &'a Stream {
+    transfers.get(lane).unwrap_or(compute)
 }
 
 /// A fence, by the event of a spare fence that has no other holder.

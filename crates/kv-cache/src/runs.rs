@@ -1,4 +1,4 @@
-//! Decided copies between device and host memory that are not enqueued yet.
+//! Decided copies and scrubs that are not enqueued yet.
 
 use std::collections::HashSet;
 
@@ -7,10 +7,40 @@ use kv_kernels::{BlockPair, link::HostDirection};
 /// Most blocks of a run: the room of one list of pairs.
 pub(crate) const RUN_BLOCKS_MAX: usize = 8192;
 
-/// Copies in one direction, in any order among themselves.
+/// Streams of a device on which runs are enqueued.
+pub(crate) const LANES: usize = 3;
+
+/// The lane of the engine's work.
+pub(crate) const COMPUTE: usize = 2;
+
+/// What is done to blocks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Kind {
+    /// Copied between the device and host memory.
+    Carry(HostDirection),
+    /// Copied within the device.
+    Within,
+    /// Overwritten with zeros, where source and destination are the same.
+    Scrub,
+}
+
+impl Kind {
+    /// The stream that it runs on: one for each direction of the link, and the engine's own.
+    pub(crate) const fn lane(self) -> usize {
+        match self {
+            Self::Carry(HostDirection::ToHost) => 0,
+            Self::Carry(HostDirection::ToPages) => 1,
+            Self::Within | Self::Scrub => COMPUTE,
+        }
+    }
+}
+
+/// Copies of one kind. Those to and from host memory may run in any order among themselves.
 #[derive(Debug)]
 pub(crate) struct Run {
-    pub(crate) direction: HostDirection,
+    pub(crate) kind: Kind,
+    /// Whether a step in flight may still write what is read, so that the engine's work comes first.
+    pub(crate) behind_work: bool,
     /// Ids of device and host blocks, in the order that the direction has.
     ///
     /// # Invariants
@@ -25,7 +55,6 @@ pub(crate) struct Runs {
     list: Vec<Run>,
     /// Destinations of the last run.
     written: HashSet<i32>,
-    blocks: usize,
     /// Whether the last run may not become longer, because a device has been sent it.
     ended: bool,
     /// Emptied lists, kept for their capacity.
@@ -34,27 +63,24 @@ pub(crate) struct Runs {
 
 impl Runs {
     /// Adds a copy after all others.
-    pub(crate) fn push(&mut self, direction: HostDirection, pair: BlockPair) {
-        let fits = |run: &Run| run.direction == direction && run.pairs.len() < RUN_BLOCKS_MAX;
+    pub(crate) fn push(&mut self, kind: Kind, behind_work: bool, pair: BlockPair) {
+        let alike = |run: &Run| run.kind == kind && run.behind_work == behind_work;
+        let fits = |run: &Run| alike(run) && run.pairs.len() < RUN_BLOCKS_MAX;
+        // A copy within the device is enqueued whole or not at all, so that it can be tried again.
         let joins = !self.ended
+            && kind != Kind::Within
             && self.list.last().is_some_and(fits)
             && !self.written.contains(&pair.destination);
         if !joins {
             self.written.clear();
             self.ended = false;
             let pairs = self.spare.pop().unwrap_or_default();
-            self.list.push(Run { direction, pairs });
+            self.list.push(Run { kind, behind_work, pairs });
         }
         self.written.insert(pair.destination);
         if let Some(run) = self.list.last_mut() {
             run.pairs.push(pair);
-            self.blocks += 1;
         }
-    }
-
-    /// Blocks of all runs.
-    pub(crate) fn blocks(&self) -> usize {
-        self.blocks
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -79,7 +105,7 @@ impl Runs {
     /// Removes all runs, after every device was sent them.
     pub(crate) fn clear(&mut self) {
         self.written.clear();
-        (self.ended, self.blocks) = (false, 0);
+        self.ended = false;
         for Run { mut pairs, .. } in self.list.drain(..) {
             pairs.clear();
             self.spare.push(pairs);
@@ -90,6 +116,9 @@ impl Runs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const OUT: Kind = Kind::Carry(HostDirection::ToHost);
+    const BACK: Kind = Kind::Carry(HostDirection::ToPages);
 
     fn pair(source: i32, destination: i32) -> BlockPair {
         BlockPair { source, destination }
@@ -102,16 +131,14 @@ mod tests {
     #[test]
     fn copies_of_one_direction_make_a_run_and_keep_their_order() {
         let mut runs = Runs::default();
-        for (direction, from) in
-            [(HostDirection::ToHost, 0), (HostDirection::ToPages, 10), (HostDirection::ToHost, 20)]
-        {
-            (from..from + 3).for_each(|id| runs.push(direction, pair(id, id)));
+        for (direction, from) in [(OUT, 0), (BACK, 10), (OUT, 20)] {
+            (from..from + 3).for_each(|id| runs.push(direction, false, pair(id, id)));
         }
         assert_eq!(lengths(&runs), [3, 3, 3]);
         assert_eq!(runs.as_slice()[1].pairs, [pair(10, 10), pair(11, 11), pair(12, 12)]);
         runs.clear();
         assert!(runs.is_empty());
-        runs.push(HostDirection::ToHost, pair(1, 0));
+        runs.push(OUT, false, pair(1, 0));
         assert_eq!(lengths(&runs), [1], "what was cleared is in nobody's way");
     }
 
@@ -119,7 +146,7 @@ mod tests {
     fn a_destination_is_written_once_in_a_run() {
         let mut runs = Runs::default();
         for (source, destination) in [(1, 5), (2, 6), (3, 5), (4, 6), (5, 5)] {
-            runs.push(HostDirection::ToHost, pair(source, destination));
+            runs.push(OUT, false, pair(source, destination));
         }
         assert_eq!(lengths(&runs), [2, 2, 1]);
     }
@@ -127,14 +154,14 @@ mod tests {
     #[test]
     fn a_run_that_was_sent_or_is_full_becomes_no_longer() {
         let mut runs = Runs::default();
-        runs.push(HostDirection::ToHost, pair(1, 1));
+        runs.push(OUT, false, pair(1, 1));
         runs.end_last();
-        runs.push(HostDirection::ToHost, pair(2, 2));
-        runs.push(HostDirection::ToHost, pair(3, 3));
+        runs.push(OUT, false, pair(2, 2));
+        runs.push(OUT, false, pair(3, 3));
         assert_eq!(lengths(&runs), [1, 2]);
         let mut runs = Runs::default();
         let all = 0..RUN_BLOCKS_MAX as i32 + 1;
-        all.for_each(|id| runs.push(HostDirection::ToPages, pair(id, id)));
+        all.for_each(|id| runs.push(BACK, false, pair(id, id)));
         assert_eq!(lengths(&runs), [RUN_BLOCKS_MAX, 1]);
     }
 }

@@ -1,13 +1,14 @@
 //! Admission: finds the cached prefixes of requests, and claims the blocks of the rest of their prompts.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use kv_pool::{
-    Admit, Admitted, BlockHash, BlockId, Budget, Claimed, Pinned, Tier,
+    Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, Pinned, Tier,
     moves::{OnboardError, Onboarded},
     retention::RetentionPolicy,
-    tenants::TenantId,
+    tenants::{TenantError, TenantId},
 };
 
 use crate::blocks::Blocks;
@@ -121,6 +122,9 @@ pub enum Answer {
     Refused(AdmitError),
 }
 
+/// Asks the owner of the memory for blocks without content; how many blocks have memory then.
+type Grow<'a, E> = &'a mut dyn FnMut(usize) -> Result<u64, E>;
+
 /// Blocks of a sequence that is being admitted.
 #[derive(Debug)]
 enum Piece {
@@ -196,6 +200,32 @@ impl Manager {
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
     /// the budget, at most.
     pub fn admit(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
+        match self.admit_all::<Infallible>(requests, budget, None) {
+            Ok(answers) => answers,
+        }
+    }
+
+    /// The same for an owner of memory that maps it when it is needed: before cached content is evicted,
+    /// `grow` is asked for so many device blocks without content, and returns how many blocks have
+    /// memory then, as for [`set_budget`](Self::set_budget).
+    ///
+    /// # Errors
+    /// What `grow` returns. Nothing was admitted then.
+    pub fn admit_growing<E>(
+        &mut self,
+        requests: &mut [Request],
+        budget: u64,
+        mut grow: impl FnMut(usize) -> Result<u64, E>,
+    ) -> Result<Vec<Answer>, E> {
+        self.admit_all(requests, budget, Some(&mut grow))
+    }
+
+    fn admit_all<E>(
+        &mut self,
+        requests: &mut [Request],
+        budget: u64,
+        grow: Option<Grow<'_, E>>,
+    ) -> Result<Vec<Answer>, E> {
         let mut answers: Vec<Answer> = Vec::with_capacity(requests.len());
         let mut places = Vec::with_capacity(requests.len());
         let mut rows = Vec::new();
@@ -222,7 +252,7 @@ impl Manager {
         let blocks = budget.div_ceil(u64::from(self.options.block_tokens));
         let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
         let budget_blocks = Budget { to_write_max: blocks, leave: self.watermark(rows.len()) };
-        let mut admission = self.pool.admit_fitting(&batch, budget_blocks);
+        let mut admission = self.admit_to_pool(&batch, budget_blocks, grow)?;
         for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
             self.plan_claimed(requests[at].tenant, &mut admitted.claimed);
         }
@@ -267,7 +297,50 @@ impl Manager {
             left -= u64::from(sequence.ends.next);
             answers[at] = Answer::Admitted(sequence);
         }
-        answers
+        Ok(answers)
+    }
+
+    /// Has the pool admit as many of a batch as fit. Where blocks without content do not suffice, memory
+    /// is asked for before any content is evicted.
+    fn admit_to_pool<E>(
+        &mut self,
+        batch: &[Admit<'_>],
+        budget: Budget,
+        grow: Option<Grow<'_, E>>,
+    ) -> Result<Admission, E> {
+        let Some(grow) = grow else { return Ok(self.pool.admit_fitting(batch, budget)) };
+        match self.pool.admit_to_empty(batch, budget) {
+            Ok(admitted) => return Ok(Admission { admitted, refused: None }),
+            Err(ClaimError::Exhausted { requested, .. }) => {
+                let ready = grow(requested.saturating_add(budget.leave))?;
+                self.note_ready(ready);
+            }
+            Err(_) => {}
+        }
+        let mut admission = self.pool.admit_fitting(batch, budget);
+        // Blocks that are kept for other tenants need memory beside.
+        let Some(ClaimError::Tenant(error)) = &admission.refused else { return Ok(admission) };
+        let &TenantError::KeptForOthers { requested, unheld, kept, .. } = error else {
+            return Ok(admission);
+        };
+        let missing = requested.saturating_add(kept).saturating_sub(unheld);
+        let missing = usize::try_from(missing).unwrap_or(usize::MAX);
+        let ready = grow(self.pool.empty().saturating_add(missing))?;
+        self.note_ready(ready);
+        let admitted = admission.admitted.len();
+        let written = |(admit, own): (&Admit<'_>, &Admitted)| admit.blocks - own.prefix.len();
+        let written: usize = batch.iter().zip(&admission.admitted).map(written).sum();
+        let to_write_max = budget.to_write_max.saturating_sub(written);
+        let more = self.pool.admit_fitting(&batch[admitted..], Budget { to_write_max, ..budget });
+        admission.admitted.extend(more.admitted);
+        admission.refused = more.refused;
+        Ok(admission)
+    }
+
+    fn note_ready(&mut self, blocks: u64) {
+        let blocks = blocks.min(self.options.pool.primary_blocks);
+        let noted = self.set_budget(GroupId::default(), Tier::Primary, blocks);
+        debug_assert!(noted.is_ok(), "{noted:?}");
     }
 
     /// Blocks that admission leaves for sequences that are running; `leased` rows are not theirs.
@@ -443,7 +516,7 @@ impl Manager {
         let onboard = self.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
         let whole = self.options.block_tokens;
         for (from, to) in onboard.pairs() {
-            self.plan.copies.push(crate::BlockCopy { from, to, tokens: whole });
+            self.copy(from, to, whole);
             self.stats.onboarded_blocks += 1;
         }
         // Every later use of either block comes later in the plans.

@@ -12,7 +12,7 @@ use crate::plan::{BatchRow, BlockCopy, Completion, Outcome, RowEdit, Snapshot, S
 use crate::{Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 const HEAD: usize = 12;
 const TAIL: usize = 8;
 
@@ -85,6 +85,7 @@ impl StepPlan {
                 out.location(copy.from);
                 out.location(copy.to);
                 out.u32(copy.tokens);
+                out.u64(copy.written_by);
             });
             out.list(&self.scrubs, |out, &(after, block)| {
                 out.u32(after);
@@ -302,9 +303,10 @@ impl Reader<'_> {
         Ok(StepPlan {
             step: self.u64()?,
             after: self.u64()?,
-            copies: self.list(20, |from| {
+            copies: self.list(28, |from| {
                 let (here, there) = (from.location()?, from.location()?);
-                Ok(BlockCopy { from: here, to: there, tokens: from.u32()? })
+                let (tokens, written_by) = (from.u32()?, from.u64()?);
+                Ok(BlockCopy { from: here, to: there, tokens, written_by })
             })?,
             scrubs: self.list(8, |from| Ok((from.u32()?, from.block("scrubbed block")?)))?,
             edits: self.list(12, |from| {

@@ -28,6 +28,7 @@ mod admit;
 mod blocks;
 mod budget;
 mod bytes;
+mod check;
 mod commit;
 mod ends;
 mod error;
@@ -52,6 +53,7 @@ mod workers;
 pub use admit::{Answer, Request, Waiting};
 pub use budget::Budgeted;
 pub use bytes::{BytesError, Message};
+pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
     AdmitError, BudgetError, CommitError, CompletionError, ForkError, Missing, OptionsError,
@@ -64,7 +66,7 @@ pub use options::ManagerOptions;
 pub use plan::{
     BatchRow, BlockCopy, Completion, GroupId, Outcome, RowEdit, Snapshot, Start, StepPlan,
 };
-pub use replica::{PlanError, Replica};
+pub use replica::Replica;
 pub use reserve::Reserved;
 pub use rows::Row;
 pub use sequence::Sequence;

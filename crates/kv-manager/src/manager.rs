@@ -222,6 +222,28 @@ impl Manager {
         Snapshot { step: self.latest_staged, width, table }
     }
 
+    /// The device blocks of a sequence, as its row of the block table has them: the ids of its blocks, and
+    /// -1 behind them. Nothing while it is suspended, or if another manager admitted it.
+    #[must_use]
+    pub fn block_ids(&self, sequence: &Sequence) -> &[i32] {
+        match &sequence.row {
+            Some(row) if self.rows.is(&sequence.home) => self.table.row(row.row()),
+            _ => &[],
+        }
+    }
+
+    /// The plan of the last step that was staged.
+    #[must_use]
+    pub fn plan(&self) -> &StepPlan {
+        &self.staged
+    }
+
+    /// Whether something has been decided since that plan, which the next one tells the workers.
+    #[must_use]
+    pub fn has_decided(&self) -> bool {
+        !self.plan.is_empty()
+    }
+
     /// Entries of a row of the block table.
     #[must_use]
     pub fn table_width(&self) -> usize {
@@ -410,8 +432,9 @@ impl Manager {
         if self.plan.copies.is_empty() { self.copied } else { self.latest_staged + 1 }
     }
 
+    /// Plans a copy of what no step in flight writes.
     pub(crate) fn copy(&mut self, from: Location, to: Location, tokens: u32) {
-        self.plan.copies.push(BlockCopy { from, to, tokens });
+        self.plan.copies.push(BlockCopy { from, to, tokens, written_by: 0 });
     }
 
     /// Writes a sequence's row of the block table, from block `first` on.

@@ -17,6 +17,9 @@ pub struct BlockCopy {
     pub to: Location,
     /// Tokens to copy, from the block's first on.
     pub tokens: u32,
+    /// The last step whose batch may write what is read: the copy comes after its work. 0 where nothing is
+    /// being written, as in an evicted block.
+    pub written_by: u64,
 }
 
 /// Consecutive entries of a row of the block table, whose ids lie in [`StepPlan::edit_ids`].

@@ -2,7 +2,7 @@
 
 use kv_pool::{Claimed, Location, Pinned, Tier};
 
-use crate::{Manager, ReserveError, Sequence};
+use crate::{BlockCopy, Manager, ReserveError, Sequence};
 
 /// What a sequence was given.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -89,11 +89,24 @@ impl Manager {
         Ok(Reserved { blocks: count, copied: shared, adopted_tokens: adopted })
     }
 
+    /// Blocks that [`reserve`](Self::reserve) would claim for so many tokens, at most: for an owner of memory
+    /// that maps it before cached content is evicted.
+    #[must_use]
+    pub fn blocks_to_reserve(&self, sequence: &Sequence, tokens: u32) -> usize {
+        let end = sequence.ends.upper().saturating_add(tokens.into());
+        let needed = self.blocks_for(end).min(self.table.width());
+        let last = (sequence.ends.upper() / u64::from(self.options.block_tokens)) as usize;
+        let shared = last < sequence.blocks.len() && !sequence.blocks.is_own(last);
+        needed.saturating_sub(sequence.blocks.len()) + usize::from(shared)
+    }
+
     /// Puts `own` in the place of a shared block, of which `filled` tokens are copied to it.
     fn copy_on_write(&mut self, sequence: &mut Sequence, index: usize, filled: u32, own: Claimed) {
         let at = |id| Location { tier: Tier::Primary, id };
         if let (Some(from), Some(to)) = (sequence.blocks.id(index), own.ids().next()) {
-            self.copy(at(from), at(to), filled);
+            let written_by = sequence.ends.latest().unwrap_or(0);
+            let (from, to) = (at(from), at(to));
+            self.plan.copies.push(BlockCopy { from, to, tokens: filled, written_by });
         }
         // The copy comes before every later use of the block, in the order of the plans.
         drop(sequence.blocks.replace(index, own));

@@ -60,7 +60,7 @@ impl Manager {
     /// [`StepError::StillOpen`] before the last step was finished or dropped; [`StepError::Busy`] while as
     /// many steps are in flight as may be.
     pub fn begin_step(&mut self) -> Result<OpenStep, StepError> {
-        if matches!(*self.latest.lock(), Latest::Open { .. }) {
+        if self.has_open_step() {
             return Err(StepError::StillOpen { step: self.latest_step });
         }
         self.take_in_left();
@@ -90,6 +90,18 @@ impl Manager {
         drop(step);
         self.take_in_left();
         Ok(())
+    }
+
+    /// Whether a step was begun and neither finished nor dropped.
+    #[must_use]
+    pub fn has_open_step(&self) -> bool {
+        matches!(*self.latest.lock(), Latest::Open { .. })
+    }
+
+    /// Whether `step` is open here, and was not staged yet.
+    #[must_use]
+    pub fn is_unstaged(&self, step: &OpenStep) -> bool {
+        matches!(self.open(step), Some((_, false)))
     }
 
     /// Whether `step` is this manager's open step: its epoch, and whether it is staged.

@@ -4,7 +4,7 @@ use kv_pool::{Admit, Budget, Location, Tier};
 
 use crate::blocks::Blocks;
 use crate::sequence::Suspended;
-use crate::{GroupId, Manager, Missing, Sequence, SequenceError, SuspendError};
+use crate::{BlockCopy, GroupId, Manager, Missing, Sequence, SequenceError, SuspendError};
 
 impl Manager {
     /// Takes a sequence off the device. Blocks without a name, the partly filled last one among them, are
@@ -31,11 +31,13 @@ impl Manager {
                 .map_err(|reason| Missing { group: GroupId::default(), reason })?,
         };
         let block_tokens = u64::from(self.options.block_tokens);
+        let written_by = sequence.ends.latest().unwrap_or(0);
         for (to, index) in host.ids().zip(first..) {
             let Some(from) = sequence.blocks.id(index) else { continue };
             let filled = (resolved - index as u64 * block_tokens).min(block_tokens);
             let from = Location { tier: Tier::Primary, id: from };
-            self.copy(from, Location { tier: Tier::Secondary, id: to }, filled as u32);
+            let to = Location { tier: Tier::Secondary, id: to };
+            self.plan.copies.push(BlockCopy { from, to, tokens: filled as u32, written_by });
             self.stats.suspended_blocks += 1;
         }
         // Every later use of the blocks comes later in the plans than these copies.

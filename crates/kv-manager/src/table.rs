@@ -26,6 +26,10 @@ impl Table {
         &self.ids
     }
 
+    pub(crate) fn row(&self, row: Row) -> &[i32] {
+        &self.ids[row.index() * self.width..][..self.width]
+    }
+
     pub(crate) fn width(&self) -> usize {
         self.width
     }

@@ -173,6 +173,7 @@ fn messages_of_any_size_are_read_or_refused() {
                 from: at(Tier::Fourth),
                 to: at(Tier::Primary),
                 tokens: small,
+                written_by: number,
             }],
             scrubs: vec![(small, BlockId::new(small >> 1))],
             edits: vec![RowEdit { row, first: small, count: small }],

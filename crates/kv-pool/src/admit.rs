@@ -133,9 +133,9 @@ impl BlockPool {
     pub fn admit_to_empty(
         &self,
         batch: &[Admit<'_>],
-        to_write_max: usize,
+        budget: impl Into<Budget>,
     ) -> Result<Vec<Admitted>, ClaimError> {
-        self.admit_all(batch, Rules { all: true, empty: true, budget: to_write_max.into() })
+        self.admit_all(batch, Rules { all: true, empty: true, budget: budget.into() })
     }
 
     fn admit_all(&self, batch: &[Admit<'_>], rules: Rules) -> Result<Vec<Admitted>, ClaimError> {

@@ -1,0 +1,63 @@
+//! Which copies the engine's work waits for: those that touch blocks of its batch.
+
+use kv_stage::{BlockTable, Row, error::StageError};
+
+/// Device blocks of copies that the compute streams do not wait for yet, by direction.
+///
+/// A copy out reads a block that a sequence of the batch may have got meanwhile; a copy back writes one that
+/// it may read. What is copied for nobody in the batch, as by a suspension, holds nobody up.
+#[derive(Debug)]
+pub(crate) struct Awaited {
+    /// For each device block, a bit for each direction.
+    marks: Vec<u8>,
+    /// The blocks of each direction that have its bit.
+    marked: [Vec<usize>; 2],
+}
+
+impl Awaited {
+    pub(crate) fn new(device_blocks: usize) -> Self {
+        Self { marks: vec![0; device_blocks], marked: Default::default() }
+    }
+
+    pub(crate) fn note(&mut self, lane: usize, block: usize) {
+        let (Some(mark), Some(marked)) = (self.marks.get_mut(block), self.marked.get_mut(lane))
+        else {
+            return;
+        };
+        let bit = 1 << lane;
+        if *mark & bit == 0 {
+            *mark |= bit;
+            marked.push(block);
+        }
+    }
+
+    /// Whether these rows have blocks of each direction.
+    pub(crate) fn of_rows(
+        &self,
+        table: &BlockTable,
+        rows: &[Row],
+    ) -> Result<[bool; 2], StageError> {
+        let all = (0..2)
+            .filter(|&lane| !self.marked[lane].is_empty())
+            .fold(0, |all, lane| all | 1 << lane);
+        let mut found = 0;
+        for &row in rows {
+            let ids = &table.row(row)?[..table.len(row)?];
+            // New blocks are the last ones of their rows.
+            for &id in ids.iter().rev() {
+                if found == all {
+                    break;
+                }
+                found |= self.marks.get(id as usize).copied().unwrap_or(0);
+            }
+        }
+        Ok([found & 1 != 0, found & 2 != 0])
+    }
+
+    /// Forgets a direction, for whose copies the compute streams wait now.
+    pub(crate) fn clear(&mut self, lane: usize) {
+        for block in self.marked[lane].drain(..) {
+            self.marks[block] &= !(1 << lane);
+        }
+    }
+}

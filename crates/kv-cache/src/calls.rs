@@ -1,0 +1,238 @@
+//! The life of a sequence: what the manager decides, with memory mapped where it needs some.
+
+use std::ops::Range;
+
+use kv_manager::{
+    Adoption, Answer, CommitError, Committed, Export, ExportRefused, ForkError, Request, Reserved,
+    Sequence, SequenceError, SuspendError, Tokens, TruncateError,
+};
+use kv_pool::{BlockHash, retention::Retention};
+
+use crate::{DemandError, KvCache, ReserveError, ResumeError, SlotError};
+
+impl KvCache {
+    /// Takes in the token ids that came out of a step; see [`Manager::commit`](kv_manager::Manager::commit).
+    ///
+    /// # Errors
+    /// [`CommitError`]; the sequence is as it was.
+    pub fn commit<'a>(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: impl Into<Tokens<'a>>,
+    ) -> Result<Committed, CommitError> {
+        self.manager.commit(sequence, step, tokens)
+    }
+
+    /// Gives a sequence room for the next `tokens` tokens, which the next [`stage`](KvCache::stage)
+    /// computes; see [`Manager::reserve`](kv_manager::Manager::reserve). Blocks without content are taken
+    /// first, then memory is mapped, and then cached blocks are evicted.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; the sequence is as it was.
+    #[track_caller]
+    pub fn reserve(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<Reserved, ReserveError> {
+        if self.can_grow() {
+            let _site = cuda_driver::site::enter();
+            // Besides, one that a shared block is copied to.
+            let most = self.manager.blocks_to_reserve(sequence, tokens);
+            self.make_room(most)?;
+        }
+        Ok(self.manager.reserve(sequence, tokens)?)
+    }
+
+    /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and
+    /// answers for each; see [`Manager::admit`](kv_manager::Manager::admit).
+    ///
+    /// Empty blocks are claimed first. If there are too few, more memory is mapped; with
+    /// [`Growth::Ahead`](crate::Growth::Ahead) that has been done already in the steady state. If
+    /// no memory is left, cached blocks are evicted, to host memory where there is room.
+    ///
+    /// # Errors
+    /// [`DemandError`] if memory could not be mapped though some is left; nothing was admitted then.
+    #[track_caller]
+    pub fn admit(
+        &mut self,
+        requests: &mut [Request],
+        budget: u64,
+    ) -> Result<Vec<Answer>, DemandError> {
+        if !self.can_grow() {
+            return Ok(self.manager.admit(requests, budget));
+        }
+        let _site = cuda_driver::site::enter();
+        self.take_mapped();
+        let Self { manager, worker, grown, .. } = self;
+        let pool = manager.pool();
+        let answers = manager.admit_growing(requests, budget, |count| {
+            let used = grown.ready_blocks.saturating_sub(pool.empty() as u64);
+            grown.grow_to(worker, used.saturating_add(count as u64))
+        })?;
+        // Tells the workers how much is in use.
+        self.make_room(0)?;
+        Ok(answers)
+    }
+
+    /// Cuts a sequence to its first `tokens` tokens; see [`Manager::truncate`](kv_manager::Manager::truncate).
+    ///
+    /// # Errors
+    /// [`TruncateError`]; the sequence is as it was.
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<(), TruncateError> {
+        self.manager.truncate(sequence, tokens)
+    }
+
+    /// Adds tokens that did not come out of a step; see [`Manager::extend`](kv_manager::Manager::extend).
+    ///
+    /// # Errors
+    /// [`TruncateError`]; the sequence is as it was.
+    pub fn extend<'a>(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: impl Into<Tokens<'a>>,
+    ) -> Result<(), TruncateError> {
+        self.manager.extend(sequence, tokens)
+    }
+
+    /// A twin of a sequence that shares every block of it. A block that both hold is copied, on the device,
+    /// before one of them writes it; see [`Manager::fork`](kv_manager::Manager::fork).
+    ///
+    /// # Errors
+    /// [`ForkError`]; nothing has changed.
+    pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+        self.manager.fork(sequence)
+    }
+
+    /// Takes a sequence off the device; see [`Manager::suspend`](kv_manager::Manager::suspend). The next
+    /// [`stage`](KvCache::stage) enqueues the copies to host memory, behind the work that writes the
+    /// blocks.
+    ///
+    /// # Errors
+    /// [`SuspendError`]; the sequence is as it was.
+    pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
+        self.manager.suspend(sequence)
+    }
+
+    /// Brings a suspended sequence back, and returns where its KV ends; see
+    /// [`Manager::resume`](kv_manager::Manager::resume).
+    ///
+    /// # Errors
+    /// [`ResumeError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
+    #[track_caller]
+    pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
+        if self.can_grow() {
+            let _site = cuda_driver::site::enter();
+            let blocks = self.blocks_for(sequence.resolved());
+            self.make_room(blocks)?;
+        }
+        Ok(self.manager.resume(sequence)?)
+    }
+
+    /// Describes a sequence for another cache, and holds its blocks; see
+    /// [`Manager::export`](kv_manager::Manager::export).
+    ///
+    /// # Errors
+    /// [`ExportRefused`], with the sequence.
+    pub fn export(&mut self, sequence: Sequence) -> Result<Export, Box<ExportRefused>> {
+        self.manager.export(sequence)
+    }
+
+    /// Admits a request whose first `tokens` tokens have KV in another process; see
+    /// [`Manager::adopt`](kv_manager::Manager::adopt).
+    ///
+    /// # Errors
+    /// [`DemandError`] if memory could not be mapped though some is left; nothing was admitted then.
+    #[track_caller]
+    pub fn adopt(
+        &mut self,
+        request: &mut Request,
+        tokens: u64,
+    ) -> Result<(Answer, Option<Adoption>), DemandError> {
+        if self.can_grow() {
+            let _site = cuda_driver::site::enter();
+            self.make_room(self.blocks_for(request.tokens()))?;
+        }
+        Ok(self.manager.adopt(request, tokens))
+    }
+
+    /// Takes in the end of a transfer; see [`Manager::adopted`](kv_manager::Manager::adopted).
+    ///
+    /// # Errors
+    /// [`SequenceError`]; the transfer has ended all the same.
+    pub fn adopted(
+        &mut self,
+        sequence: &mut Sequence,
+        adoption: Adoption,
+        right: usize,
+    ) -> Result<u64, SequenceError> {
+        self.manager.adopted(sequence, adoption, right)
+    }
+
+    /// Brings content back from host memory before a request asks for it; see
+    /// [`Manager::prefetch`](kv_manager::Manager::prefetch). No step waits for it that does not use it.
+    ///
+    /// # Errors
+    /// [`DemandError`] if memory could not be mapped though some is left.
+    #[track_caller]
+    pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
+        if self.can_grow() {
+            let _site = cuda_driver::site::enter();
+            self.make_room(names.len())?;
+        }
+        Ok(self.manager.prefetch(names))
+    }
+
+    /// Says what a sequence's named blocks are worth from their release on.
+    pub fn retain(&mut self, sequence: &Sequence, retention: impl Into<Retention>) {
+        self.manager.retain(sequence, retention);
+    }
+
+    /// Forgets the content with these names, in every tier; how many blocks there were.
+    pub fn forget(&mut self, names: &[BlockHash]) -> usize {
+        self.manager.forget(names)
+    }
+
+    /// Forgets all cached content, because the model's weights were changed; see
+    /// [`Manager::reset`](kv_manager::Manager::reset).
+    pub fn reset(&mut self) {
+        self.manager.reset();
+    }
+
+    /// Appends the slots of a sequence's tokens to `slots`: slot `s` is token `s % block_tokens` of
+    /// device block `s / block_tokens`, as the transfer kernels take them.
+    ///
+    /// # Errors
+    /// [`SlotError`]; nothing was appended then.
+    pub fn slot_mapping(
+        &self,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), SlotError> {
+        let Range { start, end } = tokens;
+        let block_tokens = u64::from(self.shape().block_tokens());
+        let room = sequence.block_count() as u64 * block_tokens;
+        let ids = self.manager.block_ids(sequence);
+        if start > end || end > room || ids.is_empty() {
+            return Err(SlotError { start, end, tokens: if ids.is_empty() { 0 } else { room } });
+        }
+        slots.reserve((end - start) as usize);
+        let mut at = start;
+        while at < end {
+            let block = at / block_tokens;
+            let next = end.min((block + 1) * block_tokens);
+            // The sequence has blocks for all of its room.
+            let first = i64::from(ids[block as usize]) * block_tokens as i64;
+            slots.extend((at..next).map(|token| first + (token - block * block_tokens) as i64));
+            at = next;
+        }
+        Ok(())
+    }
+
+    /// Blocks of `tokens` tokens.
+    fn blocks_for(&self, tokens: u64) -> usize {
+        tokens.div_ceil(u64::from(self.shape().block_tokens())) as usize
+    }
+}

@@ -1,0 +1,534 @@
+//! The half of a cache that carries out plans: memory, tables, copies and streams of the devices of one
+//! process.
+
+use std::collections::VecDeque;
+
+use cuda_driver::{DeviceError, Stream};
+use cuda_vmm::{EpochGate, Fence, Lease};
+use kv_kernels::{BlockPair, KvShape, link::HostDirection};
+use kv_manager::{BlockCopy, Outcome, PlanError, Snapshot, Start, StepPlan};
+use kv_pool::Tier;
+use kv_stage::{BlockTable, Row, Step, error::StageError};
+
+use crate::awaited::Awaited;
+use crate::part::Part;
+use crate::runs::{Kind, Runs};
+use crate::shares::shares;
+use crate::staged::StagedPart;
+use crate::{
+    BuildError, CloseError, HostCopyError, KvCacheOptions, OptionsError, StepError, TransportStats,
+};
+
+/// Carries out the plans of a [`Manager`](kv_manager::Manager) on the devices of this process.
+///
+/// A [`KvCache`](crate::KvCache) has one of its own. An engine whose scheduler runs in another process
+/// makes one in each of its worker processes, sends it the plans as bytes, and sends the completions
+/// back.
+///
+/// # Ordering
+/// For each plan, in their order: [`carry_out`](Self::carry_out), the engine's work on the compute streams
+/// of [`parts`](Self::parts), [`finish`](Self::finish). Later, [`poll`](Self::poll) or
+/// [`wait`](Self::wait) says which steps are complete.
+#[derive(Debug)]
+pub struct KvWorker {
+    pub(crate) options: KvCacheOptions,
+    /// Dropped before the leases below, so that memory in use stays mapped.
+    pub(crate) parts: Vec<Part>,
+    /// # Invariants
+    /// A lease, or its fences, covers all work that may use the parts' memory, of steps and of
+    /// copies.
+    gate: EpochGate,
+    table: BlockTable,
+    /// The step of the last plan.
+    last: u64,
+    /// The step whose work is being enqueued, with the lease that covers it.
+    open: Option<(u64, Lease)>,
+    /// Steps that were not yet seen to complete, oldest first.
+    in_flight: VecDeque<InFlight>,
+    /// Fences after copies that no step in flight has taken over yet.
+    arrived: Vec<Fence>,
+    /// Copies and scrubs that are not enqueued yet, or not on all devices.
+    runs: Runs,
+    /// Held while copies are enqueued and not all have a fence after them.
+    copies: Option<Lease>,
+    /// Blocks of copies that the compute streams do not wait for yet.
+    awaited: Awaited,
+    copied_bytes: u64,
+    /// Rows and lengths of the batch, kept for their memory.
+    rows: Vec<Row>,
+    lengths: Vec<u32>,
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    sabotage: Sabotage,
+}
+
+/// A step whose work is enqueued, with a fence after it on every device, and fences of copies before it.
+#[derive(Debug)]
+struct InFlight {
+    step: u64,
+    fences: Vec<Fence>,
+    outcome: Outcome,
+}
+
+/// Protections taken out, for tests that must see the harm.
+#[cfg(all(feature = "sabotage", debug_assertions))]
+#[derive(Debug, Default)]
+struct Sabotage {
+    ignores_copies: bool,
+    sends_backwards: bool,
+    ignores_work: bool,
+}
+
+impl KvWorker {
+    /// Memory, tables and streams for `options`, on the devices of `compute`, one stream each; see
+    /// [`KvCache::new`](crate::KvCache::new). No block has memory before [`grow_to`](Self::grow_to).
+    ///
+    /// # Errors
+    /// [`BuildError`]; nothing stays allocated.
+    #[track_caller]
+    pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
+        let _site = cuda_driver::site::enter();
+        options.check(compute.len())?;
+        check_placed(&options, compute)?;
+        let built = Self::build(compute, options);
+        if built.is_err() {
+            for stream in compute {
+                // An error here would hide the first one; the driver crate logs it.
+                let _ = stream.device().free_retired();
+            }
+        }
+        built
+    }
+
+    /// `options` has been checked.
+    fn build(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
+        // See the invariant of `gate`.
+        let gate = EpochGate::for_all_uses();
+        let parts = shares(&options, compute.len())
+            .into_iter()
+            .map(|share| Part::new(&compute[share.device], share, &options, &gate))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rows = options.sequences_max as usize;
+        Ok(Self {
+            parts,
+            gate,
+            table: BlockTable::new(rows, options.blocks_per_sequence_max as usize)?,
+            last: 0,
+            open: None,
+            in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
+            arrived: Vec::new(),
+            runs: Runs::default(),
+            copies: None,
+            awaited: Awaited::new(options.device_blocks as usize),
+            copied_bytes: 0,
+            rows: Vec::with_capacity(rows),
+            lengths: Vec::with_capacity(rows),
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            sabotage: Sabotage::default(),
+            options,
+        })
+    }
+
+    /// The shape of the KV of all layers.
+    #[must_use]
+    pub fn shape(&self) -> &KvShape {
+        &self.options.shape
+    }
+
+    /// The options that it was built with.
+    #[must_use]
+    pub fn options(&self) -> &KvCacheOptions {
+        &self.options
+    }
+
+    /// The devices' parts of the cache, in the order of the devices. A device without layers has no
+    /// part.
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Blocks with memory on every device.
+    #[must_use]
+    pub fn ready_blocks(&self) -> u64 {
+        self.parts.iter().map(Part::ready_blocks).min().unwrap_or(0)
+    }
+
+    /// Maps memory under the first `blocks` blocks of every device, or under as many as there is memory
+    /// for; how many have memory then.
+    ///
+    /// # Errors
+    /// [`GrowError`](cuda_vmm::GrowError) if the driver refuses though memory is left.
+    #[track_caller]
+    pub fn grow_to(&mut self, blocks: u64) -> Result<u64, cuda_vmm::GrowError> {
+        let _site = cuda_driver::site::enter();
+        self.grow_parts(blocks.min(self.options.device_blocks.into()))
+    }
+
+    /// Batches and blocks enqueued between the devices and host memory, by way, summed over the
+    /// devices.
+    #[must_use]
+    pub fn transports(&self) -> TransportStats {
+        let mut all = TransportStats::default();
+        self.parts.iter().for_each(|part| all.add(&part.transports));
+        all
+    }
+
+    /// Bytes of the copies between the devices and host memory that plans have asked for.
+    #[must_use]
+    pub fn copied_bytes(&self) -> u64 {
+        self.copied_bytes
+    }
+
+    /// Takes the place that a snapshot describes: its plans come next. The memory of the blocks has no
+    /// content for them.
+    ///
+    /// # Errors
+    /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
+        let (rows, width) = (self.table.rows(), self.table.max_blocks());
+        snapshot.check(rows, width, self.options.device_blocks.into())?;
+        for (row, ids) in snapshot.table.chunks_exact(width).enumerate() {
+            self.write_row(Row::new(row as u32), 0, ids)?;
+        }
+        self.last = snapshot.step;
+        Ok(())
+    }
+
+    /// Carries out a plan, up to its batch: changes the block table, enqueues copies and scrubs, and sends
+    /// each device the tables and lengths of the batch, and the arrays that `add` adds.
+    ///
+    /// `add` is called once for each part, with its index, while the part's device is
+    /// [kept current](cuda_driver::Device::while_current); its value is returned by the part's
+    /// [`StagedPart::extra`].
+    ///
+    /// # Ordering
+    /// Waits on the host only if every staging buffer is still being read, which does not happen while no
+    /// more than `overlap_depth` steps are in flight. Work that is enqueued on the compute streams after
+    /// this call finds the arrays, and the blocks of the batch, in place. A copy waits for the copies and
+    /// the work that touch one of its blocks, and the work for the copies that touch one of the batch's.
+    ///
+    /// # Errors
+    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there: nothing
+    /// has changed. After another error the step counts as failed: finish it as others. The next
+    /// call enqueues the copies that were not enqueued.
+    #[track_caller]
+    pub fn carry_out<T, F>(
+        &mut self,
+        plan: &StepPlan,
+        add: F,
+    ) -> Result<Vec<StagedPart<T>>, StepError>
+    where
+        F: FnMut(usize, &mut Step<'_>) -> Result<T, StageError>,
+    {
+        let _site = cuda_driver::site::enter();
+        self.check(plan)?;
+        if self.open.is_some() {
+            // Nobody has said that its work is enqueued.
+            self.leave(Outcome::Failed)?;
+        }
+        self.open = Some((plan.step, self.gate.lease()));
+        self.last = plan.step;
+        self.edit(plan)?;
+        self.decide(plan);
+        self.send_copies()?;
+        self.note_batch(plan)?;
+        self.await_copies()?;
+        self.stage(add)
+    }
+
+    /// Checks a plan against the last one, the table and the tiers.
+    fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
+        plan.check_follows(self.last)?;
+        plan.check_table(self.table.rows(), self.table.max_blocks())?;
+        let blocks = [self.options.device_blocks, self.options.host_blocks].map(u64::from);
+        plan.check_blocks(blocks)
+    }
+
+    fn edit(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        let mut ids = &plan.edit_ids[..];
+        for edit in &plan.edits {
+            let (here, rest) = ids.split_at(edit.count as usize);
+            self.write_row(Row::new(edit.row.index() as u32), edit.first as usize, here)?;
+            ids = rest;
+        }
+        Ok(())
+    }
+
+    /// Writes ids from an entry of a row on. -1 behind them ends the row there.
+    fn write_row(&mut self, row: Row, first: usize, ids: &[i32]) -> Result<(), StageError> {
+        let blocks = ids.iter().rposition(|&id| id >= 0).map_or(0, |last| last + 1);
+        self.table.set_run(row, first, ids[..blocks].iter().copied())?;
+        if blocks < ids.len() {
+            self.table.truncate(row, first + blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in the copies and scrubs of a plan, in their order.
+    fn decide(&mut self, plan: &StepPlan) {
+        let mut scrubs = plan.scrubs.iter().peekable();
+        let pair = |source: kv_pool::BlockId, destination: kv_pool::BlockId| BlockPair {
+            source: source.as_i32(),
+            destination: destination.as_i32(),
+        };
+        for at in 0..=plan.copies.len() {
+            while let Some(&(_, block)) = scrubs.next_if(|(after, _)| *after as usize <= at) {
+                self.runs.push(Kind::Scrub, false, pair(block, block));
+            }
+            let Some(&BlockCopy { from, to, written_by, .. }) = plan.copies.get(at) else { break };
+            let kind = match (from.tier, to.tier) {
+                (Tier::Primary, Tier::Primary) => Kind::Within,
+                (Tier::Primary, _) => Kind::Carry(HostDirection::ToHost),
+                _ => Kind::Carry(HostDirection::ToPages),
+            };
+            if let Kind::Carry(direction) = kind {
+                let block = if direction == HostDirection::ToHost { from.id } else { to.id };
+                self.awaited.note(kind.lane(), block.index());
+                self.copied_bytes += self.options.shape.block_bytes();
+            }
+            // What is complete on the devices is not waited for.
+            let behind_work = self.in_flight.iter().any(|step| step.step <= written_by);
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            let behind_work = behind_work && !self.sabotage.ignores_work;
+            self.runs.push(kind, behind_work, pair(from.id, to.id));
+        }
+    }
+
+    /// Enqueues the decided copies, on every device in the order of the decisions. After a refusal,
+    /// copies that a device has already been sent are not sent to it again.
+    fn send_copies(&mut self) -> Result<(), HostCopyError> {
+        if self.runs.is_empty() {
+            return Ok(());
+        }
+        // Taken before the first copy, so that copies which are enqueued in part are waited for
+        // too.
+        self.copies.get_or_insert_with(|| self.gate.lease());
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.sabotage.sends_backwards {
+            self.runs.reverse();
+        }
+        let runs = self.runs.as_slice();
+        let sent = self.parts.iter_mut().try_for_each(|part| part.send(runs));
+        if let Err(error) = sent {
+            self.runs.end_last();
+            return Err(error);
+        }
+        self.parts.iter_mut().for_each(|part| part.sent.clear());
+        self.runs.clear();
+        Ok(())
+    }
+
+    /// Notes the rows and lengths of the batch.
+    fn note_batch(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        self.rows.clear();
+        self.lengths.clear();
+        for row in &plan.batch {
+            let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
+            let tokens = upper.saturating_add(row.tokens.into());
+            let length = u32::try_from(tokens).map_err(|_| StepError::TooLong { tokens })?;
+            self.rows.push(Row::new(row.row.index() as u32));
+            self.lengths.push(length);
+        }
+        Ok(())
+    }
+
+    /// Makes the compute streams wait for the copies that touch blocks of the batch. The gate keeps fences
+    /// of all copies, because no step covers them yet.
+    fn await_copies(&mut self) -> Result<(), StepError> {
+        let mut needed = [false; 2];
+        for part in &self.parts {
+            for (needed, unawaited) in needed.iter_mut().zip(part.unawaited()) {
+                *needed |= unawaited;
+            }
+        }
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.sabotage.ignores_copies {
+            needed = [false; 2];
+        }
+        if needed != [false; 2] {
+            let here = self.awaited.of_rows(&self.table, &self.rows)?;
+            needed = std::array::from_fn(|lane| needed[lane] && here[lane]);
+        }
+        for part in &mut self.parts {
+            part.fence_copies(needed, &mut self.arrived)?;
+        }
+        for lane in (0..needed.len()).filter(|&lane| needed[lane]) {
+            self.awaited.clear(lane);
+        }
+        if let Some(lease) = self.copies.take() {
+            drop(lease.submitted(&self.arrived));
+        }
+        Ok(())
+    }
+
+    fn stage<T, F>(&mut self, mut add: F) -> Result<Vec<StagedPart<T>>, StepError>
+    where
+        F: FnMut(usize, &mut Step<'_>) -> Result<T, StageError>,
+    {
+        let Self { table, rows, lengths, parts, .. } = self;
+        let mut width = 0;
+        for &row in rows.iter() {
+            width = width.max(table.len(row).map_err(StageError::from)?);
+        }
+        let stage = |(index, part): (usize, &mut Part)| {
+            let device = part.device().clone();
+            let staged = device.while_current(|| {
+                let mut step = part.stager.begin_wait()?;
+                let table = step.block_rows(table, rows, width)?;
+                let lengths = step.array(lengths)?;
+                let extra = add(index, &mut step)?;
+                let staged = step.submit(&part.compute)?;
+                let width = staged.row_entries(table)?;
+                Ok(StagedPart { staged, table, lengths, width, extra })
+            });
+            staged?
+        };
+        parts.iter_mut().enumerate().map(stage).collect()
+    }
+
+    /// Says that the engine's work for the last plan is enqueued on the compute streams, or that it is not
+    /// ([`Outcome::Failed`]): what its batch computes is void then.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when no event could be recorded after the work. The call can be made again.
+    #[track_caller]
+    pub fn finish(&mut self, outcome: Outcome) -> Result<(), DeviceError> {
+        let _site = cuda_driver::site::enter();
+        self.leave(outcome)
+    }
+
+    fn leave(&mut self, outcome: Outcome) -> Result<(), DeviceError> {
+        if self.open.is_none() {
+            return Ok(());
+        }
+        let recorded = self.parts.iter_mut().map(Part::fence_compute);
+        let mut fences = recorded.collect::<Result<Vec<_>, _>>()?;
+        let Some((step, lease)) = self.open.take() else { return Ok(()) };
+        // The fences are of the parts' devices. A lease that is refused counts as dropped.
+        drop(lease.submitted(&fences));
+        // Blocks that these copies read or write are handed out again when the step is complete.
+        fences.append(&mut self.arrived);
+        self.in_flight.push_back(InFlight { step, fences, outcome });
+        Ok(())
+    }
+
+    /// Steps that were finished and not yet seen to complete.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// The oldest step in flight, if it is complete on all devices, and what came of it.
+    ///
+    /// # Errors
+    /// [`DeviceError`], the sticky error if work has failed.
+    pub fn poll(&mut self) -> Result<Option<(u64, Outcome)>, DeviceError> {
+        let Some(oldest) = self.in_flight.front() else { return Ok(None) };
+        for fence in &oldest.fences {
+            if !fence.is_complete()? {
+                return Ok(None);
+            }
+        }
+        Ok(self.take_oldest())
+    }
+
+    /// The same, after waiting on the host for the oldest step; `None` if no step is in flight.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[track_caller]
+    pub fn wait(&mut self) -> Result<Option<(u64, Outcome)>, DeviceError> {
+        let _site = cuda_driver::site::enter();
+        let Some(oldest) = self.in_flight.front() else { return Ok(None) };
+        for fence in &oldest.fences {
+            fence.wait()?;
+        }
+        Ok(self.take_oldest())
+    }
+
+    /// Whether a step in flight has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.in_flight.iter().any(|step| step.outcome == Outcome::Failed)
+    }
+
+    fn take_oldest(&mut self) -> Option<(u64, Outcome)> {
+        let InFlight { step, fences, outcome } = self.in_flight.pop_front()?;
+        fences.into_iter().for_each(|fence| self.keep_spare(fence));
+        Some((step, outcome))
+    }
+
+    /// Keeps a fence that has completed, for its event to be recorded again.
+    fn keep_spare(&mut self, fence: Fence) {
+        // Two parts may be on one device: the one with fewer spares gets it.
+        let on_device = |part: &&mut Part| part.device() == fence.device();
+        let parts = self.parts.iter_mut().filter(on_device);
+        if let Some(part) = parts.min_by_key(|part| part.spare_count()) {
+            part.keep_spare(fence);
+        }
+    }
+
+    /// Waits for all devices and releases everything: mappings, addresses, physical and pinned memory.
+    ///
+    /// # Ordering
+    /// Waits on the host for the compute and transfer streams.
+    ///
+    /// # Errors
+    /// Every refused call, of every device. With a device that cannot be waited for, the worker is dropped
+    /// instead.
+    #[track_caller]
+    pub fn close(self) -> Result<(), Vec<CloseError>> {
+        let _site = cuda_driver::site::enter();
+        // What is left of it is dropped before the place ends; an argument would be after it.
+        let mut worker = self;
+        // All devices first: their work shares one gate.
+        let restless: Vec<_> = worker
+            .parts
+            .iter()
+            .filter(|part| !part.come_to_rest())
+            .map(|part| CloseError::NotAtRest { ordinal: part.device().ordinal() })
+            .collect();
+        if !restless.is_empty() {
+            return Err(restless);
+        }
+        // Leases of copies and of an open step have no fence after their work: with them dropped, each part
+        // waits for all work of its device before it unmaps anything.
+        (worker.copies, worker.open) = (None, None);
+        let errors: Vec<_> = worker.parts.into_iter().flat_map(Part::close).collect();
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// Lets steps begin without waiting for the copies of blocks to and from host memory.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_copies(&mut self) {
+        self.sabotage.ignores_copies = true;
+    }
+
+    /// Sends a step's copies in the reverse of the decided order.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_send_backwards(&mut self) {
+        self.sabotage.sends_backwards = true;
+    }
+
+    /// Lets copies of suspended blocks begin before the work that writes the blocks has ended.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_work(&mut self) {
+        self.sabotage.ignores_work = true;
+    }
+
+    /// Makes copies of one lane wait for none of another.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub fn sabotage_ignore_lanes(&mut self) {
+        self.parts.iter_mut().for_each(Part::sabotage_ignore_lanes);
+    }
+}
+
+/// Checks that the placement is for these devices.
+fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), OptionsError> {
+    let Some(placement) = &options.placement else { return Ok(()) };
+    for (position, (gpu, stream)) in placement.gpus().iter().zip(compute).enumerate() {
+        if gpu.uuid != stream.device().info().uuid {
+            return Err(OptionsError::PlacedElsewhere { position });
+        }
+    }
+    Ok(())
+}
