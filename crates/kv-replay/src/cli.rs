@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
-use kv_replay::config::{RunConfig, Verify};
+use kv_replay::config::{Life, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
 use kv_replay::place::Division;
 use kv_replay::policies::Half;
@@ -93,6 +93,25 @@ pub(crate) struct RunArgs {
     /// GPUs.
     #[arg(long, value_name = "WAY", default_value_t = RunConfig::default().transport)]
     transport: TransportChoice,
+    /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    chunk: u32,
+    /// Draft tokens that are computed behind each sampled one.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<u32>)]
+    draft: u32,
+    /// Chance, in percent, that a draft is accepted if those before it are.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    accept: u32,
+    /// Answers to each request: when its prompt is computed, it is forked into N.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    fork: u32,
+    /// Chance, in percent, that a running request is suspended in an iteration, for up to 16 of
+    /// them.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    suspend: u32,
+    /// Chance, in percent, that a request is cancelled before its end.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    cancel: u32,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -129,6 +148,14 @@ impl RunArgs {
             step_tokens: self.step_tokens,
             policy: self.policy,
             transport: self.transport,
+            life: Life {
+                chunk: self.chunk,
+                drafts: self.draft,
+                accept: self.accept,
+                fork: self.fork,
+                suspend: self.suspend,
+                cancel: self.cancel,
+            },
             verify: self.verify,
             seed: self.seed,
         }

@@ -236,7 +236,7 @@ fn judge(report: &RunReport) -> Result<Outcome, Failure> {
     if corrupt_blocks > 0 {
         return Ok(Outcome::Corrupt);
     }
-    if finished != requests {
+    if finished + report.cancelled != requests {
         return Err(Failure::Unfinished { finished, requests });
     }
     Ok(Outcome::Clean)

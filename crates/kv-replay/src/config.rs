@@ -31,6 +31,12 @@ pub const LAYERS_MAX: u32 = 1 << 16;
 /// Maximum number of tokens of one iteration: their slots and keys are staged at full width.
 pub const STEP_TOKENS_MAX: u32 = 1 << 24;
 
+/// Maximum number of draft tokens behind a sampled one.
+pub const DRAFTS_MAX: u32 = 1024;
+
+/// Maximum number of answers to a request.
+pub const FORKS_MAX: u32 = 1024;
+
 /// Maximum size of a pool, in bytes. Half of the address space leaves room for rounding up to
 /// pages.
 const POOL_BYTES_MAX: u64 = 1 << 62;
@@ -92,6 +98,31 @@ impl FromStr for Verify {
     }
 }
 
+/// What happens to requests beside prefill and decoding. Chances are in percent.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Life {
+    /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
+    pub chunk: u32,
+    /// Draft tokens that are computed behind each sampled one.
+    pub drafts: u32,
+    /// The chance that a draft is accepted, if those before it are.
+    pub accept: u32,
+    /// Answers to each request: when its prompt is computed, it is forked into so many. 0 and 1 fork none.
+    pub fork: u32,
+    /// The chance that a running request is suspended in an iteration, for up to 16 of them.
+    pub suspend: u32,
+    /// The chance that a request is cancelled before its end.
+    pub cancel: u32,
+}
+
+impl Life {
+    /// The most tokens of a prompt in an iteration.
+    #[must_use]
+    pub fn chunk(&self) -> u64 {
+        if self.chunk == 0 { u64::MAX } else { self.chunk.into() }
+    }
+}
+
 /// The options of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RunConfig {
@@ -114,6 +145,8 @@ pub struct RunConfig {
     pub policy: PolicyKind,
     /// Transport of blocks between device and host memory.
     pub transport: TransportChoice,
+    /// What happens to requests beside prefill and decoding.
+    pub life: Life,
     /// How many of the read blocks are compared.
     pub verify: Verify,
     /// Seed of all random choices of the run.
@@ -133,6 +166,7 @@ impl Default for RunConfig {
             step_tokens: 16_384,
             policy: PolicyKind::Lru,
             transport: TransportChoice::default(),
+            life: Life::default(),
             verify: Verify::Full,
             seed: 0,
         }
@@ -242,6 +276,19 @@ impl RunConfig {
                 return Err(ConfigError::Zero { option });
             }
             if value > limit {
+                return Err(ConfigError::TooLarge { option, value, limit });
+            }
+        }
+        let Life { drafts, accept, fork, suspend, cancel, .. } = self.life;
+        for (option, value, limit) in [
+            ("--draft", drafts, DRAFTS_MAX),
+            ("--accept", accept, 100),
+            ("--fork", fork, FORKS_MAX),
+            ("--suspend", suspend, 100),
+            ("--cancel", cancel, 100),
+        ] {
+            if value > limit {
+                let (value, limit) = (value.into(), limit.into());
                 return Err(ConfigError::TooLarge { option, value, limit });
             }
         }

@@ -58,6 +58,16 @@ pub struct RunReport {
     pub most_admitted_at_once: u64,
     /// Number of times that a request was preempted to make room for others.
     pub preemptions: u64,
+    /// Number of requests that were cancelled.
+    pub cancelled: u64,
+    /// Number of branches that forks made.
+    pub forks: u64,
+    /// Number of times that a request was suspended to host memory.
+    pub suspensions: u64,
+    /// Number of blocks copied within the device because a fork shared them.
+    pub blocks_copied_on_write: u64,
+    /// Number of blocks of suspended requests copied to host memory.
+    pub blocks_suspended: u64,
     /// Number of blocks that were read back and compared.
     pub verified_blocks: u64,
     /// Number of these that held a byte which does not belong to their request.
@@ -177,6 +187,11 @@ impl RunReport {
             admissions: 0,
             most_admitted_at_once: 0,
             preemptions: 0,
+            cancelled: 0,
+            forks: 0,
+            suspensions: 0,
+            blocks_copied_on_write: 0,
+            blocks_suspended: 0,
             verified_blocks: 0,
             corrupt_blocks: 0,
             corruptions: Vec::new(),

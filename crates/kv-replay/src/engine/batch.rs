@@ -51,17 +51,21 @@ impl Batch {
         self.written
     }
 
-    /// Adds tokens of a request. None of them is cached.
+    /// Adds tokens of a request. None of them is cached. Those from `right` on are drafts that `step` rejects.
     pub(super) fn add(
         &mut self,
         cache: &KvCache,
         sequence: &Sequence,
         content: &RequestContent,
-        tokens: Range<u64>,
+        (tokens, right, step): (Range<u64>, u64, u64),
     ) -> Result<(), SlotError> {
         cache.slot_mapping(sequence, tokens.clone(), &mut self.slots)?;
         self.written += tokens.end - tokens.start;
-        self.keys.extend(tokens.map(|token| content.key(token)));
+        let key = |token| match token < right {
+            true => content.key(token),
+            false => content.rejected_key(token, step),
+        };
+        self.keys.extend(tokens.map(key));
         Ok(())
     }
 

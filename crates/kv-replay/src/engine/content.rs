@@ -16,14 +16,17 @@ pub(super) struct Content {
     block_tokens: u64,
 }
 
-/// The blocks and keys of one request.
-#[derive(Debug)]
+/// The blocks and keys of one request, or of one branch of it.
+#[derive(Clone, Debug)]
 pub(super) struct RequestContent {
     /// One hash for each block of the prompt. The last block may be partly full.
     hashes: Vec<BlockHash>,
+    /// Names of the full blocks, as far as they were asked for.
+    names: Vec<BlockHash>,
     prompt_tokens: u64,
     block_tokens: u64,
-    answer_base: u64,
+    /// From which token on the answer has which base, in ascending order.
+    answers: Vec<(u64, u64)>,
     seed: u64,
 }
 
@@ -46,18 +49,40 @@ impl Content {
         }
         RequestContent {
             hashes,
+            names: Vec::new(),
             prompt_tokens: request.input_length,
             block_tokens: self.block_tokens,
-            answer_base: mix(!self.seed, number as u64),
+            answers: vec![(request.input_length, mix(!self.seed, number as u64))],
             seed: self.seed,
         }
     }
 }
 
 impl RequestContent {
-    /// The hashes of the prompt's full blocks, which other requests may share.
-    pub(super) fn full_block_hashes(&self) -> &[BlockHash] {
-        &self.hashes[..(self.prompt_tokens / self.block_tokens) as usize]
+    /// The names of the blocks that the first `tokens` tokens fill, as other requests would find them.
+    pub(super) fn names(&mut self, tokens: u64) -> &[BlockHash] {
+        let full = (tokens / self.block_tokens) as usize;
+        for block in self.names.len()..full {
+            let end = (block as u64 + 1) * self.block_tokens;
+            let name = match end <= self.prompt_tokens {
+                true => self.hashes[block],
+                false => {
+                    let parent = self.names.last().copied().unwrap_or(BlockHash::ROOT);
+                    let base = self.answer_at(end - 1);
+                    BlockHash::chain(parent, &[base as u32, (base >> 32) as u32, block as u32])
+                }
+            };
+            self.names.push(name);
+        }
+        &self.names[..full]
+    }
+
+    /// A branch whose tokens from `from` on are others. `number` tells it from other branches.
+    pub(super) fn branch(&self, from: u64, number: u64) -> Self {
+        let mut branch = self.clone();
+        branch.names.truncate((from / self.block_tokens) as usize);
+        branch.answers.push((from, mix(self.answer_at(from) ^ from, number)));
+        branch
     }
 
     pub(super) fn prompt_tokens(&self) -> u64 {
@@ -67,10 +92,20 @@ impl RequestContent {
     /// The key of token `position`, counted through prompt and answer.
     pub(super) fn key(&self, position: u64) -> u64 {
         if position >= self.prompt_tokens {
-            return mix(self.answer_base, position);
+            return mix(self.answer_at(position), position);
         }
         let hash = self.hashes[(position / self.block_tokens) as usize].to_u128() as u64;
         mix(self.seed ^ hash, position % self.block_tokens)
+    }
+
+    /// The key of a draft for token `position` that is rejected in `step`.
+    pub(super) fn rejected_key(&self, position: u64, step: u64) -> u64 {
+        mix(!self.key(position), step)
+    }
+
+    fn answer_at(&self, position: u64) -> u64 {
+        let before = self.answers.partition_point(|(from, _)| *from <= position);
+        self.answers[before.saturating_sub(1)].1
     }
 }
 
@@ -89,16 +124,16 @@ mod tests {
     #[test]
     fn prompts_share_keys_and_hashes_exactly_as_far_as_they_are_equal() {
         let content = Content::new(1, 64);
-        let one = content.of(0, &request(1500, vec![7, 8, 9]));
-        let two = content.of(1, &request(1500, vec![7, 8, 10]));
-        let other = content.of(2, &request(1024, vec![6, 8]));
-        assert_eq!(one.full_block_hashes().len(), 23);
-        assert_eq!(one.full_block_hashes()[..16], two.full_block_hashes()[..16]);
-        assert_ne!(one.full_block_hashes()[16], two.full_block_hashes()[16]);
+        let mut one = content.of(0, &request(1500, vec![7, 8, 9]));
+        let mut two = content.of(1, &request(1500, vec![7, 8, 10]));
+        let mut other = content.of(2, &request(1024, vec![6, 8]));
+        assert_eq!(one.names(1500).len(), 23);
+        assert_eq!(one.names(1024), two.names(1024));
+        assert_ne!(one.names(1500)[16], two.names(1500)[16]);
         assert_eq!(one.key(1023), two.key(1023));
         assert_ne!(one.key(1024), two.key(1024));
         // An equal id after a different prefix is different content.
-        assert_ne!(one.full_block_hashes()[8], other.full_block_hashes()[8]);
+        assert_ne!(one.names(1024)[8], other.names(1024)[8]);
         assert_ne!(one.key(600), other.key(600));
     }
 
@@ -113,5 +148,19 @@ mod tests {
                 assert!(keys.insert(request.key(position)), "position {position}");
             }
         }
+    }
+
+    #[test]
+    fn a_branch_differs_from_where_it_begins() {
+        let mut one = Content::new(1, 16).of(0, &request(40, vec![7]));
+        let mut two = one.branch(50, 1);
+        let mut three = one.branch(50, 2);
+        assert_eq!(one.key(49), two.key(49));
+        assert!(one.key(50) != two.key(50) && two.key(50) != three.key(50));
+        // The block with the last token of the prompt is the same, and the one after it is not.
+        assert_eq!(one.names(64)[..3], two.names(64)[..3]);
+        assert!(one.names(64)[3] != two.names(64)[3] && two.names(64)[3] != three.names(64)[3]);
+        assert_ne!(one.rejected_key(50, 1), one.key(50));
+        assert_ne!(one.rejected_key(50, 1), one.rejected_key(50, 2));
     }
 }

@@ -42,7 +42,7 @@ impl Oracle {
 /// The checksums of a request's blocks, as far as its tokens were written at least once.
 ///
 /// They do not depend on the block ids, so they survive a preemption.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ExpectedSums {
     oracle: Oracle,
     /// Sums of the full blocks, `[block][part]`.

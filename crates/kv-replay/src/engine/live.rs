@@ -1,46 +1,108 @@
 //! A request in the engine.
 
+use std::collections::VecDeque;
+
 use kv_cache::{Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
 
-/// A request from its first admission until its last result was compared.
+/// A request, or a branch of one, until its last result was compared.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) content: RequestContent,
     pub(super) expected: ExpectedSums,
-    /// Its blocks; `None` while it is preempted.
+    /// What is to be admitted; `None` while it has a sequence, and when it is over.
+    pub(super) request: Option<Request>,
+    /// Its blocks; `None` before it is admitted, while it is preempted, and when it is cancelled.
     pub(super) sequence: Option<Sequence>,
-    /// Number of tokens whose KV is written, or enqueued to be written.
-    pub(super) written: u64,
-    /// Number of known tokens: the prompt, and the tokens generated so far.
-    pub(super) known: u64,
+    /// What the present iteration computes of it.
+    pub(super) staged: Option<Staged>,
+    /// Steps whose ids were not committed, each with the number of ids.
+    pub(super) outcomes: VecDeque<(u64, u64)>,
     /// Number of tokens that the sequence will have at its end.
     pub(super) total: u64,
-    /// Whether its cached tokens were counted already.
-    pub(super) counted: bool,
-    /// The step that wrote its last token.
-    pub(super) finished_in: Option<u64>,
+    /// Branches to be made when its prompt is computed.
+    pub(super) twins: u32,
+    /// Whether it is to be suspended as soon as all its ids are there.
+    pub(super) tires: bool,
+    /// The iteration in which it is resumed, while it is suspended.
+    pub(super) wakes: u64,
+    /// The iteration in which it is cancelled.
+    pub(super) dies: Option<u64>,
+    /// Whether it is a request of the trace whose cached tokens were not counted yet.
+    pub(super) uncounted: bool,
+    /// The step after which it is over.
+    pub(super) over_in: Option<u64>,
+    /// Whether it was cancelled.
+    pub(super) cancelled: bool,
+    /// Whether it is a branch that a fork made.
+    pub(super) forked: bool,
+}
+
+/// Tokens of a request in an iteration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Staged {
+    /// Behind its first tokens of so many, up to which they are right, the others are rejected drafts.
+    pub(super) right: u64,
+    /// The end of all its tokens.
+    pub(super) end: u64,
 }
 
 impl Live {
-    pub(super) fn new(content: RequestContent, expected: ExpectedSums, answer_tokens: u64) -> Self {
+    pub(super) fn new(
+        mut content: RequestContent,
+        expected: ExpectedSums,
+        answer_tokens: u64,
+    ) -> Self {
         let prompt = content.prompt_tokens();
+        let request = Request::named(prompt, content.names(prompt).to_vec());
         Self {
             content,
             expected,
+            request: Some(request),
             sequence: None,
-            written: 0,
-            known: prompt,
+            staged: None,
+            outcomes: VecDeque::new(),
             total: prompt + answer_tokens,
-            counted: false,
-            finished_in: None,
+            twins: 0,
+            tires: false,
+            wakes: 0,
+            dies: None,
+            uncounted: true,
+            over_in: None,
+            cancelled: false,
+            forked: false,
         }
     }
 
-    /// The request in the form that the cache's admission takes.
-    pub(super) fn to_admit(&self) -> Request<'_> {
-        Request::new(self.known, self.content.full_block_hashes())
+    /// A branch of this request from token `from` on, with a sequence of its own.
+    pub(super) fn branch(&self, from: u64, number: u64, sequence: Sequence) -> Self {
+        Self {
+            content: self.content.branch(from, number),
+            expected: self.expected.clone(),
+            request: None,
+            sequence: Some(sequence),
+            staged: None,
+            outcomes: VecDeque::new(),
+            total: self.total,
+            twins: 0,
+            tires: false,
+            wakes: 0,
+            dies: None,
+            uncounted: false,
+            over_in: None,
+            cancelled: false,
+            forked: true,
+        }
+    }
+
+    /// Takes its blocks away, to be admitted again with what it knows by then.
+    pub(super) fn preempt(&mut self) {
+        let Some(sequence) = self.sequence.take() else { return };
+        let known = sequence.known();
+        self.request = Some(Request::named(known, self.content.names(known).to_vec()));
+        self.outcomes.clear();
+        self.staged = None;
     }
 }

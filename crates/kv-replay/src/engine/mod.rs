@@ -16,7 +16,9 @@
 //! and computed again later.
 
 mod batch;
+mod chance;
 mod content;
+mod error;
 mod expected;
 mod live;
 mod scheduler;
@@ -26,22 +28,24 @@ mod work;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_driver::{CopyError, DeviceError, Driver as _, ModuleError, Stream};
+use cuda_driver::{Driver as _, Stream};
 use kv_cache::{
-    AdmitError, BuildError, CloseError, Growth, KvCache, KvCacheOptions, PoolRules, SealError,
-    SlotError, StepError, TransportChoice, TransportRules, Worker, WorkerOptions,
+    CloseError, Growth, KvCache, KvCacheOptions, PoolRules, TransportChoice, TransportRules,
+    Worker, WorkerOptions,
 };
 use kv_kernels::{
-    KernelError, KvKernels, KvShape, KvShapeOptions,
-    link::{MeasureOptions, TransportError, TransportProfile},
+    KvKernels, KvShape, KvShapeOptions,
+    link::{MeasureOptions, TransportProfile},
 };
+use kv_pool::BlockHasher;
 
-use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
+use crate::config::{Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
-use crate::place::{self, PlaceError, place};
+use crate::place::{self, place};
 use crate::report::RunReport;
-use crate::shape::{KV_COUNT, ShapeError};
-use crate::trace::{LineProblem, Trace};
+use crate::shape::KV_COUNT;
+use crate::trace::Trace;
+pub use error::{AdmitError, MeasureError, RunError};
 use scheduler::Scheduler;
 
 /// Number of iterations that the host is ahead of the device.
@@ -49,136 +53,6 @@ const OVERLAP_DEPTH: u32 = 1;
 
 /// Number of iterations after which no more pinned memory may be allocated.
 const WARMUP_ITERATIONS: u64 = 4;
-
-/// The reason why a run ended early.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// The options of the run are refused.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A request violates the trace format.
-    #[error("request {request}, counted from 0: {problem}")]
-    Request {
-        /// The request.
-        request: usize,
-        /// The problem.
-        problem: LineProblem,
-    },
-    /// The shape is invalid.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// The kernels do not support the shape.
-    #[error("the kernels do not support the shape")]
-    KernelShape(#[from] kv_kernels::error::ShapeError),
-    /// A number exceeds what the cache supports.
-    #[error("{what} is {value}, more than the cache can count")]
-    TooLarge {
-        /// The kind of number.
-        what: &'static str,
-        /// Its value.
-        value: u64,
-    },
-    /// The bytes of an iteration's tokens exceed 64 bits.
-    #[error("an iteration of {tokens} tokens has more bytes than 64 bits can count")]
-    ChunkOverflow {
-        /// Number of tokens of an iteration.
-        tokens: u64,
-    },
-    /// The engine's own buffers could not be allocated.
-    #[error("cannot allocate {bytes} bytes for {what}")]
-    Buffers {
-        /// The contents, and the option that determines the size.
-        what: &'static str,
-        /// Their size.
-        bytes: u64,
-        /// The device's error.
-        source: DeviceError,
-    },
-    /// The cache was not built.
-    #[error("cannot build the KV cache")]
-    Build(#[from] BuildError),
-    /// The model could not be placed on the devices.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// The transports between a device and host memory were not measured.
-    #[error("cannot measure the link between {device} and host memory")]
-    Measure {
-        /// The device.
-        device: String,
-        /// The cause.
-        source: Box<MeasureError>,
-    },
-    /// The worker's thread, which maps memory ahead of need, was not started.
-    #[error("cannot start growth ahead of need")]
-    Worker(#[from] kv_cache::SpawnError),
-    /// A request was not admitted or extended, and waiting would not help.
-    #[error("cannot give blocks to request {request}")]
-    Admit {
-        /// The request, counted from 0.
-        request: usize,
-        /// The cause.
-        source: AdmitError,
-    },
-    /// A step failed.
-    #[error("an iteration failed")]
-    Step(#[from] StepError),
-    /// A kernel was not launched.
-    #[error("a kernel was not launched")]
-    Kernel(#[from] KernelError),
-    /// A copy was not enqueued.
-    #[error("a copy was not enqueued")]
-    Copy(#[from] CopyError),
-    /// A slot mapping was refused.
-    #[error("a slot mapping was refused")]
-    Slots(#[from] SlotError),
-    /// Blocks were not made findable for other requests.
-    #[error("cannot make blocks findable")]
-    Seal(#[from] SealError),
-    /// The device refused.
-    #[error("the device refused")]
-    Device(#[from] DeviceError),
-    /// The cache was not closed completely.
-    #[error("cannot close the KV cache completely ({count} refusals)")]
-    Close {
-        /// Number of refusals.
-        count: usize,
-        /// The first refusal.
-        source: Box<CloseError>,
-    },
-    /// Corrupt blocks were found, and then the run failed.
-    #[error("{} corrupt blocks were found before the run failed", report.corrupt_blocks)]
-    Corrupted {
-        /// The results until then.
-        report: Box<RunReport>,
-        /// The failure.
-        source: Box<RunError>,
-    },
-    /// The simulated device reported findings: work that may fail on a real device.
-    #[error("the simulated device has {count} findings, the first: {first}")]
-    Findings {
-        /// Number of findings.
-        count: usize,
-        /// The first finding.
-        first: String,
-    },
-}
-
-cuda_driver::messages::one_line_debug!(RunError);
-
-/// The reason why a link was not measured.
-#[derive(thiserror::Error)]
-#[non_exhaustive]
-pub enum MeasureError {
-    /// The kernels were not loaded.
-    #[error("cannot load the kernels")]
-    Kernels(#[from] ModuleError),
-    /// A transfer or an allocation was refused.
-    #[error("a transfer was refused")]
-    Transfer(#[from] TransportError),
-}
-
-cuda_driver::messages::one_line_debug!(MeasureError);
 
 /// Replays `trace` on `devices`, and returns the results. Corrupt blocks are not an error: the
 /// report contains them.
@@ -249,6 +123,9 @@ pub fn build_cache(
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
+        watermark_blocks: 0,
+        scrubs: false,
+        hasher: BlockHasher::FAST,
         // A length for each sequence, a slot and a key for each token; each array is aligned.
         step_array_bytes: u64::from(config.max_batch) * 4 + step_tokens * 16 + 3 * 256,
         memory: Default::default(),
@@ -353,8 +230,11 @@ fn note_moves(report: &mut RunReport, cache: &KvCache) {
     let counters = cache.pool().counters();
     let moved = cache.stats();
     report.blocks_evicted = counters.evicted;
-    report.blocks_offloaded = moved.offloaded_blocks;
-    report.blocks_onboarded = moved.onboarded_blocks;
+    let decided = cache.manager().stats();
+    report.blocks_offloaded = decided.offloaded_blocks;
+    report.blocks_onboarded = decided.onboarded_blocks;
+    report.blocks_copied_on_write = decided.copied_on_write;
+    report.blocks_suspended = decided.suspended_blocks;
     report.bytes_transferred += moved.copied_bytes;
     report.add_transports(&cache.transports());
     report.pages_mapped_ahead = moved.pages_ahead;

@@ -3,17 +3,22 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use kv_cache::{Admission, AdmitError, KvCache, OpenStep, Sequence};
+use kv_cache::kv_manager::{
+    ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
+};
+use kv_cache::{Answer, Committed, KvCache, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
 
 use super::RunError;
 use super::batch::Batch;
+use super::chance::Chance;
 use super::content::Content;
+use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
-use super::live::Live;
+use super::live::{Live, Staged};
 use super::verify::{Reading, SequenceSums, Verifier};
-use super::work::DeviceWork;
-use crate::config::RunConfig;
+use super::work::{DeviceWork, Lengths};
+use crate::config::{Life, RunConfig};
 use crate::report::RunReport;
 use crate::trace::Trace;
 
@@ -33,22 +38,26 @@ pub(super) struct Scheduler<'a> {
     verifier: Verifier,
     content: Content,
     oracle: Oracle,
-    max_batch: usize,
+    life: Life,
+    chance: Chance,
     step_tokens: u64,
     block_tokens: u64,
     token_bytes: u64,
-    /// Index of the first request of the trace that was never admitted.
+    /// Index of the first request of the trace that nothing is known of yet.
     next: usize,
-    /// The requests from there on whose block hashes are already computed.
-    prepared: VecDeque<Live>,
-    /// Preempted requests, to be admitted before all others.
-    preempted: VecDeque<usize>,
+    /// The number of the next branch.
+    next_branch: usize,
+    /// Requests to be admitted, in this order. Preempted ones come first.
+    waiting: VecDeque<usize>,
+    /// Suspended requests.
+    asleep: Vec<usize>,
     /// Requests with tokens to write, in the order of their admission.
     running: Vec<usize>,
     /// Steps whose checksums were not compared yet, oldest first.
     readings: VecDeque<Reading>,
     /// The request that was refused since the last admission, and the reason.
     refused: Option<(usize, AdmitError)>,
+    iteration: u64,
     idle_iterations: u32,
     /// Set to the latest arrival time among the admitted requests.
     clock: ManualClock,
@@ -60,11 +69,8 @@ pub(super) struct Scheduler<'a> {
 /// The result of trying to write a request's next tokens.
 enum Advance {
     Done,
-    /// There is no block for the next token, but enough blocks are being released.
-    Stalled {
-        retiring: usize,
-        error: AdmitError,
-    },
+    /// There is no block for the next token.
+    Stalled(Missing),
 }
 
 impl<'a> Scheduler<'a> {
@@ -83,17 +89,20 @@ impl<'a> Scheduler<'a> {
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
             content: Content::new(config.seed, config.block_tokens),
             oracle: Oracle::new(shapes, config.block_tokens)?,
-            max_batch: config.max_batch as usize,
+            life: config.life,
+            chance: Chance::new(config.life, config.seed),
             step_tokens: config.step_tokens.into(),
             block_tokens: config.block_tokens.into(),
             token_bytes: cache.shape().token_bytes(),
             cache,
             next: 0,
-            prepared: VecDeque::new(),
-            preempted: VecDeque::new(),
+            next_branch: trace.requests.len(),
+            waiting: VecDeque::new(),
+            asleep: Vec::new(),
             running: Vec::new(),
             readings: VecDeque::new(),
             refused: None,
+            iteration: 0,
             idle_iterations: 0,
             clock,
             arrived_ms: 0,
@@ -119,18 +128,26 @@ impl<'a> Scheduler<'a> {
     /// Runs one iteration.
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let step = self.cache.begin_step()?;
+        self.iteration += 1;
         self.compare_completed(report)?;
+        self.commit(self.cache.completed_step())?;
         self.batch.clear();
-        self.advance_running(report)?;
-        self.admit_waiting(report)?;
-        if self.running.is_empty() {
+        self.cancel(&step, report);
+        self.wake()?;
+        self.advance_running(&step, report)?;
+        self.admit_waiting(&step, report)?;
+        if self.batch.len() == 0 {
             return self.idle(step, report);
         }
         self.idle_iterations = 0;
         self.launch(&step)?;
-        self.seal_written()?;
-        self.retire_finished(step.number());
+        let number = step.number();
         self.cache.finish_step(step)?;
+        self.retire_finished(number);
+        if self.life.drafts > 0 {
+            // The next drafts follow what was accepted of these.
+            self.commit(number)?;
+        }
         report.iterations += 1;
         report.bytes_transferred += self.batch.written() * self.token_bytes;
         report.peak_device_blocks = report.peak_device_blocks.max(self.blocks_in_use());
@@ -161,93 +178,269 @@ impl<'a> Scheduler<'a> {
         }
     }
 
+    /// Commits the ids that have come out of steps up to `step`.
+    fn commit(&mut self, step: u64) -> Result<(), RunError> {
+        for (&number, request) in &mut self.live {
+            let Some(sequence) = request.sequence.as_mut() else { continue };
+            while let Some((at, ids)) = request.outcomes.pop_front_if(|(at, _)| *at <= step) {
+                let known = sequence.known();
+                let full = (known / self.block_tokens) as usize;
+                let names = &request.content.names(known + ids)[full..];
+                let ids = Tokens::Named { count: ids, names };
+                let committed = self.cache.commit(sequence, at, ids);
+                let refused = |source| RunError::Commit { request: number, source };
+                if let Committed::Redo { .. } = committed.map_err(refused)? {
+                    request.outcomes.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends requests whose time has come, in whatever step they are.
+    fn cancel(&mut self, step: &OpenStep, report: &mut RunReport) {
+        for request in self.live.values_mut() {
+            if request.over_in.is_some() || request.dies.is_none_or(|at| at > self.iteration) {
+                continue;
+            }
+            request.sequence = None;
+            request.outcomes.clear();
+            (request.request, request.cancelled) = (None, true);
+            // The last iteration that reads it is the one before.
+            request.over_in = Some(step.number() - 1);
+            report.cancelled += 1;
+        }
+        let over =
+            |number: &usize| self.live.get(number).is_none_or(|request| request.over_in.is_some());
+        self.running.retain(|number| !over(number));
+        self.waiting.retain(|number| !over(number));
+        self.asleep.retain(|number| !over(number));
+    }
+
+    /// Resumes requests that were suspended long enough, as far as there is room.
+    fn wake(&mut self) -> Result<(), RunError> {
+        let mut asleep = std::mem::take(&mut self.asleep);
+        for &number in &asleep {
+            let Some(request) = self.live.get_mut(&number) else { continue };
+            let Some(sequence) = request.sequence.as_mut() else { continue };
+            if request.wakes > self.iteration {
+                continue;
+            }
+            match self.cache.resume(sequence) {
+                Ok(_) => self.running.push(number),
+                Err(ResumeError::Refused(SuspendError::NoRow { .. } | SuspendError::NoRoom(_))) => {
+                }
+                Err(source) => return Err(RunError::Resume { request: number, source }),
+            }
+        }
+        asleep.retain(|number| !self.running.contains(number));
+        self.asleep.append(&mut asleep);
+        Ok(())
+    }
+
     /// Gives every running request its next tokens, within the budget.
-    fn advance_running(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+    fn advance_running(&mut self, step: &OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         let mut index = 0;
         while index < self.running.len() {
             let number = self.running[index];
+            if self.rests(number, report)? {
+                self.running.remove(index);
+                continue;
+            }
             index += 1;
-            let Advance::Stalled { retiring, error } = self.advance(number)? else { continue };
-            let releasing = self.live.values().any(|request| request.finished_in.is_some());
-            if retiring > 0 || releasing {
+            self.branch(number, report)?;
+            let Advance::Stalled(missing) = self.advance(number, step)? else { continue };
+            let releasing = self.live.values().any(|request| request.over_in.is_some());
+            if retiring(&missing) > 0 || releasing {
                 // Blocks are being released. The request skips this iteration.
                 continue;
             }
             // Requests behind this one have written nothing in this iteration yet.
             match self.running.len() {
-                1 => return Err(RunError::Admit { request: number, source: error }),
+                1 if self.asleep.is_empty() => {
+                    return Err(RunError::Admit { request: number, source: missing.into() });
+                }
+                1 => {}
                 _ => self.preempt_last(report),
             }
         }
         Ok(())
     }
 
+    /// Suspends a request whose turn it is, as soon as all its ids are there. Whether it is suspended.
+    fn rests(&mut self, number: usize, report: &mut RunReport) -> Result<bool, RunError> {
+        let Some(request) = self.live.get_mut(&number) else { return Ok(false) };
+        let Some(sequence) = request.sequence.as_mut() else { return Ok(false) };
+        if !request.tires {
+            let Some(sleep) = self.chance.sleeps(number, self.iteration) else { return Ok(false) };
+            (request.tires, request.wakes) = (true, self.iteration + sleep);
+        }
+        match self.cache.suspend(sequence) {
+            Ok(()) => {
+                request.tires = false;
+                self.asleep.push(number);
+                report.suspensions += 1;
+                Ok(true)
+            }
+            // Its ids are still to come.
+            Err(SuspendError::Later) => Ok(false),
+            Err(SuspendError::NoRoom(_)) => {
+                request.tires = false;
+                Ok(false)
+            }
+            Err(source) => Err(RunError::Resume { request: number, source: source.into() }),
+        }
+    }
+
+    /// Makes the branches of a request whose prompt is computed, as soon as all its ids are there.
+    fn branch(&mut self, number: usize, report: &mut RunReport) -> Result<(), RunError> {
+        let Some(request) = self.live.get_mut(&number) else { return Ok(()) };
+        let branches = request.branches();
+        let Some(sequence) = request.sequence.as_mut() else { return Ok(()) };
+        if !branches || sequence_open(sequence) {
+            return Ok(());
+        }
+        match self.cache.fork(sequence) {
+            Ok(twin) => {
+                request.twins -= 1;
+                let (from, branch) = (twin.known(), self.next_branch);
+                let twin = request.branch(from, branch as u64, twin);
+                self.next_branch += 1;
+                self.live.insert(branch, twin);
+                self.running.push(branch);
+                report.forks += 1;
+                Ok(())
+            }
+            // Another iteration has room for it.
+            Err(ForkError::NoRow { .. }) => Ok(()),
+            Err(source) => Err(RunError::Fork { request: number, source }),
+        }
+    }
+
     /// Preempts the request that was admitted last. It is computed again later.
     fn preempt_last(&mut self, report: &mut RunReport) {
         let Some(number) = self.running.pop() else { return };
         if let Some(request) = self.live.get_mut(&number) {
-            request.sequence = None;
-            request.written = 0;
+            request.preempt();
         }
-        self.preempted.push_front(number);
+        self.waiting.push_front(number);
         report.preemptions += 1;
     }
 
-    /// Adds a request's next tokens to the batch: one if it is generating, else a piece of its prompt.
-    fn advance(&mut self, number: usize) -> Result<Advance, RunError> {
+    /// Adds a request's next tokens to the batch: one if it is generating, with drafts behind it, else a
+    /// piece of its prompt.
+    fn advance(&mut self, number: usize, step: &OpenStep) -> Result<Advance, RunError> {
         let budget = self.step_tokens - self.batch.len() as u64;
         let Some(request) = self.live.get_mut(&number) else { return Ok(Advance::Done) };
+        let forks = request.branches();
         let Some(sequence) = request.sequence.as_mut() else { return Ok(Advance::Done) };
-        if budget == 0 {
+        // It is to be forked or suspended, which waits for its ids.
+        let held = request.tires && sequence_open(sequence);
+        if budget == 0 || held || forks {
             return Ok(Advance::Done);
         }
-        let start = request.written;
-        if request.written == request.known {
-            match self.cache.extend(sequence, request.known + 1) {
-                Ok(()) => request.known += 1,
-                Err(error) if error.is_retryable() => {
-                    return Ok(Advance::Stalled { retiring: retiring(&error), error });
-                }
-                Err(source) => return Err(RunError::Admit { request: number, source }),
+        let left = request.total - sequence.upper();
+        let wanted = match sequence.to_compute() {
+            0 => 1,
+            1 => (1 + u64::from(self.life.drafts)).min(left),
+            more => more.min(self.life.chunk()),
+        };
+        let wanted = wanted.min(budget) as u32;
+        match self.cache.reserve(sequence, wanted) {
+            Ok(_) => {}
+            Err(ReserveError::Refused(Refusal::NoRoom(missing))) => {
+                return Ok(Advance::Stalled(missing));
             }
+            Err(ReserveError::Refused(Refusal::Sequence(SequenceError::Redo { .. }))) => {
+                request.outcomes.clear();
+                return Ok(Advance::Done);
+            }
+            Err(source) => return Err(RunError::Reserve { request: number, source }),
         }
-        let end = request.known.min(start + budget);
-        self.batch.add(&self.cache, sequence, &request.content, start..end)?;
-        request.written = end;
+        self.add(number, step, 0)
+    }
+
+    /// Adds the tokens that were reserved to the batch, with `skip` tokens before them that are cached.
+    fn add(&mut self, number: usize, step: &OpenStep, skip: u64) -> Result<Advance, RunError> {
+        let Some(request) = self.live.get_mut(&number) else { return Ok(Advance::Done) };
+        let Some(sequence) = request.sequence.as_mut() else { return Ok(Advance::Done) };
+        let (start, tokens) = (sequence.upper(), sequence.next());
+        let end = start + u64::from(tokens);
+        // What is behind the known tokens is drafts. The first unknown one was sampled, and is on its way.
+        let sure = sequence.known().max(start + 1).min(end);
+        let accepted = self.chance.accepted(number, start, (end - sure) as u32);
+        let right = sure + u64::from(accepted);
+        let (cache, content) = (&self.cache, &request.content);
+        if skip > 0 {
+            self.batch.add_with_skip(cache, sequence, content, (start - skip, start, end))?;
+        } else {
+            self.batch.add(cache, sequence, content, (start..end, right, step.number()))?;
+        }
+        request.staged = Some(Staged { right, end });
+        if end >= sequence.known() {
+            request.outcomes.push_back((step.number(), 1 + u64::from(accepted)));
+        }
         Ok(Advance::Done)
     }
 
     /// Admits waiting requests in order, until the batch, the budget or the pool is full. They are
     /// admitted together, so that none claims blocks that another one found.
-    fn admit_waiting(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+    fn admit_waiting(&mut self, step: &OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         let budget = self.step_tokens - self.batch.len() as u64;
-        let mut waiting = if budget > 0 { self.take_waiting() } else { Vec::new() };
-        let Some(&(first, _)) = waiting.first() else { return Ok(()) };
-        let requests: Vec<_> = waiting.iter().map(|(_, request)| request.to_admit()).collect();
-        let admission = self.cache.admit_fitting(&requests, budget);
-        let Admission { admitted, refused } =
-            admission.map_err(|source| RunError::Admit { request: first, source })?;
-        let others = waiting.split_off(admitted.len());
-        if let Some((&(first, _), source)) = others.first().zip(refused) {
-            if !source.is_retryable() {
-                return Err(RunError::Admit { request: first, source });
+        let rows = self.cache.manager().free_rows();
+        if budget == 0 || rows == 0 {
+            return Ok(());
+        }
+        self.look_ahead(rows);
+        let numbers: Vec<usize> = self.waiting.iter().take(rows).copied().collect();
+        let take = |number: &usize| self.live.get_mut(number)?.request.take();
+        let mut requests: Vec<_> = numbers.iter().filter_map(take).collect();
+        let answers = self.cache.admit(&mut requests, budget);
+        // What was admitted has no tokens any more.
+        for (&number, asked) in numbers.iter().zip(requests).filter(|(_, asked)| asked.tokens() > 0)
+        {
+            if let Some(request) = self.live.get_mut(&number) {
+                request.request = Some(asked);
             }
-            self.refused = Some((first, source));
         }
-        for (number, request) in others.into_iter().rev() {
-            self.put_back(number, request);
+        let mut admitted = 0;
+        for (&number, answer) in numbers.iter().zip(answers?) {
+            match answer {
+                Answer::Admitted(sequence) => {
+                    admitted += 1;
+                    self.note_arrival(number);
+                    self.begin(number, sequence, step, report)?;
+                }
+                Answer::Waiting(_) | Answer::NoRow => {}
+                Answer::NoRoom(missing) => self.refused = Some((number, missing.into())),
+                Answer::Refused(source) => {
+                    return Err(RunError::Admit { request: number, source: source.into() });
+                }
+            }
         }
-        if !admitted.is_empty() {
+        self.waiting.retain(|number| {
+            self.live.get(number).is_some_and(|request| request.sequence.is_none())
+        });
+        if admitted > 0 {
             self.refused = None;
             report.admissions += 1;
-            report.most_admitted_at_once = report.most_admitted_at_once.max(admitted.len() as u64);
-        }
-        for ((number, mut request), sequence) in waiting.into_iter().zip(admitted) {
-            self.note_arrival(number);
-            count_lookups(&mut request, &sequence, self.block_tokens, report);
-            self.begin(number, request, sequence)?;
+            report.most_admitted_at_once = report.most_admitted_at_once.max(admitted);
         }
         Ok(())
+    }
+
+    /// Prepares requests of the trace, so that as many wait as there are rows.
+    fn look_ahead(&mut self, rows: usize) {
+        while self.waiting.len() < rows {
+            let Some(entry) = self.trace.requests.get(self.next) else { return };
+            let content = self.content.of(self.next, entry);
+            let sums = ExpectedSums::new(&self.oracle);
+            let mut request = Live::new(content, sums, entry.output_length);
+            request.twins = self.life.fork.saturating_sub(1);
+            self.live.insert(self.next, request);
+            self.waiting.push_back(self.next);
+            self.next += 1;
+        }
     }
 
     /// Advances the clock to a request's arrival.
@@ -258,90 +451,61 @@ impl<'a> Scheduler<'a> {
         self.arrived_ms += more_ms;
     }
 
-    /// Takes the next waiting requests, while rows are free.
-    fn take_waiting(&mut self) -> Vec<(usize, Live)> {
-        // A row is held until the request's last result was compared, so finished requests count.
-        let rows = self.max_batch + self.preempted.len() - self.live.len();
-        std::iter::from_fn(|| self.next_waiting()).take(rows).collect()
-    }
-
-    /// The request to admit next. Preempted ones come first.
-    fn next_waiting(&mut self) -> Option<(usize, Live)> {
-        if let Some(number) = self.preempted.front().copied() {
-            let request = self.live.remove(&number)?;
-            self.preempted.pop_front();
-            return Some((number, request));
-        }
-        let entry = self.trace.requests.get(self.next)?;
-        let request = self.prepared.pop_front().unwrap_or_else(|| {
-            let content = self.content.of(self.next, entry);
-            Live::new(content, ExpectedSums::new(&self.oracle), entry.output_length)
-        });
-        self.next += 1;
-        Some((self.next - 1, request))
-    }
-
-    /// Reverts [`next_waiting`](Self::next_waiting), last request first.
-    fn put_back(&mut self, number: usize, request: Live) {
-        if request.counted {
-            self.live.insert(number, request);
-            self.preempted.push_front(number);
-        } else {
-            self.next = number;
-            self.prepared.push_front(request);
-        }
-    }
-
     /// Adds the first tokens of an admitted request to the batch: those after its cached prefix, in
     /// a chunk that begins on the grid if the budget allows it.
     fn begin(
         &mut self,
         number: usize,
-        mut request: Live,
-        sequence: Sequence,
+        mut sequence: Sequence,
+        step: &OpenStep,
+        report: &mut RunReport,
     ) -> Result<(), RunError> {
         let budget = self.step_tokens - self.batch.len() as u64;
-        let start = sequence.cached_tokens();
-        let skipped = start % GRID_TOKENS;
-        let (cache, content) = (&self.cache, &request.content);
-        let end;
-        if skipped > 0 && skipped < budget {
-            end = request.known.min(start + budget - skipped);
-            self.batch.add_with_skip(cache, &sequence, content, (start - skipped, start, end))?;
-        } else {
-            end = request.known.min(start + budget);
-            self.batch.add(cache, &sequence, content, start..end)?;
+        let skipped = sequence.resolved() % GRID_TOKENS;
+        let skip = if skipped < budget { skipped } else { 0 };
+        let chunk = u64::from(sequence.next()).min(self.life.chunk()).min(budget - skip);
+        if chunk < sequence.next().into() {
+            let reserved = self.cache.reserve(&mut sequence, chunk as u32);
+            reserved.map_err(|source| RunError::Reserve { request: number, source })?;
         }
-        request.written = end;
+        let Some(request) = self.live.get_mut(&number) else { return Ok(()) };
+        if std::mem::replace(&mut request.uncounted, false) {
+            let lives = self.chance.lives(number, request.total - request.content.prompt_tokens());
+            request.dies = lives.map(|iterations| self.iteration + 1 + iterations);
+            count_lookups(request, &sequence, self.block_tokens, report);
+        }
         request.sequence = Some(sequence);
-        self.live.insert(number, request);
         self.running.push(number);
+        if chunk > 0 {
+            self.add(number, step, skip)?;
+        }
         Ok(())
     }
 
     /// Enqueues the iteration and records what it reads.
     fn launch(&mut self, step: &OpenStep) -> Result<(), RunError> {
         self.batch.finish();
-        let mut rows = Vec::with_capacity(self.running.len());
-        for &number in &self.running {
-            let Some(request) = self.live.get_mut(&number) else { continue };
-            request.expected.cover(&request.content, request.written);
-            let partial = request.expected.partial(&request.content, request.written);
-            rows.push(SequenceSums { request: number, tokens: request.written, partial });
+        let (mut rows, mut lengths, mut readers) = (Vec::new(), Vec::new(), Vec::new());
+        let mut all_right = true;
+        for (&number, request) in &mut self.live {
+            let Some(Staged { right, end }) = request.staged.take() else { continue };
+            let Some(sequence) = request.sequence.as_mut() else { continue };
+            request.expected.cover(&request.content, right);
+            let partial = request.expected.partial(&request.content, right);
+            rows.push(SequenceSums { request: number, tokens: right, partial });
+            // Not longer than a sequence that could be staged.
+            lengths.push(right as u32);
+            readers.push(sequence);
+            all_right &= right == end;
+            // Whoever ends here is released when this step is compared.
+            if right >= request.total {
+                request.over_in = Some(step.number());
+            }
         }
-        let readers: Vec<&Sequence> =
-            rows.iter().filter_map(|row| self.live.get(&row.request)?.sequence.as_ref()).collect();
-        // Not longer than a sequence that could be staged.
-        let lengths: Vec<u32> = rows.iter().map(|row| row.tokens as u32).collect();
+        let lengths = if all_right { Lengths::Staged } else { Lengths::Right(&lengths) };
         let read = self.verifier.reads();
-        let enqueued = self.work.enqueue(
-            &mut self.cache,
-            step.number(),
-            &self.batch,
-            &readers,
-            &lengths,
-            read,
-        )?;
+        let (cache, batch) = (&mut self.cache, &self.batch);
+        let enqueued = self.work.enqueue(cache, step, batch, &mut readers, lengths, read)?;
         if read {
             let (width, arrival) = (enqueued.width, enqueued.arrival);
             self.readings.push_back(Reading { step: step.number(), width, arrival, rows });
@@ -349,28 +513,13 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Makes the prompt blocks written so far findable for other requests.
-    fn seal_written(&mut self) -> Result<(), RunError> {
-        for number in &self.running {
-            let Some(request) = self.live.get_mut(number) else { continue };
-            let Some(sequence) = request.sequence.as_mut() else { continue };
-            let hashes = request.content.full_block_hashes();
-            let written = (request.written / self.block_tokens) as usize;
-            self.cache.seal(sequence, &hashes[..written.min(hashes.len())])?;
-        }
-        Ok(())
-    }
-
     /// Removes requests from the batch whose last token this step writes.
     fn retire_finished(&mut self, step: u64) {
-        let live = &mut self.live;
-        self.running.retain(|number| {
-            let Some(request) = live.get_mut(number) else { return false };
-            if request.written == request.total {
-                request.finished_in = Some(step);
-            }
-            request.finished_in.is_none()
-        });
+        let over = |number: &usize| {
+            let request = self.live.get(number);
+            request.is_none_or(|request| request.over_in.is_some_and(|at| at <= step))
+        };
+        self.running.retain(|number| !over(number));
     }
 
     /// Compares the checksums that have arrived, and releases requests whose last ones were
@@ -384,38 +533,53 @@ impl<'a> Scheduler<'a> {
                 self.verifier.compare(&reading, part, &self.checksums, &self.live, report);
             }
         }
+        let cache = &mut self.cache;
         self.live.retain(|_, request| {
-            let released = request.finished_in.is_some_and(|step| step <= completed);
-            if released {
-                let prompt = request.content.prompt_tokens();
+            let over = request.over_in.is_some_and(|step| step <= completed);
+            if !over {
+                return true;
+            }
+            let prompt = request.content.prompt_tokens();
+            if !request.cancelled && !request.forked {
                 report.finished += 1;
                 report.prompt_tokens += prompt;
                 report.generated_tokens += request.total - prompt;
             }
-            !released
+            if request.sequence.take().is_some() {
+                // Nobody asks for an answer again.
+                let names = request.content.names(request.total);
+                let full = prompt as usize / self.block_tokens as usize;
+                cache.forget(&names[full.min(names.len())..]);
+            }
+            false
         });
         Ok(())
     }
 }
 
+impl Live {
+    /// Whether its branches are to be made now.
+    fn branches(&self) -> bool {
+        let computed = self.sequence.as_ref().map_or(0, Sequence::upper);
+        self.twins > 0 && computed >= self.content.prompt_tokens()
+    }
+}
+
+/// Whether ids of a sequence are to come.
+fn sequence_open(sequence: &Sequence) -> bool {
+    sequence.awaits().is_some()
+}
+
 /// Number of blocks that can be claimed once steps have completed.
-fn retiring(error: &AdmitError) -> usize {
-    match error {
-        AdmitError::NoSpace(kv_pool::ClaimError::Exhausted { retiring, .. }) => *retiring,
+fn retiring(missing: &Missing) -> usize {
+    match missing.reason {
+        kv_pool::ClaimError::Exhausted { retiring, .. } => retiring,
         _ => 0,
     }
 }
 
-/// Counts a request's lookups, only at its first admission.
-fn count_lookups(
-    request: &mut Live,
-    sequence: &Sequence,
-    block_tokens: u64,
-    report: &mut RunReport,
-) {
-    if std::mem::replace(&mut request.counted, true) {
-        return;
-    }
+/// Counts a request's lookups, at its first admission.
+fn count_lookups(request: &Live, sequence: &Sequence, block_tokens: u64, report: &mut RunReport) {
     // The last token of a prompt is always computed, so its block is not looked up.
     report.block_lookups += (request.content.prompt_tokens() - 1) / block_tokens;
     report.block_hits += sequence.cached_tokens() / block_tokens;

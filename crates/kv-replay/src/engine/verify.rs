@@ -118,5 +118,5 @@ impl Verifier {
 /// Id of the device block that the request has there now; `u64::MAX` if it has none any more.
 fn physical(request: &Live, block: usize) -> u64 {
     let sequence = request.sequence.as_ref();
-    sequence.and_then(|sequence| sequence.block(block)).map_or(u64::MAX, u64::from)
+    sequence.and_then(|sequence| sequence.block(block)).map_or(u64::MAX, |id| id.index() as u64)
 }

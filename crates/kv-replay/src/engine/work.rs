@@ -1,7 +1,7 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
-use kv_cache::{KvCache, Part, Sequence, StagedPart};
+use kv_cache::{KvCache, OpenStep, Part, Sequence, StagedPart};
 use kv_kernels::{
     Direction, Transfer,
     verify::{ChecksumArgs, FillPattern},
@@ -27,6 +27,17 @@ struct Buffers {
 struct Arrays {
     slots: PartId,
     keys: PartId,
+    /// What is read of each sequence, where that is not all that was staged.
+    lengths: Option<PartId>,
+}
+
+/// How much is read of each sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lengths<'a> {
+    /// All that was staged.
+    Staged,
+    /// Rejected drafts are left out.
+    Right(&'a [u32]),
 }
 
 /// The engine's kernels and copies.
@@ -73,23 +84,27 @@ impl DeviceWork {
     }
 
     /// Stages and enqueues one iteration: writes the batch's tokens, and then, if `read`, reads all
-    /// of `readers` up to their `lengths`.
+    /// of `readers` up to `lengths`.
     pub(super) fn enqueue(
         &mut self,
         cache: &mut KvCache,
-        step: u64,
+        step: &OpenStep,
         batch: &Batch,
-        readers: &[&Sequence],
-        lengths: &[u32],
+        readers: &mut [&mut Sequence],
+        lengths: Lengths<'_>,
         read: bool,
     ) -> Result<Enqueued, RunError> {
         let keys = &mut self.keys;
-        let staged = cache.stage(readers, Some(lengths), |part, step| {
+        let staged = cache.stage(step, readers, |part, step| {
             keys.clear();
             keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
-            Ok(Arrays { slots: step.array(&batch.slots)?, keys: step.array(keys)? })
+            let lengths = match lengths {
+                Lengths::Staged => None,
+                Lengths::Right(lengths) => Some(step.array(lengths)?),
+            };
+            Ok(Arrays { slots: step.array(&batch.slots)?, keys: step.array(keys)?, lengths })
         })?;
-        let arrival = (step % self.buffers[0].arrivals.len() as u64) as usize;
+        let arrival = (step.number() % self.buffers[0].arrivals.len() as u64) as usize;
         let mut width = 0;
         for ((part, staged), buffers) in cache.parts().iter().zip(&staged).zip(&self.buffers) {
             width = staged.width();
@@ -98,7 +113,7 @@ impl DeviceWork {
                     write(part, staged, buffers, launch, &batch.slots)?;
                 }
                 match read && width > 0 {
-                    true => checksum(part, staged, buffers, lengths.len(), arrival),
+                    true => checksum(part, staged, buffers, readers.len(), arrival),
                     false => Ok(()),
                 }
             });
@@ -171,7 +186,10 @@ fn checksum(
     let args = ChecksumArgs {
         block_table: staged.block_table()?,
         table_stride: staged.width() as u64,
-        seq_lens: staged.lengths()?,
+        seq_lens: match staged.extra().lengths {
+            Some(lengths) => staged.span(lengths)?,
+            None => staged.lengths()?,
+        },
         sequences: sequences as u32,
         checksums,
         num_blocks: part.ready_blocks(),
