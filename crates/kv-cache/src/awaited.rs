@@ -1,6 +1,6 @@
 //! Which copies the engine's work waits for: those that touch blocks of its batch.
 
-use kv_stage::{BlockTable, Row, error::StageError};
+use kv_manager::{Replica, Start, StepPlan};
 
 /// Device blocks of copies that the compute streams do not wait for yet, by direction.
 ///
@@ -31,27 +31,29 @@ impl Awaited {
         }
     }
 
-    /// Whether these rows have blocks of each direction.
-    pub(crate) fn of_rows(
+    /// Whether the batch of a plan has blocks of each direction.
+    pub(crate) fn of_batch(
         &self,
-        table: &BlockTable,
-        rows: &[Row],
-    ) -> Result<[bool; 2], StageError> {
-        let all = (0..2)
-            .filter(|&lane| !self.marked[lane].is_empty())
-            .fold(0, |all, lane| all | 1 << lane);
+        table: &Replica,
+        plan: &StepPlan,
+        block_tokens: u32,
+    ) -> [bool; 2] {
+        let waiting = (0..2).filter(|&lane| !self.marked[lane].is_empty());
+        let all = waiting.fold(0, |all, lane| all | 1 << lane);
         let mut found = 0;
-        for &row in rows {
-            let ids = &table.row(row)?[..table.len(row)?];
+        for row in &plan.batch {
+            let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
+            let blocks = (upper + u64::from(row.tokens)).div_ceil(block_tokens.into());
+            let ids = table.row(row.row).unwrap_or_default();
             // New blocks are the last ones of their rows.
-            for &id in ids.iter().rev() {
+            for &id in ids[..ids.len().min(blocks as usize)].iter().rev() {
                 if found == all {
                     break;
                 }
                 found |= self.marks.get(id as usize).copied().unwrap_or(0);
             }
         }
-        Ok([found & 1 != 0, found & 2 != 0])
+        [found & 1 != 0, found & 2 != 0]
     }
 
     /// Forgets a direction, for whose copies the compute streams wait now.

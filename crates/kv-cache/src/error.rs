@@ -9,7 +9,7 @@ use kv_kernels::{
 };
 use kv_pool::policy::PolicyError;
 use kv_pool::tenants::TenantError;
-use kv_stage::error::{AcquireError, PartError, StageError, StagingError, TableError};
+use kv_stage::error::{AcquireError, BatchError, StagingError};
 
 use crate::OptionsError;
 
@@ -41,9 +41,6 @@ pub enum BuildError {
     /// The staging buffers could not be pinned.
     #[error("the cache's staging buffers could not be made")]
     Staging(#[from] StagingError),
-    /// The block table is not possible.
-    #[error("the cache's block table could not be made")]
-    Table(#[from] TableError),
     /// A span of the reservation is not where it should be.
     #[error("the addresses reserved for the cache's blocks are too few")]
     Span(#[from] CopyError),
@@ -136,30 +133,18 @@ pub enum HostCopyError {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// No staging buffer is left.
-    #[error("no staging buffer for the step's tables")]
-    Buffer(#[from] AcquireError),
-    /// The step does not fit, or could not be sent.
-    #[error("the step's tables were not staged")]
-    Stage(#[from] StageError),
-    /// A part of another step was asked for.
-    #[error("the staged step does not have this array")]
-    Part(#[from] PartError),
-    /// The batch was refused. Nothing was staged.
+    /// The batch of a device could not be put together or sent.
+    #[error("the step's batch was not sent")]
+    Batch(#[from] BatchError),
+    /// The manager refused the batch. Nothing was staged.
     #[error("the batch was not staged")]
-    Batch(#[from] kv_manager::StageError),
+    Refused(#[from] kv_manager::StageError),
     /// The step before is open, or the step is of another cache.
     #[error(transparent)]
     Step(#[from] kv_manager::StepError),
     /// A plan does not follow the last one, or names what is not there. Nothing was carried out.
     #[error("the plan was not carried out")]
     Plan(#[from] kv_manager::PlanError),
-    /// A staged sequence has more tokens than a kernel can count.
-    #[error("a sequence of {tokens} tokens cannot be staged: lengths have 32 bits")]
-    TooLong {
-        /// Its tokens.
-        tokens: u64,
-    },
     /// Blocks could not be sent between device and host memory.
     #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),

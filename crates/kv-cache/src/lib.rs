@@ -51,7 +51,6 @@ mod order;
 mod part;
 mod runs;
 mod shares;
-mod staged;
 mod steps;
 mod transport;
 mod worker;
@@ -67,9 +66,9 @@ pub use kv_manager::{
     self, Answer, Committed, Content, OpenStep, Request, Reserved, Sequence, StepPlan, Tokens,
     Waiting,
 };
+pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{Eviction, Growth, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
-pub use staged::StagedPart;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 pub use worker::KvWorker;
 

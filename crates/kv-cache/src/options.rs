@@ -8,6 +8,7 @@ use kv_place::Placement;
 use kv_pool::BlockHasher;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
+use kv_stage::{BatchOptions, BatchTable};
 
 use crate::{TransportRules, shares};
 
@@ -49,9 +50,10 @@ pub struct KvCacheOptions {
     pub scrubs: bool,
     /// How blocks are named. Caches that exchange names use the same.
     pub hasher: BlockHasher,
-    /// Bytes of the caller's own arrays in a staged step, for each device. Each array takes up to
-    /// 255 bytes more; room for these is added for six arrays.
-    pub step_array_bytes: u64,
+    /// Most tokens of a step, over all its sequences.
+    pub step_tokens_max: u32,
+    /// Most bytes of each array of the caller's own that a step sends to every device, beside the batch.
+    pub step_arrays: Vec<u64>,
     /// A limit on the memory under device blocks, summed over the devices, and the memory that each
     /// device keeps free. The cache works with fewer blocks while these leave no memory. It grows
     /// again when the limit is raised or when another user frees memory. A lowered limit unmaps
@@ -220,10 +222,10 @@ pub enum OptionsError {
         /// Size of one.
         block_bytes: u64,
     },
-    /// The arrays of a step, every row at full width, would take too much pinned memory.
-    #[error("the arrays of a step take {bytes} bytes, more than {STEP_BYTES_MAX}")]
+    /// The inputs of a step would take too much pinned memory.
+    #[error("the inputs of a step take {bytes} bytes, more than {STEP_BYTES_MAX}")]
     StepBytes {
-        /// Bytes of all arrays.
+        /// Bytes of all inputs.
         bytes: u64,
     },
     /// A block id must fit the block table's entries.
@@ -243,6 +245,7 @@ impl KvCacheOptions {
             ("device_blocks", self.device_blocks),
             ("sequences_max", self.sequences_max),
             ("blocks_per_sequence_max", self.blocks_per_sequence_max),
+            ("step_tokens_max", self.step_tokens_max),
             ("overlap_depth", self.overlap_depth),
             ("devices", devices as u32),
         ] {
@@ -271,7 +274,7 @@ impl KvCacheOptions {
                 return Err(OptionsError::Overflow { blocks, block_bytes });
             }
         }
-        let bytes = self.step_bytes();
+        let bytes = self.batch().buffer_bytes();
         if bytes > STEP_BYTES_MAX {
             return Err(OptionsError::StepBytes { bytes });
         }
@@ -281,14 +284,18 @@ impl KvCacheOptions {
         Ok(())
     }
 
-    /// Bytes of one step's staged arrays: every row at full width, and what the caller adds.
-    pub(crate) fn step_bytes(&self) -> u64 {
-        let entries = u64::from(self.sequences_max) * u64::from(self.blocks_per_sequence_max);
-        let lengths = u64::from(self.sequences_max) * 4;
-        // Each part starts at a multiple of 256. More bytes than can be counted are too many.
-        entries
-            .saturating_mul(4)
-            .saturating_add(lengths + 8 * 256)
-            .saturating_add(self.step_array_bytes)
+    /// The batch of a step on each device. Padding names block 0, which has memory in every step.
+    pub(crate) fn batch(&self) -> BatchOptions {
+        BatchOptions {
+            rows: self.sequences_max,
+            sequences_max: self.sequences_max,
+            tokens_max: self.step_tokens_max,
+            tables: vec![BatchTable {
+                width: self.blocks_per_sequence_max,
+                block_tokens: self.shape.block_tokens(),
+                null_block: 0,
+            }],
+            arrays: self.step_arrays.clone(),
+        }
     }
 }

@@ -7,7 +7,11 @@ use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Stream};
 use cuda_vmm::worker::Fault;
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, elastic::AheadError};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
-use kv_stage::{StagingOptions, StagingPool, StepStager, error::AcquireError};
+use kv_manager::{Start, StepPlan};
+use kv_stage::{
+    BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
+    error::{AcquireError, BatchError},
+};
 
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;
@@ -47,7 +51,8 @@ pub struct Part {
     unawaited: [bool; 2],
     pub(crate) transports: TransportStats,
     staging: StagingPool,
-    pub(crate) stager: StepStager,
+    pub(crate) batch: DeviceBatch,
+    lengths: Vec<BatchLength>,
 }
 
 /// Runs of a lane that are to be enqueued together.
@@ -91,11 +96,11 @@ impl Part {
         let carried = (&options.transport, options.overlap_depth);
         let carrier = || Carrier::new(compute, &paged, &kernels, &host, carried);
         let carriers = carrier()?.zip(carrier()?).map(<[Carrier; 2]>::from);
-        let device_bytes = options.step_bytes();
-        let buffer_bytes = StepStager::buffer_bytes(device_bytes);
-        let buffers = StagingOptions::overlapped(buffer_bytes, options.overlap_depth as usize);
+        let batch = options.batch();
+        let depth = options.overlap_depth as usize;
+        let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
         let staging = StagingPool::new(device, buffers)?;
-        let stager = StepStager::with_scatter(device, &staging, device_bytes)?;
+        let batch = DeviceBatch::new(&staging, batch)?;
         let transfers = [Stream::new(device)?, Stream::new(device)?];
         let order = CopyOrder::new(options.device_blocks as usize, options.host_blocks as usize);
         // Last, so that no memory is mapped for a cache that cannot be built.
@@ -120,7 +125,8 @@ impl Part {
             unawaited: [false; 2],
             transports: TransportStats::default(),
             staging,
-            stager,
+            batch,
+            lengths: Vec::with_capacity(options.sequences_max as usize),
         })
     }
 
@@ -171,6 +177,23 @@ impl Part {
     #[must_use]
     pub fn ready_blocks(&self) -> u64 {
         self.memory.ready_blocks()
+    }
+
+    /// The batch of a step on this device: block table, lengths, positions, slots and the engine's arrays,
+    /// at addresses that stay for the life of the cache.
+    ///
+    /// # Ordering
+    /// On the [compute stream](Self::compute) they hold the step that was staged last.
+    #[must_use]
+    pub fn batch(&self) -> &BatchBuffers {
+        self.batch.buffers()
+    }
+
+    /// The length of each sequence of the step that was staged last, in the order of the batch, for kernels
+    /// that are planned on the host.
+    #[must_use]
+    pub fn lengths(&self) -> &[BatchLength] {
+        &self.lengths
     }
 
     /// The pinned buffers that steps are staged in.
@@ -248,6 +271,43 @@ impl Part {
             }
         }
         Ok(self.ready_blocks())
+    }
+
+    /// Notes the changes that a plan makes to the block table. There is room for them.
+    pub(crate) fn edit(&mut self, plan: &StepPlan) -> Result<(), BatchError> {
+        let mut ids = &plan.edit_ids[..];
+        for edit in &plan.edits {
+            let (here, rest) = ids.split_at(edit.count as usize);
+            self.batch.edit(0, Row::new(edit.row.index() as u32), edit.first, here)?;
+            ids = rest;
+        }
+        Ok(())
+    }
+
+    /// Sends the batch of a plan, with what `add` adds.
+    pub(crate) fn stage(
+        &mut self,
+        plan: &StepPlan,
+        add: impl FnOnce(&mut BatchStep<'_>) -> Result<(), BatchError>,
+    ) -> Result<(), BatchError> {
+        let Self { batch, compute, lengths, .. } = self;
+        let device = compute.device().clone();
+        let staged = device.while_current(|| {
+            let mut step = batch.step_wait(compute)?;
+            for row in &plan.batch {
+                let (resolved, upper) = match row.start {
+                    Start::At(at) => (at, at),
+                    Start::Open { resolved, upper } => (resolved, upper),
+                };
+                step.row(Row::new(row.row.index() as u32), resolved, upper, row.tokens)?;
+            }
+            add(&mut step)?;
+            let staged = step.submit()?;
+            lengths.clear();
+            lengths.extend_from_slice(staged.lengths);
+            Ok(())
+        });
+        staged.map_err(BatchError::from)?
     }
 
     /// Enqueues runs of copies, except those that this device was sent before.
@@ -435,7 +495,7 @@ impl Part {
     /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
         let ordinal = self.device().ordinal();
-        let Self { memory, staging, stager, host, carriers, paged, .. } = self;
+        let Self { memory, staging, batch, host, carriers, paged, .. } = self;
         let mut errors = Vec::new();
         match memory.close(&[]).wait() {
             Ok(report) => {
@@ -449,7 +509,7 @@ impl Part {
             }
             Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
         }
-        drop((stager, host, paged));
+        drop((batch, host, paged));
         let lists = carriers.into_iter().flatten().map(Carrier::close);
         errors.extend(lists.filter_map(Result::err).map(CloseError::from));
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.

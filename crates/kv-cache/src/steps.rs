@@ -1,9 +1,8 @@
 //! Beginning, staging and finishing steps.
 
 use kv_manager::{Completion, OpenStep, Outcome, Sequence, WorkerId};
-use kv_stage::{Step, error::StageError};
+use kv_stage::{BatchStep, error::BatchError};
 
-use crate::staged::StagedPart;
 use crate::{KvCache, StepError};
 
 impl KvCache {
@@ -63,12 +62,11 @@ impl KvCache {
     }
 
     /// Stages a batch, each sequence with the tokens that were [reserved](KvCache::reserve) for it. Sends
-    /// each device the arrays that the step reads, in one copy: the block tables and lengths of the batch,
-    /// and the arrays that `add` adds.
+    /// each device what the step needs, in one copy: changes of the block table, the rows of the batch,
+    /// and the arrays that `add` sets. They lie in the parts' [`batch`](crate::Part::batch) then.
     ///
     /// `add` is called once for each part, with its index, while the part's device is
-    /// [kept current](cuda_driver::Device::while_current); its value is returned by the part's
-    /// [`StagedPart::extra`].
+    /// [kept current](cuda_driver::Device::while_current).
     ///
     /// Full blocks of known tokens that the step writes get their names, and later requests find them.
     ///
@@ -79,26 +77,31 @@ impl KvCache {
     /// the compute streams after this call finds the arrays, and the blocks of the batch, in place.
     ///
     /// # Errors
-    /// [`StepError`]. If the manager refuses the batch ([`StepError::Batch`]), nothing was staged, and the
-    /// call can be made again. After another error the step has failed: finish or drop it. The next step
+    /// [`StepError`]. If the manager refuses the batch ([`StepError::Refused`]), or it has more than
+    /// `step_tokens_max` tokens ([`BatchError::Tokens`]), nothing was staged, and the call can be made again. After another error the step has failed: finish or drop it. The next step
     /// enqueues the copies that were not enqueued.
     #[track_caller]
-    pub fn stage<T, F>(
+    pub fn stage<F>(
         &mut self,
         step: &OpenStep,
         batch: &mut [&mut Sequence],
         add: F,
-    ) -> Result<Vec<StagedPart<T>>, StepError>
+    ) -> Result<(), StepError>
     where
-        F: FnMut(usize, &mut Step<'_>) -> Result<T, StageError>,
+        F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
         let _site = cuda_driver::site::enter();
+        let tokens = batch.iter().map(|sequence| u64::from(sequence.next())).sum();
+        let max = self.options().step_tokens_max;
+        if tokens > max.into() {
+            return Err(BatchError::Tokens { tokens, max }.into());
+        }
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;
-        let staged = self.worker.carry_out(plan, add)?;
+        self.worker.carry_out(plan, add)?;
         self.staged = Some(step.number());
-        Ok(staged)
+        Ok(())
     }
 
     /// Ends a step, whose work is enqueued on the compute streams. What was decided in a step that was not

@@ -6,15 +6,14 @@ use std::collections::VecDeque;
 use cuda_driver::{DeviceError, Stream};
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::{BlockPair, KvShape, link::HostDirection};
-use kv_manager::{BlockCopy, Outcome, PlanError, Snapshot, Start, StepPlan};
+use kv_manager::{BlockCopy, Outcome, Replica, Snapshot, StepPlan};
 use kv_pool::Tier;
-use kv_stage::{BlockTable, Row, Step, error::StageError};
+use kv_stage::{BatchStep, Row, error::BatchError};
 
 use crate::awaited::Awaited;
 use crate::part::Part;
 use crate::runs::{Kind, Runs};
 use crate::shares::shares;
-use crate::staged::StagedPart;
 use crate::{
     BuildError, CloseError, HostCopyError, KvCacheOptions, OptionsError, StepError, TransportStats,
 };
@@ -38,9 +37,7 @@ pub struct KvWorker {
     /// A lease, or its fences, covers all work that may use the parts' memory, of steps and of
     /// copies.
     gate: EpochGate,
-    table: BlockTable,
-    /// The step of the last plan.
-    last: u64,
+    table: Replica,
     /// The step whose work is being enqueued, with the lease that covers it.
     open: Option<(u64, Lease)>,
     /// Steps that were not yet seen to complete, oldest first.
@@ -54,9 +51,6 @@ pub struct KvWorker {
     /// Blocks of copies that the compute streams do not wait for yet.
     awaited: Awaited,
     copied_bytes: u64,
-    /// Rows and lengths of the batch, kept for their memory.
-    rows: Vec<Row>,
-    lengths: Vec<u32>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     sabotage: Sabotage,
 }
@@ -107,12 +101,11 @@ impl KvWorker {
             .into_iter()
             .map(|share| Part::new(&compute[share.device], share, &options, &gate))
             .collect::<Result<Vec<_>, _>>()?;
-        let rows = options.sequences_max as usize;
+        let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
         Ok(Self {
             parts,
             gate,
-            table: BlockTable::new(rows, options.blocks_per_sequence_max as usize)?,
-            last: 0,
+            table: Replica::new(rows, width)?,
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             arrived: Vec::new(),
@@ -120,8 +113,6 @@ impl KvWorker {
             copies: None,
             awaited: Awaited::new(options.device_blocks as usize),
             copied_bytes: 0,
-            rows: Vec::with_capacity(rows),
-            lengths: Vec::with_capacity(rows),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: Sabotage::default(),
             options,
@@ -183,23 +174,27 @@ impl KvWorker {
     /// content for them.
     ///
     /// # Errors
-    /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist.
+    /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist;
+    /// [`StepError::Batch`] if the batches have no room for the changes.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
-        let (rows, width) = (self.table.rows(), self.table.max_blocks());
-        snapshot.check(rows, width, self.options.device_blocks.into())?;
-        for (row, ids) in snapshot.table.chunks_exact(width).enumerate() {
-            self.write_row(Row::new(row as u32), 0, ids)?;
+        let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
+        snapshot.check(rows as usize, width as usize, self.options.device_blocks.into())?;
+        self.check_room(snapshot.table.len())?;
+        self.table.restore(snapshot)?;
+        for part in &mut self.parts {
+            for (row, ids) in (0..rows).zip(snapshot.table.chunks_exact(width as usize)) {
+                part.batch.edit(0, Row::new(row), 0, ids)?;
+            }
         }
-        self.last = snapshot.step;
         Ok(())
     }
 
     /// Carries out a plan, up to its batch: changes the block table, enqueues copies and scrubs, and sends
-    /// each device the tables and lengths of the batch, and the arrays that `add` adds.
+    /// each device the batch, and the arrays that `add` sets. They lie in the parts'
+    /// [`batch`](Part::batch).
     ///
     /// `add` is called once for each part, with its index, while the part's device is
-    /// [kept current](cuda_driver::Device::while_current); its value is returned by the part's
-    /// [`StagedPart::extra`].
+    /// [kept current](cuda_driver::Device::while_current).
     ///
     /// # Ordering
     /// Waits on the host only if every staging buffer is still being read, which does not happen while no
@@ -208,17 +203,14 @@ impl KvWorker {
     /// the work that touch one of its blocks, and the work for the copies that touch one of the batch's.
     ///
     /// # Errors
-    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there: nothing
-    /// has changed. After another error the step counts as failed: finish it as others. The next
+    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there, and
+    /// [`StepError::Batch`] with `Backlog` if the changes of many plans could not be sent: nothing
+    /// has changed then. After another error the step counts as failed: finish it as others. The next
     /// call enqueues the copies that were not enqueued.
     #[track_caller]
-    pub fn carry_out<T, F>(
-        &mut self,
-        plan: &StepPlan,
-        add: F,
-    ) -> Result<Vec<StagedPart<T>>, StepError>
+    pub fn carry_out<F>(&mut self, plan: &StepPlan, mut add: F) -> Result<(), StepError>
     where
-        F: FnMut(usize, &mut Step<'_>) -> Result<T, StageError>,
+        F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
         let _site = cuda_driver::site::enter();
         self.check(plan)?;
@@ -226,42 +218,36 @@ impl KvWorker {
             // Nobody has said that its work is enqueued.
             self.leave(Outcome::Failed)?;
         }
+        self.table.apply(plan)?;
         self.open = Some((plan.step, self.gate.lease()));
-        self.last = plan.step;
-        self.edit(plan)?;
+        for part in &mut self.parts {
+            part.edit(plan)?;
+        }
         self.decide(plan);
         self.send_copies()?;
-        self.note_batch(plan)?;
-        self.await_copies()?;
-        self.stage(add)
+        self.await_copies(plan)?;
+        for (index, part) in self.parts.iter_mut().enumerate() {
+            part.stage(plan, |step| add(index, step))?;
+        }
+        Ok(())
     }
 
     /// Checks a plan against the last one, the table and the tiers.
-    fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
-        plan.check_follows(self.last)?;
-        plan.check_table(self.table.rows(), self.table.max_blocks())?;
-        let blocks = [self.options.device_blocks, self.options.host_blocks].map(u64::from);
-        plan.check_blocks(blocks)
+    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
+        plan.check_follows(self.table.step())?;
+        let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
+        plan.check_table(rows as usize, width as usize)?;
+        plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))?;
+        self.check_room(plan.edit_ids.len())
     }
 
-    fn edit(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        let mut ids = &plan.edit_ids[..];
-        for edit in &plan.edits {
-            let (here, rest) = ids.split_at(edit.count as usize);
-            self.write_row(Row::new(edit.row.index() as u32), edit.first as usize, here)?;
-            ids = rest;
+    /// Checks that the parts' batches take the changes of so many entries.
+    fn check_room(&self, ids: usize) -> Result<(), StepError> {
+        let room = self.parts.iter().map(|part| part.batch.edit_room()).min().unwrap_or(u64::MAX);
+        match ids as u64 <= room {
+            true => Ok(()),
+            false => Err(BatchError::Backlog { ids: ids as u64, max: room }.into()),
         }
-        Ok(())
-    }
-
-    /// Writes ids from an entry of a row on. -1 behind them ends the row there.
-    fn write_row(&mut self, row: Row, first: usize, ids: &[i32]) -> Result<(), StageError> {
-        let blocks = ids.iter().rposition(|&id| id >= 0).map_or(0, |last| last + 1);
-        self.table.set_run(row, first, ids[..blocks].iter().copied())?;
-        if blocks < ids.len() {
-            self.table.truncate(row, first + blocks)?;
-        }
-        Ok(())
     }
 
     /// Takes in the copies and scrubs of a plan, in their order.
@@ -318,23 +304,9 @@ impl KvWorker {
         Ok(())
     }
 
-    /// Notes the rows and lengths of the batch.
-    fn note_batch(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        self.rows.clear();
-        self.lengths.clear();
-        for row in &plan.batch {
-            let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
-            let tokens = upper.saturating_add(row.tokens.into());
-            let length = u32::try_from(tokens).map_err(|_| StepError::TooLong { tokens })?;
-            self.rows.push(Row::new(row.row.index() as u32));
-            self.lengths.push(length);
-        }
-        Ok(())
-    }
-
     /// Makes the compute streams wait for the copies that touch blocks of the batch. The gate keeps fences
     /// of all copies, because no step covers them yet.
-    fn await_copies(&mut self) -> Result<(), StepError> {
+    fn await_copies(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let mut needed = [false; 2];
         for part in &self.parts {
             for (needed, unawaited) in needed.iter_mut().zip(part.unawaited()) {
@@ -346,7 +318,8 @@ impl KvWorker {
             needed = [false; 2];
         }
         if needed != [false; 2] {
-            let here = self.awaited.of_rows(&self.table, &self.rows)?;
+            let block_tokens = self.options.shape.block_tokens();
+            let here = self.awaited.of_batch(&self.table, plan, block_tokens);
             needed = std::array::from_fn(|lane| needed[lane] && here[lane]);
         }
         for part in &mut self.parts {
@@ -359,31 +332,6 @@ impl KvWorker {
             drop(lease.submitted(&self.arrived));
         }
         Ok(())
-    }
-
-    fn stage<T, F>(&mut self, mut add: F) -> Result<Vec<StagedPart<T>>, StepError>
-    where
-        F: FnMut(usize, &mut Step<'_>) -> Result<T, StageError>,
-    {
-        let Self { table, rows, lengths, parts, .. } = self;
-        let mut width = 0;
-        for &row in rows.iter() {
-            width = width.max(table.len(row).map_err(StageError::from)?);
-        }
-        let stage = |(index, part): (usize, &mut Part)| {
-            let device = part.device().clone();
-            let staged = device.while_current(|| {
-                let mut step = part.stager.begin_wait()?;
-                let table = step.block_rows(table, rows, width)?;
-                let lengths = step.array(lengths)?;
-                let extra = add(index, &mut step)?;
-                let staged = step.submit(&part.compute)?;
-                let width = staged.row_entries(table)?;
-                Ok(StagedPart { staged, table, lengths, width, extra })
-            });
-            staged?
-        };
-        parts.iter_mut().enumerate().map(stage).collect()
     }
 
     /// Says that the engine's work for the last plan is enqueued on the compute streams, or that it is not

@@ -277,6 +277,7 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
                 ..SimConfig::default()
             })?);
             machine.register_kernels(kv_kernels::references());
+            machine.register_kernels(kv_stage::references());
             (machine.clone(), (0..*devices as i32).collect(), Some(machine))
         }
         DeviceSpec::Cuda { ordinals } => (cuda()?, ordinals.clone(), None),

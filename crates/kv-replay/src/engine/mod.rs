@@ -108,7 +108,6 @@ pub fn build_cache(
     let tokens =
         trace.requests.iter().map(|entry| entry.input_length.saturating_add(entry.output_length));
     let blocks = tokens.max().unwrap_or(1).div_ceil(config.block_tokens.into());
-    let step_tokens = u64::from(config.step_tokens);
     let placement = match devices.devices.as_slice() {
         [_] => None,
         several => Some(place(config, several)?),
@@ -126,8 +125,8 @@ pub fn build_cache(
         watermark_blocks: 0,
         scrubs: false,
         hasher: BlockHasher::FAST,
-        // A length for each sequence, a slot and a key for each token; each array is aligned.
-        step_array_bytes: u64::from(config.max_batch) * 4 + step_tokens * 16 + 3 * 256,
+        step_tokens_max: config.step_tokens,
+        step_arrays: work::arrays(config),
         memory: Default::default(),
         pool: PoolRules {
             eviction: config.policy.into(),

@@ -1,16 +1,16 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
-use kv_cache::{KvCache, OpenStep, Part, Sequence, StagedPart};
+use kv_cache::{KvCache, OpenStep, Part, Sequence};
 use kv_kernels::{
     Direction, Transfer,
     verify::{ChecksumArgs, FillPattern},
 };
-use kv_stage::PartId;
 
 use super::RunError;
 use super::batch::{Batch, Launch};
 use super::expected::Oracle;
+use crate::config::RunConfig;
 
 /// One device's buffers, all allocated before the first iteration.
 #[derive(Debug)]
@@ -23,12 +23,17 @@ struct Buffers {
     arrivals: Vec<PinnedBuffer>,
 }
 
-/// The arrays of one iteration, besides the block table.
-struct Arrays {
-    slots: PartId,
-    keys: PartId,
-    /// What is read of each sequence, where that is not all that was staged.
-    lengths: Option<PartId>,
+/// The arrays of an iteration besides the batch, by their place.
+const SLOTS: usize = 0;
+const KEYS: usize = 1;
+/// What is read of each sequence, where that is not all that was staged.
+const LENGTHS: usize = 2;
+
+/// Bytes of each of these arrays.
+pub(super) fn arrays(config: &RunConfig) -> Vec<u64> {
+    let (tokens, sequences) = (u64::from(config.step_tokens), u64::from(config.max_batch));
+    // A slot and a key for each token, and a length for each sequence.
+    vec![tokens * 8, tokens * 8, sequences * 4]
 }
 
 /// How much is read of each sequence.
@@ -95,25 +100,25 @@ impl DeviceWork {
         read: bool,
     ) -> Result<Enqueued, RunError> {
         let keys = &mut self.keys;
-        let staged = cache.stage(step, readers, |part, step| {
+        cache.stage(step, readers, |part, step| {
             keys.clear();
             keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
-            let lengths = match lengths {
-                Lengths::Staged => None,
-                Lengths::Right(lengths) => Some(step.array(lengths)?),
-            };
-            Ok(Arrays { slots: step.array(&batch.slots)?, keys: step.array(keys)?, lengths })
+            step.array(SLOTS, &batch.slots)?;
+            step.array(KEYS, keys)?;
+            match lengths {
+                Lengths::Staged => Ok(()),
+                Lengths::Right(lengths) => step.array(LENGTHS, lengths),
+            }
         })?;
         let arrival = (step.number() % self.buffers[0].arrivals.len() as u64) as usize;
-        let mut width = 0;
-        for ((part, staged), buffers) in cache.parts().iter().zip(&staged).zip(&self.buffers) {
-            width = staged.width();
+        let width = cache.options().blocks_per_sequence_max as usize;
+        for (part, buffers) in cache.parts().iter().zip(&self.buffers) {
             let enqueued = part.device().while_current(|| {
                 for &launch in batch.launches() {
-                    write(part, staged, buffers, launch, &batch.slots)?;
+                    write(part, buffers, launch, &batch.slots)?;
                 }
-                match read && width > 0 {
-                    true => checksum(part, staged, buffers, readers.len(), arrival),
+                match read {
+                    true => checksum(part, buffers, (readers.len(), width), lengths, arrival),
                     false => Ok(()),
                 }
             });
@@ -142,7 +147,6 @@ impl DeviceWork {
 /// Fills one launch's part of the chunk and stores it.
 fn write(
     part: &Part,
-    staged: &StagedPart<Arrays>,
     buffers: &Buffers,
     launch: Launch,
     host_slots: &[i64],
@@ -154,14 +158,15 @@ fn write(
     let chunk = buffers.chunk.span();
     let chunk =
         chunk.slice(first_token * token_bytes, token_count * token_bytes).map_err(bounds)?;
-    let array = |id| -> Result<_, RunError> {
-        Ok(staged.span(id)?.slice(first_token * 8, token_count * 8).map_err(bounds)?)
+    let array = |id: usize| -> Result<_, RunError> {
+        let array = part.batch().arrays[id];
+        Ok(array.slice(first_token * 8, token_count * 8).map_err(bounds)?)
     };
-    let fill = FillPattern { chunk, token_keys: array(staged.extra().keys)?, tokens: token_count };
+    let fill = FillPattern { chunk, token_keys: array(KEYS)?, tokens: token_count };
     part.kernels().fill_pattern(part.compute(), part.shape(), fill)?;
     let transfer = Transfer {
         chunk,
-        slot_mapping: array(staged.extra().slots)?,
+        slot_mapping: array(SLOTS)?,
         host_slots: &host_slots[first..first + tokens],
         tokens: token_count,
         skip_prefix_n_tokens: skip as u64,
@@ -172,23 +177,24 @@ fn write(
     Ok(())
 }
 
-/// Reads all staged sequences through the staged block table, and copies the checksums to the host.
+/// Reads all staged sequences through the batch's block table, and copies the checksums to the host.
 fn checksum(
     part: &Part,
-    staged: &StagedPart<Arrays>,
     buffers: &Buffers,
-    sequences: usize,
+    (sequences, width): (usize, usize),
+    lengths: Lengths<'_>,
     arrival: usize,
 ) -> Result<(), RunError> {
-    let entries = (sequences * staged.width()) as u64;
+    let entries = (sequences * width) as u64;
     let checksums =
         buffers.checksums.span().slice(0, entries * 8).map_err(cuda_driver::CopyError::from)?;
+    let batch = part.batch();
     let args = ChecksumArgs {
-        block_table: staged.block_table()?,
-        table_stride: staged.width() as u64,
-        seq_lens: match staged.extra().lengths {
-            Some(lengths) => staged.span(lengths)?,
-            None => staged.lengths()?,
+        block_table: batch.tables[0].block_table,
+        table_stride: width as u64,
+        seq_lens: match lengths {
+            Lengths::Staged => batch.lengths,
+            Lengths::Right(_) => batch.arrays[LENGTHS],
         },
         sequences: sequences as u32,
         checksums,

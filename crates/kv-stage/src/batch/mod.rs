@@ -186,6 +186,12 @@ impl DeviceBatch {
         Ok(())
     }
 
+    /// Block ids that [`edit`](Self::edit) still takes before a step has sent the others.
+    #[must_use]
+    pub fn edit_room(&self) -> u64 {
+        self.options.pending_max().saturating_sub(self.ids.len() as u64)
+    }
+
     /// Begins a step on `stream`, with a staging buffer of its own. Changes that do not fit in it are
     /// sent at once, before the step.
     ///
