@@ -1,25 +1,67 @@
 //! A small engine. It computes tokens by writing a pattern that follows from the token, and attends
 //! by reading all KV of all sequences through the block table. The sums that it reads are compared
 //! with those that the host computes without holding the bytes.
+//!
+//! The engine knows which ids come out of a step before the step runs, and commits them when they are asked
+//! for: before the next tokens are reserved, or a step later ([`Engine::decode_ahead`]).
 
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
+use kv_cache::kv_manager::{
+    AdmitError, ForkError, ManagerStats, Missing, ReserveError as Refusal, SequenceError,
+    TruncateError,
+};
 use kv_cache::{
-    Admission, AdmitError, CloseError, Growth, KvCache, KvCacheOptions, MemoryRules, OpenStep,
-    Part, PoolRules, Request, Sequence, StagedPart, TransportChoice, TransportRules,
+    Answer, CloseError, Committed, DemandError, Growth, KvCache, KvCacheOptions, MemoryRules,
+    OpenStep, Part, PoolRules, Request, ReserveError, ResumeError, Sequence, StagedPart, Tokens,
+    TransportChoice, TransportRules,
 };
 use kv_kernels::{
     Direction, KvShape, KvShapeOptions, Transfer,
     link::HostLinkOptions,
     verify::{ChecksumArgs, Expected, FillPattern},
 };
-use kv_pool::{BlockHash, retention::RetentionPolicy, tenants::TenantId};
+use kv_pool::{
+    BlockHash, BlockHasher, ClaimError,
+    retention::RetentionPolicy,
+    tenants::{TenantError, TenantId},
+};
 use kv_stage::PartId;
 
 pub(crate) type Failure = Box<dyn Error>;
+
+/// Why a request was not admitted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error(transparent)]
+    NoRoom(#[from] Missing),
+    #[error("all rows are in use")]
+    NoRow,
+    #[error(transparent)]
+    Never(#[from] AdmitError),
+    #[error(transparent)]
+    Memory(#[from] DemandError),
+}
+
+impl Refused {
+    /// Whether waiting can help.
+    pub(crate) fn is_retryable(&self) -> bool {
+        match self {
+            Self::NoRoom(missing) => match &missing.reason {
+                ClaimError::Tenant(TenantError::HeldMax { requested, held_max, .. }) => {
+                    requested <= held_max
+                }
+                ClaimError::Tenant(error) => matches!(error, TenantError::KeptForOthers { .. }),
+                _ => true,
+            },
+            Self::NoRow => true,
+            Self::Never(_) | Self::Memory(_) => false,
+        }
+    }
+}
 
 /// A prompt: tokens whose KV depends on all tokens before them, as a model's does.
 #[derive(Clone, Debug)]
@@ -68,17 +110,41 @@ impl Prompt {
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) sequence: Sequence,
+    /// All tokens so far, of which the last may not have been committed yet.
     pub(crate) prompt: Prompt,
-    /// Tokens whose KV was written or found.
-    computed: u64,
+    /// Tokens behind these that the next step tries, or the step whose ids are to come.
+    drafts: Vec<u32>,
+    /// Whether the next step is staged before the ids of the last one are committed.
+    ahead: bool,
     /// Whether a step has been run since admission.
     started: bool,
 }
 
+impl Live {
+    fn new(sequence: Sequence, prompt: &Prompt) -> Self {
+        let prompt = prompt.clone();
+        Self { sequence, prompt, drafts: Vec::new(), ahead: false, started: false }
+    }
+
+    /// Tokens without KV: what is left to compute, and drafts.
+    fn left(&self) -> u64 {
+        (self.prompt.len() + self.drafts.len() as u64).saturating_sub(self.sequence.upper())
+    }
+
+    /// The next `count` tokens that the sequence does not know yet, with the names of what they fill.
+    fn names(&self, count: u64, block_tokens: u64) -> Vec<BlockHash> {
+        let known = self.sequence.known();
+        let [first, end] = [known, known + count].map(|tokens| (tokens / block_tokens) as usize);
+        self.prompt.hashes(block_tokens)[first..end].to_vec()
+    }
+}
+
 /// The sums of one step, read and expected.
 #[derive(Debug)]
-struct Check {
+pub(crate) struct Check {
     number: u64,
+    /// The results that the step writes.
+    ring: usize,
     width: usize,
     /// Keys of each sequence, in the order of the step.
     keys: Vec<Vec<u64>>,
@@ -99,8 +165,14 @@ pub(crate) struct Engine {
     pub(crate) cache: KvCache,
     workspaces: Vec<Workspace>,
     checks: VecDeque<Check>,
+    /// Steps whose work was enqueued.
+    enqueued: usize,
+    /// Tokens of a sequence that a step computes at most.
+    pub(crate) chunk: u64,
     pub(crate) verified: u64,
     pub(crate) corrupt: u64,
+    /// Sequences that were set back because a step had failed.
+    pub(crate) redone: u64,
 }
 
 /// A new stream for each of `devices`, which may name a device twice.
@@ -131,6 +203,9 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         step_array_bytes: tokens_max * 16,
         memory: MemoryRules::default(),
         pool: PoolRules::default(),
+        watermark_blocks: 0,
+        scrubs: false,
+        hasher: BlockHasher::FAST,
     }
 }
 
@@ -146,30 +221,71 @@ impl Engine {
     pub(crate) fn new(streams: &[Stream], options: KvCacheOptions) -> Self {
         let cache = KvCache::new(streams, options).unwrap();
         let workspaces = cache.parts().iter().map(|part| Workspace::new(part, &cache)).collect();
-        Self { cache, workspaces, checks: VecDeque::new(), verified: 0, corrupt: 0 }
+        Self {
+            cache,
+            workspaces,
+            checks: VecDeque::new(),
+            enqueued: 0,
+            chunk: u64::MAX,
+            verified: 0,
+            corrupt: 0,
+            redone: 0,
+        }
     }
 
     pub(crate) fn block_tokens(&self) -> u64 {
         u64::from(self.cache.shape().block_tokens())
     }
 
-    pub(crate) fn admit(&mut self, prompt: &Prompt) -> Result<Live, AdmitError> {
-        self.admit_named(prompt, &prompt.hashes(self.block_tokens()))
+    /// What the manager has decided so far.
+    pub(crate) fn decided(&self) -> ManagerStats {
+        self.cache.manager().stats()
     }
 
-    /// Admits a prompt of which only `hashes` may be found.
-    pub(crate) fn admit_named(
+    /// The request of a prompt, which computes what is not cached though another computes it too.
+    pub(crate) fn request(&self, prompt: &Prompt) -> Request {
+        let mut request = Request::named(prompt.len(), prompt.hashes(self.block_tokens()));
+        request.waits = false;
+        request
+    }
+
+    pub(crate) fn admit(&mut self, prompt: &Prompt) -> Result<Live, Refused> {
+        self.admit_request(prompt, self.request(prompt))
+    }
+
+    /// Admits a prompt of which nothing may be found.
+    pub(crate) fn admit_unseen(&mut self, prompt: &Prompt) -> Result<Live, Refused> {
+        let mut request = self.request(prompt);
+        request.hit_max = 0;
+        self.admit_request(prompt, request)
+    }
+
+    /// Admits a request that says more than its prompt.
+    pub(crate) fn admit_as(
         &mut self,
         prompt: &Prompt,
-        hashes: &[BlockHash],
-    ) -> Result<Live, AdmitError> {
-        let sequence = self.cache.admit(prompt.len(), hashes)?;
-        let computed = sequence.cached_tokens();
-        Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
+        tenant: TenantId,
+        retention: Option<&Arc<RetentionPolicy>>,
+    ) -> Result<Live, Refused> {
+        let mut request = self.request(prompt);
+        (request.tenant, request.retention) = (tenant, retention.cloned());
+        self.admit_request(prompt, request)
+    }
+
+    pub(crate) fn admit_request(
+        &mut self,
+        prompt: &Prompt,
+        request: Request,
+    ) -> Result<Live, Refused> {
+        let mut answers = self.cache.admit(&mut [request], u64::MAX)?;
+        match answers.pop().unwrap() {
+            Answer::Admitted(sequence) => Ok(Live::new(sequence, prompt)),
+            answer => Err(refused(answer)),
+        }
     }
 
     /// Admits prompts in one batch, all of which fit.
-    pub(crate) fn admit_batch(&mut self, prompts: &[Prompt]) -> Result<Vec<Live>, AdmitError> {
+    pub(crate) fn admit_batch(&mut self, prompts: &[Prompt]) -> Result<Vec<Live>, Refused> {
         match self.admit_fitting(prompts)? {
             (lives, None) => Ok(lives),
             (_, Some(refused)) => Err(refused),
@@ -180,48 +296,186 @@ impl Engine {
     pub(crate) fn admit_fitting(
         &mut self,
         prompts: &[Prompt],
-    ) -> Result<(Vec<Live>, Option<AdmitError>), AdmitError> {
-        let named: Vec<_> =
-            prompts.iter().map(|prompt| (prompt, prompt.hashes(self.block_tokens()))).collect();
-        let requests: Vec<_> =
-            named.iter().map(|(prompt, hashes)| Request::new(prompt.len(), hashes)).collect();
-        let Admission { admitted, refused } = self.cache.admit_fitting(&requests, u64::MAX)?;
-        assert_eq!(refused.is_none(), admitted.len() == prompts.len());
-        let live = |(sequence, prompt): (Sequence, &Prompt)| {
-            let computed = sequence.cached_tokens();
-            Live { sequence, prompt: prompt.clone(), computed, started: false }
-        };
-        Ok((admitted.into_iter().zip(prompts).map(live).collect(), refused))
+    ) -> Result<(Vec<Live>, Option<Refused>), Refused> {
+        let mut requests: Vec<_> = prompts.iter().map(|prompt| self.request(prompt)).collect();
+        let mut lives = Vec::new();
+        for (answer, prompt) in self.cache.admit(&mut requests, u64::MAX)?.into_iter().zip(prompts)
+        {
+            match answer {
+                Answer::Admitted(sequence) => lives.push(Live::new(sequence, prompt)),
+                answer => return Ok((lives, Some(refused(answer)))),
+            }
+        }
+        assert_eq!(lives.len(), prompts.len());
+        Ok((lives, None))
     }
 
-    /// Admits a request that says more than its prompt.
-    pub(crate) fn admit_as(
-        &mut self,
-        prompt: &Prompt,
-        tenant: TenantId,
-        retention: Option<&Arc<RetentionPolicy>>,
-    ) -> Result<Live, AdmitError> {
-        let hashes = prompt.hashes(self.block_tokens());
-        let request = Request { tenant, retention, ..Request::new(prompt.len(), &hashes) };
-        let mut admission = self.cache.admit_fitting(&[request], u64::MAX)?;
-        let Some(sequence) = admission.admitted.pop() else {
-            return Err(admission.refused.unwrap());
-        };
-        let computed = sequence.cached_tokens();
-        Ok(Live { sequence, prompt: prompt.clone(), computed, started: false })
-    }
-
-    /// Appends tokens that the next step computes.
+    /// Appends tokens that the next step computes. The first is the id that came out of the last step.
     pub(crate) fn extend(
         &mut self,
         live: &mut Live,
         seed: u32,
         count: u64,
-    ) -> Result<(), AdmitError> {
-        let longer = live.prompt.then(seed, count);
-        self.cache.extend(&mut live.sequence, longer.len())?;
-        live.prompt = longer;
+    ) -> Result<(), Failure> {
+        live.prompt = live.prompt.then(seed, count);
+        self.tell(live, 0)
+    }
+
+    /// Has the next step try `count` tokens behind those that are known.
+    pub(crate) fn draft(&mut self, live: &mut Live, seed: u32, count: u64) -> Result<(), Failure> {
+        self.go_on(live)?;
+        live.drafts = Prompt::new(seed ^ 0xD4AF, count).tokens;
         Ok(())
+    }
+
+    /// Accepts the first `count` tokens that the last step tried, and an id behind them.
+    pub(crate) fn accept(
+        &mut self,
+        live: &mut Live,
+        count: usize,
+        seed: u32,
+    ) -> Result<(), Failure> {
+        // Those that a step has tried, whose outcome is open.
+        let tried = (live.sequence.upper() - live.sequence.resolved()) as usize;
+        let accepted = count.min(live.drafts.len()).min(tried);
+        live.prompt.tokens.extend(live.drafts.drain(..accepted));
+        live.prompt = live.prompt.then(seed, 1);
+        self.tell(live, accepted as u64)
+    }
+
+    /// Decides the id that comes out of the last step, and has the next step computed before it is committed.
+    pub(crate) fn decode_ahead(&mut self, live: &mut Live, seed: u32) -> Result<(), Failure> {
+        self.tell(live, 0)?;
+        let certain = live.sequence.resolved() == live.sequence.upper();
+        live.ahead = live.left() == 0 && live.sequence.awaits().is_some() && certain;
+        live.prompt = live.prompt.then(seed, 1);
+        if live.ahead { Ok(()) } else { self.tell(live, 0) }
+    }
+
+    /// Takes in the ids that are to come, of which the last step's is ignored.
+    pub(crate) fn settle(&mut self, live: &mut Live) -> Result<(), Failure> {
+        self.tell(live, 0)?;
+        self.commit(live, 0)
+    }
+
+    /// Cuts a request to its first tokens.
+    pub(crate) fn truncate(&mut self, live: &mut Live, tokens: u64) -> Result<(), Failure> {
+        self.tell(live, 0)?;
+        if let Err(error) = self.cache.truncate(&mut live.sequence, tokens) {
+            let TruncateError::Sequence(SequenceError::Redo { .. }) = error else {
+                return Err(error.into());
+            };
+            self.set_back(live)?;
+            self.cache.truncate(&mut live.sequence, tokens)?;
+        }
+        live.prompt.tokens.truncate(tokens as usize);
+        live.drafts.clear();
+        Ok(())
+    }
+
+    /// A twin that goes on by itself.
+    pub(crate) fn fork(&mut self, live: &mut Live) -> Result<Live, Failure> {
+        self.settle(live)?;
+        let twin = match self.cache.fork(&mut live.sequence) {
+            Err(ForkError::Sequence(SequenceError::Redo { .. })) => {
+                self.set_back(live)?;
+                self.cache.fork(&mut live.sequence)?
+            }
+            forked => forked?,
+        };
+        live.drafts.clear();
+        Ok(Live { started: live.started, ..Live::new(twin, &live.prompt) })
+    }
+
+    pub(crate) fn suspend(&mut self, live: &mut Live) -> Result<(), Failure> {
+        self.settle(live)?;
+        live.drafts.clear();
+        match self.cache.suspend(&mut live.sequence) {
+            Err(kv_cache::kv_manager::SuspendError::Sequence(SequenceError::Redo { .. })) => {
+                self.set_back(live)?;
+                Ok(self.cache.suspend(&mut live.sequence)?)
+            }
+            suspended => Ok(suspended?),
+        }
+    }
+
+    /// Brings a suspended request back; where its KV ends.
+    pub(crate) fn resume(&mut self, live: &mut Live) -> Result<u64, ResumeError> {
+        let end = self.cache.resume(&mut live.sequence)?;
+        self.tell(live, 0).unwrap();
+        Ok(end)
+    }
+
+    /// Has the sequence know all tokens of its request: those that came out of steps by commits, of which the
+    /// first has `accepted` drafts, and the others as the engine's own.
+    fn tell(&mut self, live: &mut Live, accepted: u64) -> Result<(), Failure> {
+        live.ahead = false;
+        let mut accepted = accepted;
+        loop {
+            let count = live.prompt.len() - live.sequence.known();
+            if count == 0 {
+                return Ok(());
+            }
+            if live.sequence.awaits().is_some() {
+                self.commit(live, count.min(1 + accepted))?;
+                accepted = 0;
+                continue;
+            }
+            let names = live.names(count, self.block_tokens());
+            let tokens = Tokens::Named { count, names: &names };
+            match self.cache.extend(&mut live.sequence, tokens) {
+                Err(TruncateError::Sequence(SequenceError::Redo { .. })) => self.set_back(live)?,
+                extended => extended?,
+            }
+        }
+    }
+
+    /// Takes in the ids of the first step whose ids are to come.
+    fn commit(&mut self, live: &mut Live, count: u64) -> Result<(), Failure> {
+        let Some(step) = live.sequence.awaits() else { return Ok(()) };
+        let names = live.names(count, self.block_tokens());
+        let tokens = Tokens::Named { count, names: &names };
+        match self.cache.commit(&mut live.sequence, step, tokens)? {
+            Committed::Taken => live.drafts.clear(),
+            Committed::Redo { .. } => self.set_back(live)?,
+            Committed::Stale => panic!("ids of step {step} were to come, and are stale"),
+        }
+        Ok(())
+    }
+
+    /// A step has failed that computed some of the request: it is computed again, with the same tokens.
+    fn set_back(&mut self, live: &mut Live) -> Result<(), Failure> {
+        assert_eq!(live.sequence.awaits(), None, "ids of a void step are to come");
+        self.redone += 1;
+        live.drafts.clear();
+        self.tell(live, 0)
+    }
+
+    /// Has a request know all its tokens, and at least one that it has no KV of: the id that came out of the
+    /// last step.
+    fn go_on(&mut self, live: &mut Live) -> Result<(), Failure> {
+        self.tell(live, 0)?;
+        if live.sequence.awaits().is_some() || live.left() == 0 {
+            self.extend(live, 0xDEC0 ^ live.prompt.len() as u32, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Reserves what the next step computes of a request: all that is left or a chunk of it. With nothing
+    /// left it decodes one token more.
+    pub(crate) fn reserve(&mut self, live: &mut Live) -> Result<(), ReserveError> {
+        loop {
+            if !live.ahead {
+                self.go_on(live).unwrap();
+            }
+            let tokens = live.left().min(self.chunk) as u32;
+            match self.cache.reserve(&mut live.sequence, tokens) {
+                Err(ReserveError::Refused(Refusal::Sequence(SequenceError::Redo { .. }))) => {
+                    self.set_back(live).unwrap();
+                }
+                reserved => return reserved.map(drop),
+            }
+        }
     }
 
     /// Begins a step, and checks what the completed ones have read.
@@ -231,8 +485,8 @@ impl Engine {
         Ok(step)
     }
 
-    /// One step: computes what is new of `lives`, reads all of them, and makes their full blocks
-    /// findable.
+    /// One step: computes what is new of `lives`, or a token more, and reads all of them. The step is dropped
+    /// where something is refused, as an early return does.
     pub(crate) fn run(&mut self, lives: &mut [&mut Live]) -> Result<(), Failure> {
         let step = self.begin()?;
         self.enqueue(step, lives)
@@ -244,70 +498,52 @@ impl Engine {
         step: OpenStep,
         lives: &mut [&mut Live],
     ) -> Result<(), Failure> {
-        let number = step.number();
-        let enqueued = self.enqueue_work(number, lives).and_then(|width| {
-            self.seal(lives)?;
-            Ok(width)
-        });
-        // Also if only some of the work could be enqueued: that much runs.
-        let finished = self.cache.finish_step(step);
-        let width = enqueued?;
-        finished?;
-        let keys = lives.iter().map(|live| live.prompt.keys()).collect();
-        self.checks.push_back(Check { number, width, keys });
-        Ok(())
+        for live in lives.iter_mut() {
+            self.reserve(live)?;
+        }
+        self.enqueue_as_reserved(step, lives)
     }
 
-    /// As [`run`](Self::run), with the step dropped where something is refused, as an early return does.
-    pub(crate) fn run_or_drop(&mut self, lives: &mut [&mut Live]) -> Result<(), Failure> {
-        let step = self.begin()?;
-        let number = step.number();
-        let width = self.enqueue_work(number, lives)?;
-        self.seal(lives)?;
+    /// The same with what was reserved before.
+    pub(crate) fn enqueue_as_reserved(
+        &mut self,
+        step: OpenStep,
+        lives: &mut [&mut Live],
+    ) -> Result<(), Failure> {
+        let check = self.enqueue_reserved(&step, lives)?;
         self.cache.finish_step(step)?;
-        let keys = lives.iter().map(|live| live.prompt.keys()).collect();
-        self.checks.push_back(Check { number, width, keys });
+        self.checks.push_back(check);
         Ok(())
     }
 
-    /// Enqueues the work of a step that never ends.
+    /// Enqueues the work of a step that never ends: what it would have been checked by.
     pub(crate) fn enqueue_without_end(
         &mut self,
         step: &OpenStep,
         lives: &mut [&mut Live],
-    ) -> Result<(), Failure> {
-        self.enqueue_unsealed(step, lives)?;
-        self.seal(lives)
+    ) -> Result<Check, Failure> {
+        for live in lives.iter_mut() {
+            self.reserve(live)?;
+        }
+        self.enqueue_reserved(step, lives)
     }
 
-    /// The same with nothing made findable.
-    pub(crate) fn enqueue_unsealed(
+    /// The same with what was reserved before.
+    pub(crate) fn enqueue_reserved(
         &mut self,
         step: &OpenStep,
         lives: &mut [&mut Live],
-    ) -> Result<(), Failure> {
-        self.enqueue_work(step.number(), lives).map(|_| ())
-    }
-
-    fn seal(&mut self, lives: &mut [&mut Live]) -> Result<(), Failure> {
-        let block_tokens = self.block_tokens();
-        for live in lives.iter_mut() {
-            let hashes = live.prompt.hashes(block_tokens);
-            self.cache.seal(&mut live.sequence, &hashes)?;
-        }
-        Ok(())
-    }
-
-    /// Enqueues a step's work; how wide its block table is.
-    fn enqueue_work(&mut self, number: u64, lives: &mut [&mut Live]) -> Result<usize, Failure> {
+    ) -> Result<Check, Failure> {
         let fills: Vec<Fill> = lives.iter().map(|live| Fill::new(&self.cache, live)).collect();
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
         let slots: Vec<i64> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
-        let sequences: Vec<&Sequence> = lives.iter().map(|live| &live.sequence).collect();
-        let staged = self
-            .cache
-            .stage(&sequences, None, |_, step| Ok((step.array(&keys)?, step.array(&slots)?)))?;
-        let ring = self.ring(number);
+        let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
+        let staged = self.cache.stage(step, &mut sequences, |_, step| {
+            Ok((step.array(&keys)?, step.array(&slots)?))
+        })?;
+        // Steps in flight are no more than the depth, and this one.
+        let ring = self.enqueued % (self.cache.options().overlap_depth as usize + 1);
+        self.enqueued += 1;
         for ((part, workspace), staged) in
             self.cache.parts().iter().zip(&self.workspaces).zip(&staged)
         {
@@ -315,9 +551,10 @@ impl Engine {
             attend(part, workspace, staged, lives.len(), ring)?;
         }
         for live in lives.iter_mut() {
-            (live.computed, live.started) = (live.prompt.len(), true);
+            (live.started, live.ahead) = (true, false);
         }
-        Ok(staged[0].width())
+        let keys = fills.into_iter().map(|fill| fill.read).collect();
+        Ok(Check { number: step.number(), ring, width: staged[0].width(), keys })
     }
 
     /// Waits for all steps, and checks what they have read.
@@ -345,19 +582,14 @@ impl Engine {
         self.cache.close()
     }
 
-    fn ring(&self, number: u64) -> usize {
-        number as usize % (self.cache.options().overlap_depth as usize + 1)
-    }
-
     fn check_completed(&mut self) {
         while let Some(check) = self.checks.front() {
             if check.number > self.cache.completed_step() {
                 break;
             }
             let check = self.checks.pop_front().unwrap();
-            let ring = self.ring(check.number);
             for workspace in &self.workspaces {
-                let (verified, corrupt) = workspace.check(&check, ring);
+                let (verified, corrupt) = workspace.check(&check);
                 self.verified += verified;
                 self.corrupt += corrupt;
             }
@@ -383,13 +615,13 @@ impl Workspace {
     }
 
     /// Blocks read, and those of them that did not hold what they should.
-    fn check(&self, check: &Check, ring: usize) -> (u64, u64) {
+    fn check(&self, check: &Check) -> (u64, u64) {
         let (mut verified, mut corrupt) = (0, 0);
         for (row, keys) in check.keys.iter().enumerate() {
             for (column, keys) in keys.chunks(self.expected.block_tokens()).enumerate() {
                 let mut sum = [0; 8];
                 let place = (row * check.width + column) as u64 * 8;
-                self.results[ring].read_at(place, &mut sum).unwrap();
+                self.results[check.ring].read_at(place, &mut sum).unwrap();
                 verified += 1;
                 let right = self.expected.checksum(keys) == Some(u64::from_ne_bytes(sum));
                 corrupt += u64::from(!right);
@@ -405,19 +637,37 @@ struct Fill {
     slots: Vec<i64>,
     /// Of the first tokens, how many are cached. The chunk has junk in their place.
     skip: u64,
+    /// The keys of all tokens that the sequence has after it.
+    read: Vec<u64>,
 }
 
 impl Fill {
     fn new(cache: &KvCache, live: &Live) -> Self {
+        let computed = live.sequence.upper();
+        let end = computed + u64::from(live.sequence.next());
         // A first step computes a chunk from the start of the prompt, as an engine does that loads
         // whole chunks.
-        let start = if live.started { live.computed } else { 0 };
-        let skip = live.computed - start;
-        let mut keys = live.prompt.keys().split_off(start as usize);
+        let start = if live.started { computed } else { 0 };
+        let skip = computed - start;
+        let mut all = live.prompt.clone();
+        all.tokens.extend(&live.drafts);
+        let mut read = all.keys();
+        read.truncate(end as usize);
+        let mut keys = read[start as usize..].to_vec();
         keys[..skip as usize].fill(0xBAD);
         let mut slots = Vec::new();
-        cache.slot_mapping(&live.sequence, start..live.prompt.len(), &mut slots).unwrap();
-        Self { keys, slots, skip }
+        cache.slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
+        Self { keys, slots, skip, read }
+    }
+}
+
+/// Why an answer is none that admits.
+fn refused(answer: Answer) -> Refused {
+    match answer {
+        Answer::NoRoom(missing) => Refused::NoRoom(missing),
+        Answer::NoRow => Refused::NoRow,
+        Answer::Refused(error) => Refused::Never(error),
+        Answer::Admitted(_) | Answer::Waiting(_) => panic!("{answer:?}"),
     }
 }
 

@@ -4,4 +4,5 @@
 
 pub(crate) mod engine;
 pub(crate) mod place;
+pub(crate) mod random;
 pub(crate) mod scenarios;
