@@ -16,7 +16,7 @@ use kv_cache::kv_manager::{
 };
 use kv_cache::{
     Answer, CloseError, Committed, DemandError, Growth, KvCache, KvCacheOptions, MemoryRules,
-    OpenStep, Part, PoolRules, Request, ReserveError, ResumeError, Sequence, StagedPart, Tokens,
+    OpenStep, Part, PoolRules, Request, ReserveError, ResumeError, Sequence, Tokens,
     TransportChoice, TransportRules,
 };
 use kv_kernels::{
@@ -29,7 +29,6 @@ use kv_pool::{
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
-use kv_stage::PartId;
 
 pub(crate) type Failure = Box<dyn Error>;
 
@@ -199,8 +198,9 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         sequences_max,
         blocks_per_sequence_max,
         overlap_depth: 1,
+        step_tokens_max: tokens_max as u32,
         // A key and a slot for each token.
-        step_array_bytes: tokens_max * 16,
+        step_arrays: vec![tokens_max * 8; 2],
         memory: MemoryRules::default(),
         pool: PoolRules::default(),
         watermark_blocks: 0,
@@ -311,12 +311,7 @@ impl Engine {
     }
 
     /// Appends tokens that the next step computes. The first is the id that came out of the last step.
-    pub(crate) fn extend(
-        &mut self,
-        live: &mut Live,
-        seed: u32,
-        count: u64,
-    ) -> Result<(), Failure> {
+    pub(crate) fn extend(&mut self, live: &mut Live, seed: u32, count: u64) -> Result<(), Failure> {
         live.prompt = live.prompt.then(seed, count);
         self.tell(live, 0)
     }
@@ -538,23 +533,23 @@ impl Engine {
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
         let slots: Vec<i64> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
         let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
-        let staged = self.cache.stage(step, &mut sequences, |_, step| {
-            Ok((step.array(&keys)?, step.array(&slots)?))
+        self.cache.stage(step, &mut sequences, |_, step| {
+            step.array(KEYS, &keys)?;
+            step.array(SLOTS, &slots)
         })?;
         // Steps in flight are no more than the depth, and this one.
         let ring = self.enqueued % (self.cache.options().overlap_depth as usize + 1);
         self.enqueued += 1;
-        for ((part, workspace), staged) in
-            self.cache.parts().iter().zip(&self.workspaces).zip(&staged)
-        {
-            compute(part, workspace, staged, &fills)?;
-            attend(part, workspace, staged, lives.len(), ring)?;
+        let width = self.cache.options().blocks_per_sequence_max as usize;
+        for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
+            compute(part, workspace, &fills)?;
+            attend(part, workspace, (lives.len(), width), ring)?;
         }
         for live in lives.iter_mut() {
             (live.started, live.ahead) = (true, false);
         }
         let keys = fills.into_iter().map(|fill| fill.read).collect();
-        Ok(Check { number: step.number(), ring, width: staged[0].width(), keys })
+        Ok(Check { number: step.number(), ring, width, keys })
     }
 
     /// Waits for all steps, and checks what they have read.
@@ -671,17 +666,13 @@ fn refused(answer: Answer) -> Refused {
     }
 }
 
-type Arrays = (PartId, PartId);
+/// The engine's arrays in a step.
+const KEYS: usize = 0;
+const SLOTS: usize = 1;
 
 /// Writes what the fills hold into the cache.
-fn compute(
-    part: &Part,
-    workspace: &Workspace,
-    staged: &StagedPart<Arrays>,
-    fills: &[Fill],
-) -> Result<(), Failure> {
-    let (keys, slots) = *staged.extra();
-    let (keys, slots) = (staged.span(keys)?, staged.span(slots)?);
+fn compute(part: &Part, workspace: &Workspace, fills: &[Fill]) -> Result<(), Failure> {
+    let (keys, slots) = (part.batch().arrays[KEYS], part.batch().arrays[SLOTS]);
     let mut offset = 0;
     for fill in fills {
         let tokens = fill.keys.len() as u64;
@@ -709,16 +700,15 @@ fn compute(
 fn attend(
     part: &Part,
     workspace: &Workspace,
-    staged: &StagedPart<Arrays>,
-    sequences: usize,
+    (sequences, width): (usize, usize),
     ring: usize,
 ) -> Result<(), Failure> {
-    let bytes = (sequences * staged.width() * 8) as u64;
+    let bytes = (sequences * width * 8) as u64;
     let checksums = workspace.sums.span().slice(0, bytes)?;
     let checksum = ChecksumArgs {
-        block_table: staged.block_table()?,
-        table_stride: staged.width() as u64,
-        seq_lens: staged.lengths()?,
+        block_table: part.batch().tables[0].block_table,
+        table_stride: width as u64,
+        seq_lens: part.batch().lengths,
         sequences: sequences as u32,
         checksums,
         num_blocks: part.ready_blocks(),

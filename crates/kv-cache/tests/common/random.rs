@@ -75,12 +75,12 @@ impl Play {
                 self.take().into_iter().for_each(drop);
                 Ok(())
             }
-            6..8 => self.with_one(|engine, live, random| {
-                engine.extend(live, own, 1 + random.below(bt))
-            }),
-            8..10 => self.with_one(|engine, live, random| {
-                engine.draft(live, own, 1 + random.below(bt))
-            }),
+            6..8 => {
+                self.with_one(|engine, live, random| engine.extend(live, own, 1 + random.below(bt)))
+            }
+            8..10 => {
+                self.with_one(|engine, live, random| engine.draft(live, own, 1 + random.below(bt)))
+            }
             10 => self.with_one(|engine, live, random| {
                 engine.accept(live, random.below(bt) as usize, own)
             }),
@@ -93,8 +93,8 @@ impl Play {
             14 => self.suspend(),
             15 | 16 => self.resume(),
             17 => {
-                self.engine.chunk = [u64::MAX, 1 + self.random.below(2 * bt)]
-                    [self.random.below(2) as usize];
+                self.engine.chunk =
+                    [u64::MAX, 1 + self.random.below(2 * bt)][self.random.below(2) as usize];
                 Ok(())
             }
             18 => {
