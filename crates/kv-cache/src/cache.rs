@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cuda_driver::Stream;
-use kv_kernels::KvShape;
+use kv_kernels::{KvShape, PagedKv};
 use kv_manager::{GroupId, Manager, ManagerOptions, StepPlan};
 use kv_pool::{PoolBuilder, PoolConfig, PoolView, Tier};
 
@@ -59,9 +59,35 @@ impl KvCache {
     /// [`BuildError`]; nothing stays allocated.
     #[track_caller]
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
-        let worker = KvWorker::new(compute, options)?;
+        Self::with(KvWorker::new(compute, options)?)
+    }
+
+    /// The same over KV memory that the engine allocated: a [`PagedKv`] for each device with layers, in
+    /// their order, that [`PagedKv::adopt`] has checked against the tensors' real shapes and strides.
+    /// The cache maps and frees nothing then; `growth` and `memory` of the options mean nothing.
+    ///
+    /// The tensors must stay allocated while the cache lives, and until its work has completed. What an
+    /// engine writes there outside its steps is not ordered with the cache's copies.
+    ///
+    /// # Errors
+    /// [`BuildError`]; tensors of another shape, of fewer blocks than `device_blocks`, or of another device
+    /// are refused, never guessed.
+    #[track_caller]
+    pub fn over(
+        compute: &[Stream],
+        tensors: Vec<PagedKv>,
+        options: KvCacheOptions,
+    ) -> Result<Self, BuildError> {
+        Self::with(KvWorker::over(compute, tensors, options)?)
+    }
+
+    fn with(worker: KvWorker) -> Result<Self, BuildError> {
         let manager = manager(worker.options())?;
-        Ok(Self { manager, worker, staged: None, grown: Grown::default() })
+        let grown = Grown::new(worker.options().device_blocks.into());
+        let mut cache = Self { manager, worker, staged: None, grown };
+        // An engine's tensors are there already.
+        cache.take_mapped();
+        Ok(cache)
     }
 
     /// The shape of the KV of all layers.
@@ -136,7 +162,7 @@ impl KvCache {
             ..CacheStats::default()
         };
         for part in &self.worker.parts {
-            let growth = part.memory.ahead_stats();
+            let growth = part.ahead_stats();
             stats.pages_ahead += growth.ahead_pages;
             stats.pages_inline += growth.inline_pages;
         }

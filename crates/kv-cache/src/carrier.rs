@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cuda_driver::{CopyError, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, PagedKv,
+    PagedLayout,
     error::BlocksError,
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
@@ -68,7 +69,8 @@ impl Carrier {
             made => made?,
         };
         let link = link.with_profile(profile);
-        let (shape, layout) = (*paged.shape(), *paged.layout());
+        let shape = *paged.shape();
+        let layout = PagedLayout::block_major(&shape);
         let blocks_of = |slab: &Arc<_>| {
             let blocks = host.blocks_of(slab);
             HostBlocks::new(stream, shape, layout, (Arc::clone(slab), 0), blocks)
@@ -235,7 +237,7 @@ pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
 mod tests {
     use cuda_driver::{Device, DeviceBuffer, ErrorCode};
     use cuda_sim::{SimConfig, SimDriver};
-    use kv_kernels::{KvShape, KvShapeOptions, PagedLayout, link::Transport, references};
+    use kv_kernels::{KvShape, KvShapeOptions, link::Transport, references};
 
     use super::*;
     use crate::TransportChoice;

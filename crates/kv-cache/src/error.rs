@@ -118,6 +118,12 @@ pub enum HostCopyError {
     /// The copy of one block was refused.
     #[error("a block was not copied between device and host memory")]
     Block(#[from] CopyError),
+    /// The layers of a block lie in several pieces, which only a kernel copies.
+    #[error("block {block} lies in several pieces, and cannot be copied by one call")]
+    BlockInPieces {
+        /// The block.
+        block: usize,
+    },
     /// The transfer of several blocks was refused.
     #[error("a list of blocks was not copied between device and host memory")]
     Blocks(#[from] TransportError),

@@ -2,7 +2,7 @@
 
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
-use kv_manager::GroupId;
+use kv_manager::{BudgetError, Budgeted, GroupId};
 use kv_pool::{
     Tier,
     tenants::{TenantError, TenantId, TenantQuota},
@@ -49,12 +49,16 @@ impl Shortage {
 }
 
 /// How far the memory of a cache has grown.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Grown {
-    /// Blocks with memory.
+    /// The budget: most blocks with memory that are handed out.
+    budget: u64,
+    /// Blocks with memory, within the budget.
     pub(crate) ready_blocks: u64,
     /// The same, as the manager knows it.
     told_blocks: u64,
+    /// Whether memory beyond the budget is still mapped.
+    gives_back: bool,
     /// Calls that found too few blocks ready.
     pub(crate) stalls: u64,
     /// Memory ran out, and may have come back since.
@@ -64,7 +68,7 @@ pub(crate) struct Grown {
 impl KvCache {
     /// Whether there are device blocks without memory.
     pub(crate) fn can_grow(&self) -> bool {
-        self.grown.ready_blocks < self.options().device_blocks.into()
+        self.grown.ready_blocks < self.grown.budget
     }
 
     /// Makes `count` blocks empty, as far as there is memory. Calls the driver only if too few
@@ -102,6 +106,53 @@ impl KvCache {
         }
     }
 
+    /// Has a tier hand out only `blocks` blocks from now on: fewer than before, or more, up to as many as the
+    /// options say. On the device, memory beyond the budget is given back by later steps, as soon as no
+    /// sequence, copy or step in flight uses it. What is cached there goes to host memory, as far as
+    /// that has room. Nothing is moved to another block, and no sequence is disturbed: to have a
+    /// sequence release its blocks, suspend or drop it. A larger budget is mapped when it is needed.
+    ///
+    /// # Ordering
+    /// Does not wait.
+    ///
+    /// # Errors
+    /// [`BudgetError`]; nothing has changed then.
+    pub fn set_budget(&mut self, tier: Tier, blocks: u64) -> Result<Budgeted, BudgetError> {
+        if tier != Tier::Primary {
+            return self.manager.set_budget(GroupId::default(), tier, blocks);
+        }
+        let most = u64::from(self.options().device_blocks);
+        let ready = self.worker.ready_blocks();
+        // The manager refuses more than there can be.
+        let told = if blocks > most { blocks } else { blocks.min(ready) };
+        let budgeted = self.manager.set_budget(GroupId::default(), tier, told)?;
+        (self.grown.budget, self.grown.ready_blocks, self.grown.told_blocks) = (blocks, told, told);
+        self.grown.gives_back = blocks < ready;
+        for part in &self.worker.parts {
+            match blocks == most {
+                true => part.resume_growing(&self.worker.options().growth),
+                false => part.stop_growing(),
+            }
+        }
+        Ok(budgeted)
+    }
+
+    /// Gives back memory beyond the budget that nothing uses any more.
+    pub(crate) fn give_back(&mut self) {
+        if !self.grown.gives_back {
+            return;
+        }
+        let from = match self.manager.unmappable_from(GroupId::default(), Tier::Primary) {
+            Ok(from) => from.max(self.grown.budget),
+            Err(error) => return tracing::error!(%error, "the first group is not there"),
+        };
+        let mut all = from == self.grown.budget;
+        for part in &self.worker.parts {
+            all &= part.shrink_to(from);
+        }
+        self.grown.gives_back = !all;
+    }
+
     /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
     /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](KvCache::pool).
     ///
@@ -135,16 +186,28 @@ impl KvCache {
 }
 
 impl Grown {
+    /// Nothing yet, of at most `blocks` blocks.
+    pub(crate) fn new(blocks: u64) -> Self {
+        Self {
+            budget: blocks,
+            ready_blocks: 0,
+            told_blocks: 0,
+            gives_back: false,
+            stalls: 0,
+            shortage: None,
+        }
+    }
+
     /// Takes in the blocks that the worker's threads have mapped.
     pub(crate) fn take_mapped(&mut self, worker: &KvWorker) {
-        self.ready_blocks = self.ready_blocks.max(worker.ready_blocks());
+        self.ready_blocks = worker.ready_blocks().min(self.budget);
     }
 
     /// Grows to `blocks` blocks with memory, or as many as there can be; how many have memory then.
     pub(crate) fn grow_to(&mut self, worker: &KvWorker, blocks: u64) -> Result<u64, DemandError> {
         self.take_mapped(worker);
         let ready = self.ready_blocks;
-        let mut wanted = blocks.min(worker.options().device_blocks.into());
+        let mut wanted = blocks.min(self.budget);
         let limit = worker.options().memory.limit.as_ref().map(MemoryLimit::stats);
         if wanted > ready && self.shortage.as_mut().is_some_and(|short| !short.is_over(limit)) {
             wanted = ready;
@@ -174,7 +237,9 @@ impl Grown {
                 part.stop_growing();
                 part.demand(self.ready_blocks)?;
             }
-        } else if self.shortage.take().is_some() {
+        } else if self.shortage.take().is_some()
+            && self.budget == u64::from(worker.options().device_blocks)
+        {
             for part in &worker.parts {
                 part.resume_growing(&worker.options().growth);
             }

@@ -49,6 +49,7 @@ mod host_tier;
 mod options;
 mod order;
 mod part;
+mod pieces;
 mod runs;
 mod shares;
 mod steps;

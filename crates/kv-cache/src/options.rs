@@ -182,6 +182,41 @@ pub enum OptionsError {
         /// Devices given.
         devices: usize,
     },
+    /// The engine's tensors hold KV of another shape.
+    #[error("the adopted tensors hold {given:?}, and the cache's part is {expected:?}")]
+    AdoptedShape {
+        /// The shape of the tensors.
+        given: KvShape,
+        /// The shape that the options say.
+        expected: KvShape,
+    },
+    /// The engine's tensors have too few blocks.
+    #[error("the adopted tensors have {given} blocks, and the cache {expected}")]
+    AdoptedBlocks {
+        /// Blocks of the tensors.
+        given: u64,
+        /// Blocks that the options say.
+        expected: u64,
+    },
+    /// Not one adopted description for each device that has layers.
+    #[error("{given} adopted descriptions for {expected} devices with layers")]
+    AdoptedParts {
+        /// Descriptions given.
+        given: usize,
+        /// Devices that have layers.
+        expected: usize,
+    },
+    /// A description is of another device than the compute stream in its place.
+    #[error("adopted description {position} is of another device than the compute stream there")]
+    AdoptedElsewhere {
+        /// Position of the description.
+        position: usize,
+    },
+    /// Blocks in several pieces cannot be copied by one call each.
+    #[error(
+        "blocks of the adopted tensors lie in several pieces: TransportChoice::EachBlock cannot copy them"
+    )]
+    BlocksInPieces,
     /// The placement is for another device.
     #[error("compute stream {position} is not on the GPU that the placement has in that position")]
     PlacedElsewhere {

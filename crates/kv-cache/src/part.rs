@@ -3,9 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Stream};
+use cuda_driver::{CopyError, Device, DeviceError, Stream};
 use cuda_vmm::worker::Fault;
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, elastic::AheadError};
+use cuda_vmm::{
+    ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError,
+    elastic::{AheadError, AheadStats},
+};
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
 use kv_manager::{Start, StepPlan};
 use kv_stage::{
@@ -16,15 +19,20 @@ use kv_stage::{
 use crate::carrier::{Carrier, lacks_kernel};
 use crate::host_tier::HostTier;
 use crate::order::CopyOrder;
+use crate::pieces::Pieces;
 use crate::runs::{COMPUTE, Kind, LANES, Run};
 use crate::shares::Share;
 use crate::transport::Carried;
-use crate::{BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, TransportStats};
+use crate::{
+    BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, OptionsError, TransportChoice,
+    TransportStats,
+};
 
 /// One device's share of every block: layers, or heads of all layers.
 ///
-/// Block ids are the same on all devices of a cache. Block `b` lies at `b * block_bytes` from the
-/// start of each device's memory, in the layout `[plane, token, row]`.
+/// Block ids are the same on all devices of a cache. In memory of the cache's own, block `b` lies at
+/// `b * block_bytes` from the start of each device's memory, in the layout `[plane, token, row]`. In an
+/// engine's tensors it lies where their [layout](kv_kernels::PagedKv::layout) says.
 #[derive(Debug)]
 pub struct Part {
     share: Share,
@@ -35,9 +43,11 @@ pub struct Part {
     order: CopyOrder,
     /// Fences of completed steps, to be recorded again.
     spare: Vec<Fence>,
-    pub(crate) memory: ElasticPool,
+    memory: Memory,
     paged: PagedKv,
     kernels: Arc<KvKernels>,
+    /// Changes blocks that lie in several pieces.
+    pieces: Pieces,
     host: HostTier,
     /// One for each direction; none where blocks are copied one by one.
     carriers: Option<[Carrier; 2]>,
@@ -53,6 +63,54 @@ pub struct Part {
     staging: StagingPool,
     pub(crate) batch: DeviceBatch,
     lengths: Vec<BatchLength>,
+}
+
+/// What lies under the blocks.
+#[derive(Debug)]
+enum Memory {
+    /// Mapped page by page.
+    Elastic(ElasticPool),
+    /// Tensors of the engine.
+    Adopted,
+}
+
+impl Memory {
+    fn elastic(&self) -> Option<&ElasticPool> {
+        match self {
+            Self::Elastic(memory) => Some(memory),
+            Self::Adopted => None,
+        }
+    }
+
+    fn ready_blocks(&self, paged: &PagedKv) -> u64 {
+        self.elastic().map_or(paged.blocks(), ElasticPool::ready_blocks)
+    }
+}
+
+fn own_memory(
+    device: &Device,
+    shape: &KvShape,
+    options: &KvCacheOptions,
+    gate: &EpochGate,
+) -> Result<ElasticPool, BuildError> {
+    let pool = ElasticPoolOptions {
+        block_bytes: shape.block_bytes(),
+        capacity_blocks: u64::from(options.device_blocks),
+        page_bytes: None,
+        initial_blocks: 0,
+    };
+    Ok(ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?)
+}
+
+/// Checks that an engine's tensors are those of this share (H31).
+fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), OptionsError> {
+    if paged.shape() != shape {
+        return Err(OptionsError::AdoptedShape { given: *paged.shape(), expected: *shape });
+    }
+    if paged.blocks() < blocks {
+        return Err(OptionsError::AdoptedBlocks { given: paged.blocks(), expected: blocks });
+    }
+    Ok(())
 }
 
 /// Runs of a lane that are to be enqueued together.
@@ -73,24 +131,33 @@ impl Part {
         compute: &Stream,
         share: Share,
         options: &KvCacheOptions,
-        gate: &EpochGate,
+        (gate, adopted): (&EpochGate, Option<PagedKv>),
     ) -> Result<Self, BuildError> {
         let device = compute.device();
         let shape = share.shape(&options.shape)?;
-        let pool = ElasticPoolOptions {
-            block_bytes: shape.block_bytes(),
-            capacity_blocks: u64::from(options.device_blocks),
-            page_bytes: None,
-            initial_blocks: 0,
-        };
-        let mut memory =
-            ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?;
-        let layout = PagedLayout::block_major(&shape);
         let blocks = u64::from(options.device_blocks);
-        let extent =
-            layout.extent_bytes(&shape, blocks).map_err(kv_kernels::error::PagedKvError::from)?;
-        let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
-        let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
+        let (memory, paged) = match adopted {
+            Some(paged) => {
+                check_adopted(&paged, &shape, blocks)?;
+                (Memory::Adopted, paged)
+            }
+            None => {
+                let memory = own_memory(device, &shape, options, gate)?;
+                let layout = PagedLayout::block_major(&shape);
+                let extent = layout
+                    .extent_bytes(&shape, blocks)
+                    .map_err(kv_kernels::error::PagedKvError::from)?;
+                let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
+                let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
+                (Memory::Elastic(memory), paged)
+            }
+        };
+        if options.host_blocks > 0
+            && !paged.layout().has_whole_blocks(&shape)
+            && options.transport.choice == TransportChoice::EachBlock
+        {
+            return Err(OptionsError::BlocksInPieces.into());
+        }
         let kernels = Arc::new(KvKernels::load(device)?);
         let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
         let carried = (&options.transport, options.overlap_depth);
@@ -104,7 +171,10 @@ impl Part {
         let transfers = [Stream::new(device)?, Stream::new(device)?];
         let order = CopyOrder::new(options.device_blocks as usize, options.host_blocks as usize);
         // Last, so that no memory is mapped for a cache that cannot be built.
-        if let Growth::Ahead { blocks, worker } = &options.growth {
+        let mut memory = memory;
+        if let (Memory::Elastic(memory), Growth::Ahead { blocks, worker }) =
+            (&mut memory, &options.growth)
+        {
             memory.set_ahead(u64::from(*blocks));
             memory.work_on(worker);
         }
@@ -115,6 +185,7 @@ impl Part {
             order,
             spare: Vec::new(),
             memory,
+            pieces: Pieces::new(compute, &paged)?,
             paged,
             kernels,
             host,
@@ -176,7 +247,7 @@ impl Part {
     /// Blocks that have memory, from block 0 on.
     #[must_use]
     pub fn ready_blocks(&self) -> u64 {
-        self.memory.ready_blocks()
+        self.memory.ready_blocks(&self.paged)
     }
 
     /// The batch of a step on this device: block table, lengths, positions, slots and the engine's arrays,
@@ -221,11 +292,11 @@ impl Part {
         self.order = CopyOrder::new(0, 0);
     }
 
-    /// The memory itself, for tests that take its protection out.
+    /// The memory itself, if it is the cache's own, for tests that take its protection out.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[must_use]
-    pub fn sabotage_memory(&self) -> &ElasticPool {
-        &self.memory
+    pub fn sabotage_memory(&self) -> Option<&ElasticPool> {
+        self.memory.elastic()
     }
 
     /// Tells the worker that `blocks` blocks are in use. Makes no driver call.
@@ -234,7 +305,8 @@ impl Part {
     /// returns the refusal. A closed worker is no error either: every call then maps its own
     /// blocks.
     pub(crate) fn demand(&self, blocks: u64) -> Result<(), AheadError> {
-        match self.memory.demand(blocks) {
+        let Memory::Elastic(memory) = &self.memory else { return Ok(()) };
+        match memory.demand(blocks) {
             Err(error) if !error.is_retryable() && error.cause != Fault::Stopped => Err(error),
             _ => Ok(()),
         }
@@ -242,20 +314,39 @@ impl Part {
 
     /// Stops growth ahead of need, and keeps the ready blocks.
     pub(crate) fn stop_growing(&self) {
-        self.memory.set_ahead(0);
+        if let Some(memory) = self.memory.elastic() {
+            memory.set_ahead(0);
+        }
+    }
+
+    /// Unmaps the blocks from `blocks` on, which nothing uses any more, and gives their memory back as far as
+    /// the steps before are complete. Whether all of it is back.
+    pub(crate) fn shrink_to(&self, blocks: u64) -> bool {
+        let Memory::Elastic(memory) = &self.memory else { return true };
+        if memory.ready_blocks() > blocks
+            && let Err(error) = memory.shrink_to(blocks, &[])
+        {
+            // The next step tries again.
+            tracing::debug!(%error, "memory beyond the budget stays mapped for now");
+            return false;
+        }
+        memory.poll_retired();
+        memory.trim(0);
+        memory.stats().retiring_bytes == 0
     }
 
     /// Resumes growth ahead of need, as `growth` says.
     pub(crate) fn resume_growing(&self, growth: &Growth) {
-        if let Growth::Ahead { blocks, .. } = growth {
-            self.memory.set_ahead(u64::from(*blocks));
+        if let (Some(memory), Growth::Ahead { blocks, .. }) = (self.memory.elastic(), growth) {
+            memory.set_ahead(u64::from(*blocks));
         }
     }
 
     /// Makes `blocks` blocks ready, or as many as there is memory for, and returns the number of
     /// ready blocks.
     pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
-        match self.memory.grow_to(blocks) {
+        let Memory::Elastic(memory) = &self.memory else { return Ok(self.ready_blocks()) };
+        match memory.grow_to(blocks) {
             Err(error) if error.is_out_of_memory() => {}
             grown => return grown,
         }
@@ -264,7 +355,7 @@ impl Part {
         let (mut ready, mut refused) = (self.ready_blocks(), blocks);
         while ready + 1 < refused {
             let middle = ready + (refused - ready) / 2;
-            match self.memory.grow_to(middle) {
+            match memory.grow_to(middle) {
                 Ok(_) => ready = middle,
                 Err(error) if error.is_out_of_memory() => refused = middle,
                 Err(error) => return Err(error),
@@ -377,10 +468,20 @@ impl Part {
             let Run { kind, pairs, .. } = &runs[number];
             for pair in pairs {
                 // Ids of the pool are not negative.
-                let to = self.block_span(pair.destination as usize)?;
-                match kind {
-                    Kind::Scrub => self.compute.fill(to, 0)?,
-                    _ => self.compute.copy_on_device(to, self.block_span(pair.source as usize)?)?,
+                let (from, to) = (pair.source as u64, pair.destination as u64);
+                let spans = (self.paged.block_span(from), self.paged.block_span(to));
+                match (spans.0.map_err(CopyError::from)?, spans.1.map_err(CopyError::from)?) {
+                    (Some(from), Some(to)) => match kind {
+                        Kind::Scrub => self.compute.fill(to, 0)?,
+                        _ => self.compute.copy_on_device(to, from)?,
+                    },
+                    _ => self.pieces.change(
+                        &self.compute,
+                        &self.paged,
+                        &self.kernels,
+                        *kind,
+                        *pair,
+                    )?,
                 }
             }
             self.sent[number] = true;
@@ -395,7 +496,7 @@ impl Part {
         numbers: &[usize],
     ) -> Result<(), HostCopyError> {
         if let Some(carriers) = &mut self.carriers {
-            let memory = (&self.paged, self.memory.ready_blocks());
+            let memory = (&self.paged, self.memory.ready_blocks(&self.paged));
             let (sent, stats) = (&mut self.sent[..], &mut self.transports);
             let (carrier, stream) = (&mut carriers[here], &self.transfers[here]);
             match carrier.carry(stream, memory, (runs, numbers), sent, stats) {
@@ -417,13 +518,15 @@ impl Part {
             for pair in pairs {
                 // Ids of the pool are not negative.
                 let (source, destination) = (pair.source as usize, pair.destination as usize);
+                let block = match direction {
+                    HostDirection::ToHost => source,
+                    HostDirection::ToPages => destination,
+                };
+                let span = self.paged.block_span(block as u64).map_err(CopyError::from)?;
+                let Some(span) = span else { return Err(HostCopyError::BlockInPieces { block }) };
                 match direction {
-                    HostDirection::ToHost => {
-                        self.host.store(stream, destination, self.block_span(source)?)?;
-                    }
-                    HostDirection::ToPages => {
-                        self.host.load(stream, source, self.block_span(destination)?)?;
-                    }
+                    HostDirection::ToHost => self.host.store(stream, destination, span)?,
+                    HostDirection::ToPages => self.host.load(stream, source, span)?,
                 }
             }
             let count = pairs.len() as u64;
@@ -475,12 +578,18 @@ impl Part {
 
     /// Blocks on a page, at least 1.
     pub(crate) fn page_blocks(&self) -> u64 {
-        (self.memory.page_bytes() / self.memory.block_bytes()).max(1)
+        let pages = self.memory.elastic().map(|memory| memory.page_bytes() / memory.block_bytes());
+        pages.unwrap_or(1).max(1)
     }
 
     /// Takes back a completed fence.
     pub(crate) fn keep_spare(&mut self, fence: Fence) {
         self.spare.push(fence);
+    }
+
+    /// What mapping ahead of need has done.
+    pub(crate) fn ahead_stats(&self) -> AheadStats {
+        self.memory.elastic().map(ElasticPool::ahead_stats).unwrap_or_default()
     }
 
     /// Waits until no work uses the memory, and says whether that is certain.
@@ -495,10 +604,14 @@ impl Part {
     /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
         let ordinal = self.device().ordinal();
-        let Self { memory, staging, batch, host, carriers, paged, .. } = self;
+        let Self { memory, staging, batch, host, carriers, paged, pieces, .. } = self;
         let mut errors = Vec::new();
-        match memory.close(&[]).wait() {
-            Ok(report) => {
+        let closed = match memory {
+            Memory::Elastic(memory) => Some(memory.close(&[]).wait()),
+            Memory::Adopted => None,
+        };
+        match closed {
+            Some(Ok(report)) => {
                 let leaked_bytes = report.leaked_bytes;
                 let first = report.errors.into_iter().next();
                 errors.extend(first.map(|source| CloseError::Refused {
@@ -507,19 +620,16 @@ impl Part {
                     source,
                 }));
             }
-            Err(_) => errors.push(CloseError::NotAtRest { ordinal }),
+            Some(Err(_)) => errors.push(CloseError::NotAtRest { ordinal }),
+            None => {}
         }
         drop((batch, host, paged));
+        errors.extend(pieces.close().err().map(CloseError::from));
         let lists = carriers.into_iter().flatten().map(Carrier::close);
         errors.extend(lists.filter_map(Result::err).map(CloseError::from));
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors
-    }
-
-    fn block_span(&self, block: usize) -> Result<DeviceSpan, CopyError> {
-        let bytes = self.shape().block_bytes();
-        Ok(self.paged.span().slice(block as u64 * bytes, bytes)?)
     }
 }
 

@@ -31,6 +31,7 @@ impl KvCache {
             while let Some(completed) = self.worker.poll()? {
                 self.note_completed(completed);
             }
+            self.give_back();
         }
         Ok(self.manager.begin_step()?)
     }

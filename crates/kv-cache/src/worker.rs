@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use cuda_driver::{DeviceError, Stream};
 use cuda_vmm::{EpochGate, Fence, Lease};
-use kv_kernels::{BlockPair, KvShape, link::HostDirection};
+use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
 use kv_manager::{BlockCopy, Outcome, Replica, Snapshot, StepPlan};
 use kv_pool::Tier;
 use kv_stage::{BatchStep, Row, error::BatchError};
@@ -13,7 +13,7 @@ use kv_stage::{BatchStep, Row, error::BatchError};
 use crate::awaited::Awaited;
 use crate::part::Part;
 use crate::runs::{Kind, Runs};
-use crate::shares::shares;
+use crate::shares::{Share, shares};
 use crate::{
     BuildError, CloseError, HostCopyError, KvCacheOptions, OptionsError, StepError, TransportStats,
 };
@@ -80,10 +80,32 @@ impl KvWorker {
     /// [`BuildError`]; nothing stays allocated.
     #[track_caller]
     pub fn new(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
+        Self::with_memory(compute, None, options)
+    }
+
+    /// The same over tensors that the engine allocated; see [`KvCache::over`](crate::KvCache::over).
+    ///
+    /// # Errors
+    /// [`BuildError`]; nothing stays allocated.
+    #[track_caller]
+    pub fn over(
+        compute: &[Stream],
+        tensors: Vec<PagedKv>,
+        options: KvCacheOptions,
+    ) -> Result<Self, BuildError> {
+        Self::with_memory(compute, Some(tensors), options)
+    }
+
+    #[track_caller]
+    fn with_memory(
+        compute: &[Stream],
+        adopted: Option<Vec<PagedKv>>,
+        options: KvCacheOptions,
+    ) -> Result<Self, BuildError> {
         let _site = cuda_driver::site::enter();
         options.check(compute.len())?;
         check_placed(&options, compute)?;
-        let built = Self::build(compute, options);
+        let built = Self::build(compute, adopted, options);
         if built.is_err() {
             for stream in compute {
                 // An error here would hide the first one; the driver crate logs it.
@@ -94,12 +116,23 @@ impl KvWorker {
     }
 
     /// `options` has been checked.
-    fn build(compute: &[Stream], options: KvCacheOptions) -> Result<Self, BuildError> {
+    fn build(
+        compute: &[Stream],
+        adopted: Option<Vec<PagedKv>>,
+        options: KvCacheOptions,
+    ) -> Result<Self, BuildError> {
         // See the invariant of `gate`.
         let gate = EpochGate::for_all_uses();
-        let parts = shares(&options, compute.len())
+        let shares = shares(&options, compute.len());
+        if let Some(given) = &adopted {
+            check_adopted(given, compute, &shares)?;
+        }
+        let mut adopted = adopted.into_iter().flatten();
+        let parts = shares
             .into_iter()
-            .map(|share| Part::new(&compute[share.device], share, &options, &gate))
+            .map(|share| {
+                Part::new(&compute[share.device], share, &options, (&gate, adopted.next()))
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
         Ok(Self {
@@ -476,6 +509,24 @@ fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), Opti
     for (position, (gpu, stream)) in placement.gpus().iter().zip(compute).enumerate() {
         if gpu.uuid != stream.device().info().uuid {
             return Err(OptionsError::PlacedElsewhere { position });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that there is a description for each device with layers, of memory there.
+fn check_adopted(
+    given: &[PagedKv],
+    compute: &[Stream],
+    shares: &[Share],
+) -> Result<(), OptionsError> {
+    let (given_parts, expected) = (given.len(), shares.len());
+    if given_parts != expected {
+        return Err(OptionsError::AdoptedParts { given: given_parts, expected });
+    }
+    for (position, (paged, share)) in given.iter().zip(shares).enumerate() {
+        if paged.device() != compute[share.device].device() {
+            return Err(OptionsError::AdoptedElsewhere { position });
         }
     }
     Ok(())
