@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod adopted;
 mod contents;
 mod machine;
 #[path = "../../../cuda-driver/tests/common/watch.rs"]

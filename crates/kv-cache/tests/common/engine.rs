@@ -219,7 +219,11 @@ pub(crate) fn by(choice: TransportChoice, options: KvCacheOptions) -> KvCacheOpt
 
 impl Engine {
     pub(crate) fn new(streams: &[Stream], options: KvCacheOptions) -> Self {
-        let cache = KvCache::new(streams, options).unwrap();
+        Self::with(KvCache::new(streams, options).unwrap())
+    }
+
+    /// An engine on a cache that was made in another way.
+    pub(crate) fn with(cache: KvCache) -> Self {
         let workspaces = cache.parts().iter().map(|part| Workspace::new(part, &cache)).collect();
         Self {
             cache,
