@@ -58,6 +58,9 @@ pub struct RunReport {
     pub most_admitted_at_once: u64,
     /// Number of times that a request was preempted to make room for others.
     pub preemptions: u64,
+    /// Number of times that tokens of a request were staged before it was known how many drafts of its
+    /// last step stand.
+    pub staged_behind_drafts: u64,
     /// Number of requests that were cancelled.
     pub cancelled: u64,
     /// Number of branches that forks made.
@@ -187,6 +190,7 @@ impl RunReport {
             admissions: 0,
             most_admitted_at_once: 0,
             preemptions: 0,
+            staged_behind_drafts: 0,
             cancelled: 0,
             forks: 0,
             suspensions: 0,
@@ -259,6 +263,7 @@ impl RunReport {
             ("moves", self.moves_line()),
             ("transport", self.transport_line()),
             ("steps", self.steps_line()),
+            ("life", self.life_line()),
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
         ] {
@@ -326,6 +331,20 @@ impl RunReport {
             grouped(self.blocks_onboarded),
             bytes(self.bytes_transferred),
         )
+    }
+
+    /// What happened to requests beside prefill and decoding.
+    fn life_line(&self) -> String {
+        let counts = [
+            (self.staged_behind_drafts, "staged behind open drafts"),
+            (self.forks, "forked"),
+            (self.blocks_copied_on_write, "blocks copied on write"),
+            (self.suspensions, "suspended"),
+            (self.cancelled, "cancelled"),
+        ];
+        let some = counts.into_iter().filter(|(count, _)| *count > 0);
+        let some: Vec<_> = some.map(|(count, what)| format!("{} {what}", grouped(count))).collect();
+        if some.is_empty() { "no drafts, forks, suspensions".to_owned() } else { some.join(", ") }
     }
 
     /// The transports used, with their batches.

@@ -1,10 +1,10 @@
-//! The tokens that one iteration writes, with their slots and keys, in the order of the chunk.
+//! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
-use std::ops::Range;
-
+use kv_cache::kv_manager::Row;
 use kv_cache::{KvCache, Sequence, SlotError};
 
 use super::content::RequestContent;
+use super::live::Staged;
 
 /// The tokens of one launch of the transfer kernel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -17,15 +17,33 @@ pub(super) struct Launch {
     pub(super) skip: usize,
 }
 
+/// What the sampler says of a sequence.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Rejected {
+    /// Index of the sequence in the batch.
+    pub(super) index: usize,
+    pub(super) row: Row,
+}
+
 /// The tokens of an iteration.
+///
 /// Stores are aligned to chunks of a grid. If a cached prefix ends inside a chunk, the store begins
 /// at the start of the chunk and skips the cached tokens. The chunk's data for these tokens is
 /// invalid, and their slots are those of the shared prefix. A transfer that ignored the skip would
 /// overwrite KV that other requests read (H12).
+///
+/// Where drafts are in flight, the host does not know where a row's tokens begin: the slots are then
+/// those that the cache computes on the device, and the batch has none.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) slots: Vec<i64>,
     pub(super) keys: Vec<u64>,
+    /// Tokens of each sequence that are right.
+    pub(super) lengths: Vec<u32>,
+    /// Of the tokens of each sequence in this iteration, how many are right.
+    pub(super) accepted: Vec<u32>,
+    /// Sequences of which drafts are rejected.
+    pub(super) rejected: Vec<Rejected>,
     launches: Vec<Launch>,
     /// Index of the first token that no launch covers yet.
     open: usize,
@@ -36,14 +54,12 @@ impl Batch {
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.keys.clear();
+        self.lengths.clear();
+        self.accepted.clear();
+        self.rejected.clear();
         self.launches.clear();
         self.open = 0;
         self.written = 0;
-    }
-
-    /// Number of tokens so far, skipped ones included. They count against the chunk's length.
-    pub(super) fn len(&self) -> usize {
-        self.slots.len()
     }
 
     /// Number of written tokens.
@@ -51,42 +67,56 @@ impl Batch {
         self.written
     }
 
-    /// Adds tokens of a request. None of them is cached. Those from `right` on are drafts that `step` rejects.
+    /// Whether the slots are those that the cache computes on the device.
+    pub(super) fn is_unplaced(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// Adds tokens of a request. Those that are skipped are cached, and no other is.
     pub(super) fn add(
         &mut self,
         cache: &KvCache,
         sequence: &Sequence,
         content: &RequestContent,
-        (tokens, right, step): (Range<u64>, u64, u64),
+        Staged { skip, start, end, .. }: Staged,
     ) -> Result<(), SlotError> {
-        cache.slot_mapping(sequence, tokens.clone(), &mut self.slots)?;
-        self.written += tokens.end - tokens.start;
-        let key = |token| match token < right {
-            true => content.key(token),
-            false => content.rejected_key(token, step),
-        };
-        self.keys.extend(tokens.map(key));
+        if skip > 0 {
+            self.close_open();
+        }
+        let first = self.keys.len();
+        cache.slot_mapping(sequence, start - skip..end, &mut self.slots)?;
+        self.keys.extend((start - skip..start).map(|token| !content.key(token)));
+        self.keys.extend((start..end).map(|token| content.key(token)));
+        self.written += end - start;
+        if skip > 0 {
+            let tokens = (end - start + skip) as usize;
+            self.launches.push(Launch { first, tokens, skip: skip as usize });
+            self.open = self.keys.len();
+        }
         Ok(())
     }
 
-    /// Adds tokens `head..end` of a request. Those before `start` are skipped.
-    pub(super) fn add_with_skip(
+    /// Adds tokens of a request whose slots the device alone knows.
+    pub(super) fn add_unplaced(
         &mut self,
-        cache: &KvCache,
-        sequence: &Sequence,
         content: &RequestContent,
-        (head, start, end): (u64, u64, u64),
-    ) -> Result<(), SlotError> {
-        self.close_open();
-        let first = self.slots.len();
-        cache.slot_mapping(sequence, head..end, &mut self.slots)?;
-        self.keys.extend((head..start).map(|token| !content.key(token)));
-        self.keys.extend((start..end).map(|token| content.key(token)));
+        Staged { start, right, end, .. }: Staged,
+        step: u64,
+    ) {
         self.written += end - start;
-        let (tokens, skip) = ((end - head) as usize, (start - head) as usize);
-        self.launches.push(Launch { first, tokens, skip });
-        self.open = self.slots.len();
-        Ok(())
+        self.keys.extend((start..right).map(|token| content.key(token)));
+        self.keys.extend((right..end).map(|token| content.rejected_key(token, step)));
+    }
+
+    /// Says of the next sequence what is read of it: its first tokens up to `right`, of which this iteration
+    /// computes the last `accepted`.
+    pub(super) fn read(&mut self, right: u64, accepted: u64, rejects: bool, row: Option<Row>) {
+        if let Some(row) = row.filter(|_| rejects) {
+            self.rejected.push(Rejected { index: self.lengths.len(), row });
+        }
+        // Not longer than a sequence that can be staged.
+        self.lengths.push(right as u32);
+        self.accepted.push(accepted as u32);
     }
 
     /// Ends the batch. [`launches`](Batch::launches) then covers everything added.
@@ -100,10 +130,10 @@ impl Batch {
     }
 
     fn close_open(&mut self) {
-        let tokens = self.slots.len() - self.open;
+        let tokens = self.keys.len() - self.open;
         if tokens > 0 {
             self.launches.push(Launch { first: self.open, tokens, skip: 0 });
-            self.open = self.slots.len();
+            self.open = self.keys.len();
         }
     }
 }

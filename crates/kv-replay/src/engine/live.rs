@@ -18,6 +18,8 @@ pub(super) struct Live {
     pub(super) sequence: Option<Sequence>,
     /// What the present iteration computes of it.
     pub(super) staged: Option<Staged>,
+    /// Where its KV really ends, which the cache learns with the ids of its steps.
+    pub(super) truth: u64,
     /// Steps whose ids were not committed, each with the number of ids.
     pub(super) outcomes: VecDeque<(u64, u64)>,
     /// Number of tokens that the sequence will have at its end.
@@ -43,9 +45,13 @@ pub(super) struct Live {
 /// Tokens of a request in an iteration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Staged {
-    /// Behind its first tokens of so many, up to which they are right, the others are rejected drafts.
+    /// Cached tokens in front of them that the store skips.
+    pub(super) skip: u64,
+    /// The first.
+    pub(super) start: u64,
+    /// Those from here on are drafts that are rejected.
     pub(super) right: u64,
-    /// The end of all its tokens.
+    /// The end of all.
     pub(super) end: u64,
 }
 
@@ -63,6 +69,7 @@ impl Live {
             request: Some(request),
             sequence: None,
             staged: None,
+            truth: 0,
             outcomes: VecDeque::new(),
             total: prompt + answer_tokens,
             twins: 0,
@@ -84,6 +91,7 @@ impl Live {
             request: None,
             sequence: Some(sequence),
             staged: None,
+            truth: self.truth,
             outcomes: VecDeque::new(),
             total: self.total,
             twins: 0,

@@ -17,7 +17,7 @@ use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
 use super::live::{Live, Staged};
 use super::verify::{Reading, SequenceSums, Verifier};
-use super::work::{DeviceWork, Lengths};
+use super::work::DeviceWork;
 use crate::config::{Life, RunConfig};
 use crate::report::RunReport;
 use crate::trace::Trace;
@@ -62,6 +62,8 @@ pub(super) struct Scheduler<'a> {
     /// Set to the latest arrival time among the admitted requests.
     clock: ManualClock,
     arrived_ms: u64,
+    /// Tokens of the present iteration, skipped ones included.
+    planned: u64,
     batch: Batch,
     checksums: Vec<u64>,
 }
@@ -106,6 +108,7 @@ impl<'a> Scheduler<'a> {
             idle_iterations: 0,
             clock,
             arrived_ms: 0,
+            planned: 0,
             batch: Batch::default(),
             checksums: Vec::new(),
         })
@@ -131,23 +134,19 @@ impl<'a> Scheduler<'a> {
         self.iteration += 1;
         self.compare_completed(report)?;
         self.commit(self.cache.completed_step())?;
-        self.batch.clear();
+        self.planned = 0;
         self.cancel(&step, report);
         self.wake()?;
-        self.advance_running(&step, report)?;
-        self.admit_waiting(&step, report)?;
-        if self.batch.len() == 0 {
+        self.advance_running(report)?;
+        self.admit_waiting(report)?;
+        if self.planned == 0 {
             return self.idle(step, report);
         }
         self.idle_iterations = 0;
-        self.launch(&step)?;
+        self.launch(&step, report)?;
         let number = step.number();
         self.cache.finish_step(step)?;
         self.retire_finished(number);
-        if self.life.drafts > 0 {
-            // The next drafts follow what was accepted of these.
-            self.commit(number)?;
-        }
         report.iterations += 1;
         report.bytes_transferred += self.batch.written() * self.token_bytes;
         report.peak_device_blocks = report.peak_device_blocks.max(self.blocks_in_use());
@@ -239,7 +238,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Gives every running request its next tokens, within the budget.
-    fn advance_running(&mut self, step: &OpenStep, report: &mut RunReport) -> Result<(), RunError> {
+    fn advance_running(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         let mut index = 0;
         while index < self.running.len() {
             let number = self.running[index];
@@ -249,7 +248,7 @@ impl<'a> Scheduler<'a> {
             }
             index += 1;
             self.branch(number, report)?;
-            let Advance::Stalled(missing) = self.advance(number, step)? else { continue };
+            let Advance::Stalled(missing) = self.advance(number)? else { continue };
             let releasing = self.live.values().any(|request| request.over_in.is_some());
             if retiring(&missing) > 0 || releasing {
                 // Blocks are being released. The request skips this iteration.
@@ -327,10 +326,10 @@ impl<'a> Scheduler<'a> {
         report.preemptions += 1;
     }
 
-    /// Adds a request's next tokens to the batch: one if it is generating, with drafts behind it, else a
+    /// Reserves and plans a request's next tokens: one if it is generating, with drafts behind it, else a
     /// piece of its prompt.
-    fn advance(&mut self, number: usize, step: &OpenStep) -> Result<Advance, RunError> {
-        let budget = self.step_tokens - self.batch.len() as u64;
+    fn advance(&mut self, number: usize) -> Result<Advance, RunError> {
+        let budget = self.step_tokens - self.planned;
         let Some(request) = self.live.get_mut(&number) else { return Ok(Advance::Done) };
         let forks = request.branches();
         let Some(sequence) = request.sequence.as_mut() else { return Ok(Advance::Done) };
@@ -339,13 +338,16 @@ impl<'a> Scheduler<'a> {
         if budget == 0 || held || forks {
             return Ok(Advance::Done);
         }
-        let left = request.total - sequence.upper();
+        // With drafts in flight, it may be that the next tokens are its last ones.
+        let left = request.total.saturating_sub(sequence.upper());
         let wanted = match sequence.to_compute() {
-            0 => 1,
-            1 => (1 + u64::from(self.life.drafts)).min(left),
+            0 | 1 => (1 + u64::from(self.life.drafts)).min(left),
             more => more.min(self.life.chunk()),
         };
         let wanted = wanted.min(budget) as u32;
+        if wanted == 0 {
+            return Ok(Advance::Done);
+        }
         match self.cache.reserve(sequence, wanted) {
             Ok(_) => {}
             Err(ReserveError::Refused(Refusal::NoRoom(missing))) => {
@@ -357,36 +359,33 @@ impl<'a> Scheduler<'a> {
             }
             Err(source) => return Err(RunError::Reserve { request: number, source }),
         }
-        self.add(number, step, 0)
+        self.plan(number, 0);
+        Ok(Advance::Done)
     }
 
-    /// Adds the tokens that were reserved to the batch, with `skip` tokens before them that are cached.
-    fn add(&mut self, number: usize, step: &OpenStep, skip: u64) -> Result<Advance, RunError> {
-        let Some(request) = self.live.get_mut(&number) else { return Ok(Advance::Done) };
-        let Some(sequence) = request.sequence.as_mut() else { return Ok(Advance::Done) };
-        let (start, tokens) = (sequence.upper(), sequence.next());
-        let end = start + u64::from(tokens);
+    /// Plans the tokens that were reserved, with `skip` tokens before them that are cached.
+    fn plan(&mut self, number: usize, skip: u64) {
+        let Some(request) = self.live.get_mut(&number) else { return };
+        let Some(sequence) = request.sequence.as_mut() else { return };
+        if sequence.resolved() == sequence.upper() {
+            request.truth = sequence.upper();
+        }
+        // Where the tokens begin, which the device finds out from the counts of accepted drafts.
+        let start = request.truth;
+        let end = start + u64::from(sequence.next());
         // What is behind the known tokens is drafts. The first unknown one was sampled, and is on its way.
         let sure = sequence.known().max(start + 1).min(end);
         let accepted = self.chance.accepted(number, start, (end - sure) as u32);
         let right = sure + u64::from(accepted);
-        let (cache, content) = (&self.cache, &request.content);
-        if skip > 0 {
-            self.batch.add_with_skip(cache, sequence, content, (start - skip, start, end))?;
-        } else {
-            self.batch.add(cache, sequence, content, (start..end, right, step.number()))?;
-        }
-        request.staged = Some(Staged { right, end });
-        if end >= sequence.known() {
-            request.outcomes.push_back((step.number(), 1 + u64::from(accepted)));
-        }
-        Ok(Advance::Done)
+        request.staged = Some(Staged { skip, start, right, end });
+        request.truth = right;
+        self.planned += skip + end - start;
     }
 
     /// Admits waiting requests in order, until the batch, the budget or the pool is full. They are
     /// admitted together, so that none claims blocks that another one found.
-    fn admit_waiting(&mut self, step: &OpenStep, report: &mut RunReport) -> Result<(), RunError> {
-        let budget = self.step_tokens - self.batch.len() as u64;
+    fn admit_waiting(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        let budget = self.step_tokens - self.planned;
         let rows = self.cache.manager().free_rows();
         if budget == 0 || rows == 0 {
             return Ok(());
@@ -409,7 +408,7 @@ impl<'a> Scheduler<'a> {
                 Answer::Admitted(sequence) => {
                     admitted += 1;
                     self.note_arrival(number);
-                    self.begin(number, sequence, step, report)?;
+                    self.begin(number, sequence, report)?;
                 }
                 Answer::Waiting(_) | Answer::NoRow => {}
                 Answer::NoRoom(missing) => self.refused = Some((number, missing.into())),
@@ -457,12 +456,12 @@ impl<'a> Scheduler<'a> {
         &mut self,
         number: usize,
         mut sequence: Sequence,
-        step: &OpenStep,
         report: &mut RunReport,
     ) -> Result<(), RunError> {
-        let budget = self.step_tokens - self.batch.len() as u64;
+        let budget = self.step_tokens - self.planned;
         let skipped = sequence.resolved() % GRID_TOKENS;
-        let skip = if skipped < budget { skipped } else { 0 };
+        // Where drafts are in flight, the device alone knows the slots, and those of cached tokens it does not.
+        let skip = if skipped < budget && self.life.drafts == 0 { skipped } else { 0 };
         let chunk = u64::from(sequence.next()).min(self.life.chunk()).min(budget - skip);
         if chunk < sequence.next().into() {
             let reserved = self.cache.reserve(&mut sequence, chunk as u32);
@@ -477,38 +476,47 @@ impl<'a> Scheduler<'a> {
         request.sequence = Some(sequence);
         self.running.push(number);
         if chunk > 0 {
-            self.add(number, step, skip)?;
+            self.plan(number, skip);
         }
         Ok(())
     }
 
     /// Enqueues the iteration and records what it reads.
-    fn launch(&mut self, step: &OpenStep) -> Result<(), RunError> {
-        self.batch.finish();
-        let (mut rows, mut lengths, mut readers) = (Vec::new(), Vec::new(), Vec::new());
-        let mut all_right = true;
-        for (&number, request) in &mut self.live {
-            let Some(Staged { right, end }) = request.staged.take() else { continue };
+    fn launch(&mut self, step: &OpenStep, report: &mut RunReport) -> Result<(), RunError> {
+        let number = step.number();
+        self.batch.clear();
+        let (mut rows, mut readers) = (Vec::new(), Vec::new());
+        // The batch lists the tokens of its rows in the order of its rows.
+        for (&request_number, request) in &mut self.live {
+            let Some(staged) = request.staged.take() else { continue };
             let Some(sequence) = request.sequence.as_mut() else { continue };
+            let Staged { right, end, .. } = staged;
+            match self.life.drafts {
+                0 => self.batch.add(&self.cache, sequence, &request.content, staged)?,
+                _ => self.batch.add_unplaced(&request.content, staged, number),
+            }
+            // Ids come out if nothing known is left to compute, wherever the tokens begin.
+            if sequence.upper() + u64::from(sequence.next()) >= sequence.known() {
+                let sure = sequence.known().max(staged.start + 1).min(end);
+                request.outcomes.push_back((number, 1 + right - sure));
+            }
+            report.staged_behind_drafts += u64::from(sequence.resolved() < sequence.upper());
             request.expected.cover(&request.content, right);
             let partial = request.expected.partial(&request.content, right);
-            rows.push(SequenceSums { request: number, tokens: right, partial });
-            // Not longer than a sequence that could be staged.
-            lengths.push(right as u32);
+            rows.push(SequenceSums { request: request_number, tokens: right, partial });
+            self.batch.read(right, right - staged.start, right < end, sequence.row());
             readers.push(sequence);
-            all_right &= right == end;
             // Whoever ends here is released when this step is compared.
             if right >= request.total {
-                request.over_in = Some(step.number());
+                request.over_in = Some(number);
             }
         }
-        let lengths = if all_right { Lengths::Staged } else { Lengths::Right(&lengths) };
+        self.batch.finish();
         let read = self.verifier.reads();
-        let (cache, batch) = (&mut self.cache, &self.batch);
-        let enqueued = self.work.enqueue(cache, step, batch, &mut readers, lengths, read)?;
+        let enqueued = self.work.enqueue(&mut self.cache, step, &self.batch, &mut readers, read)?;
         if read {
             let (width, arrival) = (enqueued.width, enqueued.arrival);
-            self.readings.push_back(Reading { step: step.number(), width, arrival, rows });
+            self.readings.push_back(Reading { step: number, width, arrival, rows });
         }
         Ok(())
     }

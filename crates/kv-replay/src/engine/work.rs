@@ -1,14 +1,15 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
-use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
+use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
 use kv_cache::{KvCache, OpenStep, Part, Sequence};
 use kv_kernels::{
-    Direction, Transfer,
+    Direction,
+    chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::{ChecksumArgs, FillPattern},
 };
 
 use super::RunError;
-use super::batch::{Batch, Launch};
+use super::batch::{Batch, Launch, Rejected};
 use super::expected::Oracle;
 use crate::config::RunConfig;
 
@@ -28,21 +29,13 @@ const SLOTS: usize = 0;
 const KEYS: usize = 1;
 /// What is read of each sequence, where that is not all that was staged.
 const LENGTHS: usize = 2;
+/// How many tokens of each sequence are right, as the sampler finds.
+const ACCEPTED: usize = 3;
 
 /// Bytes of each of these arrays.
 pub(super) fn arrays(config: &RunConfig) -> Vec<u64> {
     let (tokens, sequences) = (u64::from(config.step_tokens), u64::from(config.max_batch));
-    // A slot and a key for each token, and a length for each sequence.
-    vec![tokens * 8, tokens * 8, sequences * 4]
-}
-
-/// How much is read of each sequence.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Lengths<'a> {
-    /// All that was staged.
-    Staged,
-    /// Rejected drafts are left out.
-    Right(&'a [u32]),
+    vec![tokens * 8, tokens * 8, sequences * 4, sequences * 4]
 }
 
 /// The engine's kernels and copies.
@@ -89,25 +82,25 @@ impl DeviceWork {
     }
 
     /// Stages and enqueues one iteration: writes the batch's tokens, and then, if `read`, reads all
-    /// of `readers` up to `lengths`.
+    /// of `readers`, but for rejected drafts.
     pub(super) fn enqueue(
         &mut self,
         cache: &mut KvCache,
         step: &OpenStep,
         batch: &Batch,
         readers: &mut [&mut Sequence],
-        lengths: Lengths<'_>,
         read: bool,
     ) -> Result<Enqueued, RunError> {
         let keys = &mut self.keys;
         cache.stage(step, readers, |part, step| {
             keys.clear();
             keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
-            step.array(SLOTS, &batch.slots)?;
             step.array(KEYS, keys)?;
-            match lengths {
-                Lengths::Staged => Ok(()),
-                Lengths::Right(lengths) => step.array(LENGTHS, lengths),
+            if batch.is_unplaced() {
+                step.array(ACCEPTED, &batch.accepted)?;
+                step.array(LENGTHS, &batch.lengths)
+            } else {
+                step.array(SLOTS, &batch.slots)
             }
         })?;
         let arrival = (step.number() % self.buffers[0].arrivals.len() as u64) as usize;
@@ -115,10 +108,11 @@ impl DeviceWork {
         for (part, buffers) in cache.parts().iter().zip(&self.buffers) {
             let enqueued = part.device().while_current(|| {
                 for &launch in batch.launches() {
-                    write(part, buffers, launch, &batch.slots)?;
+                    write(part, buffers, launch, batch)?;
                 }
+                sample(part, batch)?;
                 match read {
-                    true => checksum(part, buffers, (readers.len(), width), lengths, arrival),
+                    true => checksum(part, buffers, batch, width, arrival),
                     false => Ok(()),
                 }
             });
@@ -145,12 +139,7 @@ impl DeviceWork {
 }
 
 /// Fills one launch's part of the chunk and stores it.
-fn write(
-    part: &Part,
-    buffers: &Buffers,
-    launch: Launch,
-    host_slots: &[i64],
-) -> Result<(), RunError> {
+fn write(part: &Part, buffers: &Buffers, launch: Launch, batch: &Batch) -> Result<(), RunError> {
     let Launch { first, tokens, skip } = launch;
     let (first_token, token_count) = (first as u64, tokens as u64);
     let token_bytes = part.shape().token_bytes();
@@ -158,22 +147,40 @@ fn write(
     let chunk = buffers.chunk.span();
     let chunk =
         chunk.slice(first_token * token_bytes, token_count * token_bytes).map_err(bounds)?;
-    let array = |id: usize| -> Result<_, RunError> {
-        let array = part.batch().arrays[id];
-        Ok(array.slice(first_token * 8, token_count * 8).map_err(bounds)?)
-    };
-    let fill = FillPattern { chunk, token_keys: array(KEYS)?, tokens: token_count };
+    let here = |array: DeviceSpan| array.slice(first_token * 8, token_count * 8).map_err(bounds);
+    let token_keys = here(part.batch().arrays[KEYS])?;
+    let fill = FillPattern { chunk, token_keys, tokens: token_count };
     part.kernels().fill_pattern(part.compute(), part.shape(), fill)?;
-    let transfer = Transfer {
-        chunk,
-        slot_mapping: array(SLOTS)?,
-        host_slots: &host_slots[first..first + tokens],
+    let (slots, host) = match batch.is_unplaced() {
+        true => (part.batch().tables[0].slots, None),
+        false => (part.batch().arrays[SLOTS], Some(&batch.slots[first..first + tokens])),
+    };
+    let chunk = Chunk {
+        memory: chunk.into(),
+        mapping: ChunkMapping::Slots { slots: here(slots)?.into(), host },
         tokens: token_count,
         skip_prefix_n_tokens: skip as u64,
+    };
+    let transfer = ChunkTransfer {
+        chunks: &[chunk],
+        layers: 0..part.shape().layers(),
         direction: Direction::ChunkToPaged,
         num_blocks: part.ready_blocks(),
+        limits: LaunchLimits::default(),
+        report: None,
     };
-    part.kernels().multi_layer_transfer(part.compute(), part.paged(), transfer)?;
+    part.kernels().transfer_chunks(part.compute(), part.paged(), &transfer)?;
+    Ok(())
+}
+
+/// Says, as a sampler does, how many tokens of the sequences with rejected drafts are right.
+fn sample(part: &Part, batch: &Batch) -> Result<(), RunError> {
+    let bounds = cuda_driver::CopyError::from;
+    for &Rejected { index, row } in &batch.rejected {
+        let from = part.batch().arrays[ACCEPTED].slice(index as u64 * 4, 4).map_err(bounds)?;
+        let to = part.batch().accepted.slice(row.index() as u64 * 4, 4).map_err(bounds)?;
+        part.compute().copy_on_device(to, from)?;
+    }
     Ok(())
 }
 
@@ -181,10 +188,11 @@ fn write(
 fn checksum(
     part: &Part,
     buffers: &Buffers,
-    (sequences, width): (usize, usize),
-    lengths: Lengths<'_>,
+    tokens: &Batch,
+    width: usize,
     arrival: usize,
 ) -> Result<(), RunError> {
+    let sequences = tokens.lengths.len();
     let entries = (sequences * width) as u64;
     let checksums =
         buffers.checksums.span().slice(0, entries * 8).map_err(cuda_driver::CopyError::from)?;
@@ -192,10 +200,8 @@ fn checksum(
     let args = ChecksumArgs {
         block_table: batch.tables[0].block_table,
         table_stride: width as u64,
-        seq_lens: match lengths {
-            Lengths::Staged => batch.lengths,
-            Lengths::Right(_) => batch.arrays[LENGTHS],
-        },
+        // Rejected drafts are not read.
+        seq_lens: if tokens.is_unplaced() { batch.arrays[LENGTHS] } else { batch.lengths },
         sequences: sequences as u32,
         checksums,
         num_blocks: part.ready_blocks(),
