@@ -347,7 +347,8 @@ impl Part {
     pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
         let Memory::Elastic(memory) = &self.memory else { return Ok(self.ready_blocks()) };
         match memory.grow_to(blocks) {
-            Err(error) if error.is_out_of_memory() => {}
+            // No memory, or pages of an earlier budget that steps in flight still use.
+            Err(error) if error.is_retryable() => {}
             grown => return grown,
         }
         // Growth is all or nothing, so the largest possible number is searched for. The search runs
@@ -357,7 +358,7 @@ impl Part {
             let middle = ready + (refused - ready) / 2;
             match memory.grow_to(middle) {
                 Ok(_) => ready = middle,
-                Err(error) if error.is_out_of_memory() => refused = middle,
+                Err(error) if error.is_retryable() => refused = middle,
                 Err(error) => return Err(error),
             }
         }

@@ -112,6 +112,10 @@ pub(crate) struct RunArgs {
     /// Chance, in percent, that a request is cancelled before its end.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     cancel: u32,
+    /// By how much of the device blocks, in percent, the budget falls and rises again, every 64
+    /// iterations.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    budget_swing: u32,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -155,6 +159,7 @@ impl RunArgs {
                 fork: self.fork,
                 suspend: self.suspend,
                 cancel: self.cancel,
+                budget_swing: self.budget_swing,
             },
             verify: self.verify,
             seed: self.seed,

@@ -113,6 +113,8 @@ pub struct Life {
     pub suspend: u32,
     /// The chance that a request is cancelled before its end.
     pub cancel: u32,
+    /// By how much of the device blocks the budget falls and rises again, every 64 iterations.
+    pub budget_swing: u32,
 }
 
 impl Life {
@@ -279,13 +281,14 @@ impl RunConfig {
                 return Err(ConfigError::TooLarge { option, value, limit });
             }
         }
-        let Life { drafts, accept, fork, suspend, cancel, .. } = self.life;
+        let Life { drafts, accept, fork, suspend, cancel, budget_swing, .. } = self.life;
         for (option, value, limit) in [
             ("--draft", drafts, DRAFTS_MAX),
             ("--accept", accept, 100),
             ("--fork", fork, FORKS_MAX),
             ("--suspend", suspend, 100),
             ("--cancel", cancel, 100),
+            ("--budget-swing", budget_swing, 100),
         ] {
             if value > limit {
                 let (value, limit) = (value.into(), limit.into());

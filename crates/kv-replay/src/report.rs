@@ -58,13 +58,16 @@ pub struct RunReport {
     pub most_admitted_at_once: u64,
     /// Number of times that a request was preempted to make room for others.
     pub preemptions: u64,
-    /// Number of times that tokens of a request were staged before it was known how many drafts of its
-    /// last step stand.
-    pub staged_behind_drafts: u64,
+    /// Number of times that tokens of a request were staged before the ids of its last step were known.
+    pub staged_behind_open_ids: u64,
     /// Number of requests that were cancelled.
     pub cancelled: u64,
     /// Number of branches that forks made.
     pub forks: u64,
+    /// Number of times that the budget of device blocks was changed.
+    pub budget_changes: u64,
+    /// The fewest device blocks with memory after the first budget.
+    pub fewest_device_blocks: u64,
     /// Number of times that a request was suspended to host memory.
     pub suspensions: u64,
     /// Number of blocks copied within the device because a fork shared them.
@@ -190,9 +193,11 @@ impl RunReport {
             admissions: 0,
             most_admitted_at_once: 0,
             preemptions: 0,
-            staged_behind_drafts: 0,
+            staged_behind_open_ids: 0,
             cancelled: 0,
             forks: 0,
+            budget_changes: 0,
+            fewest_device_blocks: 0,
             suspensions: 0,
             blocks_copied_on_write: 0,
             blocks_suspended: 0,
@@ -336,11 +341,13 @@ impl RunReport {
     /// What happened to requests beside prefill and decoding.
     fn life_line(&self) -> String {
         let counts = [
-            (self.staged_behind_drafts, "staged behind open drafts"),
+            (self.staged_behind_open_ids, "staged behind open ids"),
             (self.forks, "forked"),
             (self.blocks_copied_on_write, "blocks copied on write"),
             (self.suspensions, "suspended"),
             (self.cancelled, "cancelled"),
+            (self.budget_changes, "budgets"),
+            (self.fewest_device_blocks, "blocks mapped at least"),
         ];
         let some = counts.into_iter().filter(|(count, _)| *count > 0);
         let some: Vec<_> = some.map(|(count, what)| format!("{} {what}", grouped(count))).collect();

@@ -1,7 +1,7 @@
 //! Why a run ended early.
 
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use kv_cache::kv_manager::{self, CommitError, ForkError, Missing};
+use kv_cache::kv_manager::{self, BudgetError, CommitError, ForkError, Missing};
 use kv_cache::{
     BuildError, CloseError, DemandError, ReserveError, ResumeError, SlotError, StepError,
 };
@@ -118,6 +118,9 @@ pub enum RunError {
     /// Memory could not be mapped, though some is left.
     #[error("cannot map memory under device blocks")]
     Memory(#[from] DemandError),
+    /// The budget of device blocks was not changed.
+    #[error("cannot change the budget of device blocks")]
+    Budget(#[from] BudgetError),
     /// A step failed.
     #[error("an iteration failed")]
     Step(#[from] StepError),

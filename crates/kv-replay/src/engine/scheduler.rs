@@ -6,8 +6,10 @@ use std::time::Duration;
 use kv_cache::kv_manager::{
     ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
-use kv_cache::{Answer, Committed, KvCache, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
-use kv_pool::clock::ManualClock;
+use kv_cache::{
+    Answer, Committed, KvCache, OpenStep, Part, ReserveError, ResumeError, Sequence, Tokens,
+};
+use kv_pool::{Tier, clock::ManualClock};
 
 use super::RunError;
 use super::batch::Batch;
@@ -28,6 +30,9 @@ const IDLE_ITERATIONS_MAX: u32 = 4;
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
 const GRID_TOKENS: u64 = 2048;
+
+/// Number of iterations for which a budget of device blocks holds.
+const BUDGET_ITERATIONS: u64 = 64;
 
 /// The state of a run between two iterations.
 pub(super) struct Scheduler<'a> {
@@ -135,6 +140,7 @@ impl<'a> Scheduler<'a> {
         self.compare_completed(report)?;
         self.commit(self.cache.completed_step())?;
         self.planned = 0;
+        self.swing(report)?;
         self.cancel(&step, report);
         self.wake()?;
         self.advance_running(report)?;
@@ -175,6 +181,32 @@ impl<'a> Scheduler<'a> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Changes the budget of device blocks, if it is time to: it falls by the swing, and rises again. The
+    /// longest request has room in any case.
+    fn swing(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        let percent = u64::from(self.life.budget_swing);
+        if percent == 0 {
+            return Ok(());
+        }
+        let all = u64::from(self.cache.options().device_blocks);
+        let least = u64::from(self.cache.options().blocks_per_sequence_max);
+        let low = (all - all * percent / 100).max(least).min(all);
+        if self.iteration.is_multiple_of(BUDGET_ITERATIONS) {
+            let falls = (self.iteration / BUDGET_ITERATIONS) % 2 == 1;
+            self.cache.set_budget(Tier::Primary, if falls { low } else { all })?;
+            report.budget_changes += 1;
+        }
+        if report.budget_changes > 0 {
+            let mapped = self.cache.parts().iter().map(Part::ready_blocks).min().unwrap_or(0);
+            let before = match report.fewest_device_blocks {
+                0 => u64::MAX,
+                fewest => fewest,
+            };
+            report.fewest_device_blocks = before.min(mapped);
+        }
+        Ok(())
     }
 
     /// Commits the ids that have come out of steps up to `step`.
@@ -500,7 +532,7 @@ impl<'a> Scheduler<'a> {
                 let sure = sequence.known().max(staged.start + 1).min(end);
                 request.outcomes.push_back((number, 1 + right - sure));
             }
-            report.staged_behind_drafts += u64::from(sequence.resolved() < sequence.upper());
+            report.staged_behind_open_ids += u64::from(sequence.resolved() < sequence.upper());
             request.expected.cover(&request.content, right);
             let partial = request.expected.partial(&request.content, right);
             rows.push(SequenceSums { request: request_number, tokens: right, partial });
