@@ -20,6 +20,9 @@ use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
 use crate::transport::{Carried, TransportRules, TransportStats};
 use crate::{BuildError, HostCopyError};
 
+/// Lists beside one for each step in flight: pieces of one step's copies that wait for others.
+const LISTS: usize = 32;
+
 /// Bytes of a pair of ids, as kernels read it.
 const PAIR_BYTES: usize = size_of::<BlockPair>();
 
@@ -77,7 +80,7 @@ impl Carrier {
         };
         let slabs = host.slabs().iter().map(blocks_of).collect::<Result<_, _>>()?;
         let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
-        let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + 1);
+        let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + LISTS);
         Ok(Some(Self {
             link,
             slabs,
@@ -104,8 +107,7 @@ impl Carrier {
         while !numbers.is_empty() {
             let count = self.lay_out(runs, numbers);
             numbers = &numbers[count..];
-            // There is one list more than steps in flight, so this waits only if a step has more
-            // than one.
+            // Waits only if a step has very many pieces.
             let mut buffer = self.lists.acquire_wait()?;
             let bytes = (self.list.len() * PAIR_BYTES) as u64;
             let places = buffer.range_mut(0, bytes).map_err(CopyError::from)?;
@@ -317,7 +319,7 @@ mod tests {
                 continue;
             };
             // Out to all host blocks, crosswise, and back to other blocks.
-            let mut runs = Runs::default();
+            let mut runs = Runs::of(1);
             let mut push = |direction, source: i32, destination: i32| {
                 runs.push(Kind::Carry(direction), false, BlockPair { source, destination });
             };

@@ -53,8 +53,10 @@ pub struct Part {
     carriers: Option<[Carrier; 2]>,
     /// Which of the cache's runs this device has been sent.
     pub(crate) sent: Vec<bool>,
-    /// Runs of each lane that are to be enqueued together.
-    group: [Vec<usize>; LANES],
+    /// Runs of each lane that are to be enqueued together: their places in the order, and their numbers.
+    groups: [Vec<(u64, usize)>; LANES],
+    /// Empty; kept for its memory.
+    numbers: Vec<usize>,
     /// Whether something was enqueued in each direction with no fence after it yet.
     unfenced: [bool; 2],
     /// Whether something was enqueued in each direction that the compute stream does not wait for yet.
@@ -111,19 +113,6 @@ fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), Op
         return Err(OptionsError::AdoptedBlocks { given: paged.blocks(), expected: blocks });
     }
     Ok(())
-}
-
-/// Runs of a lane that are to be enqueued together.
-#[derive(Clone, Copy, Debug)]
-struct Group {
-    /// The number of the first.
-    first: u64,
-    /// The lanes that it waits for.
-    waits: [bool; LANES],
-}
-
-impl Group {
-    const NONE: Self = Self { first: u64::MAX, waits: [false; LANES] };
 }
 
 impl Part {
@@ -191,7 +180,8 @@ impl Part {
             host,
             carriers,
             sent: Vec::new(),
-            group: Default::default(),
+            groups: Default::default(),
+            numbers: Vec::new(),
             unfenced: [false; 2],
             unawaited: [false; 2],
             transports: TransportStats::default(),
@@ -410,56 +400,61 @@ impl Part {
 
     fn send_all(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
         self.sent.resize(runs.len(), false);
-        self.group.iter_mut().for_each(Vec::clear);
-        let mut groups = [Group::NONE; LANES];
+        self.groups.iter_mut().for_each(Vec::clear);
         for (number, run) in runs.iter().enumerate() {
             if self.sent[number] {
                 continue;
             }
             let here = run.kind.lane();
+            let mut waits = [false; LANES];
             for there in (0..LANES).filter(|&lane| lane != here) {
-                let Some(conflict) = self.order.conflict(run, there) else { continue };
-                if conflict >= groups[there].first {
-                    self.send_group(runs, there, &mut groups)?;
+                if let Some(conflict) = self.order.conflict(run, there) {
+                    self.send_group(runs, there, conflict)?;
+                    waits[there] = true;
                 }
-                groups[here].waits[there] = true;
             }
-            groups[here].waits[COMPUTE] |= run.behind_work;
-            groups[here].first = groups[here].first.min(self.order.touch(run));
-            self.group[here].push(number);
+            waits[COMPUTE] |= run.behind_work && here != COMPUTE;
+            if waits.contains(&true) {
+                // What is before it in its lane does not wait for what it waits for.
+                self.send_group(runs, here, u64::MAX)?;
+            }
+            for there in (0..LANES).filter(|&lane| waits[lane]) {
+                self.wait_for(here, there)?;
+            }
+            let place = self.order.touch(run);
+            self.groups[here].push((place, number));
         }
-        // What a group waits for was enqueued before it joined the group.
-        (0..LANES).try_for_each(|lane| self.send_group(runs, lane, &mut groups))
+        (0..LANES).try_for_each(|lane| self.send_group(runs, lane, u64::MAX))
     }
 
-    /// Enqueues the group of a lane, after what was enqueued in the lanes that it waits for.
-    fn send_group(
-        &mut self,
-        runs: &[Run],
-        here: usize,
-        groups: &mut [Group; LANES],
-    ) -> Result<(), HostCopyError> {
-        let Group { waits, .. } = std::mem::replace(&mut groups[here], Group::NONE);
-        if self.group[here].is_empty() {
+    /// Makes what is enqueued in a lane from now on wait for what was enqueued in another one so far.
+    fn wait_for(&mut self, here: usize, there: usize) -> Result<(), DeviceError> {
+        let fence = fence_after(lane(&self.transfers, &self.compute, there), &mut self.spare)?;
+        fence.hold_back(lane(&self.transfers, &self.compute, here))?;
+        // A wait is for what was recorded before it, whatever is recorded later.
+        self.spare.push(fence);
+        let left = self.groups[there].first().map_or(u64::MAX, |&(place, _)| place);
+        self.order.ordered(here, there, left);
+        Ok(())
+    }
+
+    /// Enqueues the runs of a lane's group up to the place `last`, by few calls.
+    fn send_group(&mut self, runs: &[Run], here: usize, last: u64) -> Result<(), HostCopyError> {
+        let count = self.groups[here].partition_point(|&(place, _)| place <= last);
+        if count == 0 {
             return Ok(());
-        }
-        for there in (0..LANES).filter(|&lane| lane != here && waits[lane]) {
-            let fence = fence_after(lane(&self.transfers, &self.compute, there), &mut self.spare)?;
-            fence.hold_back(lane(&self.transfers, &self.compute, here))?;
-            // A wait is for what was recorded before it, whatever is recorded later.
-            self.spare.push(fence);
-            self.order.ordered(here, there, groups[there].first);
         }
         if here != COMPUTE {
             (self.unfenced[here], self.unawaited[here]) = (true, true);
         }
-        let numbers = std::mem::take(&mut self.group[here]);
+        let mut numbers = std::mem::take(&mut self.numbers);
+        numbers.clear();
+        numbers.extend(self.groups[here].drain(..count).map(|(_, number)| number));
         let sent = match here {
             COMPUTE => self.change_blocks(runs, &numbers),
             _ => self.carry_runs(runs, here, &numbers),
         };
-        self.group[here] = numbers;
-        self.group[here].clear();
+        self.numbers = numbers;
         sent
     }
 

@@ -7,6 +7,10 @@ use kv_kernels::{BlockPair, link::HostDirection};
 /// Most blocks of a run: the room of one list of pairs.
 pub(crate) const RUN_BLOCKS_MAX: usize = 8192;
 
+/// Bytes of a run, about. While one runs, the other direction can use the places that the one before it
+/// has left.
+const RUN_BYTES: u64 = 16 << 20;
+
 /// Streams of a device on which runs are enqueued.
 pub(crate) const LANES: usize = 3;
 
@@ -52,6 +56,8 @@ pub(crate) struct Run {
 /// the one before it reads.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
+    /// Most blocks of a run, less one.
+    more_blocks_max: usize,
     list: Vec<Run>,
     /// Destinations of the last run.
     written: HashSet<i32>,
@@ -62,10 +68,17 @@ pub(crate) struct Runs {
 }
 
 impl Runs {
+    /// Runs of blocks of so many bytes.
+    pub(crate) fn of(block_bytes: u64) -> Self {
+        let blocks = (RUN_BYTES / block_bytes.max(1)).clamp(1, RUN_BLOCKS_MAX as u64);
+        Self { more_blocks_max: blocks as usize - 1, ..Self::default() }
+    }
+
     /// Adds a copy after all others.
     pub(crate) fn push(&mut self, kind: Kind, behind_work: bool, pair: BlockPair) {
         let alike = |run: &Run| run.kind == kind && run.behind_work == behind_work;
-        let fits = |run: &Run| alike(run) && run.pairs.len() < RUN_BLOCKS_MAX;
+        let most = self.more_blocks_max + 1;
+        let fits = |run: &Run| alike(run) && run.pairs.len() < most;
         // A copy within the device is enqueued whole or not at all, so that it can be tried again.
         let joins = !self.ended
             && kind != Kind::Within
@@ -130,7 +143,7 @@ mod tests {
 
     #[test]
     fn copies_of_one_direction_make_a_run_and_keep_their_order() {
-        let mut runs = Runs::default();
+        let mut runs = Runs::of(1);
         for (direction, from) in [(OUT, 0), (BACK, 10), (OUT, 20)] {
             (from..from + 3).for_each(|id| runs.push(direction, false, pair(id, id)));
         }
@@ -144,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_destination_is_written_once_in_a_run() {
-        let mut runs = Runs::default();
+        let mut runs = Runs::of(1);
         for (source, destination) in [(1, 5), (2, 6), (3, 5), (4, 6), (5, 5)] {
             runs.push(OUT, false, pair(source, destination));
         }
@@ -153,15 +166,18 @@ mod tests {
 
     #[test]
     fn a_run_that_was_sent_or_is_full_becomes_no_longer() {
-        let mut runs = Runs::default();
+        let mut runs = Runs::of(1);
         runs.push(OUT, false, pair(1, 1));
         runs.end_last();
         runs.push(OUT, false, pair(2, 2));
         runs.push(OUT, false, pair(3, 3));
         assert_eq!(lengths(&runs), [1, 2]);
-        let mut runs = Runs::default();
+        let mut runs = Runs::of(1);
         let all = 0..RUN_BLOCKS_MAX as i32 + 1;
         all.for_each(|id| runs.push(BACK, false, pair(id, id)));
         assert_eq!(lengths(&runs), [RUN_BLOCKS_MAX, 1]);
+        let mut runs = Runs::of(6 << 20);
+        (0..5).for_each(|id| runs.push(BACK, false, pair(id, id)));
+        assert_eq!(lengths(&runs), [2, 2, 1], "of about 16 MiB");
     }
 }

@@ -142,7 +142,7 @@ impl KvWorker {
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             arrived: Vec::new(),
-            runs: Runs::default(),
+            runs: Runs::of(options.shape.block_bytes() / compute.len().max(1) as u64),
             copies: None,
             awaited: Awaited::new(options.device_blocks as usize),
             copied_bytes: 0,
