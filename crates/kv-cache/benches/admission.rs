@@ -18,7 +18,7 @@ use counting::allocations;
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
 use engine::{options, shape, streams};
-use kv_cache::{KvCache, KvCacheOptions};
+use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::BlockHash;
 
 const BLOCK_TOKENS: u32 = 16;
@@ -40,6 +40,13 @@ fn measure(mut work: impl FnMut()) -> (f64, f64, u64) {
     (samples[0], samples[ROUNDS / 2], allocated)
 }
 
+fn admit(cache: &mut KvCache, request: Request) -> Sequence {
+    match cache.admit(&mut [request], u64::MAX).unwrap().pop() {
+        Some(Answer::Admitted(sequence)) => sequence,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn main() {
     println!(
         "| cached blocks | admit and drop, us (least, median) | allocations | list call of the pool | ratio |"
@@ -52,7 +59,7 @@ fn main() {
         let small = shape(1, 64, BLOCK_TOKENS);
         let options = KvCacheOptions {
             blocks_per_sequence_max: blocks + 1,
-            step_array_bytes: 1 << 20,
+            step_tokens_max: (blocks + 1) * BLOCK_TOKENS,
             ..options(small, 2 * blocks + 2, 0)
         };
         let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
@@ -65,11 +72,16 @@ fn main() {
             .collect();
         // One token more, which is left to be computed.
         let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
-        let mut sequence = cache.admit(tokens, &hashes).unwrap();
-        cache.seal(&mut sequence, &hashes).unwrap();
+        let step = cache.begin_step().unwrap();
+        let mut sequence = admit(&mut cache, Request::named(tokens, hashes.clone()));
+        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        cache.finish_step(step).unwrap();
         drop(sequence);
+        cache.drain().unwrap();
+        // An engine makes a request once, when it arrives.
+        let mut requests = vec![Request::named(tokens, hashes.clone()); ROUNDS];
         let (least, median, allocated) = measure(|| {
-            let sequence = cache.admit(tokens, &hashes).unwrap();
+            let sequence = admit(&mut cache, requests.pop().unwrap());
             assert_eq!(sequence.cached_tokens(), tokens - 1);
             drop(black_box(sequence));
         });

@@ -17,14 +17,14 @@ use std::time::Instant;
 use cuda_driver::{CountingDriver, CudaDriver, Device, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
-    Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, TransportChoice, TransportRules,
-    TransportStats,
+    Answer, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, TransportChoice,
+    TransportRules, TransportStats,
 };
 use kv_kernels::{
     KvKernels, KvShape, KvShapeOptions,
     link::{MeasureOptions, TransportProfile},
 };
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, BlockHasher};
 
 /// Name, layers, bytes of a row; blocks have 16 tokens.
 const SHAPES: [(&str, u32, u64); 5] = [
@@ -120,9 +120,13 @@ impl Bench {
             sequences_max: 1,
             blocks_per_sequence_max: blocks as u32 + 1,
             overlap_depth: 1,
-            step_array_bytes: 0,
+            step_tokens_max: BLOCK_TOKENS * (blocks as u32 + 1),
+            step_arrays: Vec::new(),
             memory: MemoryRules::default(),
             pool: PoolRules::default(),
+            watermark_blocks: 0,
+            scrubs: false,
+            hasher: BlockHasher::FAST,
         };
         let cache = KvCache::new(&[Stream::new(device).unwrap()], options).unwrap();
         let prompts = [1, 2].map(|seed| chain(seed, blocks));
@@ -136,12 +140,15 @@ impl Bench {
         let step = self.cache.begin_step().unwrap();
         let begun = Instant::now();
         let tokens = self.blocks * u64::from(BLOCK_TOKENS) + 1;
-        let mut sequence = self.cache.admit(tokens, hashes).unwrap();
-        self.cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap();
+        let requests = &mut [Request::named(tokens, hashes.to_vec())];
+        let mut sequence = match self.cache.admit(requests, tokens).unwrap().pop() {
+            Some(Answer::Admitted(sequence)) => sequence,
+            other => panic!("{other:?}"),
+        };
+        self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
         let host = begun.elapsed().as_secs_f64();
         self.cache.parts()[0].compute().synchronize().unwrap();
         let all = begun.elapsed().as_secs_f64();
-        self.cache.seal(&mut sequence, hashes).unwrap();
         self.cache.finish_step(step).unwrap();
         drop(sequence);
         self.cache.drain().unwrap();
@@ -153,18 +160,19 @@ impl Bench {
         // New content each time, so that no block is found.
         let fresh = chain(100 + self.out.len() as u32, self.blocks);
         self.serve(&first);
-        let before = self.cache.stats();
+        let decided = |cache: &KvCache| cache.manager().stats();
+        let before = decided(&self.cache);
         let calls = || counting.calls().values().sum::<u64>();
         let calls_before = calls();
         let (seconds, host) = self.serve(&fresh);
         self.calls = calls() - calls_before;
-        let after = self.cache.stats();
+        let after = decided(&self.cache);
         assert_eq!(after.offloaded_blocks - before.offloaded_blocks, self.blocks);
         assert_eq!(after.onboarded_blocks, before.onboarded_blocks);
         self.out.push(seconds);
         self.host.push(host);
         let (seconds, _) = self.serve(&first);
-        assert_eq!(self.cache.stats().onboarded_blocks - after.onboarded_blocks, self.blocks);
+        assert_eq!(decided(&self.cache).onboarded_blocks - after.onboarded_blocks, self.blocks);
         self.both.push(seconds);
         self.serve(&second);
     }

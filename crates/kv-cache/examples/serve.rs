@@ -1,4 +1,5 @@
-//! An engine's loop over a cache: requests that share a system prompt are admitted, decode a few tokens, and leave.
+//! An engine's loop over a cache: requests that share a system prompt are admitted, computed in chunks, decode a few
+//! tokens, and leave.
 //!
 //! `cargo run -p kv-cache --example serve` runs on the simulated device. On a GPU the driver is
 //! `cuda_driver::CudaDriver::load()?`, and the engine enqueues its model where the comment says.
@@ -10,117 +11,86 @@ use std::sync::Arc;
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
-    Admission, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, Sequence,
+    Answer, Committed, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, Sequence,
     TransportRules,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_pool::BlockHash;
+use kv_pool::BlockHasher;
 
-const BLOCK_TOKENS: usize = 16;
 const REQUESTS: u32 = 6;
-const DECODE_STEPS: u64 = 20;
-
-/// A running request.
-struct Live {
-    sequence: Sequence,
-    /// Names of the prompt's full blocks.
-    names: Vec<BlockHash>,
-    /// First token that the next step computes.
-    computed: u64,
-}
+/// Tokens that a step computes at most, those of running requests aside.
+const BUDGET: u64 = 96;
+const TOKENS_OUT: u64 = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut cache = cache()?;
     // 64 tokens that all prompts begin with, then 40 of their own.
-    let prompts: Vec<Vec<u32>> = (0..REQUESTS)
+    let mut waiting: Vec<Request> = (0..REQUESTS)
         .map(|request| (0..64).chain(1000 * (request + 1)..1000 * (request + 1) + 40).collect())
+        .map(Request::new)
         .collect();
+    let mut running: Vec<Sequence> = Vec::new();
 
-    // The first request computes the shared prefix, and the batch of the others finds it.
-    let mut live = Vec::new();
-    for batch in [&prompts[..1], &prompts[1..]] {
-        let names: Vec<Vec<BlockHash>> = batch.iter().map(|prompt| names(prompt)).collect();
-        let requests: Vec<Request<'_>> = batch
-            .iter()
-            .zip(&names)
-            .map(|(prompt, names)| Request::new(prompt.len() as u64, names))
-            .collect();
+    while !waiting.is_empty() || !running.is_empty() {
         let step = cache.begin_step()?;
-        let Admission { admitted, refused } = cache.admit_fitting(&requests, u64::MAX)?;
-        if let Some(refused) = refused {
-            return Err(refused.into());
+        let mut budget = BUDGET;
+        for sequence in &mut running {
+            // The id that the model has sampled in the step before.
+            if let Some(before) = sequence.awaits() {
+                let committed = cache.commit(sequence, before, &[7])?;
+                assert_eq!(committed, Committed::Taken);
+            }
+            // The next token, or the next chunk of the prompt.
+            let tokens = sequence.to_compute().min(BUDGET) as u32;
+            cache.reserve(sequence, tokens)?;
+            budget = budget.saturating_sub(tokens.into());
         }
-        for (sequence, names) in admitted.into_iter().zip(names) {
-            println!("admitted {} tokens, {} cached", sequence.tokens(), sequence.cached_tokens());
-            live.push(Live { computed: sequence.cached_tokens(), sequence, names });
+        // The first request computes the shared prefix, and the others wait for it.
+        let answers = cache.admit(&mut waiting, budget)?;
+        let mut admitted = Vec::new();
+        for (at, answer) in answers.into_iter().enumerate() {
+            match answer {
+                Answer::Admitted(sequence) => {
+                    let (tokens, cached) = (sequence.prompt_tokens(), sequence.cached_tokens());
+                    println!("step {}: {tokens} tokens, {cached} cached", step.number());
+                    admitted.push(at);
+                    // The budget may be used up: then it has a chunk in a later step.
+                    running.push(sequence);
+                }
+                Answer::Waiting(_) | Answer::NoRoom(_) | Answer::NoRow => {}
+                Answer::Refused(error) => return Err(error.into()),
+            }
         }
-        run(&mut cache, &mut live)?;
-        cache.finish_step(step)?;
-    }
+        admitted.into_iter().rev().for_each(|at| drop(waiting.remove(at)));
 
-    for _ in 0..DECODE_STEPS {
-        let step = cache.begin_step()?;
-        for request in &mut live {
-            let tokens = request.sequence.tokens() + 1;
-            cache.extend(&mut request.sequence, tokens)?;
+        let mut batch: Vec<&mut Sequence> =
+            running.iter_mut().filter(|sequence| sequence.next() > 0).collect();
+        cache.stage(&step, &mut batch, |_part, _step| Ok(()))?;
+        for part in cache.parts() {
+            let (_stream, buffers) = (part.compute(), part.batch());
+            let (_table, _slots) = (buffers.tables[0].block_table, buffers.tables[0].slots);
+            let _lengths = buffers.lengths;
+            // Enqueue the model on `_stream`: it writes the KV of new tokens to `_slots`, and reads all KV through
+            // `_table` and `_lengths`.
         }
-        run(&mut cache, &mut live)?;
         cache.finish_step(step)?;
+        // Dropping a sequence releases its blocks, which stay cached.
+        running.retain(|sequence| sequence.known() < sequence.prompt_tokens() + TOKENS_OUT);
     }
-    // Dropping the sequences releases their blocks, which stay cached.
-    drop(live);
     cache.drain()?;
 
-    let stats = cache.stats();
-    println!("{} steps, {} device blocks with memory", stats.steps, stats.ready_blocks);
+    let (stats, decided) = (cache.stats(), cache.manager().stats());
+    println!("{} steps, {} device blocks with memory", decided.steps, stats.ready_blocks);
     cache.close().map_err(|mut errors| errors.remove(0))?;
     Ok(())
-}
-
-/// Stages a step of all requests, and seals the blocks that it fills.
-fn run(cache: &mut KvCache, live: &mut [Live]) -> Result<(), Box<dyn std::error::Error>> {
-    let mut slots = Vec::new();
-    for request in live.iter() {
-        let tokens = request.computed..request.sequence.tokens();
-        cache.slot_mapping(&request.sequence, tokens, &mut slots)?;
-    }
-    let sequences: Vec<&Sequence> = live.iter().map(|request| &request.sequence).collect();
-    let staged = cache.stage(&sequences, None, |_part, step| step.array(&slots))?;
-    for (part, staged) in cache.parts().iter().zip(&staged) {
-        let (_stream, _table) = (part.compute(), staged.block_table()?);
-        let (_lengths, _slots) = (staged.lengths()?, staged.span(*staged.extra())?);
-        // Enqueue the model on `_stream`: it writes the KV of new tokens to `_slots`, and reads all KV through
-        // `_table` and `_lengths`.
-    }
-    for request in live {
-        cache.seal(&mut request.sequence, &request.names)?;
-        request.computed = request.sequence.tokens();
-    }
-    Ok(())
-}
-
-/// The names of a prompt's full blocks: each has the name of the block before it in it.
-fn names(prompt: &[u32]) -> Vec<BlockHash> {
-    let mut name = BlockHash::ROOT;
-    let blocks = prompt.chunks_exact(BLOCK_TOKENS);
-    blocks
-        .map(|tokens| {
-            name = BlockHash::chain(name, tokens);
-            name
-        })
-        .collect()
 }
 
 fn cache() -> Result<KvCache, Box<dyn std::error::Error>> {
     let driver = SimDriver::new(SimConfig::default())?;
     driver.register_kernels(kv_kernels::references());
     let device = Device::open(Arc::new(driver), 0)?;
-    let shape = KvShape::new(KvShapeOptions {
-        layers: 8,
-        kv_count: 2,
-        row_bytes: 128,
-        block_tokens: BLOCK_TOKENS as u32,
-    })?;
+    let shape =
+        KvShape::new(KvShapeOptions { layers: 8, kv_count: 2, row_bytes: 128, block_tokens: 16 })?;
     let options = KvCacheOptions {
         shape,
         placement: None,
@@ -131,9 +101,14 @@ fn cache() -> Result<KvCache, Box<dyn std::error::Error>> {
         sequences_max: 16,
         blocks_per_sequence_max: 32,
         overlap_depth: 1,
-        step_array_bytes: 16 << 10,
+        step_tokens_max: 1024,
+        step_arrays: Vec::new(),
         memory: MemoryRules::default(),
         pool: PoolRules::default(),
+        // Blocks that admission leaves for what is running.
+        watermark_blocks: 8,
+        scrubs: false,
+        hasher: BlockHasher::FAST,
     };
     Ok(KvCache::new(&[Stream::new(&device)?], options)?)
 }

@@ -53,13 +53,17 @@ impl KvCache {
     #[track_caller]
     pub fn drain(&mut self) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
-        if !self.manager.has_open_step() {
-            self.leave(Outcome::Failed)?;
-        }
-        while self.worker.in_flight() > 0 {
+        loop {
+            // Another thread may have dropped its step while this one waited.
+            if !self.manager.has_open_step() {
+                self.leave(Outcome::Failed)?;
+                self.manager.end_dropped_step();
+            }
+            if self.worker.in_flight() == 0 {
+                return Ok(());
+            }
             self.complete_oldest()?;
         }
-        Ok(())
     }
 
     /// Stages a batch, each sequence with the tokens that were [reserved](KvCache::reserve) for it. Sends

@@ -12,7 +12,7 @@ use kv_stage::{BatchStep, Row, error::BatchError};
 
 use crate::awaited::Awaited;
 use crate::part::Part;
-use crate::runs::{Kind, Runs};
+use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
 use crate::{
     BuildError, CloseError, HostCopyError, KvCacheOptions, OptionsError, StepError, TransportStats,
@@ -320,8 +320,10 @@ impl KvWorker {
             return Ok(());
         }
         // Taken before the first copy, so that copies which are enqueued in part are waited for
-        // too.
-        self.copies.get_or_insert_with(|| self.gate.lease());
+        // too. What is done on the compute streams is covered by the step's own lease.
+        if self.runs.as_slice().iter().any(|run| run.kind.lane() != COMPUTE) {
+            self.copies.get_or_insert_with(|| self.gate.lease());
+        }
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.sabotage.sends_backwards {
             self.runs.reverse();

@@ -15,11 +15,21 @@ use std::sync::Arc;
 use counting::allocations;
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
-use engine::{options, shape, streams};
-use kv_cache::{KvCache, KvCacheOptions};
-use kv_pool::BlockHash;
+use engine::{Prompt, options, shape, streams};
+use kv_cache::{Answer, KvCache, KvCacheOptions, Request};
 
 const BLOCK_TOKENS: u32 = 4;
+
+/// Runs one step of a request, and lets it go.
+fn compute(cache: &mut KvCache, request: Request) {
+    let step = cache.begin_step().unwrap();
+    let mut answers = cache.admit(&mut [request], u64::MAX).unwrap();
+    let Some(Answer::Admitted(mut sequence)) = answers.pop() else { panic!("not admitted") };
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.finish_step(step).unwrap();
+    drop(sequence);
+    cache.drain().unwrap();
+}
 
 /// Allocations of the admission and the release of a cached prompt, when it was done before.
 fn of_a_cached_prompt(blocks: u32) -> u64 {
@@ -28,22 +38,25 @@ fn of_a_cached_prompt(blocks: u32) -> u64 {
     let device = Device::open(Arc::new(sim), 0).unwrap();
     let options = KvCacheOptions {
         blocks_per_sequence_max: blocks + 1,
-        step_array_bytes: 1 << 20,
+        step_tokens_max: (blocks + 1) * BLOCK_TOKENS,
         ..options(shape(1, 64, BLOCK_TOKENS), 2 * blocks + 2, 0)
     };
     let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
-    let hashes: Vec<_> =
-        (0..blocks).map(|block| BlockHash::chain(BlockHash::ROOT, &[block])).collect();
     let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
-    let mut sequence = cache.admit(tokens, &hashes).unwrap();
-    cache.seal(&mut sequence, &hashes).unwrap();
-    drop(sequence);
+    let prompt = Prompt::new(1, tokens);
+    let names = prompt.hashes(BLOCK_TOKENS.into());
+    compute(&mut cache, Request::named(tokens, names.clone()));
     let mut before = 0;
     for _ in 0..3 {
+        let requests = &mut [Request::named(tokens, names.clone())];
         before = allocations();
-        let sequence = cache.admit(tokens, &hashes).unwrap();
+        let mut answers = cache.admit(requests, u64::MAX).unwrap();
+        let sequence = match answers.pop() {
+            Some(Answer::Admitted(sequence)) => sequence,
+            other => panic!("{other:?}"),
+        };
         assert_eq!(sequence.cached_tokens(), tokens - 1);
-        drop(sequence);
+        drop((answers, sequence));
     }
     let counted = allocations() - before;
     cache.close().unwrap();

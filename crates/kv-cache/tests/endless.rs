@@ -15,9 +15,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use cuda_driver::Device;
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use engine::{options, shape, streams};
-use kv_cache::{KvCache, KvCacheOptions, Sequence};
-use kv_pool::BlockHash;
+use engine::{Prompt, decode, options, shape, streams};
+use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 
 /// Counts the bytes that are allocated and not freed.
 struct Counting;
@@ -65,6 +64,17 @@ impl Machine {
         self.sim.calls().get("cuEventQuery").copied().unwrap_or(0)
     }
 
+    /// Admits one of a few prompts of three full blocks and a bit, if there is room.
+    fn admit(&mut self, seed: u32) -> Option<Sequence> {
+        let mut request = Request::new(Prompt::new(seed, 15).tokens);
+        request.tokens_max = 64;
+        match self.cache.admit(&mut [request], u64::MAX).unwrap().pop() {
+            Some(Answer::Admitted(sequence)) => Some(sequence),
+            Some(Answer::NoRoom(_) | Answer::Waiting(_)) => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// One step, in some of which requests come, grow and go; the queries inside its `finish_step`.
     fn step(&mut self, number: u64) -> u64 {
         let step = self.cache.begin_step().unwrap();
@@ -72,35 +82,39 @@ impl Machine {
             if self.lives.len() > 1 {
                 drop(self.lives.remove(0));
             }
-            let name = BlockHash::chain(BlockHash::ROOT, &[(number / 16 % 7) as u32]);
-            let hashes = [name, BlockHash::chain(name, &[1]), BlockHash::chain(name, &[2])];
-            match self.cache.admit(15, &hashes) {
-                Ok(mut sequence) => {
-                    self.cache.seal(&mut sequence, &hashes).unwrap();
-                    self.lives.push(sequence);
-                }
-                Err(error) => assert!(error.is_retryable(), "{error}"),
+            let admitted = self.admit((number / 16 % 5) as u32);
+            self.lives.extend(admitted);
+        }
+        let mut batch: Vec<&mut Sequence> = Vec::new();
+        for live in &mut self.lives {
+            if live.known() > 28 {
+                self.cache.truncate(live, 18).unwrap();
+                self.cache.extend(live, &[7]).unwrap();
             }
+            if live.next() == 0 {
+                decode(&mut self.cache, live);
+            }
+            batch.push(live);
         }
-        if let Some(last) = self.lives.last_mut() {
-            let longer = last.tokens() + 1;
-            assert!(self.cache.extend(last, longer).is_ok());
-        }
-        let lives: Vec<&Sequence> = self.lives.iter().collect();
-        self.cache.stage(&lives, None, |_, _| Ok(())).unwrap();
+        self.cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
         let before = self.queries();
         self.cache.finish_step(step).unwrap();
         self.queries() - before
     }
 
+    /// A step that computes a prompt, which leaves then.
+    fn compute(&mut self, seed: u32) {
+        let step = self.cache.begin_step().unwrap();
+        let mut sequence = self.admit(seed).unwrap();
+        self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        self.cache.finish_step(step).unwrap();
+    }
+
     /// A step that is dropped, for which blocks go to host memory and come back.
     fn dropped(&mut self, number: u64) {
         let step = self.cache.begin_step().unwrap();
-        let name = BlockHash::chain(BlockHash::ROOT, &[(number % 9) as u32]);
-        let hashes = [name, BlockHash::chain(name, &[1]), BlockHash::chain(name, &[2])];
-        if let Ok(mut sequence) = self.cache.admit(15, &hashes) {
-            self.cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap();
-            self.cache.seal(&mut sequence, &hashes).unwrap();
+        if let Some(mut sequence) = self.admit((number % 9) as u32) {
+            self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
         }
         drop(step);
     }
@@ -108,7 +122,7 @@ impl Machine {
     fn close(self) {
         let Self { sim, cache, lives } = self;
         drop(lives);
-        let stats = cache.stats();
+        let stats = cache.manager().stats();
         assert!(stats.onboarded_blocks > 0 && stats.offloaded_blocks > 0, "{stats:?}");
         cache.close().unwrap();
         assert_eq!(sim.findings(), []);
@@ -160,6 +174,8 @@ fn dropped_steps_keep_no_more_than_a_few() {
         let count = |name: &str| calls.get(name).copied().unwrap_or(0);
         count("cuEventCreate") - count("cuEventDestroy")
     };
+    // Content that goes and comes.
+    (0..9).for_each(|seed| machine.compute(seed));
     let (mut most, mut created) = (Vec::new(), Vec::new());
     for hundred in 0..20 {
         (0..100).for_each(|number| machine.dropped(hundred * 100 + number));
@@ -183,7 +199,7 @@ fn two_parts_on_one_device_share_the_fences_that_are_used_again() {
     let mut created = Vec::new();
     for number in 0..100 {
         let step = cache.begin_step().unwrap();
-        cache.stage(&[], None, |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
         if number % 50 == 49 {
             created.push(sim.calls()["cuEventCreate"]);

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use common::engine::shape;
 use common::place::Place;
-use common::scenarios::{ALL, Rig, random_requests, random_requests_by};
+use common::random::{random_requests, random_requests_by};
+use common::scenarios::{ALL, Rig};
 use cuda_driver::{CudaDriver, Device};
 use kv_cache::TransportChoice;
 use kv_kernels::KvShape;

@@ -80,7 +80,7 @@ impl Machine {
     fn corrupt(&mut self) -> u64 {
         self.engine.drain().unwrap();
         assert!(self.engine.verified > 0);
-        let stats = self.engine.cache.stats();
+        let stats = self.engine.decided();
         assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
         self.engine.corrupt
     }
@@ -115,7 +115,7 @@ fn a_step_that_does_not_wait_for_its_blocks_is_seen() {
     assert_protected(&TransportChoice::ALL, true, |machine, protection| {
         machine.serve_all(&[1, 2, 1, 2]);
         if protection == Protection::Out {
-            machine.engine.cache.sabotage_ignore_copies();
+            machine.engine.cache.sabotage_worker().sabotage_ignore_copies();
         }
         // Whatever the devices do next, the copies are late.
         machine.hold_copies(true);
@@ -124,7 +124,7 @@ fn a_step_that_does_not_wait_for_its_blocks_is_seen() {
         machine.engine.run(&mut [&mut live]).unwrap();
         if protection == Protection::Out {
             // The step waits for nothing, and runs to its end.
-            machine.engine.cache.drain().unwrap();
+            machine.sim.run_all();
         }
         machine.hold_copies(false);
         drop(live);
@@ -136,7 +136,7 @@ fn a_step_that_does_not_wait_for_its_blocks_is_seen() {
 fn copies_in_another_order_than_they_were_decided_in_are_seen() {
     assert_protected(&TransportChoice::ALL, false, |machine, protection| {
         if protection == Protection::Out {
-            machine.engine.cache.sabotage_send_backwards();
+            machine.engine.cache.sabotage_worker().sabotage_send_backwards();
         }
         // Blocks leave before others come to the places that they had, in one step.
         machine.serve_all(&[1, 2, 1, 2, 1, 2]);
@@ -148,7 +148,7 @@ fn copies_in_another_order_than_they_were_decided_in_are_seen() {
 fn copies_of_two_directions_that_share_a_block_and_do_not_wait_are_seen() {
     assert_protected(&TransportChoice::ALL, true, |machine, protection| {
         if protection == Protection::Out {
-            machine.engine.cache.sabotage_ignore_directions();
+            machine.engine.cache.sabotage_worker().sabotage_ignore_lanes();
         }
         // Blocks leave before others come to the places that they had, and those leave again.
         machine.serve_all(&[1, 2, 1, 2, 1, 2]);
@@ -157,7 +157,7 @@ fn copies_of_two_directions_that_share_a_block_and_do_not_wait_are_seen() {
         let mut live = machine.engine.admit(&Prompt::new(1, 55)).unwrap();
         assert!(live.sequence.onboarded_blocks() > 0);
         let step = machine.engine.begin().unwrap();
-        machine.engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
+        machine.engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
         machine.sim.run_all();
         machine.hold_out(false);
         machine.engine.cache.finish_step(step).unwrap();
@@ -203,11 +203,10 @@ fn a_cache_that_is_dropped_under_its_copies_leaves_their_memory() {
             machine.serve_all(&[1]);
             machine.hold_copies(true);
             let step = machine.engine.begin().unwrap();
-            let live = machine.engine.admit(&Prompt::new(2, 55)).unwrap();
-            // No step covers the copies, which write and read for long yet.
+            drop(machine.engine.admit(&Prompt::new(2, 55)).unwrap());
+            // No work waits for the copies, which write and read for long yet.
             machine.engine.cache.finish_step(step).unwrap();
-            machine.engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
-            drop(live);
+            machine.sim.run_all();
             let held: Vec<u64> = machine
                 .engine
                 .cache

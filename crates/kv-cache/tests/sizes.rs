@@ -5,9 +5,10 @@
 //!
 //! Covered: every field of [`KvCacheOptions`] with all that is nested in it ([`KvShapeOptions`],
 //! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
-//! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens and
-//! hashes of `admit`, `admit_fitting` and `extend`, ranges of `slot_mapping`, hashes of `seal`, arrays of
-//! `stage`, quotas of `set_quota`; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
+//! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens, names and
+//! the budget of `admit` and `adopt`, tokens of `reserve`, `truncate` and `commit`, blocks of `adopted`, names of
+//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`; `grow_to` of
+//! [`KvWorker`]; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -23,10 +24,10 @@ use std::time::Duration;
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
-use engine::{options, shape, streams};
+use engine::{Prompt, admit_to, options, shape, streams};
 use kv_cache::{
-    AdmitError, BuildError, Growth, KvCache, KvCacheOptions, MemoryLimit, MemoryRules, PoolRules,
-    SealError, SlotError, TransportChoice, TransportRules, Worker, WorkerOptions,
+    Answer, BuildError, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules,
+    PoolRules, Request, Tokens, TransportChoice, TransportRules, Worker, WorkerOptions,
 };
 use kv_kernels::{
     KvShape, KvShapeOptions,
@@ -91,10 +92,12 @@ fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
     while worker.as_ref().is_some_and(|worker| worker.poll()) {}
     for tokens in [1, 5] {
         let step = cache.begin_step().unwrap();
-        match cache.admit(tokens, &[]) {
+        match admit_to(&mut cache, tokens) {
             Ok(mut sequence) => {
-                let _ = cache.extend(&mut sequence, tokens + 3);
-                let staged = cache.stage(&[&sequence], None, |_, _| Ok(()));
+                if cache.reserve(&mut sequence, tokens as u32 + 3).is_err() {
+                    cache.reserve(&mut sequence, tokens as u32).unwrap();
+                }
+                let staged = cache.stage(&step, &mut [&mut sequence], |_, _| Ok(()));
                 assert!(staged.is_ok(), "{what}: {staged:?}");
             }
             Err(error) => assert!(!error.to_string().is_empty()),
@@ -123,12 +126,14 @@ fn try_all(all: impl IntoIterator<Item = KvCacheOptions>) -> (usize, usize) {
 /// The options with one count set.
 type Setter = fn(&mut KvCacheOptions, u32);
 
-const COUNTS: [Setter; 5] = [
+const COUNTS: [Setter; 7] = [
     |options, value| options.device_blocks = value,
     |options, value| options.host_blocks = value,
     |options, value| options.sequences_max = value,
     |options, value| options.blocks_per_sequence_max = value,
     |options, value| options.overlap_depth = value,
+    |options, value| options.watermark_blocks = value,
+    |options, value| options.step_tokens_max = value,
 ];
 
 #[test]
@@ -178,7 +183,7 @@ fn shapes() {
 
 #[test]
 fn bytes_of_steps_and_rules_of_memory() {
-    try_all(U64.map(|step_array_bytes| KvCacheOptions { step_array_bytes, ..small() }));
+    try_all(U64.map(|bytes| KvCacheOptions { step_arrays: vec![bytes; 2], ..small() }));
     let with = |memory| KvCacheOptions { memory, ..small() };
     let limits = U64.map(|bytes| {
         with(MemoryRules { limit: Some(MemoryLimit::new(bytes)), ..MemoryRules::default() })
@@ -272,64 +277,116 @@ fn streams_of_devices() {
 fn requests() {
     let device = device();
     let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
-    let hashes: Vec<_> = (0..64).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
+    let names: Vec<_> = (0..64).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
+    let admit = |cache: &mut KvCache, tokens: u64, named: usize, budget: u64| {
+        let mut request = Request::named(tokens, names[..named].to_vec());
+        request.tokens_max = tokens;
+        cache.admit(&mut [request], budget).unwrap().pop()
+    };
     for tokens in U64 {
         for named in [0, 1, 64] {
-            match cache.admit(tokens, &hashes[..named]) {
-                Ok(sequence) => assert!(sequence.block_count() as u64 == tokens.div_ceil(4)),
-                Err(error) => assert!(!error.is_retryable(), "{tokens}: {error}"),
+            match admit(&mut cache, tokens, named, tokens) {
+                Some(Answer::Admitted(sequence)) => {
+                    assert_eq!(sequence.block_count() as u64, tokens.div_ceil(4));
+                    assert_eq!(u64::from(sequence.next()), tokens);
+                }
+                Some(Answer::Refused(error)) => assert!(!error.to_string().is_empty()),
+                answer => panic!("{tokens}, {named}: {answer:?}"),
             }
+            let mut request = Request::named(tokens, names[..named].to_vec());
+            let (answer, adoption) = cache.adopt(&mut request, tokens).unwrap();
+            assert_eq!(
+                matches!(answer, Answer::Admitted(_)),
+                (1..3).contains(&tokens) && named == 0
+            );
+            drop((answer, adoption));
         }
     }
-    let request = kv_cache::Request::new(1, &[]);
-    for tokens_max in U64 {
-        let none = cache.admit_fitting(&[], tokens_max).unwrap();
-        assert!(none.admitted.is_empty() && none.refused.is_none());
-        let some = cache.admit_fitting(&vec![request; 10_000], tokens_max).unwrap();
-        assert!(some.admitted.len() <= 8 && (some.admitted.is_empty() == (tokens_max == 0)));
-        if let Some(refused) = some.refused {
-            assert!(matches!(refused, AdmitError::NoRow { rows: 8 }), "{refused}");
+    for budget in U64 {
+        assert!(cache.admit(&mut [], budget).unwrap().is_empty());
+        for (hit_max, shared_tokens) in [(0, 0), (u64::MAX, u64::MAX)] {
+            let mut request = Request::new(vec![7]);
+            (request.hit_max, request.content.shared_tokens) = (hit_max, shared_tokens);
+            request.content.salt = vec![1];
+            let answers = cache.admit(&mut vec![request; 10_000], budget).unwrap();
+            let admitted = answers.iter().filter(|answer| matches!(answer, Answer::Admitted(_)));
+            // The budget is counted in blocks.
+            assert_eq!(admitted.count() as u64, budget.div_ceil(4).min(8));
         }
     }
 
-    let mut sequence = cache.admit(5, &[]).unwrap();
-    for tokens in U64 {
-        let before = sequence.tokens();
-        let extended = cache.extend(&mut sequence, tokens);
-        assert_eq!(sequence.tokens(), if extended.is_ok() { before.max(tokens) } else { before });
+    let mut sequence = admit_to(&mut cache, 5).unwrap();
+    for tokens in U32 {
+        let reserved = cache.reserve(&mut sequence, tokens);
+        assert_eq!(reserved.is_ok(), tokens <= 32, "{tokens}");
     }
     let mut slots = Vec::new();
+    let room = sequence.block_count() as u64 * 4;
     for start in U64 {
         for end in U64 {
             let mapped = cache.slot_mapping(&sequence, start..end, &mut slots);
-            let inside = start <= end && end <= sequence.tokens();
-            assert_eq!(mapped.is_ok(), inside, "{start}..{end}");
-            assert!(inside || matches!(mapped, Err(SlotError::OutOfRange { .. })));
+            assert_eq!(mapped.is_ok(), start <= end && end <= room, "{start}..{end}");
         }
     }
     for index in [0, 1, 1 << 32, usize::MAX] {
         assert_eq!(sequence.block(index).is_some(), index < sequence.block_count());
     }
-    let refused = cache.seal(&mut sequence, &hashes).unwrap_err();
-    assert!(matches!(refused, SealError::TooManyHashes { hashes: 64, .. }));
-    cache.seal(&mut sequence, &[]).unwrap();
+    for count in [0, 1, 64] {
+        assert_eq!(cache.prefetch(&names[..count]).unwrap(), 0);
+        assert_eq!(cache.forget(&names[..count]), 0);
+    }
+    for step in U64 {
+        let committed = cache.commit(&mut sequence, step, &[7]);
+        assert_eq!(committed.is_err(), step > 0, "step 0 is stale: {committed:?}");
+        assert_eq!(sequence.known(), 5);
+    }
 
-    let step = cache.begin_step().unwrap();
     for words in [0, 1, 1 << 10, 1 << 20] {
+        let step = cache.begin_step().unwrap();
+        // What the dropped step has spoilt is told once.
+        let _ = cache.reserve(&mut sequence, 0);
+        cache.reserve(&mut sequence, 1).unwrap();
         let array = vec![0_u64; words];
-        let staged = cache.stage(&[&sequence], None, |_, step| step.array(&array));
-        assert!(staged.is_ok() || words > 128, "{words}");
+        let staged = cache.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &array));
+        assert_eq!(staged.is_ok(), words <= 1 << 10, "{words}");
     }
-    assert!(cache.stage(&[], None, |_, _| Ok(())).is_ok());
-    for length in [0, 1, u32::MAX] {
-        let staged = cache.stage(&[&sequence], Some(&[length]), |_, _| Ok(()));
-        assert_eq!(staged.is_ok(), u64::from(length) <= sequence.tokens(), "{length}");
+    for tokens in U64 {
+        let known = sequence.known();
+        // What the dropped step has spoilt is told once.
+        let _ = cache.reserve(&mut sequence, 0);
+        assert_eq!(cache.truncate(&mut sequence, tokens).is_ok(), tokens <= known, "{tokens}");
+        let more = Tokens::Named { count: tokens, names: &[] };
+        assert!(cache.extend(&mut sequence, more).is_err(), "it has ids");
+        let missing = vec![7; 5 - sequence.known() as usize];
+        cache.extend(&mut sequence, &missing).unwrap();
     }
-    let many = cache.stage(&vec![&sequence; 1000], None, |_, _| Ok(()));
-    assert!(many.is_err(), "more rows than the table has");
-    cache.finish_step(step).unwrap();
     drop(sequence);
     cache.close().unwrap();
+}
+
+#[test]
+fn adopted_blocks() {
+    let device = device();
+    let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
+    for right in [0, 1, 2, 3, usize::MAX] {
+        let mut request = Request::new(Prompt::new(right as u32, 9).tokens);
+        let (answer, adoption) = cache.adopt(&mut request, 8).unwrap();
+        let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+        let end = cache.adopted(&mut sequence, adoption.unwrap(), right).unwrap();
+        assert_eq!(end, 4 * right.min(2) as u64);
+    }
+    cache.close().unwrap();
+}
+
+#[test]
+fn growth_of_a_worker() {
+    let device = device();
+    for blocks in U64 {
+        let mut worker = KvWorker::new(&streams(std::slice::from_ref(&device)), small()).unwrap();
+        let ready = worker.grow_to(blocks).unwrap();
+        assert_eq!(ready, blocks.min(8));
+        worker.close().unwrap();
+    }
 }
 
 #[test]
@@ -347,8 +404,9 @@ fn quotas() {
                             assert!(!error.to_string().is_empty());
                         }
                     }
-                    let request = kv_cache::Request { tenant, ..kv_cache::Request::new(9, &[]) };
-                    drop(cache.admit_fitting(&[request], held_max));
+                    let mut request = Request::new(vec![7; 9]);
+                    request.tenant = tenant;
+                    drop(cache.admit(&mut [request], held_max));
                 }
             }
         }

@@ -195,6 +195,7 @@ impl Known {
                 self.name_full(namer);
             }
             Tokens::Named { names: more, .. } => {
+                self.names.reserve(more.len());
                 let content = self.content.as_ref();
                 let salted_from =
                     content.map_or(0, |content| content.salted_from(namer.block_tokens));
@@ -220,6 +221,7 @@ impl Known {
     fn name_full(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
+        self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
         let mut parent = self.names.last().copied().unwrap_or_else(|| namer.root(self.generation));
         for tokens in ids.chunks_exact(block).skip(self.names.len()) {
             let index = self.names.len() as u64;

@@ -92,6 +92,12 @@ impl Manager {
         Ok(())
     }
 
+    /// Takes in that the last step was dropped, if it was and no step has begun since: blocks that were
+    /// released in it can be claimed when the steps before it are complete.
+    pub fn end_dropped_step(&mut self) {
+        self.take_in_left();
+    }
+
     /// Whether a step was begun and neither finished nor dropped.
     #[must_use]
     pub fn has_open_step(&self) -> bool {

@@ -74,7 +74,7 @@ fn every_call_fails_once(choice: TransportChoice, devices: &[u32]) {
         let before = healthy.sim.calls();
         live_through(&mut engine, &mut Vec::new());
         let calls = differences(&before, healthy.sim.calls());
-        let stats = engine.cache.stats();
+        let stats = engine.decided();
         assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
         engine.close();
         healthy.assert_clean();
@@ -110,10 +110,8 @@ fn a_lost_device_is_told_and_cleaned_up() {
             machine.sim.fail_nth(call, 1, ErrorCode::ILLEGAL_ADDRESS);
             let mut first: Option<Failure> = None;
             for step in 0..4 {
-                let outcome = engine
-                    .extend(&mut live, step, 8)
-                    .map_err(Failure::from)
-                    .and_then(|()| engine.run(&mut [&mut live]));
+                let outcome =
+                    engine.extend(&mut live, step, 8).and_then(|()| engine.run(&mut [&mut live]));
                 first = first.or(outcome.err());
             }
             let first = first.unwrap();

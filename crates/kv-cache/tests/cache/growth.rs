@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, DeviceBuffer, Driver, ErrorCode};
 use cuda_sim::SimConfig;
-use kv_cache::{AdmitError, Growth, KvCacheOptions, MemoryLimit, MemoryRules, Worker};
+use kv_cache::{Growth, KvCacheOptions, MemoryLimit, MemoryRules, Worker};
 
-use crate::common::engine::{Engine, Prompt, options, shape, streams};
+use crate::common::engine::{Engine, Prompt, Refused, options, shape, streams};
 use crate::machine::{Machine, PAGE, config, rig, sim, small};
 
 #[test]
@@ -44,7 +44,7 @@ fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
         engine.run(&mut [&mut live]).unwrap();
         drop(live);
     }
-    assert!(engine.cache.stats().offloaded_blocks > 0);
+    assert!(engine.decided().offloaded_blocks > 0);
     assert_eq!(memory_calls(), grown);
     engine.close();
 }
@@ -58,6 +58,7 @@ fn devices_with_unequal_shares_of_the_layers_grow_to_what_all_have() {
     let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![4, 4], 4));
     engine.extend(&mut live, 2, 2 * 8).unwrap();
+    engine.reserve(&mut live).unwrap();
     let ready: Vec<_> = engine.cache.parts().iter().map(|part| part.ready_blocks()).collect();
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![6, 8], 6));
     engine.run(&mut [&mut live]).unwrap();
@@ -91,7 +92,7 @@ fn a_device_without_memory_is_used_as_far_as_it_goes() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused}");
+        assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
         assert_eq!(engine.cache.stats().ready_blocks, ready);
         let mut all: Vec<_> = others.iter_mut().chain([&mut first]).collect();
         engine.run(&mut all).unwrap();
@@ -125,7 +126,7 @@ fn memory_that_comes_back_is_used_by_the_next_request() {
         let mut engine = machine.rig.engine(64, 4);
         let others = all_but(&machine, 1);
         let refused = engine.admit(&Prompt::new(1, 16 * 4)).unwrap_err();
-        assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused}");
+        assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
         // The cache does not give up: others may free memory.
         assert!(refused.is_retryable());
         others.free().unwrap();
@@ -217,10 +218,10 @@ fn a_limit_that_is_raised_lets_the_cache_grow_on() {
         let mut engine = Engine::new(&streams(&machine.rig.devices), options);
         let long = Prompt::new(1, 12 * 4);
         let refused = engine.admit(&long).unwrap_err();
-        assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused:?}");
+        assert!(matches!(refused, Refused::NoRoom(_)), "{refused:?}");
         assert_eq!(engine.cache.stats().ready_blocks, 8);
         let refused = engine.admit(&long).unwrap_err();
-        assert!(matches!(refused, AdmitError::NoSpace(_)) && refused.is_retryable(), "{refused:?}");
+        assert!(matches!(refused, Refused::NoRoom(_)) && refused.is_retryable(), "{refused:?}");
         assert_eq!(limit.stats().used_bytes, 2 * PAGE);
         limit.set(5 * PAGE);
         let mut live = engine.admit(&long).unwrap();
@@ -247,7 +248,7 @@ fn devices_under_one_limit_have_what_fits_on_all() {
         let worker = options.growth.worker().cloned();
         let mut engine = Engine::new(&streams(&machine.rig.devices), options);
         let refused = engine.admit(&Prompt::new(1, 12 * 4)).unwrap_err();
-        assert!(matches!(refused, AdmitError::NoSpace(_)) && refused.is_retryable(), "{refused:?}");
+        assert!(matches!(refused, Refused::NoRoom(_)) && refused.is_retryable(), "{refused:?}");
         while worker.as_ref().is_some_and(Worker::poll) {}
         assert_eq!(engine.cache.stats().ready_blocks, 8);
         let mut live = engine.admit(&Prompt::new(1, 8 * 4)).unwrap();

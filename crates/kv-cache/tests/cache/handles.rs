@@ -1,8 +1,9 @@
 //! Handles: dropped steps, and steps and sequences given to another cache.
 
-use kv_cache::{AdmitError, StepError};
+use kv_cache::StepError;
+use kv_cache::kv_manager::StepError as StepRefusal;
 
-use crate::common::engine::{Engine, Live, Prompt};
+use crate::common::engine::{Engine, Live, Prompt, Refused};
 use crate::machine::{Machine, small};
 
 fn hold(machine: &Machine, engine: &Engine) {
@@ -47,16 +48,14 @@ fn blocks_of_a_dropped_step_are_not_handed_out_while_its_work_runs() {
         let (mut engine, live) = with_a_step_dropped(&machine);
         drop(live);
         let refused = engine.admit(&Prompt::new(2, 23)).unwrap_err();
-        assert!(refused.is_retryable(), "{refused}");
-        // Nor when another step begins, whose beginning waits for nothing.
-        let step = engine.begin().unwrap();
-        let refused = engine.admit(&Prompt::new(2, 23)).unwrap_err();
-        assert!(matches!(refused, AdmitError::NoSpace(_)), "{refused}");
-        drop(step);
+        assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
         let_go(&machine, &engine);
-        engine.drain().unwrap();
+        // The next step begins when the dropped one is over, of which nothing is to be believed.
+        let step = engine.begin().unwrap();
+        assert_eq!(engine.cache.completed_step(), 2);
+        assert_eq!(engine.decided().failed_steps, 1);
         let mut live = engine.admit(&Prompt::new(2, 23)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        engine.enqueue(step, &mut [&mut live]).unwrap();
         drop(live);
         engine.close();
         machine.assert_clean();
@@ -64,7 +63,28 @@ fn blocks_of_a_dropped_step_are_not_handed_out_while_its_work_runs() {
 }
 
 #[test]
-fn a_step_given_to_another_cache_stays_open() {
+fn what_a_dropped_step_has_computed_is_computed_again() {
+    for devices in [1, 2] {
+        let machine = Machine::new(1, devices, small());
+        let mut engine = machine.rig.engine(32, 8);
+        let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
+        let step = engine.begin().unwrap();
+        // Only a part of its work: nothing is written.
+        engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
+        // Others find the blocks that it was to fill.
+        let mut other = engine.admit(&Prompt::new(1, 23)).unwrap();
+        assert_eq!(other.sequence.cached_tokens(), 20);
+        drop(step);
+        engine.run(&mut [&mut live, &mut other]).unwrap();
+        assert_eq!(engine.redone, 2);
+        drop((live, other));
+        engine.close();
+        machine.assert_clean();
+    }
+}
+
+#[test]
+fn a_step_given_to_another_cache_counts_as_dropped() {
     let machine = Machine::new(1, 1, small());
     let (mut engine, mut other) = (machine.rig.engine(8, 8), machine.rig.engine(8, 8));
     let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
@@ -74,15 +94,22 @@ fn a_step_given_to_another_cache_stays_open() {
     for open in [false, true] {
         let others = open.then(|| other.begin().unwrap());
         let step = engine.begin().unwrap();
+        let number = step.number();
+        assert!(matches!(
+            engine.cache.begin_step(),
+            Err(StepError::Step(StepRefusal::StillOpen { .. }))
+        ));
         hold(&machine, &engine);
         engine.enqueue_without_end(&step, &mut [&mut live]).unwrap();
-        let refused = other.cache.finish_step(step);
-        assert!(refused.is_err());
-        assert!(matches!(engine.cache.begin_step(), Err(StepError::StillOpen)));
+        let refused = other.cache.finish_step(step).unwrap_err();
+        let StepError::Step(StepRefusal::Foreign { step }) = refused else { panic!("{refused}") };
+        assert_eq!(step, number);
+        drop(others);
+        assert!(matches!(engine.admit(&Prompt::new(2, 23)), Err(Refused::NoRoom(_))));
         let_go(&machine, &engine);
-        drop((refused, others));
         engine.drain().unwrap();
     }
+    engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.close();
     other.try_close().unwrap();
@@ -92,38 +119,45 @@ fn a_step_given_to_another_cache_stays_open() {
 #[test]
 fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
     let machine = Machine::new(1, 2, small());
-    let mut engine = machine.rig.engine(8, 8);
+    let mut engine = machine.rig.engine(16, 8);
     let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
     engine.run(&mut [&mut live]).unwrap();
-    for _ in 0..10 {
+    for number in 2..12 {
         let step = engine.begin().unwrap();
-        assert_eq!(step.number(), 2);
+        assert_eq!(step.number(), number);
+        if number % 2 == 0 {
+            engine.enqueue_without_end(&step, &mut [&mut live]).unwrap();
+        }
     }
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.drain().unwrap();
-    drop(engine.admit(&Prompt::new(2, 32)).unwrap());
+    drop(engine.admit(&Prompt::new(2, 64)).unwrap());
+    assert!(engine.decided().copied_on_write > 0);
     // No lease is left without an event, so memory that is at rest is given back.
     drop(engine);
     machine.assert_clean();
 }
 
 #[test]
-fn dropped_steps_count_once_each_and_have_one_number() {
+fn steps_without_a_plan_are_none_to_the_devices() {
     let machine = Machine::new(1, 1, small());
     let mut engine = machine.rig.engine(8, 8);
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
-    for number in 1..20 {
+    let mut latest = 0;
+    for _ in 1..20 {
         for _ in 0..3 {
             let step = engine.begin().unwrap();
-            assert_eq!(step.number(), number);
+            latest = step.number();
             drop(step);
-            assert!(engine.cache.completed_step() < number);
+            assert!(engine.cache.completed_step() < latest);
         }
         engine.run(&mut [&mut live]).unwrap();
+        latest += 1;
     }
     engine.drain().unwrap();
-    assert_eq!(engine.cache.completed_step(), 19);
+    assert_eq!((engine.cache.completed_step(), latest), (76, 76));
+    assert_eq!((engine.decided().steps, engine.decided().failed_steps), (19, 0));
     drop(live);
     engine.close();
     machine.assert_clean();

@@ -1,15 +1,16 @@
 //! Every driver call fails once under an engine that is one or two steps ahead of its devices. The
 //! devices run only the work that the host waits for, and a query advances nothing.
 //!
-//! The step whose call failed is dropped, as an early return drops it. Then the engine goes on, and
-//! all content is right; or it closes the cache; or it drops everything at once. In each case no
+//! The step whose call failed is dropped, as an early return drops it, and what it has computed is void. Then
+//! the engine goes on, and all content is right; or it closes the cache; or it drops everything at once. In each case no
 //! device is lost, every access finds its memory, and nothing leaks.
 
 use std::collections::BTreeMap;
 
 use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace};
-use kv_cache::{KvCacheOptions, TransportChoice};
+use kv_cache::kv_manager::ReserveError as Refusal;
+use kv_cache::{KvCacheOptions, ReserveError, TransportChoice};
 use kv_kernels::link::Transport;
 
 use crate::common::engine::{Engine, Failure, Live, Prompt, by, options};
@@ -39,7 +40,8 @@ impl Setup {
     fn machine(&self) -> (Machine, Engine) {
         let machine = Machine::new(1, self.devices, small());
         machine.sim.set_pace(self.pace);
-        let options = by(self.choice, options(small(), 8, 8));
+        // The more steps are in flight, the longer released blocks are in use.
+        let options = by(self.choice, options(small(), 7 + self.overlap_depth, 8));
         let options = KvCacheOptions { overlap_depth: self.overlap_depth, ..options };
         let engine = machine.rig.engine_with(options);
         (machine, engine)
@@ -75,7 +77,15 @@ impl Play {
     /// One step of all requests.
     fn step(&mut self) -> Result<(), Failure> {
         self.once_more(|engine, lives| {
-            engine.run_or_drop(&mut lives.iter_mut().collect::<Vec<_>>())
+            let mut all: Vec<_> = lives.iter_mut().collect();
+            match engine.run(&mut all) {
+                // Nor is a refusal of a block that a request grows into.
+                Err(error) if lacks_room(&error) => {
+                    engine.drain()?;
+                    engine.run(&mut all)
+                }
+                done => done,
+            }
         })
     }
 
@@ -85,7 +95,7 @@ impl Play {
             if self.lives.len() > 1 {
                 drop(self.lives.remove(0));
             }
-            let prompt = Prompt::new(seed, 13);
+            let prompt = Prompt::new(seed, 9);
             let mut patience = 4;
             let live = loop {
                 // A retryable refusal is no failure.
@@ -110,6 +120,10 @@ impl Play {
     }
 }
 
+fn lacks_room(error: &Failure) -> bool {
+    matches!(error.downcast_ref(), Some(ReserveError::Refused(Refusal::NoRoom(_))))
+}
+
 fn since(before: &BTreeMap<&'static str, u64>, machine: &Machine) -> Vec<(&'static str, u64)> {
     let made = |(name, count)| (name, count - before.get(name).copied().unwrap_or(0));
     machine.sim.calls().into_iter().map(made).filter(|(_, count)| *count > 0).collect()
@@ -132,7 +146,7 @@ fn every_call_fails_once(setup: Setup, then: Then) {
     let mut play = Play { engine, lives: Vec::new(), failures: Vec::new(), then };
     play.all().unwrap();
     let calls = since(&before, &machine);
-    let stats = play.engine.cache.stats();
+    let stats = play.engine.decided();
     assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
     drop(play.lives);
     play.engine.close();

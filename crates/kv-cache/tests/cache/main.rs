@@ -6,7 +6,22 @@
 mod common;
 
 mod adopted;
+mod ahead;
 mod contents;
+mod faults;
+mod growth;
+mod handles;
+mod late;
 mod machine;
+mod order;
+mod overlap;
+mod placement;
+mod policies;
+mod ptx;
+mod refusals;
+mod sites;
+mod tenants;
+mod transports;
+mod unrecorded;
 #[path = "../../../cuda-driver/tests/common/watch.rs"]
 mod watch;

@@ -2,10 +2,10 @@
 
 use cuda_driver::ErrorCode;
 use cuda_sim::Pace;
-use kv_cache::{AdmitError, CloseError, KvCache, TransportChoice};
+use kv_cache::{CloseError, KvCache, TransportChoice};
 use kv_pool::ClaimError;
 
-use crate::common::engine::{Engine, Prompt, by, options, streams};
+use crate::common::engine::{Engine, Prompt, Refused, admit_to, by, options, streams};
 use crate::machine::{Machine, small};
 
 fn hold(machine: &Machine, engine: &Engine) {
@@ -27,10 +27,9 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
         drop(first);
         let assert_refused = |engine: &mut Engine| {
             let refused = engine.admit(&Prompt::new(2, 23)).unwrap_err();
-            let AdmitError::NoSpace(ClaimError::Exhausted { requested, claimable, retiring }) =
-                refused
-            else {
-                panic!("{refused}")
+            let Refused::NoRoom(missing) = refused else { panic!("{refused}") };
+            let ClaimError::Exhausted { requested, claimable, retiring } = missing.reason else {
+                panic!("{missing}")
             };
             assert_eq!((requested, claimable, retiring), (6, 2, 6));
         };
@@ -117,7 +116,7 @@ fn the_device_is_at_most_the_depth_behind() {
     }
     assert!(engine.cache.completed_step() < 9);
     engine.drain().unwrap();
-    assert_eq!((engine.cache.completed_step(), engine.cache.stats().steps), (9, 9));
+    assert_eq!((engine.cache.completed_step(), engine.decided().steps), (9, 9));
     drop(live);
     engine.close();
 }
@@ -128,14 +127,13 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.drain().unwrap();
-    let step = engine.begin().unwrap();
-    let live = engine.admit(&Prompt::new(2, 32)).unwrap();
-    let offloaded = engine.cache.stats().offloaded_blocks;
+    let mut live = engine.admit(&Prompt::new(2, 32)).unwrap();
+    let offloaded = engine.decided().offloaded_blocks;
     assert!(offloaded > 0);
-    // No step covers the copies.
-    engine.cache.finish_step(step).unwrap();
     if enqueued {
-        engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
+        // No event is recorded after the step.
+        let step = engine.begin().unwrap();
+        engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
     }
     let sent = engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
     let parts = engine.cache.parts().len() as u64;
@@ -257,48 +255,13 @@ fn a_closed_cache_has_given_everything_back_at_once() {
     let streams = streams(&machine.rig.devices);
     let mut cache = KvCache::new(&streams, options(small(), 8, 8)).unwrap();
     assert!(machine.sim.pinned_bytes() > 0);
-    let sequence = cache.admit(20, &[]).unwrap();
+    let sequence = admit_to(&mut cache, 20).unwrap();
     cache.close().unwrap();
     // The devices live on, and no call allocates on them.
     assert_eq!(machine.sim.pinned_bytes(), 0);
     assert_eq!([0, 1].map(|device| machine.sim.device_used_bytes(device)), before);
     drop((sequence, streams));
     machine.assert_clean();
-}
-
-#[test]
-fn a_seal_keeps_its_block_where_the_other_is_still_on_its_way() {
-    for (choice, devices) in [(TransportChoice::EachBlock, 1), (TransportChoice::Quickest, 2)] {
-        let machine = Machine::new(1, devices, small());
-        let mut engine = machine.rig.engine_with(by(choice, options(small(), 16, 32)));
-        let prompt = Prompt::new(1, 20);
-        // Computed once, and evicted to the host.
-        for prompt in [&prompt, &Prompt::new(2, 60)] {
-            let mut live = engine.admit(prompt).unwrap();
-            engine.run(&mut [&mut live]).unwrap();
-            drop(live);
-            engine.drain().unwrap();
-        }
-        // Computed again unseen, while another request brings it back: decided, and not sent.
-        let mut again = engine.admit_named(&prompt, &[]).unwrap();
-        let step = engine.begin().unwrap();
-        engine.enqueue_unsealed(&step, &mut [&mut again]).unwrap();
-        let mut other = engine.admit(&prompt.then(3, 1)).unwrap();
-        assert_eq!(other.sequence.onboarded_blocks(), 5);
-        let own: Vec<_> = (0..5).map(|index| again.sequence.block(index)).collect();
-        engine.cache.seal(&mut again.sequence, &prompt.hashes(4)).unwrap();
-        let sealed: Vec<_> = (0..5).map(|index| again.sequence.block(index)).collect();
-        assert_eq!(sealed, own, "work of the same step reads these");
-        engine.cache.finish_step(step).unwrap();
-        engine.run(&mut [&mut again, &mut other]).unwrap();
-        // What has arrived is changed over to.
-        let mut late = engine.admit_named(&Prompt::new(1, 4), &[]).unwrap();
-        engine.run(&mut [&mut late]).unwrap();
-        assert_eq!(late.sequence.block(0), other.sequence.block(0));
-        drop((again, other, late));
-        engine.close();
-        machine.assert_clean();
-    }
 }
 
 #[test]
@@ -318,15 +281,16 @@ fn copies_decided_after_a_device_was_sent_the_others_are_sent_to_it_too() {
     prompts[..2].iter().for_each(|prompt| assert_eq!(serve(&mut engine, prompt), 0));
     // The first device is sent what the third prompt evicts, and the second refuses it.
     let mut third = engine.admit(&prompts[2]).unwrap();
-    let evicted = engine.cache.stats().offloaded_blocks;
+    let evicted = engine.decided().offloaded_blocks;
     assert!(evicted > 0);
     machine.sim.fail_nth("cuMemcpyDtoHAsync", evicted + 1, ErrorCode::UNKNOWN);
-    assert!(engine.run_or_drop(&mut [&mut third]).is_err());
+    assert!(engine.run(&mut [&mut third]).is_err());
+    drop(third);
     // More of the same direction is decided, and sent with the rest.
     let mut fourth = engine.admit(&prompts[3]).unwrap();
-    assert!(engine.cache.stats().offloaded_blocks > evicted);
-    engine.run(&mut [&mut third, &mut fourth]).unwrap();
-    drop((third, fourth));
+    assert!(engine.decided().offloaded_blocks > evicted);
+    engine.run(&mut [&mut fourth]).unwrap();
+    drop(fourth);
     engine.drain().unwrap();
     prompts[..2].iter().for_each(|prompt| assert_eq!(serve(&mut engine, prompt), 28));
     engine.close();
@@ -344,16 +308,13 @@ fn copies_that_take_host_blocks_wait_for_those_that_read_them_in_one_call() {
             drop(live);
             engine.drain().unwrap();
         }
-        // The first prompt comes back, and its host blocks are free when this step is over.
-        let step = engine.begin().unwrap();
+        // The first prompt comes back, and its host blocks are free.
         let mut first = engine.admit(&Prompt::new(1, 29)).unwrap();
         assert!(first.sequence.onboarded_blocks() > 0, "{choice}");
-        engine.cache.finish_step(step).unwrap();
-        engine.drain().unwrap();
         // Others take them before anything was staged.
-        let before = engine.cache.stats().offloaded_blocks;
+        let before = engine.decided().offloaded_blocks;
         let mut other = engine.admit(&Prompt::new(4, 29)).unwrap();
-        assert!(engine.cache.stats().offloaded_blocks > before, "{choice}");
+        assert!(engine.decided().offloaded_blocks > before, "{choice}");
         engine.run(&mut [&mut first, &mut other]).unwrap();
         drop((first, other));
         engine.drain().unwrap();
@@ -373,10 +334,10 @@ fn a_cache_is_not_closed_under_copies_that_no_step_waits_for() {
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.drain().unwrap();
-    let live = engine.admit(&Prompt::new(2, 30)).unwrap();
+    let mut live = engine.admit(&Prompt::new(2, 30)).unwrap();
     machine.sim.fail_nth("cuStreamWaitEvent", 1, ErrorCode::UNKNOWN);
     let step = engine.begin().unwrap();
-    assert!(engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).is_err());
+    assert!(engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).is_err());
     drop((live, step));
     engine.try_close().unwrap();
     machine.sim.run_all();

@@ -6,7 +6,7 @@ use cuda_driver::{CountingDriver, Driver};
 use cuda_sim::Pace;
 use kv_cache::{KvCache, KvCacheOptions};
 
-use crate::common::engine::{Live, Prompt, options, streams};
+use crate::common::engine::{Live, Prompt, admit_to, decode, options, streams};
 use crate::machine::{Machine, config, rig, sim, small};
 
 const ALLOCATING: [&str; 10] = [
@@ -28,7 +28,10 @@ fn warm_steps_allocate_nothing_and_keep_few_buffers() {
         let sim = sim(config());
         let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
         let rig = rig(&(counting.clone() as Arc<dyn Driver>), 1, small());
-        let options = KvCacheOptions { overlap_depth: depth, ..options(small(), 48, 32) };
+        // The running requests get the blocks that they grow into.
+        let (overlap_depth, watermark_blocks) = (depth, 4);
+        let options =
+            KvCacheOptions { overlap_depth, watermark_blocks, ..options(small(), 48, 32) };
         let mut engine = rig.engine_with(options);
         sim.set_pace(Pace::Slowest);
         let waits = || counting.calls().get("cuEventSynchronize").copied().unwrap_or(0);
@@ -38,14 +41,17 @@ fn warm_steps_allocate_nothing_and_keep_few_buffers() {
             (counts, counting.pinned_bytes_allocated())
         };
         let mut lives: Vec<Live> = Vec::new();
-        let mut warm = None;
+        let (mut warm, mut seed) = (None, 0);
         for step in 0..400_u32 {
             if lives.len() == 4 {
                 drop(lives.remove(0));
             }
             // A request may have to wait for the steps that use the blocks it needs.
-            match engine.admit(&Prompt::new(step % 9, 30)) {
-                Ok(live) => lives.push(live),
+            match engine.admit(&Prompt::new(seed % 8, 30)) {
+                Ok(live) => {
+                    lives.push(live);
+                    seed += 1;
+                }
                 Err(error) => assert!(error.is_retryable(), "{error}"),
             }
             let mut all: Vec<&mut Live> = lives.iter_mut().collect();
@@ -61,7 +67,7 @@ fn warm_steps_allocate_nothing_and_keep_few_buffers() {
         assert_eq!(Some(allocations()), warm, "at depth {depth}");
         let staging = engine.cache.parts()[0].staging();
         assert_eq!((staging.peak_live(), staging.leaked()), (depth as usize + 1, 0));
-        let stats = engine.cache.stats();
+        let stats = engine.decided();
         assert!(stats.onboarded_blocks > 0 && stats.offloaded_blocks > 0, "{stats:?}");
         drop(lives);
         engine.close();
@@ -75,13 +81,20 @@ fn what_a_step_asks_and_makes_does_not_grow_with_the_device_a_step_behind() {
         machine.sim.set_pace(Pace::Slowest);
         let streams = streams(&machine.rig.devices);
         let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
-        let sequence = cache.admit(40, &[]).unwrap();
+        let mut sequence = admit_to(&mut cache, 40).unwrap();
         let calls = |name| machine.sim.calls().get(name).copied().unwrap_or(0);
         let (mut first, mut worst, mut events) = (0, 0, 0);
         for number in 0..3_000 {
             let before = calls("cuEventQuery");
             let step = cache.begin_step().unwrap();
-            drop(cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap());
+            if sequence.known() == 60 {
+                cache.truncate(&mut sequence, 39).unwrap();
+                cache.extend(&mut sequence, &[7]).unwrap();
+            }
+            if number > 0 {
+                decode(&mut cache, &mut sequence);
+            }
+            cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
             let staged = calls("cuEventQuery");
             cache.finish_step(step).unwrap();
             let asked = calls("cuEventQuery");

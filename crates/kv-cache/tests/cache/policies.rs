@@ -16,7 +16,7 @@ use kv_pool::{
 };
 
 use crate::common::engine::{Engine, Live, Prompt, options};
-use crate::common::scenarios;
+use crate::common::random;
 use crate::machine::{Machine, small};
 
 #[test]
@@ -31,7 +31,7 @@ fn contents_are_right_under_every_policy_in_both_tiers() {
                 events: None,
                 clock: Some(Arc::new(clock)),
             };
-            scenarios::random_requests_with(&machine.rig, seed, 1_500, pool);
+            random::random_requests_with(&machine.rig, seed, 1_500, pool);
             machine.assert_clean();
         }
     }

@@ -2,8 +2,12 @@
 
 use cuda_driver::{CopyError, ReaderError};
 use cuda_sim::SimConfig;
+use kv_cache::kv_manager::{
+    AdmitError, CommitError, Missing, ReserveError as Refusal, SequenceError, StageError,
+    StepError as StepRefusal, TokensError, TruncateError,
+};
 use kv_cache::{
-    AdmitError, BuildError, KvCache, KvCacheOptions, OptionsError, QuotaError, SealError, Sequence,
+    BuildError, KvCache, KvCacheOptions, OptionsError, QuotaError, Request, ReserveError, Sequence,
     SlotError, StepError,
 };
 use kv_pool::{
@@ -11,7 +15,7 @@ use kv_pool::{
     tenants::{TenantError, TenantQuota},
 };
 
-use crate::common::engine::{Prompt, options, shape, streams};
+use crate::common::engine::{Engine, Prompt, Refused, admit_to, options, shape, streams};
 use crate::machine::{Machine, config, small};
 
 #[test]
@@ -19,35 +23,32 @@ fn requests_that_cannot_be() {
     let machine = Machine::new(1, 1, small());
     let mut engine = machine.rig.engine(12, 0);
     let hashes = Prompt::new(1, 64).hashes(4);
-    let refuse = |engine: &mut crate::common::engine::Engine, tokens, hashes| {
+    let refuse = |engine: &mut Engine, tokens, names: usize| {
         let before = engine.cache.pool().stats();
-        let refused = engine.cache.admit(tokens, hashes).unwrap_err();
+        let request = Request::named(tokens, hashes[..names].to_vec());
+        let refused = engine.admit_request(&Prompt::new(1, 1), request).unwrap_err();
         assert_eq!(engine.cache.pool().stats(), before);
-        assert!(!refused.is_retryable());
+        let Refused::Never(error) = refused else { panic!("{refused}") };
+        error
+    };
+    assert_eq!(refuse(&mut engine, 0, 0), AdmitError::NoTokens);
+    let names = TokensError::Names { names: 3, blocks: 2 };
+    assert_eq!(refuse(&mut engine, 11, 3), AdmitError::Tokens(names));
+    assert_eq!(refuse(&mut engine, 65, 16), AdmitError::TooLong { blocks: 17, max: 16 });
+    assert!(matches!(refuse(&mut engine, u64::MAX, 0), AdmitError::TooLong { .. }));
+    let never = AdmitError::NeverFits { blocks: 13, capacity: 12 };
+    assert_eq!(refuse(&mut engine, 49, 12), never);
+    let mut live = engine.admit(&Prompt::new(1, 40)).unwrap();
+    let reserve = |engine: &mut Engine, sequence: &mut Sequence, tokens| {
+        let refused = engine.cache.reserve(sequence, tokens).unwrap_err();
+        assert_eq!((sequence.next(), sequence.block_count()), (40, 10), "{refused}");
         refused
     };
-    assert!(matches!(refuse(&mut engine, 0, &[]), AdmitError::NoTokens));
-    assert!(matches!(
-        refuse(&mut engine, 11, &hashes[..3]),
-        AdmitError::TooManyHashes { hashes: 3, full_blocks: 2 }
-    ));
-    assert!(matches!(
-        refuse(&mut engine, 65, &hashes),
-        AdmitError::TooLong { blocks: 17, max: 16 }
-    ));
-    assert!(matches!(refuse(&mut engine, u64::MAX, &[]), AdmitError::TooLong { .. }));
-    assert!(matches!(
-        refuse(&mut engine, 49, &hashes[..12]),
-        AdmitError::NeverFits { blocks: 13, capacity: 12 }
-    ));
-    let mut live = engine.admit(&Prompt::new(1, 40)).unwrap();
-    let refused = engine.cache.extend(&mut live.sequence, 65).unwrap_err();
-    assert!(matches!(refused, AdmitError::TooLong { .. }));
-    let refused = engine.cache.extend(&mut live.sequence, 49).unwrap_err();
-    assert!(matches!(refused, AdmitError::NeverFits { .. }));
-    // It never shrinks.
-    engine.cache.extend(&mut live.sequence, 1).unwrap();
-    assert_eq!((live.sequence.tokens(), live.sequence.block_count()), (40, 10));
+    let refused = reserve(&mut engine, &mut live.sequence, 65);
+    assert!(matches!(refused, ReserveError::Refused(Refusal::TooLong { blocks: 17, max: 16 })));
+    let refused = reserve(&mut engine, &mut live.sequence, 49);
+    let ReserveError::Refused(Refusal::NoRoom(missing)) = refused else { panic!("{refused}") };
+    assert!(matches!(missing.reason, ClaimError::Exhausted { requested: 3, claimable: 2, .. }));
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     engine.close();
@@ -61,7 +62,7 @@ fn rows_run_out_and_come_back() {
     let mut lives: Vec<_> =
         (0..8).map(|seed| engine.admit(&Prompt::new(seed, 3)).unwrap()).collect();
     let refused = engine.admit(&Prompt::new(9, 3)).unwrap_err();
-    assert!(matches!(refused, AdmitError::NoRow { rows: 8 }) && refused.is_retryable());
+    assert!(matches!(refused, Refused::NoRow));
     let mut all: Vec<_> = lives.iter_mut().collect();
     engine.run(&mut all).unwrap();
     let row = lives.pop().unwrap().sequence.row();
@@ -76,53 +77,75 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let machine = Machine::new(1, 1, small());
     let streams = streams(&machine.rig.devices);
     let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
-    let (long, other) = (cache.admit(40, &[]).unwrap(), cache.admit(36, &[]).unwrap());
+    let [long, mut other] = [40, 36].map(|tokens| admit_to(&mut cache, tokens).unwrap());
     let row = long.row();
     drop(long);
-    let short = cache.admit(5, &[]).unwrap();
+    let mut short = admit_to(&mut cache, 5).unwrap();
     assert_eq!(short.row(), row);
+    // Only a chunk of the other: the step reads as many tokens.
+    cache.reserve(&mut other, 30).unwrap();
     let step = cache.begin_step().unwrap();
-    let staged = cache.stage(&[&other, &short], None, |_, _| Ok(())).unwrap();
-    let width = staged[0].width();
-    assert!(width >= 9);
+    cache.stage(&step, &mut [&mut other, &mut short], |_, _| Ok(())).unwrap();
+    let buffers = cache.parts()[0].batch();
+    let width = cache.options().blocks_per_sequence_max as usize;
     let mut bytes = vec![0; 2 * width * 4];
-    streams[0].download(&mut bytes, staged[0].block_table().unwrap()).unwrap();
+    streams[0]
+        .download(&mut bytes, buffers.tables[0].block_table.slice(0, 2 * width as u64 * 4).unwrap())
+        .unwrap();
     let table: Vec<i32> =
         bytes.chunks_exact(4).map(|entry| i32::from_ne_bytes(entry.try_into().unwrap())).collect();
     let blocks = |sequence: &Sequence| -> Vec<i32> {
-        (0..width).map(|index| sequence.block(index).map_or(-1, |block| block as i32)).collect()
+        (0..width).map(|index| sequence.block(index).map_or(-1, |block| block.as_i32())).collect()
     };
     assert_eq!(table, [&other, &short].map(blocks).concat());
+    for sequence in [&other, &short] {
+        let ids = cache.manager().block_ids(sequence);
+        assert_eq!(ids[..9], blocks(sequence)[..9]);
+    }
     let mut bytes = [0; 8];
-    streams[0].download(&mut bytes, staged[0].lengths().unwrap()).unwrap();
-    assert_eq!(bytes, [36_u32.to_ne_bytes(), 5_u32.to_ne_bytes()].concat()[..]);
+    streams[0].download(&mut bytes, buffers.lengths.slice(0, 8).unwrap()).unwrap();
+    assert_eq!(bytes, [30_u32.to_ne_bytes(), 5_u32.to_ne_bytes()].concat()[..]);
     cache.finish_step(step).unwrap();
     drop((other, short));
     cache.close().unwrap();
 }
 
+/// A batch that is refused leaves its step as it was.
 #[test]
-fn a_step_reads_the_lengths_it_is_given_and_no_more_than_there_are() {
+fn batches_that_cannot_be_staged() {
     let machine = Machine::new(1, 1, small());
-    let streams = streams(&machine.rig.devices);
-    let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
-    let (long, short) = (cache.admit(36, &[]).unwrap(), cache.admit(5, &[]).unwrap());
-    let step = cache.begin_step().unwrap();
-    let both = [&long, &short];
-    let staged = cache.stage(&both, Some(&[30, 5]), |_, _| Ok(())).unwrap();
-    let mut bytes = [0; 8];
-    streams[0].download(&mut bytes, staged[0].lengths().unwrap()).unwrap();
-    assert_eq!(bytes, [30_u32.to_ne_bytes(), 5_u32.to_ne_bytes()].concat()[..]);
-    let refused = |given: &[u32], cache: &mut KvCache| {
-        cache.stage(&both, Some(given), |_, _| Ok(())).unwrap_err().to_string()
+    let mut engine = machine.rig.engine(32, 8);
+    let mut lives = [1, 2].map(|seed| engine.admit(&Prompt::new(seed, 9)).unwrap());
+    engine.run(&mut lives.each_mut()).unwrap();
+    let step = engine.begin().unwrap();
+    let [first, second] = &mut lives;
+    engine.reserve(first).unwrap();
+    let refuse = |engine: &mut Engine, batch: &mut [&mut Sequence]| match engine.cache.stage(
+        &step,
+        batch,
+        |_, _| Ok(()),
+    ) {
+        Err(StepError::Refused(refused)) => refused,
+        other => panic!("{other:?}"),
     };
-    let text = "a step cannot read 6 tokens of sequence 1, which has 5";
-    assert_eq!(refused(&[36, 6], &mut cache), text);
-    let text = "a step of 2 sequences cannot be staged with 1 lengths";
-    assert_eq!(refused(&[36], &mut cache), text);
-    cache.finish_step(step).unwrap();
-    drop((long, short));
-    cache.close().unwrap();
+    let refused = refuse(&mut engine, &mut [&mut first.sequence, &mut second.sequence]);
+    assert_eq!(refused, StageError::NothingReserved { index: 1 });
+    engine.suspend(second).unwrap();
+    let refused = refuse(&mut engine, &mut [&mut first.sequence, &mut second.sequence]);
+    let source = SequenceError::Suspended;
+    assert_eq!(refused, StageError::Sequence { index: 1, source });
+    engine.resume(second).unwrap();
+    engine.enqueue(step, &mut lives.each_mut()).unwrap();
+    let step = engine.begin().unwrap();
+    engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+    let number = step.number();
+    let twice = engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap_err();
+    let StepError::Refused(refused) = twice else { panic!("{twice}") };
+    assert_eq!(refused, StageError::StagedAlready { step: number });
+    engine.cache.finish_step(step).unwrap();
+    drop(lives);
+    engine.close();
+    machine.assert_clean();
 }
 
 #[test]
@@ -133,26 +156,29 @@ fn sequences_and_steps_of_another_cache() {
     let options = options(shape(1, 8, 1), 16, 0);
     let mut other = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
     let mut live = engine.admit(&Prompt::new(1, 30)).unwrap();
-    let hashes = live.prompt.hashes(4);
     let sequence = &mut live.sequence;
-    assert!(matches!(other.extend(sequence, 31), Err(AdmitError::ForeignSequence)));
-    assert_eq!(other.seal(sequence, &hashes), Err(SealError::ForeignSequence));
+    let refused = other.reserve(sequence, 1).unwrap_err();
+    assert!(matches!(refused, ReserveError::Refused(Refusal::Sequence(SequenceError::Foreign))));
+    let foreign = SequenceError::Foreign;
+    assert_eq!(other.commit(sequence, 1, &[7]), Err(CommitError::Sequence(foreign)));
+    assert_eq!(other.truncate(sequence, 1), Err(TruncateError::Sequence(foreign)));
+    assert!(other.fork(sequence).is_err() && other.suspend(sequence).is_err());
     let slots = other.slot_mapping(sequence, 0..30, &mut Vec::new());
-    assert_eq!(slots, Err(SlotError::ForeignSequence));
-    assert!(matches!(
-        other.stage(&[sequence], None, |_, _| Ok(())),
-        Err(StepError::ForeignSequence)
-    ));
-    // It has lost nothing.
-    assert_eq!((sequence.tokens(), sequence.block_count()), (30, 8));
-
+    assert_eq!(slots, Err(SlotError { start: 0, end: 30, tokens: 0 }));
     let step = other.begin_step().unwrap();
+    let staged = other.stage(&step, &mut [sequence], |_, _| Ok(()));
+    let Err(StepError::Refused(refused)) = staged else { panic!("{staged:?}") };
+    assert_eq!(refused, StageError::Sequence { index: 0, source: foreign });
+    // It has lost nothing.
+    assert_eq!((sequence.next(), sequence.block_count()), (30, 8));
+
     let refused = engine.cache.finish_step(step).unwrap_err();
-    let StepError::ForeignStep { step } = refused else { panic!("{refused}") };
+    assert!(matches!(refused, StepError::Step(StepRefusal::Foreign { step: 1 })), "{refused}");
+    let step = other.begin_step().unwrap();
+    let staged = engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(()));
+    assert!(matches!(staged, Err(StepError::Refused(StageError::NotOpen { step: 2 }))));
     other.finish_step(step).unwrap();
-    let step = engine.begin().unwrap();
-    assert!(matches!(engine.cache.begin_step(), Err(StepError::StillOpen)));
-    engine.enqueue(step, &mut [&mut live]).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
     drop(live);
     other.close().unwrap();
     engine.close();
@@ -171,9 +197,10 @@ fn tenants_of_another_cache() {
     let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
     for tenant in foreign {
         let refused = engine.admit_as(&Prompt::new(1, 30), tenant, None).unwrap_err();
-        let AdmitError::NoSpace(ClaimError::Tenant(error)) = &refused else { panic!("{refused}") };
+        let Refused::NoRoom(Missing { reason: ClaimError::Tenant(error), .. }) = &refused else {
+            panic!("{refused}")
+        };
         assert_eq!(*error, TenantError::Foreign { tenant });
-        assert!(!refused.is_retryable());
         let Err(QuotaError::Tenant(error)) = engine.cache.set_quota(tenant, Tier::Primary, quota)
         else {
             panic!("another cache's tenant was given a quota")
@@ -191,36 +218,16 @@ fn tenants_of_another_cache() {
     machine.assert_clean();
 }
 
-#[test]
-fn arrays_of_another_step() {
-    let machine = Machine::new(1, 1, small());
-    let [mut one, mut two] = [1, 2]
-        .map(|_| KvCache::new(&streams(&machine.rig.devices), options(small(), 8, 0)).unwrap());
-    let stage = |cache: &mut KvCache| {
-        let step = cache.begin_step().unwrap();
-        let staged = cache.stage(&[], None, |_, step| step.array(&[1_u32, 2])).unwrap().remove(0);
-        cache.finish_step(step).unwrap();
-        (*staged.extra(), staged)
-    };
-    let (first, _) = stage(&mut one);
-    for (_, staged) in [stage(&mut one), stage(&mut two)] {
-        assert!(matches!(staged.span(first), Err(StepError::Part(_))));
-        assert_eq!(staged.span(*staged.extra()).unwrap().bytes(), 8);
-    }
-    one.close().unwrap();
-    two.close().unwrap();
-    machine.assert_clean();
-}
-
 /// What a cache stages is in its memory, which is gone with it.
 #[test]
 fn spans_of_a_cache_that_was_closed() {
     let machine = Machine::new(1, 1, small());
     let streams = streams(&machine.rig.devices);
     let mut cache = KvCache::new(&streams, options(small(), 8, 0)).unwrap();
-    let sequence = cache.admit(9, &[]).unwrap();
+    let mut sequence = admit_to(&mut cache, 9).unwrap();
     let step = cache.begin_step().unwrap();
-    let table = cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap()[0].block_table().unwrap();
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    let table = cache.parts()[0].batch().tables[0].block_table;
     cache.finish_step(step).unwrap();
     let block = cache.parts()[0].paged().span().slice(0, 64).unwrap();
     streams[0].fill(block, 1).unwrap();
@@ -236,24 +243,25 @@ fn spans_of_a_cache_that_was_closed() {
 }
 
 #[test]
-fn slots_and_seals_beyond_a_sequence() {
+fn slots_beyond_a_sequence() {
     let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(32, 0);
+    let mut engine = machine.rig.engine(32, 8);
     let mut live = engine.admit(&Prompt::new(1, 10)).unwrap();
     let mut slots = vec![7];
-    for tokens in [0..11, 11..11, u64::MAX - 1..u64::MAX] {
+    // Three blocks have room for two tokens more.
+    for tokens in [0..13, 13..13, u64::MAX - 1..u64::MAX] {
         let (start, end) = (tokens.start, tokens.end);
         let refused = engine.cache.slot_mapping(&live.sequence, tokens, &mut slots);
-        assert_eq!(refused, Err(SlotError::OutOfRange { start, end, tokens: 10 }));
+        assert_eq!(refused, Err(SlotError { start, end, tokens: 12 }));
     }
     assert_eq!(slots, [7]);
     engine.cache.slot_mapping(&live.sequence, 3..6, &mut slots).unwrap();
-    let block = |index| i64::from(live.sequence.block(index).unwrap());
+    let block = |index| i64::from(live.sequence.block(index).unwrap().as_i32());
     assert_eq!(slots, [7, block(0) * 4 + 3, block(1) * 4, block(1) * 4 + 1]);
-    let hashes = Prompt::new(1, 12).hashes(4);
-    let refused = engine.cache.seal(&mut live.sequence, &hashes);
-    assert_eq!(refused, Err(SealError::TooManyHashes { hashes: 3, full_blocks: 2 }));
     engine.run(&mut [&mut live]).unwrap();
+    engine.suspend(&mut live).unwrap();
+    let refused = engine.cache.slot_mapping(&live.sequence, 0..1, &mut slots);
+    assert_eq!(refused, Err(SlotError { start: 0, end: 1, tokens: 0 }));
     drop(live);
     engine.close();
 }
@@ -284,7 +292,7 @@ fn options_that_no_cache_can_have() {
         ..good.clone()
     });
     assert!(matches!(bytes, BuildError::Options(OptionsError::Overflow { .. })));
-    let step = build(KvCacheOptions { step_array_bytes: u64::MAX, ..good.clone() });
+    let step = build(KvCacheOptions { step_arrays: vec![u64::MAX], ..good.clone() });
     assert!(matches!(step, BuildError::Options(OptionsError::StepBytes { bytes: u64::MAX })));
     let table = KvCacheOptions { sequences_max: u32::MAX, ..good.clone() };
     let table = build(KvCacheOptions { blocks_per_sequence_max: u32::MAX, ..table });
@@ -293,28 +301,6 @@ fn options_that_no_cache_can_have() {
     let host = build(KvCacheOptions { host_blocks: 4 << 10, ..good });
     assert!(matches!(&host, BuildError::Device(e) if e.is_out_of_memory()), "{host:?}");
     assert!(KvCache::new(&[], options(small(), 8, 8)).is_err());
-    machine.assert_clean();
-}
-
-#[test]
-fn arrays_of_another_step_or_cache() {
-    let machine = Machine::new(1, 1, small());
-    let built = || KvCache::new(&streams(&machine.rig.devices), options(small(), 8, 0)).unwrap();
-    let (mut cache, mut other) = (built(), built());
-    let stage = |cache: &mut KvCache| {
-        let step = cache.begin_step().unwrap();
-        let staged = cache.stage(&[], None, |_, step| step.array(&[7u32])).unwrap().remove(0);
-        cache.finish_step(step).unwrap();
-        staged
-    };
-    let (earlier, foreign, own) = (stage(&mut cache), stage(&mut other), stage(&mut cache));
-    for array in [earlier.extra(), foreign.extra()] {
-        let refused = own.span(*array).unwrap_err();
-        assert!(matches!(refused, StepError::Part(_)), "{refused}");
-    }
-    assert_eq!(own.span(*own.extra()).unwrap().bytes(), 4);
-    cache.close().unwrap();
-    other.close().unwrap();
     machine.assert_clean();
 }
 

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use kv_cache::{KvCache, TransportChoice};
+use kv_cache::{Answer, KvCache, Request, TransportChoice};
 use kv_kernels::link::Transport;
 
-use crate::common::engine::{Engine, Prompt, by, options, streams};
+use crate::common::engine::{Engine, Prompt, by, decode, options, streams};
 use crate::machine::{config, rig, sim, small};
 use crate::watch::{Watch, from_here};
 
@@ -22,25 +22,26 @@ fn steps_name_the_programs_line() {
         let watch = Watch::default();
         let mut engine = engine(&watch, choice);
         for round in 0..6 {
-            let prompt = Prompt::new(round % 3, 60);
-            let hashes = prompt.hashes(engine.block_tokens());
+            let mut live = engine.admit(&Prompt::new(round % 3, 60)).unwrap();
             let cache = &mut engine.cache;
-            let mut sequence = cache.admit(prompt.len(), &hashes).unwrap();
             let step = cache.begin_step().unwrap();
-            let (words, part) = ([7u64; 3], [&sequence]);
+            let (words, batch) = ([7u64; 3], &mut [&mut live.sequence]);
             let (staged, through) = {
-                from_here!(watch, "host", cache.stage(&part, None, |_, step| step.array(&words)))
+                from_here!(
+                    watch,
+                    "host",
+                    cache.stage(&step, batch, |_, step| step.array(0, &words))
+                )
             };
             staged.unwrap();
             assert!(through, "{choice}: it is enqueued by lines of these crates");
-            cache.seal(&mut sequence, &hashes).unwrap();
             from_here!(watch, "cuEventRecord", cache.finish_step(step)).0.unwrap();
-            drop(sequence);
+            drop(live);
             from_here!(watch, "cuEventSynchronize", cache.drain()).0.unwrap();
         }
-        let cache = engine.cache;
-        let stats = cache.stats();
+        let stats = engine.decided();
         assert!(stats.offloaded_blocks > 0 && stats.onboarded_blocks > 0, "{stats:?}");
+        let cache = engine.cache;
         from_here!(watch, "cuMemUnmap", cache.close()).0.unwrap();
     }
 }
@@ -53,13 +54,17 @@ fn caches_and_their_growth_name_the_programs_line() {
     let (cache, _) = from_here!(watch, "cuMemHostAlloc", KvCache::new(&streams, options));
     let mut cache = cache.unwrap();
     // Memory is mapped for the blocks when they are first wanted.
-    let mut sequence = from_here!(watch, "cuMemMap", cache.admit(20, &[])).0.unwrap();
-    from_here!(watch, "cuMemMap", cache.extend(&mut sequence, 60)).0.unwrap();
+    let requests = &mut [Request::new(Prompt::new(1, 20).tokens)];
+    let mut answers = from_here!(watch, "cuMemMap", cache.admit(requests, 20)).0.unwrap();
+    let Some(Answer::Admitted(mut sequence)) = answers.pop() else { panic!("{answers:?}") };
+    from_here!(watch, "cuMemMap", cache.reserve(&mut sequence, 60)).0.unwrap();
+    cache.reserve(&mut sequence, 20).unwrap();
     // As many as may be in flight; the next one has to wait.
     for _ in 0..2 {
         let step = cache.begin_step().unwrap();
-        cache.stage(&[&sequence], None, |_, _| Ok(())).unwrap();
+        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
+        decode(&mut cache, &mut sequence);
     }
     drop(from_here!(watch, "cuEventSynchronize", cache.begin_step()).0.unwrap());
 }
@@ -78,7 +83,7 @@ fn a_list_of_blocks_tells_as_many_pairs_as_it_has() {
         let before = moved(&engine);
         let step = engine.begin().unwrap();
         watch.accesses();
-        engine.cache.stage(&[&live.sequence], None, |_, _| Ok(())).unwrap();
+        engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
         let told = watch.accesses();
         let moved = moved(&engine).iter().sum::<u64>() - before.iter().sum::<u64>();
         assert!(told.iter().all(|access| access.writes), "{told:?}");
@@ -86,10 +91,10 @@ fn a_list_of_blocks_tells_as_many_pairs_as_it_has() {
         let pairs = told[..told.len() - 2].iter().map(|access| access.bytes).sum::<u64>() / 8;
         assert_eq!(pairs, moved, "{told:?}");
         lists += told.len() - 2;
-        engine.enqueue(step, &mut [&mut live]).unwrap();
+        engine.cache.finish_step(step).unwrap();
         drop(live);
         engine.drain().unwrap();
     }
     assert!(lists > 2, "{lists}");
-    engine.close();
+    engine.try_close().unwrap();
 }

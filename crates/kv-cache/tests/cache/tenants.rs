@@ -1,15 +1,16 @@
 //! Tenants: reserved blocks are for their tenant alone, also while memory grows.
 
-use kv_cache::{AdmitError, QuotaError};
+use kv_cache::kv_manager::{Missing, ReserveError as Refusal};
+use kv_cache::{QuotaError, ReserveError};
 use kv_pool::{
     ClaimError, Tier,
     tenants::{TenantError, TenantId, TenantQuota},
 };
 
-use crate::common::engine::{Engine, Live, Prompt};
+use crate::common::engine::{Engine, Live, Prompt, Refused};
 use crate::machine::{Machine, small};
 
-fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, AdmitError> {
+fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
     engine.admit_as(prompt, tenant, None)
 }
 
@@ -36,11 +37,16 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
         unheld: 6,
         kept: 6,
     };
-    let AdmitError::NoSpace(ClaimError::Tenant(error)) = &refused else { panic!("{refused}") };
+    let Refused::NoRoom(Missing { reason: ClaimError::Tenant(error), .. }) = &refused else {
+        panic!("{refused}")
+    };
     assert_eq!(*error, kept);
     assert!(refused.is_retryable());
-    let refused = engine.extend(&mut theirs, 1, 1).unwrap_err();
-    assert!(matches!(refused, AdmitError::NoSpace(ClaimError::Tenant(_))), "{refused}");
+    engine.extend(&mut theirs, 1, 1).unwrap();
+    let refused = engine.reserve(&mut theirs).unwrap_err();
+    let ReserveError::Refused(Refusal::NoRoom(missing)) = &refused else { panic!("{refused}") };
+    assert!(matches!(missing.reason, ClaimError::Tenant(_)), "{missing}");
+    engine.truncate(&mut theirs, 39).unwrap();
     let mut mine = admit(&mut engine, &Prompt::new(3, 24), one).unwrap();
     engine.run(&mut [&mut mine, &mut theirs]).unwrap();
     drop((mine, theirs));

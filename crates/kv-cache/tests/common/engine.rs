@@ -166,6 +166,8 @@ pub(crate) struct Engine {
     checks: VecDeque<Check>,
     /// Steps whose work was enqueued.
     enqueued: usize,
+    /// The last of them has failed.
+    failed: bool,
     /// Tokens of a sequence that a step computes at most.
     pub(crate) chunk: u64,
     pub(crate) verified: u64,
@@ -177,6 +179,26 @@ pub(crate) struct Engine {
 /// A new stream for each of `devices`, which may name a device twice.
 pub(crate) fn streams(devices: &[Device]) -> Vec<Stream> {
     devices.iter().map(|device| Stream::new(device).unwrap()).collect()
+}
+
+/// Admits a prompt of `tokens` tokens that nobody else has to a cache without an engine.
+pub(crate) fn admit_to(cache: &mut KvCache, tokens: u64) -> Result<Sequence, Refused> {
+    let seed = cache.manager().stats().prompt_tokens as u32;
+    let mut request = Request::new(Prompt::new(seed, tokens).tokens);
+    (request.waits, request.hit_max) = (false, 0);
+    match cache.admit(&mut [request], u64::MAX)?.pop() {
+        Some(Answer::Admitted(sequence)) => Ok(sequence),
+        Some(answer) => Err(refused(answer)),
+        None => panic!("a request without an answer"),
+    }
+}
+
+/// Has the next step compute the token that came out of the last one.
+pub(crate) fn decode(cache: &mut KvCache, sequence: &mut Sequence) {
+    if let Some(step) = sequence.awaits() {
+        cache.commit(sequence, step, &[7]).unwrap();
+    }
+    cache.reserve(sequence, 1).unwrap();
 }
 
 pub(crate) fn shape(layers: u32, row_bytes: u64, block_tokens: u32) -> KvShape {
@@ -230,6 +252,7 @@ impl Engine {
             workspaces,
             checks: VecDeque::new(),
             enqueued: 0,
+            failed: false,
             chunk: u64::MAX,
             verified: 0,
             corrupt: 0,
@@ -486,7 +509,20 @@ impl Engine {
 
     /// One step: computes what is new of `lives`, or a token more, and reads all of them. The step is dropped
     /// where something is refused, as an early return does.
+    ///
+    /// After a step that has failed, what it has spoilt is given up between the steps: its blocks are free at
+    /// once then.
     pub(crate) fn run(&mut self, lives: &mut [&mut Live]) -> Result<(), Failure> {
+        if self.failed {
+            self.drain()?;
+            for live in lives.iter_mut() {
+                live.ahead = false;
+                let looked = self.cache.reserve(&mut live.sequence, 0);
+                if let Err(ReserveError::Refused(Refusal::Sequence(_))) = looked {
+                    self.set_back(live)?;
+                }
+            }
+        }
         let step = self.begin()?;
         self.enqueue(step, lives)
     }
@@ -511,6 +547,7 @@ impl Engine {
     ) -> Result<(), Failure> {
         let check = self.enqueue_reserved(&step, lives)?;
         self.cache.finish_step(step)?;
+        self.failed = false;
         self.checks.push_back(check);
         Ok(())
     }
@@ -533,6 +570,7 @@ impl Engine {
         step: &OpenStep,
         lives: &mut [&mut Live],
     ) -> Result<Check, Failure> {
+        self.failed = true;
         let fills: Vec<Fill> = lives.iter().map(|live| Fill::new(&self.cache, live)).collect();
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
         let slots: Vec<i64> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
