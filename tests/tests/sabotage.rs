@@ -144,7 +144,7 @@ fn shrink_under_a_reader(machine: &mut Machine, protection: Protection) -> Live 
     machine.hold();
     machine.engine.run(&mut [&mut live]).unwrap();
     for part in machine.parts() {
-        let memory = part.sabotage_memory();
+        let memory = part.sabotage_memory().unwrap();
         let mapped = memory.stats().mapped_bytes;
         assert!(mapped > 0);
         if protection == Protection::Out {
@@ -167,7 +167,7 @@ fn memory_unmapped_under_its_reader_is_seen() {
         let live = shrink_under_a_reader(&mut machine, Protection::In);
         assert_eq!(machine.corrupt(), 0);
         for part in machine.parts() {
-            assert!(part.sabotage_memory().poll_retired().unmapped_pages > 0);
+            assert!(part.sabotage_memory().unwrap().poll_retired().unmapped_pages > 0);
         }
         drop(live);
         machine.engine.try_close().unwrap();
