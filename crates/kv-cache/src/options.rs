@@ -274,6 +274,31 @@ pub enum OptionsError {
 cuda_driver::messages::one_line_debug!(OptionsError);
 
 impl KvCacheOptions {
+    /// A cache of `device_blocks` blocks, whose memory is mapped when they are first needed: no host tier,
+    /// up to 256 sequences of up to 2,048 blocks, and steps of up to 8,192 tokens, one ahead of the
+    /// device. Each field can be set to something else.
+    #[must_use]
+    pub fn new(shape: KvShape, device_blocks: u32) -> Self {
+        Self {
+            shape,
+            placement: None,
+            device_blocks,
+            growth: Growth::OnDemand,
+            host_blocks: 0,
+            transport: TransportRules::default(),
+            sequences_max: 256,
+            blocks_per_sequence_max: 2048,
+            overlap_depth: 1,
+            watermark_blocks: 0,
+            scrubs: false,
+            hasher: BlockHasher::FAST,
+            step_tokens_max: 8192,
+            step_arrays: Vec::new(),
+            memory: MemoryRules::default(),
+            pool: PoolRules::default(),
+        }
+    }
+
     /// Checks what can be checked without a device.
     pub(crate) fn check(&self, devices: usize) -> Result<(), OptionsError> {
         for (field, value) in [

@@ -57,6 +57,7 @@ pub(crate) fn config() -> SimConfig {
 pub(crate) fn sim(config: SimConfig) -> SimDriver {
     let sim = SimDriver::new(config).unwrap();
     sim.register_kernels(references());
+    sim.register_kernels(kv_stage::references());
     sim
 }
 

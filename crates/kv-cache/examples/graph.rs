@@ -1,0 +1,59 @@
+//! A decode step as a captured CUDA graph: its kernels keep their addresses, and each replay reads its step.
+//!
+//! `cargo run -p kv-cache --example graph`
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, DeviceBuffer, Stream};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_cache::{Answer, KvCache, KvCacheOptions, Request};
+use kv_kernels::{KernelError, KvShape, KvShapeOptions, verify::ChecksumArgs};
+
+const BLOCKS: u32 = 80;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let driver = SimDriver::new(SimConfig::default())?;
+    driver.register_kernels(kv_kernels::references());
+    let device = Device::open(Arc::new(driver), 0)?;
+    let compute = Stream::new(&device)?;
+    let shape =
+        KvShape::new(KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 64, block_tokens: 16 })?;
+    let options = KvCacheOptions {
+        blocks_per_sequence_max: BLOCKS,
+        step_tokens_max: 64,
+        ..KvCacheOptions::new(shape, BLOCKS)
+    };
+    let mut kv = KvCache::new(&[compute.clone()], options)?;
+    let mut request = Request::new((0..40).collect());
+    request.tokens_max = u64::from(BLOCKS) * 16;
+    let step = kv.begin_step()?;
+    let answer = kv.admit(std::slice::from_mut(&mut request), 64)?.pop();
+    let Some(Answer::Admitted(mut sequence)) = answer else { return Err("no room".into()) };
+    kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+    kv.finish_step(step)?;
+    // The model's kernels; here one that sums the bytes of each block.
+    let sums = DeviceBuffer::alloc(&device, u64::from(BLOCKS) * 8)?;
+    let part = &kv.parts()[0];
+    let reads = ChecksumArgs {
+        block_table: part.batch().tables[0].block_table,
+        table_stride: BLOCKS.into(),
+        seq_lens: part.batch().lengths,
+        sequences: 1,
+        checksums: sums.span(),
+        num_blocks: BLOCKS.into(),
+    };
+    let kernels = || part.kernels().paged_checksum(&compute, part.paged(), reads);
+    let graph = compute.capture::<KernelError>(kernels)?;
+    for number in 2..1000 {
+        let step = kv.begin_step()?;
+        kv.commit(&mut sequence, number - 1, &[7])?;
+        kv.reserve(&mut sequence, 1)?;
+        kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
+        // SAFETY: the kernels, the cache and the sums live until the end, which waits.
+        unsafe { graph.launch(&compute)? };
+        kv.finish_step(step)?;
+    }
+    kv.drain()?;
+    assert_eq!((sequence.known(), sequence.block_count()), (1038, 65));
+    Ok(())
+}
