@@ -55,6 +55,7 @@ fn main() {
     for blocks in [16, 256, 1024, 8192_u32] {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
         sim.register_kernels(kv_kernels::references());
+        sim.register_kernels(kv_stage::references());
         let device = Device::open(Arc::new(sim), 0).unwrap();
         let small = shape(1, 64, BLOCK_TOKENS);
         let options = KvCacheOptions {

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
     let driver: Result<Arc<dyn Driver>, String> = if simulated {
         SimDriver::new(SimConfig::default()).map_err(|error| error.to_string()).map(|sim| {
             sim.register_kernels(kv_kernels::references());
+            sim.register_kernels(kv_stage::references());
             Arc::new(sim) as Arc<dyn Driver>
         })
     } else {

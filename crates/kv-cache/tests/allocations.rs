@@ -35,6 +35,7 @@ fn compute(cache: &mut KvCache, request: Request) {
 fn of_a_cached_prompt(blocks: u32) -> u64 {
     let sim = SimDriver::new(SimConfig::default()).unwrap();
     sim.register_kernels(kv_kernels::references());
+    sim.register_kernels(kv_stage::references());
     let device = Device::open(Arc::new(sim), 0).unwrap();
     let options = KvCacheOptions {
         blocks_per_sequence_max: blocks + 1,

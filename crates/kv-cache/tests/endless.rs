@@ -53,6 +53,7 @@ impl Machine {
         let config = SimConfig { devices, granularity: 4 << 10, ..SimConfig::default() };
         let sim = SimDriver::new(config).unwrap();
         sim.register_kernels(kv_kernels::references());
+        sim.register_kernels(kv_stage::references());
         sim.set_pace(Pace::Slowest);
         let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
         let devices: Vec<Device> = (0..devices as i32).map(open).collect();
@@ -193,6 +194,7 @@ fn dropped_steps_keep_no_more_than_a_few() {
 fn two_parts_on_one_device_share_the_fences_that_are_used_again() {
     let sim = SimDriver::new(SimConfig { granularity: 4 << 10, ..SimConfig::default() }).unwrap();
     sim.register_kernels(kv_kernels::references());
+    sim.register_kernels(kv_stage::references());
     let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
     let two = streams(&[device.clone(), device]);
     let mut cache = KvCache::new(&two, options(shape(2, 8, 4), 24, 0)).unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use common::engine::shape;
 use common::place::Place;
 use common::random::{random_requests, random_requests_by};
-use common::scenarios::{ALL, Rig};
+use common::scenarios::{Rig, all};
 use cuda_driver::{CudaDriver, Device};
 use kv_cache::TransportChoice;
 use kv_kernels::KvShape;
@@ -40,7 +40,7 @@ fn main() {
             // One device is what is required; a second is a luxury.
             let may_lack = !required || parts.contains(&1);
             let ignored = may_lack && devices(parts).is_err();
-            for &(name, scenario) in ALL {
+            for (name, scenario) in all() {
                 let name = format!("{name_of_place}::{shape_name}::{name}");
                 let trial = trial(&name, parts, shape, place, scenario);
                 trials.push(trial.with_ignored_flag(ignored));

@@ -7,7 +7,7 @@
 //! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
 //! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens, names and
 //! the budget of `admit` and `adopt`, tokens of `reserve`, `truncate` and `commit`, blocks of `adopted`, names of
-//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`; `grow_to` of
+//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, tensors of `over`; `grow_to` of
 //! [`KvWorker`]; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use cuda_driver::Device;
+use cuda_driver::{Device, DeviceBuffer};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
 use engine::{Prompt, admit_to, options, shape, streams};
@@ -30,7 +30,7 @@ use kv_cache::{
     PoolRules, Request, Tokens, TransportChoice, TransportRules, Worker, WorkerOptions,
 };
 use kv_kernels::{
-    KvShape, KvShapeOptions,
+    KvShape, KvShapeOptions, PagedKv, PagedLayout,
     link::{HostLinkOptions, TransportProfile},
 };
 use kv_pool::{
@@ -76,6 +76,7 @@ fn device() -> Device {
     let config = SimConfig { pinned_bytes: 256 << 20, ..SimConfig::default() };
     let sim = SimDriver::new(config).unwrap();
     sim.register_kernels(kv_kernels::references());
+    sim.register_kernels(kv_stage::references());
     Device::open(Arc::new(sim), 0).unwrap()
 }
 
@@ -375,6 +376,46 @@ fn adopted_blocks() {
         let end = cache.adopted(&mut sequence, adoption.unwrap(), right).unwrap();
         assert_eq!(end, 4 * right.min(2) as u64);
     }
+    cache.close().unwrap();
+}
+
+#[test]
+fn tensors_of_an_engine() {
+    let device = device();
+    let streams = streams(std::slice::from_ref(&device));
+    let shape = small().shape;
+    let memory = DeviceBuffer::alloc(&device, 64 * shape.block_bytes()).unwrap();
+    let paged = |blocks: u64, count: usize| -> Vec<PagedKv> {
+        let layout = PagedLayout::block_major(&shape);
+        let span = memory.span().slice(0, blocks * shape.block_bytes()).unwrap();
+        let made = |_| PagedKv::new(&streams[0], shape, layout, span, blocks).unwrap();
+        (0..count).map(made).collect()
+    };
+    for (blocks, count, fits) in
+        [(1, 1, false), (7, 1, false), (8, 1, true), (8, 2, false), (64, 1, true)]
+    {
+        let cache = KvCache::over(&streams, paged(blocks, count), small());
+        assert_eq!(cache.is_ok(), fits, "{blocks} blocks, {count} times");
+        let worker = KvWorker::over(&streams, paged(blocks, count), small());
+        assert_eq!(worker.is_ok(), fits, "{blocks} blocks, {count} times");
+        cache.into_iter().for_each(|cache| cache.close().unwrap());
+        worker.into_iter().for_each(|worker| worker.close().unwrap());
+    }
+    assert!(KvCache::over(&streams, Vec::new(), small()).is_err());
+}
+
+#[test]
+fn budgets() {
+    let device = device();
+    let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
+    for blocks in U64 {
+        for (tier, most) in [(Tier::Primary, 8), (Tier::Secondary, 4)] {
+            let set = cache.set_budget(tier, blocks);
+            assert_eq!(set.is_ok(), blocks <= most, "{tier:?}, {blocks}");
+        }
+    }
+    cache.set_budget(Tier::Primary, 8).unwrap();
+    drop(admit_to(&mut cache, 32).unwrap());
     cache.close().unwrap();
 }
 

@@ -6,7 +6,7 @@ use crate::machine::{Machine, small};
 
 /// Plays every scenario for some seeds of the device's scheduler.
 fn play(devices: u32, shape: kv_kernels::KvShape) {
-    for &(name, scenario) in scenarios::ALL {
+    for (name, scenario) in scenarios::all() {
         for seed in 0..4 {
             let machine = Machine::new(seed, devices, shape);
             scenario(&machine.rig);
@@ -42,7 +42,7 @@ fn two_parts_on_one_device() {
     let mut machine = Machine::new(7, 1, shape(5, 32, 4));
     let device = machine.rig.devices[0].clone();
     machine.rig.devices.push(device);
-    for (_, scenario) in scenarios::ALL {
+    for (_, scenario) in scenarios::all() {
         scenario(&machine.rig);
     }
     machine.assert_clean();

@@ -19,6 +19,7 @@ mod placement;
 mod policies;
 mod ptx;
 mod refusals;
+mod schedules;
 mod sites;
 mod tenants;
 mod transports;

@@ -10,7 +10,7 @@ use crate::machine::{Machine, small};
 
 /// Plays every scenario with blocks divided like that.
 fn play(devices: u32, shape: kv_kernels::KvShape, place: Place) {
-    for &(name, scenario) in scenarios::ALL {
+    for (name, scenario) in scenarios::all() {
         let mut machine = Machine::new(3, devices, shape);
         machine.rig.place = place;
         scenario(&machine.rig);

@@ -8,7 +8,7 @@ use crate::machine::{Machine, small};
 
 #[test]
 fn scenarios_hold_with_the_kernels_own_ptx() {
-    for (seed, &(name, scenario)) in (0..).zip(scenarios::ALL) {
+    for (seed, (name, scenario)) in (0..).zip(scenarios::all()) {
         let machine = Machine::new(seed, 1, small());
         machine.sim.prefer_ptx(true);
         scenario(&machine.rig);

@@ -594,6 +594,39 @@ impl Engine {
         Ok(Check { number: step.number(), ring, width, keys })
     }
 
+    /// Reads what a request has in the places of the tokens that its next step computes, by a kernel in a step
+    /// that writes nothing and is dropped: how many bytes are not zero.
+    pub(crate) fn count_written(&mut self, live: &mut Live) -> usize {
+        let step = self.begin().unwrap();
+        self.reserve(live).unwrap();
+        let (start, tokens) = (live.sequence.upper(), u64::from(live.sequence.next()));
+        let mut slots = Vec::new();
+        self.cache.slot_mapping(&live.sequence, start..start + tokens, &mut slots).unwrap();
+        let send = |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
+        self.cache.stage(&step, &mut [&mut live.sequence], send).unwrap();
+        let mut written = 0;
+        for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
+            let chunk =
+                workspace.chunk.span().slice(0, tokens * part.shape().token_bytes()).unwrap();
+            part.compute().fill(chunk, 0xFF).unwrap();
+            let transfer = Transfer {
+                chunk,
+                slot_mapping: part.batch().arrays[SLOTS].slice(0, tokens * 8).unwrap(),
+                host_slots: &slots,
+                tokens,
+                skip_prefix_n_tokens: 0,
+                direction: Direction::PagedToChunk,
+                num_blocks: part.ready_blocks(),
+            };
+            part.kernels().multi_layer_transfer(part.compute(), part.paged(), transfer).unwrap();
+            let mut bytes = vec![0; chunk.bytes() as usize];
+            part.compute().download(&mut bytes, chunk).unwrap();
+            written += bytes.into_iter().filter(|&byte| byte != 0).count();
+        }
+        self.failed = true;
+        written
+    }
+
     /// Waits for all steps, and checks what they have read.
     pub(crate) fn drain(&mut self) -> Result<(), Failure> {
         self.cache.drain()?;
@@ -758,14 +791,4 @@ fn attend(
     part.kernels().paged_checksum(part.compute(), part.paged(), checksum)?;
     part.compute().copy_to_host(&workspace.results[ring], 0, checksums)?;
     Ok(())
-}
-
-/// A small generator, so that every run is the same.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (self.0 >> 33) % end
-    }
 }

@@ -4,7 +4,7 @@
 use kv_cache::kv_manager::{ForkError, Missing, ReserveError as Refusal, SuspendError};
 use kv_cache::{KvCacheOptions, PoolRules, ReserveError, ResumeError, TransportChoice};
 
-use super::engine::{Engine, Failure, Live, Prompt, Random, by, options};
+use super::engine::{Engine, Failure, Live, Prompt, by, options};
 use super::scenarios::Rig;
 
 /// Plays `operations` random operations on 40 device blocks and 30 host blocks.
@@ -230,5 +230,15 @@ fn retryable(error: Failure) -> Result<(), Failure> {
     match error.downcast_ref() {
         Some(SuspendError::NoRoom(Missing { .. })) => Ok(()),
         _ => Err(error),
+    }
+}
+
+/// A small generator, so that every run is the same.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 33) % end
     }
 }

@@ -7,6 +7,7 @@ use kv_kernels::KvShape;
 use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::{Engine, Live, Prompt, Refused, options, streams};
+use super::life;
 use super::place::Place;
 use super::random::random_requests;
 
@@ -41,7 +42,11 @@ impl Rig {
 pub(crate) type Scenario = fn(&Rig);
 
 /// Every scenario, by name.
-pub(crate) const ALL: &[(&str, Scenario)] = &[
+pub(crate) fn all() -> impl Iterator<Item = (&'static str, Scenario)> {
+    CACHING.iter().chain(life::ALL).copied()
+}
+
+const CACHING: &[(&str, Scenario)] = &[
     ("a_prefix_is_shared", a_prefix_is_shared),
     ("the_last_token_is_always_computed", the_last_token_is_always_computed),
     ("decoding_crosses_blocks", decoding_crosses_blocks),
