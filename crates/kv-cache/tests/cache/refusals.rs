@@ -97,7 +97,13 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
     let blocks = |sequence: &Sequence| -> Vec<i32> {
         (0..width).map(|index| sequence.block(index).map_or(-1, |block| block.as_i32())).collect()
     };
-    assert_eq!(table, [&other, &short].map(blocks).concat());
+    // As many blocks as the step's tokens take, and the null block behind them.
+    let staged = |sequence: &Sequence, count: usize| {
+        let mut ids = blocks(sequence);
+        ids[count..].fill(0);
+        ids
+    };
+    assert_eq!(table, [staged(&other, 8), staged(&short, 2)].concat());
     for sequence in [&other, &short] {
         let ids = cache.manager().block_ids(sequence);
         assert_eq!(ids[..9], blocks(sequence)[..9]);
