@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         step_tokens_max: 64,
         ..KvCacheOptions::new(shape, BLOCKS)
     };
-    let mut kv = KvCache::new(&[compute.clone()], options)?;
+    let mut kv = KvCache::new(std::slice::from_ref(&compute), options)?;
     let mut request = Request::new((0..40).collect());
     request.tokens_max = u64::from(BLOCKS) * 16;
     let step = kv.begin_step()?;

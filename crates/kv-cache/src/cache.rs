@@ -149,7 +149,7 @@ impl KvCache {
     /// The plan of the last step that was staged: its copies, and its batch with where each row begins.
     #[must_use]
     pub fn plan(&self) -> &StepPlan {
-        self.manager.plan()
+        self.manager.last_plan()
     }
 
     /// Counts of moved and mapped blocks so far.

@@ -234,7 +234,7 @@ impl Manager {
 
     /// The plan of the last step that was staged.
     #[must_use]
-    pub fn plan(&self) -> &StepPlan {
+    pub fn last_plan(&self) -> &StepPlan {
         &self.staged
     }
 
