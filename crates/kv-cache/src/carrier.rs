@@ -73,7 +73,8 @@ impl Carrier {
         };
         let link = link.with_profile(profile);
         let shape = *paged.shape();
-        let layout = PagedLayout::block_major(&shape);
+        // What no change of layout is needed for, as far as a block in one piece can be that.
+        let layout = paged.layout().packed(&shape);
         let blocks_of = |slab: &Arc<_>| {
             let blocks = host.blocks_of(slab);
             HostBlocks::new(stream, shape, layout, (Arc::clone(slab), 0), blocks)
