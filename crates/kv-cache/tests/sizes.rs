@@ -316,6 +316,14 @@ fn requests() {
         }
     }
 
+    cache.close().unwrap();
+}
+
+#[test]
+fn sequences() {
+    let device = device();
+    let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
+    let names: Vec<_> = (0..64).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
     let mut sequence = admit_to(&mut cache, 5).unwrap();
     for tokens in U32 {
         let reserved = cache.reserve(&mut sequence, tokens);
