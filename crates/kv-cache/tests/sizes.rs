@@ -99,7 +99,8 @@ fn try_options(options: KvCacheOptions) -> Result<(), BuildError> {
                     cache.reserve(&mut sequence, tokens as u32).unwrap();
                 }
                 let staged = cache.stage(&step, &mut [&mut sequence], |_, _| Ok(()));
-                assert!(staged.is_ok(), "{what}: {staged:?}");
+                let fits = tokens as u32 + 3 <= cache.options().step_tokens_max;
+                assert!(staged.is_ok() || !fits, "{what}: {staged:?}");
             }
             Err(error) => assert!(!error.to_string().is_empty()),
         }
@@ -357,7 +358,7 @@ fn sequences() {
         cache.reserve(&mut sequence, 1).unwrap();
         let array = vec![0_u64; words];
         let staged = cache.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &array));
-        assert_eq!(staged.is_ok(), words <= 1 << 10, "{words}");
+        assert_eq!(staged.is_ok(), words <= 512, "{words}");
     }
     for tokens in U64 {
         let known = sequence.known();
