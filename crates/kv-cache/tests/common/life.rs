@@ -14,6 +14,7 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
         a_fork_copies_the_block_that_both_would_write,
     ),
     ("a_suspended_fork_copies_what_comes_back", a_suspended_fork_copies_what_comes_back),
+    ("a_fork_copies_what_has_just_come_back", a_fork_copies_what_has_just_come_back),
     ("a_fork_is_suspended_behind_its_copy", a_fork_is_suspended_behind_its_copy),
     ("suspended_under_its_work_and_back_at_once", suspended_under_its_work_and_back_at_once),
     ("suspended_and_its_blocks_taken", suspended_and_its_blocks_taken),
@@ -92,6 +93,27 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     drop((first, twin));
     engine.drain().unwrap();
     serve(&mut engine, &rig.prompt(2, 11));
+    engine.close();
+}
+
+/// The same with room for all, so that nothing else orders the two copies.
+fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
+    let mut engine = rig.engine(24, 16);
+    let bt = rig.block_tokens();
+    let mut first = engine.admit(&Prompt::new(1, bt + 2)).unwrap();
+    engine.run(&mut [&mut first]).unwrap();
+    engine.suspend(&mut first).unwrap();
+    serve(&mut engine, &Prompt::new(2, 3));
+    engine.resume(&mut first).unwrap();
+    let mut twin = engine.fork(&mut first).unwrap();
+    engine.extend(&mut twin, 4, 1).unwrap();
+    engine.extend(&mut first, 3, 1).unwrap();
+    engine.run(&mut [&mut twin, &mut first]).unwrap();
+    let within = copies(&engine, Tier::Primary, Tier::Primary);
+    let [copy] = within[..] else { panic!("{within:?}") };
+    let back = copies(&engine, Tier::Secondary, Tier::Primary);
+    assert!(back.iter().any(|back| back.to == copy.from), "{back:?}, {copy:?}");
+    drop((first, twin));
     engine.close();
 }
 
