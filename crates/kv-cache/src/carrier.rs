@@ -6,7 +6,6 @@ use std::sync::Arc;
 use cuda_driver::{CopyError, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, PagedKv,
-    PagedLayout,
     error::BlocksError,
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
