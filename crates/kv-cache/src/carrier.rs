@@ -239,7 +239,7 @@ pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
 mod tests {
     use cuda_driver::{Device, DeviceBuffer, ErrorCode};
     use cuda_sim::{SimConfig, SimDriver};
-    use kv_kernels::{KvShape, KvShapeOptions, link::Transport, references};
+    use kv_kernels::{KvShape, KvShapeOptions, PagedLayout, link::Transport, references};
 
     use super::*;
     use crate::TransportChoice;
