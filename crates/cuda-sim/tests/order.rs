@@ -49,6 +49,46 @@ fn two_launches_of_one_graph_never_run_at_once() {
 }
 
 #[test]
+fn a_captured_stream_takes_launches_and_nothing_else() {
+    let sim = paced(Pace::Fastest, 1);
+    let stream = sim.stream_create(false).unwrap();
+    let memory = sim.mem_alloc(4).unwrap();
+    fill(&sim, memory, 1, 4, stream).unwrap();
+    sync(&sim, stream).unwrap();
+    let (config, args) = (LaunchConfig::linear(1, 32), KernelArgs::new().arg(memory));
+    let add = kernel(&sim, "add_one");
+    for (fills, added) in [(false, 2), (true, 0)] {
+        // SAFETY: handles are looked up, here and below, and the argument is the kernel's.
+        unsafe { sim.stream_begin_capture(stream) }.unwrap();
+        for _ in 0..2 {
+            // SAFETY: as above.
+            unsafe { sim.launch_kernel(add, &config, &args, stream) }.unwrap();
+        }
+        if fills {
+            let refused = fill(&sim, memory, 9, 4, stream).unwrap_err();
+            assert_eq!(refused.code, ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        // SAFETY: as above.
+        let graph = unsafe { sim.stream_end_capture(stream) };
+        assert_eq!(download(&sim, memory, 1, stream).unwrap(), [if fills { 3 } else { 1 }]);
+        match graph {
+            Ok(graph) => {
+                // SAFETY: as above.
+                let exec = unsafe { sim.graph_instantiate(graph) }.unwrap();
+                // SAFETY: as above.
+                unsafe { sim.graph_launch(exec, stream) }.unwrap();
+                assert_eq!(download(&sim, memory, 1, stream).unwrap(), [1 + added]);
+            }
+            Err(error) => {
+                assert!(fills, "{error}");
+                assert_eq!(error.code, ErrorCode::STREAM_CAPTURE_INVALIDATED);
+            }
+        }
+        assert_eq!(sim.findings(), []);
+    }
+}
+
+#[test]
 fn a_pageable_source_is_read_during_the_call() {
     let sim = seeded(1);
     let stream = sim.stream_create(false).unwrap();
