@@ -471,3 +471,13 @@ fn quotas() {
     assert!(tenants < 1 << 20, "no bound on tenants");
     cache.close().unwrap();
 }
+
+#[test]
+fn options_of_any_number_of_blocks() {
+    let device = device();
+    for blocks in U32 {
+        let options = KvCacheOptions::new(shape(1, 16, 4), blocks);
+        let built = KvCache::new(&streams(std::slice::from_ref(&device)), options);
+        assert_eq!(built.is_ok(), (1..=i32::MAX as u32).contains(&blocks), "{blocks}");
+    }
+}

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{admit, admitted, computed, manager};
 use kv_manager::{
-    BatchRow, BlockCopy, Completion, CompletionError, Content, GroupId, Manager, ManagerOptions,
-    Message, Outcome, Replica, Request, ReserveError, Row, RowEdit, Sequence, Snapshot, Start,
-    StepPlan, Tokens, WorkerId,
+    Answer, BatchRow, BlockCopy, Completion, CompletionError, Content, GroupId, Manager,
+    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, Row, RowEdit, Sequence,
+    Snapshot, Start, StepPlan, Tokens, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
@@ -209,5 +209,48 @@ fn blocks_of_any_position_are_there_or_not() {
     let sequence = admit(&mut manager, 0..5);
     for index in LONG.map(|index| usize::try_from(index).unwrap()) {
         assert_eq!(Sequence::block(&sequence, index).is_some(), index < 2);
+    }
+}
+
+#[test]
+fn plans_and_snapshots_of_any_size_are_checked() {
+    for number in LONG {
+        let small = number as u32;
+        let plan = StepPlan { step: number, ..StepPlan::default() };
+        assert_eq!(StepPlan::check_follows(&plan, 0).is_ok(), number > 0);
+        assert!(StepPlan::check_follows(&plan, number).is_err());
+        let edits = vec![RowEdit { row: Row::new(1), first: 0, count: 1 }];
+        let plan = StepPlan { edits, edit_ids: vec![small as i32], ..StepPlan::default() };
+        let size = usize::try_from(number).unwrap();
+        assert_eq!(StepPlan::check_table(&plan, size, 1).is_ok(), number > 1);
+        assert_eq!(StepPlan::check_table(&plan, 2, size).is_ok(), number > 0);
+        // -1 means no block.
+        let there = small == u32::MAX || small <= i32::MAX as u32;
+        assert_eq!(StepPlan::check_blocks(&plan, [u64::MAX, 0]).is_ok(), there, "{number}");
+        let snapshot = Snapshot { step: number, width: 1, table: vec![small as i32; 2] };
+        assert_eq!(Snapshot::check(&snapshot, 2, 1, u64::MAX).is_ok(), there, "{number}");
+        assert!(Snapshot::check(&snapshot, 1, 1, number).is_err());
+    }
+}
+
+#[test]
+fn growth_of_any_size_is_asked_for() {
+    for tokens in LONG {
+        let mut manager = Manager::new(common::options(8, 0)).unwrap();
+        manager.set_budget(GroupId(0), Tier::Primary, 0).unwrap();
+        let mut asked = Vec::new();
+        let grow = |count: usize| {
+            asked.push(count);
+            Ok::<_, std::convert::Infallible>(tokens)
+        };
+        let mut requests = [Request::new((0..9).collect())];
+        let answers = Manager::admit_growing(&mut manager, &mut requests, u64::MAX, grow).unwrap();
+        assert_eq!(asked, [3]);
+        assert_eq!(matches!(answers[..], [Answer::Admitted(_)]), tokens >= 3, "{tokens}");
+        if let Some(Answer::Admitted(sequence)) = answers.into_iter().next() {
+            let small = tokens as u32;
+            let most = Manager::blocks_to_reserve(&manager, &sequence, small);
+            assert!(most <= manager.table_width(), "{tokens}: {most}");
+        }
     }
 }
