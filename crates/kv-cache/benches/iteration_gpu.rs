@@ -1,6 +1,6 @@
 //! What a scheduler's thread pays for a step of the cache, behind a device that is busy.
 //!
-//! `cargo bench -p kv-cache --bench iteration`, on a machine with a GPU. Times are on the host's clock:
+//! `cargo bench -p kv-cache --bench iteration_gpu`, on a machine with a GPU. Times are on the host's clock:
 //! `commit`, `reserve`, `stage` and `finish_step` of a step, and apart from them `begin_step`, which
 //! waits for the device. Each step enqueues work of about half a millisecond. Heap allocations and driver calls are those of the same calls. With `--sim` it runs on the simulated
 //! device, where times mean nothing and calls are the same.
