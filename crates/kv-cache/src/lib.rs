@@ -1,40 +1,49 @@
-//! A KV cache for LLM engines: admit, extend, stage, offload, onboard and release.
+//! A KV cache for LLM engines: the whole life of a sequence, over mapped memory or the engine's tensors.
 //!
-//! This crate composes the others. `kv-pool` decides which block holds what, `cuda-vmm` maps memory
-//! under the blocks, `kv-stage` brings block tables to the device, `kv-kernels` moves tokens. An
-//! engine with an overlap scheduler makes these calls:
+//! A [`KvCache`] has two halves. A [`Manager`](kv_manager::Manager) decides which block holds what; it
+//! calls no driver. A [`KvWorker`] carries its plans out on the devices: `cuda-vmm` maps memory under
+//! the blocks, `kv-stage` brings each step's batch to the device, `kv-kernels` moves blocks. An engine
+//! with an overlap scheduler makes these calls:
 //!
 //! 1. [`KvCache::begin_step`] waits until the device is at most `overlap_depth` steps behind.
-//! 2. [`KvCache::admit_fitting`] of new requests, [`KvCache::extend`] running ones.
-//! 3. [`KvCache::stage`] sends the block tables, and the engine's own small arrays, to the devices.
-//! 4. The engine enqueues its kernels on the compute streams of [`KvCache::parts`].
-//! 5. [`KvCache::seal`] lets others find the blocks that this step fills.
+//! 2. [`KvCache::commit`] takes the ids that came out of earlier steps.
+//! 3. [`KvCache::reserve`] gives running sequences room for their next tokens, drafts included;
+//!    [`KvCache::admit`] lets new ones in.
+//! 4. [`KvCache::stage`] enqueues copies, and sends each device the step's batch.
+//! 5. The engine enqueues its kernels on the compute streams of [`KvCache::parts`]. They read
+//!    [`Part::batch`], at addresses that stay, so that a step can be a captured graph.
 //! 6. [`KvCache::finish_step`]; requests that are done are dropped.
 //!
-//! With [`Growth::Ahead`] a worker maps memory, off the steps. Once the worker keeps up, or the
-//! pool has grown, no step calls the driver for memory. No step waits for a copy on the host. The
-//! README has a whole loop, on the simulated device.
+//! At any time a sequence can be [truncated](KvCache::truncate), [forked](KvCache::fork),
+//! [suspended](KvCache::suspend) and [resumed](KvCache::resume), or dropped. The README has the loop, and
+//! the examples show drafts, an engine's own tensors, two GPUs and a captured graph.
 //!
-//! A step may fail between [`KvCache::begin_step`] and [`KvCache::finish_step`]. Drop its
-//! [`OpenStep`] then: its work counts as enqueued.
+//! With [`Growth::Ahead`] a worker maps memory, off the steps. Once the worker keeps up, or the
+//! pool has grown, no step calls the driver for memory. [`KvCache::set_budget`] gives memory back while
+//! requests run. No step waits for a copy on the host.
+//!
+//! # Steps that fail
+//! A step that was staged and is dropped instead of finished counts as failed: its names are withdrawn,
+//! and its sequences are told from where to compute again.
 //!
 //! # How long memory is in use
 //! Block ids are the same on all devices. Memory that a step may use is kept until an event after
 //! its work has completed on every device. The pool's epochs keep blocks, the leases of one gate
 //! keep mappings, and staging buffers have events of their own.
 //!
-//! Copies between device and host are decided at admission, and enqueued when the next step is
-//! staged, many by one call ([`TransportRules`]). Copies to host memory run on one stream of each
-//! device and copies back on another, at the same time. A copy waits for those of the other
-//! direction that touch one of its blocks, and for no others. The compute streams wait for both.
-//! Until then the gate counts them as users of the memory.
+//! Copies are decided with the calls that need them, and enqueued when the next step is staged, many by
+//! one call ([`TransportRules`]). Copies to host memory run on one stream of each device and copies back
+//! on another, at the same time; copies within the device and scrubs run on the compute stream. A copy
+//! waits for those of other streams that touch one of its blocks, and for the work that still writes
+//! what it reads, and for nothing else. The compute stream waits for the copies that touch a block of the
+//! batch.
 //!
 //! # Features
 //! - `cuda-defaults` (default), `cuda`: the real driver, as in `cuda-driver`.
 //! - `sabotage`: for tests. In builds with debug assertions it adds switches that take protections out.
 //!
 //! # What it does not do
-//! It does not schedule, does not shrink, and computes no hashes.
+//! It does not schedule. It has one group of layers, with full attention, and one tier under the device.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
