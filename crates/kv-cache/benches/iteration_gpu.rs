@@ -17,8 +17,8 @@ use std::time::Instant;
 use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceBuffer, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
-    Answer, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, Sequence,
-    TransportRules,
+    Answer, Growth, HostPinning, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request,
+    Sequence, TransportRules,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::BlockHasher;
@@ -151,6 +151,7 @@ impl Rig<'_> {
             device_blocks,
             growth: Growth::OnDemand,
             host_blocks,
+            pinning: HostPinning::AT_ONCE,
             transport: TransportRules::default(),
             sequences_max: sequences,
             blocks_per_sequence_max: 2048,

@@ -17,8 +17,8 @@ use std::time::Instant;
 use cuda_driver::{CountingDriver, CudaDriver, Device, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
-    Answer, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, TransportChoice,
-    TransportRules, TransportStats,
+    Answer, Growth, HostPinning, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request,
+    TransportChoice, TransportRules, TransportStats,
 };
 use kv_kernels::{
     KvKernels, KvShape, KvShapeOptions,
@@ -117,6 +117,7 @@ impl Bench {
             device_blocks: blocks as u32 + 1,
             growth: Growth::OnDemand,
             host_blocks: 4 * blocks as u32,
+            pinning: HostPinning::AT_ONCE,
             transport: TransportRules { choice, profiles, ..TransportRules::default() },
             sequences_max: 1,
             blocks_per_sequence_max: blocks as u32 + 1,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
-    Answer, Committed, Growth, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request, Sequence,
-    TransportRules,
+    Answer, Committed, Growth, HostPinning, KvCache, KvCacheOptions, MemoryRules, PoolRules,
+    Request, Sequence, TransportRules,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::BlockHasher;
@@ -97,6 +97,7 @@ fn cache() -> Result<KvCache, Box<dyn std::error::Error>> {
         device_blocks: 256,
         growth: Growth::OnDemand,
         host_blocks: 64,
+        pinning: HostPinning::BACKGROUND,
         transport: TransportRules::default(),
         sequences_max: 16,
         blocks_per_sequence_max: 32,

@@ -9,6 +9,7 @@ use kv_pool::{PoolBuilder, PoolConfig, PoolView, Tier};
 
 use crate::growth::Grown;
 use crate::part::Part;
+use crate::pinned::Pinned;
 use crate::{BuildError, CloseError, KvCacheOptions, KvWorker, PoolRules, TransportStats};
 
 /// Counts of the blocks and bytes that a cache has mapped and moved. What was decided is counted by its
@@ -17,6 +18,8 @@ use crate::{BuildError, CloseError, KvCacheOptions, KvWorker, PoolRules, Transpo
 pub struct CacheStats {
     /// Blocks with device memory, in use or ready for use.
     pub ready_blocks: u64,
+    /// Host blocks that can be used: those that are pinned, within the budget.
+    pub host_blocks: u64,
     /// Pages that were mapped ahead of need, on all devices.
     pub pages_ahead: u64,
     /// Pages that were mapped by calls that needed them, on all devices.
@@ -45,6 +48,7 @@ pub struct KvCache {
     /// The step that was staged and not finished.
     pub(crate) staged: Option<u64>,
     pub(crate) grown: Grown,
+    pub(crate) pinned: Pinned,
 }
 
 impl KvCache {
@@ -52,8 +56,9 @@ impl KvCache {
     /// [placement](KvCacheOptions::placement) names in the same order. Without one, the layers are split
     /// over them in contiguous runs of nearly equal length.
     ///
-    /// Reserves addresses, pins the host tier and the staging buffers, and loads the kernels; maps
-    /// no device memory yet. Takes about 0.4 s for each GiB of host memory.
+    /// Reserves addresses, pins the staging buffers, and loads the kernels; maps no device memory yet. Threads
+    /// pin the host tier in the background, slab after slab, and later steps use what is pinned; see
+    /// [`pinning`](KvCacheOptions::pinning).
     ///
     /// # Errors
     /// [`BuildError`]; nothing stays allocated.
@@ -84,9 +89,11 @@ impl KvCache {
     fn with(worker: KvWorker) -> Result<Self, BuildError> {
         let manager = manager(worker.options())?;
         let grown = Grown::new(worker.options().device_blocks.into());
-        let mut cache = Self { manager, worker, staged: None, grown };
-        // An engine's tensors are there already.
+        let pinned = Pinned::new(worker.options().host_blocks.into());
+        let mut cache = Self { manager, worker, staged: None, grown, pinned };
+        // An engine's tensors are there already, and host memory that is not pinned in the background.
         cache.take_mapped();
+        cache.take_pinned();
         Ok(cache)
     }
 
@@ -157,6 +164,7 @@ impl KvCache {
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats {
             ready_blocks: self.grown.ready_blocks,
+            host_blocks: self.pinned.told_blocks,
             growth_stalls: self.grown.stalls,
             copied_bytes: self.worker.copied_bytes(),
             ..CacheStats::default()

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use cuda_driver::{CopyError, Stream};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, PagedKv,
-    error::BlocksError,
+    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, KvShape, PagedKv,
+    PagedLayout,
+    error::{BlocksError, PagedKvError},
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
 use kv_stage::{
@@ -29,7 +30,9 @@ const PAIR_BYTES: usize = size_of::<BlockPair>();
 #[derive(Debug)]
 pub(crate) struct Carrier {
     link: HostLink,
-    /// The host tier's slabs, as the link takes them.
+    /// The shape and layout of a block in host memory.
+    format: (KvShape, PagedLayout),
+    /// The usable slabs of the host tier, as the link takes them.
     slabs: Vec<HostBlocks>,
     blocks_per_slab: usize,
     /// A list is read by a kernel when it runs, so none is written again before its event.
@@ -49,8 +52,8 @@ struct Leg {
 }
 
 impl Carrier {
-    /// A carrier for a host tier; `None` where blocks are to be copied one by one, or where there is no
-    /// tier.
+    /// A carrier for a host tier; `None` where blocks are to be copied one by one. It carries blocks of the
+    /// slabs that are [taken](Self::take_slabs).
     pub(crate) fn new(
         stream: &Stream,
         paged: &PagedKv,
@@ -59,9 +62,7 @@ impl Carrier {
         (rules, overlap_depth): (&TransportRules, u32),
     ) -> Result<Option<Self>, BuildError> {
         let device = stream.device();
-        let Some(profile) = rules.profile(device)?.filter(|_| !host.slabs().is_empty()) else {
-            return Ok(None);
-        };
+        let Some(profile) = rules.profile(device)? else { return Ok(None) };
         let options = rules.link_options(&profile);
         let link = match HostLink::new(Arc::clone(kernels), options) {
             Err(error) if error.is_out_of_memory() && options.ring_buffers > 0 => {
@@ -72,23 +73,38 @@ impl Carrier {
         };
         let link = link.with_profile(profile);
         let shape = *paged.shape();
-        // What no change of layout is needed for, as far as a block in one piece can be that.
-        let layout = paged.layout().packed(&shape);
-        let blocks_of = |slab: &Arc<_>| {
-            let blocks = host.blocks_of(slab);
-            HostBlocks::new(stream, shape, layout, (Arc::clone(slab), 0), blocks)
-        };
-        let slabs = host.slabs().iter().map(blocks_of).collect::<Result<_, _>>()?;
         let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
         let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + LISTS);
         Ok(Some(Self {
             link,
-            slabs,
+            // What no change of layout is needed for, as far as a block in one piece can be that.
+            format: (shape, paged.layout().packed(&shape)),
+            slabs: Vec::new(),
             blocks_per_slab: host.blocks_per_slab(),
             lists: StagingPool::new(device, lists)?,
             list: Vec::with_capacity(RUN_BLOCKS_MAX),
             legs: Vec::new(),
         }))
+    }
+
+    /// Takes in the slabs of the host tier that are usable and not taken yet.
+    pub(crate) fn take_slabs(
+        &mut self,
+        stream: &Stream,
+        host: &HostTier,
+    ) -> Result<(), PagedKvError> {
+        let blocks = self.blocks_per_slab as u64;
+        for slab in host.slabs().iter().skip(self.slabs.len()) {
+            let (shape, layout) = self.format;
+            let slab = HostBlocks::new(stream, shape, layout, (Arc::clone(slab), 0), blocks)?;
+            self.slabs.push(slab);
+        }
+        Ok(())
+    }
+
+    /// Lets go of the slabs from number `slabs` on, which no run names any more.
+    pub(crate) fn drop_slabs(&mut self, slabs: usize) {
+        self.slabs.truncate(slabs);
     }
 
     /// Enqueues the runs with these numbers on `stream`, in their order, and marks those that it enqueued in
@@ -239,7 +255,8 @@ pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
 mod tests {
     use cuda_driver::{Device, DeviceBuffer, ErrorCode};
     use cuda_sim::{SimConfig, SimDriver};
-    use kv_kernels::{KvShape, KvShapeOptions, PagedLayout, link::Transport, references};
+    use kv_kernels::{KvShapeOptions, link::Transport, references};
+    use kv_stage::SlabsOptions;
 
     use super::*;
     use crate::TransportChoice;
@@ -247,11 +264,13 @@ mod tests {
 
     const BLOCKS: u64 = 8;
 
-    /// A tier that the system did not give in one piece.
-    fn tier_in_pieces(sim: &SimDriver, device: &Device, blocks: u64, block_bytes: u64) -> HostTier {
-        sim.fail_nth("cuMemHostAlloc", 1, ErrorCode::OUT_OF_MEMORY);
-        let tier = HostTier::with_slabs(device, blocks, block_bytes, 2 * block_bytes).unwrap();
-        assert_eq!(tier.blocks_per_slab() as u64, blocks.div_ceil(2));
+    /// A tier of two slabs.
+    fn tier_in_pieces(device: &Device, blocks: u64, block_bytes: u64) -> HostTier {
+        let slab_bytes_max = blocks.div_ceil(2) * block_bytes;
+        let options =
+            SlabsOptions { slab_bytes_max, threads: 0, ..SlabsOptions::new(block_bytes, blocks) };
+        let tier = HostTier::with_options(device, &options).unwrap();
+        assert_eq!((tier.slabs().len(), tier.blocks_per_slab() as u64), (2, blocks.div_ceil(2)));
         tier
     }
 
@@ -279,7 +298,7 @@ mod tests {
             let layout = PagedLayout::block_major(&shape);
             let paged = PagedKv::new(&stream, shape, layout, pages.span(), BLOCKS).unwrap();
             let kernels = Arc::new(KvKernels::load(&device).unwrap());
-            let tier = tier_in_pieces(&sim, &device, 7, bytes);
+            let tier = tier_in_pieces(&device, 7, bytes);
             let rig = Self { sim, stream, pages, paged, kernels, tier, bytes };
             (0..BLOCKS).for_each(|id| rig.stream.fill(rig.block(id), 100 + id as u8).unwrap());
             rig
@@ -294,7 +313,9 @@ mod tests {
                 HostLinkOptions { ring_buffer_bytes: self.bytes, ..HostLinkOptions::default() };
             let rules = TransportRules { choice, link, ..TransportRules::default() };
             let Self { stream, paged, kernels, tier, .. } = self;
-            Carrier::new(stream, paged, kernels, tier, (&rules, 1)).unwrap()
+            let mut carrier = Carrier::new(stream, paged, kernels, tier, (&rules, 1)).unwrap()?;
+            carrier.take_slabs(stream, tier).unwrap();
+            Some(carrier)
         }
     }
 

@@ -1,5 +1,6 @@
 //! Errors, one enum for each family of operations.
 
+use cuda_driver::host_pages::PinError;
 use cuda_driver::messages::{ByteSize, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
 use cuda_vmm::{GrowError, elastic::AheadError};
@@ -9,7 +10,7 @@ use kv_kernels::{
 };
 use kv_pool::policy::PolicyError;
 use kv_pool::tenants::TenantError;
-use kv_stage::error::{AcquireError, BatchError, StagingError};
+use kv_stage::error::{AcquireError, BatchError, SlabsError, StagingError};
 
 use crate::OptionsError;
 
@@ -44,7 +45,13 @@ pub enum BuildError {
     /// A span of the reservation is not where it should be.
     #[error("the addresses reserved for the cache's blocks are too few")]
     Span(#[from] CopyError),
-    /// The device refused: a stream, an event, or pinned memory for the host tier.
+    /// The host tier has impossible sizes, or threads to pin it could not be started.
+    #[error("the host tier of the cache could not be made")]
+    HostTier(#[from] SlabsError),
+    /// The memory of the host tier could not be pinned.
+    #[error("the host tier of the cache could not be pinned")]
+    HostMemory(#[from] PinError),
+    /// The device refused: a stream or an event.
     #[error("a device refused a call that builds the cache")]
     Device(#[from] DeviceError),
 }
@@ -127,6 +134,14 @@ pub enum HostCopyError {
     /// The transfer of several blocks was refused.
     #[error("a list of blocks was not copied between device and host memory")]
     Blocks(#[from] TransportError),
+    /// The host tier has no memory for a block that a plan names: pinning it was refused.
+    #[error("block {block} of the host tier has no memory: {usable} blocks have")]
+    NotPinned {
+        /// The block.
+        block: u64,
+        /// Usable blocks, from block 0 on.
+        usable: u64,
+    },
     /// No buffer is left for the list of blocks.
     #[error("no staging buffer for a list of blocks to copy")]
     List(#[from] AcquireError),

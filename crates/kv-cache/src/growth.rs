@@ -107,19 +107,22 @@ impl KvCache {
     }
 
     /// Has a tier hand out only `blocks` blocks from now on: fewer than before, or more, up to as many as the
-    /// options say. On the device, memory beyond the budget is given back by later steps, as soon as no
-    /// sequence, copy or step in flight uses it. What is cached there goes to host memory, as far as
-    /// that has room. Nothing is moved to another block, and no sequence is disturbed: to have a
-    /// sequence release its blocks, suspend or drop it. A larger budget is mapped when it is needed.
+    /// options say. Memory beyond the budget is given back by later steps, as soon as no sequence, copy or
+    /// step in flight uses it: on the device page by page, on the host in slabs of up to 512 MiB. What is
+    /// cached on the device goes to host memory, as far as that has room. Nothing is moved to another block, and no sequence is disturbed: to have a
+    /// sequence release its blocks, suspend or drop it. A larger budget is mapped when it is needed, and
+    /// pinned in the background.
     ///
     /// # Ordering
-    /// Does not wait.
+    /// Does not wait. Without [threads that pin](crate::HostPinning::threads), more host memory is pinned now.
     ///
     /// # Errors
     /// [`BudgetError`]; nothing has changed then.
+    #[track_caller]
     pub fn set_budget(&mut self, tier: Tier, blocks: u64) -> Result<Budgeted, BudgetError> {
+        let _site = cuda_driver::site::enter();
         if tier != Tier::Primary {
-            return self.manager.set_budget(GroupId::default(), tier, blocks);
+            return self.set_host_budget(blocks);
         }
         let most = u64::from(self.options().device_blocks);
         let ready = self.worker.ready_blocks();
@@ -163,7 +166,8 @@ impl KvCache {
     }
 
     /// Bounds the blocks that a tenant may hold and have cached in one tier, and reserves blocks
-    /// for it. Reserved device blocks get their memory now.
+    /// for it. Reserved device blocks get their memory now; for reserved host blocks that are still being
+    /// pinned, the call waits.
     ///
     /// # Errors
     /// [`QuotaError`]; the quota is then as it was.
@@ -174,6 +178,14 @@ impl KvCache {
         quota: TenantQuota,
     ) -> Result<(), QuotaError> {
         match self.manager.set_quota(tenant, tier, quota) {
+            Err(TenantError::OverReserved { reserved, .. })
+                if tier == Tier::Secondary && reserved <= self.options().host_blocks.into() =>
+            {
+                if let Err(error) = self.wait_for_host() {
+                    tracing::warn!(%error, "less host memory than a tenant's quota is pinned");
+                }
+                Ok(self.manager.set_quota(tenant, tier, quota)?)
+            }
             Err(TenantError::OverReserved { reserved, .. })
                 if tier == Tier::Primary && reserved <= self.options().device_blocks.into() =>
             {

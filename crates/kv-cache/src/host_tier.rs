@@ -1,69 +1,107 @@
-//! The host tier: pinned memory that evicted blocks are copied to and onboarded from.
+//! The host tier: pinned memory that evicted blocks are copied to and onboarded from, usable as it is
+//! pinned.
 
 use std::sync::Arc;
 
+use cuda_driver::host_pages::{HostMemory, PinError};
 use cuda_driver::{
     CopyError, Device, DeviceError, DeviceSpan, HostAllocFlags, OutOfBounds, PinnedBuffer, Stream,
 };
+use kv_stage::{PinnedSlabs, SlabsOptions, error::SlabsError};
 
-/// If the system refuses the tier in one piece, it is asked for halves, down to this many bytes.
-/// Blocks in one piece travel by one call.
-const SLAB_BYTES_MIN: u64 = 256 << 20;
+use crate::{BuildError, HostPinning};
 
-/// Equal blocks of pinned memory, all pinned at construction.
+/// Equal blocks of pinned memory, of which the first are usable.
 #[derive(Debug)]
 pub(crate) struct HostTier {
     /// Shared with the descriptions of host memory that kernels take. No host thread writes them.
-    slabs: Vec<Arc<PinnedBuffer>>,
+    slabs: PinnedSlabs,
     block_bytes: u64,
-    blocks_per_slab: u64,
+    /// Blocks wanted.
+    blocks: u64,
+    /// Whether no thread pins.
+    at_once: bool,
 }
 
 impl HostTier {
-    pub(crate) fn new(device: &Device, blocks: u64, block_bytes: u64) -> Result<Self, DeviceError> {
-        Self::with_slabs(device, blocks, block_bytes, SLAB_BYTES_MIN)
-    }
-
-    /// With slabs of no less than `slab_bytes_min` bytes, where there are several.
-    pub(crate) fn with_slabs(
+    /// A tier that threads pin in the background; without threads, memory that the driver allocates now.
+    pub(crate) fn new(
         device: &Device,
         blocks: u64,
         block_bytes: u64,
-        slab_bytes_min: u64,
-    ) -> Result<Self, DeviceError> {
-        let least = (slab_bytes_min / block_bytes).max(1);
-        let (mut slabs, mut blocks_per_slab, mut left) = (Vec::new(), blocks.max(1), blocks);
-        while left > 0 {
-            let here = left.min(blocks_per_slab);
-            let pinned = PinnedBuffer::alloc(device, here * block_bytes, HostAllocFlags::CACHED);
-            match pinned {
-                Ok(slab) => {
-                    slabs.push(Arc::new(slab));
-                    left -= here;
-                }
-                // All slabs but the last are equal, so halves are for a tier that has none yet.
-                Err(error) if error.is_out_of_memory() && slabs.is_empty() && here > least => {
-                    blocks_per_slab = here.div_ceil(2).max(least);
-                }
-                Err(error) => return Err(error),
-            }
+        HostPinning { threads, slab_bytes_max }: HostPinning,
+    ) -> Result<Self, BuildError> {
+        let threads = threads as usize;
+        let mut options =
+            SlabsOptions { slab_bytes_max, threads, ..SlabsOptions::new(block_bytes, blocks) };
+        if threads == 0 {
+            options.memory = HostMemory::Driver(HostAllocFlags::CACHED);
         }
-        Ok(Self { slabs, block_bytes, blocks_per_slab })
+        Self::with_options(device, &options)
     }
 
-    /// The memory; block `b` lies in slab `b / blocks_per_slab`.
+    pub(crate) fn with_options(
+        device: &Device,
+        options: &SlabsOptions,
+    ) -> Result<Self, BuildError> {
+        let &SlabsOptions { block_bytes, blocks, threads, .. } = options;
+        let mut slabs = PinnedSlabs::new(device, options)?;
+        if threads == 0 {
+            slabs.pin_all()?;
+        }
+        Ok(Self { slabs, block_bytes, blocks, at_once: threads == 0 })
+    }
+
+    /// Takes over what was pinned since the last call; the number of usable blocks.
+    ///
+    /// # Errors
+    /// A refusal, once: the tier then stays as it is.
+    pub(crate) fn poll(&mut self) -> Result<u64, PinError> {
+        self.slabs.poll().map(|_| self.usable())
+    }
+
+    /// Usable blocks, from block 0 on.
+    pub(crate) fn usable(&self) -> u64 {
+        (self.slabs.slabs().len() as u64 * self.slabs.blocks_per_slab()).min(self.blocks)
+    }
+
+    /// Waits until all blocks are usable that will be.
+    pub(crate) fn wait(&mut self) -> Result<u64, PinError> {
+        self.slabs.pin_all().map(|_| self.usable())
+    }
+
+    /// Wants `blocks` blocks, more or fewer. Without threads, more blocks are pinned now. Returns the
+    /// number of slabs that are kept; the others are given back by [`give_back`](Self::give_back).
+    pub(crate) fn resize(&mut self, blocks: u64) -> Result<usize, SlabsError> {
+        self.slabs.resize(blocks)?;
+        self.blocks = blocks;
+        if self.at_once
+            && let Err(error) = self.slabs.pin_all()
+        {
+            tracing::warn!(%error, "the host tier stays smaller than it was to be");
+        }
+        Ok(self.slabs.slabs_wanted())
+    }
+
+    /// Gives back slabs beyond the wanted blocks that no description holds. Whether none is left.
+    pub(crate) fn give_back(&mut self) -> bool {
+        self.slabs.give_back();
+        self.slabs.slabs().len() <= self.slabs.slabs_wanted()
+    }
+
+    /// Ends the pinning, and frees the memory.
+    pub(crate) fn close(self) -> Result<(), DeviceError> {
+        self.slabs.close()
+    }
+
+    /// The usable memory; block `b` lies in slab `b / blocks_per_slab`.
     pub(crate) fn slabs(&self) -> &[Arc<PinnedBuffer>] {
-        &self.slabs
+        self.slabs.slabs()
     }
 
-    /// Blocks of a slab; the last slab may have fewer.
+    /// Blocks of each slab.
     pub(crate) fn blocks_per_slab(&self) -> usize {
-        self.blocks_per_slab as usize
-    }
-
-    /// Blocks of the given slab.
-    pub(crate) fn blocks_of(&self, slab: &PinnedBuffer) -> u64 {
-        slab.bytes() / self.block_bytes
+        self.slabs.blocks_per_slab() as usize
     }
 
     /// Enqueues the copy of a device block into host block `id`.
@@ -89,15 +127,15 @@ impl HostTier {
     }
 
     fn place(&self, id: usize) -> Result<(&PinnedBuffer, u64), CopyError> {
-        let id = id as u64;
-        let slab = self.slabs.get((id / self.blocks_per_slab) as usize);
-        let offset = (id % self.blocks_per_slab) * self.block_bytes;
+        let (id, per_slab) = (id as u64, self.slabs.blocks_per_slab());
+        let slab = self.slabs().get((id / per_slab) as usize);
+        let offset = (id % per_slab) * self.block_bytes;
         match slab {
             Some(slab) => Ok((slab, offset)),
             None => Err(CopyError::OutOfBounds(OutOfBounds {
                 offset: id.saturating_mul(self.block_bytes),
                 bytes: self.block_bytes,
-                capacity: self.slabs.iter().map(|slab| slab.bytes()).sum(),
+                capacity: self.slabs().iter().map(|slab| slab.bytes()).sum(),
             })),
         }
     }

@@ -59,6 +59,7 @@ mod options;
 mod order;
 mod part;
 mod pieces;
+mod pinned;
 mod runs;
 mod shares;
 mod steps;
@@ -77,7 +78,7 @@ pub use kv_manager::{
     Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
-pub use options::{Eviction, Growth, KvCacheOptions, OptionsError, PoolRules};
+pub use options::{Eviction, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 pub use worker::KvWorker;

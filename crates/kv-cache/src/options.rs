@@ -8,7 +8,7 @@ use kv_place::Placement;
 use kv_pool::BlockHasher;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
-use kv_stage::{BatchOptions, BatchTable};
+use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
 
 use crate::{TransportRules, shares};
 
@@ -36,6 +36,8 @@ pub struct KvCacheOptions {
     pub growth: Growth,
     /// Blocks of pinned host memory that evicted blocks are offloaded to; 0 for no host tier.
     pub host_blocks: u32,
+    /// How host memory is pinned.
+    pub pinning: HostPinning,
     /// How blocks travel between the devices and host memory.
     pub transport: TransportRules,
     /// Most sequences at once: rows of the block table.
@@ -61,6 +63,34 @@ pub struct KvCacheOptions {
     pub memory: MemoryRules,
     /// Rules of the block pool: order of eviction, log of events, clock.
     pub pool: PoolRules,
+}
+
+/// How the memory of host blocks is pinned.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct HostPinning {
+    /// Threads that pin in the background, shared among the devices; no more are started than the machine
+    /// has cores. Host blocks are used as they are pinned. With 0, the driver allocates all of them before
+    /// the cache is returned, in about 0.4 s for each GiB.
+    pub threads: u32,
+    /// Most bytes of a slab, the unit that is pinned and given back, on each device; at least a block, and at
+    /// most 64 GiB. While one is pinned, about 20 ms for each GiB, calls of the driver may wait.
+    pub slab_bytes_max: u64,
+}
+
+impl HostPinning {
+    /// Pins 64 GiB in 2 s, by 16 threads in slabs of 512 MiB.
+    pub const BACKGROUND: Self = Self { threads: 16, slab_bytes_max: SlabsOptions::SLAB_BYTES };
+
+    /// Has the driver allocate all memory before the cache is returned.
+    pub const AT_ONCE: Self = Self { threads: 0, ..Self::BACKGROUND };
+
+    /// The same for one of `parts` devices.
+    pub(crate) fn of_one(self, parts: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let all = (self.threads as usize).min(cores);
+        let threads = (all / parts.max(1)).clamp(usize::from(all > 0), SlabsOptions::THREADS_MAX);
+        Self { threads: threads as u32, ..self }
+    }
 }
 
 /// Rules of a cache's block pool.
@@ -285,6 +315,7 @@ impl KvCacheOptions {
             device_blocks,
             growth: Growth::OnDemand,
             host_blocks: 0,
+            pinning: HostPinning::BACKGROUND,
             transport: TransportRules::default(),
             sequences_max: 256,
             blocks_per_sequence_max: 2048,

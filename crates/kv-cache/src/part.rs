@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use cuda_driver::host_pages::PinError;
 use cuda_driver::{CopyError, Device, DeviceError, Stream};
 use cuda_vmm::worker::Fault;
 use cuda_vmm::{
@@ -13,7 +14,7 @@ use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
 use kv_manager::{Start, StepPlan};
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
-    error::{AcquireError, BatchError},
+    error::{AcquireError, BatchError, SlabsError, StagingError},
 };
 
 use crate::carrier::{Carrier, lacks_kernel};
@@ -24,8 +25,8 @@ use crate::runs::{COMPUTE, Kind, LANES, Run};
 use crate::shares::Share;
 use crate::transport::Carried;
 use crate::{
-    BuildError, CloseError, Growth, HostCopyError, KvCacheOptions, OptionsError, TransportChoice,
-    TransportStats,
+    BuildError, CloseError, Growth, HostCopyError, HostPinning, KvCacheOptions, OptionsError,
+    TransportChoice, TransportStats,
 };
 
 /// One device's share of every block: layers, or heads of all layers.
@@ -104,6 +105,28 @@ fn own_memory(
     Ok(ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?)
 }
 
+/// A carrier for each direction, with the host memory that is usable; none where blocks are copied one by
+/// one, or where there is no host tier.
+fn carriers(
+    compute: &Stream,
+    (paged, kernels): (&PagedKv, &Arc<KvKernels>),
+    host: &HostTier,
+    options: &KvCacheOptions,
+) -> Result<Option<[Carrier; 2]>, BuildError> {
+    if options.host_blocks == 0 {
+        return Ok(None);
+    }
+    let carried = (&options.transport, options.overlap_depth);
+    let carrier = || -> Result<Option<Carrier>, BuildError> {
+        let Some(mut carrier) = Carrier::new(compute, paged, kernels, host, carried)? else {
+            return Ok(None);
+        };
+        carrier.take_slabs(compute, host)?;
+        Ok(Some(carrier))
+    };
+    Ok(carrier()?.zip(carrier()?).map(<[Carrier; 2]>::from))
+}
+
 /// Checks that an engine's tensors are those of this share (H31).
 fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), OptionsError> {
     if paged.shape() != shape {
@@ -121,6 +144,7 @@ impl Part {
         share: Share,
         options: &KvCacheOptions,
         (gate, adopted): (&EpochGate, Option<PagedKv>),
+        pinning: HostPinning,
     ) -> Result<Self, BuildError> {
         let device = compute.device();
         let shape = share.shape(&options.shape)?;
@@ -148,10 +172,9 @@ impl Part {
             return Err(OptionsError::BlocksInPieces.into());
         }
         let kernels = Arc::new(KvKernels::load(device)?);
-        let host = HostTier::new(device, u64::from(options.host_blocks), shape.block_bytes())?;
-        let carried = (&options.transport, options.overlap_depth);
-        let carrier = || Carrier::new(compute, &paged, &kernels, &host, carried);
-        let carriers = carrier()?.zip(carrier()?).map(<[Carrier; 2]>::from);
+        let blocks = u64::from(options.host_blocks);
+        let host = HostTier::new(device, blocks, shape.block_bytes(), pinning)?;
+        let carriers = carriers(compute, (&paged, &kernels), &host, options)?;
         let batch = options.batch();
         let depth = options.overlap_depth as usize;
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
@@ -287,6 +310,47 @@ impl Part {
     #[must_use]
     pub fn sabotage_memory(&self) -> Option<&ElasticPool> {
         self.memory.elastic()
+    }
+
+    /// Usable host blocks, from block 0 on.
+    pub(crate) fn host_blocks(&self) -> u64 {
+        self.host.usable()
+    }
+
+    /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.
+    ///
+    /// # Errors
+    /// A refusal, once: the tier then stays as it is.
+    pub(crate) fn poll_host(&mut self) -> Result<u64, PinError> {
+        let polled = self.host.poll();
+        let usable = self.take_slabs();
+        polled.map(|_| usable)
+    }
+
+    /// The same, after waiting until no more host memory will be pinned.
+    pub(crate) fn wait_for_host(&mut self) -> Result<u64, PinError> {
+        let waited = self.host.wait();
+        let usable = self.take_slabs();
+        waited.map(|_| usable)
+    }
+
+    fn take_slabs(&mut self) -> u64 {
+        for carrier in self.carriers.iter_mut().flatten() {
+            if let Err(error) = carrier.take_slabs(&self.compute, &self.host) {
+                tracing::error!(%error, "blocks of the host tier are copied one by one from now on");
+                self.carriers = None;
+                break;
+            }
+        }
+        self.host.usable()
+    }
+
+    /// Wants `blocks` host blocks, and gives back the memory beyond that nothing uses. Whether none is left
+    /// beyond. A block beyond is named by no plan any more.
+    pub(crate) fn resize_host(&mut self, blocks: u64) -> Result<bool, SlabsError> {
+        let kept = self.host.resize(blocks)?;
+        self.carriers.iter_mut().flatten().for_each(|carrier| carrier.drop_slabs(kept));
+        Ok(self.host.give_back())
     }
 
     /// Tells the worker that `blocks` blocks are in use. Makes no driver call.
@@ -619,10 +683,12 @@ impl Part {
             Some(Err(_)) => errors.push(CloseError::NotAtRest { ordinal }),
             None => {}
         }
-        drop((batch, host, paged));
+        drop((batch, paged));
         errors.extend(pieces.close().err().map(CloseError::from));
         let lists = carriers.into_iter().flatten().map(Carrier::close);
         errors.extend(lists.filter_map(Result::err).map(CloseError::from));
+        // After the carriers, which share its memory.
+        errors.extend(host.close().err().map(StagingError::from).map(CloseError::from));
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors

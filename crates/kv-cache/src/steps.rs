@@ -31,7 +31,9 @@ impl KvCache {
             while let Some(completed) = self.worker.poll()? {
                 self.note_completed(completed);
             }
+            self.take_pinned();
             self.give_back();
+            self.give_back_host();
         }
         Ok(self.manager.begin_step()?)
     }

@@ -128,10 +128,12 @@ impl KvWorker {
             check_adopted(given, compute, &shares)?;
         }
         let mut adopted = adopted.into_iter().flatten();
+        let pinning = options.pinning.of_one(shares.len());
         let parts = shares
             .into_iter()
             .map(|share| {
-                Part::new(&compute[share.device], share, &options, (&gate, adopted.next()))
+                let memory = (&gate, adopted.next());
+                Part::new(&compute[share.device], share, &options, memory, pinning)
             })
             .collect::<Result<Vec<_>, _>>()?;
         let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
@@ -230,8 +232,8 @@ impl KvWorker {
     /// [kept current](cuda_driver::Device::while_current).
     ///
     /// # Ordering
-    /// Waits on the host only if every staging buffer is still being read, which does not happen while no
-    /// more than `overlap_depth` steps are in flight. Work that is enqueued on the compute streams after
+    /// Waits on the host if the plan names host blocks that are still to be pinned, and if every staging
+    /// buffer is still being read, which does not happen while no more than `overlap_depth` steps are in flight. Work that is enqueued on the compute streams after
     /// this call finds the arrays, and the blocks of the batch, in place. A copy waits for the copies and
     /// the work that touch one of its blocks, and the work for the copies that touch one of the batch's.
     ///
@@ -247,6 +249,7 @@ impl KvWorker {
     {
         let _site = cuda_driver::site::enter();
         self.check(plan)?;
+        self.check_pinned(plan)?;
         if self.open.is_some() {
             // Nobody has said that its work is enqueued.
             self.leave(Outcome::Failed)?;

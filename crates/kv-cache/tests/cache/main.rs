@@ -15,6 +15,7 @@ mod late;
 mod machine;
 mod order;
 mod overlap;
+mod pinned;
 mod placement;
 mod policies;
 mod ptx;

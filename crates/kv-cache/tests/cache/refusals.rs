@@ -305,7 +305,7 @@ fn options_that_no_cache_can_have() {
     assert!(matches!(table, BuildError::Options(OptionsError::StepBytes { .. })));
     // More pinned memory than the machine has.
     let host = build(KvCacheOptions { host_blocks: 4 << 10, ..good });
-    assert!(matches!(&host, BuildError::Device(e) if e.is_out_of_memory()), "{host:?}");
+    assert!(matches!(&host, BuildError::HostMemory(e) if e.is_out_of_memory()), "{host:?}");
     assert!(KvCache::new(&[], options(small(), 8, 8)).is_err());
     machine.assert_clean();
 }

@@ -15,8 +15,8 @@ use kv_cache::kv_manager::{
     TruncateError,
 };
 use kv_cache::{
-    Answer, CloseError, Committed, DemandError, Growth, KvCache, KvCacheOptions, MemoryRules,
-    OpenStep, Part, PoolRules, Request, ReserveError, ResumeError, Sequence, Tokens,
+    Answer, CloseError, Committed, DemandError, Growth, HostPinning, KvCache, KvCacheOptions,
+    MemoryRules, OpenStep, Part, PoolRules, Request, ReserveError, ResumeError, Sequence, Tokens,
     TransportChoice, TransportRules,
 };
 use kv_kernels::{
@@ -216,6 +216,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         device_blocks,
         growth: Growth::OnDemand,
         host_blocks,
+        pinning: HostPinning::AT_ONCE,
         transport: TransportRules::default(),
         sequences_max,
         blocks_per_sequence_max,

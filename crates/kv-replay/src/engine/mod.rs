@@ -30,8 +30,8 @@ use std::time::Instant;
 
 use cuda_driver::{Driver as _, Stream};
 use kv_cache::{
-    CloseError, Growth, KvCache, KvCacheOptions, PoolRules, TransportChoice, TransportRules,
-    Worker, WorkerOptions,
+    CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
+    TransportRules, Worker, WorkerOptions,
 };
 use kv_kernels::{
     KvKernels, KvShape, KvShapeOptions,
@@ -118,6 +118,11 @@ pub fn build_cache(
         device_blocks: counted("--device-blocks", config.device_blocks)?,
         growth: growth(config, blocks, devices)?,
         host_blocks: counted("--host-blocks", config.host_blocks)?,
+        // Simulated runs are the same each time.
+        pinning: match devices.driver.name() {
+            "cuda" => HostPinning::BACKGROUND,
+            _ => HostPinning::AT_ONCE,
+        },
         transport: transport(config, devices)?,
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
@@ -136,7 +141,10 @@ pub fn build_cache(
         },
     };
     let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
-    Ok(KvCache::new(&streams, options)?)
+    let mut cache = KvCache::new(&streams, options)?;
+    // A replay measures steps, not the start.
+    cache.wait_for_host().map_err(kv_cache::BuildError::from)?;
+    Ok(cache)
 }
 
 /// Like [`run`], with a cache from [`build_cache`].

@@ -1,0 +1,167 @@
+//! Memory under host blocks: usable as it is pinned, and given back by a budget.
+
+use cuda_driver::host_pages::PinError;
+use kv_manager::{BudgetError, Budgeted, GroupId, StepPlan};
+use kv_pool::Tier;
+
+use crate::part::Part;
+use crate::{HostCopyError, KvCache, KvWorker};
+
+/// How much of the host tier is handed out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pinned {
+    /// The budget: most host blocks that are handed out.
+    budget: u64,
+    /// Usable blocks within the budget, as the manager knows it.
+    pub(crate) told_blocks: u64,
+    /// Whether memory beyond the budget is still pinned.
+    gives_back: bool,
+    /// The first refusal that nobody has asked for.
+    refused: Option<PinError>,
+}
+
+impl Pinned {
+    /// All of `blocks` blocks, as the manager begins.
+    pub(crate) fn new(blocks: u64) -> Self {
+        Self { budget: blocks, told_blocks: blocks, gives_back: false, refused: None }
+    }
+}
+
+impl KvCache {
+    /// Why host memory was not pinned, if that was refused since the last call. The cache goes on with the
+    /// host blocks that it has; [`set_budget`](Self::set_budget) tries again.
+    pub fn take_host_refusal(&mut self) -> Option<PinError> {
+        self.pinned.refused.take()
+    }
+
+    /// Waits until no more host memory will be pinned; how many host blocks are usable then. Steps need
+    /// no such wait: [`begin_step`](Self::begin_step) takes over what is pinned.
+    ///
+    /// # Ordering
+    /// Waits on the host for the threads that pin memory.
+    ///
+    /// # Errors
+    /// [`PinError`] if memory was refused; what was pinned is used all the same.
+    #[track_caller]
+    pub fn wait_for_host(&mut self) -> Result<u64, PinError> {
+        let _site = cuda_driver::site::enter();
+        let waited = self.worker.wait_for_host();
+        self.take_pinned();
+        waited
+    }
+
+    /// Gives the manager the host blocks that have memory by now.
+    pub(crate) fn take_pinned(&mut self) {
+        let usable = match self.worker.poll_host() {
+            Ok(usable) => usable,
+            Err(error) => {
+                tracing::warn!(%error, "the host tier stays smaller than it was to be");
+                self.pinned.refused.get_or_insert(error);
+                self.worker.host_blocks()
+            }
+        };
+        let told = usable.min(self.pinned.budget);
+        if told == self.pinned.told_blocks {
+            return;
+        }
+        match self.manager.set_budget(GroupId::default(), Tier::Secondary, told) {
+            Ok(_) => self.pinned.told_blocks = told,
+            Err(error) => {
+                tracing::error!(%error, "the manager knows other host blocks than there are");
+            }
+        }
+    }
+
+    /// [`set_budget`](Self::set_budget) of host blocks.
+    pub(crate) fn set_host_budget(&mut self, blocks: u64) -> Result<Budgeted, BudgetError> {
+        let most = u64::from(self.options().host_blocks);
+        // The manager refuses more than there can be.
+        let told = if blocks > most { blocks } else { blocks.min(self.worker.host_blocks()) };
+        let budgeted = self.manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
+        (self.pinned.budget, self.pinned.told_blocks) = (blocks, told);
+        self.pinned.gives_back = true;
+        self.give_back_host();
+        self.take_pinned();
+        Ok(budgeted)
+    }
+
+    /// Gives back memory beyond the budget of host blocks that nothing uses any more.
+    pub(crate) fn give_back_host(&mut self) {
+        if !self.pinned.gives_back {
+            return;
+        }
+        let from = match self.manager.unmappable_from(GroupId::default(), Tier::Secondary) {
+            Ok(from) => from.max(self.pinned.budget),
+            Err(error) => return tracing::error!(%error, "the first group is not there"),
+        };
+        let all = self.worker.resize_host(from);
+        self.pinned.gives_back = !all || from > self.pinned.budget;
+    }
+}
+
+impl KvWorker {
+    /// Host blocks that are usable on every device, from block 0 on. They grow while memory is pinned in the
+    /// background. A manager in another process is to hand out no others
+    /// ([`Manager::set_budget`](kv_manager::Manager::set_budget)): a plan that names others is carried out
+    /// once they are pinned.
+    #[must_use]
+    pub fn host_blocks(&self) -> u64 {
+        self.parts.iter().map(Part::host_blocks).min().unwrap_or(0)
+    }
+
+    /// Takes over host memory that was pinned since the last call; how many blocks are usable then. Never
+    /// waits.
+    ///
+    /// # Errors
+    /// [`PinError`], once for each device that refuses: its tier stays as it is.
+    pub fn poll_host(&mut self) -> Result<u64, PinError> {
+        self.host_of_all(Part::poll_host)
+    }
+
+    /// The same, after waiting until no more host memory will be pinned.
+    ///
+    /// # Errors
+    /// As [`poll_host`](Self::poll_host).
+    #[track_caller]
+    pub fn wait_for_host(&mut self) -> Result<u64, PinError> {
+        let _site = cuda_driver::site::enter();
+        self.host_of_all(Part::wait_for_host)
+    }
+
+    fn host_of_all(
+        &mut self,
+        call: impl Fn(&mut Part) -> Result<u64, PinError>,
+    ) -> Result<u64, PinError> {
+        let mut refused = Ok(());
+        for part in &mut self.parts {
+            refused = refused.and(call(part).map(drop));
+        }
+        refused.map(|()| self.host_blocks())
+    }
+
+    /// Wants `blocks` host blocks on every device; whether no memory beyond is left.
+    fn resize_host(&mut self, blocks: u64) -> bool {
+        let mut all = true;
+        for part in &mut self.parts {
+            match part.resize_host(blocks) {
+                Ok(back) => all &= back,
+                Err(error) => tracing::warn!(%error, "the host tier was not resized"),
+            }
+        }
+        all
+    }
+
+    /// Checks that the host blocks of a plan have memory, and waits for it if they do not yet.
+    pub(crate) fn check_pinned(&mut self, plan: &StepPlan) -> Result<(), HostCopyError> {
+        let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
+        let ids = ends.filter(|end| end.tier != Tier::Primary).map(|end| end.id.index() as u64);
+        let Some(block) = ids.max().filter(|&block| block >= self.host_blocks()) else {
+            return Ok(());
+        };
+        if let Err(error) = self.wait_for_host() {
+            tracing::warn!(%error, "the host tier stays smaller than it was to be");
+        }
+        let usable = self.host_blocks();
+        if block < usable { Ok(()) } else { Err(HostCopyError::NotPinned { block, usable }) }
+    }
+}
