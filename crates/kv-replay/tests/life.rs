@@ -1,0 +1,108 @@
+//! What happens to requests beside prefill and decoding, alone and together: every byte is right.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cuda_sim::Pace;
+use kv_replay::config::{Life, RunConfig};
+use kv_replay::device::{SimSizes, open};
+use kv_replay::engine;
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::report::RunReport;
+
+/// Replays a few requests in memory for about two of them at once, on one device or two.
+fn replay(device: &str, life: Life, seed: u64) -> RunReport {
+    let config = RunConfig {
+        block_tokens: 64,
+        device_blocks: 1024,
+        host_blocks: 2048,
+        max_batch: 8,
+        step_tokens: 4096,
+        life,
+        seed,
+        shape: kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape },
+        ..RunConfig::default()
+    };
+    let mut trace = generate(&GenerateOptions { requests: 12, seed }).unwrap();
+    for request in &mut trace.requests {
+        request.output_length = request.output_length.min(40);
+    }
+    config.check().unwrap();
+    config.check_trace(&trace).unwrap();
+    let devices = open(&device.parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
+    let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
+    assert_eq!(report.corrupt_blocks, 0, "{life:?}: {:?}", report.corruptions);
+    assert_eq!(report.finished + report.cancelled, report.requests, "{life:?}");
+    assert!(report.verified_blocks > 0);
+    let sim = devices.sim.clone().unwrap();
+    drop(devices);
+    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    report
+}
+
+#[test]
+fn prompts_are_computed_in_chunks() {
+    let whole = replay("sim", Life::default(), 1);
+    let chunked = replay("sim", Life { chunk: 256, ..Life::default() }, 1);
+    assert!(chunked.iterations > 2 * whole.iterations, "{}", chunked.iterations);
+}
+
+#[test]
+fn drafts_are_staged_before_it_is_known_which_of_the_last_ones_stand() {
+    let plain = replay("sim", Life::default(), 2);
+    let life = Life { drafts: 4, accept: 60, ..Life::default() };
+    for device in ["sim", "sim:2"] {
+        let report = replay(device, life, 2);
+        assert!(report.staged_behind_open_ids > 0);
+        assert!(report.iterations < plain.iterations, "drafts were accepted");
+        assert_eq!(report.generated_tokens, plain.generated_tokens);
+    }
+    replay("sim", Life { drafts: 3, accept: 0, ..Life::default() }, 3);
+    replay("sim", Life { drafts: 3, accept: 100, ..Life::default() }, 3);
+}
+
+#[test]
+fn requests_are_forked() {
+    let report = replay("sim", Life { fork: 3, ..Life::default() }, 4);
+    assert_eq!(report.forks, 2 * report.requests);
+    assert!(report.blocks_copied_on_write > 0);
+}
+
+#[test]
+fn requests_are_suspended_and_resumed() {
+    let report = replay("sim", Life { suspend: 10, ..Life::default() }, 5);
+    assert!(report.suspensions > 0 && report.blocks_suspended > 0);
+}
+
+#[test]
+fn requests_are_cancelled_in_whatever_step_they_are() {
+    let report = replay("sim", Life { cancel: 50, ..Life::default() }, 6);
+    assert!(report.cancelled > 0 && report.finished > 0);
+}
+
+#[test]
+fn the_budget_falls_and_rises() {
+    let life = Life { chunk: 256, budget_swing: 50, ..Life::default() };
+    let report = replay("sim", life, 7);
+    assert!(report.budget_changes > 1, "{}", report.budget_changes);
+    assert!(report.fewest_device_blocks < report.peak_device_blocks);
+}
+
+#[test]
+fn all_of_it_happens_at_once() {
+    let life = Life {
+        chunk: 512,
+        drafts: 3,
+        accept: 70,
+        fork: 2,
+        suspend: 5,
+        cancel: 20,
+        budget_swing: 30,
+    };
+    for (device, seeds) in [("sim", 8..11), ("sim:2", 11..13)] {
+        for seed in seeds {
+            let report = replay(device, life, seed);
+            assert!(report.forks > 0 && report.suspensions > 0, "{device}, {seed}");
+        }
+    }
+}
