@@ -123,7 +123,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-cache",
-        below: &["cuda-vmm", "kv-kernels", "kv-place", "kv-pool", "kv-stage"],
+        below: &["cuda-vmm", "kv-kernels", "kv-manager", "kv-place", "kv-pool", "kv-stage"],
         others: &[],
         never: &[HEAVY],
         may_be_unsafe: false,

@@ -14,21 +14,20 @@ const BLOCKS: u32 = 80;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let driver = SimDriver::new(SimConfig::default())?;
     driver.register_kernels(kv_kernels::references());
+    driver.register_kernels(kv_stage::references());
     let device = Device::open(Arc::new(driver), 0)?;
     let compute = Stream::new(&device)?;
     let shape =
         KvShape::new(KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 64, block_tokens: 16 })?;
-    let options = KvCacheOptions {
-        blocks_per_sequence_max: BLOCKS,
-        step_tokens_max: 64,
-        ..KvCacheOptions::new(shape, BLOCKS)
-    };
+    let options =
+        KvCacheOptions { blocks_per_sequence_max: BLOCKS, ..KvCacheOptions::new(shape, BLOCKS) };
     let mut kv = KvCache::new(std::slice::from_ref(&compute), options)?;
     let mut request = Request::new((0..40).collect());
     request.tokens_max = u64::from(BLOCKS) * 16;
     let step = kv.begin_step()?;
-    let answer = kv.admit(std::slice::from_mut(&mut request), 64)?.pop();
-    let Some(Answer::Admitted(mut sequence)) = answer else { return Err("no room".into()) };
+    let Some(Answer::Admitted(mut sequence)) = kv.admit(&mut [request], 64)?.pop() else {
+        return Err("no room".into());
+    };
     kv.stage(&step, &mut [&mut sequence], |_, _| Ok(()))?;
     kv.finish_step(step)?;
     // The model's kernels; here one that sums the bytes of each block.
@@ -42,8 +41,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         checksums: sums.span(),
         num_blocks: BLOCKS.into(),
     };
-    let kernels = || part.kernels().paged_checksum(&compute, part.paged(), reads);
-    let graph = compute.capture::<KernelError>(kernels)?;
+    let model = || part.kernels().paged_checksum(&compute, part.paged(), reads);
+    let graph = compute.capture::<KernelError>(model)?;
     for number in 2..1000 {
         let step = kv.begin_step()?;
         kv.commit(&mut sequence, number - 1, &[7])?;

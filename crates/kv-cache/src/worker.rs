@@ -69,7 +69,6 @@ struct InFlight {
 struct Sabotage {
     ignores_copies: bool,
     sends_backwards: bool,
-    ignores_work: bool,
 }
 
 impl KvWorker {
@@ -310,8 +309,6 @@ impl KvWorker {
             }
             // What is complete on the devices is not waited for.
             let behind_work = self.in_flight.iter().any(|step| step.step <= written_by);
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            let behind_work = behind_work && !self.sabotage.ignores_work;
             self.runs.push(kind, behind_work, pair(from.id, to.id));
         }
     }
@@ -493,12 +490,6 @@ impl KvWorker {
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_send_backwards(&mut self) {
         self.sabotage.sends_backwards = true;
-    }
-
-    /// Lets copies of suspended blocks begin before the work that writes the blocks has ended.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_ignore_work(&mut self) {
-        self.sabotage.ignores_work = true;
     }
 
     /// Makes copies of one lane wait for none of another.
