@@ -272,8 +272,10 @@ impl RunReport {
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
         ] {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {name:<10}{what}");
+            if !what.is_empty() {
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "  {name:<10}{what}");
+            }
         }
         if let Some(predicted_s) = self.predicted_s {
             let _ = writeln!(
@@ -338,7 +340,7 @@ impl RunReport {
         )
     }
 
-    /// What happened to requests beside prefill and decoding.
+    /// What happened to requests beside prefill and decoding; nothing for nothing.
     fn life_line(&self) -> String {
         let counts = [
             (self.staged_behind_open_ids, "staged behind open ids"),
@@ -351,7 +353,7 @@ impl RunReport {
         ];
         let some = counts.into_iter().filter(|(count, _)| *count > 0);
         let some: Vec<_> = some.map(|(count, what)| format!("{} {what}", grouped(count))).collect();
-        if some.is_empty() { "no drafts, forks, suspensions".to_owned() } else { some.join(", ") }
+        some.join(", ")
     }
 
     /// The transports used, with their batches.
