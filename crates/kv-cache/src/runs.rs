@@ -1,7 +1,5 @@
 //! Decided copies and scrubs that are not enqueued yet.
 
-use std::collections::HashSet;
-
 use kv_kernels::{BlockPair, link::HostDirection};
 
 /// Most blocks of a run: the room of one list of pairs.
@@ -59,8 +57,10 @@ pub(crate) struct Runs {
     /// Most blocks of a run, less one.
     more_blocks_max: usize,
     list: Vec<Run>,
-    /// Destinations of the last run.
-    written: HashSet<i32>,
+    /// For each block id, the number of the last run that it was a destination in, counted from 1.
+    written: Vec<u64>,
+    /// Runs so far.
+    count: u64,
     /// Whether the last run may not become longer, because a device has been sent it.
     ended: bool,
     /// Emptied lists, kept for their capacity.
@@ -83,17 +83,27 @@ impl Runs {
         let joins = !self.ended
             && kind != Kind::Within
             && self.list.last().is_some_and(fits)
-            && !self.written.contains(&pair.destination);
+            && self.written_in(pair.destination) != self.count;
         if !joins {
-            self.written.clear();
+            self.count += 1;
             self.ended = false;
             let pairs = self.spare.pop().unwrap_or_default();
             self.list.push(Run { kind, behind_work, pairs });
         }
-        self.written.insert(pair.destination);
+        // Ids of the pool are not negative.
+        let destination = pair.destination as usize;
+        if self.written.len() <= destination {
+            self.written.resize(destination + 1, 0);
+        }
+        self.written[destination] = self.count;
         if let Some(run) = self.list.last_mut() {
             run.pairs.push(pair);
         }
+    }
+
+    /// The last run that wrote a block; 0 for none.
+    fn written_in(&self, destination: i32) -> u64 {
+        self.written.get(destination as usize).copied().unwrap_or(0)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -117,7 +127,7 @@ impl Runs {
 
     /// Removes all runs, after every device was sent them.
     pub(crate) fn clear(&mut self) {
-        self.written.clear();
+        // What comes next is another run.
         self.ended = false;
         for Run { mut pairs, .. } in self.list.drain(..) {
             pairs.clear();
