@@ -19,8 +19,8 @@ const HEADS: u64 = 3;
 const TOKENS: u64 = 4;
 const BLOCKS: u64 = 5;
 
-/// A format as this file knows it, by the letters of its axes: `l`ayers, `k`eys and values, `b`locks,
-/// `t`okens, `s`lots, `h`eads, `e`lements, `g`roups of elements of 16 bytes and the elements `x` in these.
+/// A format as this file knows it, by the letters of its axes: `l` layers, `k` keys and values, `b` blocks,
+/// `t` tokens, `s` slots, `h` heads, `e` elements, `g` groups of elements of 16 bytes and `x` the elements in these.
 struct Known {
     format: KvFormat,
     /// The axes that choose the tensor, outermost first.
