@@ -43,10 +43,10 @@ impl Awaited {
         let mut found = 0;
         for row in &plan.batch {
             let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
-            let blocks = (upper + u64::from(row.tokens)).div_ceil(block_tokens.into());
+            let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
             let ids = table.row(row.row).unwrap_or_default();
             // New blocks are the last ones of their rows.
-            for &id in ids[..ids.len().min(blocks as usize)].iter().rev() {
+            for &id in ids[..blocks.min(ids.len() as u64) as usize].iter().rev() {
                 if found == all {
                     break;
                 }

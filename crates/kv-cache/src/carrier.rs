@@ -10,10 +10,7 @@ use kv_kernels::{
     error::{BlocksError, PagedKvError},
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
-use kv_stage::{
-    StagingOptions, StagingPool, SubmittedView,
-    error::{AcquireError, SubmitError},
-};
+use kv_stage::{StagingOptions, StagingPool, SubmittedView};
 
 use crate::host_tier::HostTier;
 use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
@@ -24,7 +21,7 @@ use crate::{BuildError, HostCopyError};
 const LISTS: usize = 32;
 
 /// Bytes of a pair of ids, as kernels read it.
-const PAIR_BYTES: usize = size_of::<BlockPair>();
+pub(crate) const PAIR_BYTES: usize = size_of::<BlockPair>();
 
 /// A link, and the lists of blocks that kernels read when they run.
 #[derive(Debug)]
@@ -127,10 +124,7 @@ impl Carrier {
             let mut buffer = self.lists.acquire_wait()?;
             let bytes = (self.list.len() * PAIR_BYTES) as u64;
             let places = buffer.range_mut(0, bytes).map_err(CopyError::from)?;
-            for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(&self.list) {
-                place[..4].copy_from_slice(&pair.source.to_ne_bytes());
-                place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
-            }
+            write_pairs(places, &self.list);
             let (link, slabs) = (&mut self.link, &self.slabs);
             let (list, legs) = (&self.list, &self.legs);
             let submitted = buffer.submit(stream, |view| {
@@ -146,14 +140,7 @@ impl Carrier {
                 }
                 Ok(())
             });
-            submitted.map_err(|error: SubmitError<TransportError>| match error {
-                SubmitError::Enqueue(error) => HostCopyError::Blocks(error),
-                SubmitError::Event(error) | SubmitError::Retire(error) => error.into(),
-                error => {
-                    tracing::error!(%error, "an unknown refusal of a staging buffer");
-                    HostCopyError::List(AcquireError::Closed)
-                }
-            })?;
+            submitted.map_err(HostCopyError::from_submit)?;
         }
         Ok(())
     }
@@ -208,6 +195,14 @@ impl Carrier {
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) fn lists(&self) -> &StagingPool {
         &self.lists
+    }
+}
+
+/// Writes pairs of ids as kernels read them.
+pub(crate) fn write_pairs(places: &mut [u8], pairs: &[BlockPair]) {
+    for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(pairs) {
+        place[..4].copy_from_slice(&pair.source.to_ne_bytes());
+        place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
     }
 }
 

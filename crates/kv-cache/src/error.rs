@@ -10,7 +10,7 @@ use kv_kernels::{
 };
 use kv_pool::policy::PolicyError;
 use kv_pool::tenants::TenantError;
-use kv_stage::error::{AcquireError, BatchError, SlabsError, StagingError};
+use kv_stage::error::{AcquireError, BatchError, SlabsError, StagingError, SubmitError};
 
 use crate::OptionsError;
 
@@ -148,6 +148,20 @@ pub enum HostCopyError {
     /// The device refused: to be bound, or an event for the list.
     #[error("a device refused a call that copies blocks")]
     Device(#[from] DeviceError),
+}
+
+impl HostCopyError {
+    /// What the submission of a list of blocks met.
+    pub(crate) fn from_submit(error: SubmitError<TransportError>) -> Self {
+        match error {
+            SubmitError::Enqueue(error) => Self::Blocks(error),
+            SubmitError::Event(error) | SubmitError::Retire(error) => error.into(),
+            error => {
+                tracing::error!(%error, "an unknown refusal of a staging buffer");
+                Self::List(AcquireError::Closed)
+            }
+        }
+    }
 }
 
 /// Why a step could not be begun, staged or finished.

@@ -109,9 +109,10 @@ impl KvCache {
     /// Has a tier hand out only `blocks` blocks from now on: fewer than before, or more, up to as many as the
     /// options say. Memory beyond the budget is given back by later steps, as soon as no sequence, copy or
     /// step in flight uses it: on the device page by page, on the host in slabs of up to 512 MiB. What is
-    /// cached on the device goes to host memory, as far as that has room. Nothing is moved to another block, and no sequence is disturbed: to have a
-    /// sequence release its blocks, suspend or drop it. A larger budget is mapped when it is needed, and
-    /// pinned in the background.
+    /// cached on the device and not in use goes to host memory, as far as that has room. Nothing is moved to
+    /// another block, and no sequence is disturbed: to have a sequence release its blocks, suspend or drop
+    /// it. Content that is in use then is lost to later requests when it is released. A larger budget is
+    /// mapped when it is needed, and pinned in the background.
     ///
     /// # Ordering
     /// Does not wait. Without [threads that pin](crate::HostPinning::threads), more host memory is pinned now.

@@ -4,14 +4,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::PinError;
-use cuda_driver::{CopyError, Device, DeviceError, Stream};
+use cuda_driver::{CopyError, Device, DeviceError, DeviceSpan, Stream};
 use cuda_vmm::worker::Fault;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError,
     elastic::{AheadError, AheadStats},
 };
 use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
-use kv_manager::{Start, StepPlan};
+use kv_manager::{Replica, Start, StepPlan};
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
     error::{AcquireError, BatchError, SlabsError, StagingError},
@@ -197,7 +197,7 @@ impl Part {
             order,
             spare: Vec::new(),
             memory,
-            pieces: Pieces::new(compute, &paged)?,
+            pieces: Pieces::new(compute, &paged, options.overlap_depth)?,
             paged,
             kernels,
             host,
@@ -419,13 +419,27 @@ impl Part {
         Ok(self.ready_blocks())
     }
 
-    /// Notes the changes that a plan makes to the block table. There is room for them.
-    pub(crate) fn edit(&mut self, plan: &StepPlan) -> Result<(), BatchError> {
+    /// Notes the changes that a plan makes to the block table, which is `table` with them. If the changes of
+    /// too many plans could not be sent, the whole table takes their place.
+    pub(crate) fn edit(&mut self, plan: &StepPlan, table: &Replica) -> Result<(), BatchError> {
         let mut ids = &plan.edit_ids[..];
         for edit in &plan.edits {
             let (here, rest) = ids.split_at(edit.count as usize);
-            self.batch.edit(0, Row::new(edit.row.index() as u32), edit.first, here)?;
             ids = rest;
+            match self.batch.edit(0, Row::new(edit.row.index() as u32), edit.first, here) {
+                Err(BatchError::Backlog { .. }) => return self.write_table(table),
+                noted => noted?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that the block table is another one.
+    pub(crate) fn write_table(&mut self, table: &Replica) -> Result<(), BatchError> {
+        self.batch.forget_edits();
+        for row in 0..self.batch.options().rows {
+            let ids = table.row(kv_manager::Row::new(row)).unwrap_or_default();
+            self.batch.edit(0, Row::new(row), 0, ids)?;
         }
         Ok(())
     }
@@ -524,29 +538,32 @@ impl Part {
 
     /// Enqueues copies within the device and scrubs before the engine's work.
     fn change_blocks(&mut self, runs: &[Run], numbers: &[usize]) -> Result<(), HostCopyError> {
+        if self.pieces.are_several() {
+            let memory = (&self.paged, &*self.kernels);
+            return self.pieces.change(&self.compute, memory, (runs, numbers), &mut self.sent);
+        }
         for &number in numbers {
             let Run { kind, pairs, .. } = &runs[number];
             for pair in pairs {
                 // Ids of the pool are not negative.
-                let (from, to) = (pair.source as u64, pair.destination as u64);
-                let spans = (self.paged.block_span(from), self.paged.block_span(to));
-                match (spans.0.map_err(CopyError::from)?, spans.1.map_err(CopyError::from)?) {
-                    (Some(from), Some(to)) => match kind {
-                        Kind::Scrub => self.compute.fill(to, 0)?,
-                        _ => self.compute.copy_on_device(to, from)?,
-                    },
-                    _ => self.pieces.change(
-                        &self.compute,
-                        &self.paged,
-                        &self.kernels,
-                        *kind,
-                        *pair,
-                    )?,
+                let to = self.whole_block(pair.destination as usize)?;
+                match kind {
+                    Kind::Scrub => self.compute.fill(to, 0)?,
+                    _ => {
+                        let from = self.whole_block(pair.source as usize)?;
+                        self.compute.copy_on_device(to, from)?;
+                    }
                 }
             }
             self.sent[number] = true;
         }
         Ok(())
+    }
+
+    /// The memory of a block that lies in one piece.
+    fn whole_block(&self, block: usize) -> Result<DeviceSpan, HostCopyError> {
+        let span = self.paged.block_span(block as u64).map_err(CopyError::from)?;
+        span.ok_or(HostCopyError::BlockInPieces { block })
     }
 
     fn carry_runs(
@@ -582,8 +599,7 @@ impl Part {
                     HostDirection::ToHost => source,
                     HostDirection::ToPages => destination,
                 };
-                let span = self.paged.block_span(block as u64).map_err(CopyError::from)?;
-                let Some(span) = span else { return Err(HostCopyError::BlockInPieces { block }) };
+                let span = self.whole_block(block)?;
                 match direction {
                     HostDirection::ToHost => self.host.store(stream, destination, span)?,
                     HostDirection::ToPages => self.host.load(stream, source, span)?,

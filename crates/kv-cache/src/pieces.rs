@@ -5,18 +5,13 @@ use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, KvKernels, PagedKv, PagedLayout, error::BlocksError,
     link::TransportError,
 };
-use kv_stage::{
-    StagingOptions, StagingPool,
-    error::{AcquireError, StagingError, SubmitError},
-};
+use kv_stage::{StagingOptions, StagingPool, error::StagingError};
 
-use crate::runs::Kind;
+use crate::carrier::{PAIR_BYTES, write_pairs};
+use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
 use crate::{BuildError, HostCopyError};
 
-/// Changes that may be enqueued before the host waits for the first of them.
-const LISTS: usize = 64;
-
-/// Copies and scrubs blocks by a kernel, which reads its pair of ids from pinned memory.
+/// Copies and scrubs blocks by a kernel, which reads a list of ids from pinned memory.
 #[derive(Debug)]
 pub(crate) struct Pieces {
     /// None where blocks lie in one piece each.
@@ -32,13 +27,19 @@ struct Parts {
 }
 
 impl Pieces {
-    pub(crate) fn new(stream: &Stream, paged: &PagedKv) -> Result<Self, BuildError> {
+    /// Lists for as many steps as may be in flight, and one more.
+    pub(crate) fn new(
+        stream: &Stream,
+        paged: &PagedKv,
+        overlap_depth: u32,
+    ) -> Result<Self, BuildError> {
         let shape = *paged.shape();
         if paged.layout().has_whole_blocks(&shape) {
             return Ok(Self { parts: None });
         }
-        let bytes = size_of::<BlockPair>() as u64;
-        let lists = StagingPool::new(stream.device(), StagingOptions::overlapped(bytes, LISTS))?;
+        let bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
+        let lists = StagingOptions::overlapped(bytes, overlap_depth as usize + 1);
+        let lists = StagingPool::new(stream.device(), lists)?;
         let memory = DeviceBuffer::alloc(stream.device(), shape.block_bytes())?;
         stream.fill(memory.span(), 0)?;
         let layout = PagedLayout::block_major(&shape);
@@ -46,50 +47,68 @@ impl Pieces {
         Ok(Self { parts: Some(Parts { lists, zeros, _memory: memory }) })
     }
 
-    /// Enqueues the copy of a block to another, or the scrub of one.
+    /// Whether blocks lie in several pieces.
+    pub(crate) fn are_several(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Enqueues runs of copies within the device and of scrubs, in their order, and marks them as sent. All of
+    /// a step take one list, unless they change more blocks than it has room for.
     pub(crate) fn change(
         &self,
         stream: &Stream,
-        paged: &PagedKv,
-        kernels: &KvKernels,
-        kind: Kind,
-        pair: BlockPair,
+        (paged, kernels): (&PagedKv, &KvKernels),
+        (runs, mut numbers): (&[Run], &[usize]),
+        sent: &mut [bool],
     ) -> Result<(), HostCopyError> {
         // Only blocks in several pieces come here.
         let Some(Parts { lists, zeros, .. }) = &self.parts else { return Ok(()) };
-        let (from, pair) = match kind {
-            Kind::Scrub => (zeros, BlockPair { source: 0, destination: pair.destination }),
-            _ => (paged, pair),
-        };
-        let mut buffer = lists.acquire_wait()?;
-        let place = buffer.range_mut(0, size_of::<BlockPair>() as u64).map_err(CopyError::from)?;
-        place[..4].copy_from_slice(&pair.source.to_ne_bytes());
-        place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
-        let pairs = [pair];
-        let submitted = buffer.submit(stream, |view| {
-            kernels.copy_blocks(
-                stream,
-                BlockCopy {
-                    from: Blocks::Device(from),
-                    to: Blocks::Device(paged),
-                    pairs: view.span().into(),
-                    count: 1,
-                    host_pairs: Some(BlockPairs::new(&pairs)?),
-                    from_blocks: from.blocks(),
-                    to_blocks: paged.blocks(),
-                    report: None,
-                    multiprocessors: None,
-                },
-            )
-        });
-        submitted.map_err(|error: SubmitError<BlocksError>| match error {
-            SubmitError::Enqueue(error) => HostCopyError::Blocks(TransportError::Blocks(error)),
-            SubmitError::Event(error) | SubmitError::Retire(error) => error.into(),
-            error => {
-                tracing::error!(%error, "an unknown refusal of a staging buffer");
-                HostCopyError::List(AcquireError::Closed)
+        while !numbers.is_empty() {
+            let (mut list, mut taken) = (Vec::new(), 0);
+            for &number in numbers {
+                let Run { kind, pairs, .. } = &runs[number];
+                // A run is no longer than a list.
+                if list.len() + pairs.len() > RUN_BLOCKS_MAX {
+                    break;
+                }
+                let scrubs = *kind == Kind::Scrub;
+                let source = |pair: &BlockPair| if scrubs { 0 } else { pair.source };
+                list.extend(pairs.iter().map(|pair| BlockPair { source: source(pair), ..*pair }));
+                taken += 1;
             }
-        })
+            let (here, rest) = numbers.split_at(taken);
+            numbers = rest;
+            let mut buffer = lists.acquire_wait()?;
+            let bytes = (list.len() * PAIR_BYTES) as u64;
+            write_pairs(buffer.range_mut(0, bytes).map_err(CopyError::from)?, &list);
+            let submitted = buffer.submit(stream, |view| {
+                let mut first = 0;
+                for &number in here {
+                    let Run { kind, pairs, .. } = &runs[number];
+                    let from = if *kind == Kind::Scrub { zeros } else { paged };
+                    let pairs = &list[first..first + pairs.len()];
+                    let (place, bytes) = (first * PAIR_BYTES, pairs.len() * PAIR_BYTES);
+                    let span = view.span().slice(place as u64, bytes as u64);
+                    let copy = BlockCopy {
+                        from: Blocks::Device(from),
+                        to: Blocks::Device(paged),
+                        pairs: span.map_err(TransportError::HostRange)?.into(),
+                        count: pairs.len() as u64,
+                        host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
+                        from_blocks: from.blocks(),
+                        to_blocks: paged.blocks(),
+                        report: None,
+                        multiprocessors: None,
+                    };
+                    kernels.copy_blocks(stream, copy)?;
+                    sent[number] = true;
+                    first += pairs.len();
+                }
+                Ok(())
+            });
+            submitted.map_err(HostCopyError::from_submit)?;
+        }
+        Ok(())
     }
 
     /// Waits for the readers of the lists, and frees them.

@@ -85,8 +85,9 @@ impl KvCache {
     ///
     /// # Errors
     /// [`StepError`]. If the manager refuses the batch ([`StepError::Refused`]), or it has more than
-    /// `step_tokens_max` tokens ([`BatchError::Tokens`]), nothing was staged, and the call can be made again. After another error the step has failed: finish or drop it. The next step
-    /// enqueues the copies that were not enqueued.
+    /// `step_tokens_max` tokens ([`BatchError::Tokens`]), nothing was staged, and the call can be made
+    /// again. After another error the step has failed: finish or drop it. The next step enqueues the
+    /// copies that were not enqueued.
     #[track_caller]
     pub fn stage<F>(
         &mut self,

@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 use cuda_driver::{DeviceError, Stream};
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
-use kv_manager::{BlockCopy, Outcome, Replica, Snapshot, StepPlan};
+use kv_manager::{BlockCopy, Outcome, PlanError, Replica, Snapshot, StepPlan};
 use kv_pool::Tier;
-use kv_stage::{BatchStep, Row, error::BatchError};
+use kv_stage::{BatchStep, error::BatchError};
 
 use crate::awaited::Awaited;
 use crate::part::Part;
@@ -208,19 +208,13 @@ impl KvWorker {
     /// content for them.
     ///
     /// # Errors
-    /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist;
-    /// [`StepError::Batch`] if the batches have no room for the changes.
+    /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist.
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
         snapshot.check(rows as usize, width as usize, self.options.device_blocks.into())?;
-        self.check_room(snapshot.table.len())?;
         self.table.restore(snapshot)?;
-        for part in &mut self.parts {
-            for (row, ids) in (0..rows).zip(snapshot.table.chunks_exact(width as usize)) {
-                part.batch.edit(0, Row::new(row), 0, ids)?;
-            }
-        }
-        Ok(())
+        let table = &self.table;
+        Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(table))?)
     }
 
     /// Carries out a plan, up to its batch: changes the block table, enqueues copies and scrubs, and sends
@@ -232,15 +226,17 @@ impl KvWorker {
     ///
     /// # Ordering
     /// Waits on the host if the plan names host blocks that are still to be pinned, and if every staging
-    /// buffer is still being read, which does not happen while no more than `overlap_depth` steps are in flight. Work that is enqueued on the compute streams after
-    /// this call finds the arrays, and the blocks of the batch, in place. A copy waits for the copies and
-    /// the work that touch one of its blocks, and the work for the copies that touch one of the batch's.
+    /// buffer is still being read, which does not happen while no more than `overlap_depth` steps are in
+    /// flight. Work that is enqueued on the compute streams after this call finds the arrays, and the
+    /// blocks of the batch, in place. A copy waits for the copies and the work that touch one of its
+    /// blocks, and the work for the copies that touch one of the batch's. Whole blocks are copied, also
+    /// where the plan asks for their first tokens.
     ///
     /// # Errors
-    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there, and
-    /// [`StepError::Batch`] with `Backlog` if the changes of many plans could not be sent: nothing
-    /// has changed then. After another error the step counts as failed: finish it as others. The next
-    /// call enqueues the copies that were not enqueued.
+    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there: nothing
+    /// has changed then, and this worker is of no more use to its manager before a
+    /// [snapshot](Self::restore). After another error the step counts as failed: finish it as others. The
+    /// next call enqueues the copies that were not enqueued, and sends the changes of the table.
     #[track_caller]
     pub fn carry_out<F>(&mut self, plan: &StepPlan, mut add: F) -> Result<(), StepError>
     where
@@ -256,7 +252,7 @@ impl KvWorker {
         self.table.apply(plan)?;
         self.open = Some((plan.step, self.gate.lease()));
         for part in &mut self.parts {
-            part.edit(plan)?;
+            part.edit(plan, &self.table)?;
         }
         self.decide(plan);
         self.send_copies()?;
@@ -268,21 +264,11 @@ impl KvWorker {
     }
 
     /// Checks a plan against the last one, the table and the tiers.
-    fn check(&self, plan: &StepPlan) -> Result<(), StepError> {
+    fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.table.step())?;
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
         plan.check_table(rows as usize, width as usize)?;
-        plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))?;
-        self.check_room(plan.edit_ids.len())
-    }
-
-    /// Checks that the parts' batches take the changes of so many entries.
-    fn check_room(&self, ids: usize) -> Result<(), StepError> {
-        let room = self.parts.iter().map(|part| part.batch.edit_room()).min().unwrap_or(u64::MAX);
-        match ids as u64 <= room {
-            true => Ok(()),
-            false => Err(BatchError::Backlog { ids: ids as u64, max: room }.into()),
-        }
+        plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))
     }
 
     /// Takes in the copies and scrubs of a plan, in their order.

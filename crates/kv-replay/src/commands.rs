@@ -21,7 +21,7 @@ use kv_replay::trace::{Trace, TraceError};
 use crate::cli::{Command, RunArgs};
 use crate::progress::Bar;
 
-/// Number of requests of the demonstration: a simulated device replays them in about 20 seconds on
+/// Number of requests of the demonstration: a simulated device replays them in about six seconds on
 /// two cores.
 const DEMO_REQUESTS: u64 = 250;
 

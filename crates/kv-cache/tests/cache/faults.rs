@@ -195,3 +195,30 @@ fn is_small(leaks: &cuda_sim::LeakReport) -> bool {
     let memory = leaks.mappings + leaks.reservations + leaks.physical_handles;
     memory + leaks.pinned_regions + leaks.allocations == 0
 }
+
+#[test]
+fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
+    for devices in [1, 2] {
+        let machine = Machine::new(1, devices, small());
+        let mut engine = machine.rig.engine(48, 0);
+        let mut keeps = engine.admit(&Prompt::new(1, 9)).unwrap();
+        engine.run(&mut [&mut keeps]).unwrap();
+        let options = engine.cache.options();
+        let entries = options.sequences_max * options.blocks_per_sequence_max;
+        // More changes than can wait to be sent, which are twice the table's entries.
+        let mut changed = 0;
+        let mut seed = 2;
+        while changed < 3 * entries as usize {
+            let mut live = engine.admit(&Prompt::new(seed, 60)).unwrap();
+            machine.sim.fail_nth("cuMemcpyHtoDAsync", u64::from(devices), ErrorCode::UNKNOWN);
+            assert!(engine.run(&mut [&mut live]).is_err());
+            changed += engine.cache.plan().edit_ids.len();
+            seed += 1;
+        }
+        let mut last = engine.admit(&Prompt::new(seed, 30)).unwrap();
+        engine.run(&mut [&mut keeps, &mut last]).unwrap();
+        drop((keeps, last));
+        engine.close();
+        machine.assert_clean();
+    }
+}

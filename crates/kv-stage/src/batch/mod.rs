@@ -149,7 +149,8 @@ impl DeviceBatch {
     ///
     /// # Errors
     /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Block`],
-    /// [`BatchError::Backlog`]. Nothing is changed then.
+    /// [`BatchError::Backlog`]. Nothing is changed then; after a backlog, [`forget_edits`](Self::forget_edits)
+    /// and the whole tables go on.
     pub fn edit(
         &mut self,
         table: usize,
@@ -186,10 +187,10 @@ impl DeviceBatch {
         Ok(())
     }
 
-    /// Block ids that [`edit`](Self::edit) still takes before a step has sent the others.
-    #[must_use]
-    pub fn edit_room(&self) -> u64 {
-        self.options.pending_max().saturating_sub(self.ids.len() as u64)
+    /// Forgets the changes that no step has sent yet, for a caller who writes the whole tables instead.
+    pub fn forget_edits(&mut self) {
+        self.edits.clear();
+        self.ids.clear();
     }
 
     /// Begins a step on `stream`, with a staging buffer of its own. Changes that do not fit in it are

@@ -108,6 +108,28 @@ fn changes_beyond_a_packet_are_sent_before_the_step_and_in_order() {
 }
 
 #[test]
+fn forgotten_changes_are_not_sent_and_leave_room_for_others() {
+    let machine = machine(0, false);
+    let table = BatchTable { width: 8, block_tokens: 1, null_block: 0 };
+    let tables = vec![table];
+    let options = BatchOptions { rows: 2, sequences_max: 2, tokens_max: 2, tables, arrays: vec![] };
+    let pool = pool(&machine.device, &options, 2);
+    let mut batch = DeviceBatch::new(&pool, options).unwrap();
+    let mut refused = false;
+    for _ in 0..8 {
+        refused |= batch.edit(0, Row::new(0), 0, &[9; 8]).is_err();
+    }
+    assert!(refused);
+    batch.forget_edits();
+    batch.edit(0, Row::new(1), 0, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    let mut step = batch.step_wait(&machine.stream).unwrap();
+    step.row(Row::new(1), 7, 7, 1).unwrap();
+    let staged = step.submit().unwrap();
+    let found = read::<i32>(&machine.stream, staged.buffers.tables[0].block_table);
+    assert_eq!(found[..8], [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+#[test]
 fn a_step_on_another_stream_or_device_is_refused() {
     let machine = machine(0, false);
     let mut model = Model::new(&machine.device, small(), 2, 1);
