@@ -1,8 +1,9 @@
 //! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
 use kv_cache::kv_manager::Row;
-use kv_cache::{KvCache, Sequence, SlotError};
+use kv_cache::{Sequence, SlotError};
 
+use super::cache::Cache;
 use super::content::RequestContent;
 use super::live::Staged;
 
@@ -75,7 +76,7 @@ impl Batch {
     /// Adds tokens of a request. Those that are skipped are cached, and no other is.
     pub(super) fn add(
         &mut self,
-        cache: &KvCache,
+        cache: &impl Cache,
         sequence: &Sequence,
         content: &RequestContent,
         Staged { skip, start, end, .. }: Staged,
@@ -84,7 +85,7 @@ impl Batch {
             self.close_open();
         }
         let first = self.keys.len();
-        cache.slot_mapping(sequence, start - skip..end, &mut self.slots)?;
+        cache.slots(sequence, start - skip..end, &mut self.slots)?;
         self.keys.extend((start - skip..start).map(|token| !content.key(token)));
         self.keys.extend((start..end).map(|token| content.key(token)));
         self.written += end - start;

@@ -16,6 +16,7 @@
 //! and computed again later.
 
 mod batch;
+mod cache;
 mod chance;
 mod content;
 mod error;
@@ -45,6 +46,7 @@ use crate::place::{self, place};
 use crate::report::RunReport;
 use crate::shape::KV_COUNT;
 use crate::trace::Trace;
+use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
 use scheduler::Scheduler;
 
@@ -181,10 +183,11 @@ fn play(
     report.requests = trace.requests.len() as u64;
     let placement = cache.options().placement.as_ref();
     report.placement = placement.map(|placement| place::report(config.place, placement));
-    let mut scheduler = Scheduler::new(cache, config, trace, devices.clock.clone())?;
-    let worker = scheduler.cache().options().growth.worker().cloned();
+    let worker = cache.options().growth.worker().cloned();
+    let local = Local::new(cache)?;
+    let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress);
-    let cache = scheduler.into_cache();
+    let cache = scheduler.into_cache().cache;
     note_moves(&mut report, &cache);
     // Also after a failure: closing waits for enqueued work, and releases the memory.
     let ended = played.and(close(cache));
@@ -209,7 +212,7 @@ fn play(
 
 /// Runs iterations until no request is left.
 fn iterate(
-    scheduler: &mut Scheduler<'_>,
+    scheduler: &mut Scheduler<'_, impl Cache>,
     worker: Option<&Worker>,
     devices: &OpenDevices,
     report: &mut RunReport,
@@ -292,7 +295,7 @@ fn counted(what: &'static str, value: u64) -> Result<u32, RunError> {
     u32::try_from(value).map_err(|_| RunError::TooLarge { what, value })
 }
 
-fn state_of(report: &RunReport, scheduler: &Scheduler<'_>) -> ProgressState {
+fn state_of(report: &RunReport, scheduler: &Scheduler<'_, impl Cache>) -> ProgressState {
     ProgressState {
         requests: report.requests,
         finished: report.finished,

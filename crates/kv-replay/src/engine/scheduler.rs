@@ -6,20 +6,18 @@ use std::time::Duration;
 use kv_cache::kv_manager::{
     ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
-use kv_cache::{
-    Answer, Committed, KvCache, OpenStep, Part, ReserveError, ResumeError, Sequence, Tokens,
-};
-use kv_pool::{Tier, clock::ManualClock};
+use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
+use kv_pool::clock::ManualClock;
 
 use super::RunError;
 use super::batch::Batch;
+use super::cache::Cache;
 use super::chance::Chance;
 use super::content::Content;
 use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
 use super::live::{Live, Staged};
 use super::verify::{Reading, SequenceSums, Verifier};
-use super::work::DeviceWork;
 use crate::config::{Life, RunConfig};
 use crate::report::RunReport;
 use crate::trace::Trace;
@@ -35,11 +33,10 @@ const GRID_TOKENS: u64 = 2048;
 const BUDGET_ITERATIONS: u64 = 64;
 
 /// The state of a run between two iterations.
-pub(super) struct Scheduler<'a> {
+pub(super) struct Scheduler<'a, C> {
     trace: &'a Trace,
     live: BTreeMap<usize, Live>,
-    cache: KvCache,
-    work: DeviceWork,
+    cache: C,
     verifier: Verifier,
     content: Content,
     oracle: Oracle,
@@ -80,27 +77,25 @@ enum Advance {
     Stalled(Missing),
 }
 
-impl<'a> Scheduler<'a> {
+impl<'a, C: Cache> Scheduler<'a, C> {
     pub(super) fn new(
-        cache: KvCache,
+        cache: C,
         config: &RunConfig,
         trace: &'a Trace,
         clock: ManualClock,
     ) -> Result<Self, RunError> {
-        let work = DeviceWork::new(&cache, config.step_tokens.into())?;
-        let shapes = cache.parts().iter().map(|part| *part.shape());
+        let shapes = cache.shapes();
         Ok(Self {
             trace,
             live: BTreeMap::new(),
-            work,
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
             content: Content::new(config.seed, config.block_tokens),
-            oracle: Oracle::new(shapes, config.block_tokens)?,
+            oracle: Oracle::new(shapes.into_iter(), config.block_tokens)?,
             life: config.life,
             chance: Chance::new(config.life, config.seed),
             step_tokens: config.step_tokens.into(),
             block_tokens: config.block_tokens.into(),
-            token_bytes: cache.shape().token_bytes(),
+            token_bytes: config.block_bytes()? / u64::from(config.block_tokens).max(1),
             cache,
             next: 0,
             next_branch: trace.requests.len(),
@@ -130,7 +125,7 @@ impl<'a> Scheduler<'a> {
 
     /// Number of device blocks in use.
     pub(super) fn blocks_in_use(&self) -> u64 {
-        self.cache.stats().ready_blocks.saturating_sub(self.cache.pool().empty() as u64)
+        self.cache.ready_blocks().saturating_sub(self.cache.manager().pool().empty() as u64)
     }
 
     /// Runs one iteration.
@@ -138,7 +133,7 @@ impl<'a> Scheduler<'a> {
         let step = self.cache.begin_step()?;
         self.iteration += 1;
         self.compare_completed(report)?;
-        self.commit(self.cache.completed_step())?;
+        self.commit(self.cache.manager().completed_step())?;
         self.planned = 0;
         self.swing(report)?;
         self.cancel(&step, report);
@@ -159,12 +154,8 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    pub(super) fn cache(&self) -> &KvCache {
-        &self.cache
-    }
-
     /// Returns the cache, with every sequence released.
-    pub(super) fn into_cache(self) -> KvCache {
+    pub(super) fn into_cache(self) -> C {
         self.cache
     }
 
@@ -190,16 +181,17 @@ impl<'a> Scheduler<'a> {
         if percent == 0 {
             return Ok(());
         }
-        let all = u64::from(self.cache.options().device_blocks);
-        let least = u64::from(self.cache.options().blocks_per_sequence_max);
+        let options = self.cache.manager().options();
+        let all = options.pool.primary_blocks;
+        let least = u64::from(options.blocks_per_sequence_max);
         let low = (all - all * percent / 100).max(least).min(all);
         if self.iteration.is_multiple_of(BUDGET_ITERATIONS) {
             let falls = (self.iteration / BUDGET_ITERATIONS) % 2 == 1;
-            self.cache.set_budget(Tier::Primary, if falls { low } else { all })?;
+            self.cache.set_budget(if falls { low } else { all })?;
             report.budget_changes += 1;
         }
         if report.budget_changes > 0 {
-            let mapped = self.cache.parts().iter().map(Part::ready_blocks).min().unwrap_or(0);
+            let mapped = self.cache.mapped_blocks();
             let before = match report.fewest_device_blocks {
                 0 => u64::MAX,
                 fewest => fewest,
@@ -356,6 +348,27 @@ impl<'a> Scheduler<'a> {
         }
         self.waiting.push_front(number);
         report.preemptions += 1;
+    }
+
+    /// Has every request computed again that no step up to `step` has completed: all that was computed is
+    /// lost.
+    fn start_over(&mut self, step: u64) {
+        self.readings.retain(|reading| reading.step <= step);
+        let mut again: Vec<_> = self.running.drain(..).chain(self.asleep.drain(..)).collect();
+        for (&number, request) in &mut self.live {
+            if request.cancelled || request.sequence.is_none() {
+                continue;
+            }
+            match request.over_in {
+                Some(last) if last <= step => continue,
+                // Its last token is in a step that is void, and it is not among the running ones any more.
+                Some(_) => again.push(number),
+                None => {}
+            }
+            request.over_in = None;
+            request.preempt();
+        }
+        again.into_iter().rev().for_each(|number| self.waiting.push_front(number));
     }
 
     /// Reserves and plans a request's next tokens: one if it is generating, with drafts behind it, else a
@@ -545,10 +558,10 @@ impl<'a> Scheduler<'a> {
         }
         self.batch.finish();
         let read = self.verifier.reads();
-        let enqueued = self.work.enqueue(&mut self.cache, step, &self.batch, &mut readers, read)?;
+        self.cache.launch(step, &self.batch, &mut readers, read)?;
         if read {
-            let (width, arrival) = (enqueued.width, enqueued.arrival);
-            self.readings.push_back(Reading { step: number, width, arrival, rows });
+            let width = self.cache.manager().options().blocks_per_sequence_max as usize;
+            self.readings.push_back(Reading { step: number, width, rows });
         }
         Ok(())
     }
@@ -565,11 +578,13 @@ impl<'a> Scheduler<'a> {
     /// Compares the checksums that have arrived, and releases requests whose last ones were
     /// compared.
     fn compare_completed(&mut self, report: &mut RunReport) -> Result<(), RunError> {
-        let completed = self.cache.completed_step();
+        if let Some(step) = self.cache.take_loss() {
+            self.start_over(step);
+        }
+        let completed = self.cache.manager().completed_step();
         while let Some(reading) = self.readings.pop_front_if(|reading| reading.step <= completed) {
-            let entries = reading.rows.len() * reading.width;
             for part in 0..self.oracle.parts() {
-                self.work.arrived(part, reading.arrival, entries, &mut self.checksums)?;
+                self.cache.checksums(part, &reading, &mut self.checksums)?;
                 self.verifier.compare(&reading, part, &self.checksums, &self.live, report);
             }
         }

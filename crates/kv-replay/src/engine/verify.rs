@@ -16,8 +16,8 @@ const SAMPLE_ONE_IN: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) step: u64,
+    /// Entries of a row of the checksums.
     pub(super) width: usize,
-    pub(super) arrival: usize,
     pub(super) rows: Vec<SequenceSums>,
 }
 

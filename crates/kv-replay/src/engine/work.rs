@@ -1,12 +1,13 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
-use kv_cache::{KvCache, OpenStep, Part, Sequence};
+use kv_cache::{BatchStep, KvCacheOptions, Part};
 use kv_kernels::{
     Direction,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::{ChecksumArgs, FillPattern},
 };
+use kv_stage::error::BatchError;
 
 use super::RunError;
 use super::batch::{Batch, Launch, Rejected};
@@ -42,22 +43,23 @@ pub(super) fn arrays(config: &RunConfig) -> Vec<u64> {
 #[derive(Debug)]
 pub(super) struct DeviceWork {
     buffers: Vec<Buffers>,
+    /// Which part of the model the first device holds.
+    first_part: usize,
+    /// Entries of a row of the checksums.
+    width: usize,
     /// Keys for the device of one part, kept to avoid allocation.
     keys: Vec<u64>,
 }
 
-/// The work enqueued for an iteration.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Enqueued {
-    /// Number of entries in a row of the checksums.
-    pub(super) width: usize,
-    /// Index of the arrival buffer that holds them.
-    pub(super) arrival: usize,
-}
-
 impl DeviceWork {
-    pub(super) fn new(cache: &KvCache, chunk_tokens: u64) -> Result<Self, RunError> {
-        let options = cache.options();
+    /// Allocates the buffers for the devices of `parts`, of which the first holds part `first_part` of the
+    /// model.
+    pub(super) fn new(
+        parts: &[Part],
+        options: &KvCacheOptions,
+        first_part: usize,
+    ) -> Result<Self, RunError> {
+        let chunk_tokens = u64::from(options.step_tokens_max);
         let entries = u64::from(options.sequences_max) * u64::from(options.blocks_per_sequence_max);
         let arrivals = options.overlap_depth + 1;
         let buffers = |part: &Part| -> Result<Buffers, RunError> {
@@ -77,65 +79,76 @@ impl DeviceWork {
                 arrivals: (0..arrivals).map(pinned).collect::<Result<_, _>>().map_err(no_sums)?,
             })
         };
-        let buffers = cache.parts().iter().map(buffers).collect::<Result<_, _>>()?;
-        Ok(Self { buffers, keys: Vec::new() })
+        let buffers = parts.iter().map(buffers).collect::<Result<_, _>>()?;
+        let width = options.blocks_per_sequence_max as usize;
+        Ok(Self { buffers, first_part, width, keys: Vec::new() })
     }
 
-    /// Stages and enqueues one iteration: writes the batch's tokens, and then, if `read`, reads all
-    /// of `readers`, but for rejected drafts.
-    pub(super) fn enqueue(
+    /// Adds the arrays of an iteration to what is staged for a device.
+    pub(super) fn add_arrays(
         &mut self,
-        cache: &mut KvCache,
-        step: &OpenStep,
+        part: usize,
         batch: &Batch,
-        readers: &mut [&mut Sequence],
+        step: &mut BatchStep<'_>,
+    ) -> Result<(), BatchError> {
+        let part = self.first_part + part;
+        self.keys.clear();
+        self.keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
+        step.array(KEYS, &self.keys)?;
+        if batch.is_unplaced() {
+            step.array(ACCEPTED, &batch.accepted)?;
+            step.array(LENGTHS, &batch.lengths)
+        } else {
+            step.array(SLOTS, &batch.slots)
+        }
+    }
+
+    /// Enqueues an iteration that was staged: writes the batch's tokens, and then, if `read`, reads all
+    /// of its sequences, but for rejected drafts.
+    pub(super) fn enqueue(
+        &self,
+        parts: &[Part],
+        step: u64,
+        batch: &Batch,
         read: bool,
-    ) -> Result<Enqueued, RunError> {
-        let keys = &mut self.keys;
-        cache.stage(step, readers, |part, step| {
-            keys.clear();
-            keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
-            step.array(KEYS, keys)?;
-            if batch.is_unplaced() {
-                step.array(ACCEPTED, &batch.accepted)?;
-                step.array(LENGTHS, &batch.lengths)
-            } else {
-                step.array(SLOTS, &batch.slots)
-            }
-        })?;
-        let arrival = (step.number() % self.buffers[0].arrivals.len() as u64) as usize;
-        let width = cache.options().blocks_per_sequence_max as usize;
-        for (part, buffers) in cache.parts().iter().zip(&self.buffers) {
+    ) -> Result<(), RunError> {
+        for (part, buffers) in parts.iter().zip(&self.buffers) {
             let enqueued = part.device().while_current(|| {
                 for &launch in batch.launches() {
                     write(part, buffers, launch, batch)?;
                 }
                 sample(part, batch)?;
                 match read {
-                    true => checksum(part, buffers, batch, width, arrival),
+                    true => checksum(part, buffers, batch, self.width, arrival(buffers, step)),
                     false => Ok(()),
                 }
             });
             enqueued??;
         }
-        Ok(Enqueued { width, arrival })
+        Ok(())
     }
 
-    /// Copies out the checksums of a completed step: `entries` of them.
+    /// Copies out the checksums of a completed step of so many sequences, row by row.
     pub(super) fn arrived(
         &self,
         part: usize,
-        arrival: usize,
-        entries: usize,
+        step: u64,
+        sequences: usize,
         checksums: &mut Vec<u64>,
     ) -> Result<(), RunError> {
-        checksums.resize(entries, 0);
+        checksums.resize(sequences * self.width, 0);
         let bytes = bytemuck::cast_slice_mut(checksums);
-        self.buffers[part].arrivals[arrival]
+        let buffers = &self.buffers[part];
+        buffers.arrivals[arrival(buffers, step)]
             .read_at(0, bytes)
             .map_err(cuda_driver::CopyError::from)?;
         Ok(())
     }
+}
+
+/// The arrival buffer of a step.
+fn arrival(buffers: &Buffers, step: u64) -> usize {
+    (step % buffers.arrivals.len() as u64) as usize
 }
 
 /// Fills one launch's part of the chunk and stores it.

@@ -1,0 +1,206 @@
+//! What the scheduler asks of the KV cache, wherever its devices are.
+
+use std::ops::Range;
+
+use kv_cache::kv_manager::{CommitError, ForkError, Manager, Reserved, SuspendError};
+use kv_cache::{
+    Answer, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError, ResumeError,
+    Sequence, SlotError, Tokens,
+};
+use kv_kernels::KvShape;
+use kv_pool::{BlockHash, Tier};
+
+use super::RunError;
+use super::batch::Batch;
+use super::verify::Reading;
+use super::work::DeviceWork;
+
+/// A manager of the KV cache, and those who carry its plans out. The calls mean what those of
+/// [`KvCache`] with the same names mean.
+pub(crate) trait Cache {
+    fn manager(&self) -> &Manager;
+
+    /// The shape of each part of the model, in the order of the devices.
+    fn shapes(&self) -> Vec<KvShape>;
+
+    /// Device blocks that have memory on every device.
+    fn mapped_blocks(&self) -> u64;
+
+    /// Device blocks that can be handed out.
+    fn ready_blocks(&self) -> u64;
+
+    fn begin_step(&mut self) -> Result<OpenStep, RunError>;
+
+    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError>;
+
+    /// Waits until every finished step is complete.
+    fn drain(&mut self) -> Result<(), RunError>;
+
+    /// The latest step that counts, if all that was computed has been lost since the last call: sequences
+    /// that were admitted before are lost, and later steps were computed for nobody.
+    fn take_loss(&mut self) -> Option<u64>;
+
+    fn commit(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: Tokens<'_>,
+    ) -> Result<Committed, CommitError>;
+
+    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError>;
+
+    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError>;
+
+    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError>;
+
+    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError>;
+
+    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError>;
+
+    fn forget(&mut self, names: &[BlockHash]);
+
+    /// Changes the budget of device blocks.
+    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
+
+    /// Appends the slots of a sequence's tokens.
+    fn slots(
+        &self,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), SlotError>;
+
+    /// Stages `readers`, and has every device write the batch's tokens and then, if `read`, read all of
+    /// `readers`, but for rejected drafts.
+    fn launch(
+        &mut self,
+        step: &OpenStep,
+        batch: &Batch,
+        readers: &mut [&mut Sequence],
+        read: bool,
+    ) -> Result<(), RunError>;
+
+    /// The checksums that one part has read in a completed step, row by row.
+    fn checksums(
+        &mut self,
+        part: usize,
+        reading: &Reading,
+        checksums: &mut Vec<u64>,
+    ) -> Result<(), RunError>;
+}
+
+/// A cache whose devices are this process's.
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) cache: KvCache,
+    work: DeviceWork,
+}
+
+impl Local {
+    pub(super) fn new(cache: KvCache) -> Result<Self, RunError> {
+        let work = DeviceWork::new(cache.parts(), cache.options(), 0)?;
+        Ok(Self { cache, work })
+    }
+}
+
+impl Cache for Local {
+    fn manager(&self) -> &Manager {
+        self.cache.manager()
+    }
+
+    fn shapes(&self) -> Vec<KvShape> {
+        self.cache.parts().iter().map(|part| *part.shape()).collect()
+    }
+
+    fn mapped_blocks(&self) -> u64 {
+        self.cache.parts().iter().map(Part::ready_blocks).min().unwrap_or(0)
+    }
+
+    fn ready_blocks(&self) -> u64 {
+        self.cache.stats().ready_blocks
+    }
+
+    fn begin_step(&mut self) -> Result<OpenStep, RunError> {
+        Ok(self.cache.begin_step()?)
+    }
+
+    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError> {
+        Ok(self.cache.finish_step(step)?)
+    }
+
+    fn drain(&mut self) -> Result<(), RunError> {
+        Ok(self.cache.drain()?)
+    }
+
+    fn take_loss(&mut self) -> Option<u64> {
+        None
+    }
+
+    fn commit(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: Tokens<'_>,
+    ) -> Result<Committed, CommitError> {
+        self.cache.commit(sequence, step, tokens)
+    }
+
+    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
+        self.cache.reserve(sequence, tokens)
+    }
+
+    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
+        self.cache.admit(requests, budget)
+    }
+
+    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+        self.cache.fork(sequence)
+    }
+
+    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
+        self.cache.suspend(sequence)
+    }
+
+    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
+        self.cache.resume(sequence)
+    }
+
+    fn forget(&mut self, names: &[BlockHash]) {
+        self.cache.forget(names);
+    }
+
+    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
+        self.cache.set_budget(Tier::Primary, blocks)?;
+        Ok(())
+    }
+
+    fn slots(
+        &self,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), SlotError> {
+        self.cache.slot_mapping(sequence, tokens, slots)
+    }
+
+    fn launch(
+        &mut self,
+        step: &OpenStep,
+        batch: &Batch,
+        readers: &mut [&mut Sequence],
+        read: bool,
+    ) -> Result<(), RunError> {
+        let Self { cache, work } = self;
+        cache.stage(step, readers, |part, staged| work.add_arrays(part, batch, staged))?;
+        work.enqueue(cache.parts(), step.number(), batch, read)
+    }
+
+    fn checksums(
+        &mut self,
+        part: usize,
+        reading: &Reading,
+        checksums: &mut Vec<u64>,
+    ) -> Result<(), RunError> {
+        self.work.arrived(part, reading.step, reading.rows.len(), checksums)
+    }
+}
