@@ -40,29 +40,27 @@ impl Fence {
     /// The device's error.
     #[track_caller]
     pub fn record(stream: &Stream) -> Result<Self, DeviceError> {
-        Self::record_as(Event::new(stream.device())?, stream)
+        let event = Event::new(stream.device())?;
+        event.record(stream)?;
+        Ok(Self { inner: Arc::new(Inner { event, over: AtomicBool::new(false) }) })
     }
 
     /// Records a fence like [`record`](Fence::record), reusing the event of this one if it has no
-    /// other holder: for step paths that create no events. An [`EpochGate`](crate::EpochGate) drops
+    /// other holder: for step paths that create no events and allocate nothing. An [`EpochGate`](crate::EpochGate) drops
     /// completed fences when the next lease is taken.
     ///
     /// # Errors
     /// The device's error.
     #[track_caller]
-    pub fn renew(self, stream: &Stream) -> Result<Self, DeviceError> {
-        match Arc::into_inner(self.inner) {
-            Some(Inner { event, .. }) if event.device() == stream.device() => {
-                Self::record_as(event, stream)
+    pub fn renew(mut self, stream: &Stream) -> Result<Self, DeviceError> {
+        match Arc::get_mut(&mut self.inner) {
+            Some(Inner { event, over }) if event.device() == stream.device() => {
+                event.record(stream)?;
+                *over.get_mut() = false;
+                Ok(self)
             }
             _ => Self::record(stream),
         }
-    }
-
-    #[track_caller]
-    fn record_as(event: Event, stream: &Stream) -> Result<Self, DeviceError> {
-        event.record(stream)?;
-        Ok(Self { inner: Arc::new(Inner { event, over: AtomicBool::new(false) }) })
     }
 
     /// The device of the fence's work.

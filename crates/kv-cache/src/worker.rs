@@ -9,6 +9,7 @@ use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
 use kv_manager::{BlockCopy, Outcome, PlanError, Replica, Snapshot, StepPlan};
 use kv_pool::Tier;
 use kv_stage::{BatchStep, error::BatchError};
+use smallvec::SmallVec;
 
 use crate::awaited::Awaited;
 use crate::part::Part;
@@ -59,7 +60,7 @@ pub struct KvWorker {
 #[derive(Debug)]
 struct InFlight {
     step: u64,
-    fences: Vec<Fence>,
+    fences: SmallVec<[Fence; 4]>,
     outcome: Outcome,
 }
 
@@ -371,12 +372,12 @@ impl KvWorker {
             return Ok(());
         }
         let recorded = self.parts.iter_mut().map(Part::fence_compute);
-        let mut fences = recorded.collect::<Result<Vec<_>, _>>()?;
+        let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, _>>()?;
         let Some((step, lease)) = self.open.take() else { return Ok(()) };
         // The fences are of the parts' devices. A lease that is refused counts as dropped.
         drop(lease.submitted(&fences));
         // Blocks that these copies read or write are handed out again when the step is complete.
-        fences.append(&mut self.arrived);
+        fences.extend(self.arrived.drain(..));
         self.in_flight.push_back(InFlight { step, fences, outcome });
         Ok(())
     }

@@ -91,16 +91,22 @@ fn name_onto(
 /// A drop releases the blocks from last to first, so that the tail of a prefix is evicted before its
 /// head.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(crate) struct Blocks {
-    runs: SmallVec<[Run; 3]>,
     len: usize,
     /// The first of the last blocks that are the sequence's own.
     own_from: usize,
+    runs: SmallVec<[Run; 3]>,
 }
 
 impl Blocks {
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// The first of the last blocks that the sequence may write.
+    pub(crate) fn own_from(&self) -> usize {
+        self.own_from
     }
 
     /// Whether the sequence may write block `index`.

@@ -49,7 +49,7 @@ impl Manager {
         sequence.ends.commit(step, tokens.len(), known)?;
         // It was checked a moment ago.
         sequence.known.push(&self.namer, tokens)?;
-        if self.nameable(sequence) > sequence.named {
+        if self.has_unnamed(sequence) {
             // A later step may begin, by its plan, before where this one has ended: if it fails, it has
             // spoilt these blocks too.
             let step = sequence.ends.latest().map_or(step, |latest| latest.max(step));

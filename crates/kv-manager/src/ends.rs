@@ -16,8 +16,8 @@ struct Staged {
     led: bool,
     /// Its ids have not been committed.
     awaits: bool,
-    /// Tokens that were known before its ids were committed; `None` while none of its ids is known.
-    known_before: Option<u64>,
+    /// Tokens that were known before its ids were committed; `u64::MAX` while none of its ids is known.
+    known_before: u64,
 }
 
 /// What is to be computed again after a step has failed.
@@ -38,7 +38,7 @@ pub(crate) struct Ends {
     resolved: u64,
     /// The sum of `unknown` over the steps whose ids are to come.
     unknown: u64,
-    staged: SmallVec<[Staged; 4]>,
+    staged: SmallVec<[Staged; 3]>,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
     /// Results of steps up to this one change nothing.
@@ -90,7 +90,7 @@ impl Ends {
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
         let led = led > 0;
-        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: None });
+        self.staged.push(Staged { step, start, unknown, led, awaits, known_before: u64::MAX });
     }
 
     /// Skips tokens whose KV has been found elsewhere.
@@ -128,7 +128,7 @@ impl Ends {
         let at = self.open(step, count)?;
         let staged = &mut self.staged[at];
         staged.awaits = false;
-        staged.known_before = (count > 0).then_some(known);
+        staged.known_before = if count > 0 { known } else { u64::MAX };
         self.unknown -= u64::from(staged.unknown);
         // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
         self.resolved += if staged.led { count.saturating_sub(1) } else { count };
@@ -157,7 +157,9 @@ impl Ends {
         // Their failure still concerns what they wrote before the cut.
         for staged in &mut self.staged {
             staged.awaits = false;
-            staged.known_before = staged.known_before.filter(|&before| before < known);
+            if staged.known_before >= known {
+                staged.known_before = u64::MAX;
+            }
         }
     }
 
@@ -172,8 +174,7 @@ impl Ends {
     pub(crate) fn redo_from(&self, from: u64, step: u64, known: u64) -> Redo {
         // Ids that the engine has added itself stay, unless they follow ids of a void step.
         let later = self.staged.iter().filter(|staged| staged.step >= step);
-        let committed = later.filter_map(|staged| staged.known_before).min();
-        let known = committed.map_or(known, |before| before.min(known));
+        let known = later.map(|staged| staged.known_before).fold(known, u64::min);
         Redo { from: from.min(self.resolved).min(known), known }
     }
 }

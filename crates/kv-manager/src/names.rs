@@ -109,10 +109,10 @@ pub(crate) struct Known {
     ids: Option<Vec<u32>>,
     tokens: u64,
     names: Vec<BlockHash>,
-    content: Option<Arc<Content>>,
-    /// What the caller's names are mixed with, for its unsalted blocks and for the others.
-    masks: [u128; 2],
     generation: u64,
+    content: Option<Arc<Content>>,
+    /// What the caller's names are mixed with, for its unsalted blocks and for the others; `None` for ids.
+    masks: Option<Box<[u128; 2]>>,
 }
 
 impl Known {
@@ -131,7 +131,7 @@ impl Known {
             ids: (!named).then(Vec::new),
             tokens: 0,
             names: Vec::new(),
-            masks: if named { [mask(&[]), mask(&content.salt)] } else { [0; 2] },
+            masks: named.then(|| Box::new([mask(&[]), mask(&content.salt)])),
             content: (!content.is_plain()).then(|| Arc::new(content)),
             generation: namer.generation,
         };
@@ -190,7 +190,10 @@ impl Known {
         match tokens {
             Tokens::Ids(more) => {
                 if let Some(ids) = &mut self.ids {
-                    ids.extend_from_slice(more);
+                    match more {
+                        [id] => ids.push(*id),
+                        more => ids.extend_from_slice(more),
+                    }
                 }
                 self.name_full(namer);
             }
@@ -199,9 +202,10 @@ impl Known {
                 let content = self.content.as_ref();
                 let salted_from =
                     content.map_or(0, |content| content.salted_from(namer.block_tokens));
+                let masks = self.masks.as_deref().copied().unwrap_or_default();
                 for name in more {
                     let salted = self.names.len() as u64 >= salted_from;
-                    let mask = self.masks[usize::from(salted)];
+                    let mask = masks[usize::from(salted)];
                     self.names.push(BlockHash::from_u128(name.to_u128() ^ mask));
                 }
             }
@@ -221,6 +225,10 @@ impl Known {
     fn name_full(&mut self, namer: &Namer) {
         let Some(ids) = &self.ids else { return };
         let block = namer.block_tokens as usize;
+        // Most commits fill no block. Then the names, which nothing else has touched, are not read.
+        if ids.len() < (self.names.len() + 1) * block {
+            return;
+        }
         self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
         let mut parent = self.names.last().copied().unwrap_or_else(|| namer.root(self.generation));
         for tokens in ids.chunks_exact(block).skip(self.names.len()) {

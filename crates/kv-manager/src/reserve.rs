@@ -35,6 +35,10 @@ impl Manager {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         self.look_at_running(sequence)?;
+        if sequence.frontier.is_none() && self.has_room(sequence, tokens) {
+            sequence.ends.next = tokens;
+            return Ok(Reserved::default());
+        }
         // Nothing changes before all blocks are there.
         let computed = match sequence.frontier.is_some() && tokens > 0 {
             true => self.find_computed(sequence),
@@ -87,6 +91,14 @@ impl Manager {
         }
         sequence.ends.next = tokens;
         Ok(Reserved { blocks: count, copied: shared, adopted_tokens: adopted })
+    }
+
+    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case, without a
+    /// division.
+    fn has_room(&self, sequence: &Sequence, tokens: u32) -> bool {
+        let upper = sequence.ends.upper();
+        let (own_from, len) = (sequence.blocks.own_from(), sequence.blocks.len());
+        self.tokens_of(own_from) <= upper && upper + u64::from(tokens) <= self.tokens_of(len)
     }
 
     /// Blocks that [`reserve`](Self::reserve) would claim for so many tokens, at most: for an owner of memory

@@ -20,37 +20,41 @@ use crate::rows::{RowLease, RowPool};
 ///
 /// Dropping it cancels it and releases its blocks, whatever step it is in. The devices may still be using
 /// them, so they are handed out again when the open step, or else the last one, is complete.
+///
+/// A decode step touches the first fields only. They lie side by side, because a scheduler's caches are cold
+/// when it comes back to its sequences.
 #[derive(Debug)]
 #[must_use = "dropping a sequence releases its blocks"]
+#[repr(C)]
 pub struct Sequence {
-    /// Counts the sequences of a manager.
-    pub(crate) number: u64,
     /// The rows of its manager, which identify it.
     pub(crate) home: RowPool,
     /// `None` while it is suspended.
     pub(crate) row: Option<RowLease>,
-    pub(crate) blocks: Blocks,
-    pub(crate) known: Known,
-    pub(crate) ends: Ends,
+    /// Failed steps that this sequence has heard of.
+    pub(crate) failures_seen: usize,
     /// Blocks from the first on that have been offered to the prefix index.
     pub(crate) named: usize,
+    pub(crate) frontier: Option<FrontierLease>,
+    pub(crate) ends: Ends,
+    pub(crate) known: Known,
+    /// A transfer fills its blocks.
+    pub(crate) arrives: bool,
+    /// Its unnamed tail, while it is suspended.
+    pub(crate) suspended: Option<Suspended>,
+    pub(crate) blocks: Blocks,
+    /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
+    /// of these blocks.
+    pub(crate) depends: SmallVec<[(u64, usize); 2]>,
+    /// Counts the sequences of a manager.
+    pub(crate) number: u64,
     pub(crate) prompt_tokens: u64,
     /// The longest prefix that may come from the cache, in tokens.
     pub(crate) hit_max: u64,
     pub(crate) cached_tokens: u64,
     pub(crate) onboarded_blocks: usize,
-    /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
-    /// of these blocks.
-    pub(crate) depends: SmallVec<[(u64, usize); 2]>,
     /// The step whose plan makes the last copy to its blocks, or an earlier one.
     pub(crate) copied: u64,
-    /// Failed steps that this sequence has heard of.
-    pub(crate) failures_seen: usize,
-    pub(crate) frontier: Option<FrontierLease>,
-    /// A transfer fills its blocks.
-    pub(crate) arrives: bool,
-    /// Its unnamed tail, while it is suspended.
-    pub(crate) suspended: Option<Suspended>,
     pub(crate) tenant: TenantId,
     pub(crate) retention: Option<Arc<RetentionPolicy>>,
 }

@@ -72,8 +72,13 @@ impl Manager {
 
     /// Blocks from the first on whose ids are known and that have KV for certain.
     pub(crate) fn nameable(&self, sequence: &Sequence) -> usize {
-        let certain = sequence.known.tokens().min(sequence.ends.resolved());
-        (certain / u64::from(self.options.block_tokens)) as usize
+        (certain(sequence) / u64::from(self.options.block_tokens)) as usize
+    }
+
+    /// Whether blocks are [nameable](Self::nameable) that have not been offered to the prefix index.
+    pub(crate) fn has_unnamed(&self, sequence: &Sequence) -> bool {
+        // Every step asks this of every sequence, so without a division.
+        certain(sequence) >= self.tokens_of(sequence.named + 1)
     }
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
@@ -85,10 +90,11 @@ impl Manager {
         names: &mut Vec<BlockHash>,
     ) {
         let block_tokens = self.options.block_tokens;
-        let (first, full) = (sequence.named, self.nameable(sequence));
-        if full <= first || sequence.known.generation() != self.namer.generation {
+        let unnamed = self.has_unnamed(sequence);
+        if !unnamed || sequence.known.generation() != self.namer.generation {
             return;
         }
+        let (first, full) = (sequence.named, self.nameable(sequence));
         let Sequence { blocks, known, retention, prompt_tokens, named, .. } = sequence;
         let all = known.names();
         let parent = first.checked_sub(1).map(|before| all[before]);
@@ -106,6 +112,9 @@ impl Manager {
 
     /// Notes the block of a prompt that is computed next, for requests that could wait for it.
     pub(crate) fn follow_frontier(&self, sequence: &mut Sequence) {
+        if sequence.frontier.is_none() {
+            return;
+        }
         let names = sequence.known.names();
         let full = (sequence.prompt_tokens / u64::from(self.options.block_tokens)) as usize;
         let next = sequence.named;
@@ -118,4 +127,9 @@ impl Manager {
             _ => None,
         };
     }
+}
+
+/// Tokens whose ids are known and that have KV for certain.
+fn certain(sequence: &Sequence) -> u64 {
+    sequence.known.tokens().min(sequence.ends.resolved())
 }
