@@ -3,25 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
 
-#[allow(dead_code, reason = "this program uses its share")]
-#[path = "../../kv-pool/tests/counting/mod.rs"]
-mod counting;
-#[allow(dead_code, reason = "this program uses its share")]
-#[path = "../tests/common/engine.rs"]
-mod engine;
+mod common;
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::time::Instant;
 
-use counting::allocations;
-use cuda_driver::Device;
-use cuda_sim::{SimConfig, SimDriver};
-use engine::{options, shape, streams};
-use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
-use kv_pool::BlockHash;
+use common::{BLOCK_TOKENS, Rig, admit, allocations, chain};
+use kv_cache::{KvCacheOptions, Request};
 
-const BLOCK_TOKENS: u32 = 16;
 const ROUNDS: usize = 400;
 
 /// The least and the median of the microseconds of `work`, and the allocations of the last one.
@@ -40,41 +29,22 @@ fn measure(mut work: impl FnMut()) -> (f64, f64, u64) {
     (samples[0], samples[ROUNDS / 2], allocated)
 }
 
-fn admit(cache: &mut KvCache, request: Request) -> Sequence {
-    match cache.admit(&mut [request], u64::MAX).unwrap().pop() {
-        Some(Answer::Admitted(sequence)) => sequence,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn main() {
+    let rig = Rig::open(true).unwrap();
     println!(
         "| cached blocks | admit and drop, us (least, median) | allocations | list call of the pool | ratio |"
     );
     println!("| ---: | ---: | ---: | ---: | ---: |");
     for blocks in [16, 256, 1024, 8192_u32] {
-        let sim = SimDriver::new(SimConfig::default()).unwrap();
-        sim.register_kernels(kv_kernels::references());
-        sim.register_kernels(kv_stage::references());
-        let device = Device::open(Arc::new(sim), 0).unwrap();
-        let small = shape(1, 64, BLOCK_TOKENS);
-        let options = KvCacheOptions {
+        let mut cache = rig.cache(KvCacheOptions {
             blocks_per_sequence_max: blocks + 1,
-            step_tokens_max: (blocks + 1) * BLOCK_TOKENS,
-            ..options(small, 2 * blocks + 2, 0)
-        };
-        let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
-        let mut parent = BlockHash::ROOT;
-        let hashes: Vec<_> = (0..blocks)
-            .map(|block| {
-                parent = BlockHash::chain(parent, &[block; BLOCK_TOKENS as usize]);
-                parent
-            })
-            .collect();
+            ..common::options(common::shape(1, 64), 2 * blocks + 2, 0)
+        });
+        let hashes = chain(0, blocks.into());
         // One token more, which is left to be computed.
         let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
         let step = cache.begin_step().unwrap();
-        let mut sequence = admit(&mut cache, Request::named(tokens, hashes.clone()));
+        let mut sequence = admit(&mut cache, &mut [Request::named(tokens, hashes.clone())]);
         cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
         cache.finish_step(step).unwrap();
         drop(sequence);
@@ -82,7 +52,7 @@ fn main() {
         // An engine makes a request once, when it arrives.
         let mut requests = vec![Request::named(tokens, hashes.clone()); ROUNDS];
         let (least, median, allocated) = measure(|| {
-            let sequence = admit(&mut cache, requests.pop().unwrap());
+            let sequence = admit(&mut cache, &mut [requests.pop().unwrap()]);
             assert_eq!(sequence.cached_tokens(), tokens - 1);
             drop(black_box(sequence));
         });

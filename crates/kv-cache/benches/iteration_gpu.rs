@@ -2,87 +2,29 @@
 //!
 //! `cargo bench -p kv-cache --bench iteration_gpu`, on a machine with a GPU. Times are on the host's clock:
 //! `commit`, `reserve`, `stage` and `finish_step` of a step, and apart from them `begin_step`, which
-//! waits for the device. Each step enqueues work of about half a millisecond. Heap allocations and driver calls are those of the same calls. With `--sim` it runs on the simulated
-//! device, where times mean nothing and calls are the same.
+//! waits for the device. Each step enqueues work of about half a millisecond. Heap allocations and driver
+//! calls are those of the same calls. With `--sim` it runs on the simulated device, where times mean nothing
+//! and calls are the same.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
+#![allow(clippy::print_stdout, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod common;
+
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use cuda_driver::{CountingDriver, CudaDriver, Device, DeviceBuffer, Driver, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::{
-    Answer, Growth, HostPinning, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request,
-    Sequence, TransportRules,
-};
-use kv_kernels::{KvShape, KvShapeOptions};
-use kv_pool::BlockHasher;
-
-/// Counts allocations.
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: every call goes to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller promises.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-const BLOCK: u32 = 16;
+use common::{BLOCK_TOKENS as BLOCK, Rig, admit, allocations, quantile};
+use cuda_driver::DeviceBuffer;
+use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 
 fn main() -> ExitCode {
-    let simulated = std::env::args().any(|argument| argument == "--sim");
-    let driver: Result<Arc<dyn Driver>, String> = if simulated {
-        SimDriver::new(SimConfig::default()).map_err(|error| error.to_string()).map(|sim| {
-            sim.register_kernels(kv_kernels::references());
-            sim.register_kernels(kv_stage::references());
-            Arc::new(sim) as Arc<dyn Driver>
-        })
-    } else {
-        CudaDriver::load().map(|driver| Arc::new(driver) as _).map_err(|error| error.to_string())
-    };
-    let opened = driver.and_then(|driver| {
-        let counting = Arc::new(CountingDriver::new(driver));
-        let device = Device::open(counting.clone(), 0).map_err(|error| format!("{error:?}"))?;
-        Ok((counting, device))
-    });
-    match opened {
-        Ok((counting, device)) => {
-            println!("{}", device.info().name);
-            let steps = if simulated { 96 } else { 1024 };
-            let rig = Rig { counting: &counting, device: &device, steps, simulated };
-            device.while_current(|| rig.measure()).unwrap();
-            ExitCode::SUCCESS
-        }
-        Err(reason) => {
-            eprintln!("nothing was measured: {reason}");
-            ExitCode::FAILURE
-        }
-    }
+    common::run(|rig| Bench { rig, steps: rig.either(1024, 96) }.measure())
 }
 
-struct Rig<'a> {
-    counting: &'a CountingDriver,
-    device: &'a Device,
+struct Bench<'a> {
+    rig: &'a Rig,
     steps: u64,
-    simulated: bool,
 }
 
 /// What one call, or several, have cost.
@@ -95,33 +37,20 @@ struct Costs {
 
 impl Costs {
     fn report(mut self, name: &str, begin: Option<Vec<u64>>) {
-        let microseconds = |sorted: &[u64], of: f64| {
-            let at = ((sorted.len() - 1) as f64 * of) as usize;
-            sorted[at] as f64 / 1e3
-        };
-        for list in [&mut self.nanoseconds, &mut self.allocations, &mut self.calls] {
-            list.sort_unstable();
-        }
-        let begins = begin.map_or_else(
-            || "".to_owned(),
-            |mut begin| {
-                begin.sort_unstable();
-                format!("{:.1}", microseconds(&begin, 0.5))
-            },
-        );
-        let at = |list: &[u64]| list[list.len() / 2];
+        let begins = begin.map_or_else(String::new, |mut begin| {
+            format!("{:.1}", quantile(&mut begin, 0.5) as f64 / 1e3)
+        });
+        let [p50, p99, worst] =
+            [0.5, 0.99, 1.0].map(|share| quantile(&mut self.nanoseconds, share) as f64 / 1e3);
+        let [allocations, calls] =
+            [&mut self.allocations, &mut self.calls].map(|counts| quantile(counts, 0.5));
         println!(
-            "| {name} | {:.1} / {:.1} / {:.1} | {} | {} | {begins} |",
-            microseconds(&self.nanoseconds, 0.5),
-            microseconds(&self.nanoseconds, 0.99),
-            microseconds(&self.nanoseconds, 1.0),
-            at(&self.allocations),
-            at(&self.calls),
+            "| {name} | {p50:.1} / {p99:.1} / {worst:.1} | {allocations} | {calls} | {begins} |"
         );
     }
 }
 
-impl Rig<'_> {
+impl Bench<'_> {
     fn measure(&self) {
         println!(
             "\n| per step | p50 / p99 / worst, us | allocations | driver calls | begin_step, us |"
@@ -136,35 +65,18 @@ impl Rig<'_> {
     }
 
     fn calls(&self) -> u64 {
-        self.counting.calls().values().sum()
+        self.rig.calls()
     }
 
     fn cache(&self, sequences: u32, device_blocks: u32, host_blocks: u32) -> KvCache {
-        let layers = if self.simulated { 1 } else { 8 };
-        let row_bytes = if self.simulated { 16 } else { 2048 };
-        let shape =
-            KvShape::new(KvShapeOptions { layers, kv_count: 2, row_bytes, block_tokens: BLOCK })
-                .unwrap();
-        let options = KvCacheOptions {
-            shape,
-            placement: None,
-            device_blocks,
-            growth: Growth::OnDemand,
-            host_blocks,
-            pinning: HostPinning::AT_ONCE,
-            transport: TransportRules::default(),
+        let shape = common::shape(self.rig.either(8, 1), self.rig.either(2048, 16));
+        self.rig.cache(KvCacheOptions {
             sequences_max: sequences,
             blocks_per_sequence_max: 2048,
-            overlap_depth: 1,
-            watermark_blocks: 0,
-            scrubs: false,
-            hasher: BlockHasher::FAST,
             step_tokens_max: sequences * 128 + device_blocks * BLOCK,
             step_arrays: vec![u64::from(sequences) * 4],
-            memory: MemoryRules::default(),
-            pool: PoolRules::default(),
-        };
-        KvCache::new(&[Stream::new(self.device).unwrap()], options).unwrap()
+            ..common::options(shape, device_blocks, host_blocks)
+        })
     }
 
     /// Sequences that decode a token each in every step; a sixteenth of them begins a block.
@@ -178,8 +90,8 @@ impl Rig<'_> {
             let names = cached_names(&cache);
             cache.forget(&names);
         }
-        let busy = DeviceBuffer::alloc(self.device, if self.simulated { 4096 } else { 2 << 30 });
-        let busy = busy.unwrap();
+        let busy = self.rig.either(2 << 30, 4096);
+        let busy = DeviceBuffer::alloc(&self.rig.device, busy).unwrap();
         let mut requests: Vec<_> = (0..sequences)
             .map(|number| {
                 let ids = (0..64 + number % BLOCK).map(|at| (number << 12) + at + (1 << 30));
@@ -201,7 +113,7 @@ impl Rig<'_> {
             let start = Instant::now();
             let step = cache.begin_step().unwrap();
             begins.push(start.elapsed().as_nanos() as u64);
-            let (calls, allocations) = (self.calls(), ALLOCATIONS.load(Ordering::Relaxed));
+            let (calls, allocated) = (self.calls(), allocations());
             let (start, number) = (Instant::now(), step.number());
             for sequence in &mut batch {
                 // The ids of the last step but one, as an overlap scheduler has them.
@@ -212,16 +124,16 @@ impl Rig<'_> {
             }
             cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
             let mut spent = start.elapsed();
-            let counted = (self.calls(), ALLOCATIONS.load(Ordering::Relaxed));
+            let counted = (self.calls(), allocations());
             cache.parts()[0].compute().fill(busy.span(), number as u8).unwrap();
             let (after, start) = (self.calls(), Instant::now());
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let before = allocations();
             cache.finish_step(step).unwrap();
             spent += start.elapsed();
             costs.nanoseconds.push(spent.as_nanos() as u64);
             costs.calls.push(counted.0 - calls + self.calls() - after);
-            let finished = ALLOCATIONS.load(Ordering::Relaxed) - before;
-            costs.allocations.push(counted.1 - allocations + finished);
+            let finished = allocations() - before;
+            costs.allocations.push(counted.1 - allocated + finished);
         }
         let name = match full {
             true => format!("{sequences} decode, pool full: a block in 16 evicts one to the host"),
@@ -241,8 +153,7 @@ impl Rig<'_> {
             let ids = (0..here * BLOCK).map(|at| at + (number << 16)).collect();
             let mut requests = [Request::new(ids)];
             let step = cache.begin_step().unwrap();
-            let answer = cache.admit(&mut requests, u64::MAX).unwrap().pop().unwrap();
-            let mut sequence = admitted(answer);
+            let mut sequence = admit(cache, &mut requests);
             cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
             cache.finish_step(step).unwrap();
             drop(sequence);
@@ -266,23 +177,22 @@ impl Rig<'_> {
             drop(cache.admit(&mut requests, 0).unwrap());
             requests[0].hit_max = u64::MAX;
             let step = cache.begin_step().unwrap();
-            let (calls, allocations) = (self.calls(), ALLOCATIONS.load(Ordering::Relaxed));
+            let (calls, allocated) = (self.calls(), allocations());
             let start = Instant::now();
-            let mut sequence =
-                admitted(cache.admit(&mut requests, u64::MAX).unwrap().pop().unwrap());
+            let mut sequence = admit(&mut cache, &mut requests);
             let admitting = start.elapsed();
-            let counted = (self.calls(), ALLOCATIONS.load(Ordering::Relaxed));
+            let counted = (self.calls(), allocations());
             if round == 0 {
                 cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
             }
-            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            let before = allocations();
             let start = Instant::now();
             drop(sequence);
             if round > 0 {
                 costs.nanoseconds.push((admitting + start.elapsed()).as_nanos() as u64);
                 costs.calls.push(counted.0 - calls);
-                let dropped = ALLOCATIONS.load(Ordering::Relaxed) - before;
-                costs.allocations.push(counted.1 - allocations + dropped);
+                let dropped = allocations() - before;
+                costs.allocations.push(counted.1 - allocated + dropped);
             }
             cache.finish_step(step).unwrap();
             cache.drain().unwrap();
@@ -303,14 +213,13 @@ impl Rig<'_> {
             // Names are made when a request is first asked for.
             drop(cache.admit(&mut requests, 0).unwrap());
             let step = cache.begin_step().unwrap();
-            let (calls, allocations) = (self.calls(), ALLOCATIONS.load(Ordering::Relaxed));
+            let (calls, allocated) = (self.calls(), allocations());
             let start = Instant::now();
-            let mut sequence =
-                admitted(cache.admit(&mut requests, u64::MAX).unwrap().pop().unwrap());
+            let mut sequence = admit(&mut cache, &mut requests);
             cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
             costs.nanoseconds.push(start.elapsed().as_nanos() as u64);
             costs.calls.push(self.calls() - calls);
-            costs.allocations.push(ALLOCATIONS.load(Ordering::Relaxed) - allocations);
+            costs.allocations.push(allocations() - allocated);
             cache.finish_step(step).unwrap();
             drop(sequence);
             cache.drain().unwrap();

@@ -1,91 +1,140 @@
-//! Speed of evicted blocks on their way to host memory and back, by every way.
+//! Speed of evicted blocks on their way to host memory and back, by every way, beside plain copies.
 //!
-//! `cargo bench -p kv-cache --bench offload_gpu`, on a machine with a GPU. A first request fills
-//! the device, a second one evicts all its blocks, then the first comes back and evicts the
-//! second's. Times are on the host's clock, from the admission until the compute stream could
-//! begin, with the pool's work, the staging of the step and all calls. Medians of 9 rounds, in
-//! which the ways take turns. With `--sim` it runs on the simulated device, where times mean
+//! `cargo bench -p kv-cache --bench offload_gpu`, on a machine with a GPU. A request fills the device. Another
+//! one evicts all its blocks ("out"); then the first comes back and evicts the other's ("both"). At last the
+//! first comes back to blocks that hold nothing ("back"). Times are on the host's clock, from the admission
+//! until the compute stream could begin, with the pool's work, the staging of the step and all calls. Medians
+//! of 9 rounds, in which the ways take turns. With `--sim` it runs on the simulated device, where times mean
 //! nothing and calls are the same.
+//!
+//! The plain copies move as many bytes, between two buffers on each side, on a stream for each direction. Their
+//! time is from the first call until both streams are idle.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
+#![allow(clippy::print_stdout, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+
+mod common;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_driver::{CountingDriver, CudaDriver, Device, Driver, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::{
-    Answer, Growth, HostPinning, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request,
-    TransportChoice, TransportRules, TransportStats,
-};
+use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
+use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
+use kv_cache::{KvCache, KvCacheOptions, Request, TransportChoice, TransportRules, TransportStats};
 use kv_kernels::{
-    KvKernels, KvShape, KvShapeOptions,
+    KvKernels, KvShape,
     link::{MeasureOptions, TransportProfile},
 };
-use kv_pool::{BlockHash, BlockHasher};
+use kv_pool::BlockHash;
 
-/// Name, layers, bytes of a row; blocks have 16 tokens.
-const SHAPES: [(&str, u32, u64); 5] = [
-    ("8B: 32 layers, 1,024 wide", 32, 2048),
-    ("70B at TP8: 80 layers, 128 wide", 80, 256),
-    ("8 layers, 256 wide", 8, 512),
-    ("2 layers, 256 wide", 2, 512),
-    ("2 layers, 64 wide", 2, 128),
+/// Name, layers, bytes of a row, MiB that a request has at most.
+const SHAPES: [(&str, u32, u64, u64); 6] = [
+    ("8B: 32 layers, 1,024 wide", 32, 2048, 128),
+    ("the same, eight times as many", 32, 2048, 1024),
+    ("70B at TP8: 80 layers, 128 wide", 80, 256, 128),
+    ("8 layers, 256 wide", 8, 512, 128),
+    ("2 layers, 256 wide", 2, 512, 128),
+    ("2 layers, 64 wide", 2, 128, 128),
 ];
-const BLOCK_TOKENS: u32 = 16;
-const MOVED_BYTES: u64 = 128 << 20;
 const BLOCKS_MAX: u64 = 1024;
 const ROUNDS: usize = 9;
 
 fn main() -> ExitCode {
-    let simulated = std::env::args().any(|argument| argument == "--sim");
-    let driver: Result<Arc<dyn Driver>, String> = if simulated {
-        SimDriver::new(SimConfig::default()).map_err(|error| error.to_string()).map(|sim| {
-            sim.register_kernels(kv_kernels::references());
-            sim.register_kernels(kv_stage::references());
-            Arc::new(sim) as Arc<dyn Driver>
-        })
-    } else {
-        CudaDriver::load().map(|driver| Arc::new(driver) as _).map_err(|error| error.to_string())
-    };
-    let opened = driver.and_then(|driver| {
-        let counting = Arc::new(CountingDriver::new(driver));
-        let device = Device::open(counting.clone(), 0).map_err(|error| format!("{error:?}"))?;
-        Ok((counting, device))
-    });
-    match opened {
-        Ok((counting, device)) => {
-            println!("{}", device.info().name);
-            device.while_current(|| compare(&counting, &device, simulated)).unwrap();
-            ExitCode::SUCCESS
+    common::run(compare)
+}
+
+fn compare(rig: &Rig) {
+    let kernels = Arc::new(KvKernels::load(&rig.device).unwrap());
+    let measured = (!rig.simulated)
+        .then(|| TransportProfile::measure(&kernels, &MeasureOptions::default()).unwrap());
+    for &(name, layers, row_bytes, mib) in rig.either(&SHAPES[..], &SHAPES[4..]) {
+        let shape = common::shape(layers, row_bytes);
+        let blocks = ((mib << 20) / shape.block_bytes()).min(BLOCKS_MAX);
+        println!("\n{name}: {blocks} blocks of {} KiB", shape.block_bytes() >> 10);
+        println!(
+            "| way | out | back | both, GB/s | of plain: out | back | both | calls, out | host, out, us | went by |"
+        );
+        println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |");
+        let bytes = blocks * shape.block_bytes();
+        let mut plain = [bytes, shape.block_bytes()].map(|piece| Plain::new(rig, bytes, piece));
+        let mut caches = TransportChoice::ALL
+            .map(|choice| Bench::new(rig, shape, blocks, choice, measured.as_ref()));
+        for _ in 0..ROUNDS {
+            plain.iter_mut().for_each(Plain::round);
+            caches.iter_mut().for_each(|bench| bench.round(rig));
         }
-        Err(reason) => {
-            eprintln!("nothing was measured: {reason}");
-            ExitCode::FAILURE
-        }
+        let [whole, each] = plain.map(|plain| plain.rates.gb_per_s(bytes));
+        print_rates("plain, one copy each way", whole, whole);
+        println!(" | | |");
+        print_rates("plain, a copy for each block", each, whole);
+        println!(" | | |");
+        caches.into_iter().for_each(|bench| bench.report(whole));
     }
 }
 
-fn compare(counting: &CountingDriver, device: &Device, simulated: bool) {
-    let kernels = Arc::new(KvKernels::load(device).unwrap());
-    let measured = (!simulated)
-        .then(|| TransportProfile::measure(&kernels, &MeasureOptions::default()).unwrap());
-    let shapes = if simulated { &SHAPES[3..] } else { &SHAPES[..] };
-    for &(name, layers, row_bytes) in shapes {
-        let options = KvShapeOptions { layers, kv_count: 2, row_bytes, block_tokens: BLOCK_TOKENS };
-        let shape = KvShape::new(options).unwrap();
-        let blocks = (MOVED_BYTES / shape.block_bytes()).min(BLOCKS_MAX);
-        println!("\n{name}: {blocks} blocks of {} KiB", shape.block_bytes() >> 10);
-        println!("| way | out, GB/s | back and out, GB/s | calls, out | host, out, us | went by |");
-        println!("| --- | ---: | ---: | ---: | ---: | --- |");
-        let mut caches = TransportChoice::ALL
-            .map(|choice| Bench::new(device, shape, blocks, choice, measured.as_ref()));
-        for _ in 0..ROUNDS {
-            caches.iter_mut().for_each(|bench| bench.round(counting));
+/// Seconds of the way out, of the way back, and of both at once.
+#[derive(Default)]
+struct Rates([Vec<f64>; 3]);
+
+impl Rates {
+    fn add(&mut self, seconds: [f64; 3]) {
+        self.0.iter_mut().zip(seconds).for_each(|(all, seconds)| all.push(seconds));
+    }
+
+    fn gb_per_s(mut self, bytes: u64) -> [f64; 3] {
+        let moved = [bytes, bytes, 2 * bytes];
+        std::array::from_fn(|at| moved[at] as f64 / quantile(&mut self.0[at], 0.5) / 1e9)
+    }
+}
+
+fn print_rates(name: &str, rates: [f64; 3], plain: [f64; 3]) {
+    let [out, back, both] = rates;
+    let [of_out, of_back, of_both] = std::array::from_fn(|at| rates[at] / plain[at]);
+    print!(
+        "| {name} | {out:.1} | {back:.1} | {both:.1} | {of_out:.3} | {of_back:.3} | {of_both:.3} | "
+    );
+}
+
+/// Copies in pieces of equal length.
+struct Plain {
+    streams: [Stream; 2],
+    pages: [DeviceBuffer; 2],
+    host: [PinnedBuffer; 2],
+    piece: u64,
+    rates: Rates,
+}
+
+impl Plain {
+    fn new(rig: &Rig, bytes: u64, piece: u64) -> Self {
+        let device = &rig.device;
+        Self {
+            streams: [0, 1].map(|_| Stream::new(device).unwrap()),
+            pages: [0, 1].map(|_| DeviceBuffer::alloc(device, bytes).unwrap()),
+            // As the caches here have theirs.
+            host: [0, 1]
+                .map(|_| PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap()),
+            piece,
+            rates: Rates::default(),
         }
-        caches.into_iter().for_each(|bench| bench.report(shape.block_bytes()));
+    }
+
+    fn round(&mut self) {
+        let seconds = [(true, false), (false, true), (true, true)].map(|(goes_out, comes_back)| {
+            let begun = Instant::now();
+            for at in (0..self.pages[0].bytes()).step_by(self.piece as usize) {
+                let [out, back] = [0, 1].map(|n| self.pages[n].span().slice(at, self.piece));
+                if goes_out {
+                    self.streams[0].copy_to_host(&self.host[0], at, out.unwrap()).unwrap();
+                }
+                if comes_back {
+                    self.streams[1].copy_to_device(back.unwrap(), &self.host[1], at).unwrap();
+                }
+            }
+            self.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            begun.elapsed().as_secs_f64()
+        });
+        self.rates.add(seconds);
     }
 }
 
@@ -94,59 +143,45 @@ struct Bench {
     cache: KvCache,
     choice: TransportChoice,
     blocks: u64,
-    prompts: [Vec<BlockHash>; 2],
-    /// Seconds of a way out alone, of both ways, and of the host's part of the way out; its calls.
-    out: Vec<f64>,
-    both: Vec<f64>,
+    first: Vec<BlockHash>,
+    /// Other content so far.
+    others: u32,
+    rates: Rates,
+    /// Seconds of the host's part of the way out, and its calls.
     host: Vec<f64>,
     calls: u64,
 }
 
 impl Bench {
     fn new(
-        device: &Device,
+        rig: &Rig,
         shape: KvShape,
         blocks: u64,
         choice: TransportChoice,
         measured: Option<&TransportProfile>,
     ) -> Self {
         let profiles = measured.cloned().into_iter().collect();
-        let options = KvCacheOptions {
-            shape,
-            placement: None,
-            device_blocks: blocks as u32 + 1,
-            growth: Growth::OnDemand,
-            host_blocks: 4 * blocks as u32,
-            pinning: HostPinning::AT_ONCE,
+        let cache = rig.cache(KvCacheOptions {
             transport: TransportRules { choice, profiles, ..TransportRules::default() },
-            sequences_max: 1,
-            blocks_per_sequence_max: blocks as u32 + 1,
-            overlap_depth: 1,
-            step_tokens_max: BLOCK_TOKENS * (blocks as u32 + 1),
-            step_arrays: Vec::new(),
-            memory: MemoryRules::default(),
-            pool: PoolRules::default(),
-            watermark_blocks: 0,
-            scrubs: false,
-            hasher: BlockHasher::FAST,
-        };
-        let cache = KvCache::new(&[Stream::new(device).unwrap()], options).unwrap();
-        let prompts = [1, 2].map(|seed| chain(seed, blocks));
-        let (out, both, host) = (Vec::new(), Vec::new(), Vec::new());
-        Self { cache, choice, blocks, prompts, out, both, host, calls: 0 }
+            ..common::options(shape, blocks as u32 + 1, 4 * blocks as u32)
+        });
+        let (rates, host) = (Rates::default(), Vec::new());
+        let first = chain(0, blocks);
+        let mut bench = Self { cache, choice, blocks, first, others: 0, rates, host, calls: 0 };
+        let first = bench.first.clone();
+        bench.serve(&first, [0, 0]);
+        bench
     }
 
-    /// Admits a prompt and brings it to the point where its step could begin: seconds until the device
-    /// is there, and until the host was.
-    fn serve(&mut self, hashes: &[BlockHash]) -> (f64, f64) {
+    /// Admits a prompt and brings it to the point where its step could begin, which takes so many blocks out
+    /// and back: seconds until the device is there, and until the host was.
+    fn serve(&mut self, hashes: &[BlockHash], moved: [u64; 2]) -> (f64, f64) {
+        let before = self.cache.manager().stats();
         let step = self.cache.begin_step().unwrap();
-        let begun = Instant::now();
         let tokens = self.blocks * u64::from(BLOCK_TOKENS) + 1;
-        let requests = &mut [Request::named(tokens, hashes.to_vec())];
-        let mut sequence = match self.cache.admit(requests, tokens).unwrap().pop() {
-            Some(Answer::Admitted(sequence)) => sequence,
-            other => panic!("{other:?}"),
-        };
+        let request = &mut [Request::named(tokens, hashes.to_vec())];
+        let begun = Instant::now();
+        let mut sequence = admit(&mut self.cache, request);
         self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
         let host = begun.elapsed().as_secs_f64();
         self.cache.parts()[0].compute().synchronize().unwrap();
@@ -154,42 +189,34 @@ impl Bench {
         self.cache.finish_step(step).unwrap();
         drop(sequence);
         self.cache.drain().unwrap();
+        let after = self.cache.manager().stats();
+        let out = after.offloaded_blocks - before.offloaded_blocks;
+        assert_eq!([out, after.onboarded_blocks - before.onboarded_blocks], moved);
         (all, host)
     }
 
-    fn round(&mut self, counting: &CountingDriver) {
-        let [first, second] = self.prompts.clone();
+    fn round(&mut self, rig: &Rig) {
+        let (blocks, first) = (self.blocks, self.first.clone());
         // New content each time, so that no block is found.
-        let fresh = chain(100 + self.out.len() as u32, self.blocks);
-        self.serve(&first);
-        let decided = |cache: &KvCache| cache.manager().stats();
-        let before = decided(&self.cache);
-        let calls = || counting.calls().values().sum::<u64>();
-        let calls_before = calls();
-        let (seconds, host) = self.serve(&fresh);
-        self.calls = calls() - calls_before;
-        let after = decided(&self.cache);
-        assert_eq!(after.offloaded_blocks - before.offloaded_blocks, self.blocks);
-        assert_eq!(after.onboarded_blocks, before.onboarded_blocks);
-        self.out.push(seconds);
+        self.others += 2;
+        let [other, last] = [1, 0].map(|less| chain(self.others - less, blocks));
+        let calls = rig.calls();
+        let (out, host) = self.serve(&other, [blocks, 0]);
+        self.calls = rig.calls() - calls;
         self.host.push(host);
-        let (seconds, _) = self.serve(&first);
-        assert_eq!(decided(&self.cache).onboarded_blocks - after.onboarded_blocks, self.blocks);
-        self.both.push(seconds);
-        self.serve(&second);
+        let (both, _) = self.serve(&first, [blocks; 2]);
+        self.serve(&last, [blocks, 0]);
+        self.cache.forget(&last);
+        let (back, _) = self.serve(&first, [0, blocks]);
+        self.cache.forget(&other);
+        self.rates.add([out, back, both]);
     }
 
-    fn report(self, block_bytes: u64) {
-        let bytes = (self.blocks * block_bytes) as f64;
+    fn report(mut self, plain: [f64; 3]) {
         let ways = went_by(&self.cache.transports());
-        println!(
-            "| {} | {:.1} | {:.1} | {} | {:.0} | {ways} |",
-            self.choice,
-            bytes / median(self.out) / 1e9,
-            2.0 * bytes / median(self.both) / 1e9,
-            self.calls,
-            median(self.host) * 1e6,
-        );
+        let bytes = self.blocks * self.cache.shape().block_bytes();
+        print_rates(&self.choice.to_string(), self.rates.gb_per_s(bytes), plain);
+        println!("{} | {:.0} | {ways} |", self.calls, quantile(&mut self.host, 0.5) * 1e6);
         self.cache.close().unwrap();
     }
 }
@@ -202,18 +229,4 @@ fn went_by(stats: &TransportStats) -> String {
         })
         .collect();
     ways.join("; ")
-}
-
-fn chain(seed: u32, blocks: u64) -> Vec<BlockHash> {
-    let mut parent = BlockHash::ROOT;
-    let next = |block: u64| {
-        parent = BlockHash::chain(parent, &[seed, block as u32]);
-        parent
-    };
-    (0..blocks).map(next).collect()
-}
-
-fn median(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 2]
 }

@@ -1,0 +1,326 @@
+//! What a loop of decode steps that are bound by device memory notices of blocks that travel beside it.
+//!
+//! `cargo bench -p kv-cache --bench decode_gpu`, on a machine with a GPU. Every step reads all KV of the
+//! sequences that run, by the checksum kernel, through the block table of the step's batch. In every step, or in
+//! every other one, a further sequence is admitted, is in the batch two steps later, and ends. Alone, all of
+//! these sequences are cached on the device. Beside transfers there are so many that each was evicted before it
+//! is asked for again: its blocks come back, and as many go to host memory.
+//!
+//! Times are by events on the compute stream: the kernel's, and from the end of one step's kernel to the end of
+//! the next one's. The latter has the staging of the batch, waits for copies, and the host if it is late. The two
+//! loads take turns, in two rounds. Every sum that was read is compared with those from before the first
+//! transfer. With `--sim` it runs on the simulated device, where times mean nothing.
+
+#![allow(clippy::print_stdout, reason = "a program for the terminal")]
+#![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
+
+mod common;
+
+use std::collections::{HashMap, VecDeque};
+use std::process::ExitCode;
+
+use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
+use cuda_driver::{DeviceBuffer, Event};
+use kv_cache::{
+    HostPinning, KvCache, KvCacheOptions, Request, Sequence, TransportChoice, TransportRules,
+};
+use kv_kernels::{
+    link::{HostLinkOptions, Transport},
+    verify::ChecksumArgs,
+};
+use kv_pool::BlockHash;
+
+/// What runs: name, layers, bytes of a row, sequences, blocks of each, and blocks of a further sequence.
+type Load = (&'static str, u32, u64, u32, u32, u32);
+
+/// 8 GiB are read in about 2 ms, in which 36 blocks of 2 MiB come back at 38 GB/s.
+const LOADS: [Load; 3] = [
+    ("64 sequences of 1,024 tokens, blocks of 2 MiB", 32, 2048, 64, 64, 36),
+    ("256 sequences of 256 tokens, blocks of 2 MiB", 32, 2048, 256, 16, 36),
+    ("64 sequences of 16,384 tokens, blocks of 128 KiB", 8, 512, 64, 1024, 576),
+];
+const SIMULATED: [Load; 1] = [("simulated", 1, 64, 4, 4, 3)];
+
+/// Further sequences, so many that each is evicted before it comes again, and that all stay on the device.
+const OTHERS: [usize; 2] = [20, 8];
+/// Steps from the admission of a further sequence to the step that has it in its batch.
+const AHEAD: usize = 2;
+/// Bytes of noise, of which each block begins at a place of its own.
+const NOISE_BYTES: u64 = 64 << 20;
+
+fn main() -> ExitCode {
+    common::run(|rig| {
+        for load in rig.either(&LOADS[..], &SIMULATED) {
+            println!("\n{}, further sequences of {} blocks", load.0, load.5);
+            println!(
+                "| way | each way, GB/s | kernel alone, us (p50 / p99) | beside | of alone | step alone | beside | of alone |"
+            );
+            println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+            for (name, rules) in ways() {
+                let mut bench = Bench::new(rig, *load, rules);
+                bench.report(name);
+                bench.cache.close().unwrap();
+            }
+        }
+    })
+}
+
+fn ways() -> Vec<(&'static str, TransportRules)> {
+    let link = |multiprocessors| HostLinkOptions { multiprocessors, ..HostLinkOptions::default() };
+    let only = |transport, multiprocessors| TransportRules {
+        choice: TransportChoice::Only(transport),
+        link: link(multiprocessors),
+        ..TransportRules::default()
+    };
+    let each = TransportRules { choice: TransportChoice::EachBlock, ..TransportRules::default() };
+    vec![
+        ("auto", TransportRules::default()),
+        ("copy engine", only(Transport::CopyEngine, 8)),
+        ("kernel, 8 multiprocessors", only(Transport::DirectKernel, 8)),
+        ("kernel, 2 multiprocessors", only(Transport::DirectKernel, 2)),
+        ("two hops, 8 multiprocessors", only(Transport::TwoHop, 8)),
+        ("two hops, 2 multiprocessors", only(Transport::TwoHop, 2)),
+        ("a copy each", each),
+    ]
+}
+
+/// Microseconds of each kernel, and of each step.
+#[derive(Default)]
+struct Times {
+    kernel: Vec<f64>,
+    step: Vec<f64>,
+    /// Blocks that came back, in all steps.
+    moved: u64,
+}
+
+struct Bench<'a> {
+    rig: &'a Rig,
+    load: Load,
+    cache: KvCache,
+    running: Vec<Sequence>,
+    names: Vec<Vec<BlockHash>>,
+    lengths: DeviceBuffer,
+    /// The sums of each step.
+    sums: DeviceBuffer,
+    /// The sums of each further sequence, and those of the running ones.
+    expected: HashMap<Option<usize>, Vec<u64>>,
+    checked: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(rig: &'a Rig, load: Load, transport: TransportRules) -> Self {
+        let (_, layers, row_bytes, sequences, blocks, others) = load;
+        let all = u32::try_from(OTHERS[0]).unwrap() * others;
+        let device_blocks = sequences * blocks + u32::try_from(OTHERS[1]).unwrap() * others + 16;
+        let width = blocks.max(others) + 1;
+        let cache = rig.cache(KvCacheOptions {
+            transport,
+            pinning: HostPinning::BACKGROUND,
+            sequences_max: sequences + 2 * AHEAD as u32,
+            blocks_per_sequence_max: width,
+            ..common::options(common::shape(layers, row_bytes), device_blocks, all + 64)
+        });
+        let tokens = |blocks| blocks * BLOCK_TOKENS;
+        let mut lengths = vec![tokens(blocks); sequences as usize];
+        lengths.push(tokens(others));
+        let lengths: Vec<_> = lengths.into_iter().flat_map(u32::to_ne_bytes).collect();
+        let of_step = u64::from(sequences + 1) * u64::from(width) * 8;
+        let mut bench = Self {
+            rig,
+            load,
+            cache,
+            running: Vec::new(),
+            names: (0..OTHERS[0]).map(|n| chain(n as u32, others.into())).collect(),
+            lengths: DeviceBuffer::alloc(&rig.device, lengths.len() as u64).unwrap(),
+            sums: DeviceBuffer::alloc(&rig.device, bench_steps(rig) as u64 * of_step).unwrap(),
+            expected: HashMap::new(),
+            checked: 0,
+        };
+        bench.cache.wait_for_host().unwrap();
+        bench.cache.parts()[0].compute().upload(bench.lengths.span(), &lengths).unwrap();
+        bench.fill();
+        bench
+    }
+
+    /// Writes noise into the blocks of all sequences, and notes its sums.
+    fn fill(&mut self) {
+        let (sequences, blocks) = (self.load.3, self.load.4);
+        let bytes = self.cache.shape().block_bytes();
+        let noise = DeviceBuffer::alloc(&self.rig.device, NOISE_BYTES + bytes).unwrap();
+        let mut word = 1_u64;
+        let mut next = || {
+            word = word.wrapping_mul(0xD6E8_FEB8_6659_FD93).wrapping_add(0x9E37_79B9);
+            (word ^ word >> 32).to_ne_bytes()
+        };
+        let words: Vec<u8> = (0..noise.bytes() / 8).flat_map(|_| next()).collect();
+        self.cache.parts()[0].compute().upload(noise.span(), &words).unwrap();
+        let mut written = 0;
+        let mut write = |cache: &KvCache, sequence: &Sequence| {
+            let part = &cache.parts()[0];
+            for &id in &cache.manager().block_ids(sequence)[..sequence.block_count()] {
+                let from = noise.span().slice(written * 4112 % NOISE_BYTES, bytes).unwrap();
+                let to = part.paged().block_span(id as u64).unwrap().unwrap();
+                part.compute().copy_on_device(to, from).unwrap();
+                written += 1;
+            }
+        };
+        for number in 0..sequences {
+            let tokens = self.tokens() as u32;
+            let ids = (0..tokens).map(|at| at + (number << 16) + (1 << 30)).collect();
+            let mut request = Request::new(ids);
+            request.tokens_max = u64::from(blocks * BLOCK_TOKENS);
+            let step = self.cache.begin_step().unwrap();
+            let mut sequence = admit(&mut self.cache, &mut [request]);
+            self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+            write(&self.cache, &sequence);
+            self.cache.finish_step(step).unwrap();
+            self.running.push(sequence);
+        }
+        self.cache.drain().unwrap();
+        for number in 0..OTHERS[0] {
+            let step = self.cache.begin_step().unwrap();
+            let mut other = self.admit_other(number);
+            self.stage(&step, Some(&mut other));
+            write(&self.cache, &other);
+            self.read(0);
+            self.cache.finish_step(step).unwrap();
+            drop(other);
+            self.check(&[Some(number)]);
+        }
+    }
+
+    /// Tokens of a running sequence before each step, which all write the same place.
+    fn tokens(&self) -> u64 {
+        u64::from(self.load.4 * BLOCK_TOKENS) - 2
+    }
+
+    fn admit_other(&mut self, number: usize) -> Sequence {
+        let names = self.names[number].clone();
+        let tokens = names.len() as u64 * u64::from(BLOCK_TOKENS) + 1;
+        admit(&mut self.cache, &mut [Request::named(tokens, names)])
+    }
+
+    fn stage(&mut self, step: &kv_cache::OpenStep, other: Option<&mut Sequence>) {
+        let tokens = self.tokens();
+        for sequence in &mut self.running {
+            self.cache.truncate(sequence, tokens).unwrap();
+            self.cache.extend(sequence, &[7]).unwrap();
+            self.cache.reserve(sequence, 1).unwrap();
+        }
+        let mut batch: Vec<_> = self.running.iter_mut().chain(other).collect();
+        self.cache.stage(step, &mut batch, |_, _| Ok(())).unwrap();
+    }
+
+    /// Reads all KV of the batch.
+    fn read(&self, step: usize) {
+        let part = &self.cache.parts()[0];
+        let of_step = self.sums_of_step() as u64 * 8;
+        let args = ChecksumArgs {
+            block_table: part.batch().tables[0].block_table,
+            table_stride: self.cache.options().blocks_per_sequence_max.into(),
+            seq_lens: self.lengths.span(),
+            sequences: self.load.3 + 1,
+            checksums: self.sums.span().slice(step as u64 * of_step, of_step).unwrap(),
+            num_blocks: part.ready_blocks(),
+        };
+        part.kernels().paged_checksum(part.compute(), part.paged(), args).unwrap();
+    }
+
+    fn sums_of_step(&self) -> usize {
+        (self.load.3 as usize + 1) * self.cache.options().blocks_per_sequence_max as usize
+    }
+
+    /// Compares the sums of steps, which had these further sequences in their batches.
+    fn check(&mut self, steps: &[Option<usize>]) {
+        let mut sums = vec![0; steps.len() * self.sums_of_step() * 8];
+        let span = self.sums.span().slice(0, sums.len() as u64).unwrap();
+        self.cache.parts()[0].compute().download(&mut sums, span).unwrap();
+        let width = self.cache.options().blocks_per_sequence_max as usize;
+        let of_row = |row: &[u8], blocks: u32| -> Vec<u64> {
+            let words = row.chunks(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+            words.take(blocks as usize).collect()
+        };
+        for (of_step, other) in sums.chunks(self.sums_of_step() * 8).zip(steps) {
+            let (running, last) = of_step.split_at(of_step.len() - width * 8);
+            let running = running.chunks(width * 8).flat_map(|row| of_row(row, self.load.4));
+            let other = other.map(|number| (Some(number), of_row(last, self.load.5)));
+            for (of, found) in [(None, running.collect())].into_iter().chain(other) {
+                let expected = self.expected.entry(of).or_insert_with(|| found.clone());
+                assert!(*expected == found, "wrong bytes in {of:?} of {}", self.load.0);
+                self.checked += found.len() as u64;
+            }
+        }
+    }
+
+    /// Steps with one of the first `others` further sequences in every `every`th.
+    fn play(&mut self, others: usize, every: usize, times: &mut Times) {
+        let (steps, warm) = (bench_steps(self.rig), 2 * OTHERS[0] + 8);
+        let timing = || Event::with_timing(&self.rig.device).unwrap();
+        let events: Vec<_> = (0..steps).map(|_| [timing(), timing()]).collect();
+        let mut coming: VecDeque<(usize, usize, Sequence)> = VecDeque::new();
+        let (mut staged, mut before) = (Vec::new(), self.cache.manager().stats());
+        for number in 0..warm + steps {
+            let step = self.cache.begin_step().unwrap();
+            if number == warm {
+                before = self.cache.manager().stats();
+            }
+            if number % every == 0 {
+                let other = number / every % others;
+                coming.push_back((number + AHEAD, other, self.admit_other(other)));
+            }
+            let arrived = coming.front().is_some_and(|&(at, ..)| at == number);
+            let mut here = if arrived { coming.pop_front() } else { None };
+            self.stage(&step, here.as_mut().map(|(.., sequence)| sequence));
+            let compute = self.cache.parts()[0].compute();
+            let place = number.saturating_sub(warm);
+            events[place][0].record(compute).unwrap();
+            self.read(place);
+            events[place][1].record(compute).unwrap();
+            self.cache.finish_step(step).unwrap();
+            if number >= warm {
+                staged.push(here.as_ref().map(|&(_, other, _)| other));
+            }
+        }
+        drop(coming);
+        self.cache.drain().unwrap();
+        let after = self.cache.manager().stats();
+        let moved = after.onboarded_blocks - before.onboarded_blocks;
+        let due = if others == OTHERS[1] { 0 } else { steps.div_ceil(every) as u64 };
+        assert_eq!(moved, due * u64::from(self.load.5), "blocks that came back");
+        let out = after.offloaded_blocks - before.offloaded_blocks;
+        assert!(out.abs_diff(moved) <= 2 * u64::from(self.load.5), "{out} out, {moved} back");
+        times.moved += moved;
+        let us = |end: &Event, start| f64::from(end.elapsed_ms_since(start).unwrap()) * 1e3;
+        times.kernel.extend(events.iter().map(|[start, end]| us(end, start)));
+        times.step.extend(events.windows(2).map(|two| us(&two[1][1], &two[0][1])));
+        self.check(&staged);
+    }
+
+    fn report(&mut self, name: &str) {
+        for every in [2, 1] {
+            let [mut beside, mut alone] = [Times::default(), Times::default()];
+            for _ in 0..2 {
+                self.play(OTHERS[1], every, &mut alone);
+                self.play(OTHERS[0], every, &mut beside);
+            }
+            let bytes = beside.moved * self.cache.shape().block_bytes();
+            let rate = bytes as f64 / beside.step.iter().sum::<f64>() / 1e3;
+            print!("| {name} | {rate:.1} |");
+            for (mut alone, mut beside) in
+                [(alone.kernel, beside.kernel), (alone.step, beside.step)]
+            {
+                let [alone, beside] =
+                    [&mut alone, &mut beside].map(|all| [0.5, 0.99].map(|at| quantile(all, at)));
+                let [p50, p99] = [beside[0] / alone[0], beside[1] / alone[1]];
+                print!(" {:.0} / {:.0} |", alone[0], alone[1]);
+                print!(" {:.0} / {:.0} | {p50:.3} / {p99:.3} |", beside[0], beside[1]);
+            }
+            println!();
+        }
+    }
+}
+
+/// Steps that are timed without a break.
+fn bench_steps(rig: &Rig) -> usize {
+    rig.either(256, 24)
+}
