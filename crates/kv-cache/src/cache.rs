@@ -218,7 +218,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
     let (primary_blocks, secondary_blocks) =
         (u64::from(options.device_blocks), u64::from(options.host_blocks));
     let pool = PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() };
-    let PoolRules { eviction, host_eviction, events, clock } = &options.pool;
+    let PoolRules { eviction, host_eviction, events, clock, .. } = &options.pool;
     let mut policies = Vec::new();
     for (tier, eviction) in [(Tier::Primary, eviction), (Tier::Secondary, host_eviction)] {
         policies.extend(eviction.make(primary_blocks + secondary_blocks)?.map(|made| (tier, made)));
@@ -240,6 +240,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         workers: 1,
         steps_in_flight_max: options.overlap_depth + 1,
         watermark_blocks: options.watermark_blocks,
+        pinned_blocks_max: options.pool.pinned_blocks_max,
         scrubs: options.scrubs,
         hasher: options.hasher,
     };

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use kv_manager::{
-    Adoption, Answer, CommitError, Committed, Export, ExportRefused, ForkError, Request, Reserved,
-    Sequence, SequenceError, SuspendError, Tokens, TruncateError,
+    Adoption, Answer, CommitError, Committed, Export, ExportRefused, ForkError, PinError,
+    PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError, Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
 
@@ -182,6 +182,15 @@ impl KvCache {
             self.make_room(names.len())?;
         }
         Ok(self.manager.prefetch(names))
+    }
+
+    /// Keeps a cached prefix on the device as long as the answer lives; see
+    /// [`Manager::pin`](kv_manager::Manager::pin).
+    ///
+    /// # Errors
+    /// [`PinError`]; nothing was pinned.
+    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
+        self.manager.pin(names)
     }
 
     /// Says what a sequence's named blocks are worth from their release on.

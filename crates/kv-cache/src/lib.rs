@@ -74,8 +74,8 @@ pub use error::{
     SlotError, StepError,
 };
 pub use kv_manager::{
-    self, Answer, Committed, Content, OpenStep, Request, Reserved, Sequence, StepPlan, Tokens,
-    Waiting,
+    self, Answer, Committed, Content, OpenStep, PinnedPrefix, Request, Reserved, Sequence,
+    StepPlan, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{Eviction, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules};

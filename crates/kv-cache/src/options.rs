@@ -105,6 +105,8 @@ pub struct PoolRules {
     pub events: Option<usize>,
     /// The clock of ages and durations, read once a step; `None` is the system's clock.
     pub clock: Option<Arc<dyn Clock>>,
+    /// Device blocks that [pins](crate::KvCache::pin) hold at most, all together.
+    pub pinned_blocks_max: u64,
 }
 
 /// The order in which cached blocks leave a tier.

@@ -235,7 +235,7 @@ impl Manager {
             match self.prepare(request) {
                 Err(error) => answer = Answer::Refused(error),
                 Ok(Some(waiting)) => answer = Answer::Waiting(waiting),
-                Ok(None) => match self.rows.lease() {
+                Ok(None) => match self.home.lease() {
                     None => {
                         answers.push(answer);
                         break;
@@ -345,7 +345,7 @@ impl Manager {
 
     /// Blocks that admission leaves for sequences that are running; `leased` rows are not theirs.
     pub(crate) fn watermark(&self, leased: usize) -> usize {
-        let running = self.options.sequences_max as usize - self.rows.free() - leased;
+        let running = self.options.sequences_max as usize - self.home.free_rows() - leased;
         if running > 0 { self.options.watermark_blocks as usize } else { 0 }
     }
 
@@ -443,7 +443,7 @@ impl Manager {
             known.names().get(found.blocks).map(|&name| self.frontiers.enter((found.blocks, name)));
         Sequence {
             number: self.next_number - 1,
-            home: self.rows.clone(),
+            home: self.home.clone(),
             row: None,
             blocks,
             prompt_tokens: known.tokens(),

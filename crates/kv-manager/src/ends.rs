@@ -135,6 +135,11 @@ impl Ends {
         Ok(())
     }
 
+    /// Tokens whose KV was written by steps that are complete and have not failed, at least.
+    pub(crate) fn written(&self) -> u64 {
+        self.staged.iter().map(|staged| staged.start).fold(self.resolved, u64::min)
+    }
+
     /// The latest step that the sequence is in and that was not forgotten.
     pub(crate) fn latest(&self) -> Option<u64> {
         self.staged.iter().map(|staged| staged.step).max()

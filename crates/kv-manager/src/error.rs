@@ -340,6 +340,22 @@ pub enum TruncateError {
     Tokens(#[from] TokensError),
 }
 
+/// Why a prefix was not pinned.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// All pins together would hold more blocks than they may.
+    #[error("{more} blocks were not pinned: {pinned} are, and no more than {max} may be")]
+    TooMany {
+        /// Blocks of the prefix on the device.
+        more: u64,
+        /// Blocks that pins hold.
+        pinned: u64,
+        /// Blocks that they may hold.
+        max: u64,
+    },
+}
+
 /// Why a sequence was not suspended or resumed. It is as it was.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -381,5 +397,6 @@ one_line_debug!(
     CompletionError,
     ForkError,
     TruncateError,
+    PinError,
     SuspendError,
 );

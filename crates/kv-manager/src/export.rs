@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kv_pool::{BlockId, Claimed};
 
 use crate::admit::{Answer, Request};
-use crate::rows::RowPool;
+use crate::rows::Home;
 use crate::{Manager, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
@@ -77,7 +77,7 @@ impl Export {
 pub struct Adoption {
     number: u64,
     /// The rows of its manager, which identify it.
-    home: RowPool,
+    home: Home,
     blocks: Arc<Claimed>,
     /// The first block to be filled, of the sequence's blocks.
     first: usize,
@@ -155,7 +155,7 @@ impl Manager {
         sequence.ends.next = 0;
         sequence.frontier = None;
         sequence.arrives = true;
-        let (number, home) = (sequence.number, self.rows.clone());
+        let (number, home) = (sequence.number, self.home.clone());
         let adoption = Adoption { number, home, blocks, first, tokens };
         (Answer::Admitted(sequence), Some(adoption))
     }
@@ -176,7 +176,7 @@ impl Manager {
         let right = right.min(blocks.len());
         drop(blocks);
         self.check_whole(sequence)?;
-        if number != sequence.number || !self.rows.is(&home) {
+        if number != sequence.number || !self.home.is(&home) {
             return Err(SequenceError::Foreign);
         }
         sequence.arrives = false;

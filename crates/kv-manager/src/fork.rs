@@ -15,7 +15,7 @@ impl Manager {
             return Err(ForkError::Later);
         }
         let rows = self.options.sequences_max;
-        let row = self.rows.lease().ok_or(ForkError::NoRow { rows })?;
+        let row = self.home.lease().ok_or(ForkError::NoRow { rows })?;
         let resolved = sequence.ends.resolved();
         let full = (resolved / u64::from(self.options.block_tokens)) as usize;
         let blocks = sequence.blocks.fork(full, self.blocks_for(resolved));

@@ -38,6 +38,7 @@ mod frontier;
 mod manager;
 mod names;
 mod options;
+mod pins;
 mod plan;
 mod replica;
 mod reserve;
@@ -57,12 +58,14 @@ pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
     AdmitError, BudgetError, CommitError, CompletionError, ForkError, Missing, OptionsError,
-    ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError, TruncateError,
+    PinError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
+    TruncateError,
 };
 pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use manager::{Manager, ManagerStats};
 pub use names::{Content, Tokens};
 pub use options::ManagerOptions;
+pub use pins::PinnedPrefix;
 pub use plan::{
     BatchRow, BlockCopy, Completion, GroupId, Outcome, RowEdit, Snapshot, Start, StepPlan,
 };

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
@@ -16,7 +17,7 @@ use crate::frontier::Frontiers;
 use crate::names::Namer;
 use crate::options::repeated;
 use crate::plan::{BatchRow, BlockCopy, Snapshot, StepPlan};
-use crate::rows::RowPool;
+use crate::rows::Home;
 use crate::steps::Latest;
 use crate::table::Table;
 use crate::workers::Worker;
@@ -75,7 +76,7 @@ pub struct Manager {
     pub(crate) options: ManagerOptions,
     pub(crate) namer: Namer,
     pub(crate) pool: BlockPool,
-    pub(crate) rows: RowPool,
+    pub(crate) home: Home,
     pub(crate) table: Table,
     /// What has been decided since the last plan.
     pub(crate) plan: StepPlan,
@@ -102,6 +103,8 @@ pub struct Manager {
     pub(crate) frontiers: Frontiers,
     /// Who last wrote each device block, if blocks are scrubbed between tenants.
     pub(crate) writers: Vec<Writer>,
+    /// Blocks that pins hold.
+    pub(crate) pinned: Arc<AtomicU64>,
     pub(crate) stats: ManagerStats,
 }
 
@@ -134,7 +137,7 @@ impl Manager {
                 generation: 0,
             },
             pool,
-            rows: RowPool::new(options.sequences_max)?,
+            home: Home::new(options.sequences_max, options.block_tokens)?,
             table: Table::new(options.sequences_max, options.blocks_per_sequence_max)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
@@ -152,6 +155,7 @@ impl Manager {
             next_number: 0,
             frontiers: Frontiers::default(),
             writers: repeated(Writer::Nobody, if options.scrubs { device } else { 0 })?,
+            pinned: Arc::default(),
             stats: ManagerStats::default(),
             options,
         })
@@ -190,7 +194,7 @@ impl Manager {
     /// Rows that no sequence has.
     #[must_use]
     pub fn free_rows(&self) -> usize {
-        self.rows.free()
+        self.home.free_rows()
     }
 
     /// Adds a tenant, whose blocks are counted apart and whose names are salted.
@@ -227,7 +231,7 @@ impl Manager {
     #[must_use]
     pub fn block_ids(&self, sequence: &Sequence) -> &[i32] {
         match &sequence.row {
-            Some(row) if self.rows.is(&sequence.home) => self.table.row(row.row()),
+            Some(row) if self.home.is(&sequence.home) => self.table.row(row.row()),
             _ => &[],
         }
     }
@@ -255,6 +259,7 @@ impl Manager {
     /// running keep their KV.
     pub fn reset(&mut self) {
         self.namer.generation += 1;
+        self.home.enter(self.namer.generation);
         self.forget_all();
     }
 
@@ -321,17 +326,17 @@ impl Manager {
 
     /// The same, for what a suspended sequence cannot do.
     pub(crate) fn look_at_running(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
-        if sequence.suspended.is_some() && self.rows.is(&sequence.home) {
+        if sequence.suspended.is_some() && self.home.is(&sequence.home) {
             return Err(SequenceError::Suspended);
         }
-        if sequence.arrives && self.rows.is(&sequence.home) {
+        if sequence.arrives && self.home.is(&sequence.home) {
             return Err(SequenceError::Arriving);
         }
         self.look_at(sequence)
     }
 
     pub(crate) fn check_whole(&self, sequence: &Sequence) -> Result<(), SequenceError> {
-        if !self.rows.is(&sequence.home) {
+        if !self.home.is(&sequence.home) {
             return Err(SequenceError::Foreign);
         }
         match self.lost {

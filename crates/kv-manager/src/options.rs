@@ -21,6 +21,8 @@ pub struct ManagerOptions {
     pub steps_in_flight_max: u32,
     /// Device blocks that admission leaves for the growth of running sequences, while there are any.
     pub watermark_blocks: u32,
+    /// Device blocks that [pins](crate::Manager::pin) hold at most, all together.
+    pub pinned_blocks_max: u64,
     /// Whether a block is overwritten with zeros, on the device, before another tenant gets it.
     pub scrubs: bool,
     /// How blocks are named. Managers that exchange names use the same.
@@ -28,7 +30,8 @@ pub struct ManagerOptions {
 }
 
 impl Default for ManagerOptions {
-    /// 16 tokens a block, one worker, two steps in flight, 256 sequences of up to 2,048 blocks; no blocks.
+    /// 16 tokens a block, one worker, two steps in flight, 256 sequences of up to 2,048 blocks; no blocks, and no
+    /// pins.
     fn default() -> Self {
         Self {
             block_tokens: 16,
@@ -38,6 +41,7 @@ impl Default for ManagerOptions {
             workers: 1,
             steps_in_flight_max: 2,
             watermark_blocks: 0,
+            pinned_blocks_max: 0,
             scrubs: false,
             hasher: BlockHasher::FAST,
         }

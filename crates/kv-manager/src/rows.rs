@@ -1,4 +1,4 @@
-//! Rows of the block table, each leased to one sequence.
+//! What sequences share with their manager: the rows of the block table, and what is void.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,38 +33,79 @@ impl fmt::Display for Row {
     }
 }
 
-/// The free rows. The identity of this list is that of the manager.
+/// What the sequences of a manager share with it. Its identity is that of the manager.
 #[derive(Clone, Debug)]
-pub(crate) struct RowPool {
-    free: Arc<Mutex<Vec<Row>>>,
+pub(crate) struct Home {
+    inner: Arc<Inner>,
 }
 
-impl RowPool {
-    pub(crate) fn new(rows: u32) -> Result<Self, OptionsError> {
+#[derive(Debug)]
+struct Inner {
+    free: Mutex<Vec<Row>>,
+    block_tokens: u32,
+    void: Mutex<Void>,
+}
+
+/// What sequences may name nothing of, when they are dropped.
+#[derive(Clone, Copy, Debug, Default)]
+struct Void {
+    /// Sequences below this number are lost.
+    lost_below: u64,
+    /// Sequences of other generations of names are void too.
+    generation: u64,
+}
+
+impl Home {
+    pub(crate) fn new(rows: u32, block_tokens: u32) -> Result<Self, OptionsError> {
         let mut free = repeated(Row::new(0), rows as usize)?;
         free.iter_mut().zip((0..rows).rev()).for_each(|(row, index)| *row = Row::new(index));
-        Ok(Self { free: Arc::new(Mutex::new(free)) })
+        let (free, void) = (Mutex::new(free), Mutex::default());
+        Ok(Self { inner: Arc::new(Inner { free, block_tokens, void }) })
     }
 
     pub(crate) fn lease(&self) -> Option<RowLease> {
-        let row = self.free.lock().pop()?;
-        Some(RowLease { rows: self.clone(), row })
+        let row = self.inner.free.lock().pop()?;
+        Some(RowLease { home: self.clone(), row })
     }
 
     /// Whether both are of one manager.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.free, &other.free)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    pub(crate) fn free(&self) -> usize {
-        self.free.lock().len()
+    pub(crate) fn free_rows(&self) -> usize {
+        self.inner.free.lock().len()
+    }
+
+    pub(crate) fn block_tokens(&self) -> u32 {
+        self.inner.block_tokens
+    }
+
+    /// Lets no sequence below this number name anything from now on. What they have named is forgotten after
+    /// this call.
+    pub(crate) fn lose_below(&self, number: u64) {
+        self.inner.void.lock().lost_below = number;
+    }
+
+    /// Lets no sequence of another generation name anything from now on.
+    pub(crate) fn enter(&self, generation: u64) {
+        self.inner.void.lock().generation = generation;
+    }
+
+    /// Calls `name` unless the sequence with this number, and names of this generation, is void. It does not
+    /// become so meanwhile.
+    pub(crate) fn unless_void(&self, number: u64, generation: u64, name: impl FnOnce()) {
+        let void = self.inner.void.lock();
+        if number >= void.lost_below && generation == void.generation {
+            name();
+        }
     }
 }
 
 /// One row, which is free again when the lease is dropped.
 #[derive(Debug)]
 pub(crate) struct RowLease {
-    rows: RowPool,
+    home: Home,
     row: Row,
 }
 
@@ -77,6 +118,6 @@ impl RowLease {
 impl Drop for RowLease {
     fn drop(&mut self) {
         // The vector has room: it once held every row.
-        self.rows.free.lock().push(self.row);
+        self.home.inner.free.lock().push(self.row);
     }
 }

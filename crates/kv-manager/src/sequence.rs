@@ -14,12 +14,13 @@ use crate::blocks::Blocks;
 use crate::ends::Ends;
 use crate::frontier::FrontierLease;
 use crate::names::Known;
-use crate::rows::{RowLease, RowPool};
+use crate::rows::{Home, RowLease};
 
 /// A request that has been admitted, from its first token on.
 ///
 /// Dropping it cancels it and releases its blocks, whatever step it is in. The devices may still be using
-/// them, so they are handed out again when the open step, or else the last one, is complete.
+/// them, so they are handed out again when the open step, or else the last one, is complete. Full blocks with
+/// names stay cached.
 ///
 /// A decode step touches the first fields only. They lie side by side, because a scheduler's caches are cold
 /// when it comes back to its sequences.
@@ -28,7 +29,7 @@ use crate::rows::{RowLease, RowPool};
 #[repr(C)]
 pub struct Sequence {
     /// The rows of its manager, which identify it.
-    pub(crate) home: RowPool,
+    pub(crate) home: Home,
     /// `None` while it is suspended.
     pub(crate) row: Option<RowLease>,
     /// Failed steps that this sequence has heard of.
@@ -157,6 +158,24 @@ impl Sequence {
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended.is_some()
+    }
+}
+
+impl Drop for Sequence {
+    /// A block whose name another one bore when it became full takes the name over, if that one has left the
+    /// cache since: so it stays cached.
+    fn drop(&mut self) {
+        let (first, block_tokens) = (self.blocks.shared_len(), u64::from(self.home.block_tokens()));
+        // What a step in flight writes has its name from the step, or none.
+        let end = self.named.min((self.ends.written() / block_tokens) as usize);
+        let Self { blocks, known, retention, prompt_tokens, home, number, .. } = self;
+        let Some(names @ [_, ..]) = known.names().get(first..end) else { return };
+        let parent = first.checked_sub(1).map(|before| known.names()[before]);
+        let worth =
+            |index| retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens);
+        home.unless_void(*number, known.generation(), || {
+            blocks.name(first, names, parent, worth, |_, _| {});
+        });
     }
 }
 

@@ -67,7 +67,7 @@ impl Manager {
             Err(error) => return Err(error.into()),
         }
         let rows = self.options.sequences_max;
-        let row = self.rows.lease().ok_or(SuspendError::NoRow { rows })?;
+        let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;
         let block_tokens = u64::from(self.options.block_tokens);
         let resolved = sequence.ends.resolved();
         let blocks = self.blocks_for(resolved);

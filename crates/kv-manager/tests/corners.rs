@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{admit, admitted, complete, computed, done, manager, options, step};
+use common::{admit, admitted, check_empty, complete, computed, done, manager, options, step};
 use kv_manager::{
     Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
     Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
@@ -400,4 +400,85 @@ fn a_step_fails_once_whoever_says_so() {
         assert_eq!(told, expected, "it is told once");
     }
     assert_eq!(manager.stats().failed_steps, 1);
+}
+
+/// A sequence whose two full blocks another one has named, and the other's names, which nobody holds any more.
+fn twin(manager: &mut Manager) -> (kv_manager::Sequence, Vec<BlockHash>) {
+    let mut request = Request::new((0..10).collect());
+    (request.hit_max, request.waits) = (0, false);
+    let mut requests = [request.clone(), request];
+    let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
+    let [first, second] = &mut both[..] else { unreachable!("there were two") };
+    step(manager, &mut [first, second]);
+    let (second, first) = (both.pop().unwrap(), both.pop().unwrap());
+    assert_eq!(names(manager).len(), 2);
+    drop(first);
+    (second, names(manager))
+}
+
+#[test]
+fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
+    let mut manager = manager(16, 0);
+    let (mut second, gone) = twin(&mut manager);
+    manager.commit(&mut second, 1, &[70]).unwrap();
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    assert_eq!(manager.forget(&gone), 2);
+    drop(second);
+    assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_twin_that_is_dropped_beside_its_other_is_not_cached_twice() {
+    let mut manager = manager(16, 0);
+    let (mut second, there) = twin(&mut manager);
+    manager.commit(&mut second, 1, &[70]).unwrap();
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    drop(second);
+    assert_eq!(names(&manager).len(), there.len());
+    assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_twin_in_a_step_in_flight_takes_over_nothing() {
+    let mut manager = manager(16, 0);
+    let mut request = Request::new((0..10).collect());
+    (request.hit_max, request.waits) = (0, false);
+    let mut requests = [request.clone(), request];
+    let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
+    let [first, second] = &mut both[..] else { unreachable!("there were two") };
+    step(&mut manager, &mut [first]);
+    stage_one(&mut manager, second);
+    let (second, first) = (both.pop().unwrap(), both.pop().unwrap());
+    drop(first);
+    let gone = names(&manager);
+    assert_eq!(manager.forget(&gone), 2);
+    drop(second);
+    complete(&mut manager, 2, Outcome::Failed);
+    assert_eq!(names(&manager), []);
+    assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 0);
+}
+
+#[test]
+fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
+    for reset in [false, true] {
+        let mut manager = manager(16, 0);
+        let (mut second, gone) = twin(&mut manager);
+        manager.commit(&mut second, 1, &[70]).unwrap();
+        manager.reserve(&mut second, 1).unwrap();
+        step(&mut manager, &mut [&mut second]);
+        assert_eq!(manager.forget(&gone), 2);
+        if reset {
+            manager.reset();
+        } else {
+            manager.lose_worker(WorkerId(0)).unwrap();
+            manager.fence_worker(WorkerId(0)).unwrap();
+            manager.join_worker(WorkerId(0)).unwrap();
+        }
+        drop(second);
+        assert_eq!(names(&manager), [], "reset: {reset}");
+    }
 }

@@ -30,6 +30,7 @@ fn contents_are_right_under_every_policy_in_both_tiers() {
                 host_eviction: kind.into(),
                 events: None,
                 clock: Some(Arc::new(clock)),
+                pinned_blocks_max: 0,
             };
             random::random_requests_with(&machine.rig, seed, 1_500, pool);
             machine.assert_clean();
@@ -174,4 +175,30 @@ fn events_are_kept_when_they_are_asked_for() {
     assert_eq!(stored, prompt.hashes(4));
     engine.close();
     machine.assert_clean();
+}
+
+#[test]
+fn a_pinned_prefix_stays_on_the_device_under_pressure() {
+    for pins in [false, true] {
+        let machine = Machine::new(1, 1, small());
+        let rules = PoolRules { pinned_blocks_max: 2, ..PoolRules::default() };
+        let mut engine = engine(&machine, 8, rules);
+        let prompt = Prompt::new(1, 9);
+        serve(&mut engine, &prompt);
+        let names = prompt.hashes(4);
+        let pin = pins.then(|| engine.cache.pin(&names).unwrap());
+        assert_eq!(pin.as_ref().map_or(0, kv_cache::PinnedPrefix::len), if pins { 2 } else { 0 });
+        for seed in 2..8 {
+            serve(&mut engine, &Prompt::new(seed, 21));
+        }
+        let held = engine.cache.pool().snapshot();
+        let found = held.blocks.iter().filter(|block| {
+            block.location.tier == kv_pool::Tier::Primary
+                && block.hash.is_some_and(|hash| names.contains(&hash))
+        });
+        assert_eq!(found.count(), if pins { 2 } else { 0 });
+        drop(pin);
+        engine.close();
+        machine.assert_clean();
+    }
 }

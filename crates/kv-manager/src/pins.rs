@@ -1,0 +1,70 @@
+//! Pins: cached prefixes that stay on the device, whoever uses them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kv_pool::{BlockHash, Pinned, Tier};
+
+use crate::{Manager, PinError};
+
+/// A cached prefix that stays on the device as long as this lives, used or not.
+#[derive(Debug)]
+#[must_use = "dropping it ends the pin"]
+pub struct PinnedPrefix {
+    blocks: Pinned,
+    /// Blocks of all prefixes of the manager.
+    all: Arc<AtomicU64>,
+}
+
+impl PinnedPrefix {
+    /// Blocks of the prefix.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Whether nothing of the prefix was on the device.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+}
+
+impl Drop for PinnedPrefix {
+    fn drop(&mut self) {
+        // The count bounds later pins only; the pool orders what becomes of the blocks.
+        self.all.fetch_sub(self.blocks.len() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Manager {
+    /// Keeps a prefix on the device: the first blocks of it, up to one that is not there, and up to one that
+    /// its tenant may not hold ([`TenantQuota`](kv_pool::tenants::TenantQuota)). So a pin takes nothing of the
+    /// blocks that are reserved for other tenants. To bring content back from host memory first,
+    /// [`prefetch`](Self::prefetch) it.
+    ///
+    /// All pins together hold no more than [`pinned_blocks_max`](crate::ManagerOptions::pinned_blocks_max)
+    /// blocks. A block that two pins hold counts twice. What becomes void, because a step has failed or by a
+    /// [`reset`](Self::reset), is held until the pin ends, and found by nobody.
+    ///
+    /// # Errors
+    /// [`PinError::TooMany`]; nothing was pinned.
+    pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
+        let mut blocks = self.pool.match_prefix(names);
+        let near = blocks.locations().take_while(|at| at.tier == Tier::Primary).count();
+        blocks.truncate(near);
+        let (more, pinned) = (near as u64, self.pinned_blocks());
+        let max = self.options.pinned_blocks_max;
+        if more > max.saturating_sub(pinned) {
+            return Err(PinError::TooMany { more, pinned, max });
+        }
+        self.pinned.fetch_add(more, Ordering::Relaxed);
+        Ok(PinnedPrefix { blocks, all: Arc::clone(&self.pinned) })
+    }
+
+    /// Blocks that pins hold, each counted as often as it is pinned.
+    #[must_use]
+    pub fn pinned_blocks(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+}
