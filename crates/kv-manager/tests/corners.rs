@@ -451,7 +451,9 @@ fn a_twin_in_a_step_in_flight_takes_over_nothing() {
     let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
     let [first, second] = &mut both[..] else { unreachable!("there were two") };
     step(&mut manager, &mut [first]);
-    stage_one(&mut manager, second);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [second]).unwrap();
+    manager.finish_step(open).unwrap();
     let (second, first) = (both.pop().unwrap(), both.pop().unwrap());
     drop(first);
     let gone = names(&manager);
