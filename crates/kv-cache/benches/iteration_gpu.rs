@@ -68,6 +68,12 @@ impl Bench<'_> {
         self.rig.calls()
     }
 
+    /// Driver calls and allocations so far; counting the calls allocates, and is not among them.
+    fn counts(&self) -> (u64, u64) {
+        let allocated = allocations();
+        (self.calls(), allocated)
+    }
+
     fn cache(&self, sequences: u32, device_blocks: u32, host_blocks: u32) -> KvCache {
         let shape = common::shape(self.rig.either(8, 1), self.rig.either(2048, 16));
         self.rig.cache(KvCacheOptions {
@@ -124,15 +130,15 @@ impl Bench<'_> {
             }
             cache.stage(&step, &mut batch, |_, _| Ok(())).unwrap();
             let mut spent = start.elapsed();
-            let counted = (self.calls(), allocations());
+            let counted = self.counts();
             cache.parts()[0].compute().fill(busy.span(), number as u8).unwrap();
             let (after, start) = (self.calls(), Instant::now());
             let before = allocations();
             cache.finish_step(step).unwrap();
             spent += start.elapsed();
             costs.nanoseconds.push(spent.as_nanos() as u64);
-            costs.calls.push(counted.0 - calls + self.calls() - after);
             let finished = allocations() - before;
+            costs.calls.push(counted.0 - calls + self.calls() - after);
             costs.allocations.push(counted.1 - allocated + finished);
         }
         let name = match full {
@@ -181,7 +187,7 @@ impl Bench<'_> {
             let start = Instant::now();
             let mut sequence = admit(&mut cache, &mut requests);
             let admitting = start.elapsed();
-            let counted = (self.calls(), allocations());
+            let counted = self.counts();
             if round == 0 {
                 cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
             }
@@ -218,8 +224,9 @@ impl Bench<'_> {
             let mut sequence = admit(&mut cache, &mut requests);
             cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
             costs.nanoseconds.push(start.elapsed().as_nanos() as u64);
-            costs.calls.push(self.calls() - calls);
-            costs.allocations.push(allocations() - allocated);
+            let counted = self.counts();
+            costs.calls.push(counted.0 - calls);
+            costs.allocations.push(counted.1 - allocated);
             cache.finish_step(step).unwrap();
             drop(sequence);
             cache.drain().unwrap();
