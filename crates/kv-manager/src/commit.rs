@@ -38,7 +38,10 @@ impl Manager {
         let tokens = tokens.into();
         match self.look_at(sequence) {
             Ok(()) => {}
-            Err(SequenceError::Redo { from }) => return Ok(Committed::Redo { from }),
+            Err(SequenceError::Redo { from }) => {
+                self.leave_when_resolved(sequence);
+                return Ok(Committed::Redo { from });
+            }
             Err(error) => return Err(error.into()),
         }
         if sequence.ends.is_stale(step) {
@@ -69,6 +72,7 @@ impl Manager {
                 }
             }
         }
+        self.leave_when_resolved(sequence);
         Ok(Committed::Taken)
     }
 }

@@ -363,9 +363,6 @@ pub enum SuspendError {
     /// The sequence cannot go on as it is.
     #[error("the sequence was not suspended or resumed")]
     Sequence(#[from] SequenceError),
-    /// The ids of a step are to come: commit them first.
-    #[error("the sequence was not suspended: the ids of a step that it is in are to come")]
-    Later,
     /// It is not suspended.
     #[error("the sequence is not suspended")]
     NotSuspended,

@@ -30,7 +30,7 @@ use crate::rows::{Home, RowLease};
 pub struct Sequence {
     /// The rows of its manager, which identify it.
     pub(crate) home: Home,
-    /// `None` while it is suspended.
+    /// `None` while it is off the device.
     pub(crate) row: Option<RowLease>,
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
@@ -142,7 +142,7 @@ impl Sequence {
         self.blocks.id(index)
     }
 
-    /// Its row of the block table; `None` while it is suspended.
+    /// Its row of the block table; `None` while it is off the device.
     #[must_use]
     pub fn row(&self) -> Option<Row> {
         self.row.as_ref().map(RowLease::row)
@@ -154,7 +154,7 @@ impl Sequence {
         self.tenant
     }
 
-    /// Whether it is suspended.
+    /// Whether it is suspended: off the device, or about to leave it with the last ids that are to come.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended.is_some()

@@ -11,25 +11,40 @@ impl Manager {
     /// copied to host memory, room for which is claimed first. Blocks with names stay cached, where later
     /// requests find them, and may be evicted.
     ///
-    /// The blocks can be claimed by others when the open step is complete, or else the last one. The
-    /// sequence gives back its row. Results of steps that were staged before are stale.
+    /// While ids of its steps are to come, the sequence stays on the device, in no later step, until the
+    /// last of them is [committed](Self::commit). A [`resume`](Self::resume) before that takes the call back.
+    ///
+    /// The blocks can be claimed by others when the step that is open then is complete, or else the last
+    /// one. The sequence gives back its row.
     ///
     /// # Errors
     /// [`SuspendError`]; the sequence is as it was.
     pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
         self.look_at_running(sequence)?;
-        if sequence.ends.is_open() {
-            return Err(SuspendError::Later);
-        }
-        let resolved = sequence.ends.resolved();
-        let (first, end) = (sequence.first_unnamed(), self.blocks_for(resolved));
-        let host = match end - first {
+        let first = sequence.first_unnamed();
+        let host = match self.blocks_for(sequence.ends.upper()) - first {
             0 => kv_pool::Claimed::default(),
             count => self
                 .pool
                 .claim_in(Tier::Secondary, count)
                 .map_err(|reason| Missing { group: GroupId::default(), reason })?,
         };
+        sequence.ends.next = 0;
+        sequence.suspended = Some(Suspended { host, first });
+        self.leave_when_resolved(sequence);
+        Ok(())
+    }
+
+    /// Takes a suspended sequence off the device, unless ids of its steps are to come, or it has left.
+    pub(crate) fn leave_when_resolved(&mut self, sequence: &mut Sequence) {
+        if sequence.suspended.is_none() || sequence.row.is_none() || sequence.ends.is_open() {
+            return;
+        }
+        let Some(Suspended { mut host, .. }) = sequence.suspended.take() else { return };
+        let resolved = sequence.ends.resolved();
+        let (first, end) = (sequence.first_unnamed(), self.blocks_for(resolved));
+        // There was room for the longest outcome.
+        drop(host.split_off(end - first));
         let block_tokens = u64::from(self.options.block_tokens);
         let written_by = sequence.ends.latest().unwrap_or(0);
         for (to, index) in host.ids().zip(first..) {
@@ -46,10 +61,9 @@ impl Manager {
         sequence.frontier = None;
         sequence.row = None;
         sequence.suspended = Some(Suspended { host, first });
-        Ok(())
     }
 
-    /// Brings a suspended sequence back to the device, and returns where its KV ends. That is where it
+    /// Brings a suspended sequence back to the device, and returns where its KV ends for certain. That is where it
     /// ended before, unless named blocks have left the cache meanwhile: then the tokens from the first of
     /// these on are to be computed again. If a step has failed that the sequence was in, ids that came out
     /// of void steps are forgotten: see how many tokens are [known](Sequence::known).
@@ -65,6 +79,11 @@ impl Manager {
             // It is told by what is returned.
             Ok(()) | Err(SequenceError::Redo { .. }) => {}
             Err(error) => return Err(error.into()),
+        }
+        if sequence.row.is_some() {
+            // It has not left yet.
+            sequence.suspended = None;
+            return Ok(sequence.ends.resolved());
         }
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;

@@ -240,9 +240,10 @@ fn h29_a_suspended_sequence_comes_back_as_it_was() {
                 let mut sequence = admit(&mut manager, 0..tokens);
                 let plan = step(&mut manager, &mut [&mut sequence]);
                 memory.carry_out(&plan, &[&sequence]);
-                assert_eq!(manager.suspend(&mut sequence).unwrap_err(), SuspendError::Later);
-                manager.commit(&mut sequence, 1, &[99]).unwrap();
                 manager.suspend(&mut sequence).unwrap();
+                assert!(sequence.is_suspended() && sequence.row().is_some(), "an id is to come");
+                assert!(manager.reserve(&mut sequence, 1).is_err());
+                manager.commit(&mut sequence, 1, &[99]).unwrap();
                 assert!(sequence.is_suspended() && sequence.row().is_none());
                 assert!(manager.reserve(&mut sequence, 1).is_err());
                 for _ in 0..steps_between {

@@ -150,7 +150,6 @@ impl Engine {
             Err(SuspendError::Sequence(error)) => return self.refused(at, error),
             Err(error) => {
                 match error {
-                    SuspendError::Later => assert!(run.is_open()),
                     SuspendError::NoRoom(_) => {}
                     other => panic!("{other:?}"),
                 }
@@ -158,10 +157,25 @@ impl Engine {
                 return self.saw("a suspension that was refused");
             }
         }
-        assert!(!run.is_open() && run.sequence.is_suspended() && run.sequence.row().is_none());
+        assert!(run.sequence.is_suspended() && run.sequence.next() == 0);
+        self.accepted(at);
+        if !self.runs[at].is_open() {
+            return self.has_left(at);
+        }
+        let run = &self.runs[at];
+        assert_eq!(
+            (run.sequence.row(), blocks_of(&run.sequence)),
+            (before.row(), run.blocks.clone())
+        );
+        self.saw("a suspension that waits for ids");
+    }
+
+    /// A suspended sequence has left the device.
+    pub fn has_left(&mut self, at: usize) {
+        let run = &mut self.runs[at];
+        assert!(run.sequence.is_suspended() && run.sequence.row().is_none());
         assert_eq!(run.sequence.block_count(), 0);
         run.blocks.clear();
-        self.accepted(at);
         self.saw("a suspension");
     }
 
@@ -190,8 +204,19 @@ impl Engine {
                 return;
             }
         };
-        assert!(end <= resolved);
+        assert!(end <= resolved && !run.sequence.is_suspended());
         assert_eq!(end, run.sequence.resolved());
+        if before.row().is_some() && run.must_redo {
+            run.set_back(end, &self.failures);
+            self.accepted(at);
+            return self.saw("a suspension that a failure takes back");
+        }
+        if before.row().is_some() {
+            assert!(run.is_open() && blocks_of(&run.sequence) == run.blocks);
+            run.view(&self.manager).check_kept(&before);
+            self.accepted(at);
+            return self.saw("a suspension that is taken back");
+        }
         self.saw("a resumption");
         self.saw_if(end < resolved, "a resumption that begins again");
         let run = &mut self.runs[at];

@@ -27,7 +27,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 51] = [
+const EXPECTED: [&str; 54] = [
     "a commit after the step was complete",
     "a commit that was refused",
     "a budget that blocks in use exceed",
@@ -64,6 +64,9 @@ const EXPECTED: [&str; 51] = [
     "a step without a plan",
     "a stop in the middle",
     "a suspension",
+    "a suspension that is taken back",
+    "a suspension that a failure takes back",
+    "a suspension that waits for ids",
     "a suspension that was refused",
     "a worker that joined",
     "a start that the worker works out",

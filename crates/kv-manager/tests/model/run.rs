@@ -66,6 +66,10 @@ pub struct View {
 }
 
 impl View {
+    pub fn row(&self) -> Option<Row> {
+        self.row
+    }
+
     /// Checks that nothing has changed but that blocks were released which only a dropped twin had.
     pub fn check_kept(&self, before: &Self) {
         let used = self.used.iter().zip(&before.used);

@@ -204,7 +204,8 @@ impl Engine {
             ids.iter_mut().for_each(|id| *id += 7);
         }
         // An engine may stop at an id in the middle.
-        let stops = !output.void && self.random.chance(8);
+        let leaves = self.runs[at].sequence.is_suspended();
+        let stops = !output.void && !leaves && self.random.chance(8);
         if stops {
             ids.truncate(self.random.index(ids.len() + 1));
         }
@@ -227,6 +228,10 @@ impl Engine {
         run.known.extend(&ids);
         run.tainted |= garbled;
         run.outputs.pop_front();
+        if leaves && run.outputs.is_empty() {
+            self.has_left(at);
+        }
+        let run = &self.runs[at];
         assert_eq!(blocks_of(&run.sequence), run.blocks, "a commit changes no block");
         let resolved = run.sequence.resolved();
         if run.outputs.is_empty() && !stops && !run.tainted {

@@ -26,8 +26,6 @@ pub(super) struct Live {
     pub(super) total: u64,
     /// Branches to be made when its prompt is computed.
     pub(super) twins: u32,
-    /// Whether it is to be suspended as soon as all its ids are there.
-    pub(super) tires: bool,
     /// The iteration in which it is resumed, while it is suspended.
     pub(super) wakes: u64,
     /// The iteration in which it is cancelled.
@@ -73,7 +71,6 @@ impl Live {
             outcomes: VecDeque::new(),
             total: prompt + answer_tokens,
             twins: 0,
-            tires: false,
             wakes: 0,
             dies: None,
             uncounted: true,
@@ -95,7 +92,6 @@ impl Live {
             outcomes: VecDeque::new(),
             total: self.total,
             twins: 0,
-            tires: false,
             wakes: 0,
             dies: None,
             uncounted: false,

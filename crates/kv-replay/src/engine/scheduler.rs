@@ -290,27 +290,19 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Suspends a request whose turn it is, as soon as all its ids are there. Whether it is suspended.
+    /// Suspends a request whose turn it is. Whether it is suspended: it leaves the device with its last ids.
     fn rests(&mut self, number: usize, report: &mut RunReport) -> Result<bool, RunError> {
         let Some(request) = self.live.get_mut(&number) else { return Ok(false) };
         let Some(sequence) = request.sequence.as_mut() else { return Ok(false) };
-        if !request.tires {
-            let Some(sleep) = self.chance.sleeps(number, self.iteration) else { return Ok(false) };
-            (request.tires, request.wakes) = (true, self.iteration + sleep);
-        }
+        let Some(sleep) = self.chance.sleeps(number, self.iteration) else { return Ok(false) };
         match self.cache.suspend(sequence) {
             Ok(()) => {
-                request.tires = false;
+                request.wakes = self.iteration + sleep;
                 self.asleep.push(number);
                 report.suspensions += 1;
                 Ok(true)
             }
-            // Its ids are still to come.
-            Err(SuspendError::Later) => Ok(false),
-            Err(SuspendError::NoRoom(_)) => {
-                request.tires = false;
-                Ok(false)
-            }
+            Err(SuspendError::NoRoom(_)) => Ok(false),
             Err(source) => Err(RunError::Resume { request: number, source: source.into() }),
         }
     }
@@ -378,9 +370,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let Some(request) = self.live.get_mut(&number) else { return Ok(Advance::Done) };
         let forks = request.branches();
         let Some(sequence) = request.sequence.as_mut() else { return Ok(Advance::Done) };
-        // It is to be forked or suspended, which waits for its ids.
-        let held = request.tires && sequence_open(sequence);
-        if budget == 0 || held || forks {
+        // A fork waits for its ids.
+        if budget == 0 || forks {
             return Ok(Advance::Done);
         }
         // With drafts in flight, it may be that the next tokens are its last ones.
