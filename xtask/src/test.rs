@@ -37,6 +37,8 @@ const SMOKE: &[&str] = &[
     "policies --trace SMOKE/trace.jsonl --capacities 100,1000 --json SMOKE/policies.json",
     "run --trace SMOKE/trace.jsonl --requests 80 --device sim:2 --layers 3 --block-tokens 64 \
      --device-blocks 2500 --host-blocks 2500 --json SMOKE/run.json",
+    "run --trace SMOKE/trace.jsonl --requests 20 --workers 4 --block-tokens 64 --device-blocks 2500 \
+     --host-blocks 2500 --stop-worker 1@100:100 --kill-worker 2@200 --json SMOKE/workers.json",
 ];
 
 /// Examples with this ending are measurements: slow, and meaningless in a debug build.

@@ -8,6 +8,7 @@ use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Life, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
+use kv_replay::engine::workers::{KillWorker, StopWorker};
 use kv_replay::place::Division;
 use kv_replay::policies::Half;
 use kv_replay::shape::{Dtype, KvModelShape};
@@ -38,6 +39,21 @@ pub(crate) enum Command {
     Policies(PoliciesArgs),
     /// Generates a workload in the trace format.
     Generate(GenerateArgs),
+    /// Carries out the plans of a run with --workers, which starts it.
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WorkerArgs {
+    /// Disables a protection of the worker: staging or skip.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
+    /// Has a worker do wrong in a step: WORKER@STEP:WHAT.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[arg(long, value_name = "WRONG")]
+    pub(crate) misbehave: Option<kv_replay::engine::workers::Misbehave>,
 }
 
 #[derive(Args, Debug)]
@@ -50,10 +66,11 @@ pub(crate) struct RunArgs {
     /// 1000].
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub(crate) requests: Option<u64>,
-    /// Devices to run on: sim, sim:N for N simulated devices, or GPUs such as cuda:0,cuda:1.
+    /// Devices to run on: sim, sim:N for N simulated devices, or GPUs such as cuda:0,cuda:1. With
+    /// --workers: sim, GPUs that the workers take in turn, or cuda for every GPU.
     #[arg(long, value_name = "DEVICES", default_value_t)]
     pub(crate) device: DeviceSpec,
-    /// Number of layers of the model [default: one for each device].
+    /// Number of layers of the model [default: one for each device or worker].
     #[arg(long, value_name = "L", value_parser = whole::<u32>)]
     layers: Option<u32>,
     /// Number of heads of K, and of V, in one layer.
@@ -116,6 +133,21 @@ pub(crate) struct RunArgs {
     /// iterations.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     budget_swing: u32,
+    /// Drives N worker processes, each with one device, by plans over pipes; this process decides and
+    /// opens no device.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>)]
+    pub(crate) workers: Option<u16>,
+    /// Kills and replaces a worker process that makes no progress for S seconds.
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = whole::<u32>, requires = "workers")]
+    pub(crate) worker_timeout: u32,
+    /// Fault drill: stops worker I before it gets the plan of step STEP, and has it go on when it has been
+    /// waited for MS milliseconds. Can be given several times.
+    #[arg(long, value_name = "I@STEP:MS", requires = "workers")]
+    pub(crate) stop_worker: Vec<StopWorker>,
+    /// Fault drill: kills worker I when it has been sent the plan of step STEP; a new process takes its
+    /// place. Can be given several times.
+    #[arg(long, value_name = "I@STEP", requires = "workers")]
+    pub(crate) kill_worker: Vec<KillWorker>,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -133,13 +165,22 @@ pub(crate) struct RunArgs {
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[arg(long, value_name = "WHAT")]
     pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
+    /// Has a worker process do wrong in a step: WORKER@STEP:garbage, torn, old, ahead, silent or byte.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[arg(long, value_name = "WRONG", requires = "workers")]
+    pub(crate) misbehave: Option<kv_replay::engine::workers::Misbehave>,
 }
 
 impl RunArgs {
+    /// Number of devices that the model is divided over.
+    pub(crate) fn parts(&self) -> usize {
+        self.workers.map_or_else(|| self.device.count(), usize::from)
+    }
+
     pub(crate) fn config(&self) -> RunConfig {
         RunConfig {
             shape: KvModelShape {
-                layers: self.layers.unwrap_or(self.device.count() as u32),
+                layers: self.layers.unwrap_or(self.parts() as u32),
                 kv_heads: self.kv_heads,
                 head_size: self.head_size,
                 dtype: self.dtype,
@@ -211,6 +252,10 @@ fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
 /// The largest number of a type.
 trait Bounded {
     const MOST: u64;
+}
+
+impl Bounded for u16 {
+    const MOST: u64 = u16::MAX as u64;
 }
 
 impl Bounded for u32 {

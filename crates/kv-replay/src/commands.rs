@@ -3,12 +3,13 @@
 use std::error::Error as _;
 use std::io::{self, Write as _};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cuda_sim::Profile;
 use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, SimSizes};
+use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
@@ -18,7 +19,7 @@ use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
-use crate::cli::{Command, RunArgs};
+use crate::cli::{Command, RunArgs, WorkerArgs};
 use crate::progress::Bar;
 
 /// Number of requests of the demonstration: a simulated device replays them in about six seconds on
@@ -76,6 +77,16 @@ pub(crate) enum Failure {
     Stdout(#[source] io::Error),
     #[error("the replay failed")]
     Run(#[source] Box<RunError>),
+    #[error("--device cuda is every GPU, for --workers; name the GPUs, such as cuda:0,cuda:1")]
+    EveryGpu,
+    #[error("--workers gives each process one device; expected --device sim, not {spec}")]
+    SimDevices { spec: DeviceSpec },
+    #[error("--workers and --budget-swing do not go together")]
+    WorkersSwing,
+    #[error("cannot find the program to start worker processes")]
+    Program(#[source] io::Error),
+    #[error("the worker failed")]
+    Serve(#[from] ServeError),
     #[error("only {finished} of {requests} requests finished")]
     Unfinished { finished: u64, requests: u64 },
 }
@@ -95,12 +106,14 @@ impl Failure {
             Self::Run(error) => match **error {
                 RunError::Config(_)
                 | RunError::Request { .. }
+                | RunError::WorkerWithoutLayers { .. }
+                | RunError::DrillWorker { .. }
                 | RunError::Build(_)
                 | RunError::Place(_)
                 | RunError::Buffers { .. } => 2,
                 _ => 1,
             },
-            Self::Unfinished { .. } => 1,
+            Self::Unfinished { .. } | Self::Serve(_) => 1,
             _ => 2,
         }
     }
@@ -118,6 +131,10 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
         }
         Some(Command::Generate(args)) => {
             say(&generate::run(args.requests, args.seed, args.output.as_deref())?)?;
+            Ok(Outcome::Clean)
+        }
+        Some(Command::Worker(args)) => {
+            work(args)?;
             Ok(Outcome::Clean)
         }
     }
@@ -141,11 +158,15 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     if args.requests == Some(0) {
         return Err(Failure::NoRequests);
     }
+    if args.device == DeviceSpec::EveryCuda && args.workers.is_none() {
+        return Err(Failure::EveryGpu);
+    }
     let config = args.config();
     // Checks everything before anything that takes long.
     config.check()?;
-    config.check_devices(args.device.count())?;
+    config.check_devices(args.parts())?;
     let machine = Machine::of(args)?;
+    let workers = args.workers.map(|number| workers(args, number)).transpose()?;
     if let Some(path) = &args.json {
         check_writable(path)?;
     }
@@ -159,6 +180,9 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             generate::generate(&GenerateOptions { requests, seed: config.seed })?
         }
     };
+    if let Some(workers) = workers {
+        return replay_with_workers(&config, &workers, &trace, args);
+    }
     replay(&config, machine, &trace, args.json.as_deref(), |_cache| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if let Some(sabotage) = args.sabotage {
@@ -180,6 +204,9 @@ impl<'a> Machine<'a> {
         let profile = match (&args.profile, spec) {
             (Some(name), DeviceSpec::Sim { .. }) => profile::read(name)?,
             (Some(_), DeviceSpec::Cuda { .. }) => {
+                return Err(Failure::ProfileOfGpu { spec: spec.clone() });
+            }
+            (Some(_), DeviceSpec::EveryCuda) => {
                 return Err(Failure::ProfileOfGpu { spec: spec.clone() });
             }
             (None, _) => Profile::default(),
@@ -212,6 +239,75 @@ fn replay(
         Ok(RunReport { setup_s, ..report })
     });
     bar.clear();
+    conclude(report, json)
+}
+
+/// The worker processes of a run: this program again.
+fn workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> {
+    match &args.device {
+        spec @ DeviceSpec::Sim { devices: 2.. } => {
+            return Err(Failure::SimDevices { spec: spec.clone() });
+        }
+        _ if args.config().life.budget_swing > 0 => return Err(Failure::WorkersSwing),
+        _ => {}
+    }
+    #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(unused_mut))]
+    let mut command = WorkerCommand {
+        program: std::env::current_exe().map_err(Failure::Program)?,
+        args: vec!["worker".to_owned()],
+    };
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    {
+        let sabotage = args.sabotage.map(|what| ["--sabotage".to_owned(), what.name().to_owned()]);
+        let wrong = args.misbehave.map(|what| ["--misbehave".to_owned(), what.to_string()]);
+        command.args.extend(sabotage.into_iter().chain(wrong).flatten());
+    }
+    Ok(WorkersConfig {
+        workers: number,
+        command,
+        device: args.device.clone(),
+        profile: args.profile.clone(),
+        timeout: Duration::from_secs(args.worker_timeout.into()),
+        stops: args.stop_worker.clone(),
+        kills: args.kill_worker.clone(),
+    })
+}
+
+/// Replays `trace` with worker processes.
+fn replay_with_workers(
+    config: &RunConfig,
+    workers: &WorkersConfig,
+    trace: &Trace,
+    args: &RunArgs,
+) -> Result<Outcome, Failure> {
+    config.check_trace(trace)?;
+    let mut bar = Bar::new(trace.requests.len() as u64);
+    let report = workers::run(config, workers, trace, &mut bar, |_manager| {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if let Some(sabotage) = args.sabotage {
+            sabotage.apply_to_manager(_manager);
+        }
+    });
+    bar.clear();
+    conclude(report, args.json.as_deref())
+}
+
+/// Carries out the plans of a run with worker processes.
+fn work(_args: &WorkerArgs) -> Result<(), ServeError> {
+    let options = ServeOptions {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        misbehave: _args.misbehave,
+    };
+    workers::serve(io::stdin(), io::stdout().lock(), options, |_worker| {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if let Some(sabotage) = _args.sabotage {
+            sabotage.apply_to_parts(_worker.parts());
+        }
+    })
+}
+
+/// Prints the summary of a run, and writes its report to the file `json` if one is named.
+fn conclude(report: Result<RunReport, RunError>, json: Option<&Path>) -> Result<Outcome, Failure> {
     let (report, ended) = match report {
         Ok(report) => (report, Ok(())),
         Err(RunError::Corrupted { report, source }) => (*report, Err(Failure::Run(source))),

@@ -28,6 +28,8 @@ pub enum DeviceSpec {
         /// The ordinals: at least one, each once.
         ordinals: Vec<i32>,
     },
+    /// Every GPU of the machine.
+    EveryCuda,
 }
 
 /// The reason why a text does not name devices.
@@ -35,7 +37,7 @@ pub enum DeviceSpec {
 #[non_exhaustive]
 pub enum DeviceSpecError {
     /// A part of the text is not a device.
-    #[error("unknown device {token:?}; expected sim, sim:N or cuda:0[,cuda:1…]")]
+    #[error("unknown device {token:?}; expected sim, sim:N, cuda or cuda:0[,cuda:1…]")]
     Unknown {
         /// The part.
         token: String,
@@ -76,6 +78,9 @@ impl FromStr for DeviceSpec {
     fn from_str(text: &str) -> Result<Self, DeviceSpecError> {
         if text == "sim" {
             return Ok(Self::default());
+        }
+        if text == "cuda" {
+            return Ok(Self::EveryCuda);
         }
         if let Some(devices) = text.strip_prefix("sim:").and_then(number)
             && devices > 0
@@ -122,17 +127,19 @@ impl fmt::Display for DeviceSpec {
                 }
                 Ok(())
             }
+            Self::EveryCuda => f.write_str("cuda"),
         }
     }
 }
 
 impl DeviceSpec {
-    /// Number of named devices.
+    /// Number of named devices; 0 for those that only the driver can count.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {
             Self::Sim { devices } => *devices as usize,
             Self::Cuda { ordinals } => ordinals.len(),
+            Self::EveryCuda => 0,
         }
     }
 }
@@ -265,6 +272,24 @@ pub struct OpenDevices {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenError> {
+    open_some(spec, sim, |_| true)
+}
+
+/// Opens device `position`, counted from 0, of those of `spec`. Behind the last one, the first comes again.
+pub(crate) fn open_one(
+    spec: &DeviceSpec,
+    position: usize,
+    sim: SimSizes,
+) -> Result<OpenDevices, DeviceOpenError> {
+    open_some(spec, sim, |(at, count)| at == position % count)
+}
+
+/// Opens the devices of `spec` that `wanted` names by their position and their number.
+fn open_some(
+    spec: &DeviceSpec,
+    sim: SimSizes,
+    wanted: impl Fn((usize, usize)) -> bool,
+) -> Result<OpenDevices, DeviceOpenError> {
     let (upstream, ordinals, sim): (Arc<dyn Driver>, Vec<i32>, _) = match spec {
         DeviceSpec::Sim { devices } => {
             let machine = Arc::new(SimDriver::new(SimConfig {
@@ -281,16 +306,20 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
             (machine.clone(), (0..*devices as i32).collect(), Some(machine))
         }
         DeviceSpec::Cuda { ordinals } => (cuda()?, ordinals.clone(), None),
+        DeviceSpec::EveryCuda => (cuda()?, Vec::new(), None),
     };
     let driver = Arc::new(CountingDriver::new(upstream));
     let registry = DeviceRegistry::new(driver.clone())?;
     let count = registry.count();
+    let ordinals = if ordinals.is_empty() { (0..count).collect() } else { ordinals };
     if let Some(&ordinal) = ordinals.iter().find(|&&ordinal| ordinal >= count) {
         return Err(DeviceOpenError::NoSuchDevice { ordinal, count });
     }
     let devices = ordinals
         .iter()
-        .map(|&ordinal| registry.device(ordinal))
+        .enumerate()
+        .filter(|(position, _)| wanted((*position, ordinals.len())))
+        .map(|(_, &ordinal)| registry.device(ordinal))
         .collect::<Result<Vec<Device>, RegistryError>>()?;
     let description = format!("{spec} ({})", names(&devices));
     Ok(OpenDevices { driver, devices, description, sim, clock: ManualClock::new() })
@@ -374,7 +403,9 @@ mod tests {
 
     #[test]
     fn devices_are_read_and_written_alike() {
-        for (text, devices) in [("sim", 1), ("sim:4", 4), ("cuda:0", 1), ("cuda:3,cuda:1", 2)] {
+        for (text, devices) in
+            [("sim", 1), ("sim:4", 4), ("cuda", 0), ("cuda:0", 1), ("cuda:3,cuda:1", 2)]
+        {
             let spec = parsed(text).unwrap();
             assert_eq!((spec.to_string(), spec.count()), (text.to_owned(), devices));
         }
@@ -391,7 +422,6 @@ mod tests {
             ("sim:-1", "sim:-1"),
             ("sim:+1", "sim:+1"),
             ("sim:x", "sim:x"),
-            ("cuda", "cuda"),
             ("cuda:", "cuda:"),
             ("cuda:-1", "cuda:-1"),
             ("cuda:0,", ""),
@@ -404,7 +434,7 @@ mod tests {
         }
         assert_eq!(
             parsed("gpu0").unwrap_err().to_string(),
-            "unknown device \"gpu0\"; expected sim, sim:N or cuda:0[,cuda:1…]"
+            "unknown device \"gpu0\"; expected sim, sim:N, cuda or cuda:0[,cuda:1…]"
         );
         assert_eq!(
             parsed("cuda:1,cuda:1").unwrap_err().to_string(),

@@ -131,8 +131,32 @@ pub fn shards(kv_heads: u32, devices: usize) -> Result<HeadShards, HeadsError> {
 ///
 /// [`PlaceError`], with the missing bytes of each device if the model does not fit.
 pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceError> {
+    let gpus = devices.iter().map(capacity).collect::<Result<Vec<_>, _>>()?;
+    let links = links(devices, config.place)?;
+    place_on(config, &gpus, &links)
+}
+
+/// The same, on devices of other processes: between these, activations pass through host memory. `free_bytes`
+/// are those of each device, which are told apart by their position only.
+pub(crate) fn place_apart(config: &RunConfig, free_bytes: &[u64]) -> Result<Placement, PlaceError> {
+    let gpu = |(position, &free_bytes): (usize, &u64)| GpuCapacity {
+        uuid: (position as u128).to_be_bytes(),
+        free_bytes,
+        memory_bytes_per_second: MEMORY_BYTES_PER_SECOND,
+    };
+    let gpus: Vec<_> = free_bytes.iter().enumerate().map(gpu).collect();
+    let links = LinkMatrix::from_fn(gpus.len(), |_, _| THROUGH_HOST)
+        .map_err(|source| PlaceError::Placement { place: config.place, source })?;
+    place_on(config, &gpus, &links)
+}
+
+fn place_on(
+    config: &RunConfig,
+    gpus: &[GpuCapacity],
+    links: &LinkMatrix,
+) -> Result<Placement, PlaceError> {
     config.check()?;
-    config.check_devices(devices.len())?;
+    config.check_devices(gpus.len())?;
     let row_bytes = config.shape.row_bytes().map_err(ConfigError::from)?;
     let layer = LayerShape {
         weight_bytes: 0,
@@ -148,13 +172,11 @@ pub fn place(config: &RunConfig, devices: &[Device]) -> Result<Placement, PlaceE
         workspace_bytes: token_bytes.saturating_mul(config.step_tokens.into()),
         ..ModelShape::uniform(layers, layer, config.device_blocks).map_err(refused)?
     };
-    let gpus = devices.iter().map(capacity).collect::<Result<Vec<_>, _>>()?;
-    let links = links(devices, config.place)?;
     let heads = u64::from(config.shape.kv_heads);
     let placed = match config.place {
-        Division::Layers(strategy) => Placement::layers(&model, &gpus, &links, strategy),
+        Division::Layers(strategy) => Placement::layers(&model, gpus, links, strategy),
         Division::Heads => {
-            Placement::sharded(&model, &gpus, &links, heads, heads, KvReplication::Refuse)
+            Placement::sharded(&model, gpus, links, heads, heads, KvReplication::Refuse)
         }
     };
     placed.map_err(refused)

@@ -91,6 +91,8 @@ pub struct RunReport {
     pub growth_stalls: u64,
     /// Number of driver calls, by name.
     pub driver_calls: BTreeMap<String, u64>,
+    /// The worker processes; `None` in a run whose devices are this process's.
+    pub workers: Option<WorkersReport>,
     /// The devices.
     pub device: String,
     /// The division of the model over several devices; `None` on one device.
@@ -121,6 +123,43 @@ pub struct RunReport {
     /// and devices on the machine of the profile. It does not include the engine's own work between
     /// calls.
     pub predicted_s: Option<f64>,
+}
+
+/// The worker processes of a run.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct WorkersReport {
+    /// Number of workers.
+    pub workers: u64,
+    /// Processes that were replaced by new ones, in order.
+    pub restarts: Vec<RestartReport>,
+    /// Number of steps that were in flight when a process was replaced: they count for nothing.
+    pub steps_voided: u64,
+    /// Processes that were stopped for a while by a drill, in order.
+    pub stops: Vec<StopReport>,
+}
+
+/// A worker process that was replaced by a new one.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct RestartReport {
+    /// The worker, counted from 0.
+    pub worker: u64,
+    /// The latest step that was staged by then.
+    pub step: u64,
+    /// What was wrong with the process.
+    pub reason: String,
+}
+
+/// A worker process that was stopped for a while. The numbers are 0 if it did not go on.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct StopReport {
+    /// The worker, counted from 0.
+    pub worker: u64,
+    /// The step whose plan it did not get before it went on.
+    pub step: u64,
+    /// The latest step that was staged while it was stopped.
+    pub staged: u64,
+    /// The latest step that all workers had completed when it went on.
+    pub completed: u64,
 }
 
 /// The use of one transport between device and host memory, over all devices.
@@ -209,6 +248,7 @@ impl RunReport {
             pages_mapped_inline: 0,
             growth_stalls: 0,
             driver_calls: BTreeMap::new(),
+            workers: None,
             device: device.to_owned(),
             placement: None,
             shape: ReportShape {
@@ -269,6 +309,7 @@ impl RunReport {
             ("transport", self.transport_line()),
             ("steps", self.steps_line()),
             ("life", self.life_line()),
+            ("workers", self.workers_line()),
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
         ] {
@@ -354,6 +395,20 @@ impl RunReport {
         let some = counts.into_iter().filter(|(count, _)| *count > 0);
         let some: Vec<_> = some.map(|(count, what)| format!("{} {what}", grouped(count))).collect();
         some.join(", ")
+    }
+
+    /// What became of worker processes; nothing where there are none.
+    fn workers_line(&self) -> String {
+        let Some(workers) = &self.workers else { return String::new() };
+        let WorkersReport { workers, restarts, steps_voided, stops } = workers;
+        let (restarts, stops) = (restarts.len() as u64, stops.len() as u64);
+        format!(
+            "{} processes, {} stopped for a while, {} replaced; {} steps void",
+            grouped(*workers),
+            grouped(stops),
+            grouped(restarts),
+            grouped(*steps_voided),
+        )
     }
 
     /// The transports used, with their batches.

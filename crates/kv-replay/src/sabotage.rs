@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-use kv_cache::KvCache;
+use kv_cache::kv_manager::Manager;
+use kv_cache::{KvCache, Part};
 
 /// A published defect, reproduced on purpose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -20,16 +21,37 @@ pub(crate) enum Sabotage {
 impl Sabotage {
     /// Disables the protection of `cache` permanently.
     pub(crate) fn apply(self, cache: &KvCache) {
-        for part in cache.parts() {
+        self.apply_to_manager(cache.manager());
+        self.apply_to_parts(cache.parts());
+    }
+
+    /// Disables what a manager protects.
+    pub(crate) fn apply_to_manager(self, manager: &Manager) {
+        match self {
+            Self::Claim | Self::ClaimUnseen => manager.pool().sabotage_peek_then_claim(),
+            Self::Staging | Self::Skip => {}
+        }
+    }
+
+    /// Disables what protects the devices of a process.
+    pub(crate) fn apply_to_parts(self, parts: &[Part]) {
+        for part in parts {
             match self {
                 Self::Staging => part.staging().sabotage_reuse_before_event(),
-                Self::Claim => cache.pool().sabotage_peek_then_claim(),
-                Self::ClaimUnseen => {
-                    cache.pool().sabotage_peek_then_claim();
-                    part.kernels().sabotage_allow_stored_twice(true);
-                }
+                Self::Claim => {}
+                Self::ClaimUnseen => part.kernels().sabotage_allow_stored_twice(true),
                 Self::Skip => part.kernels().sabotage_ignore_skip(true),
             }
+        }
+    }
+
+    /// Its name, which is read back.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Staging => "staging",
+            Self::Claim => "claim",
+            Self::ClaimUnseen => "claim-unseen",
+            Self::Skip => "skip",
         }
     }
 }
@@ -38,14 +60,9 @@ impl FromStr for Sabotage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "staging" => Ok(Self::Staging),
-            "claim" => Ok(Self::Claim),
-            "claim-unseen" => Ok(Self::ClaimUnseen),
-            "skip" => Ok(Self::Skip),
-            _ => Err(format!(
-                "unknown sabotage {text:?}; expected staging, claim, claim-unseen or skip"
-            )),
-        }
+        let all = [Self::Staging, Self::Claim, Self::ClaimUnseen, Self::Skip];
+        all.into_iter().find(|sabotage| sabotage.name() == text).ok_or_else(|| {
+            format!("unknown sabotage {text:?}; expected staging, claim, claim-unseen or skip")
+        })
     }
 }

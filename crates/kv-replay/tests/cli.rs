@@ -164,7 +164,7 @@ fn a_shape_that_overflows_is_named() {
 #[test]
 fn devices_that_do_not_exist_are_named() {
     for (device, expected) in [
-        ("gpu0", "unknown device \"gpu0\"; expected sim, sim:N or cuda:0[,cuda:1…]"),
+        ("gpu0", "unknown device \"gpu0\"; expected sim, sim:N, cuda or cuda:0[,cuda:1…]"),
         ("cuda:0,cuda:0", "device \"cuda:0\" is named twice"),
         ("sim:2,cuda:0", "\"sim:2,cuda:0\" mixes simulated devices and GPUs"),
         ("sim,sim", "\"sim,sim\" names simulated devices one by one; expected sim:2"),

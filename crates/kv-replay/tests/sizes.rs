@@ -5,7 +5,8 @@
 //! Covered: every number of [`RunConfig`] and [`KvModelShape`] alone and in pairs, through `check`,
 //! `check_devices`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
 //! [`place::place`] and a run; [`SimSizes`] and [`DeviceSpec`]; lengths of requests; [`GenerateOptions`];
-//! [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line.
+//! [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line, those of
+//! worker processes included.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -304,15 +305,44 @@ fn numbers_of_the_command_line() {
         "--step-tokens",
         "--requests",
         "--seed",
+        "--worker-timeout",
     ] {
         for value in
             ["0", "1", "4294967295", "4294967296", "18446744073709551615", "18446744073709551616"]
         {
             // A repeated option would be refused.
             let rest = run.chunks(2).filter(|pair| pair[0] != option).flatten().copied();
-            let args: Vec<&str> = ["run"].into_iter().chain(rest).chain([option, value]).collect();
+            let workers = ["--workers", "1"].into_iter().filter(|_| option == "--worker-timeout");
+            let all = ["run"].into_iter().chain(rest).chain(workers);
+            let args: Vec<&str> = all.chain([option, value]).collect();
             let status = status_of(&args);
             assert!(matches!(status, Some(0 | 2)), "{args:?} ended with {status:?}");
+        }
+    }
+    for value in ["0", "1", "64", "65", "65535", "65536"] {
+        // Every worker of 64 would need a layer.
+        let status = status_of(&["run", "--requests", "1", "--layers", "1", "--workers", value]);
+        assert!(matches!(status, Some(0 | 2)), "{value} workers ended with {status:?}");
+    }
+    for value in
+        ["0@1:1", "1@1:1", "0@18446744073709551615:1", "0@1:18446744073709551615", "65536@1:1"]
+    {
+        for (drill, value) in
+            [("--stop-worker", value), ("--kill-worker", &value[..value.len() - 2])]
+        {
+            let status = status_of(&[
+                "run",
+                "--requests",
+                "1",
+                "--workers",
+                "1",
+                "--worker-timeout",
+                "1",
+                drill,
+                value,
+            ]);
+            // A step that never comes fails the run. The wait of a stop is bounded by the timeout.
+            assert!(matches!(status, Some(0..=2)), "{drill} {value} ended with {status:?}");
         }
     }
     for value in ["sim:0", "sim:1", "sim:33", "sim:4294967296", "cuda:2147483648"] {

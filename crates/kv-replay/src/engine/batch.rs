@@ -52,6 +52,18 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// A finished batch that came from another process.
+    pub(super) fn received(
+        slots: Vec<i64>,
+        keys: Vec<u64>,
+        (lengths, accepted): (Vec<u32>, Vec<u32>),
+        rejected: Vec<Rejected>,
+        launches: Vec<Launch>,
+    ) -> Self {
+        let open = keys.len();
+        Self { slots, keys, lengths, accepted, rejected, launches, open, written: 0 }
+    }
+
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.keys.clear();

@@ -7,6 +7,7 @@ use kv_cache::{
 };
 use kv_kernels::{KernelError, link::TransportError};
 
+use super::workers::WorkerFault;
 use crate::config::ConfigError;
 use crate::place::PlaceError;
 use crate::report::RunReport;
@@ -74,7 +75,37 @@ pub enum RunError {
     },
     /// The worker's thread, which maps memory ahead of need, was not started.
     #[error("cannot start growth ahead of need")]
-    Worker(#[from] kv_cache::SpawnError),
+    Growth(#[from] kv_cache::SpawnError),
+    /// A worker process failed, and could not be replaced.
+    #[error("worker {worker} failed")]
+    Worker {
+        /// The worker, counted from 0.
+        worker: u16,
+        /// The cause.
+        source: Box<WorkerFault>,
+    },
+    /// The division of the model leaves a worker without a share.
+    #[error("worker {worker} gets no layers by --place")]
+    WorkerWithoutLayers {
+        /// The worker, counted from 0.
+        worker: u16,
+    },
+    /// A drill names a worker that there is not.
+    #[error("the drill {drill} is for a worker of a run with {workers}, counted from 0")]
+    DrillWorker {
+        /// The drill.
+        drill: String,
+        /// Number of workers.
+        workers: u16,
+    },
+    /// A drill was never carried out.
+    #[error("the drill {drill} never came: the run had {steps} steps")]
+    DrillUnused {
+        /// The drill.
+        drill: String,
+        /// Number of steps.
+        steps: u64,
+    },
     /// A request was not admitted or got no room, and waiting would not help.
     #[error("cannot give blocks to request {request}")]
     Admit {

@@ -25,11 +25,13 @@ mod live;
 mod scheduler;
 mod verify;
 mod work;
+pub mod workers;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use cuda_driver::{Driver as _, Stream};
+use kv_cache::kv_manager::Manager;
 use kv_cache::{
     CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
     TransportRules, Worker, WorkerOptions,
@@ -38,6 +40,7 @@ use kv_kernels::{
     KvKernels, KvShape, KvShapeOptions,
     link::{MeasureOptions, TransportProfile},
 };
+use kv_place::Placement;
 use kv_pool::BlockHasher;
 
 use crate::config::{Progress, ProgressState, RunConfig};
@@ -100,25 +103,47 @@ pub fn build_cache(
     trace: &Trace,
     devices: &OpenDevices,
 ) -> Result<KvCache, RunError> {
-    check(config, trace, devices)?;
+    check_run(config, devices.devices.len(), trace)?;
+    let blocks = blocks_of_longest(config, trace);
+    let placement = match devices.devices.as_slice() {
+        [_] => None,
+        several => Some(place(config, several)?),
+    };
+    let growth = growth(config, blocks, devices)?;
+    let options = options(config, blocks, devices, placement)?;
+    let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
+    let mut cache = KvCache::new(&streams, KvCacheOptions { growth, ..options })?;
+    // A replay measures steps, not the start.
+    cache.wait_for_host().map_err(kv_cache::BuildError::from)?;
+    Ok(cache)
+}
+
+/// Blocks of the longest request.
+fn blocks_of_longest(config: &RunConfig, trace: &Trace) -> u64 {
+    let tokens =
+        trace.requests.iter().map(|entry| entry.input_length.saturating_add(entry.output_length));
+    tokens.max().unwrap_or(1).div_ceil(config.block_tokens.into())
+}
+
+/// The options of a cache for a model on `devices`, whose requests have up to `blocks` blocks. Memory is
+/// mapped on demand.
+fn options(
+    config: &RunConfig,
+    blocks: u64,
+    devices: &OpenDevices,
+    placement: Option<Placement>,
+) -> Result<KvCacheOptions, RunError> {
     let shape = KvShape::new(KvShapeOptions {
         layers: config.shape.layers,
         kv_count: KV_COUNT as u32,
         row_bytes: config.shape.row_bytes()?,
         block_tokens: config.block_tokens,
     })?;
-    let tokens =
-        trace.requests.iter().map(|entry| entry.input_length.saturating_add(entry.output_length));
-    let blocks = tokens.max().unwrap_or(1).div_ceil(config.block_tokens.into());
-    let placement = match devices.devices.as_slice() {
-        [_] => None,
-        several => Some(place(config, several)?),
-    };
-    let options = KvCacheOptions {
+    Ok(KvCacheOptions {
         shape,
         placement,
         device_blocks: counted("--device-blocks", config.device_blocks)?,
-        growth: growth(config, blocks, devices)?,
+        growth: Growth::OnDemand,
         host_blocks: counted("--host-blocks", config.host_blocks)?,
         // Simulated runs are the same each time.
         pinning: match devices.driver.name() {
@@ -141,12 +166,7 @@ pub fn build_cache(
             clock: Some(Arc::new(devices.clock.clone())),
             ..PoolRules::default()
         },
-    };
-    let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
-    let mut cache = KvCache::new(&streams, options)?;
-    // A replay measures steps, not the start.
-    cache.wait_for_host().map_err(kv_cache::BuildError::from)?;
-    Ok(cache)
+    })
 }
 
 /// Like [`run`], with a cache from [`build_cache`].
@@ -161,7 +181,7 @@ pub fn run_on(
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
-    check(config, trace, devices)?;
+    check_run(config, devices.devices.len(), trace)?;
     // One thread drives all devices. The other devices' contexts are made current for whole runs of
     // calls.
     match devices.devices.first() {
@@ -237,19 +257,23 @@ fn iterate(
 
 /// Records what the cache has transferred and mapped.
 fn note_moves(report: &mut RunReport, cache: &KvCache) {
-    let counters = cache.pool().counters();
+    note_decisions(report, cache.manager());
     let moved = cache.stats();
-    report.blocks_evicted = counters.evicted;
-    let decided = cache.manager().stats();
-    report.blocks_offloaded = decided.offloaded_blocks;
-    report.blocks_onboarded = decided.onboarded_blocks;
-    report.blocks_copied_on_write = decided.copied_on_write;
-    report.blocks_suspended = decided.suspended_blocks;
     report.bytes_transferred += moved.copied_bytes;
     report.add_transports(&cache.transports());
     report.pages_mapped_ahead = moved.pages_ahead;
     report.pages_mapped_inline = moved.pages_inline;
     report.growth_stalls = moved.growth_stalls;
+}
+
+/// Records what a manager has decided.
+fn note_decisions(report: &mut RunReport, manager: &Manager) {
+    report.blocks_evicted = manager.pool().counters().evicted;
+    let decided = manager.stats();
+    report.blocks_offloaded = decided.offloaded_blocks;
+    report.blocks_onboarded = decided.onboarded_blocks;
+    report.blocks_copied_on_write = decided.copied_on_write;
+    report.blocks_suspended = decided.suspended_blocks;
 }
 
 /// The transport of blocks. On GPUs the fastest one is measured. On simulated devices it follows
@@ -282,9 +306,9 @@ fn growth(config: &RunConfig, blocks: u64, devices: &OpenDevices) -> Result<Grow
 }
 
 /// Checks a trace and options that a caller may have built by hand.
-fn check(config: &RunConfig, trace: &Trace, devices: &OpenDevices) -> Result<(), RunError> {
+fn check_run(config: &RunConfig, devices: usize, trace: &Trace) -> Result<(), RunError> {
     config.check()?;
-    config.check_devices(devices.devices.len())?;
+    config.check_devices(devices)?;
     for (request, entry) in trace.requests.iter().enumerate() {
         entry.check().map_err(|problem| RunError::Request { request, problem })?;
     }
@@ -309,7 +333,12 @@ fn state_of(report: &RunReport, scheduler: &Scheduler<'_, impl Cache>) -> Progre
 }
 
 fn close(cache: KvCache) -> Result<(), RunError> {
-    cache.close().map_err(|errors| {
+    closed(cache.close())
+}
+
+/// The first of the errors of closing, with their number.
+fn closed(closed: Result<(), Vec<CloseError>>) -> Result<(), RunError> {
+    closed.map_err(|errors| {
         let count = errors.len();
         match errors.into_iter().next() {
             Some(first) => RunError::Close { count, source: Box::new(first) },

@@ -1,0 +1,510 @@
+//! The manager of the KV cache, with worker processes that carry its plans out.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_cache::kv_manager::{
+    CommitError, ForkError, GroupId, Manager, Message, Outcome, Reserved, SuspendError, WorkerId,
+};
+use kv_cache::{
+    Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
+    SlotError, StepError, Tokens,
+};
+use kv_kernels::KvShape;
+use kv_pool::{BlockHash, Tier};
+
+use super::drill::{KillWorker, StopWorker};
+use super::error::{FrameError, WorkerFault};
+use super::frame::{self, Frame, Kind};
+use super::member::{Deadline, Member, WorkerCommand};
+use super::setup::{Account, Memory, Open, Opened, Share};
+use crate::engine::batch::Batch;
+use crate::engine::cache::Cache;
+use crate::engine::verify::Reading;
+use crate::engine::{OVERLAP_DEPTH, RunError};
+use crate::report::{RestartReport, StopReport, WorkersReport};
+
+/// Processes that may fail in one worker's place without having completed a step.
+const FAILURES_MAX: u32 = 3;
+
+/// A manager, and one process for each of its workers.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    manager: Manager,
+    workers: Vec<Place>,
+    command: WorkerCommand,
+    timeout: Duration,
+    /// Whether completions are taken in as they arrive. Otherwise no more are taken in than a step needs, so
+    /// that every run is the same.
+    eager: bool,
+    /// Steps that were staged and that not all workers have completed, oldest first.
+    in_flight: VecDeque<u64>,
+    /// The latest staged step.
+    staged: u64,
+    /// Device blocks that are handed out, and host blocks.
+    memory: Memory,
+    /// See [`Cache::take_loss`].
+    loss: Option<u64>,
+    /// Steps up to this one are counted as void, or were not void.
+    judged: u64,
+    stops: Vec<StopWorker>,
+    kills: Vec<KillWorker>,
+    report: WorkersReport,
+}
+
+/// The place of a worker, which one process after another may take.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) member: Member,
+    pub(super) open: Open,
+    pub(super) share: Share,
+    pub(super) shape: KvShape,
+    /// Processes that have failed here since a step was completed.
+    failures: u32,
+}
+
+impl Place {
+    pub(super) fn new(member: Member, open: Open, share: Share, shape: KvShape) -> Self {
+        Self { member, open, share, shape, failures: 0 }
+    }
+}
+
+/// What a fleet is made of.
+pub(super) struct Plan {
+    pub(super) manager: Manager,
+    pub(super) workers: Vec<Place>,
+    pub(super) memory: Memory,
+    pub(super) command: WorkerCommand,
+    pub(super) timeout: Duration,
+    pub(super) eager: bool,
+    pub(super) stops: Vec<StopWorker>,
+    pub(super) kills: Vec<KillWorker>,
+}
+
+/// Has a process open its device.
+pub(super) fn open(
+    member: &mut Member,
+    open: &Open,
+    deadline: Deadline,
+) -> Result<Opened, WorkerFault> {
+    member.send(frame::of_value(Kind::Open, open).into());
+    Ok(member.expect(Kind::Opened, "an open device", deadline)?.value()?)
+}
+
+/// Waits until a process has memory for its share of the model; how much.
+pub(super) fn ready(member: &mut Member, deadline: Deadline) -> Result<Memory, WorkerFault> {
+    Ok(member.expect(Kind::Ready, "a share that is ready", deadline)?.value()?)
+}
+
+impl Fleet {
+    pub(super) fn new(plan: Plan) -> Self {
+        let workers = plan.workers.len() as u64;
+        Self {
+            manager: plan.manager,
+            workers: plan.workers,
+            command: plan.command,
+            timeout: plan.timeout,
+            eager: plan.eager,
+            in_flight: VecDeque::new(),
+            staged: 0,
+            memory: plan.memory,
+            loss: None,
+            judged: 0,
+            stops: plan.stops,
+            kills: plan.kills,
+            report: WorkersReport { workers, ..WorkersReport::default() },
+        }
+    }
+
+    /// Waits until all workers have completed `step`. A worker that fails is replaced, and the step does not
+    /// count then.
+    fn await_step(&mut self, step: u64) -> Result<(), RunError> {
+        for worker in 0..self.workers.len() {
+            let mut deadline = Deadline::after(self.timeout);
+            while let Some(&oldest) = self.workers[worker].member.sent.front()
+                && oldest.0 <= step
+            {
+                let member = &mut self.workers[worker].member;
+                let stopped = member.is_stopped();
+                let taken = member.receive(deadline);
+                if stopped && !self.workers[worker].member.is_stopped() {
+                    self.note_go_on(worker);
+                }
+                if let Err(fault) = taken.and_then(|frame| self.take(worker, &frame)) {
+                    self.replace(worker, fault)?;
+                }
+                if self.workers[worker].member.sent.front() != Some(&oldest) {
+                    deadline = Deadline::after(self.timeout);
+                }
+            }
+        }
+        self.forget_completed();
+        Ok(())
+    }
+
+    /// Takes in what workers have said already.
+    fn take_arrived(&mut self) -> Result<(), RunError> {
+        for worker in 0..self.workers.len() {
+            while let Some(taken) = self.workers[worker].member.receive_arrived() {
+                if let Err(fault) = taken.and_then(|frame| self.take(worker, &frame)) {
+                    self.replace(worker, fault)?;
+                }
+            }
+        }
+        self.forget_completed();
+        Ok(())
+    }
+
+    fn forget_completed(&mut self) {
+        let completed = self.manager.completed_step();
+        while self.in_flight.pop_front_if(|step| *step <= completed).is_some() {}
+        self.judged = self.judged.max(completed);
+    }
+
+    /// Takes in what a worker says of a step.
+    fn take(&mut self, worker: usize, frame: &Frame) -> Result<(), WorkerFault> {
+        let Place { member, failures, .. } = &mut self.workers[worker];
+        match frame.kind {
+            Kind::Checksums => {
+                let mut body = &frame.body[..];
+                let (step, sums) = (frame::take::<u64>(&mut body)?, frame::take(&mut body)?);
+                member.checksums.push_back((step.first().copied().unwrap_or(0), sums));
+                Ok(())
+            }
+            Kind::Message => {
+                let message = Message::from_bytes(&frame.body).map_err(FrameError::from)?;
+                let Message::Completion(completion) = message else {
+                    let found = format!("{message:?}");
+                    let expected = "a completion";
+                    return Err(FrameError::Unexpected { found, expected }.into());
+                };
+                let (named, step) = (completion.worker.0, completion.step);
+                let (next, reads) = member.sent.front().copied().unwrap_or((u64::MAX, false));
+                let known = step < next;
+                if usize::from(named) != worker || step > next {
+                    return Err(WorkerFault::Step { worker: named, step, expected: next });
+                }
+                let there = member.checksums.back().is_some_and(|(of, _)| *of == step);
+                if completion.outcome != Outcome::Done || reads && !known && !there {
+                    return Err(WorkerFault::NotComputed { step });
+                }
+                // What is known already changes nothing.
+                self.manager.complete(completion)?;
+                if !known {
+                    member.sent.pop_front();
+                    *failures = 0;
+                }
+                Ok(())
+            }
+            kind => {
+                let found = format!("{kind:?}");
+                Err(FrameError::Unexpected { found, expected: "what came of a step" }.into())
+            }
+        }
+    }
+
+    /// Puts a new process in the place of a worker that has failed. All that was computed is lost, since the
+    /// worker held a share of it.
+    fn replace(&mut self, worker: usize, fault: WorkerFault) -> Result<(), RunError> {
+        let id = worker_id(worker);
+        let completed = self.manager.completed_step();
+        let void = self.in_flight.iter().filter(|&&step| step > completed.max(self.judged));
+        self.report.steps_voided += void.count() as u64;
+        self.judged = self.judged.max(self.staged);
+        self.loss = Some(self.loss.map_or(completed, |before| before.min(completed)));
+        let failed = |source| RunError::Worker { worker: id.0, source: Box::new(source) };
+        let inner = |source: kv_cache::kv_manager::CompletionError| failed(source.into());
+        self.manager.lose_worker(id).map_err(inner)?;
+        // Its blocks are not handed out before it has ended.
+        let place = &mut self.workers[worker];
+        let status = place.member.fence(Deadline::after(self.timeout)).map_err(failed)?;
+        let mut fault = fault;
+        if let WorkerFault::Ended(ended) = &mut fault {
+            *ended = status;
+        }
+        self.manager.fence_worker(id).map_err(inner)?;
+        let reason = fault.reason();
+        let member = loop {
+            let place = &mut self.workers[worker];
+            place.failures += 1;
+            if place.failures > FAILURES_MAX {
+                return Err(failed(fault));
+            }
+            match self.start(worker) {
+                Ok(member) => break member,
+                Err(next) => fault = next,
+            }
+        };
+        self.manager.join_worker(id).map_err(inner)?;
+        let mut bytes = Vec::new();
+        let snapshot = self.manager.snapshot();
+        frame::append(&mut bytes, Kind::Message, |body| snapshot.to_bytes(body));
+        member.send(bytes.into());
+        self.workers[worker].member = member;
+        let step = self.staged;
+        self.report.restarts.push(RestartReport { worker: id.0.into(), step, reason });
+        Ok(())
+    }
+
+    /// Starts a process in a worker's place.
+    fn start(&self, worker: usize) -> Result<Member, WorkerFault> {
+        let Place { open: device, share, .. } = &self.workers[worker];
+        let mut member = Member::start(&self.command)?;
+        let deadline = Deadline::after(self.timeout);
+        open(&mut member, device, deadline)?;
+        member.send(frame::of_value(Kind::Share, share).into());
+        let memory = ready(&mut member, deadline)?;
+        for (tier, blocks, expected) in [
+            ("device", memory.device_blocks, self.memory.device_blocks),
+            ("host", memory.host_blocks, self.memory.host_blocks),
+        ] {
+            if blocks < expected {
+                return Err(WorkerFault::Memory { tier, blocks, expected });
+            }
+        }
+        Ok(member)
+    }
+
+    /// Sends the workers the plan that was staged last, and what the engine computes in its step.
+    fn send(&mut self, step: u64, batch: &Batch, read: bool) -> Result<(), RunError> {
+        let mut bytes = Vec::new();
+        let plan = self.manager.last_plan();
+        frame::append(&mut bytes, Kind::Message, |body| plan.to_bytes(body));
+        frame::append(&mut bytes, Kind::Work, |body| {
+            frame::put(body, &[step, u64::from(read)]);
+            batch.put(body);
+        });
+        let bytes: Arc<[u8]> = bytes.into();
+        for drill in take_due(&mut self.stops, step, |drill| drill.step) {
+            let place = self.workers.get_mut(usize::from(drill.worker));
+            let Some(place) = place else { continue };
+            let unstopped = |source| RunError::Worker { worker: drill.worker, source };
+            place.member.stop(drill.wait).map_err(Box::new).map_err(unstopped)?;
+            let worker = drill.worker.into();
+            self.report.stops.push(StopReport { worker, step, ..StopReport::default() });
+        }
+        for place in &mut self.workers {
+            place.member.send(Arc::clone(&bytes));
+            place.member.sent.push_back((step, read));
+        }
+        for drill in take_due(&mut self.kills, step, |drill| drill.step) {
+            if let Some(place) = self.workers.get_mut(usize::from(drill.worker)) {
+                place.member.kill();
+            }
+        }
+        self.in_flight.push_back(step);
+        self.staged = step;
+        Ok(())
+    }
+
+    /// Notes how far the manager has come while a worker was stopped.
+    fn note_go_on(&mut self, worker: usize) {
+        let completed = self.manager.completed_step();
+        let stop = self.report.stops.iter_mut().rfind(|stop| stop.worker == worker as u64);
+        if let Some(stop) = stop {
+            (stop.staged, stop.completed) = (self.staged, completed);
+        }
+    }
+
+    /// Ends all processes in an orderly way; what they have done.
+    pub(super) fn close(mut self) -> Result<(Vec<Account>, WorkersReport), RunError> {
+        let close: Arc<[u8]> = frame::of_value(Kind::Close, &()).into();
+        self.workers.iter().for_each(|place| place.member.send(Arc::clone(&close)));
+        let deadline = Deadline::after(self.timeout);
+        let mut accounts = Vec::new();
+        for (worker, place) in self.workers.iter_mut().enumerate() {
+            let failed =
+                |source| RunError::Worker { worker: worker_id(worker).0, source: Box::new(source) };
+            let closed = place.member.expect(Kind::Closed, "an account", deadline);
+            let account = closed.and_then(|frame| Ok(frame.value()?));
+            accounts.push(account.map_err(failed)?);
+        }
+        Ok((accounts, self.report))
+    }
+
+    /// Drills whose step never came.
+    pub(super) fn unused_drill(&self) -> Option<String> {
+        let stop = self.stops.first().map(StopWorker::to_string);
+        stop.or_else(|| self.kills.first().map(KillWorker::to_string))
+    }
+}
+
+fn worker_id(worker: usize) -> WorkerId {
+    // There are no more workers than such numbers.
+    WorkerId(worker as u16)
+}
+
+/// Takes out the drills of `step` and before.
+fn take_due<T: Copy>(drills: &mut Vec<T>, step: u64, of: impl Fn(&T) -> u64) -> Vec<T> {
+    let due = drills.iter().copied().filter(|drill| of(drill) <= step).collect();
+    drills.retain(|drill| of(drill) > step);
+    due
+}
+
+impl Cache for Fleet {
+    fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    fn shapes(&self) -> Vec<KvShape> {
+        self.workers.iter().map(|place| place.shape).collect()
+    }
+
+    fn mapped_blocks(&self) -> u64 {
+        self.memory.device_blocks
+    }
+
+    fn ready_blocks(&self) -> u64 {
+        self.memory.device_blocks
+    }
+
+    fn begin_step(&mut self) -> Result<OpenStep, RunError> {
+        if self.eager {
+            self.take_arrived()?;
+        }
+        while self.in_flight.len() > OVERLAP_DEPTH as usize
+            && let Some(&oldest) = self.in_flight.front()
+        {
+            self.await_step(oldest)?;
+        }
+        Ok(self.manager.begin_step().map_err(StepError::from)?)
+    }
+
+    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError> {
+        if self.manager.is_unstaged(&step) && self.manager.has_decided() {
+            // What was decided for nobody in a batch: suspensions, and the budget.
+            self.launch(&step, &Batch::default(), &mut [], false)?;
+        }
+        Ok(self.manager.finish_step(step).map_err(StepError::from)?)
+    }
+
+    fn drain(&mut self) -> Result<(), RunError> {
+        while let Some(&latest) = self.in_flight.back() {
+            self.await_step(latest)?;
+        }
+        Ok(())
+    }
+
+    fn take_loss(&mut self) -> Option<u64> {
+        self.loss.take()
+    }
+
+    fn commit(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: Tokens<'_>,
+    ) -> Result<Committed, CommitError> {
+        self.manager.commit(sequence, step, tokens)
+    }
+
+    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
+        Ok(self.manager.reserve(sequence, tokens)?)
+    }
+
+    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
+        Ok(self.manager.admit(requests, budget))
+    }
+
+    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+        self.manager.fork(sequence)
+    }
+
+    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
+        self.manager.suspend(sequence)
+    }
+
+    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
+        Ok(self.manager.resume(sequence)?)
+    }
+
+    fn forget(&mut self, names: &[BlockHash]) {
+        self.manager.forget(names);
+    }
+
+    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
+        self.manager.set_budget(GroupId::default(), Tier::Primary, blocks)?;
+        Ok(())
+    }
+
+    fn slots(
+        &self,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), SlotError> {
+        let Range { start, end } = tokens;
+        let block_tokens = u64::from(self.manager.options().block_tokens);
+        let ids = self.manager.block_ids(sequence);
+        let room = sequence.block_count() as u64 * block_tokens;
+        if end > room.min(ids.len() as u64 * block_tokens) {
+            return Err(SlotError { start, end, tokens: room });
+        }
+        slots.extend((start..end).map(|token| {
+            let first = i64::from(ids[(token / block_tokens) as usize]) * block_tokens as i64;
+            first + (token % block_tokens) as i64
+        }));
+        Ok(())
+    }
+
+    fn launch(
+        &mut self,
+        step: &OpenStep,
+        batch: &Batch,
+        readers: &mut [&mut Sequence],
+        read: bool,
+    ) -> Result<(), RunError> {
+        self.manager.stage(step, readers).map_err(StepError::from)?;
+        self.send(step.number(), batch, read)
+    }
+
+    fn checksums(
+        &mut self,
+        part: usize,
+        reading: &Reading,
+        checksums: &mut Vec<u64>,
+    ) -> Result<(), RunError> {
+        let member = &mut self.workers[part].member;
+        // Those of steps that were void are asked for by nobody.
+        while member.checksums.pop_front_if(|(step, _)| *step < reading.step).is_some() {}
+        let found = member.checksums.pop_front_if(|(step, _)| *step == reading.step);
+        let block_tokens = u64::from(self.manager.options().block_tokens);
+        let blocks = |tokens: u64| tokens.div_ceil(block_tokens) as usize;
+        let expected: usize = reading.rows.iter().map(|row| blocks(row.tokens)).sum();
+        let sums = found.map(|(_, sums)| sums).filter(|sums| sums.len() == expected);
+        let Some(sums) = sums else {
+            let fault = WorkerFault::NotComputed { step: reading.step };
+            return Err(RunError::Worker { worker: part as u16, source: Box::new(fault) });
+        };
+        checksums.clear();
+        let mut rest = &sums[..];
+        for row in &reading.rows {
+            let (here, behind) = rest.split_at(blocks(row.tokens));
+            checksums.extend_from_slice(here);
+            checksums.resize(checksums.len() + reading.width - here.len(), 0);
+            rest = behind;
+        }
+        Ok(())
+    }
+}
+
+/// The accounts of all workers as one.
+pub(super) fn sum(accounts: Vec<Account>) -> Account {
+    let mut all = Account::default();
+    for account in accounts {
+        for (name, count) in account.driver_calls {
+            *all.driver_calls.entry(name).or_default() += count;
+        }
+        for (way, (batches, blocks)) in all.transports.iter_mut().zip(account.transports) {
+            *way = (way.0 + batches, way.1 + blocks);
+        }
+        all.copied_bytes += account.copied_bytes;
+        if let Some(pinned) = account.pinned_after_warmup {
+            *all.pinned_after_warmup.get_or_insert(0) += pinned;
+        }
+        all.findings = all.findings.or(account.findings);
+    }
+    all
+}

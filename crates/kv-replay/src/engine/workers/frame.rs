@@ -1,0 +1,257 @@
+//! Frames: what the manager's process and its workers tell each other over pipes.
+//!
+//! A frame is `KVRW`, its kind (4 bytes), the length of its body (8 bytes), the body, and the 64 bits of XXH3
+//! over all before. Both ends are one program on one machine, so numbers are in its byte order. Plans,
+//! snapshots and completions are frames whose bodies are messages of `kv-manager`.
+
+use std::io::Read;
+
+use bytemuck::Pod;
+use kv_cache::kv_manager::Row;
+use serde::{Serialize, de::DeserializeOwned};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::FrameError;
+use crate::engine::batch::{Batch, Launch, Rejected};
+
+const MAGIC: [u8; 4] = *b"KVRW";
+const HEAD: usize = 16;
+const TAIL: usize = 8;
+
+/// What a frame is about.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kind {
+    /// To a worker: the device to open.
+    Open = 1,
+    /// To the manager: the device is open.
+    Opened = 2,
+    /// To a worker: its share of the model.
+    Share = 3,
+    /// To the manager: the share has memory.
+    Ready = 4,
+    /// A message of `kv-manager`, in either direction.
+    Message = 5,
+    /// To a worker: what the engine computes in the step of the plan before it.
+    Work = 6,
+    /// To the manager: the checksums that were read in a step.
+    Checksums = 7,
+    /// To a worker: blocks from this one on may lose their memory, or are to get some.
+    Memory = 8,
+    /// To the manager: so many blocks have memory.
+    Mapped = 9,
+    /// To a worker: there will be no more plans.
+    Close = 10,
+    /// To the manager: everything is released.
+    Closed = 11,
+    /// To the manager: the worker cannot go on, and why.
+    Refused = 12,
+}
+
+impl Kind {
+    const ALL: [Self; 12] = [
+        Self::Open,
+        Self::Opened,
+        Self::Share,
+        Self::Ready,
+        Self::Message,
+        Self::Work,
+        Self::Checksums,
+        Self::Memory,
+        Self::Mapped,
+        Self::Close,
+        Self::Closed,
+        Self::Refused,
+    ];
+}
+
+/// A frame that has arrived.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) kind: Kind,
+    pub(super) body: Vec<u8>,
+}
+
+/// Appends a frame whose body `write` appends.
+pub(super) fn append(into: &mut Vec<u8>, kind: Kind, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = into.len();
+    into.extend_from_slice(&MAGIC);
+    into.extend_from_slice(&(kind as u32).to_ne_bytes());
+    into.extend_from_slice(&[0; 8]);
+    write(into);
+    let length = (into.len() - start - HEAD) as u64;
+    into[start + HEAD - 8..start + HEAD].copy_from_slice(&length.to_ne_bytes());
+    let checksum = xxh3_64(&into[start..]);
+    into.extend_from_slice(&checksum.to_ne_bytes());
+}
+
+/// A frame with a value as its body.
+pub(super) fn of_value(kind: Kind, value: &impl Serialize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // A value of numbers and texts is always written.
+    let text = serde_json::to_vec(value).unwrap_or_default();
+    append(&mut bytes, kind, |body| body.extend_from_slice(&text));
+    bytes
+}
+
+impl Frame {
+    /// Reads the next frame; `None` if the stream has ended before it.
+    ///
+    /// # Errors
+    /// [`FrameError`]: the stream is of no use then.
+    pub(super) fn read(from: &mut impl Read) -> Result<Option<Self>, FrameError> {
+        let mut bytes = Vec::new();
+        from.by_ref().take(HEAD as u64).read_to_end(&mut bytes)?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let Some(&head) = bytes.first_chunk::<HEAD>() else {
+            return Err(FrameError::Torn { bytes: bytes.len() as u64, expected: HEAD as u64 });
+        };
+        let [m0, m1, m2, m3, k0, k1, k2, k3, length @ ..] = head;
+        let (magic, kind) = ([m0, m1, m2, m3], u32::from_ne_bytes([k0, k1, k2, k3]));
+        if magic != MAGIC {
+            return Err(FrameError::Magic { found: magic });
+        }
+        let length = u64::from_ne_bytes(length);
+        // What is not sent is not allocated, whatever the length says.
+        let rest = length.saturating_add(TAIL as u64);
+        let read = from.by_ref().take(rest).read_to_end(&mut bytes)? as u64;
+        if read != rest {
+            return Err(FrameError::Torn { bytes: read, expected: rest });
+        }
+        let found = bytes.split_off(bytes.len() - TAIL);
+        if found != xxh3_64(&bytes).to_ne_bytes() {
+            return Err(FrameError::Checksum { bytes: length });
+        }
+        let known = Kind::ALL.into_iter().find(|known| *known as u32 == kind);
+        let kind = known.ok_or(FrameError::Kind { kind })?;
+        Ok(Some(Self { kind, body: bytes.split_off(HEAD) }))
+    }
+
+    /// The value that is the body.
+    pub(super) fn value<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
+        serde_json::from_slice(&self.body).map_err(FrameError::Value)
+    }
+}
+
+/// Appends numbers, with how many there are.
+pub(super) fn put<T: Pod>(into: &mut Vec<u8>, numbers: &[T]) {
+    into.extend_from_slice(&(numbers.len() as u64).to_ne_bytes());
+    into.extend_from_slice(bytemuck::cast_slice(numbers));
+}
+
+/// Takes numbers that [`put`] has appended from the front.
+pub(super) fn take<T: Pod>(from: &mut &[u8]) -> Result<Vec<T>, FrameError> {
+    let short = FrameError::Body { bytes: from.len() };
+    let Some((count, rest)) = from.split_first_chunk::<8>() else { return Err(short) };
+    let count = usize::try_from(u64::from_ne_bytes(*count)).unwrap_or(usize::MAX);
+    let Some((numbers, rest)) = rest.split_at_checked(count.saturating_mul(size_of::<T>())) else {
+        return Err(short);
+    };
+    *from = rest;
+    Ok(bytemuck::pod_collect_to_vec(numbers))
+}
+
+impl Batch {
+    /// Appends the batch.
+    pub(super) fn put(&self, into: &mut Vec<u8>) {
+        put(into, &self.slots);
+        put(into, &self.keys);
+        put(into, &self.lengths);
+        put(into, &self.accepted);
+        let rejected = self.rejected.iter();
+        let rejected: Vec<_> =
+            rejected.map(|one| [one.index as u32, one.row.index() as u32]).collect();
+        put(into, &rejected);
+        let launches = self.launches().iter();
+        let launches: Vec<_> =
+            launches.map(|one| [one.first, one.tokens, one.skip].map(|all| all as u64)).collect();
+        put(into, &launches);
+    }
+
+    /// Takes a batch from the front. It is that of a plan only if the worker's buffers have room for it.
+    pub(super) fn take(from: &mut &[u8]) -> Result<Self, FrameError> {
+        let (slots, keys) = (take::<i64>(from)?, take::<u64>(from)?);
+        let (lengths, accepted) = (take::<u32>(from)?, take::<u32>(from)?);
+        let rejected = take::<[u32; 2]>(from)?.into_iter();
+        let rejected = rejected
+            .map(|[index, row]| Rejected { index: index as usize, row: Row::new(row) })
+            .collect();
+        let launches = take::<[u64; 3]>(from)?.into_iter();
+        let launches: Vec<_> = launches
+            .map(|one| one.map(|all| usize::try_from(all).unwrap_or(usize::MAX)))
+            .map(|[first, tokens, skip]| Launch { first, tokens, skip })
+            .collect();
+        let ends = |launch: &Launch| launch.first.checked_add(launch.tokens);
+        let covered =
+            launches.iter().all(|launch| ends(launch).is_some_and(|end| end <= keys.len()));
+        if !covered || !(slots.is_empty() || slots.len() == keys.len()) {
+            return Err(FrameError::Launches { tokens: keys.len(), slots: slots.len() });
+        }
+        Ok(Self::received(slots, keys, (lengths, accepted), rejected, launches))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Option<Frame>, FrameError> {
+        Frame::read(&mut &bytes[..])
+    }
+
+    #[test]
+    fn a_frame_is_read_as_it_was_written() {
+        let mut bytes = Vec::new();
+        append(&mut bytes, Kind::Work, |body| put(body, &[1_u64, 2, 3]));
+        append(&mut bytes, Kind::Close, |_| ());
+        let from = &mut &bytes[..];
+        let frame = Frame::read(from).unwrap().unwrap();
+        assert_eq!(frame.kind, Kind::Work);
+        assert_eq!(take::<u64>(&mut &frame.body[..]).unwrap(), [1, 2, 3]);
+        assert_eq!(Frame::read(from).unwrap().unwrap().kind, Kind::Close);
+        assert!(Frame::read(from).unwrap().is_none());
+    }
+
+    #[test]
+    fn no_byte_of_a_frame_may_be_another() {
+        let bytes = of_value(Kind::Ready, &7);
+        for at in 0..bytes.len() {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= 0x10;
+            assert!(read(&wrong).is_err(), "byte {at}");
+            assert!(at == 0 || read(&bytes[..at]).is_err(), "cut at {at}");
+        }
+        assert_eq!(read(&bytes).unwrap().unwrap().value::<u64>().unwrap(), 7);
+    }
+
+    #[test]
+    fn a_batch_arrives_as_it_was() {
+        let mut batch = Batch::received(
+            vec![5, 6, 7],
+            vec![50, 60, 70],
+            (vec![3], vec![1]),
+            vec![Rejected { index: 0, row: Row::new(9) }],
+            Vec::new(),
+        );
+        batch.finish();
+        let mut bytes = Vec::new();
+        batch.put(&mut bytes);
+        let arrived = Batch::take(&mut &bytes[..]).unwrap();
+        assert_eq!(format!("{:?}", arrived.launches()), format!("{:?}", batch.launches()));
+        assert_eq!((arrived.slots, arrived.keys), (batch.slots, batch.keys));
+        assert_eq!((arrived.lengths, arrived.accepted), (batch.lengths, batch.accepted));
+        assert_eq!(arrived.rejected, batch.rejected);
+        assert!(Batch::take(&mut &bytes[..bytes.len() - 1]).is_err());
+    }
+
+    #[test]
+    fn a_batch_whose_launches_go_beyond_its_tokens_is_refused() {
+        let launch = Launch { first: 1, tokens: usize::MAX, skip: 0 };
+        let batch = Batch::received(vec![], vec![1, 2], (vec![], vec![]), vec![], vec![launch]);
+        let mut bytes = Vec::new();
+        batch.put(&mut bytes);
+        let refused = Batch::take(&mut &bytes[..]).unwrap_err();
+        assert!(matches!(refused, FrameError::Launches { tokens: 2, slots: 0 }), "{refused}");
+    }
+}

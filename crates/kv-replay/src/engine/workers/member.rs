@@ -1,0 +1,214 @@
+//! A worker process, as the manager's process sees it.
+//!
+//! Two threads hold the pipes, so that a process which neither reads nor writes holds nobody up: one writes
+//! what is to be sent, the other reads what comes. Every wait for the process has a deadline.
+
+use std::collections::VecDeque;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+use super::error::{FrameError, WorkerFault};
+use super::frame::{Frame, Kind};
+
+/// The longest wait: longer ones than any run are as good as this one.
+const WAIT_MAX: Duration = Duration::from_secs(1 << 32);
+
+/// How worker processes are started: a program that calls [`serve`](super::serve).
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct WorkerCommand {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+}
+
+/// A worker process.
+#[derive(Debug)]
+pub(super) struct Member {
+    /// `None` once it has ended.
+    child: Option<Child>,
+    pid: Option<Pid>,
+    frames: Receiver<Result<Frame, WorkerFault>>,
+    orders: Sender<Arc<[u8]>>,
+    stopped: Option<Stopped>,
+    /// Steps whose plans it was sent and that it has not completed, oldest first, and whether it reads in them.
+    pub(super) sent: VecDeque<(u64, bool)>,
+    /// Checksums of steps, oldest first.
+    pub(super) checksums: VecDeque<(u64, Vec<u64>)>,
+}
+
+/// A process that is stopped until the manager has waited for it for so long.
+#[derive(Clone, Copy, Debug)]
+struct Stopped {
+    wait: Duration,
+    /// When the manager began to wait.
+    since: Option<Instant>,
+}
+
+impl Member {
+    pub(super) fn start(command: &WorkerCommand) -> Result<Self, WorkerFault> {
+        let mut child = Command::new(&command.program)
+            .args(&command.args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(WorkerFault::Start)?;
+        let (orders, to_send) = mpsc::channel::<Arc<[u8]>>();
+        let (arrived, frames) = mpsc::channel();
+        if let (Some(mut input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) {
+            // The threads end with the process, or when nobody sends or reads any more.
+            std::thread::spawn(move || {
+                while let Ok(bytes) = to_send.recv() {
+                    if input.write_all(&bytes).and_then(|()| input.flush()).is_err() {
+                        return;
+                    }
+                }
+            });
+            std::thread::spawn(move || {
+                loop {
+                    let frame = match Frame::read(&mut output) {
+                        Ok(Some(frame)) => Ok(frame),
+                        Ok(None) => return,
+                        Err(error) => Err(error.into()),
+                    };
+                    let ends = frame.is_err();
+                    if arrived.send(frame).is_err() || ends {
+                        return;
+                    }
+                }
+            });
+        }
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let (sent, checksums) = (VecDeque::new(), VecDeque::new());
+        Ok(Self { child: Some(child), pid, frames, orders, stopped: None, sent, checksums })
+    }
+
+    /// Sends bytes, behind those that were sent before. Does not wait. That a process has ended shows when
+    /// something is expected of it.
+    pub(super) fn send(&self, bytes: Arc<[u8]>) {
+        drop(self.orders.send(bytes));
+    }
+
+    /// The next frame, which comes before `deadline`.
+    pub(super) fn receive(&mut self, deadline: Deadline) -> Result<Frame, WorkerFault> {
+        loop {
+            let now = Instant::now();
+            let goes_on = self.stopped.as_mut().map(|stopped| {
+                // The time counts from when there is nothing to do but wait.
+                *stopped.since.get_or_insert(now) + stopped.wait
+            });
+            let until = goes_on.map_or(deadline.at, |at| at.min(deadline.at));
+            match self.frames.recv_timeout(until.saturating_duration_since(now)) {
+                Ok(Ok(frame)) if frame.kind == Kind::Refused => {
+                    let reason = String::from_utf8_lossy(&frame.body).into_owned();
+                    return Err(WorkerFault::Refused { reason });
+                }
+                Ok(frame) => return frame,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(WorkerFault::Ended(None));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let now = Instant::now();
+                    if goes_on.is_some_and(|at| at <= now) {
+                        self.go_on()?;
+                    } else if deadline.at <= now {
+                        return Err(WorkerFault::Silent { seconds: deadline.seconds });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same, without waiting.
+    pub(super) fn receive_arrived(&mut self) -> Option<Result<Frame, WorkerFault>> {
+        // A process that has ended is noticed when it is waited for.
+        self.frames.try_recv().ok()
+    }
+
+    /// The next frame, which is about `kind`.
+    pub(super) fn expect(
+        &mut self,
+        kind: Kind,
+        expected: &'static str,
+        deadline: Deadline,
+    ) -> Result<Frame, WorkerFault> {
+        let frame = self.receive(deadline)?;
+        if frame.kind == kind {
+            return Ok(frame);
+        }
+        let found = format!("{:?}", frame.kind);
+        Err(FrameError::Unexpected { found, expected }.into())
+    }
+
+    /// Stops the process, and waits until it has stopped: until it is waited for so long.
+    pub(super) fn stop(&mut self, wait: Duration) -> Result<(), WorkerFault> {
+        let Some(pid) = self.pid else { return Ok(()) };
+        let signalled = kill_process(pid, Signal::STOP);
+        signalled.map_err(|error| WorkerFault::Signal(error.into()))?;
+        // A process that has ended instead is left for its fence.
+        let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let waited = waitid(WaitId::Pid(pid), states);
+        waited.map_err(|error| WorkerFault::Signal(error.into()))?;
+        self.stopped = Some(Stopped { wait: wait.min(WAIT_MAX), since: None });
+        Ok(())
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.is_some()
+    }
+
+    fn go_on(&mut self) -> Result<(), WorkerFault> {
+        self.stopped = None;
+        let Some(pid) = self.pid else { return Ok(()) };
+        kill_process(pid, Signal::CONT).map_err(|error| WorkerFault::Signal(error.into()))
+    }
+
+    /// Kills the process, and goes on at once.
+    pub(super) fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            // One that has ended already cannot be killed.
+            let _ = child.kill();
+        }
+    }
+
+    /// Kills the process and waits until it has ended: it writes to no memory any more. How it has ended; nothing
+    /// if that was said before.
+    pub(super) fn fence(&mut self, deadline: Deadline) -> Result<Option<ExitStatus>, WorkerFault> {
+        self.kill();
+        let Some(mut child) = self.child.take() else { return Ok(None) };
+        let (ended, waited) = mpsc::channel();
+        std::thread::spawn(move || ended.send(child.wait()));
+        match waited.recv_timeout(deadline.at.saturating_duration_since(Instant::now())) {
+            Ok(Ok(status)) => Ok(Some(status)),
+            _ => Err(WorkerFault::NotFenced { seconds: deadline.seconds }),
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// When a process must have said something.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    at: Instant,
+    seconds: u64,
+}
+
+impl Deadline {
+    pub(super) fn after(timeout: Duration) -> Self {
+        Self { at: Instant::now() + timeout.min(WAIT_MAX), seconds: timeout.as_secs() }
+    }
+}

@@ -1,0 +1,419 @@
+//! A worker process: carries out the plans that come over a pipe, on one device.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use cuda_driver::Stream;
+use kv_cache::KvWorker;
+#[cfg(all(feature = "sabotage", debug_assertions))]
+use kv_cache::Part;
+use kv_cache::kv_manager::{Completion, Message, Outcome, StepPlan, WorkerId};
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+use super::drill::{Misbehave, Wrong};
+use super::error::FrameError;
+use super::frame::{self, Frame, Kind};
+use super::setup::{Account, Memory, Open, Opened, Share};
+use crate::device::{self, DeviceOpenError, DeviceSpecError, OpenDevices, SimSizes};
+use crate::engine::batch::Batch;
+use crate::engine::work::DeviceWork;
+use crate::engine::{OVERLAP_DEPTH, RunError, WARMUP_ITERATIONS, options};
+use crate::profile::{self, ProfileReadError};
+
+/// How long a worker with work on the device waits for the next plan before it looks at the device.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// Why a worker process ended early.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// What the manager's process said cannot be read or obeyed.
+    #[error("the manager's process said what cannot be read")]
+    Frame(#[from] FrameError),
+    /// The pipe to the manager's process failed.
+    #[error("cannot answer the manager's process")]
+    Answer(#[source] io::Error),
+    /// The device is not one.
+    #[error(transparent)]
+    Spec(#[from] DeviceSpecError),
+    /// The timing profile was not read.
+    #[error(transparent)]
+    Profile(#[from] ProfileReadError),
+    /// The device was not opened.
+    #[error("cannot open the worker's device")]
+    Device(#[from] DeviceOpenError),
+    /// The machine has no GPU.
+    #[error("there is no device for the worker")]
+    NoDevice,
+    /// A plan was not carried out.
+    #[error("the worker cannot go on")]
+    Run(#[from] RunError),
+}
+
+cuda_driver::messages::one_line_debug!(ServeError);
+
+/// How a worker serves.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServeOptions {
+    /// What it does wrong.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub misbehave: Option<Misbehave>,
+}
+
+/// Carries out the plans that `input` brings, on one device, and says on `output` what came of them, until
+/// there are no more or the manager's process has ended. `prepare` may change the worker before the first
+/// plan.
+///
+/// # Errors
+///
+/// [`ServeError`]. The manager's process was told, if it can be.
+pub fn serve(
+    input: impl Read + Send + 'static,
+    output: impl Write,
+    options: ServeOptions,
+    prepare: impl FnOnce(&mut KvWorker),
+) -> Result<(), ServeError> {
+    let (send, orders) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut input = input;
+        while let Some(frame) = Frame::read(&mut input).transpose() {
+            let ends = frame.is_err();
+            if send.send(frame).is_err() || ends {
+                return;
+            }
+        }
+    });
+    let mut pipes = Pipes { orders, output };
+    let served = attend(&mut pipes, options, prepare);
+    if let Err(error) = &served {
+        let reason = chain(error);
+        let mut bytes = Vec::new();
+        frame::append(&mut bytes, Kind::Refused, |body| body.extend_from_slice(reason.as_bytes()));
+        // Without the pipe, the process's end says that it cannot go on.
+        let _ = pipes.answer(&bytes);
+    }
+    served
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Orders that arrive, and a way for answers.
+struct Pipes<W> {
+    orders: Receiver<Result<Frame, FrameError>>,
+    output: W,
+}
+
+impl<W: Write> Pipes<W> {
+    /// The next order; `None` if the manager's process has ended.
+    fn order(&mut self) -> Result<Option<Frame>, FrameError> {
+        self.orders.recv().ok().transpose()
+    }
+
+    /// The next order, which is about `kind`.
+    fn expect(&mut self, kind: Kind, expected: &'static str) -> Result<Option<Frame>, FrameError> {
+        match self.order()? {
+            Some(frame) if frame.kind != kind => {
+                Err(FrameError::Unexpected { found: format!("{:?}", frame.kind), expected })
+            }
+            frame => Ok(frame),
+        }
+    }
+
+    fn answer(&mut self, bytes: &[u8]) -> Result<(), ServeError> {
+        let written = self.output.write_all(bytes).and_then(|()| self.output.flush());
+        written.map_err(ServeError::Answer)
+    }
+}
+
+/// Opens the device, takes over a share, and carries out plans.
+fn attend(
+    pipes: &mut Pipes<impl Write>,
+    options: ServeOptions,
+    prepare: impl FnOnce(&mut KvWorker),
+) -> Result<(), ServeError> {
+    let Some(frame) = pipes.expect(Kind::Open, "the device to open")? else { return Ok(()) };
+    let open: Open = frame.value()?;
+    let devices = open_device(&open)?;
+    let Some(device) = devices.devices.first() else { return Err(ServeError::NoDevice) };
+    let (free_bytes, _) = device.memory_info().map_err(RunError::from)?;
+    let opened = Opened {
+        name: device.info().name.clone(),
+        ordinal: device.ordinal(),
+        simulated: devices.sim.is_some(),
+        free_bytes,
+    };
+    pipes.answer(&frame::of_value(Kind::Opened, &opened))?;
+    let Some(frame) = pipes.expect(Kind::Share, "a share of the model")? else { return Ok(()) };
+    let share: Share = frame.value()?;
+    let served = device.while_current(|| -> Result<(), ServeError> {
+        let mut hands = Hands::new(&open, &share, &devices, options)?;
+        prepare(&mut hands.worker);
+        pipes.answer(&frame::of_value(Kind::Ready, &hands.memory()))?;
+        hands.carry_out_all(pipes)
+    });
+    served.map_err(RunError::from)?
+}
+
+fn open_device(open: &Open) -> Result<OpenDevices, ServeError> {
+    let mut sizes = SimSizes {
+        device_bytes: open.device_bytes,
+        pinned_bytes: open.pinned_bytes,
+        seed: open.seed,
+        profile: Default::default(),
+    };
+    if let Some(name) = &open.profile {
+        sizes.profile = profile::read(name)?;
+    }
+    Ok(device::open_one(&open.device.parse()?, open.worker.into(), sizes)?)
+}
+
+/// A worker, and the engine's work on its device.
+struct Hands<'a> {
+    id: u16,
+    worker: KvWorker,
+    work: DeviceWork,
+    devices: &'a OpenDevices,
+    /// Steps in flight, oldest first, each with the blocks that are read of each sequence.
+    reads: VecDeque<(u64, Vec<usize>)>,
+    /// Entries of a row of the checksums.
+    width: usize,
+    block_tokens: u32,
+    steps: u64,
+    pinned_warm: Option<u64>,
+    /// Kept to avoid allocation.
+    sums: Vec<u64>,
+    answer: Vec<u8>,
+    #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(dead_code))]
+    serve: ServeOptions,
+}
+
+impl<'a> Hands<'a> {
+    fn new(
+        open: &Open,
+        share: &Share,
+        devices: &'a OpenDevices,
+        serve: ServeOptions,
+    ) -> Result<Self, ServeError> {
+        let config = share.config()?;
+        config.check().map_err(RunError::from)?;
+        devices.check_fits(&config)?;
+        let options = options(&config, share.blocks_per_sequence, devices, None)?;
+        let width = options.blocks_per_sequence_max as usize;
+        let (device_blocks, id) = (share.mapped_blocks, usize::from(open.worker));
+        let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
+        let streams = streams.map_err(RunError::from)?;
+        let worker = KvWorker::new(&streams, options).map_err(RunError::from)?;
+        let work = DeviceWork::new(worker.parts(), worker.options(), id)?;
+        let mut hands = Self {
+            id: open.worker,
+            work,
+            devices,
+            reads: VecDeque::new(),
+            width,
+            block_tokens: config.block_tokens,
+            steps: 0,
+            pinned_warm: None,
+            sums: Vec::new(),
+            answer: Vec::new(),
+            serve,
+            worker,
+        };
+        hands.grow(device_blocks)?;
+        let pinned = hands.worker.wait_for_host().map_err(kv_cache::BuildError::from);
+        pinned.map_err(RunError::from)?;
+        Ok(hands)
+    }
+
+    fn memory(&self) -> Memory {
+        let (device_blocks, host_blocks) = (self.worker.ready_blocks(), self.worker.host_blocks());
+        Memory { device_blocks, host_blocks }
+    }
+
+    fn grow(&mut self, blocks: u64) -> Result<(), RunError> {
+        self.worker.grow_to(blocks).map_err(kv_cache::DemandError::from)?;
+        Ok(())
+    }
+
+    /// Carries out orders until there are no more.
+    fn carry_out_all(mut self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
+        let mut plan = None;
+        while let Some(frame) = self.next_order(pipes)? {
+            match (frame.kind, plan.take()) {
+                (Kind::Message, None) => match Message::from_bytes(&frame.body) {
+                    Ok(Message::Plan(next)) => plan = Some(next),
+                    Ok(Message::Snapshot(snapshot)) => {
+                        self.worker.restore(&snapshot).map_err(RunError::from)?;
+                    }
+                    Ok(Message::Completion(_)) => return Err(unexpected(&frame, "a plan").into()),
+                    Err(error) => return Err(FrameError::from(error).into()),
+                },
+                (Kind::Work, Some(plan)) => self.carry_out(&plan, &frame.body, pipes)?,
+                (Kind::Close, None) => return self.close(pipes),
+                (Kind::Work, None) => return Err(unexpected(&frame, "a plan").into()),
+                (_, Some(_)) => return Err(unexpected(&frame, "the work of a plan").into()),
+                (_, None) => return Err(unexpected(&frame, "an order").into()),
+            }
+        }
+        // Nobody is left to report to.
+        Ok(())
+    }
+
+    /// Waits for the next order, and reports steps that complete meanwhile.
+    fn next_order(&mut self, pipes: &mut Pipes<impl Write>) -> Result<Option<Frame>, ServeError> {
+        while self.worker.in_flight() > 0 {
+            match pipes.orders.recv_timeout(LOOK) {
+                Ok(frame) => return Ok(Some(frame?)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // A simulated device may complete nothing before somebody waits for it.
+            let completed = match self.devices.sim {
+                Some(_) => self.worker.wait(),
+                None => self.worker.poll(),
+            };
+            if let Some((step, outcome)) = completed.map_err(RunError::from)? {
+                self.report(step, outcome, pipes)?;
+            }
+        }
+        Ok(pipes.order()?)
+    }
+
+    fn carry_out(
+        &mut self,
+        plan: &StepPlan,
+        mut body: &[u8],
+        pipes: &mut Pipes<impl Write>,
+    ) -> Result<(), ServeError> {
+        let head = frame::take::<u64>(&mut body)?;
+        let batch = Batch::take(&mut body)?;
+        let read = head == [plan.step, 1];
+        while self.worker.in_flight() > OVERLAP_DEPTH as usize {
+            if let Some((step, outcome)) = self.worker.wait().map_err(RunError::from)? {
+                self.report(step, outcome, pipes)?;
+            }
+        }
+        let Self { worker, work, .. } = self;
+        let arrays = worker.carry_out(plan, |part, staged| work.add_arrays(part, &batch, staged));
+        arrays.map_err(RunError::from)?;
+        work.enqueue(worker.parts(), plan.step, &batch, read)?;
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.serve.does(self.id, plan.step) == Some(Wrong::Byte) {
+            spoil(worker.parts(), &batch)?;
+        }
+        worker.finish(Outcome::Done).map_err(RunError::from)?;
+        if read {
+            let blocks = |&tokens: &u32| tokens.div_ceil(self.block_tokens) as usize;
+            self.reads.push_back((plan.step, batch.lengths.iter().map(blocks).collect()));
+        }
+        self.steps += 1;
+        if self.steps == WARMUP_ITERATIONS {
+            self.pinned_warm = Some(self.devices.driver.pinned_bytes_allocated());
+        }
+        Ok(())
+    }
+
+    /// Says that a step is complete, and what was read in it.
+    fn report(
+        &mut self,
+        step: u64,
+        outcome: Outcome,
+        pipes: &mut Pipes<impl Write>,
+    ) -> Result<(), ServeError> {
+        self.answer.clear();
+        if let Some((_, blocks)) = self.reads.pop_front_if(|(read, _)| *read == step) {
+            self.work.arrived(0, step, blocks.len(), &mut self.sums)?;
+            let mut read = Vec::with_capacity(blocks.iter().sum());
+            for (row, &blocks) in self.sums.chunks_exact(self.width.max(1)).zip(&blocks) {
+                read.extend_from_slice(&row[..blocks.min(row.len())]);
+            }
+            frame::append(&mut self.answer, Kind::Checksums, |body| {
+                frame::put(body, &[step]);
+                frame::put(body, &read);
+            });
+        }
+        let completion = Completion { worker: WorkerId(self.id), step, outcome };
+        frame::append(&mut self.answer, Kind::Message, |body| completion.to_bytes(body));
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if let Some(wrong) = self.serve.does(self.id, step) {
+            wrong.spoil(completion, &mut self.answer);
+            if wrong == Wrong::Silent {
+                while pipes.order()?.is_some() {}
+                return Ok(());
+            }
+        }
+        pipes.answer(&self.answer)
+    }
+
+    /// Ends in an orderly way, and says what was done.
+    fn close(self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
+        let Self { worker, work, devices, pinned_warm, .. } = self;
+        let transports = worker.transports().by_name();
+        let transports = transports.map(|(_, way)| (way.batches, way.blocks));
+        let copied_bytes = worker.copied_bytes();
+        // The buffers of the work are in use until the worker is at rest.
+        let closed = worker.close();
+        drop(work);
+        crate::engine::closed(closed)?;
+        let findings = devices.sim.as_ref().map(|sim| sim.findings()).unwrap_or_default();
+        let pinned = devices.driver.pinned_bytes_allocated();
+        let calls = devices.driver.calls().into_iter();
+        let account = Account {
+            driver_calls: calls.map(|(name, count)| (name.to_owned(), count)).collect(),
+            transports,
+            copied_bytes,
+            pinned_after_warmup: pinned_warm.map(|warm| pinned - warm),
+            findings: findings.first().map(|first| (findings.len(), first.to_string())),
+        };
+        pipes.answer(&frame::of_value(Kind::Closed, &account))
+    }
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+impl ServeOptions {
+    /// What the worker does wrong in a step.
+    fn does(&self, worker: u16, step: u64) -> Option<Wrong> {
+        let misbehave = self.misbehave?;
+        (misbehave.worker == worker && misbehave.step == step).then_some(misbehave.wrong)
+    }
+}
+
+#[cfg(all(feature = "sabotage", debug_assertions))]
+impl Wrong {
+    /// Spoils the answer that says that a step is complete.
+    fn spoil(self, completion: Completion, answer: &mut Vec<u8>) {
+        let say = |step| {
+            let mut said = Vec::new();
+            let completion = Completion { step, ..completion };
+            frame::append(&mut said, Kind::Message, |body| completion.to_bytes(body));
+            said
+        };
+        match self {
+            Self::Byte | Self::Silent => {}
+            Self::Garbage => answer.fill(0xa5),
+            Self::Torn => answer.truncate(answer.len() / 2),
+            Self::Old => drop(answer.splice(0..0, say(completion.step.saturating_sub(1)))),
+            Self::Ahead => *answer = say(completion.step + 1),
+        }
+    }
+}
+
+/// Writes a byte that belongs to nobody to the start of a block of the batch, behind the batch's work.
+#[cfg(all(feature = "sabotage", debug_assertions))]
+fn spoil(parts: &[Part], batch: &Batch) -> Result<(), RunError> {
+    let Some((part, &slot)) = parts.first().zip(batch.slots.first()) else { return Ok(()) };
+    let Some(memory) = part.sabotage_memory() else { return Ok(()) };
+    let block = slot as u64 / u64::from(part.shape().block_tokens());
+    let byte = memory.span().slice(block * part.shape().block_bytes(), 1);
+    part.compute().fill(byte.map_err(cuda_driver::CopyError::from)?, 0xa5)?;
+    Ok(())
+}
+
+fn unexpected(frame: &Frame, expected: &'static str) -> FrameError {
+    FrameError::Unexpected { found: format!("{:?}", frame.kind), expected }
+}

@@ -1,0 +1,127 @@
+//! What the manager's process and a worker agree on before the first plan, and the account at the end.
+
+use std::collections::BTreeMap;
+
+use kv_cache::TransportChoice;
+use serde::{Deserialize, Serialize};
+
+use super::error::FrameError;
+use crate::config::{RunConfig, Verify};
+use crate::shape::{Dtype, KvModelShape};
+
+/// The device that a worker opens.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Open {
+    /// The devices of all workers.
+    pub(super) device: String,
+    /// The worker, counted from 0.
+    pub(super) worker: u16,
+    /// Timing profile of a simulated device.
+    pub(super) profile: Option<String>,
+    /// Memory of a simulated device.
+    pub(super) device_bytes: u64,
+    /// Pinned memory of a simulated machine.
+    pub(super) pinned_bytes: u64,
+    /// Seed of a simulated device.
+    pub(super) seed: u64,
+}
+
+/// An open device.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Opened {
+    pub(super) name: String,
+    /// Its ordinal; the device of a simulation is the worker's own.
+    pub(super) ordinal: i32,
+    pub(super) simulated: bool,
+    pub(super) free_bytes: u64,
+}
+
+/// A worker's share of the model, and the sizes of its buffers.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Share {
+    pub(super) layers: u32,
+    pub(super) kv_heads: u32,
+    head_size: u32,
+    dtype: String,
+    block_tokens: u32,
+    device_blocks: u64,
+    /// Device blocks that get memory at once.
+    pub(super) mapped_blocks: u64,
+    host_blocks: u64,
+    max_batch: u32,
+    step_tokens: u32,
+    /// The longest request, in blocks.
+    pub(super) blocks_per_sequence: u64,
+    transport: String,
+    /// Whether anything is read.
+    reads: bool,
+}
+
+impl Share {
+    /// The share of `config` with these layers and heads.
+    pub(super) fn new(
+        config: &RunConfig,
+        layers: u32,
+        kv_heads: u32,
+        blocks_per_sequence: u64,
+    ) -> Self {
+        Self {
+            layers,
+            kv_heads,
+            head_size: config.shape.head_size,
+            dtype: config.shape.dtype.name().to_owned(),
+            block_tokens: config.block_tokens,
+            device_blocks: config.device_blocks,
+            mapped_blocks: config.device_blocks,
+            host_blocks: config.host_blocks,
+            max_batch: config.max_batch,
+            step_tokens: config.step_tokens,
+            blocks_per_sequence,
+            transport: config.transport.name().to_owned(),
+            reads: config.verify != Verify::None,
+        }
+    }
+
+    /// The options of a run with this share as its whole model.
+    pub(super) fn config(&self) -> Result<RunConfig, FrameError> {
+        let Self { layers, kv_heads, head_size, .. } = *self;
+        let unknown = |found: &String, expected| FrameError::Unexpected {
+            found: format!("{found:?}"),
+            expected,
+        };
+        let dtype = self.dtype.parse::<Dtype>();
+        let dtype = dtype.map_err(|_| unknown(&self.dtype, "an element type"))?;
+        let transport = self.transport.parse::<TransportChoice>();
+        let transport = transport.map_err(|_| unknown(&self.transport, "a transport"))?;
+        Ok(RunConfig {
+            shape: KvModelShape { layers, kv_heads, head_size, dtype },
+            block_tokens: self.block_tokens,
+            device_blocks: self.device_blocks,
+            host_blocks: self.host_blocks,
+            max_batch: self.max_batch,
+            step_tokens: self.step_tokens,
+            transport,
+            verify: if self.reads { Verify::Full } else { Verify::None },
+            ..RunConfig::default()
+        })
+    }
+}
+
+/// Memory of a worker: blocks that have some.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Memory {
+    pub(super) device_blocks: u64,
+    pub(super) host_blocks: u64,
+}
+
+/// What a worker has done in all.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Account {
+    pub(super) driver_calls: BTreeMap<String, u64>,
+    /// Batches and blocks of each transport, in the order of `TransportStats::by_name`.
+    pub(super) transports: [(u64, u64); 4],
+    pub(super) copied_bytes: u64,
+    pub(super) pinned_after_warmup: Option<u64>,
+    /// What a simulated device has found: how much, and the first.
+    pub(super) findings: Option<(usize, String)>,
+}
