@@ -39,6 +39,8 @@ const SMOKE: &[&str] = &[
      --device-blocks 2500 --host-blocks 2500 --json SMOKE/run.json",
     "run --trace SMOKE/trace.jsonl --requests 20 --workers 4 --block-tokens 64 --device-blocks 2500 \
      --host-blocks 2500 --stop-worker 1@100:100 --kill-worker 2@200 --json SMOKE/workers.json",
+    "run --contiguous --trace SMOKE/trace.jsonl --requests 40 --head-size 64 --cancel 10 \
+     --json SMOKE/contiguous.json",
 ];
 
 /// Examples with this ending are measurements: slow, and meaningless in a debug build.

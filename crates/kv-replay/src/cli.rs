@@ -92,9 +92,15 @@ pub(crate) struct RunArgs {
     /// Maximum number of blocks in device memory.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
     device_blocks: u64,
-    /// Maximum number of blocks in pinned host memory; 0 for no host tier.
-    #[arg(long, value_name = "N", default_value_t = RunConfig::default().host_blocks, value_parser = whole::<u64>)]
-    host_blocks: u64,
+    /// Maximum number of blocks in pinned host memory; 0 for no host tier [default: 32768, or 0 with
+    /// --contiguous].
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    host_blocks: Option<u64>,
+    /// Gives each request a contiguous range of addresses for each plane, which grows page by page,
+    /// instead of blocks: on one device, without sharing and without host memory. --device-blocks
+    /// is then the limit of memory, and --block-tokens the tokens of a checksum.
+    #[arg(long)]
+    pub(crate) contiguous: bool,
     /// Maximum number of requests at once.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch, value_parser = whole::<u32>)]
     max_batch: u32,
@@ -161,7 +167,8 @@ pub(crate) struct RunArgs {
     /// Writes the report to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Disables a protection: staging, claim, claim-unseen or skip.
+    /// Disables a protection: staging, claim, claim-unseen or skip; with --contiguous staging or
+    /// recycle.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[arg(long, value_name = "WHAT")]
     pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
@@ -188,7 +195,10 @@ impl RunArgs {
             block_tokens: self.block_tokens,
             place: self.place,
             device_blocks: self.device_blocks,
-            host_blocks: self.host_blocks,
+            host_blocks: self.host_blocks.unwrap_or(match self.contiguous {
+                true => 0,
+                false => RunConfig::default().host_blocks,
+            }),
             max_batch: self.max_batch,
             step_tokens: self.step_tokens,
             policy: self.policy,

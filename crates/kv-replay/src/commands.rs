@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use cuda_sim::Profile;
 use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
-use kv_replay::device::{self, DeviceOpenError, DeviceSpec, SimSizes};
+use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
+use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
@@ -61,6 +62,9 @@ pub(crate) enum Failure {
     NoRequests,
     #[error(transparent)]
     Profile(#[from] ProfileReadError),
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[error("{0}")]
+    Sabotage(String),
     #[error("--profile is for simulated devices; {spec} keeps real time")]
     ProfileOfGpu { spec: DeviceSpec },
     #[error(transparent)]
@@ -110,7 +114,15 @@ impl Failure {
                 | RunError::DrillWorker { .. }
                 | RunError::Build(_)
                 | RunError::Place(_)
-                | RunError::Buffers { .. } => 2,
+                | RunError::Buffers { .. }
+                | RunError::Ranges(
+                    RangeError::RequestTooLarge { .. }
+                    | RangeError::TooManyBlocks { .. }
+                    | RangeError::ChunkOverflow { .. }
+                    | RangeError::Space(_)
+                    | RangeError::Buffers { .. }
+                    | RangeError::Staging(_),
+                ) => 2,
                 _ => 1,
             },
             Self::Unfinished { .. } | Self::Serve(_) => 1,
@@ -146,7 +158,10 @@ fn demo() -> Result<Outcome, Failure> {
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
     ));
     let machine = Machine { spec: &DeviceSpec::default(), profile: Profile::default() };
-    let outcome = replay(&demo_config(), machine, &trace, None, |_| ())?;
+    let config = demo_config();
+    let outcome = replay(&config, machine, &trace, None, |devices, bar| {
+        over_blocks(&config, &trace, devices, bar, |_| ())
+    })?;
     let closed = say("\nTry your own: kv-replay run --help\n");
     match outcome {
         Outcome::Clean => opened.and(closed).map(|()| outcome),
@@ -165,6 +180,17 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.parts())?;
+    if args.contiguous {
+        if let Some(workers) = args.workers {
+            let (option, value) = ("--workers", workers.to_string());
+            return Err(ConfigError::NotContiguous { option, value }.into());
+        }
+        config.check_contiguous(args.parts())?;
+    }
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    if let Some(sabotage) = args.sabotage {
+        sabotage.check(args.contiguous).map_err(Failure::Sabotage)?;
+    }
     let machine = Machine::of(args)?;
     let workers = args.workers.map(|number| workers(args, number)).transpose()?;
     if let Some(path) = &args.json {
@@ -183,11 +209,27 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     if let Some(workers) = workers {
         return replay_with_workers(&config, &workers, &trace, args);
     }
-    replay(&config, machine, &trace, args.json.as_deref(), |_cache| {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if let Some(sabotage) = args.sabotage {
-            sabotage.apply(_cache);
-        }
+    let json = args.json.as_deref();
+    if args.contiguous {
+        return replay(&config, machine, &trace, json, |devices, bar| {
+            let begun = Instant::now();
+            let ranges = contiguous::build(&config, &trace, devices)?;
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            if let Some(sabotage) = args.sabotage {
+                sabotage.apply_to_ranges(&ranges);
+            }
+            let setup_s = begun.elapsed().as_secs_f64();
+            let report = contiguous::run_on(ranges, &config, &trace, devices, bar)?;
+            Ok(RunReport { setup_s, ..report })
+        });
+    }
+    replay(&config, machine, &trace, json, |devices, bar| {
+        over_blocks(&config, &trace, devices, bar, |_cache| {
+            #[cfg(all(feature = "sabotage", debug_assertions))]
+            if let Some(sabotage) = args.sabotage {
+                sabotage.apply(_cache);
+            }
+        })
     })
 }
 
@@ -215,14 +257,30 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Replays `trace` with a cache that `prepare` may change first, prints the summary, and writes the
-/// report to the file `json` if one is named.
+/// Plays `trace` over a cache that `prepare` may change first.
+fn over_blocks(
+    config: &RunConfig,
+    trace: &Trace,
+    devices: &OpenDevices,
+    bar: &mut Bar,
+    prepare: impl FnOnce(&KvCache),
+) -> Result<RunReport, RunError> {
+    let begun = Instant::now();
+    let cache = engine::build_cache(config, trace, devices)?;
+    prepare(&cache);
+    let setup_s = begun.elapsed().as_secs_f64();
+    let report = engine::run_on(cache, config, trace, devices, bar)?;
+    Ok(RunReport { setup_s, ..report })
+}
+
+/// Opens the devices and lets `play` replay `trace`, prints the summary, and writes the report to
+/// the file `json` if one is named.
 fn replay(
     config: &RunConfig,
     machine: Machine<'_>,
     trace: &Trace,
     json: Option<&Path>,
-    prepare: impl FnOnce(&KvCache),
+    play: impl FnOnce(&OpenDevices, &mut Bar) -> Result<RunReport, RunError>,
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
     let Machine { spec, profile } = machine;
@@ -231,13 +289,7 @@ fn replay(
     let devices = device::open(spec, sizes).map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
     let mut bar = Bar::new(trace.requests.len() as u64);
-    let begun = Instant::now();
-    let report = engine::build_cache(config, trace, &devices).and_then(|cache| {
-        let setup_s = begun.elapsed().as_secs_f64();
-        prepare(&cache);
-        let report = engine::run_on(cache, config, trace, &devices, &mut bar)?;
-        Ok(RunReport { setup_s, ..report })
-    });
+    let report = play(&devices, &mut bar);
     bar.clear();
     conclude(report, json)
 }

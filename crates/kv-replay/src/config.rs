@@ -241,6 +241,14 @@ pub enum ConfigError {
         /// The reason.
         reason: HeadsError,
     },
+    /// Contiguous ranges have nothing that the option could act on.
+    #[error("{option} {value} cannot be combined with --contiguous")]
+    NotContiguous {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// A request of the trace could not even run alone.
     #[error(
         "request {request}, counted from 0, has {tokens} tokens, which take {blocks} blocks of {block_tokens}, \
@@ -349,6 +357,39 @@ impl RunConfig {
         }
     }
 
+    /// Checks that contiguous ranges on that many devices have a meaning for every option: there is
+    /// no host tier, no sharing and no pool of blocks, and all layers are on one device.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NotContiguous`] for the first option that asks for more.
+    pub fn check_contiguous(&self, devices: usize) -> Result<(), ConfigError> {
+        let default = Self::default();
+        let Life { chunk: _, drafts, accept, fork, suspend, cancel: _, budget_swing } = self.life;
+        let asked = |option, value: u32| (option, value.to_string(), value > 0);
+        let changed = |option, value: String, changed| (option, value, changed);
+        let refused = [
+            ("--host-blocks", self.host_blocks.to_string(), self.host_blocks > 0),
+            asked("--draft", drafts),
+            asked("--accept", accept),
+            asked("--fork", fork),
+            asked("--suspend", suspend),
+            asked("--budget-swing", budget_swing),
+            changed("--policy", self.policy.name().to_owned(), self.policy != default.policy),
+            changed(
+                "--transport",
+                self.transport.name().to_owned(),
+                self.transport != default.transport,
+            ),
+            changed("--place", self.place.to_string(), self.place != default.place),
+            changed("--device with", format!("{devices} devices"), devices != 1),
+        ];
+        match refused.into_iter().find(|(_, _, refused)| *refused) {
+            Some((option, value, _)) => Err(ConfigError::NotContiguous { option, value }),
+            None => Ok(()),
+        }
+    }
+
     /// Checks that every request of `trace` can at least run alone.
     ///
     /// # Errors
@@ -427,6 +468,37 @@ mod tests {
         let mut config = RunConfig::default();
         change(&mut config);
         config.check().map_or_else(|error| error.to_string(), |()| "fine".to_owned())
+    }
+
+    #[test]
+    fn options_that_contiguous_ranges_have_no_meaning_for_are_named() {
+        let contiguous = RunConfig { host_blocks: 0, ..RunConfig::default() };
+        let check = |change: &dyn Fn(&mut RunConfig)| {
+            let mut config = contiguous.clone();
+            change(&mut config);
+            config.check_contiguous(1).map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            check(&|config| config.life = Life { chunk: 9, cancel: 9, ..Life::default() }),
+            Ok(())
+        );
+        let refused = |option: &str| Err(format!("{option} cannot be combined with --contiguous"));
+        assert_eq!(check(&|config| config.host_blocks = 1), refused("--host-blocks 1"));
+        assert_eq!(check(&|config| config.life.drafts = 2), refused("--draft 2"));
+        assert_eq!(check(&|config| config.life.accept = 3), refused("--accept 3"));
+        assert_eq!(check(&|config| config.life.fork = 4), refused("--fork 4"));
+        assert_eq!(check(&|config| config.life.suspend = 5), refused("--suspend 5"));
+        assert_eq!(check(&|config| config.life.budget_swing = 6), refused("--budget-swing 6"));
+        assert_eq!(check(&|config| config.policy = PolicyKind::Arc), refused("--policy arc"));
+        assert_eq!(
+            check(&|config| config.transport = TransportChoice::EachBlock),
+            refused("--transport each-block")
+        );
+        assert_eq!(check(&|config| config.place = Division::Heads), refused("--place heads"));
+        assert_eq!(
+            contiguous.check_contiguous(2).unwrap_err().to_string(),
+            "--device with 2 devices cannot be combined with --contiguous"
+        );
     }
 
     #[test]

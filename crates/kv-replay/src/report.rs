@@ -89,6 +89,8 @@ pub struct RunReport {
     pub pages_mapped_inline: u64,
     /// Number of calls that found too few ready blocks and mapped pages themselves.
     pub growth_stalls: u64,
+    /// The figures of a run over contiguous ranges; `None` for a run over blocks.
+    pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
     pub driver_calls: BTreeMap<String, u64>,
     /// The worker processes; `None` in a run whose devices are this process's.
@@ -123,6 +125,29 @@ pub struct RunReport {
     /// and devices on the machine of the profile. It does not include the engine's own work between
     /// calls.
     pub predicted_s: Option<f64>,
+}
+
+/// The figures of contiguous ranges.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct RangesReport {
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Maximum number of pages of device memory.
+    pub limit_pages: u64,
+    /// Number of calls that asked for memory under a range's next tokens.
+    /// [`RunReport::growth_stalls`] of them found it missing and mapped it themselves.
+    pub growth_calls: u64,
+    /// Number of pages that the driver created.
+    pub pages_created: u64,
+    /// Number of times that a page was mapped.
+    pub pages_mapped: u64,
+    /// Number of times that a request got a page which another one had used before: mapped as it
+    /// was left, or unmapped there and mapped again.
+    pub pages_recycled: u64,
+    /// Largest number of bytes mapped at once, for running requests and for those that have left.
+    pub peak_mapped_bytes: u64,
+    /// Largest number of bytes of tokens in use at once.
+    pub peak_used_bytes: u64,
 }
 
 /// The worker processes of a run.
@@ -247,6 +272,7 @@ impl RunReport {
             pages_mapped_ahead: 0,
             pages_mapped_inline: 0,
             growth_stalls: 0,
+            contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,
             device: device.to_owned(),
@@ -300,13 +326,18 @@ impl RunReport {
             self.device,
             self.wall_s,
         );
+        // Contiguous ranges share, evict and offload nothing.
+        let of_blocks = |line: fn(&Self) -> String| {
+            self.contiguous.map_or_else(|| line(self), |_| String::new())
+        };
         for (name, what) in [
             ("model", self.model_line()),
             ("tokens", self.tokens_line()),
-            ("lookups", self.lookups_line()),
-            ("memory", self.memory_line()),
-            ("moves", self.moves_line()),
-            ("transport", self.transport_line()),
+            ("lookups", of_blocks(Self::lookups_line)),
+            ("memory", of_blocks(Self::memory_line)),
+            ("moves", of_blocks(Self::moves_line)),
+            ("transport", of_blocks(Self::transport_line)),
+            ("ranges", self.contiguous.map_or_else(String::new, |ranges| self.ranges_line(ranges))),
             ("steps", self.steps_line()),
             ("life", self.life_line()),
             ("workers", self.workers_line()),
@@ -358,15 +389,37 @@ impl RunReport {
     }
 
     fn memory_line(&self) -> String {
-        let pinned = match self.pinned_bytes_allocated_after_warmup {
-            Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),
-            None => "too short to warm up".to_owned(),
-        };
         format!(
-            "{} device blocks, {} in use at most; {} host blocks; {pinned}",
+            "{} device blocks, {} in use at most; {} host blocks; {}",
             grouped(self.device_blocks),
             grouped(self.peak_device_blocks),
             grouped(self.host_blocks),
+            self.pinned(),
+        )
+    }
+
+    /// What was pinned after the warm-up.
+    fn pinned(&self) -> String {
+        match self.pinned_bytes_allocated_after_warmup {
+            Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),
+            None => "too short to warm up".to_owned(),
+        }
+    }
+
+    fn ranges_line(&self, ranges: RangesReport) -> String {
+        format!(
+            "{} mapped of {} at most, {} in use; {} pages of {} created, {} mappings, {} pages recycled; {} growth \
+             calls, {} of which mapped pages themselves; {}",
+            bytes(ranges.peak_mapped_bytes),
+            bytes(ranges.limit_pages.saturating_mul(ranges.page_bytes)),
+            bytes(ranges.peak_used_bytes),
+            grouped(ranges.pages_created),
+            bytes(ranges.page_bytes),
+            grouped(ranges.pages_mapped),
+            grouped(ranges.pages_recycled),
+            grouped(ranges.growth_calls),
+            grouped(self.growth_stalls),
+            self.pinned(),
         )
     }
 

@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use kv_cache::kv_manager::Manager;
 use kv_cache::{KvCache, Part};
+use kv_replay::engine::contiguous::Ranges;
 
 /// A published defect, reproduced on purpose.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -16,9 +17,34 @@ pub(crate) enum Sabotage {
     ClaimUnseen,
     /// Transfers ignore the number of tokens to skip (H12).
     Skip,
+    /// The pages of a request that has left are given to the next one, while they are still read.
+    Recycle,
 }
 
 impl Sabotage {
+    /// Checks that the run has the protection.
+    pub(crate) fn check(self, contiguous: bool) -> Result<(), String> {
+        let known = match self {
+            Self::Staging => true,
+            Self::Claim | Self::ClaimUnseen | Self::Skip => !contiguous,
+            Self::Recycle => contiguous,
+        };
+        let kind = if contiguous { "with" } else { "without" };
+        known.then_some(()).ok_or_else(|| {
+            let name = self.name();
+            format!("a run {kind} --contiguous has no protection that --sabotage {name} disables")
+        })
+    }
+
+    /// Disables the protection of `ranges` permanently.
+    pub(crate) fn apply_to_ranges(self, ranges: &Ranges) {
+        match self {
+            Self::Staging => ranges.staging().sabotage_reuse_before_event(),
+            Self::Recycle => ranges.space().sabotage_rest_at_once(),
+            Self::Claim | Self::ClaimUnseen | Self::Skip => {}
+        }
+    }
+
     /// Disables the protection of `cache` permanently.
     pub(crate) fn apply(self, cache: &KvCache) {
         self.apply_to_manager(cache.manager());
@@ -29,7 +55,7 @@ impl Sabotage {
     pub(crate) fn apply_to_manager(self, manager: &Manager) {
         match self {
             Self::Claim | Self::ClaimUnseen => manager.pool().sabotage_peek_then_claim(),
-            Self::Staging | Self::Skip => {}
+            Self::Staging | Self::Skip | Self::Recycle => {}
         }
     }
 
@@ -38,7 +64,7 @@ impl Sabotage {
         for part in parts {
             match self {
                 Self::Staging => part.staging().sabotage_reuse_before_event(),
-                Self::Claim => {}
+                Self::Claim | Self::Recycle => {}
                 Self::ClaimUnseen => part.kernels().sabotage_allow_stored_twice(true),
                 Self::Skip => part.kernels().sabotage_ignore_skip(true),
             }
@@ -52,6 +78,7 @@ impl Sabotage {
             Self::Claim => "claim",
             Self::ClaimUnseen => "claim-unseen",
             Self::Skip => "skip",
+            Self::Recycle => "recycle",
         }
     }
 }
@@ -60,9 +87,11 @@ impl FromStr for Sabotage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Staging, Self::Claim, Self::ClaimUnseen, Self::Skip];
+        let all = [Self::Staging, Self::Claim, Self::ClaimUnseen, Self::Skip, Self::Recycle];
         all.into_iter().find(|sabotage| sabotage.name() == text).ok_or_else(|| {
-            format!("unknown sabotage {text:?}; expected staging, claim, claim-unseen or skip")
+            format!(
+                "unknown sabotage {text:?}; expected staging, claim, claim-unseen, skip or recycle"
+            )
         })
     }
 }

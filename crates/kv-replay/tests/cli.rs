@@ -137,6 +137,23 @@ fn options_are_named_with_their_values() {
         (&["--dtype", "int8"], "unknown dtype \"int8\"; expected f32, f16, bf16 or fp8"),
         (&["--head-size", "3"], "has 3 bytes, expected a multiple of 8"),
         (&["--device-blocks", "3"], "tokens, which take"),
+        (
+            &["--contiguous", "--host-blocks", "9"],
+            "error: --host-blocks 9 cannot be combined with --contiguous",
+        ),
+        (
+            &["--contiguous", "--draft", "2"],
+            "error: --draft 2 cannot be combined with --contiguous",
+        ),
+        (
+            &["--contiguous", "--device", "sim:2"],
+            "error: --device with 2 devices cannot be combined with --contiguous",
+        ),
+        (
+            &["--contiguous", "--workers", "2"],
+            "error: --workers 2 cannot be combined with --contiguous",
+        ),
+        (&["--contiguous", "--device-blocks", "500"], "tokens, whose ranges take"),
     ] {
         assert_says(&Case::new().refused(args), expected);
     }
@@ -248,6 +265,21 @@ fn policies_prints_a_table_and_writes_the_record() {
     assert_says(&message, "half \"third\" is not first, second or both");
     let message = refused(&["policies", "--trace", trace, "--capacities", "1,-2"]);
     assert_says(&message, "error: capacity \"-2\" is not a whole number of blocks");
+}
+
+#[test]
+fn a_run_over_contiguous_ranges_tells_of_its_pages() {
+    let case = Case::new();
+    let trace = case.trace(&[GOOD, GOOD]);
+    let (trace, report) = (trace.to_str().unwrap(), case.report.to_str().unwrap());
+    let output = kv_replay(&["run", "--contiguous", "--trace", trace, "--json", report]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert_says(&summary, "  ranges    8 MiB mapped of 64 MiB at most, ");
+    assert!(!summary.contains("lookups") && !summary.contains("transport"), "{summary}");
+    let json = read_json(&case.report);
+    assert_eq!((json["finished"].as_u64(), json["corrupt_blocks"].as_u64()), (Some(2), Some(0)));
+    assert_eq!(json["contiguous"]["pages_mapped"], 4);
 }
 
 #[cfg(target_os = "linux")]

@@ -10,8 +10,9 @@ use cuda_driver::ErrorCode;
 use cuda_sim::{Finding, FindingKind, Pace, SimDriver};
 use kv_cache::TransportChoice;
 use kv_kernels::link::Transport;
-use kv_replay::config::RunConfig;
+use kv_replay::config::{Progress, RunConfig};
 use kv_replay::device::{OpenDevices, SimSizes, open};
+use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::{self, RunError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
@@ -74,14 +75,28 @@ fn destroys(call: &str) -> bool {
         .any(|what| call.contains(what))
 }
 
+type Run = fn(&RunConfig, &Trace, &OpenDevices, &mut dyn Progress) -> Result<RunReport, RunError>;
+
 /// Refuses every call of a run on so many devices, once each. Returns how many runs ended with an
 /// error.
 fn every_call_fails_once(devices: u32, transport: TransportChoice, pace: Pace) -> (u64, u64) {
-    let (config, trace) = (config(devices, transport), trace());
-    let (healthy, sim) = machine(devices, &config, pace);
+    let moves = |report: &RunReport| report.blocks_offloaded > 0 && report.blocks_onboarded > 0;
+    sweep(&config(devices, transport), devices, pace, engine::run, moves)
+}
+
+/// The same for a run whose report, if no call fails, is as `expected`.
+fn sweep(
+    config: &RunConfig,
+    devices: u32,
+    pace: Pace,
+    run: Run,
+    expected: fn(&RunReport) -> bool,
+) -> (u64, u64) {
+    let trace = trace();
+    let (healthy, sim) = machine(devices, config, pace);
     let before = sim.calls();
-    let report = engine::run(&config, &trace, &healthy, &mut ()).unwrap();
-    assert!(report.blocks_offloaded > 0 && report.blocks_onboarded > 0, "{report:?}");
+    let report = run(config, &trace, &healthy, &mut ()).unwrap();
+    assert!(expected(&report), "{report:?}");
     let calls = since(&before, &sim.calls());
     drop(healthy);
 
@@ -90,9 +105,9 @@ fn every_call_fails_once(devices: u32, transport: TransportChoice, pace: Pace) -
         for (nth, code) in
             (1..=count).flat_map(|nth| codes(call).into_iter().map(move |code| (nth, code)))
         {
-            let (opened, sim) = machine(devices, &config, pace);
+            let (opened, sim) = machine(devices, config, pace);
             sim.fail_nth(call, nth, code);
-            let outcome = engine::run(&config, &trace, &opened, &mut ());
+            let outcome = run(config, &trace, &opened, &mut ());
             faults += 1;
             failed += u64::from(outcome.is_err());
             check(&format!("{call} {nth} on {devices}"), call, &outcome, opened, &sim);
@@ -113,7 +128,11 @@ fn check(
     drop(opened);
     sim.run_all();
     // An object that the driver did not destroy ends with its context, and closing reports it.
-    let refused = destroys(call) || matches!(outcome, Err(RunError::Close { .. }));
+    let refused = destroys(call)
+        || matches!(
+            outcome,
+            Err(RunError::Close { .. } | RunError::Ranges(RangeError::Close { .. }))
+        );
     let counts = |finding: &Finding| {
         let told = refused || (call.starts_with("cuCtx") && !loses_memory(finding));
         !(told && finding.kind == FindingKind::LostObjects)
@@ -166,5 +185,21 @@ fn every_call_of_a_run_fails_once_whichever_way_blocks_travel() {
     let two_hop = TransportChoice::Only(Transport::TwoHop);
     for choice in [engine, two_hop] {
         assert_swept(every_call_fails_once(1, choice, Pace::Slowest));
+    }
+}
+
+#[test]
+fn every_call_of_a_run_over_contiguous_ranges_fails_once() {
+    // Two pages of 2 MiB for the two planes of one request: the others wait for its range.
+    let config = RunConfig {
+        device_blocks: 8 << 10,
+        host_blocks: 0,
+        max_batch: 1,
+        ..config(1, TransportChoice::default())
+    };
+    for pace in [Pace::Slowest, Pace::Random, Pace::Fastest] {
+        let recycles =
+            |report: &RunReport| report.contiguous.is_some_and(|ranges| ranges.pages_recycled > 0);
+        assert_swept(sweep(&config, 1, pace, contiguous::run, recycles));
     }
 }

@@ -95,6 +95,45 @@ fn a_transfer_that_ignores_the_skip_is_caught() {
 }
 
 #[test]
+fn a_range_given_away_while_it_is_read_is_caught() {
+    // Requests follow each other in one range.
+    corrupt_ranges("recycle", "1");
+}
+
+#[test]
+fn a_staging_buffer_of_contiguous_ranges_reused_before_its_event_is_caught() {
+    corrupt_ranges("staging", "16");
+}
+
+/// Runs over contiguous ranges, which must find corrupt blocks and print so.
+#[track_caller]
+fn corrupt_ranges(sabotage: &str, max_batch: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let args = ["run", "--contiguous", "--requests", "24", "--seed", "3", "--block-tokens", "64"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    command.args(args).args(["--max-batch", max_batch, "--sabotage", sabotage, "--json"]);
+    command.arg(&path).env("CUDA_SIM_PACE", "random").env("CUDA_SIM_RACES", "off");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.contains("CORRUPT") && stdout.contains("device block"), "{stdout}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert!(report["corrupt_blocks"].as_u64().unwrap() > 0);
+    assert!(report["contiguous"]["pages_mapped"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_sabotage_of_another_kind_of_run_is_refused() {
+    for args in [&["--sabotage", "recycle"][..], &["--sabotage", "skip", "--contiguous"]] {
+        let output = replay(args, std::path::Path::new("unused.json"));
+        assert_eq!(output.status.code(), Some(2));
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains("has no protection that --sabotage"), "{message}");
+    }
+}
+
+#[test]
 fn an_unknown_sabotage_is_refused() {
     let output = replay(&["--sabotage", "luck"], std::path::Path::new("unused.json"));
     assert_eq!(output.status.code(), Some(2));

@@ -3,8 +3,8 @@
 //! panic, abort or hang. The allocator of this program bounds the memory.
 //!
 //! Covered: every number of [`RunConfig`] and [`KvModelShape`] alone and in pairs, through `check`,
-//! `check_devices`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
-//! [`place::place`] and a run; [`SimSizes`] and [`DeviceSpec`]; lengths of requests; [`GenerateOptions`];
+//! `check_devices`, `check_contiguous`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
+//! [`place::place`], a run, and a run over contiguous ranges; [`SimSizes`] and [`DeviceSpec`]; lengths of requests; [`GenerateOptions`];
 //! [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line, those of
 //! worker processes included.
 
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cuda_sim::Profile;
 use kv_replay::config::RunConfig;
 use kv_replay::device::{DeviceSpec, SimSizes, open};
-use kv_replay::engine;
+use kv_replay::engine::{self, contiguous};
 use kv_replay::generate::{self, GenerateOptions, REQUESTS_MAX, generate};
 use kv_replay::place;
 use kv_replay::policies::{Capacity, Half, hit_rates, parse_capacities};
@@ -107,10 +107,19 @@ fn try_config(config: &RunConfig) -> bool {
                 false => Ok(None),
             }
         });
-        match outcome {
-            Ok(None) => {}
-            Ok(Some(report)) => assert_eq!((report.finished, report.corrupt_blocks), (2, 0)),
-            Err(error) => assert!(!error.to_string().is_empty()),
+        let over_ranges = contiguous::build(config, &trace, &opened).and_then(|ranges| {
+            assert!(config.check_contiguous(opened.devices.len()).is_ok(), "{config:?}");
+            match is_small {
+                true => contiguous::run_on(ranges, config, &trace, &opened, &mut ()).map(Some),
+                false => Ok(None),
+            }
+        });
+        for outcome in [outcome, over_ranges] {
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(report)) => assert_eq!((report.finished, report.corrupt_blocks), (2, 0)),
+                Err(error) => assert!(!error.to_string().is_empty()),
+            }
         }
     }
     checked && divides[1]

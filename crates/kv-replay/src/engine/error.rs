@@ -7,6 +7,7 @@ use kv_cache::{
 };
 use kv_kernels::{KernelError, link::TransportError};
 
+use super::contiguous::RangeError;
 use super::workers::WorkerFault;
 use crate::config::ConfigError;
 use crate::place::PlaceError;
@@ -175,6 +176,9 @@ pub enum RunError {
         /// The first refusal.
         source: Box<CloseError>,
     },
+    /// Contiguous ranges were refused.
+    #[error(transparent)]
+    Ranges(#[from] RangeError),
     /// Corrupt blocks were found, and then the run failed.
     #[error("{} corrupt blocks were found before the run failed", report.corrupt_blocks)]
     Corrupted {

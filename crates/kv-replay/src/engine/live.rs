@@ -6,6 +6,7 @@ use kv_cache::{Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
+use super::verify::Compared;
 
 /// A request, or a branch of one, until its last result was compared.
 #[derive(Debug)]
@@ -108,5 +109,16 @@ impl Live {
         self.request = Some(Request::named(known, self.content.names(known).to_vec()));
         self.outcomes.clear();
         self.staged = None;
+    }
+}
+
+impl Compared for Live {
+    fn expected(&self) -> &ExpectedSums {
+        &self.expected
+    }
+
+    fn physical(&self, block: usize) -> u64 {
+        let block = self.sequence.as_ref().and_then(|sequence| sequence.block(block));
+        block.map_or(u64::MAX, |id| id.index() as u64)
     }
 }

@@ -19,6 +19,7 @@ mod batch;
 mod cache;
 mod chance;
 mod content;
+pub mod contiguous;
 mod error;
 mod expected;
 mod live;
@@ -28,7 +29,7 @@ mod work;
 pub mod workers;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cuda_driver::{Driver as _, Stream};
 use kv_cache::kv_manager::Manager;
@@ -197,8 +198,7 @@ fn play(
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
-    let begun = Instant::now();
-    let begun_virtual = devices.driver.virtual_now();
+    let begun = Begun::now(devices);
     let mut report = RunReport::new(config, &devices.description)?;
     report.requests = trace.requests.len() as u64;
     let placement = cache.options().placement.as_ref();
@@ -214,20 +214,41 @@ fn play(
     if let Some(worker) = worker {
         worker.close();
     }
-    if let Err(error) = ended.and_then(|()| check_findings(devices)) {
-        return Err(match report.corrupt_blocks {
-            0 => error,
-            _ => RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
-        });
+    begun.conclude(ended, report, devices)
+}
+
+/// When a run began, on the host's clock and on the simulated machine's.
+struct Begun {
+    host: Instant,
+    simulated: Option<Duration>,
+}
+
+impl Begun {
+    fn now(devices: &OpenDevices) -> Self {
+        Self { host: Instant::now(), simulated: devices.driver.virtual_now() }
     }
-    report.driver_calls =
-        devices.driver.calls().into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-    let ended_virtual = devices.driver.virtual_now();
-    report.predicted_s = begun_virtual
-        .zip(ended_virtual)
-        .map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
-    report.wall_s = begun.elapsed().as_secs_f64();
-    Ok(report)
+
+    /// Completes the report of a run that ended so, and whose memory was released.
+    fn conclude(
+        self,
+        ended: Result<(), RunError>,
+        mut report: RunReport,
+        devices: &OpenDevices,
+    ) -> Result<RunReport, RunError> {
+        if let Err(error) = ended.and_then(|()| check_findings(devices)) {
+            return Err(match report.corrupt_blocks {
+                0 => error,
+                _ => RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
+            });
+        }
+        let calls = devices.driver.calls().into_iter();
+        report.driver_calls = calls.map(|(name, count)| (name.to_owned(), count)).collect();
+        let simulated = self.simulated.zip(devices.driver.virtual_now());
+        report.predicted_s =
+            simulated.map(|(begun, ended)| ended.saturating_sub(begun).as_secs_f64());
+        report.wall_s = self.host.elapsed().as_secs_f64();
+        Ok(report)
+    }
 }
 
 /// Runs iterations until no request is left.
@@ -238,21 +259,34 @@ fn iterate(
     report: &mut RunReport,
     progress: &mut dyn Progress,
 ) -> Result<(), RunError> {
-    let mut warm_pinned_bytes = None;
+    let mut warmth = Warmth::default();
     while scheduler.has_work() {
         // A worker without a thread works between iterations, so that every run is the same.
         if let Some(worker) = worker.filter(|_| devices.sim.is_some()) {
             while worker.poll() {}
         }
         scheduler.iterate(report)?;
-        let pinned_bytes = devices.driver.pinned_bytes_allocated();
-        if report.iterations >= WARMUP_ITERATIONS {
-            let warm_pinned_bytes = *warm_pinned_bytes.get_or_insert(pinned_bytes);
-            report.pinned_bytes_allocated_after_warmup = Some(pinned_bytes - warm_pinned_bytes);
-        }
+        warmth.note(devices, report);
         progress.update(&state_of(report, scheduler));
     }
     Ok(())
+}
+
+/// The pinned memory that was allocated when the steady state began.
+#[derive(Debug, Default)]
+struct Warmth {
+    pinned_bytes: Option<u64>,
+}
+
+impl Warmth {
+    /// Records, after an iteration, what was pinned since the steady state began.
+    fn note(&mut self, devices: &OpenDevices, report: &mut RunReport) {
+        if report.iterations >= WARMUP_ITERATIONS {
+            let pinned_bytes = devices.driver.pinned_bytes_allocated();
+            let before = *self.pinned_bytes.get_or_insert(pinned_bytes);
+            report.pinned_bytes_allocated_after_warmup = Some(pinned_bytes - before);
+        }
+    }
 }
 
 /// Records what the cache has transferred and mapped.

@@ -23,7 +23,7 @@ use crate::report::RunReport;
 use crate::trace::Trace;
 
 /// Number of iterations in a row without work after which a waiting request can never run.
-const IDLE_ITERATIONS_MAX: u32 = 4;
+pub(super) const IDLE_ITERATIONS_MAX: u32 = 4;
 
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
@@ -539,7 +539,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             report.staged_behind_open_ids += u64::from(sequence.resolved() < sequence.upper());
             request.expected.cover(&request.content, right);
             let partial = request.expected.partial(&request.content, right);
-            rows.push(SequenceSums { request: request_number, tokens: right, partial });
+            let row = rows.len();
+            rows.push(SequenceSums { row, request: request_number, tokens: right, partial });
             self.batch.read(right, right - staged.start, right < end, sequence.row());
             readers.push(sequence);
             // Whoever ends here is released when this step is compared.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kv_kernels::verify::BAD_BLOCK;
 
-use super::live::Live;
+use super::expected::ExpectedSums;
 use crate::config::Verify;
 use crate::report::{CorruptBlock, RunReport};
 use crate::rng::SplitMix64;
@@ -24,12 +24,23 @@ pub(super) struct Reading {
 /// The state of one sequence when it was read.
 #[derive(Debug)]
 pub(super) struct SequenceSums {
+    /// The row of the checksums that holds its own.
+    pub(super) row: usize,
     /// Its request.
     pub(super) request: usize,
     /// Number of its tokens.
     pub(super) tokens: u64,
     /// The sums, for each device, of its last block if that was partly full.
     pub(super) partial: Vec<u64>,
+}
+
+/// A request whose bytes are compared.
+pub(super) trait Compared {
+    /// What its blocks must sum to.
+    fn expected(&self) -> &ExpectedSums;
+
+    /// Id of the device block that it has there now; `u64::MAX` if it has none any more.
+    fn physical(&self, block: usize) -> u64;
 }
 
 /// Compares checksums and describes mistakes.
@@ -56,12 +67,13 @@ impl Verifier {
         reading: &Reading,
         part: usize,
         checksums: &[u64],
-        live: &BTreeMap<usize, Live>,
+        live: &BTreeMap<usize, impl Compared>,
         report: &mut RunReport,
     ) {
         let mut chance = SplitMix64::new(self.seed ^ reading.step);
-        for (row, found) in reading.rows.iter().zip(checksums.chunks_exact(reading.width.max(1))) {
-            let Some(request) = live.get(&row.request) else { continue };
+        for row in &reading.rows {
+            let found = checksums.chunks_exact(reading.width.max(1)).nth(row.row);
+            let (Some(request), Some(found)) = (live.get(&row.request), found) else { continue };
             let full = (row.tokens / self.block_tokens) as usize;
             let blocks = row.tokens.div_ceil(self.block_tokens) as usize;
             for (block, &sum) in found.iter().enumerate().take(blocks) {
@@ -69,7 +81,7 @@ impl Verifier {
                     continue;
                 }
                 let expected = match block < full {
-                    true => request.expected.full(block, part),
+                    true => request.expected().full(block, part),
                     false => row.partial.get(part).copied(),
                 };
                 report.verified_blocks += 1;
@@ -80,7 +92,7 @@ impl Verifier {
                     request: row.request as u64,
                     iteration: reading.step,
                     block: block as u64,
-                    physical_block: physical(request, block),
+                    physical_block: request.physical(block),
                     device: part as u32,
                     message: self.message(sum, expected, part, live),
                 };
@@ -94,13 +106,13 @@ impl Verifier {
         sum: u64,
         expected: Option<u64>,
         part: usize,
-        live: &BTreeMap<usize, Live>,
+        live: &BTreeMap<usize, impl Compared>,
     ) -> String {
         if sum == BAD_BLOCK {
             return "the block table on the device names no block that is ready".to_owned();
         }
         let owner = live.iter().find_map(|(&number, request)| {
-            request.expected.find(sum, part).map(|block| (number, block))
+            request.expected().find(sum, part).map(|block| (number, block))
         });
         match (owner, expected) {
             (Some((request, block)), _) => {
@@ -113,10 +125,4 @@ impl Verifier {
             (None, None) => format!("it sums to {sum:#018x}, and nothing was written there"),
         }
     }
-}
-
-/// Id of the device block that the request has there now; `u64::MAX` if it has none any more.
-fn physical(request: &Live, block: usize) -> u64 {
-    let sequence = request.sequence.as_ref();
-    sequence.and_then(|sequence| sequence.block(block)).map_or(u64::MAX, |id| id.index() as u64)
 }
