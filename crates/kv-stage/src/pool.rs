@@ -206,10 +206,9 @@ impl StagingPool {
 
     /// Takes a buffer of the largest size. It contains data of an earlier use.
     ///
-    /// If none is free, takes back the buffers whose readers have finished, with about one event
-    /// query for each of them and one for each stream that still reads. Allocates nothing. A pool
-    /// with as many buffers as a [depth of overlap](StagingOptions::overlapped) needs is never
-    /// exhausted within that depth.
+    /// If none is free, asks whether the readers of the oldest submitted buffer of each stream have finished,
+    /// by an event query each, until there is one. Allocates nothing. A pool with as many buffers as a
+    /// [depth of overlap](StagingOptions::overlapped) needs is never exhausted within that depth.
     ///
     /// # Ordering
     /// Does not wait.

@@ -87,12 +87,10 @@ type StreamKey = (u64, u64);
 
 impl PoolShared {
     /// Takes a free buffer of at least `bytes` bytes, the smallest such.
-    /// Events are queried only if no buffer of the smallest size is free, and then for all buffers:
-    /// the first query that sees finished work costs the host 2 µs, and later ones 0.3 µs.
-    /// buffers: the first query that sees finished work costs the host 2 µs, and those after it 0.3.
+    ///
+    /// Events are queried only if no buffer of the smallest size is free, and then only until one is: a
+    /// query costs the host about 2 µs, and a pool of many buffers would make one call in many pay for all.
     pub(crate) fn take(&self, bytes: u64) -> Result<PooledBuffer, AcquireError> {
-        // A lost device reads nothing any more: all its buffers come back below, and the loss is
-        // reported.
         if self.device.poison().is_none() {
             let mut state = self.state.lock();
             self.check(&state, bytes)?;
@@ -100,15 +98,24 @@ impl PoolShared {
                 return Ok(pooled);
             }
         }
-        let refused = self.retire_completed();
-        let mut state = self.state.lock();
-        self.check(&state, bytes)?;
-        let Some(pooled) = state.pop(bytes) else {
-            // An event that cannot be queried is the reason why no buffer came back.
-            refused?;
-            return Err(state.exhausted(bytes));
-        };
-        Ok(pooled)
+        let (mut outcome, mut unfinished) = (Ok(()), SmallVec::new());
+        loop {
+            let some = self.retire_oldest(&mut unfinished, &mut outcome);
+            if self.device.poison().is_some() {
+                // It reads nothing any more: all buffers come back, and the loss is reported.
+                while self.retire_oldest(&mut unfinished, &mut outcome) {}
+            }
+            let mut state = self.state.lock();
+            self.check(&state, bytes)?;
+            if let Some(pooled) = state.pop(bytes) {
+                return Ok(pooled);
+            }
+            if !some {
+                // An event that cannot be queried is the reason why no buffer came back.
+                outcome?;
+                return Err(state.exhausted(bytes));
+            }
+        }
     }
 
     /// Refuses a request that no returning buffer can serve.
@@ -178,28 +185,37 @@ impl PoolShared {
     /// Events are queried without the lock, so several threads may do this at once. A submission is
     /// removed by its number, so an answer about one that another thread removed has no effect.
     pub(crate) fn retire_completed(&self) -> Result<(), DeviceError> {
-        let mut outcome = Ok(());
-        let mut unfinished: SmallVec<[u64; 8]> = SmallVec::new();
-        loop {
-            let candidates = self.state.lock().candidates(&unfinished);
-            let mut finished: SmallVec<[u64; 8]> = SmallVec::new();
-            for (sequence, awaited) in candidates {
-                match all_complete(&awaited) {
-                    Ok(true) => finished.push(sequence),
-                    Ok(false) => unfinished.push(sequence),
-                    Err(error) => {
-                        tracing::warn!(%error, "a staging buffer's event could not be queried");
-                        outcome = outcome.and(Err(error));
-                        unfinished.push(sequence);
+        let (mut outcome, mut unfinished) = (Ok(()), SmallVec::new());
+        while self.retire_oldest(&mut unfinished, &mut outcome) {}
+        outcome
+    }
+
+    /// Moves to the free list the oldest buffer of each stream, if its readers have finished, and those with
+    /// several readers that have. Whether there was one. `unfinished` collects what has not, and `outcome` the
+    /// first refusal.
+    fn retire_oldest(
+        &self,
+        unfinished: &mut SmallVec<[u64; 8]>,
+        outcome: &mut Result<(), DeviceError>,
+    ) -> bool {
+        let candidates = self.state.lock().candidates(unfinished);
+        let mut finished: SmallVec<[u64; 8]> = SmallVec::new();
+        for (sequence, awaited) in candidates {
+            match all_complete(&awaited) {
+                Ok(true) => finished.push(sequence),
+                Ok(false) => unfinished.push(sequence),
+                Err(error) => {
+                    tracing::warn!(%error, "a staging buffer's event could not be queried");
+                    if outcome.is_ok() {
+                        *outcome = Err(error);
                     }
+                    unfinished.push(sequence);
                 }
             }
-            if finished.is_empty() {
-                return outcome;
-            }
-            let unwanted = self.state.lock().retire(&finished);
-            drop(unwanted);
         }
+        let unwanted = self.state.lock().retire(&finished);
+        drop(unwanted);
+        !finished.is_empty()
     }
 
     /// The events of the oldest submitted buffer numbered below `until`, of at least `bytes` bytes.

@@ -48,6 +48,26 @@ fn exhaustion_is_an_outcome_and_nothing_is_lost() {
 }
 
 #[test]
+fn a_call_asks_about_no_more_buffers_than_it_needs() {
+    let machine = Machine::new(1);
+    let pool = machine.pool(BYTES as u64, 8);
+    let target = machine.memory(BYTES as u64);
+    for number in 0..8 {
+        let buffer = filled(&pool, number);
+        buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+    }
+    machine.stream.synchronize().unwrap();
+    let mut held = Vec::new();
+    for taken in 1..=8 {
+        held.push(pool.acquire().unwrap());
+        assert_eq!((machine.calls("cuEventQuery"), pool.live()), (taken, 8));
+    }
+    assert!(pool.acquire().is_err());
+    drop(held);
+    assert_eq!((machine.calls("cuEventQuery"), pool.live()), (8, 0));
+}
+
+#[test]
 fn an_unsubmitted_buffer_returns_at_once() {
     let machine = Machine::new(2);
     let pool = machine.pool(BYTES as u64, 1);
