@@ -10,12 +10,13 @@ mod common;
 use std::sync::Arc;
 
 use common::engine::shape;
+use common::engine::tensors::Tensors;
 use common::place::Place;
 use common::random::{random_requests, random_requests_by};
 use common::scenarios::{Rig, all};
 use cuda_driver::{CudaDriver, Device};
 use kv_cache::TransportChoice;
-use kv_kernels::KvShape;
+use kv_kernels::{KvFormat, KvShape};
 use kv_place::Strategy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -60,6 +61,16 @@ fn main() {
             trials.push(trial.with_ignored_flag(ignored));
         }
     }
+    for format in KvFormat::ALL {
+        let tensors = Tensors::new(format, 1);
+        let scenarios = move |rig: &Rig| {
+            let rig = Rig { devices: rig.devices.clone(), tensors: Some(tensors), ..*rig };
+            all().for_each(|(_, scenario)| scenario(&rig));
+        };
+        let name = format!("one::adopted::{format:?}");
+        let trial = trial(&name, &[0], tensors.shape(), Place::Even, scenarios);
+        trials.push(trial.with_ignored_flag(ignored));
+    }
     let mut arguments = Arguments::from_args();
     // They share a device, and its memory.
     arguments.test_threads.get_or_insert(1);
@@ -77,7 +88,8 @@ fn trial(
     scenario: impl Fn(&Rig) + Send + 'static,
 ) -> Trial {
     Trial::test(name, move || {
-        scenario(&Rig { devices: devices(parts).map_err(Failed::from)?, shape, place });
+        let devices = devices(parts).map_err(Failed::from)?;
+        scenario(&Rig { devices, shape, place, tensors: None });
         Ok(())
     })
 }

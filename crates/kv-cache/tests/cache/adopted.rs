@@ -1,43 +1,35 @@
-//! A cache in tensors that the engine allocated, in formats of several engines.
+//! A cache in tensors that the engine allocated, in the formats of all engines.
 
-use cuda_driver::{DeviceBuffer, Stream};
+use cuda_driver::Stream;
 use kv_cache::{KvCache, KvCacheOptions, TransportChoice};
-use kv_kernels::{KvFormat, PagedKv, layout::FormatOptions};
+use kv_kernels::{
+    KvFormat, PagedKv, PagedLayout,
+    layout::{FormatOptions, LayoutOptions, RowPart},
+};
+use kv_pool::Tier;
 
-use crate::common::engine::{Engine, Live, Prompt, by, options};
+use crate::common::engine::tensors::Tensors;
+use crate::common::engine::{Engine, Live, Prompt, by, options, streams};
+use crate::common::scenarios;
 use crate::machine::{Machine, small};
 
 const BLOCKS: u64 = 12;
 
-/// The numbers of an engine's tensors: 3 layers, 2 heads of 16 elements of 2 bytes, 8 tokens a block.
-const NUMBERS: FormatOptions = FormatOptions {
-    layers: 3,
-    heads: 2,
-    head_bytes: 32,
-    element_bytes: 2,
-    block_tokens: 8,
-    blocks: BLOCKS,
-    block_padding_bytes: 0,
-};
+/// Tensors of every format.
+fn every_format() -> impl Iterator<Item = Tensors> {
+    KvFormat::ALL.into_iter().map(|format| Tensors::new(format, BLOCKS))
+}
 
-/// Formats with rows in one piece, which the checksum kernel reads.
-const FORMATS: [KvFormat; 5] = [
-    KvFormat::CrossLayerNhd,
-    KvFormat::FlashAttentionNhd,
-    KvFormat::FlashInferNhd,
-    KvFormat::KvListsPagedNhd,
-    KvFormat::LayerPairsNhd,
-];
+/// Those that may have gaps behind blocks, with gaps.
+fn with_gaps() -> impl Iterator<Item = Tensors> {
+    every_format().filter_map(Tensors::padded)
+}
 
-/// The tensors of an engine, and their description.
-fn tensors(stream: &Stream, format: KvFormat) -> (Vec<DeviceBuffer>, PagedKv) {
-    let (shape, layout) = (format.shape(&NUMBERS).unwrap(), format.layout(&NUMBERS).unwrap());
-    let bytes = layout.extent_bytes(&shape, BLOCKS).unwrap();
-    let tensor = |_| DeviceBuffer::alloc(stream.device(), bytes).unwrap();
-    let tensors: Vec<_> = (0..layout.tensors().count(&shape)).map(tensor).collect();
-    let spans: Vec<_> = tensors.iter().map(DeviceBuffer::span).collect();
-    let paged = PagedKv::over(stream, shape, layout, &spans, BLOCKS).unwrap();
-    (tensors, paged)
+/// A machine whose cache lies in such tensors.
+fn machine(tensors: Tensors) -> Machine {
+    let mut machine = Machine::new(1, 1, tensors.shape());
+    machine.rig.tensors = Some(tensors);
+    machine
 }
 
 /// What an engine does with a cache: shares, evicts, brings back, forks, suspends and resumes.
@@ -63,6 +55,14 @@ fn live_on(engine: &mut Engine) {
     }
     engine.resume(&mut first).unwrap();
     engine.run(&mut [&mut first]).unwrap();
+    // Both tiers shrink and grow while it runs.
+    engine.cache.set_budget(Tier::Primary, BLOCKS - 3).unwrap();
+    engine.cache.set_budget(Tier::Secondary, 20).unwrap();
+    engine.extend(&mut first, 10, bt).unwrap();
+    engine.run(&mut [&mut first]).unwrap();
+    engine.drain().unwrap();
+    engine.cache.set_budget(Tier::Primary, BLOCKS).unwrap();
+    engine.cache.set_budget(Tier::Secondary, 32).unwrap();
     let mut second: Live = engine.admit(&system.then(9, 4)).unwrap();
     assert_eq!(second.sequence.cached_tokens(), 3 * bt);
     engine.run(&mut [&mut first, &mut second]).unwrap();
@@ -71,11 +71,12 @@ fn live_on(engine: &mut Engine) {
 
 #[test]
 fn every_format_holds_a_cache() {
-    for format in FORMATS {
+    for tensors in every_format().chain(with_gaps()) {
         for choice in TransportChoice::ALL {
-            let machine = Machine::new(1, 1, small());
+            let machine = machine(tensors);
             let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-            let (memory, paged) = tensors(&stream, format);
+            let memory = tensors.allocate(&stream);
+            let paged = tensors.adopt(&stream, &memory);
             let whole = paged.layout().has_whole_blocks(paged.shape());
             let options = by(choice, options(*paged.shape(), BLOCKS as u32, 32));
             let made = KvCache::over(std::slice::from_ref(&stream), vec![paged], options);
@@ -84,37 +85,132 @@ fn every_format_holds_a_cache() {
                 assert!(refused.contains("several pieces"), "{refused}");
                 continue;
             }
-            let mut engine = Engine::with(made.unwrap());
+            let mut engine = Engine::over(made.unwrap(), tensors, memory);
             live_on(&mut engine);
-            assert!(engine.cache.manager().stats().copied_on_write > 0, "{format:?}");
-            assert!(engine.cache.manager().stats().suspended_blocks > 0, "{format:?}");
+            let decided = engine.decided();
+            assert!(decided.copied_on_write > 0 && decided.suspended_blocks > 0, "{tensors:?}");
             engine.close();
-            drop((memory, stream));
+            drop(stream);
+            machine.assert_clean();
+        }
+    }
+}
+
+fn play_every_scenario(tensors: impl Iterator<Item = Tensors>) {
+    for tensors in tensors {
+        for (_, scenario) in scenarios::all() {
+            let machine = machine(tensors);
+            scenario(&machine.rig);
             machine.assert_clean();
         }
     }
 }
 
 #[test]
+fn every_scenario_of_a_cache_plays_in_every_format() {
+    play_every_scenario(every_format());
+}
+
+#[test]
+fn every_scenario_of_a_cache_plays_in_tensors_with_gaps_behind_blocks() {
+    play_every_scenario(with_gaps());
+}
+
+/// The bytes that an engine finds wrong when its tensors are taken for what they are not.
+fn misread(tensors: Tensors, layout: PagedLayout) -> u64 {
+    let machine = machine(tensors);
+    let stream = Stream::new(&machine.rig.devices[0]).unwrap();
+    let memory = tensors.allocate(&stream);
+    let paged = tensors.misread(&stream, &memory, layout);
+    let options = options(tensors.shape(), BLOCKS as u32, 0);
+    let cache = KvCache::over(std::slice::from_ref(&stream), vec![paged], options).unwrap();
+    let mut engine = Engine::over(cache, tensors, memory);
+    let mut live = engine.admit(&Prompt::new(1, 3 * engine.block_tokens())).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    engine.drain().unwrap();
+    assert_eq!(engine.verified, 3);
+    engine.corrupt
+}
+
+#[test]
+fn tensors_taken_for_another_format_are_refused_and_would_be_seen() {
+    for (format, other) in [
+        (KvFormat::FlashAttentionHnd, KvFormat::FlashAttentionNhd),
+        (KvFormat::FlashInferNhd, KvFormat::FlashInferHnd),
+        (KvFormat::CrossLayerHnd, KvFormat::CrossLayerNhd),
+        (KvFormat::UnifiedHnd, KvFormat::UnifiedNhd),
+        (KvFormat::FusedHnd, KvFormat::FusedNhd),
+        (KvFormat::FusedNhdSplit, KvFormat::FusedHndSplit),
+        (KvFormat::PagedAttention, KvFormat::LayerPairsNhd),
+        (KvFormat::LayerPairsNhd, KvFormat::PagedAttention),
+    ] {
+        let tensors = Tensors::new(format, BLOCKS);
+        let machine = Machine::new(1, 1, tensors.shape());
+        let stream = Stream::new(&machine.rig.devices[0]).unwrap();
+        let memory = tensors.allocate(&stream);
+        let refused = tensors.adopt_as(&stream, &memory, (other, &tensors.numbers));
+        assert!(refused.is_err(), "{format:?} as {other:?}");
+        assert_eq!(misread(tensors, format.layout(&tensors.numbers).unwrap()), 0);
+        assert_eq!(misread(tensors, other.layout(&tensors.numbers).unwrap()), 3, "{format:?}");
+    }
+}
+
+#[test]
+fn one_wrong_stride_is_seen() {
+    let tensors = Tensors::new(KvFormat::FlashInferHnd, BLOCKS);
+    let shape = tensors.shape();
+    let layout = tensors.format.layout(&tensors.numbers).unwrap();
+    let right = layout.parts_of(0)[0];
+    let with = |parts: &[RowPart], block_stride_bytes| {
+        let options = LayoutOptions {
+            tensors: layout.tensors(),
+            layer_stride_bytes: layout.layer_stride_bytes(),
+            kv_stride_bytes: layout.kv_stride_bytes(),
+            block_stride_bytes,
+            parts,
+        };
+        PagedLayout::new(&shape, options).unwrap()
+    };
+    let block = layout.block_stride_bytes();
+    assert_eq!(with(&[right], block), layout);
+    assert_eq!(misread(tensors, with(&[right], block)), 0);
+    // Tokens beside each other in pieces of half a head.
+    let half = RowPart {
+        segment_bytes: right.segment_bytes / 2,
+        segments: 2 * right.segments,
+        segment_stride_bytes: right.segment_stride_bytes / 2,
+        token_stride_bytes: right.token_stride_bytes / 2,
+        ..right
+    };
+    assert_eq!(misread(tensors, with(&[half], block)), 3);
+    // Blocks that overlap nowhere and begin too early: only the first is where it should be.
+    let numbers = FormatOptions { block_padding_bytes: 48, ..tensors.numbers };
+    let padded = Tensors { numbers, ..tensors };
+    assert!(misread(padded, layout) >= 2);
+}
+
+#[test]
 fn tensors_of_another_shape_size_or_number_are_refused() {
     let machine = Machine::new(1, 2, small());
-    let streams = crate::common::engine::streams(&machine.rig.devices);
-    let (memory, paged) = tensors(&streams[0], KvFormat::FlashInferNhd);
+    let streams = streams(&machine.rig.devices);
+    let tensors = Tensors::new(KvFormat::FlashInferNhd, BLOCKS);
+    let memory = tensors.allocate(&streams[0]);
+    let adopted = || tensors.adopt(&streams[0], &memory);
+    let paged = adopted();
     let right = options(*paged.shape(), BLOCKS as u32, 0);
     let refused = |streams: &[Stream], paged: Vec<PagedKv>, options: &KvCacheOptions| {
         let error = KvCache::over(streams, paged, options.clone()).unwrap_err();
         std::error::Error::source(&error).unwrap().to_string()
     };
-    let other = |format| tensors(&streams[0], format);
     let said = refused(&streams[..1], vec![paged], &options(small(), BLOCKS as u32, 0));
     assert!(said.starts_with("the adopted tensors hold"), "{said}");
-    let (_more, paged) = other(KvFormat::FlashInferNhd);
+    let paged = adopted();
     let many = options(*paged.shape(), BLOCKS as u32 + 1, 0);
     let said = refused(&streams[..1], vec![paged], &many);
     assert_eq!(said, "the adopted tensors have 12 blocks, and the cache 13");
     let said = refused(&streams[..1], vec![], &right);
     assert_eq!(said, "0 adopted descriptions for 1 devices with layers");
-    let (_last, paged) = other(KvFormat::FlashInferNhd);
+    let paged = adopted();
     let said = refused(&streams[1..], vec![paged], &right);
     assert_eq!(said, "adopted description 0 is of another device than the compute stream there");
     drop((memory, streams));

@@ -63,7 +63,8 @@ pub(crate) fn sim(config: SimConfig) -> SimDriver {
 
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
     let open = |ordinal| Device::open(Arc::clone(driver), ordinal).unwrap();
-    Rig { devices: (0..devices as i32).map(open).collect(), shape, place: Place::Even }
+    let devices = (0..devices as i32).map(open).collect();
+    Rig { devices, shape, place: Place::Even, tensors: None }
 }
 
 /// The codes with which a sweep without leaks refuses a call. A call that ends an object is refused

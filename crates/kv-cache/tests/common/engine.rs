@@ -1,34 +1,40 @@
 //! A small engine. It computes tokens by writing a pattern that follows from the token, and attends
 //! by reading all KV of all sequences through the block table. The sums that it reads are compared
-//! with those that the host computes without holding the bytes.
+//! with those that the host computes without holding the bytes. Over tensors of its own it copies them
+//! instead, and the host looks for each byte where the axes of their format say that it is.
 //!
 //! The engine knows which ids come out of a step before the step runs, and commits them when they are asked
 //! for: before the next tokens are reserved, or a step later ([`Engine::decode_ahead`]).
+
+#[path = "tensors.rs"]
+pub(crate) mod tensors;
+#[path = "workspace.rs"]
+mod workspace;
 
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_cache::kv_manager::{
     AdmitError, ForkError, ManagerStats, Missing, ReserveError as Refusal, SequenceError,
     TruncateError,
 };
 use kv_cache::{
     Answer, CloseError, Committed, DemandError, Growth, HostPinning, KvCache, KvCacheOptions,
-    MemoryRules, OpenStep, Part, PoolRules, Request, ReserveError, ResumeError, Sequence, Tokens,
+    MemoryRules, OpenStep, PoolRules, Request, ReserveError, ResumeError, Sequence, Tokens,
     TransportChoice, TransportRules,
 };
-use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, Transfer,
-    link::HostLinkOptions,
-    verify::{ChecksumArgs, Expected, FillPattern},
-};
+use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_pool::{
     BlockHash, BlockHasher, ClaimError,
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
+
+use tensors::Tensors;
+pub(crate) use workspace::Check;
+use workspace::{Workspace, attend, compute};
 
 pub(crate) type Failure = Box<dyn Error>;
 
@@ -138,27 +144,6 @@ impl Live {
     }
 }
 
-/// The sums of one step, read and expected.
-#[derive(Debug)]
-pub(crate) struct Check {
-    number: u64,
-    /// The results that the step writes.
-    ring: usize,
-    width: usize,
-    /// Keys of each sequence, in the order of the step.
-    keys: Vec<Vec<u64>>,
-}
-
-/// The buffers of one part.
-#[derive(Debug)]
-struct Workspace {
-    expected: Expected,
-    chunk: DeviceBuffer,
-    sums: DeviceBuffer,
-    /// One for each step that may be in flight.
-    results: Vec<PinnedBuffer>,
-}
-
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) cache: KvCache,
@@ -247,7 +232,18 @@ impl Engine {
 
     /// An engine on a cache that was made in another way.
     pub(crate) fn with(cache: KvCache) -> Self {
-        let workspaces = cache.parts().iter().map(|part| Workspace::new(part, &cache)).collect();
+        let workspaces =
+            cache.parts().iter().map(|part| Workspace::summing(part, &cache)).collect();
+        Self::new_with(cache, workspaces)
+    }
+
+    /// An engine on a cache over its own tensors, on one device.
+    pub(crate) fn over(cache: KvCache, tensors: Tensors, memory: Vec<DeviceBuffer>) -> Self {
+        let workspace = Workspace::over(&cache, tensors, memory);
+        Self::new_with(cache, vec![workspace])
+    }
+
+    fn new_with(cache: KvCache, workspaces: Vec<Workspace>) -> Self {
         Self {
             cache,
             workspaces,
@@ -586,7 +582,7 @@ impl Engine {
         let width = self.cache.options().blocks_per_sequence_max as usize;
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
             compute(part, workspace, &fills)?;
-            attend(part, workspace, (lives.len(), width), ring)?;
+            attend(part, workspace, lives, width, ring)?;
         }
         for live in lives.iter_mut() {
             (live.started, live.ahead) = (true, false);
@@ -668,40 +664,6 @@ impl Engine {
     }
 }
 
-impl Workspace {
-    fn new(part: &Part, cache: &KvCache) -> Self {
-        let options = cache.options();
-        let columns = u64::from(options.blocks_per_sequence_max);
-        let tokens = columns * u64::from(options.shape.block_tokens());
-        let sums = u64::from(options.sequences_max) * columns * 8;
-        let device = part.device();
-        Self {
-            expected: Expected::new(part.shape()).unwrap(),
-            chunk: DeviceBuffer::alloc(device, tokens * part.shape().token_bytes()).unwrap(),
-            sums: DeviceBuffer::alloc(device, sums).unwrap(),
-            results: (0..=options.overlap_depth)
-                .map(|_| PinnedBuffer::alloc(device, sums, HostAllocFlags::CACHED).unwrap())
-                .collect(),
-        }
-    }
-
-    /// Blocks read, and those of them that did not hold what they should.
-    fn check(&self, check: &Check) -> (u64, u64) {
-        let (mut verified, mut corrupt) = (0, 0);
-        for (row, keys) in check.keys.iter().enumerate() {
-            for (column, keys) in keys.chunks(self.expected.block_tokens()).enumerate() {
-                let mut sum = [0; 8];
-                let place = (row * check.width + column) as u64 * 8;
-                self.results[check.ring].read_at(place, &mut sum).unwrap();
-                verified += 1;
-                let right = self.expected.checksum(keys) == Some(u64::from_ne_bytes(sum));
-                corrupt += u64::from(!right);
-            }
-        }
-        (verified, corrupt)
-    }
-}
-
 /// What a step computes of one sequence.
 struct Fill {
     keys: Vec<u64>,
@@ -745,51 +707,3 @@ fn refused(answer: Answer) -> Refused {
 /// The engine's arrays in a step.
 const KEYS: usize = 0;
 const SLOTS: usize = 1;
-
-/// Writes what the fills hold into the cache.
-fn compute(part: &Part, workspace: &Workspace, fills: &[Fill]) -> Result<(), Failure> {
-    let (keys, slots) = (part.batch().arrays[KEYS], part.batch().arrays[SLOTS]);
-    let mut offset = 0;
-    for fill in fills {
-        let tokens = fill.keys.len() as u64;
-        let chunk = workspace.chunk.span().slice(0, tokens * part.shape().token_bytes())?;
-        let token_keys = keys.slice(offset, tokens * 8)?;
-        let slot_mapping = slots.slice(offset, tokens * 8)?;
-        offset += tokens * 8;
-        let pattern = FillPattern { chunk, token_keys, tokens };
-        part.kernels().fill_pattern(part.compute(), part.shape(), pattern)?;
-        let transfer = Transfer {
-            chunk,
-            slot_mapping,
-            host_slots: &fill.slots,
-            tokens,
-            skip_prefix_n_tokens: fill.skip,
-            direction: Direction::ChunkToPaged,
-            num_blocks: part.ready_blocks(),
-        };
-        part.kernels().multi_layer_transfer(part.compute(), part.paged(), transfer)?;
-    }
-    Ok(())
-}
-
-/// Reads all sequences of the step and sends the sums to the host.
-fn attend(
-    part: &Part,
-    workspace: &Workspace,
-    (sequences, width): (usize, usize),
-    ring: usize,
-) -> Result<(), Failure> {
-    let bytes = (sequences * width * 8) as u64;
-    let checksums = workspace.sums.span().slice(0, bytes)?;
-    let checksum = ChecksumArgs {
-        block_table: part.batch().tables[0].block_table,
-        table_stride: width as u64,
-        seq_lens: part.batch().lengths,
-        sequences: sequences as u32,
-        checksums,
-        num_blocks: part.ready_blocks(),
-    };
-    part.kernels().paged_checksum(part.compute(), part.paged(), checksum)?;
-    part.compute().copy_to_host(&workspace.results[ring], 0, checksums)?;
-    Ok(())
-}

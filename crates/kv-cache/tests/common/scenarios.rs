@@ -2,10 +2,11 @@
 //! operation of a cache. Lengths are in blocks of any size.
 
 use cuda_driver::Device;
-use kv_cache::{Answer, KvCacheOptions};
-use kv_kernels::KvShape;
+use kv_cache::{Answer, KvCache, KvCacheOptions};
+use kv_kernels::{KvShape, layout::FormatOptions};
 use kv_pool::{BlockHash, ClaimError, Tier};
 
+use super::engine::tensors::Tensors;
 use super::engine::{Engine, Live, Prompt, Refused, options, streams};
 use super::life;
 use super::place::Place;
@@ -17,6 +18,9 @@ pub(crate) struct Rig {
     pub(crate) devices: Vec<Device>,
     pub(crate) shape: KvShape,
     pub(crate) place: Place,
+    /// The tensors that the cache lies in, if not in memory of its own: on one device, and with as many
+    /// blocks as the cache has there.
+    pub(crate) tensors: Option<Tensors>,
 }
 
 impl Rig {
@@ -25,8 +29,17 @@ impl Rig {
     }
 
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
+        let streams = streams(&self.devices);
+        if let Some(Tensors { format, numbers }) = self.tensors {
+            let numbers = FormatOptions { blocks: options.device_blocks.into(), ..numbers };
+            let tensors = Tensors { format, numbers };
+            let memory = tensors.allocate(&streams[0]);
+            let paged = tensors.adopt(&streams[0], &memory);
+            let cache = KvCache::over(&streams, vec![paged], options).unwrap();
+            return Engine::over(cache, tensors, memory);
+        }
         let placement = self.place.of(&options, &self.devices);
-        Engine::new(&streams(&self.devices), KvCacheOptions { placement, ..options })
+        Engine::new(&streams, KvCacheOptions { placement, ..options })
     }
 
     /// A prompt of `blocks` blocks and one token more.
