@@ -153,6 +153,33 @@ fn equal_runs_have_equal_reports() {
 }
 
 #[test]
+fn a_thread_that_maps_ahead_of_need_as_on_a_gpu_loses_no_byte() {
+    for seed in [6, 7] {
+        let devices = machine(Pace::Random);
+        let sim = devices.sim.clone().unwrap();
+        // What is not known to be simulated is driven as a GPU is.
+        let devices = OpenDevices { sim: None, ..devices };
+        let trace = workload(16, seed);
+        let report = contiguous::run(&config(24), &trace, &devices, &mut ()).unwrap();
+        assert_eq!((report.finished, report.corrupt_blocks), (16, 0), "{:?}", report.corruptions);
+        drop(devices);
+        assert!(sim.findings().is_empty(), "{:?}", sim.findings());
+        assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    }
+}
+
+#[test]
+fn the_kernels_of_a_gpu_read_ranges_as_their_references_do() {
+    let trace = Trace { requests: vec![request(700, 3, 0), request(90, 3, 8)] };
+    let devices = machine(Pace::Random);
+    devices.sim.as_ref().unwrap().prefer_ptx(true);
+    let shape = KvModelShape { layers: 2, kv_heads: 2, ..RunConfig::default().shape };
+    let config = RunConfig { shape, ..config(64) };
+    let report = contiguous::run(&config, &trace, &devices, &mut ()).unwrap();
+    assert_eq!((report.finished, report.corrupt_blocks), (2, 0), "{:?}", report.corruptions);
+}
+
+#[test]
 fn nothing_is_read_back_if_nothing_is_to_be_verified() {
     let config = RunConfig { verify: Verify::None, ..config(24) };
     let (report, _) = replay(&config, &workload(8, 1), Pace::Slowest);
