@@ -230,10 +230,10 @@ fn two_workers_that_are_killed_at_once_are_replaced() {
 #[test]
 fn a_worker_that_makes_no_progress_is_killed_and_replaced() {
     let case = Case::new();
-    let drill = ["--workers", "2", "--worker-timeout", "1", "--stop-worker", "1@40:600000"];
+    let drill = ["--workers", "2", "--worker-timeout", "5", "--stop-worker", "1@40:20000"];
     let report = case.clean(&drill);
     let [restart] = &restarts(&report)[..] else { panic!("{report}") };
-    assert_eq!(restart["reason"], "the process was silent for 1 s");
+    assert_eq!(restart["reason"], "the process was silent for 5 s");
 }
 
 #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -247,10 +247,10 @@ mod sabotage {
             ("garbage", "the process said what cannot be read: a frame begins with"),
             ("torn", "the process said what cannot be read: a frame"),
             ("ahead", "the process completed step 41 of worker 1, where step 40 was next"),
-            ("silent", "the process was silent for 2 s"),
+            ("silent", "the process was silent for 5 s"),
         ] {
             let wrong = format!("1@40:{wrong}");
-            let args = ["--workers", "2", "--worker-timeout", "2", "--misbehave", &wrong];
+            let args = ["--workers", "2", "--worker-timeout", "5", "--misbehave", &wrong];
             let report = case.clean(&args);
             let [restart] = &restarts(&report)[..] else { panic!("{wrong}: {report}") };
             assert!(restart["reason"].as_str().unwrap().starts_with(reason), "{restart}");
@@ -325,18 +325,23 @@ fn what_cannot_be_is_refused_by_name() {
 }
 
 /// Runs with another program as the worker processes.
-fn run_with(program: &str, args: &[&str]) -> Result<RunReport, String> {
+fn run_with(
+    (program, args): (&str, &[&str]),
+    workers: u16,
+    timeout_s: u64,
+    kills: &[&str],
+) -> Result<RunReport, String> {
     let workers = WorkersConfig {
-        workers: 2,
+        workers,
         command: WorkerCommand {
             program: program.into(),
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
         },
         device: "sim".parse().unwrap(),
         profile: None,
-        timeout: Duration::from_secs(1),
+        timeout: Duration::from_secs(timeout_s),
         stops: Vec::new(),
-        kills: Vec::new(),
+        kills: kills.iter().map(|kill| kill.parse().unwrap()).collect(),
     };
     let shape = kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape };
     let config = RunConfig { shape, ..RunConfig::default() };
@@ -352,11 +357,33 @@ fn a_program_that_is_no_worker_ends_the_run() {
         ("/bin/sh", &["-c", "echo hello, this is no frame at all"], "a frame begins with"),
         ("/bin/cat", &[], "a frame about Open"),
     ] {
-        let error = run_with(program, args).unwrap_err();
+        let error = run_with((program, args), 2, 60, &[]).unwrap_err();
         assert!(error.contains(expected), "{program} {args:?}: {error}");
     }
-    let silent = run_with("/bin/sh", &["-c", "exec tail -f /dev/null"]).unwrap_err();
+    let silent = run_with(("/bin/sh", &["-c", "exec tail -f /dev/null"]), 2, 1, &[]).unwrap_err();
     assert!(silent.contains("the process was silent for 1 s"), "{silent}");
+}
+
+#[test]
+fn a_worker_that_fails_again_and_again_ends_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let starts = folder.path().join("starts");
+    // The first process works until it is killed. Of those after it, the first ones fail at once.
+    let run = |failing: u32| {
+        std::fs::write(&starts, "").unwrap();
+        let script = format!(
+            "echo >> {path}; n=$(wc -l < {path}); [ $n -eq 1 -o $n -gt {last} ] || exit 7; exec {program} worker",
+            path = starts.display(),
+            last = failing + 1,
+            program = env!("CARGO_BIN_EXE_kv-replay"),
+        );
+        run_with(("/bin/sh", &["-c", &script]), 1, 60, &["0@9"])
+    };
+    let report = run(2).unwrap();
+    assert_eq!((report.finished, report.corrupt_blocks), (20, 0));
+    assert_eq!(report.workers.unwrap().restarts.len(), 1);
+    let error = run(3).unwrap_err();
+    assert!(error.starts_with("worker 0 failed: the process has ended"), "{error}");
 }
 
 #[test]

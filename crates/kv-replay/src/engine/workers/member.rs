@@ -74,7 +74,8 @@ impl Member {
                 loop {
                     let frame = match Frame::read(&mut output) {
                         Ok(Some(frame)) => Ok(frame),
-                        Ok(None) => return,
+                        // The pipe has ended, between two frames or inside one.
+                        Ok(None) | Err(FrameError::Torn { .. }) => return,
                         Err(error) => Err(error.into()),
                     };
                     let ends = frame.is_err();
