@@ -150,11 +150,8 @@ impl KvCache {
             Ok(from) => from.max(self.grown.budget),
             Err(error) => return tracing::error!(%error, "the first group is not there"),
         };
-        let mut all = from == self.grown.budget;
-        for part in &self.worker.parts {
-            all &= part.shrink_to(from);
-        }
-        self.grown.gives_back = !all;
+        let all = self.worker.shrink_to(from);
+        self.grown.gives_back = !all || from > self.grown.budget;
     }
 
     /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
@@ -262,6 +259,20 @@ impl Grown {
 }
 
 impl KvWorker {
+    /// Unmaps the blocks from `blocks` on, on every device, and gives their memory back as far as the steps that
+    /// may use it are complete. Whether all of it is back: if not, a later call gives back more. No plan may
+    /// name these blocks any more before [`grow_to`](Self::grow_to) has mapped them again; a manager says which
+    /// they are by [`unmappable_from`](kv_manager::Manager::unmappable_from). Tensors of the engine stay.
+    #[track_caller]
+    pub fn shrink_to(&mut self, blocks: u64) -> bool {
+        let _site = cuda_driver::site::enter();
+        let mut all = true;
+        for part in &self.parts {
+            all &= part.shrink_to(blocks);
+        }
+        all
+    }
+
     /// Makes `blocks` blocks ready on every device, or as many as all have memory for.
     ///
     /// Under one limit the devices grow a page at a time, in turn. Otherwise the first device would

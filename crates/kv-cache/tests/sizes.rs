@@ -7,8 +7,8 @@
 //! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
 //! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens, names and
 //! the budget of `admit` and `adopt`, tokens of `reserve`, `truncate` and `commit`, blocks of `adopted`, names of
-//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, tensors of `over`; `grow_to` of
-//! [`KvWorker`]; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
+//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, tensors of `over`; `grow_to`
+//! and `shrink_to` of [`KvWorker`]; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -435,6 +435,11 @@ fn growth_of_a_worker() {
         let mut worker = KvWorker::new(&streams(std::slice::from_ref(&device)), small()).unwrap();
         let ready = worker.grow_to(blocks).unwrap();
         assert_eq!(ready, blocks.min(8));
+        for kept in U64 {
+            assert!(worker.shrink_to(kept), "{blocks} blocks, of which {kept} are kept");
+            assert_eq!(worker.ready_blocks(), blocks.min(8).min(kept));
+            assert_eq!(worker.grow_to(blocks).unwrap(), blocks.min(8));
+        }
         worker.close().unwrap();
     }
 }

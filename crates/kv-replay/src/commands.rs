@@ -85,8 +85,6 @@ pub(crate) enum Failure {
     EveryGpu,
     #[error("--workers gives each process one device; expected --device sim, not {spec}")]
     SimDevices { spec: DeviceSpec },
-    #[error("--workers and --budget-swing do not go together")]
-    WorkersSwing,
     #[error("cannot find the program to start worker processes")]
     Program(#[source] io::Error),
     #[error("the worker failed")]
@@ -296,12 +294,8 @@ fn replay(
 
 /// The worker processes of a run: this program again.
 fn workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> {
-    match &args.device {
-        spec @ DeviceSpec::Sim { devices: 2.. } => {
-            return Err(Failure::SimDevices { spec: spec.clone() });
-        }
-        _ if args.config().life.budget_swing > 0 => return Err(Failure::WorkersSwing),
-        _ => {}
+    if let spec @ DeviceSpec::Sim { devices: 2.. } = &args.device {
+        return Err(Failure::SimDevices { spec: spec.clone() });
     }
     #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(unused_mut))]
     let mut command = WorkerCommand {

@@ -182,6 +182,20 @@ fn every_kind_of_life_goes_on_while_workers_are_killed_and_stopped() {
 }
 
 #[test]
+fn the_memory_of_all_workers_falls_and_rises_with_the_budget() {
+    let case = Case::new();
+    let swing = ["--workers", "3", "--chunk", "256", "--budget-swing", "50"];
+    for drills in [&[][..], &["--kill-worker", "1@70", "--kill-worker", "0@129"]] {
+        let report = case.clean(&[&swing, drills].concat());
+        assert!(count(&report, "budget_changes") > 1, "{report}");
+        assert!(count(&report, "fewest_device_blocks") < 320, "{report}");
+        assert!(count(&report, "peak_device_blocks") > 160, "{report}");
+        assert_eq!(restarts(&report).len(), drills.len() / 2);
+    }
+    case.clean(&[&swing, LIFE.strip_prefix(&["--chunk", "512"]).unwrap()].concat());
+}
+
+#[test]
 fn the_manager_goes_no_further_than_overlap_allows_while_a_worker_is_stopped() {
     let case = Case::new();
     let undisturbed = case.clean(&["--workers", "4"]);
@@ -300,11 +314,6 @@ fn what_cannot_be_is_refused_by_name() {
         ),
         (&["--workers", "2", "--device", "sim:2"], 2, "expected --device sim, not sim:2"),
         (&["--device", "cuda"], 2, "--device cuda is every GPU, for --workers"),
-        (
-            &["--workers", "2", "--budget-swing", "50"],
-            2,
-            "--workers and --budget-swing do not go together",
-        ),
         (
             &["--workers", "2", "--kill-worker", "2@9"],
             2,

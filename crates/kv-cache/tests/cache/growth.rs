@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{CountingDriver, DeviceBuffer, Driver, ErrorCode};
+use cuda_driver::{CountingDriver, Device, DeviceBuffer, Driver, ErrorCode};
 use cuda_sim::SimConfig;
-use kv_cache::{Growth, KvCacheOptions, MemoryLimit, MemoryRules, Worker};
+use kv_cache::{Growth, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Worker};
 
 use crate::common::engine::{Engine, Prompt, Refused, options, shape, streams};
 use crate::machine::{Machine, PAGE, config, rig, sim, small};
@@ -47,6 +47,27 @@ fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
     assert!(engine.decided().offloaded_blocks > 0);
     assert_eq!(memory_calls(), grown);
     engine.close();
+}
+
+#[test]
+fn a_worker_gives_memory_back_and_maps_it_again() {
+    let sim = sim(config());
+    let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
+    let pages = || {
+        let calls = counting.calls();
+        ["cuMemMap", "cuMemUnmap"].map(|name| calls.get(name).copied().unwrap_or(0))
+    };
+    let device = Device::open(counting.clone(), 0).unwrap();
+    let mut worker = KvWorker::new(&streams(&[device]), options(small(), 32, 0)).unwrap();
+    assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [8, 0]));
+    // Four blocks on a page: the third page has two that stay.
+    assert!(worker.shrink_to(10));
+    assert_eq!((worker.ready_blocks(), pages()), (10, [8, 5]));
+    assert!(worker.shrink_to(20), "a worker that has less keeps what it has");
+    assert_eq!((worker.ready_blocks(), pages()), (10, [8, 5]));
+    assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [13, 5]));
+    worker.close().unwrap();
+    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
 }
 
 #[test]

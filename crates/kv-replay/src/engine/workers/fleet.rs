@@ -43,8 +43,10 @@ pub(super) struct Fleet {
     in_flight: VecDeque<u64>,
     /// The latest staged step.
     staged: u64,
-    /// Device blocks that are handed out, and host blocks.
+    /// Device blocks that have memory on every device, and host blocks that are handed out.
     memory: Memory,
+    /// The budget: most device blocks that are handed out.
+    budget: u64,
     /// See [`Cache::take_loss`].
     loss: Option<u64>,
     /// Steps up to this one are counted as void, or were not void.
@@ -110,6 +112,7 @@ impl Fleet {
             in_flight: VecDeque::new(),
             staged: 0,
             memory: plan.memory,
+            budget: plan.memory.device_blocks,
             loss: None,
             judged: 0,
             stops: plan.stops,
@@ -299,6 +302,53 @@ impl Fleet {
         Ok(())
     }
 
+    /// Has the workers map and unmap memory as the budget says: memory beyond it that no plan uses is given
+    /// back, and a larger budget is mapped before blocks are handed out.
+    fn fit_memory(&mut self) -> Result<(), RunError> {
+        let (group, mapped) = (GroupId::default(), self.memory.device_blocks);
+        if self.budget < mapped {
+            let unused = self.manager.unmappable_from(group, Tier::Primary)?;
+            return match unused.max(self.budget) {
+                from if from < mapped => self.map(from, false),
+                _ => Ok(()),
+            };
+        }
+        if self.budget > mapped {
+            // What a worker says of steps is taken in first, so that its next answer is about memory.
+            self.drain()?;
+            self.map(self.budget, true)?;
+            self.manager.set_budget(group, Tier::Primary, self.memory.device_blocks)?;
+        }
+        Ok(())
+    }
+
+    /// Has every worker map so many device blocks and no others. If `awaited`, as many count as all have memory
+    /// for. A process that fails meanwhile is replaced, and the next step asks again.
+    fn map(&mut self, blocks: u64, awaited: bool) -> Result<(), RunError> {
+        let mut bytes = Vec::new();
+        frame::append(&mut bytes, Kind::Memory, |body| frame::put(body, &[blocks, awaited.into()]));
+        let bytes: Arc<[u8]> = bytes.into();
+        self.workers.iter().for_each(|place| place.member.send(Arc::clone(&bytes)));
+        let mut mapped = blocks;
+        for worker in 0..self.workers.len() {
+            let place = &mut self.workers[worker];
+            if awaited {
+                let deadline = Deadline::after(self.timeout);
+                let answer = place.member.expect(Kind::Mapped, "memory of blocks", deadline);
+                match answer.and_then(|frame| Ok(frame.value::<Memory>()?)) {
+                    Ok(memory) => mapped = mapped.min(memory.device_blocks),
+                    Err(fault) => {
+                        mapped = mapped.min(self.memory.device_blocks);
+                        self.replace(worker, fault)?;
+                    }
+                }
+            }
+        }
+        self.memory.device_blocks = mapped;
+        self.workers.iter_mut().for_each(|place| place.share.mapped_blocks = mapped);
+        Ok(())
+    }
+
     /// Notes how far the manager has come while a worker was stopped.
     fn note_go_on(&mut self, worker: usize) {
         let completed = self.manager.completed_step();
@@ -357,7 +407,7 @@ impl Cache for Fleet {
     }
 
     fn ready_blocks(&self) -> u64 {
-        self.memory.device_blocks
+        self.memory.device_blocks.min(self.budget)
     }
 
     fn begin_step(&mut self) -> Result<OpenStep, RunError> {
@@ -369,6 +419,7 @@ impl Cache for Fleet {
         {
             self.await_step(oldest)?;
         }
+        self.fit_memory()?;
         Ok(self.manager.begin_step().map_err(StepError::from)?)
     }
 
@@ -425,7 +476,10 @@ impl Cache for Fleet {
     }
 
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
-        self.manager.set_budget(GroupId::default(), Tier::Primary, blocks)?;
+        // More blocks are handed out when all workers have mapped them.
+        let told = blocks.min(self.memory.device_blocks);
+        self.manager.set_budget(GroupId::default(), Tier::Primary, told)?;
+        self.budget = blocks;
         Ok(())
     }
 

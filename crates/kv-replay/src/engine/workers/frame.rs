@@ -35,9 +35,9 @@ pub(super) enum Kind {
     Work = 6,
     /// To the manager: the checksums that were read in a step.
     Checksums = 7,
-    /// To a worker: blocks from this one on may lose their memory, or are to get some.
+    /// To a worker: so many device blocks are to have memory, and whether to answer.
     Memory = 8,
-    /// To the manager: so many blocks have memory.
+    /// To the manager: the memory that blocks have.
     Mapped = 9,
     /// To a worker: there will be no more plans.
     Close = 10,

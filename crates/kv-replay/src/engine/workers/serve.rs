@@ -185,6 +185,8 @@ struct Hands<'a> {
     width: usize,
     block_tokens: u32,
     steps: u64,
+    /// Device blocks beyond which memory is still to be given back.
+    gives_back: Option<u64>,
     pinned_warm: Option<u64>,
     /// Kept to avoid allocation.
     sums: Vec<u64>,
@@ -218,6 +220,7 @@ impl<'a> Hands<'a> {
             width,
             block_tokens: config.block_tokens,
             steps: 0,
+            gives_back: None,
             pinned_warm: None,
             sums: Vec::new(),
             answer: Vec::new(),
@@ -240,6 +243,24 @@ impl<'a> Hands<'a> {
         Ok(())
     }
 
+    /// Maps device blocks, or gives back the memory of those that no plan names any more.
+    fn map(&mut self, mut body: &[u8], pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
+        let order = frame::take::<u64>(&mut body)?;
+        let &[blocks, answers] = &order[..] else {
+            return Err(FrameError::Body { bytes: body.len() }.into());
+        };
+        self.gives_back = None;
+        if blocks < self.worker.ready_blocks() {
+            self.gives_back = (!self.worker.shrink_to(blocks)).then_some(blocks);
+        } else {
+            self.grow(blocks)?;
+        }
+        if answers == 0 {
+            return Ok(());
+        }
+        pipes.answer(&frame::of_value(Kind::Mapped, &self.memory()))
+    }
+
     /// Carries out orders until there are no more.
     fn carry_out_all(mut self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
         let mut plan = None;
@@ -254,6 +275,7 @@ impl<'a> Hands<'a> {
                     Err(error) => return Err(FrameError::from(error).into()),
                 },
                 (Kind::Work, Some(plan)) => self.carry_out(&plan, &frame.body, pipes)?,
+                (Kind::Memory, None) => self.map(&frame.body, pipes)?,
                 (Kind::Close, None) => return self.close(pipes),
                 (Kind::Work, None) => return Err(unexpected(&frame, "a plan").into()),
                 (_, Some(_)) => return Err(unexpected(&frame, "the work of a plan").into()),
@@ -293,6 +315,9 @@ impl<'a> Hands<'a> {
         let head = frame::take::<u64>(&mut body)?;
         let batch = Batch::take(&mut body)?;
         let read = head == [plan.step, 1];
+        if self.gives_back.is_some_and(|blocks| self.worker.shrink_to(blocks)) {
+            self.gives_back = None;
+        }
         while self.worker.in_flight() > OVERLAP_DEPTH as usize {
             if let Some((step, outcome)) = self.worker.wait().map_err(RunError::from)? {
                 self.report(step, outcome, pipes)?;
