@@ -59,7 +59,10 @@ impl Carrier {
         (rules, overlap_depth): (&TransportRules, u32),
     ) -> Result<Option<Self>, BuildError> {
         let device = stream.device();
-        let Some(profile) = rules.profile(device)? else { return Ok(None) };
+        let (shape, layout) = (*paged.shape(), paged.layout());
+        let is_whole = layout.has_whole_blocks(&shape);
+        let piece = if is_whole { shape.block_bytes() } else { shape.block_plane_bytes() };
+        let Some(profile) = rules.profile(device, piece)? else { return Ok(None) };
         let options = rules.link_options(&profile);
         let link = match HostLink::new(Arc::clone(kernels), options) {
             Err(error) if error.is_out_of_memory() && options.ring_buffers > 0 => {
@@ -69,13 +72,12 @@ impl Carrier {
             made => made?,
         };
         let link = link.with_profile(profile);
-        let shape = *paged.shape();
         let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
         let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + LISTS);
         Ok(Some(Self {
             link,
             // What no change of layout is needed for, as far as a block in one piece can be that.
-            format: (shape, paged.layout().packed(&shape)),
+            format: (shape, layout.packed(&shape)),
             slabs: Vec::new(),
             blocks_per_slab: host.blocks_per_slab(),
             lists: StagingPool::new(device, lists)?,

@@ -25,9 +25,10 @@ pub struct TransportRules {
 /// Which way blocks travel between device and host memory.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub enum TransportChoice {
-    /// The quickest way by the profile: for long blocks the copy engine, which takes no
-    /// multiprocessors. For short blocks two hops where many are in a row in host memory, otherwise
-    /// a kernel.
+    /// The copy engine where it reaches a third of the link's rate with such blocks, by the profile: it takes no
+    /// multiprocessors, for which the other ways wait while the engine's kernels run. With shorter blocks the
+    /// quickest way by the profile: two hops where many blocks are in a row in host memory, otherwise a
+    /// kernel.
     #[default]
     Quickest,
     /// This way, wherever it can carry the blocks.
@@ -148,19 +149,28 @@ impl TransportStats {
 const ASSUMED_COPY_NS: u64 = 600;
 
 impl TransportRules {
-    /// The profile that decides for a device; `None` if blocks are copied one by one.
-    pub(crate) fn profile(&self, device: &Device) -> Result<Option<TransportProfile>, DeviceError> {
-        let forced = match self.choice {
-            TransportChoice::EachBlock => return Ok(None),
-            TransportChoice::Only(transport) => Some(transport),
-            TransportChoice::Quickest => None,
-        };
+    /// The profile that decides for a device, where blocks lie in pieces of `piece_bytes` bytes; `None` if
+    /// blocks are copied one by one.
+    pub(crate) fn profile(
+        &self,
+        device: &Device,
+        piece_bytes: u64,
+    ) -> Result<Option<TransportProfile>, DeviceError> {
+        if self.choice == TransportChoice::EachBlock {
+            return Ok(None);
+        }
         let known = self.profiles.iter().find(|profile| profile.is_of(device.info(), None));
         let mut profile = match known {
             Some(profile) => profile.clone(),
             None => assumed(device, self.link.multiprocessors)?,
         };
-        profile.forced = forced.or(profile.forced);
+        profile.forced = match self.choice {
+            TransportChoice::Only(transport) => Some(transport),
+            _ if engine_suffices(&profile, piece_bytes) => {
+                profile.forced.or(Some(Transport::CopyEngine))
+            }
+            _ => profile.forced,
+        };
         Ok(Some(profile))
     }
 
@@ -171,6 +181,15 @@ impl TransportRules {
             Some(_) => HostLinkOptions { ring_buffers: 0, ..self.link },
         }
     }
+}
+
+/// Whether the copy engine reaches a third of the link's rate both ways with copies of so many bytes.
+fn engine_suffices(profile: &TransportProfile, bytes: u64) -> bool {
+    [&profile.to_host, &profile.to_pages].into_iter().all(|costs| {
+        let most_ns = 3e9 * bytes as f64 / costs.copy_bytes_per_s as f64;
+        costs.copy_bytes_per_s > 0
+            && costs.fragments.piece_ns(bytes).is_some_and(|ns| ns <= most_ns)
+    })
 }
 
 /// Assumed costs of a device without a measurement, batches of copies included.
@@ -193,7 +212,50 @@ fn assumed(device: &Device, multiprocessors: u32) -> Result<TransportProfile, De
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use cuda_sim::{SimConfig, SimDriver};
+    use kv_kernels::link::DirectionCosts;
+
     use super::*;
+
+    #[test]
+    fn the_copy_engine_takes_what_it_carries_at_a_third_of_the_link() {
+        let sim = Arc::new(SimDriver::new(SimConfig::default()).unwrap());
+        let device = Device::open(sim, 0).unwrap();
+        let forced = |rules: &TransportRules, bytes| {
+            rules.profile(&device, bytes).unwrap().and_then(|profile| profile.forced)
+        };
+        let rules = TransportRules::default();
+        let engine = Some(Transport::CopyEngine);
+        let sizes = [2 << 20, 128 << 10, 32 << 10, 16 << 10, 4 << 10, 0];
+        let assumed = sizes.map(|bytes| forced(&rules, bytes));
+        assert_eq!(assumed, [engine, engine, engine, None, None, None]);
+
+        // A measurement counts, in the direction in which the engine is slower.
+        let mut measured = rules.profile(&device, 0).unwrap().unwrap();
+        measured.to_pages.copy_bytes_per_s = 30_000_000_000;
+        measured.to_pages.fragments = RateBySize::new(&[(64 << 10, 9_000_000_000)]);
+        let by = |profile: &TransportProfile| TransportRules {
+            profiles: vec![profile.clone()],
+            ..TransportRules::default()
+        };
+        assert_eq!(forced(&by(&measured), 64 << 10), None);
+        measured.to_pages.fragments = RateBySize::new(&[(64 << 10, 11_000_000_000)]);
+        assert_eq!(forced(&by(&measured), 64 << 10), engine);
+        // Nothing is known of an engine that is not there, or not measured.
+        measured.to_host.copy_bytes_per_s = 0;
+        assert_eq!(forced(&by(&measured), 64 << 10), None);
+        measured.to_host = DirectionCosts::default();
+        assert_eq!(forced(&by(&measured), 64 << 10), None);
+        // What the caller forces comes first.
+        let mut profile = rules.profile(&device, 0).unwrap().unwrap();
+        profile.forced = Some(Transport::TwoHop);
+        assert_eq!(forced(&by(&profile), 2 << 20), Some(Transport::TwoHop));
+        let choice = TransportChoice::Only(Transport::DirectKernel);
+        let only = TransportRules { choice, ..by(&profile) };
+        assert_eq!(forced(&only, 2 << 20), Some(Transport::DirectKernel));
+    }
 
     #[test]
     fn names_are_read_back() {
