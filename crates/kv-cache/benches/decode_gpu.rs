@@ -1,15 +1,16 @@
 //! What a loop of decode steps that are bound by device memory notices of blocks that travel beside it.
 //!
 //! `cargo bench -p kv-cache --bench decode_gpu`, on a machine with a GPU. Every step reads all KV of the
-//! sequences that run, by the checksum kernel, through the block table of the step's batch. In every step, or in
-//! every other one, a further sequence is admitted, is in the batch two steps later, and ends. Alone, all of
+//! sequences that run, by the checksum kernel, through the block table of the step's batch. In every other step,
+//! or in every one, a further sequence is admitted, is in the batch two steps later, and ends. Alone, all of
 //! these sequences are cached on the device. Beside transfers there are so many that each was evicted before it
-//! is asked for again: its blocks come back, and as many go to host memory.
+//! is asked for again: its blocks come back, and as many go to host memory. The plain copies move as many bytes,
+//! on a stream for each direction, from the start of the step's kernel on, while the cache moves nothing.
 //!
 //! Times are by events on the compute stream: the kernel's, and from the end of one step's kernel to the end of
-//! the next one's. The latter has the staging of the batch, waits for copies, and the host if it is late. The two
-//! loads take turns, in two rounds. Every sum that was read is compared with those from before the first
-//! transfer. With `--sim` it runs on the simulated device, where times mean nothing.
+//! the next one's. The latter has the staging of the batch, waits for copies, and the host if it is late. The
+//! loop runs alone and beside transfers in turn. Every sum that was read is compared with those from before the
+//! first transfer. With `--sim` it runs on the simulated device, where times mean nothing.
 
 #![allow(clippy::print_stdout, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
@@ -18,16 +19,14 @@ mod common;
 
 use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
-use cuda_driver::{DeviceBuffer, Event};
+use cuda_driver::{DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
     HostPinning, KvCache, KvCacheOptions, Request, Sequence, TransportChoice, TransportRules,
 };
-use kv_kernels::{
-    link::{HostLinkOptions, Transport},
-    verify::ChecksumArgs,
-};
+use kv_kernels::{link::Transport, verify::ChecksumArgs};
 use kv_pool::BlockHash;
 
 /// What runs: name, layers, bytes of a row, sequences, blocks of each, and blocks of a further sequence.
@@ -45,6 +44,10 @@ const SIMULATED: [Load; 1] = [("simulated", 1, 64, 4, 4, 3)];
 const OTHERS: [usize; 2] = [20, 8];
 /// Steps from the admission of a further sequence to the step that has it in its batch.
 const AHEAD: usize = 2;
+/// Times that each is played with few further sequences, and with many.
+const ROUNDS: usize = 2;
+/// Rest before each of them: a card that reads all the time comes to its limit of power, and slows down.
+const REST: Duration = Duration::from_millis(700);
 /// Bytes of noise, of which each block begins at a place of its own.
 const NOISE_BYTES: u64 = 64 << 20;
 
@@ -53,11 +56,11 @@ fn main() -> ExitCode {
         for load in rig.either(&LOADS[..], &SIMULATED) {
             println!("\n{}, further sequences of {} blocks", load.0, load.5);
             println!(
-                "| way | each way, GB/s | kernel alone, us (p50 / p99) | beside | of alone | step alone | beside | of alone |"
+                "| beside | each way, GB/s | kernel alone, us (p50 / p99) | beside | of alone | step alone | beside | of alone |"
             );
             println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-            for (name, rules) in ways() {
-                let mut bench = Bench::new(rig, *load, rules);
+            for (name, transport) in ways() {
+                let mut bench = Bench::new(rig, *load, transport);
                 bench.report(name);
                 bench.cache.close().unwrap();
             }
@@ -65,22 +68,17 @@ fn main() -> ExitCode {
     })
 }
 
-fn ways() -> Vec<(&'static str, TransportRules)> {
-    let link = |multiprocessors| HostLinkOptions { multiprocessors, ..HostLinkOptions::default() };
-    let only = |transport, multiprocessors| TransportRules {
+/// What is beside the loop: transfers of the cache, or plain copies.
+fn ways() -> [(&'static str, Option<TransportRules>); 4] {
+    let only = |transport| TransportRules {
         choice: TransportChoice::Only(transport),
-        link: link(multiprocessors),
         ..TransportRules::default()
     };
-    let each = TransportRules { choice: TransportChoice::EachBlock, ..TransportRules::default() };
-    vec![
-        ("auto", TransportRules::default()),
-        ("copy engine", only(Transport::CopyEngine, 8)),
-        ("kernel, 8 multiprocessors", only(Transport::DirectKernel, 8)),
-        ("kernel, 2 multiprocessors", only(Transport::DirectKernel, 2)),
-        ("two hops, 8 multiprocessors", only(Transport::TwoHop, 8)),
-        ("two hops, 2 multiprocessors", only(Transport::TwoHop, 2)),
-        ("a copy each", each),
+    [
+        ("plain copies", None),
+        ("auto", Some(TransportRules::default())),
+        ("kernel", Some(only(Transport::DirectKernel))),
+        ("two hops", Some(only(Transport::TwoHop))),
     ]
 }
 
@@ -104,21 +102,52 @@ struct Bench<'a> {
     sums: DeviceBuffer,
     /// The sums of each further sequence, and those of the running ones.
     expected: HashMap<Option<usize>, Vec<u64>>,
-    checked: u64,
+    /// Where the copies are to be plain ones.
+    plain: Option<Plain>,
+}
+
+/// As many bytes as a further sequence has, on both sides of each direction.
+struct Plain {
+    streams: [Stream; 2],
+    pages: [DeviceBuffer; 2],
+    host: [PinnedBuffer; 2],
+}
+
+impl Plain {
+    fn new(rig: &Rig, bytes: u64) -> Self {
+        let pinned = || PinnedBuffer::alloc(&rig.device, bytes, HostAllocFlags::CACHED).unwrap();
+        Self {
+            streams: [0, 1].map(|_| Stream::new(&rig.device).unwrap()),
+            pages: [0, 1].map(|_| DeviceBuffer::alloc(&rig.device, bytes).unwrap()),
+            host: [0, 1].map(|_| pinned()),
+        }
+    }
+
+    /// Copies both ways, after `start`.
+    fn copy(&self, start: &Event) {
+        let Self { streams: [out, back], pages, host } = self;
+        out.wait(start).unwrap();
+        back.wait(start).unwrap();
+        out.copy_to_host(&host[0], 0, pages[0].span()).unwrap();
+        back.copy_to_device(pages[1].span(), &host[1], 0).unwrap();
+    }
 }
 
 impl<'a> Bench<'a> {
-    fn new(rig: &'a Rig, load: Load, transport: TransportRules) -> Self {
+    fn new(rig: &'a Rig, load: Load, transport: Option<TransportRules>) -> Self {
         let (_, layers, row_bytes, sequences, blocks, others) = load;
         let all = u32::try_from(OTHERS[0]).unwrap() * others;
         let device_blocks = sequences * blocks + u32::try_from(OTHERS[1]).unwrap() * others + 16;
         let width = blocks.max(others) + 1;
+        let shape = common::shape(layers, row_bytes);
+        let plain =
+            transport.is_none().then(|| Plain::new(rig, u64::from(others) * shape.block_bytes()));
         let cache = rig.cache(KvCacheOptions {
-            transport,
+            transport: transport.unwrap_or_default(),
             pinning: HostPinning::BACKGROUND,
             sequences_max: sequences + 2 * AHEAD as u32,
             blocks_per_sequence_max: width,
-            ..common::options(common::shape(layers, row_bytes), device_blocks, all + 64)
+            ..common::options(shape, device_blocks, all + 64)
         });
         let tokens = |blocks| blocks * BLOCK_TOKENS;
         let mut lengths = vec![tokens(blocks); sequences as usize];
@@ -134,7 +163,7 @@ impl<'a> Bench<'a> {
             lengths: DeviceBuffer::alloc(&rig.device, lengths.len() as u64).unwrap(),
             sums: DeviceBuffer::alloc(&rig.device, bench_steps(rig) as u64 * of_step).unwrap(),
             expected: HashMap::new(),
-            checked: 0,
+            plain,
         };
         bench.cache.wait_for_host().unwrap();
         bench.cache.parts()[0].compute().upload(bench.lengths.span(), &lengths).unwrap();
@@ -247,13 +276,15 @@ impl<'a> Bench<'a> {
             for (of, found) in [(None, running.collect())].into_iter().chain(other) {
                 let expected = self.expected.entry(of).or_insert_with(|| found.clone());
                 assert!(*expected == found, "wrong bytes in {of:?} of {}", self.load.0);
-                self.checked += found.len() as u64;
             }
         }
     }
 
-    /// Steps with one of the first `others` further sequences in every `every`th.
-    fn play(&mut self, others: usize, every: usize, times: &mut Times) {
+    /// Steps with a further sequence in every `every`th, alone or beside transfers.
+    fn play(&mut self, alone: bool, every: usize, times: &mut Times) {
+        std::thread::sleep(self.rig.either(REST, Duration::ZERO));
+        let stays = alone || self.plain.is_some();
+        let others = if stays { OTHERS[1] } else { OTHERS[0] };
         let (steps, warm) = (bench_steps(self.rig), 2 * OTHERS[0] + 8);
         let timing = || Event::with_timing(&self.rig.device).unwrap();
         let events: Vec<_> = (0..steps).map(|_| [timing(), timing()]).collect();
@@ -274,6 +305,10 @@ impl<'a> Bench<'a> {
             let compute = self.cache.parts()[0].compute();
             let place = number.saturating_sub(warm);
             events[place][0].record(compute).unwrap();
+            if let Some(plain) = self.plain.as_ref().filter(|_| !alone && number % every == 0) {
+                plain.copy(&events[place][0]);
+                times.moved += u64::from(number >= warm) * u64::from(self.load.5);
+            }
             self.read(place);
             events[place][1].record(compute).unwrap();
             self.cache.finish_step(step).unwrap();
@@ -285,7 +320,7 @@ impl<'a> Bench<'a> {
         self.cache.drain().unwrap();
         let after = self.cache.manager().stats();
         let moved = after.onboarded_blocks - before.onboarded_blocks;
-        let due = if others == OTHERS[1] { 0 } else { steps.div_ceil(every) as u64 };
+        let due = if stays { 0 } else { steps.div_ceil(every) as u64 };
         assert_eq!(moved, due * u64::from(self.load.5), "blocks that came back");
         let out = after.offloaded_blocks - before.offloaded_blocks;
         assert!(out.abs_diff(moved) <= 2 * u64::from(self.load.5), "{out} out, {moved} back");
@@ -299,9 +334,9 @@ impl<'a> Bench<'a> {
     fn report(&mut self, name: &str) {
         for every in [2, 1] {
             let [mut beside, mut alone] = [Times::default(), Times::default()];
-            for _ in 0..2 {
-                self.play(OTHERS[1], every, &mut alone);
-                self.play(OTHERS[0], every, &mut beside);
+            for _ in 0..ROUNDS {
+                self.play(true, every, &mut alone);
+                self.play(false, every, &mut beside);
             }
             let bytes = beside.moved * self.cache.shape().block_bytes();
             let rate = bytes as f64 / beside.step.iter().sum::<f64>() / 1e3;
@@ -322,5 +357,5 @@ impl<'a> Bench<'a> {
 
 /// Steps that are timed without a break.
 fn bench_steps(rig: &Rig) -> usize {
-    rig.either(256, 24)
+    rig.either(192, 24)
 }
