@@ -24,7 +24,8 @@ pub(crate) struct HostTier {
 }
 
 impl HostTier {
-    /// A tier that threads pin in the background; without threads, memory that the driver allocates now.
+    /// A tier that threads pin in the background, from [`start`](Self::start) on; without threads, memory that
+    /// the driver allocates now.
     pub(crate) fn new(
         device: &Device,
         blocks: u64,
@@ -36,8 +37,19 @@ impl HostTier {
             SlabsOptions { slab_bytes_max, threads, ..SlabsOptions::new(block_bytes, blocks) };
         if threads == 0 {
             options.memory = HostMemory::Driver(HostAllocFlags::CACHED);
+            return Self::with_options(device, &options);
         }
-        Self::with_options(device, &options)
+        // None is wanted yet, and slabs are of equal length all the same.
+        let most = (slab_bytes_max / block_bytes.max(1)).max(1);
+        let slabs = blocks.div_ceil(most).max(1);
+        options.slab_bytes_max = blocks.div_ceil(slabs).max(1).saturating_mul(block_bytes);
+        options.blocks = 0;
+        Ok(Self { blocks, ..Self::with_options(device, &options)? })
+    }
+
+    /// Starts the threads. The driver's calls of others wait while one of them registers memory.
+    pub(crate) fn start(&mut self) -> Result<(), SlabsError> {
+        if self.at_once { Ok(()) } else { self.slabs.resize(self.blocks) }
     }
 
     pub(crate) fn with_options(

@@ -312,6 +312,11 @@ impl Part {
         self.memory.elastic()
     }
 
+    /// Starts to pin the host tier in the background.
+    pub(crate) fn start_pinning(&mut self) -> Result<(), SlabsError> {
+        self.host.start()
+    }
+
     /// Usable host blocks, from block 0 on.
     pub(crate) fn host_blocks(&self) -> u64 {
         self.host.usable()

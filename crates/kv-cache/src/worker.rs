@@ -129,13 +129,15 @@ impl KvWorker {
         }
         let mut adopted = adopted.into_iter().flatten();
         let pinning = options.pinning.of_one(shares.len());
-        let parts = shares
+        let mut parts = shares
             .into_iter()
             .map(|share| {
                 let memory = (&gate, adopted.next());
                 Part::new(&compute[share.device], share, &options, memory, pinning)
             })
             .collect::<Result<Vec<_>, _>>()?;
+        // Last, because the driver's calls wait for it.
+        parts.iter_mut().try_for_each(Part::start_pinning)?;
         let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
         Ok(Self {
             parts,
