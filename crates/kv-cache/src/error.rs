@@ -117,8 +117,8 @@ pub struct SlotError {
     pub tokens: u64,
 }
 
-/// Why copies between device and host memory were not enqueued. They are enqueued when the next
-/// step is staged, in their order.
+/// Why copies between device and host memory were not enqueued. They are enqueued when the step ends or
+/// the next one begins, in their order.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum HostCopyError {

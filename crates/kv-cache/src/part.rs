@@ -371,6 +371,13 @@ impl Part {
         }
     }
 
+    /// Has nothing mapped beyond `blocks` blocks, unless a call needs it.
+    pub(crate) fn hold_growth(&self, blocks: u64) {
+        self.stop_growing();
+        // A refusal of the worker is told by the next call that lacks blocks.
+        drop(self.demand(blocks.min(self.ready_blocks())));
+    }
+
     /// Stops growth ahead of need, and keeps the ready blocks.
     pub(crate) fn stop_growing(&self) {
         if let Some(memory) = self.memory.elastic() {
@@ -382,6 +389,7 @@ impl Part {
     /// the steps before are complete. Whether all of it is back.
     pub(crate) fn shrink_to(&self, blocks: u64) -> bool {
         let Memory::Elastic(memory) = &self.memory else { return true };
+        self.hold_growth(blocks);
         if memory.ready_blocks() > blocks
             && let Err(error) = memory.shrink_to(blocks, &[])
         {

@@ -61,8 +61,6 @@ pub(crate) struct Runs {
     written: Vec<u64>,
     /// Runs so far.
     count: u64,
-    /// Whether the last run may not become longer, because a device has been sent it.
-    ended: bool,
     /// Emptied lists, kept for their capacity.
     spare: Vec<Vec<BlockPair>>,
 }
@@ -80,13 +78,11 @@ impl Runs {
         let most = self.more_blocks_max + 1;
         let fits = |run: &Run| alike(run) && run.pairs.len() < most;
         // A copy within the device is enqueued whole or not at all, so that it can be tried again.
-        let joins = !self.ended
-            && kind != Kind::Within
+        let joins = kind != Kind::Within
             && self.list.last().is_some_and(fits)
             && self.written_in(pair.destination) != self.count;
         if !joins {
             self.count += 1;
-            self.ended = false;
             let pairs = self.spare.pop().unwrap_or_default();
             self.list.push(Run { kind, behind_work, pairs });
         }
@@ -120,15 +116,8 @@ impl Runs {
         self.list.reverse();
     }
 
-    /// Makes later copies begin a new run, because a device may have been sent the last one.
-    pub(crate) fn end_last(&mut self) {
-        self.ended = true;
-    }
-
     /// Removes all runs, after every device was sent them.
     pub(crate) fn clear(&mut self) {
-        // What comes next is another run.
-        self.ended = false;
         for Run { mut pairs, .. } in self.list.drain(..) {
             pairs.clear();
             self.spare.push(pairs);
@@ -175,13 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_sent_or_is_full_becomes_no_longer() {
-        let mut runs = Runs::of(1);
-        runs.push(OUT, false, pair(1, 1));
-        runs.end_last();
-        runs.push(OUT, false, pair(2, 2));
-        runs.push(OUT, false, pair(3, 3));
-        assert_eq!(lengths(&runs), [1, 2]);
+    fn a_run_that_is_full_becomes_no_longer() {
         let mut runs = Runs::of(1);
         let all = 0..RUN_BLOCKS_MAX as i32 + 1;
         all.for_each(|id| runs.push(BACK, false, pair(id, id)));

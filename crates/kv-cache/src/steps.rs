@@ -17,8 +17,9 @@ impl KvCache {
     /// Blocks released during completed steps can be claimed again.
     ///
     /// # Errors
-    /// [`StepError::Step`] before the last step was finished or dropped; [`StepError::Device`],
-    /// with the sticky error if the work of a step failed.
+    /// [`StepError::Step`] before the last step was finished or dropped; [`StepError::HostCopy`] while copies
+    /// of the step before are refused; [`StepError::Device`], with the sticky error if the work of a step
+    /// failed.
     #[track_caller]
     pub fn begin_step(&mut self) -> Result<OpenStep, StepError> {
         let _site = cuda_driver::site::enter();
@@ -86,8 +87,8 @@ impl KvCache {
     /// # Errors
     /// [`StepError`]. If the manager refuses the batch ([`StepError::Refused`]), or it has more than
     /// `step_tokens_max` tokens ([`BatchError::Tokens`]), nothing was staged, and the call can be made
-    /// again. After another error the step has failed: finish or drop it. The next step enqueues the
-    /// copies that were not enqueued.
+    /// again. After another error the step has failed: finish or drop it. Its copies that were not enqueued
+    /// are enqueued then, or when the next step begins.
     #[track_caller]
     pub fn stage<F>(
         &mut self,
@@ -107,7 +108,7 @@ impl KvCache {
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;
-        self.worker.carry_out(plan, add)?;
+        self.worker.carry_out_own(plan, add)?;
         self.staged = Some(step.number());
         Ok(())
     }

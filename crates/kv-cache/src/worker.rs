@@ -45,7 +45,7 @@ pub struct KvWorker {
     in_flight: VecDeque<InFlight>,
     /// Fences after copies that no step in flight has taken over yet.
     arrived: Vec<Fence>,
-    /// Copies and scrubs that are not enqueued yet, or not on all devices.
+    /// Copies and scrubs of the open step that are not enqueued yet, or not on all devices.
     runs: Runs,
     /// Held while copies are enqueued and not all have a fence after them.
     copies: Option<Lease>,
@@ -210,11 +210,25 @@ impl KvWorker {
     /// Takes the place that a snapshot describes: its plans come next. The memory of the blocks has no
     /// content for them.
     ///
+    /// # Ordering
+    /// Of steps that are in flight or open, nothing is told any more, since their numbers are not the
+    /// snapshot's: the next step is complete after their work. Their copies that were refused are forgotten.
+    ///
     /// # Errors
     /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist.
+    /// [`StepError::Device`] when no event could be recorded after the work of the open step; the call can
+    /// be made again.
+    #[track_caller]
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
+        let _site = cuda_driver::site::enter();
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
         snapshot.check(rows as usize, width as usize, self.options.device_blocks.into())?;
+        self.runs.clear();
+        for part in &mut self.parts {
+            part.sent.clear();
+        }
+        self.leave(Outcome::Failed)?;
+        self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
         self.table.restore(snapshot)?;
         let table = &self.table;
         Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(table))?)
@@ -237,22 +251,50 @@ impl KvWorker {
     ///
     /// # Errors
     /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there: nothing
-    /// has changed then, and this worker is of no more use to its manager before a
-    /// [snapshot](Self::restore). After another error the step counts as failed: finish it as others. The
-    /// next call enqueues the copies that were not enqueued, and sends the changes of the table.
+    /// has changed on the devices then, and this worker is of no more use to its manager before a
+    /// [snapshot](Self::restore). After another error the step counts as failed: finish it as others, which
+    /// enqueues the copies that were not enqueued. The next call sends the changes of the table.
     #[track_caller]
-    pub fn carry_out<F>(&mut self, plan: &StepPlan, mut add: F) -> Result<(), StepError>
+    pub fn carry_out<F>(&mut self, plan: &StepPlan, add: F) -> Result<(), StepError>
     where
         F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
         let _site = cuda_driver::site::enter();
         self.check(plan)?;
         self.check_pinned(plan)?;
-        if self.open.is_some() {
-            // Nobody has said that its work is enqueued.
-            self.leave(Outcome::Failed)?;
+        self.apply(plan)?;
+        let (block_tokens, blocks) = (self.options.shape.block_tokens(), self.ready_blocks());
+        if let Err(error) = self.table.check_batch(plan, block_tokens, blocks) {
+            // No plan follows this step: a snapshot comes first.
+            let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
+            let table = vec![-1; rows as usize * width as usize];
+            self.table.restore(&Snapshot { step: u64::MAX, width, table })?;
+            return Err(error.into());
         }
-        self.table.apply(plan)?;
+        self.enqueue(plan, add)
+    }
+
+    /// The same for a plan of this process's own manager, which tells no lies.
+    pub(crate) fn carry_out_own<F>(&mut self, plan: &StepPlan, add: F) -> Result<(), StepError>
+    where
+        F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
+    {
+        self.apply(plan)?;
+        self.enqueue(plan, add)
+    }
+
+    /// Changes the table as a plan says, which follows the last one.
+    fn apply(&mut self, plan: &StepPlan) -> Result<(), StepError> {
+        plan.check_follows(self.table.step())?;
+        // Of a step that is open, nobody has said that its work is enqueued.
+        self.leave(Outcome::Failed)?;
+        Ok(self.table.apply(plan)?)
+    }
+
+    fn enqueue<F>(&mut self, plan: &StepPlan, mut add: F) -> Result<(), StepError>
+    where
+        F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
+    {
         self.open = Some((plan.step, self.gate.lease()));
         for part in &mut self.parts {
             part.edit(plan, &self.table)?;
@@ -271,10 +313,19 @@ impl KvWorker {
         plan.check_follows(self.table.step())?;
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
         plan.check_table(rows as usize, width as usize)?;
-        plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))
+        plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))?;
+        // What is copied or scrubbed has memory. Ids in a row may have none any more.
+        let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
+        let ids = ends.filter(|end| end.tier == Tier::Primary).map(|end| end.id);
+        let ids = ids.chain(plan.scrubs.iter().map(|&(_, id)| id)).map(|id| id.index() as u64);
+        let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks());
+        match ids.max().filter(|&id| id >= blocks) {
+            Some(id) => Err(PlanError::Block { step, tier, id: id as i64, blocks }),
+            None => Ok(()),
+        }
     }
 
-    /// Takes in the copies and scrubs of a plan, in their order.
+    /// Takes in the copies and scrubs of a plan, in their order. Those of the plans before were sent.
     fn decide(&mut self, plan: &StepPlan) {
         let mut scrubs = plan.scrubs.iter().peekable();
         let pair = |source: kv_pool::BlockId, destination: kv_pool::BlockId| BlockPair {
@@ -318,11 +369,7 @@ impl KvWorker {
             self.runs.reverse();
         }
         let runs = self.runs.as_slice();
-        let sent = self.parts.iter_mut().try_for_each(|part| part.send(runs));
-        if let Err(error) = sent {
-            self.runs.end_last();
-            return Err(error);
-        }
+        self.parts.iter_mut().try_for_each(|part| part.send(runs))?;
         self.parts.iter_mut().for_each(|part| part.sent.clear());
         self.runs.clear();
         Ok(())
@@ -346,11 +393,18 @@ impl KvWorker {
             let here = self.awaited.of_batch(&self.table, plan, block_tokens);
             needed = std::array::from_fn(|lane| needed[lane] && here[lane]);
         }
-        for part in &mut self.parts {
-            part.fence_copies(needed, &mut self.arrived)?;
-        }
+        self.fence_copies(needed)?;
         for lane in (0..needed.len()).filter(|&lane| needed[lane]) {
             self.awaited.clear(lane);
+        }
+        Ok(())
+    }
+
+    /// Records fences after all copies that have none yet, and makes the compute streams wait for the copies
+    /// of the directions in `needed`.
+    fn fence_copies(&mut self, needed: [bool; 2]) -> Result<(), DeviceError> {
+        for part in &mut self.parts {
+            part.fence_copies(needed, &mut self.arrived)?;
         }
         if let Some(lease) = self.copies.take() {
             drop(lease.submitted(&self.arrived));
@@ -361,20 +415,26 @@ impl KvWorker {
     /// Says that the engine's work for the last plan is enqueued on the compute streams, or that it is not
     /// ([`Outcome::Failed`]): what its batch computes is void then.
     ///
+    /// Copies of the plan that were refused are enqueued first: a step is not complete before its copies
+    /// are.
+    ///
     /// # Errors
-    /// [`DeviceError`] when no event could be recorded after the work. The call can be made again.
+    /// [`StepError::HostCopy`] when copies are refused again, [`StepError::Device`] when no event could be
+    /// recorded after the work. The call can be made again.
     #[track_caller]
-    pub fn finish(&mut self, outcome: Outcome) -> Result<(), DeviceError> {
+    pub fn finish(&mut self, outcome: Outcome) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
         self.leave(outcome)
     }
 
-    fn leave(&mut self, outcome: Outcome) -> Result<(), DeviceError> {
+    fn leave(&mut self, outcome: Outcome) -> Result<(), StepError> {
         if self.open.is_none() {
             return Ok(());
         }
+        self.send_copies()?;
+        self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(Part::fence_compute);
-        let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, _>>()?;
+        let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;
         let Some((step, lease)) = self.open.take() else { return Ok(()) };
         // The fences are of the parts' devices. A lease that is refused counts as dropped.
         drop(lease.submitted(&fences));

@@ -81,19 +81,26 @@ impl Replica {
         Ok(())
     }
 
-    /// Checks that every row of a plan's batch has blocks of `block_tokens` tokens for what it computes.
-    /// To be called when the plan is [applied](Self::apply).
+    /// Checks that every row of a plan's batch has blocks of `block_tokens` tokens for what it computes, among
+    /// the first `blocks` of the device, which have memory. To be called when the plan is
+    /// [applied](Self::apply).
     ///
     /// # Errors
     /// [`PlanError::NoBlocks`].
-    pub fn check_batch(&self, plan: &StepPlan, block_tokens: u32) -> Result<(), PlanError> {
+    pub fn check_batch(
+        &self,
+        plan: &StepPlan,
+        block_tokens: u32,
+        blocks: u64,
+    ) -> Result<(), PlanError> {
         for batch in &plan.batch {
             let (Start::At(upper) | Start::Open { upper, .. }) = batch.start;
             let end = upper.saturating_add(batch.tokens.into());
-            let blocks = end.div_ceil(block_tokens.max(1).into());
+            let needed = end.div_ceil(block_tokens.max(1).into());
             let row = self.row(batch.row).unwrap_or_default();
-            let there = usize::try_from(blocks).ok().and_then(|blocks| row.get(..blocks));
-            if !there.is_some_and(|ids| ids.iter().all(|&id| id >= 0)) {
+            let there = usize::try_from(needed).ok().and_then(|needed| row.get(..needed));
+            let is_ready = |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks);
+            if !there.is_some_and(|ids| ids.iter().all(is_ready)) {
                 return Err(PlanError::NoBlocks { step: plan.step, row: batch.row, end });
             }
         }

@@ -167,7 +167,10 @@ fn a_new_worker_begins_with_a_snapshot() {
     manager.reserve(&mut sequence, 7).unwrap();
     let plan = common::step(&mut manager, &mut [&mut sequence]);
     replica.apply(&plan).unwrap();
-    replica.check_batch(&plan, common::BLOCK).unwrap();
+    let id = sequence.block(4).unwrap().index() as u64;
+    replica.check_batch(&plan, common::BLOCK, id + 1).unwrap();
+    // The last block has no memory.
+    assert!(replica.check_batch(&plan, common::BLOCK, id).is_err());
     let row = replica.row(sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
     assert_eq!(row[..5], ids);
@@ -186,7 +189,7 @@ fn a_batch_without_blocks_is_refused() {
     replica.apply(&plan).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
-        replica.check_batch(&plan, common::BLOCK),
+        replica.check_batch(&plan, common::BLOCK, 8),
         Err(PlanError::NoBlocks { step, row, end: 10 })
     );
 }

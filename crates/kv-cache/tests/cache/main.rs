@@ -7,7 +7,9 @@ mod common;
 
 mod adopted;
 mod ahead;
+mod budgets;
 mod contents;
+mod distrust;
 mod faults;
 mod growth;
 mod handles;

@@ -1,0 +1,99 @@
+//! Plans and snapshots of another process, which are not believed.
+
+use cuda_driver::Stream;
+use kv_cache::kv_manager::{BatchRow, BlockCopy, Outcome, Row, RowEdit, Snapshot, Start, StepPlan};
+use kv_cache::{KvWorker, StepError};
+use kv_pool::{BlockId, Location, Tier};
+
+use crate::common::engine::{options, streams};
+use crate::machine::{Machine, small};
+
+/// A worker whose first four of eight device blocks have memory.
+fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
+    let streams = streams(&machine.rig.devices);
+    let mut worker = KvWorker::new(&streams, options(small(), 8, 8)).unwrap();
+    assert_eq!(worker.grow_to(4).unwrap(), 4);
+    (streams, worker)
+}
+
+fn copy(from: (Tier, u32), to: (Tier, u32)) -> BlockCopy {
+    let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id) });
+    BlockCopy { from, to, tokens: small().block_tokens(), written_by: 0 }
+}
+
+/// The first plan, with one row of these blocks that computes five tokens.
+fn row_of(ids: &[i32]) -> StepPlan {
+    let row = Row::new(1);
+    StepPlan {
+        step: 1,
+        edits: vec![RowEdit { row, first: 0, count: ids.len() as u32 }],
+        edit_ids: ids.to_vec(),
+        batch: vec![BatchRow { row, start: Start::At(0), tokens: 5 }],
+        ..StepPlan::default()
+    }
+}
+
+#[test]
+fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
+    use Tier::{Primary, Secondary};
+    let copies = |copy| StepPlan { step: 1, copies: vec![copy], ..StepPlan::default() };
+    let scrubs = StepPlan { step: 1, scrubs: vec![(0, BlockId::new(4))], ..StepPlan::default() };
+    let lies = [
+        ("a copy of no memory", copies(copy((Primary, 4), (Primary, 2)))),
+        ("a copy to no memory", copies(copy((Primary, 2), (Primary, 7)))),
+        ("a copy out of no memory", copies(copy((Primary, 5), (Secondary, 0)))),
+        ("a copy back to no memory", copies(copy((Secondary, 0), (Primary, 4)))),
+        ("a scrub of no memory", scrubs),
+        ("a row with too few blocks", row_of(&[0])),
+        ("a row with a hole", row_of(&[0, -1])),
+        ("a row of no memory", row_of(&[0, 6])),
+    ];
+    for (what, lie) in lies {
+        let machine = Machine::new(1, 1, small());
+        let (streams, mut worker) = worker(&machine);
+        let before = machine.sim.calls();
+        let refused = worker.carry_out(&lie, |_, _| Ok(()));
+        assert!(matches!(refused, Err(StepError::Plan(_))), "{what}: {refused:?}");
+        assert_eq!(machine.sim.calls(), before, "{what}");
+        // With a snapshot it goes on.
+        let width = worker.options().blocks_per_sequence_max;
+        let table = vec![-1; (width * worker.options().sequences_max) as usize];
+        worker.restore(&Snapshot { step: 1, width, table }).unwrap();
+        let mut truth = row_of(&[3, 0]);
+        (truth.step, truth.after) = (2, 1);
+        truth.copies = vec![copy((Primary, 3), (Secondary, 7))];
+        worker.carry_out(&truth, |_, _| Ok(())).unwrap();
+        worker.finish(Outcome::Done).unwrap();
+        assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)), "{what}");
+        worker.close().unwrap();
+        drop(streams);
+        machine.assert_clean();
+    }
+}
+
+#[test]
+fn a_restored_worker_tells_nothing_of_the_steps_before() {
+    for open in [false, true] {
+        let machine = Machine::new(1, 1, small());
+        let (streams, mut worker) = worker(&machine);
+        worker.carry_out(&row_of(&[0, 1]), |_, _| Ok(())).unwrap();
+        if !open {
+            worker.finish(Outcome::Done).unwrap();
+        }
+        streams[0].synchronize().unwrap();
+        // Another manager begins anew, with the same numbers.
+        let width = worker.options().blocks_per_sequence_max;
+        let table = vec![-1; (width * worker.options().sequences_max) as usize];
+        worker.restore(&Snapshot { step: 0, width, table }).unwrap();
+        machine.sim.hold(streams[0].raw());
+        worker.carry_out(&row_of(&[2, 3]), |_, _| Ok(())).unwrap();
+        worker.finish(Outcome::Done).unwrap();
+        assert_eq!(worker.poll().unwrap(), None, "its first step is held");
+        machine.sim.release_hold(streams[0].raw());
+        assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
+        assert_eq!(worker.wait().unwrap(), None);
+        worker.close().unwrap();
+        drop(streams);
+        machine.assert_clean();
+    }
+}
