@@ -134,14 +134,6 @@ pub enum HostCopyError {
     /// The transfer of several blocks was refused.
     #[error("a list of blocks was not copied between device and host memory")]
     Blocks(#[from] TransportError),
-    /// The host tier has no memory for a block that a plan names: pinning it was refused.
-    #[error("block {block} of the host tier has no memory: {usable} blocks have")]
-    NotPinned {
-        /// The block.
-        block: u64,
-        /// Usable blocks, from block 0 on.
-        usable: u64,
-    },
     /// No buffer is left for the list of blocks.
     #[error("no staging buffer for a list of blocks to copy")]
     List(#[from] AcquireError),

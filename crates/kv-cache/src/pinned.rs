@@ -1,11 +1,11 @@
 //! Memory under host blocks: usable as it is pinned, and given back by a budget.
 
 use cuda_driver::host_pages::PinError;
-use kv_manager::{BudgetError, Budgeted, GroupId, StepPlan};
+use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
 use kv_pool::Tier;
 
 use crate::part::Part;
-use crate::{HostCopyError, KvCache, KvWorker};
+use crate::{KvCache, KvWorker};
 
 /// How much of the host tier is handed out.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ impl KvWorker {
     }
 
     /// Checks that the host blocks of a plan have memory, and waits for it if they do not yet.
-    pub(crate) fn check_pinned(&mut self, plan: &StepPlan) -> Result<(), HostCopyError> {
+    pub(crate) fn check_pinned(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
         let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
         let ids = ends.filter(|end| end.tier != Tier::Primary).map(|end| end.id.index() as u64);
         let Some(block) = ids.max().filter(|&block| block >= self.host_blocks()) else {
@@ -161,7 +161,11 @@ impl KvWorker {
         if let Err(error) = self.wait_for_host() {
             tracing::warn!(%error, "the host tier stays smaller than it was to be");
         }
-        let usable = self.host_blocks();
-        if block < usable { Ok(()) } else { Err(HostCopyError::NotPinned { block, usable }) }
+        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks());
+        if block < blocks {
+            return Ok(());
+        }
+        // Nothing of the plan is carried out, so it is none that could be finished.
+        Err(PlanError::Block { step, tier, id: block as i64, blocks })
     }
 }

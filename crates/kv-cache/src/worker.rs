@@ -250,8 +250,8 @@ impl KvWorker {
     /// where the plan asks for their first tokens.
     ///
     /// # Errors
-    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there: nothing
-    /// has changed on the devices then, and this worker is of no more use to its manager before a
+    /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there, or host
+    /// memory whose pinning was refused: nothing has changed on the devices then, and this worker is of no more use to its manager before a
     /// [snapshot](Self::restore). After another error the step counts as failed: finish it as others, which
     /// enqueues the copies that were not enqueued. The next call sends the changes of the table.
     #[track_caller]

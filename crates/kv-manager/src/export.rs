@@ -91,8 +91,8 @@ impl Adoption {
         self.first
     }
 
-    /// The device blocks to be filled, in order. They may be written when the plan that is staged next is
-    /// carried out, or later: content may have to leave them before.
+    /// The device blocks to be filled, in order. They may be written when the step that is staged next is
+    /// complete: its copies and scrubs may have to read or write them before.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + '_ {
         self.blocks.ids()
     }
