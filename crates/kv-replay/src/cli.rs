@@ -172,7 +172,8 @@ pub(crate) struct RunArgs {
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[arg(long, value_name = "WHAT")]
     pub(crate) sabotage: Option<crate::sabotage::Sabotage>,
-    /// Has a worker process do wrong in a step: WORKER@STEP:garbage, torn, old, ahead, silent or byte.
+    /// Has a worker process do wrong in a step: WORKER@STEP:garbage, torn, old, ahead, silent,
+    /// deaf or byte.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[arg(long, value_name = "WRONG", requires = "workers")]
     pub(crate) misbehave: Option<kv_replay::engine::workers::Misbehave>,

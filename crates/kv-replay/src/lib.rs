@@ -7,7 +7,8 @@
 //! - [`policies`] simulates eviction policies on a trace, exactly;
 //! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, and
 //!   [`place`] divides the model over them;
-//! - [`engine`] runs it, and [`report`] holds the results.
+//! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
+//!   results.
 //!
 //! # Examples
 //!

@@ -16,6 +16,9 @@ pub const CORRUPTIONS_KEPT_MAX: usize = 32;
 /// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
 
+/// Maximum number of replaced worker processes in the summary.
+const RESTARTS_SHOWN_MAX: usize = 5;
+
 /// Maximum number of driver calls in the summary, the most frequent first.
 const CALLS_SHOWN_MAX: usize = 4;
 
@@ -356,6 +359,7 @@ impl RunReport {
             );
         }
         self.explain_placement(&mut text);
+        self.name_restarts(&mut text);
         self.name_corruptions(&mut text);
         text
     }
@@ -517,6 +521,13 @@ impl RunReport {
         for (index, line) in placement.explanation.iter().enumerate() {
             let name = if index == 0 { "placed" } else { "" };
             let _ = writeln!(text, "  {name:<10}{line}");
+        }
+    }
+
+    fn name_restarts(&self, text: &mut String) {
+        let restarts = self.workers.iter().flat_map(|workers| &workers.restarts);
+        for RestartReport { worker, step, reason } in restarts.take(RESTARTS_SHOWN_MAX) {
+            let _ = writeln!(text, "  replaced  worker {worker} after step {step}: {reason}");
         }
     }
 

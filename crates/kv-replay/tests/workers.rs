@@ -261,6 +261,10 @@ mod sabotage {
             ("garbage", "the process said what cannot be read: a frame begins with"),
             ("torn", "the process said what cannot be read: a frame"),
             ("ahead", "the process completed step 41 of worker 1, where step 40 was next"),
+            (
+                "deaf",
+                "the process cannot go on: the worker cannot go on: an iteration failed: the plan was not carried out: plan 41 follows plan 40, but plan 39 was the last one here",
+            ),
             ("silent", "the process was silent for 5 s"),
         ] {
             let wrong = format!("1@40:{wrong}");

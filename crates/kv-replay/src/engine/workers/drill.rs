@@ -25,72 +25,6 @@ pub struct KillWorker {
     pub step: u64,
 }
 
-/// A worker that does wrong in a step, for tests that must see that it is noticed.
-#[cfg(all(feature = "sabotage", debug_assertions))]
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Misbehave {
-    /// The worker, counted from 0.
-    pub worker: u16,
-    /// The step whose completion it spoils.
-    pub step: u64,
-    /// What it does.
-    pub wrong: Wrong,
-}
-
-/// What a worker does wrong.
-#[cfg(all(feature = "sabotage", debug_assertions))]
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Wrong {
-    /// It says what is no frame.
-    Garbage,
-    /// It says half a frame, and ends.
-    Torn,
-    /// It says again that the step before is complete, and only then the truth.
-    Old,
-    /// It says that the step after is complete.
-    Ahead,
-    /// It says nothing any more.
-    Silent,
-    /// It writes a byte that belongs to nobody into a block that is read.
-    Byte,
-}
-
-#[cfg(all(feature = "sabotage", debug_assertions))]
-impl Wrong {
-    const ALL: [(Self, &str); 6] = [
-        (Self::Garbage, "garbage"),
-        (Self::Torn, "torn"),
-        (Self::Old, "old"),
-        (Self::Ahead, "ahead"),
-        (Self::Silent, "silent"),
-        (Self::Byte, "byte"),
-    ];
-}
-
-#[cfg(all(feature = "sabotage", debug_assertions))]
-impl FromStr for Misbehave {
-    type Err = UnknownDrill;
-
-    fn from_str(text: &str) -> Result<Self, UnknownDrill> {
-        let read = || {
-            let (place, wrong) = text.split_once(':')?;
-            let (worker, step) = at(place)?;
-            let (wrong, _) = Wrong::ALL.into_iter().find(|(_, name)| *name == wrong)?;
-            Some(Self { worker, step, wrong })
-        };
-        let expected = "WORKER@STEP:WHAT, such as 1@20:garbage";
-        read().ok_or_else(|| UnknownDrill { found: text.to_owned(), expected })
-    }
-}
-
-#[cfg(all(feature = "sabotage", debug_assertions))]
-impl fmt::Display for Misbehave {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Wrong::ALL.into_iter().find(|(wrong, _)| *wrong == self.wrong);
-        write!(f, "{}@{}:{}", self.worker, self.step, name.map_or("", |(_, name)| name))
-    }
-}
-
 /// A text that is no fault drill.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error("{found:?} is no drill; expected {expected}")]
@@ -140,7 +74,7 @@ impl fmt::Display for KillWorker {
 }
 
 /// `WORKER@STEP`. Steps are counted from 1.
-fn at(text: &str) -> Option<(u16, u64)> {
+pub(super) fn at(text: &str) -> Option<(u16, u64)> {
     let (worker, step) = text.split_once('@')?;
     Some((worker.parse().ok()?, step.parse().ok().filter(|&step| step > 0)?))
 }

@@ -1,29 +1,21 @@
 //! The manager of the KV cache, with worker processes that carry its plans out.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_cache::kv_manager::{
-    CommitError, ForkError, GroupId, Manager, Message, Outcome, Reserved, SuspendError, WorkerId,
-};
-use kv_cache::{
-    Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
-    SlotError, StepError, Tokens,
-};
+use kv_cache::kv_manager::{GroupId, Manager, Message, Outcome, WorkerId};
 use kv_kernels::KvShape;
-use kv_pool::{BlockHash, Tier};
+use kv_pool::Tier;
 
 use super::drill::{KillWorker, StopWorker};
 use super::error::{FrameError, WorkerFault};
 use super::frame::{self, Frame, Kind};
 use super::member::{Deadline, Member, WorkerCommand};
 use super::setup::{Account, Memory, Open, Opened, Share};
+use crate::engine::RunError;
 use crate::engine::batch::Batch;
-use crate::engine::cache::Cache;
-use crate::engine::verify::Reading;
-use crate::engine::{OVERLAP_DEPTH, RunError};
+use crate::engine::cache::Cache as _;
 use crate::report::{RestartReport, StopReport, WorkersReport};
 
 /// Processes that may fail in one worker's place without having completed a step.
@@ -32,23 +24,23 @@ const FAILURES_MAX: u32 = 3;
 /// A manager, and one process for each of its workers.
 #[derive(Debug)]
 pub(super) struct Fleet {
-    manager: Manager,
-    workers: Vec<Place>,
+    pub(super) manager: Manager,
+    pub(super) workers: Vec<Place>,
     command: WorkerCommand,
     timeout: Duration,
     /// Whether completions are taken in as they arrive. Otherwise no more are taken in than a step needs, so
     /// that every run is the same.
-    eager: bool,
+    pub(super) eager: bool,
     /// Steps that were staged and that not all workers have completed, oldest first.
-    in_flight: VecDeque<u64>,
+    pub(super) in_flight: VecDeque<u64>,
     /// The latest staged step.
     staged: u64,
     /// Device blocks that have memory on every device, and host blocks that are handed out.
-    memory: Memory,
+    pub(super) memory: Memory,
     /// The budget: most device blocks that are handed out.
-    budget: u64,
+    pub(super) budget: u64,
     /// See [`Cache::take_loss`].
-    loss: Option<u64>,
+    pub(super) loss: Option<u64>,
     /// Steps up to this one are counted as void, or were not void.
     judged: u64,
     stops: Vec<StopWorker>,
@@ -123,7 +115,7 @@ impl Fleet {
 
     /// Waits until all workers have completed `step`. A worker that fails is replaced, and the step does not
     /// count then.
-    fn await_step(&mut self, step: u64) -> Result<(), RunError> {
+    pub(super) fn await_step(&mut self, step: u64) -> Result<(), RunError> {
         for worker in 0..self.workers.len() {
             let mut deadline = Deadline::after(self.timeout);
             while let Some(&oldest) = self.workers[worker].member.sent.front()
@@ -148,7 +140,7 @@ impl Fleet {
     }
 
     /// Takes in what workers have said already.
-    fn take_arrived(&mut self) -> Result<(), RunError> {
+    pub(super) fn take_arrived(&mut self) -> Result<(), RunError> {
         for worker in 0..self.workers.len() {
             while let Some(taken) = self.workers[worker].member.receive_arrived() {
                 if let Err(fault) = taken.and_then(|frame| self.take(worker, &frame)) {
@@ -271,7 +263,7 @@ impl Fleet {
     }
 
     /// Sends the workers the plan that was staged last, and what the engine computes in its step.
-    fn send(&mut self, step: u64, batch: &Batch, read: bool) -> Result<(), RunError> {
+    pub(super) fn send(&mut self, step: u64, batch: &Batch, read: bool) -> Result<(), RunError> {
         let mut bytes = Vec::new();
         let plan = self.manager.last_plan();
         frame::append(&mut bytes, Kind::Message, |body| plan.to_bytes(body));
@@ -304,7 +296,7 @@ impl Fleet {
 
     /// Has the workers map and unmap memory as the budget says: memory beyond it that no plan uses is given
     /// back, and a larger budget is mapped before blocks are handed out.
-    fn fit_memory(&mut self) -> Result<(), RunError> {
+    pub(super) fn fit_memory(&mut self) -> Result<(), RunError> {
         let (group, mapped) = (GroupId::default(), self.memory.device_blocks);
         if self.budget < mapped {
             let unused = self.manager.unmappable_from(group, Tier::Primary)?;
@@ -391,157 +383,6 @@ fn take_due<T: Copy>(drills: &mut Vec<T>, step: u64, of: impl Fn(&T) -> u64) -> 
     let due = drills.iter().copied().filter(|drill| of(drill) <= step).collect();
     drills.retain(|drill| of(drill) > step);
     due
-}
-
-impl Cache for Fleet {
-    fn manager(&self) -> &Manager {
-        &self.manager
-    }
-
-    fn shapes(&self) -> Vec<KvShape> {
-        self.workers.iter().map(|place| place.shape).collect()
-    }
-
-    fn mapped_blocks(&self) -> u64 {
-        self.memory.device_blocks
-    }
-
-    fn ready_blocks(&self) -> u64 {
-        self.memory.device_blocks.min(self.budget)
-    }
-
-    fn begin_step(&mut self) -> Result<OpenStep, RunError> {
-        if self.eager {
-            self.take_arrived()?;
-        }
-        while self.in_flight.len() > OVERLAP_DEPTH as usize
-            && let Some(&oldest) = self.in_flight.front()
-        {
-            self.await_step(oldest)?;
-        }
-        self.fit_memory()?;
-        Ok(self.manager.begin_step().map_err(StepError::from)?)
-    }
-
-    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError> {
-        if self.manager.is_unstaged(&step) && self.manager.has_decided() {
-            // What was decided for nobody in a batch: suspensions, and the budget.
-            self.launch(&step, &Batch::default(), &mut [], false)?;
-        }
-        Ok(self.manager.finish_step(step).map_err(StepError::from)?)
-    }
-
-    fn drain(&mut self) -> Result<(), RunError> {
-        while let Some(&latest) = self.in_flight.back() {
-            self.await_step(latest)?;
-        }
-        Ok(())
-    }
-
-    fn take_loss(&mut self) -> Option<u64> {
-        self.loss.take()
-    }
-
-    fn commit(
-        &mut self,
-        sequence: &mut Sequence,
-        step: u64,
-        tokens: Tokens<'_>,
-    ) -> Result<Committed, CommitError> {
-        self.manager.commit(sequence, step, tokens)
-    }
-
-    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
-        Ok(self.manager.reserve(sequence, tokens)?)
-    }
-
-    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
-        Ok(self.manager.admit(requests, budget))
-    }
-
-    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
-        self.manager.fork(sequence)
-    }
-
-    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
-        self.manager.suspend(sequence)
-    }
-
-    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
-        Ok(self.manager.resume(sequence)?)
-    }
-
-    fn forget(&mut self, names: &[BlockHash]) {
-        self.manager.forget(names);
-    }
-
-    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
-        // More blocks are handed out when all workers have mapped them.
-        let told = blocks.min(self.memory.device_blocks);
-        self.manager.set_budget(GroupId::default(), Tier::Primary, told)?;
-        self.budget = blocks;
-        Ok(())
-    }
-
-    fn slots(
-        &self,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<i64>,
-    ) -> Result<(), SlotError> {
-        let Range { start, end } = tokens;
-        let block_tokens = u64::from(self.manager.options().block_tokens);
-        let ids = self.manager.block_ids(sequence);
-        let room = sequence.block_count() as u64 * block_tokens;
-        if end > room.min(ids.len() as u64 * block_tokens) {
-            return Err(SlotError { start, end, tokens: room });
-        }
-        slots.extend((start..end).map(|token| {
-            let first = i64::from(ids[(token / block_tokens) as usize]) * block_tokens as i64;
-            first + (token % block_tokens) as i64
-        }));
-        Ok(())
-    }
-
-    fn launch(
-        &mut self,
-        step: &OpenStep,
-        batch: &Batch,
-        readers: &mut [&mut Sequence],
-        read: bool,
-    ) -> Result<(), RunError> {
-        self.manager.stage(step, readers).map_err(StepError::from)?;
-        self.send(step.number(), batch, read)
-    }
-
-    fn checksums(
-        &mut self,
-        part: usize,
-        reading: &Reading,
-        checksums: &mut Vec<u64>,
-    ) -> Result<(), RunError> {
-        let member = &mut self.workers[part].member;
-        // Those of steps that were void are asked for by nobody.
-        while member.checksums.pop_front_if(|(step, _)| *step < reading.step).is_some() {}
-        let found = member.checksums.pop_front_if(|(step, _)| *step == reading.step);
-        let block_tokens = u64::from(self.manager.options().block_tokens);
-        let blocks = |tokens: u64| tokens.div_ceil(block_tokens) as usize;
-        let expected: usize = reading.rows.iter().map(|row| blocks(row.tokens)).sum();
-        let sums = found.map(|(_, sums)| sums).filter(|sums| sums.len() == expected);
-        let Some(sums) = sums else {
-            let fault = WorkerFault::NotComputed { step: reading.step };
-            return Err(RunError::Worker { worker: part as u16, source: Box::new(fault) });
-        };
-        checksums.clear();
-        let mut rest = &sums[..];
-        for row in &reading.rows {
-            let (here, behind) = rest.split_at(blocks(row.tokens));
-            checksums.extend_from_slice(here);
-            checksums.resize(checksums.len() + reading.width - here.len(), 0);
-            rest = behind;
-        }
-        Ok(())
-    }
 }
 
 /// The accounts of all workers as one.

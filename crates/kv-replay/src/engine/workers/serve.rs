@@ -7,15 +7,13 @@ use std::time::Duration;
 
 use cuda_driver::Stream;
 use kv_cache::KvWorker;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-use kv_cache::Part;
 use kv_cache::kv_manager::{Completion, Message, Outcome, StepPlan, WorkerId};
 
-#[cfg(all(feature = "sabotage", debug_assertions))]
-use super::drill::{Misbehave, Wrong};
 use super::error::FrameError;
 use super::frame::{self, Frame, Kind};
 use super::setup::{Account, Memory, Open, Opened, Share};
+#[cfg(all(feature = "sabotage", debug_assertions))]
+use super::wrong::{Misbehave, Wrong};
 use crate::device::{self, DeviceOpenError, DeviceSpecError, OpenDevices, SimSizes};
 use crate::engine::batch::Batch;
 use crate::engine::work::DeviceWork;
@@ -315,6 +313,10 @@ impl<'a> Hands<'a> {
         let head = frame::take::<u64>(&mut body)?;
         let batch = Batch::take(&mut body)?;
         let read = head == [plan.step, 1];
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.serve.does(self.id, plan.step) == Some(Wrong::Deaf) {
+            return Ok(());
+        }
         if self.gives_back.is_some_and(|blocks| self.worker.shrink_to(blocks)) {
             self.gives_back = None;
         }
@@ -329,7 +331,7 @@ impl<'a> Hands<'a> {
         work.enqueue(worker.parts(), plan.step, &batch, read)?;
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.serve.does(self.id, plan.step) == Some(Wrong::Byte) {
-            spoil(worker.parts(), &batch)?;
+            super::wrong::spoil(worker.parts(), &batch)?;
         }
         worker.finish(Outcome::Done).map_err(RunError::from)?;
         if read {
@@ -397,46 +399,6 @@ impl<'a> Hands<'a> {
         };
         pipes.answer(&frame::of_value(Kind::Closed, &account))
     }
-}
-
-#[cfg(all(feature = "sabotage", debug_assertions))]
-impl ServeOptions {
-    /// What the worker does wrong in a step.
-    fn does(&self, worker: u16, step: u64) -> Option<Wrong> {
-        let misbehave = self.misbehave?;
-        (misbehave.worker == worker && misbehave.step == step).then_some(misbehave.wrong)
-    }
-}
-
-#[cfg(all(feature = "sabotage", debug_assertions))]
-impl Wrong {
-    /// Spoils the answer that says that a step is complete.
-    fn spoil(self, completion: Completion, answer: &mut Vec<u8>) {
-        let say = |step| {
-            let mut said = Vec::new();
-            let completion = Completion { step, ..completion };
-            frame::append(&mut said, Kind::Message, |body| completion.to_bytes(body));
-            said
-        };
-        match self {
-            Self::Byte | Self::Silent => {}
-            Self::Garbage => answer.fill(0xa5),
-            Self::Torn => answer.truncate(answer.len() / 2),
-            Self::Old => drop(answer.splice(0..0, say(completion.step.saturating_sub(1)))),
-            Self::Ahead => *answer = say(completion.step + 1),
-        }
-    }
-}
-
-/// Writes a byte that belongs to nobody to the start of a block of the batch, behind the batch's work.
-#[cfg(all(feature = "sabotage", debug_assertions))]
-fn spoil(parts: &[Part], batch: &Batch) -> Result<(), RunError> {
-    let Some((part, &slot)) = parts.first().zip(batch.slots.first()) else { return Ok(()) };
-    let Some(memory) = part.sabotage_memory() else { return Ok(()) };
-    let block = slot as u64 / u64::from(part.shape().block_tokens());
-    let byte = memory.span().slice(block * part.shape().block_bytes(), 1);
-    part.compute().fill(byte.map_err(cuda_driver::CopyError::from)?, 0xa5)?;
-    Ok(())
 }
 
 fn unexpected(frame: &Frame, expected: &'static str) -> FrameError {

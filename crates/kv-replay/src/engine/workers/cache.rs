@@ -1,0 +1,169 @@
+//! What the scheduler asks of a fleet: the manager decides, and the workers are told.
+
+use std::ops::Range;
+
+use kv_cache::kv_manager::{CommitError, ForkError, GroupId, Manager, Reserved, SuspendError};
+use kv_cache::{
+    Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
+    SlotError, StepError, Tokens,
+};
+use kv_kernels::KvShape;
+use kv_pool::{BlockHash, Tier};
+
+use super::error::WorkerFault;
+use super::fleet::Fleet;
+use crate::engine::batch::Batch;
+use crate::engine::cache::Cache;
+use crate::engine::verify::Reading;
+use crate::engine::{OVERLAP_DEPTH, RunError};
+
+impl Cache for Fleet {
+    fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    fn shapes(&self) -> Vec<KvShape> {
+        self.workers.iter().map(|place| place.shape).collect()
+    }
+
+    fn mapped_blocks(&self) -> u64 {
+        self.memory.device_blocks
+    }
+
+    fn ready_blocks(&self) -> u64 {
+        self.memory.device_blocks.min(self.budget)
+    }
+
+    fn begin_step(&mut self) -> Result<OpenStep, RunError> {
+        if self.eager {
+            self.take_arrived()?;
+        }
+        while self.in_flight.len() > OVERLAP_DEPTH as usize
+            && let Some(&oldest) = self.in_flight.front()
+        {
+            self.await_step(oldest)?;
+        }
+        self.fit_memory()?;
+        Ok(self.manager.begin_step().map_err(StepError::from)?)
+    }
+
+    fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError> {
+        if self.manager.is_unstaged(&step) && self.manager.has_decided() {
+            // What was decided for nobody in a batch: suspensions, and the budget.
+            self.launch(&step, &Batch::default(), &mut [], false)?;
+        }
+        Ok(self.manager.finish_step(step).map_err(StepError::from)?)
+    }
+
+    fn drain(&mut self) -> Result<(), RunError> {
+        while let Some(&latest) = self.in_flight.back() {
+            self.await_step(latest)?;
+        }
+        Ok(())
+    }
+
+    fn take_loss(&mut self) -> Option<u64> {
+        self.loss.take()
+    }
+
+    fn commit(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        tokens: Tokens<'_>,
+    ) -> Result<Committed, CommitError> {
+        self.manager.commit(sequence, step, tokens)
+    }
+
+    fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
+        Ok(self.manager.reserve(sequence, tokens)?)
+    }
+
+    fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {
+        Ok(self.manager.admit(requests, budget))
+    }
+
+    fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+        self.manager.fork(sequence)
+    }
+
+    fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
+        self.manager.suspend(sequence)
+    }
+
+    fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
+        Ok(self.manager.resume(sequence)?)
+    }
+
+    fn forget(&mut self, names: &[BlockHash]) {
+        self.manager.forget(names);
+    }
+
+    fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
+        // More blocks are handed out when all workers have mapped them.
+        let told = blocks.min(self.memory.device_blocks);
+        self.manager.set_budget(GroupId::default(), Tier::Primary, told)?;
+        self.budget = blocks;
+        Ok(())
+    }
+
+    fn slots(
+        &self,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), SlotError> {
+        let Range { start, end } = tokens;
+        let block_tokens = u64::from(self.manager.options().block_tokens);
+        let ids = self.manager.block_ids(sequence);
+        let room = sequence.block_count() as u64 * block_tokens;
+        if end > room.min(ids.len() as u64 * block_tokens) {
+            return Err(SlotError { start, end, tokens: room });
+        }
+        slots.extend((start..end).map(|token| {
+            let first = i64::from(ids[(token / block_tokens) as usize]) * block_tokens as i64;
+            first + (token % block_tokens) as i64
+        }));
+        Ok(())
+    }
+
+    fn launch(
+        &mut self,
+        step: &OpenStep,
+        batch: &Batch,
+        readers: &mut [&mut Sequence],
+        read: bool,
+    ) -> Result<(), RunError> {
+        self.manager.stage(step, readers).map_err(StepError::from)?;
+        self.send(step.number(), batch, read)
+    }
+
+    fn checksums(
+        &mut self,
+        part: usize,
+        reading: &Reading,
+        checksums: &mut Vec<u64>,
+    ) -> Result<(), RunError> {
+        let member = &mut self.workers[part].member;
+        // Those of steps that were void are asked for by nobody.
+        while member.checksums.pop_front_if(|(step, _)| *step < reading.step).is_some() {}
+        let found = member.checksums.pop_front_if(|(step, _)| *step == reading.step);
+        let block_tokens = u64::from(self.manager.options().block_tokens);
+        let blocks = |tokens: u64| tokens.div_ceil(block_tokens) as usize;
+        let expected: usize = reading.rows.iter().map(|row| blocks(row.tokens)).sum();
+        let sums = found.map(|(_, sums)| sums).filter(|sums| sums.len() == expected);
+        let Some(sums) = sums else {
+            let fault = WorkerFault::NotComputed { step: reading.step };
+            return Err(RunError::Worker { worker: part as u16, source: Box::new(fault) });
+        };
+        checksums.clear();
+        let mut rest = &sums[..];
+        for row in &reading.rows {
+            let (here, behind) = rest.split_at(blocks(row.tokens));
+            checksums.extend_from_slice(here);
+            checksums.resize(checksums.len() + reading.width - here.len(), 0);
+            rest = behind;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Workers that do wrong on purpose, for tests that must see that it is noticed.
+
+use std::fmt;
+use std::str::FromStr;
+
+use kv_cache::Part;
+use kv_cache::kv_manager::Completion;
+
+use super::drill::{UnknownDrill, at};
+use super::frame::{self, Kind};
+use super::serve::ServeOptions;
+use crate::engine::RunError;
+use crate::engine::batch::Batch;
+
+/// A worker that does wrong in a step, for tests that must see that it is noticed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Misbehave {
+    /// The worker, counted from 0.
+    pub worker: u16,
+    /// The step.
+    pub step: u64,
+    /// What it does.
+    pub wrong: Wrong,
+}
+
+/// What a worker does wrong.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Wrong {
+    /// It says what is no frame.
+    Garbage,
+    /// It says half a frame, and ends.
+    Torn,
+    /// It says again that the step before is complete, and only then the truth.
+    Old,
+    /// It says that the step after is complete.
+    Ahead,
+    /// It says nothing any more.
+    Silent,
+    /// It does not carry out the plan of the step, and gets the next one.
+    Deaf,
+    /// It writes a byte that belongs to nobody into a block that is read.
+    Byte,
+}
+
+impl Wrong {
+    const ALL: [(Self, &str); 7] = [
+        (Self::Garbage, "garbage"),
+        (Self::Torn, "torn"),
+        (Self::Old, "old"),
+        (Self::Ahead, "ahead"),
+        (Self::Silent, "silent"),
+        (Self::Deaf, "deaf"),
+        (Self::Byte, "byte"),
+    ];
+}
+
+impl FromStr for Misbehave {
+    type Err = UnknownDrill;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDrill> {
+        let read = || {
+            let (place, wrong) = text.split_once(':')?;
+            let (worker, step) = at(place)?;
+            let (wrong, _) = Wrong::ALL.into_iter().find(|(_, name)| *name == wrong)?;
+            Some(Self { worker, step, wrong })
+        };
+        let expected = "WORKER@STEP:WHAT, such as 1@20:garbage";
+        read().ok_or_else(|| UnknownDrill { found: text.to_owned(), expected })
+    }
+}
+
+impl fmt::Display for Misbehave {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Wrong::ALL.into_iter().find(|(wrong, _)| *wrong == self.wrong);
+        write!(f, "{}@{}:{}", self.worker, self.step, name.map_or("", |(_, name)| name))
+    }
+}
+
+impl ServeOptions {
+    /// What the worker does wrong in a step.
+    pub(super) fn does(&self, worker: u16, step: u64) -> Option<Wrong> {
+        let misbehave = self.misbehave?;
+        (misbehave.worker == worker && misbehave.step == step).then_some(misbehave.wrong)
+    }
+}
+
+impl Wrong {
+    /// Spoils the answer that says that a step is complete.
+    pub(super) fn spoil(self, completion: Completion, answer: &mut Vec<u8>) {
+        let say = |step| {
+            let mut said = Vec::new();
+            let completion = Completion { step, ..completion };
+            frame::append(&mut said, Kind::Message, |body| completion.to_bytes(body));
+            said
+        };
+        match self {
+            Self::Byte | Self::Silent | Self::Deaf => {}
+            Self::Garbage => answer.fill(0xa5),
+            Self::Torn => answer.truncate(answer.len() / 2),
+            Self::Old => drop(answer.splice(0..0, say(completion.step.saturating_sub(1)))),
+            Self::Ahead => *answer = say(completion.step + 1),
+        }
+    }
+}
+
+/// Writes a byte that belongs to nobody to the start of a block of the batch, behind the batch's work.
+pub(super) fn spoil(parts: &[Part], batch: &Batch) -> Result<(), RunError> {
+    let Some((part, &slot)) = parts.first().zip(batch.slots.first()) else { return Ok(()) };
+    let Some(memory) = part.sabotage_memory() else { return Ok(()) };
+    let block = slot as u64 / u64::from(part.shape().block_tokens());
+    let byte = memory.span().slice(block * part.shape().block_bytes(), 1);
+    part.compute().fill(byte.map_err(cuda_driver::CopyError::from)?, 0xa5)?;
+    Ok(())
+}
