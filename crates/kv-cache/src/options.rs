@@ -244,6 +244,16 @@ pub enum OptionsError {
         /// Position of the description.
         position: usize,
     },
+    /// Memory of two adopted descriptions overlaps: each would write what the other keeps.
+    #[error("adopted descriptions {first} and {second} overlap at {address:#x}")]
+    AdoptedOverlap {
+        /// Position of one description.
+        first: usize,
+        /// Position of the other.
+        second: usize,
+        /// Where a tensor of one begins inside a tensor of the other.
+        address: u64,
+    },
     /// Blocks in several pieces cannot be copied by one call each.
     #[error(
         "blocks of the adopted tensors lie in several pieces: TransportChoice::EachBlock cannot copy them"

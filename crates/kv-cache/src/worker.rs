@@ -574,5 +574,18 @@ fn check_adopted(
             return Err(OptionsError::AdoptedElsewhere { position });
         }
     }
+    // The tensors of one description are apart. Addresses of two devices differ.
+    let extents = given.iter().enumerate().flat_map(|(position, paged)| {
+        let bytes = paged.extent_bytes();
+        paged.tensors().iter().map(move |tensor| (tensor.address(), bytes, position))
+    });
+    let mut extents: Vec<_> = extents.collect();
+    extents.sort_unstable();
+    for pair in extents.windows(2) {
+        let [(start, bytes, first), (address, _, second)] = *pair else { continue };
+        if address - start < bytes {
+            return Err(OptionsError::AdoptedOverlap { first, second, address });
+        }
+    }
     Ok(())
 }

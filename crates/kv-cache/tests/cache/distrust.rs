@@ -1,11 +1,12 @@
-//! Plans and snapshots of another process, which are not believed.
+//! Plans and snapshots of another process, and tensors of the engine, which are not believed.
 
-use cuda_driver::Stream;
+use cuda_driver::{DeviceBuffer, Stream};
 use kv_cache::kv_manager::{BatchRow, BlockCopy, Outcome, Row, RowEdit, Snapshot, Start, StepPlan};
-use kv_cache::{KvWorker, StepError};
+use kv_cache::{BuildError, KvCache, KvWorker, OptionsError, StepError};
+use kv_kernels::{PagedKv, PagedLayout};
 use kv_pool::{BlockId, Location, Tier};
 
-use crate::common::engine::{options, streams};
+use crate::common::engine::{options, shape, streams};
 use crate::machine::{Machine, small};
 
 /// A worker whose first four of eight device blocks have memory.
@@ -96,4 +97,36 @@ fn a_restored_worker_tells_nothing_of_the_steps_before() {
         drop(streams);
         machine.assert_clean();
     }
+}
+
+#[test]
+fn tensors_that_two_parts_would_write_are_refused() {
+    let machine = Machine::new(1, 1, small());
+    let device = &machine.rig.devices[0];
+    let streams = streams(&[device.clone(), device.clone()]);
+    // Each part has half of the layers.
+    let half = shape(2, 32, 4);
+    let bytes = 8 * half.block_bytes();
+    let memory = DeviceBuffer::alloc(device, 2 * bytes).unwrap();
+    let over = |starts: [u64; 2]| {
+        let paged = |(stream, start)| {
+            let (layout, span) = (PagedLayout::block_major(&half), memory.span());
+            PagedKv::new(stream, half, layout, span.slice(start, bytes).unwrap(), 8).unwrap()
+        };
+        let tensors = streams.iter().zip(starts).map(paged).collect();
+        KvCache::over(&streams, tensors, options(small(), 8, 0))
+    };
+    for starts in [[0, 0], [0, bytes - 16], [bytes, 16]] {
+        let address = memory.address() + starts[0].max(starts[1]);
+        let refused = over(starts).unwrap_err();
+        let BuildError::Options(OptionsError::AdoptedOverlap { first, second, address: at }) =
+            refused
+        else {
+            panic!("{starts:?}: {refused}")
+        };
+        assert_eq!((first + second, at), (1, address), "{starts:?}");
+    }
+    over([bytes, 0]).unwrap().close().unwrap();
+    drop((memory, streams));
+    machine.assert_clean();
 }
