@@ -73,6 +73,10 @@ impl Member {
             std::thread::spawn(move || {
                 loop {
                     let frame = match Frame::read(&mut output) {
+                        Ok(Some(frame)) if frame.kind == Kind::Refused => {
+                            let reason = String::from_utf8_lossy(&frame.body).into_owned();
+                            Err(WorkerFault::Refused { reason })
+                        }
                         Ok(Some(frame)) => Ok(frame),
                         // The pipe has ended, between two frames or inside one.
                         Ok(None) | Err(FrameError::Torn { .. }) => return,
@@ -106,10 +110,6 @@ impl Member {
             });
             let until = goes_on.map_or(deadline.at, |at| at.min(deadline.at));
             match self.frames.recv_timeout(until.saturating_duration_since(now)) {
-                Ok(Ok(frame)) if frame.kind == Kind::Refused => {
-                    let reason = String::from_utf8_lossy(&frame.body).into_owned();
-                    return Err(WorkerFault::Refused { reason });
-                }
                 Ok(frame) => return frame,
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(WorkerFault::Ended(None));
