@@ -131,7 +131,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "kv-replay",
         below: &["cuda-sim", "kv-cache", "kv-multigpu"],
-        others: &["clap", "indicatif", "serde", "serde_json"],
+        others: &["clap", "indicatif", "rustix", "serde", "serde_json", "xxhash-rust"],
         never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],
         may_be_unsafe: false,
     },
