@@ -389,6 +389,8 @@ impl Part {
     /// the steps before are complete. Whether all of it is back.
     pub(crate) fn shrink_to(&self, blocks: u64) -> bool {
         let Memory::Elastic(memory) = &self.memory else { return true };
+        // Padding names block 0: a captured graph may read it at any time.
+        let blocks = blocks.max(1);
         self.hold_growth(blocks);
         if memory.ready_blocks() > blocks
             && let Err(error) = memory.shrink_to(blocks, &[])

@@ -287,8 +287,9 @@ impl Manager {
     }
 
     /// Forgets the content with these names, in every tier; how many blocks there were. Those who hold
-    /// them keep them.
+    /// them keep them, and no sequence of before names them again.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
+        self.home.void_below(self.next_number);
         names.iter().filter(|&&name| self.pool.remove(name)).count()
     }
 

@@ -49,8 +49,8 @@ struct Inner {
 /// What sequences may name nothing of, when they are dropped.
 #[derive(Clone, Copy, Debug, Default)]
 struct Void {
-    /// Sequences below this number are lost.
-    lost_below: u64,
+    /// Sequences below this number are lost, or were admitted before content was forgotten.
+    void_below: u64,
     /// Sequences of other generations of names are void too.
     generation: u64,
 }
@@ -81,10 +81,10 @@ impl Home {
         self.inner.block_tokens
     }
 
-    /// Lets no sequence below this number name anything from now on. What they have named is forgotten after
-    /// this call.
-    pub(crate) fn lose_below(&self, number: u64) {
-        self.inner.void.lock().lost_below = number;
+    /// Lets no sequence below this number name anything from now on when it is dropped. What they have named is
+    /// forgotten after this call.
+    pub(crate) fn void_below(&self, number: u64) {
+        self.inner.void.lock().void_below = number;
     }
 
     /// Lets no sequence of another generation name anything from now on.
@@ -96,7 +96,7 @@ impl Home {
     /// become so meanwhile.
     pub(crate) fn unless_void(&self, number: u64, generation: u64, name: impl FnOnce()) {
         let void = self.inner.void.lock();
-        if number >= void.lost_below && generation == void.generation {
+        if number >= void.void_below && generation == void.generation {
             name();
         }
     }

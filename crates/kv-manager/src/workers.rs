@@ -99,7 +99,7 @@ impl Manager {
     /// Gives up all that was computed so far, of which `worker` has no share.
     fn lose_all(&mut self, worker: crate::WorkerId) {
         self.lost = Some((self.next_number, worker));
-        self.home.lose_below(self.next_number);
+        self.home.void_below(self.next_number);
         self.forget_all();
     }
 

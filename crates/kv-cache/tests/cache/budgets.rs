@@ -99,6 +99,24 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     machine.assert_clean();
 }
 
+#[test]
+fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(16, 0);
+    let mut live = engine.admit(&Prompt::new(1, 40)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    engine.cache.set_budget(Tier::Primary, 0).unwrap();
+    for _ in 0..4 {
+        let step = engine.cache.begin_step().unwrap();
+        engine.cache.finish_step(step).unwrap();
+    }
+    assert_eq!(engine.cache.parts()[0].ready_blocks(), 1);
+    engine.close();
+    machine.assert_clean();
+}
+
 /// The bytes of device blocks, read without regard to the cache's streams.
 fn bytes_of(engine: &Engine, blocks: impl Iterator<Item = BlockId>) -> Vec<u8> {
     let part = &engine.cache.parts()[0];
