@@ -262,8 +262,8 @@ impl KvWorker {
     /// Unmaps the blocks from `blocks` on, on every device, and gives their memory back as far as the steps that
     /// may use it are complete. Whether all of it is back: if not, a later call gives back more. No plan may
     /// name these blocks any more before [`grow_to`](Self::grow_to) has mapped them again; a manager says which
-    /// they are by [`unmappable_from`](kv_manager::Manager::unmappable_from). Tensors of the engine stay. Nothing
-    /// is mapped ahead of need from now on.
+    /// they are by [`unmappable_from`](kv_manager::Manager::unmappable_from). Tensors of the engine stay, and
+    /// block 0, which padding names. Nothing is mapped ahead of need from now on.
     #[track_caller]
     pub fn shrink_to(&mut self, blocks: u64) -> bool {
         let _site = cuda_driver::site::enter();
