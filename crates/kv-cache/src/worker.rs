@@ -245,15 +245,18 @@ impl KvWorker {
     /// Waits on the host if the plan names host blocks that are still to be pinned, and if every staging
     /// buffer is still being read, which does not happen while no more than `overlap_depth` steps are in
     /// flight. Work that is enqueued on the compute streams after this call finds the arrays, and the
-    /// blocks of the batch, in place. A copy waits for the copies and the work that touch one of its
-    /// blocks, and the work for the copies that touch one of the batch's. Whole blocks are copied, also
-    /// where the plan asks for their first tokens.
+    /// blocks of the batch, in place. A copy waits for the copies that touch one of its blocks and, where the
+    /// plan names a step that [may still write](BlockCopy::written_by) what it reads, for the work so far;
+    /// the work waits for the copies that touch one of the batch's blocks. Whole blocks are copied, also where
+    /// the plan asks for their first tokens.
     ///
     /// # Errors
     /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there, or host
-    /// memory whose pinning was refused: nothing has changed on the devices then, and this worker is of no more use to its manager before a
-    /// [snapshot](Self::restore). After another error the step counts as failed: finish it as others, which
-    /// enqueues the copies that were not enqueued. The next call sends the changes of the table.
+    /// memory whose pinning was refused: nothing has changed on the devices then, and this worker is of no
+    /// more use to its manager before a [snapshot](Self::restore). After another error the step counts as
+    /// failed: finish it as others, which enqueues the copies that were not enqueued. The next call sends the
+    /// changes of the table. A step before this one that was neither finished nor can be ended now refuses
+    /// the call: [`finish`](Self::finish) it, and make the call again.
     #[track_caller]
     pub fn carry_out<F>(&mut self, plan: &StepPlan, add: F) -> Result<(), StepError>
     where
