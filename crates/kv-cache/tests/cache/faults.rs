@@ -222,3 +222,22 @@ fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
         machine.assert_clean();
     }
 }
+
+#[test]
+fn a_step_whose_batch_was_refused_has_failed_though_it_is_finished() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(16, 0);
+    let mut before = engine.admit(&Prompt::new(2, 5)).unwrap();
+    engine.run(&mut [&mut before]).unwrap();
+    let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
+    let step = engine.begin().unwrap();
+    machine.sim.fail_nth("cuMemcpyHtoDAsync", 1, ErrorCode::UNKNOWN);
+    let staged = engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(()));
+    assert!(staged.is_err());
+    engine.cache.finish_step(step).unwrap();
+    engine.drain().unwrap();
+    assert_eq!(engine.cache.manager().stats().failed_steps, 1);
+    drop((before, live));
+    engine.close();
+    machine.assert_clean();
+}
