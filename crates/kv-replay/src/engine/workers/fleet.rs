@@ -276,15 +276,25 @@ impl Fleet {
             let place = self.workers.get_mut(usize::from(drill.worker));
             let Some(place) = place else { continue };
             let unstopped = |source| RunError::Worker { worker: drill.worker, source };
-            place.member.stop(drill.wait).map_err(Box::new).map_err(unstopped)?;
+            let deadline = Deadline::after(self.timeout);
+            place.member.stop(drill.wait, deadline).map_err(Box::new).map_err(unstopped)?;
             let worker = drill.worker.into();
             self.report.stops.push(StopReport { worker, step, ..StopReport::default() });
+        }
+        let kills = take_due(&mut self.kills, step, |drill| drill.step);
+        for drill in &kills {
+            // It is killed with the plan unread: otherwise it could complete the step before it ends.
+            let place = self.workers.get_mut(usize::from(drill.worker));
+            let Some(place) = place else { continue };
+            let unstopped = |source| RunError::Worker { worker: drill.worker, source };
+            let deadline = Deadline::after(self.timeout);
+            place.member.stop(Duration::MAX, deadline).map_err(Box::new).map_err(unstopped)?;
         }
         for place in &mut self.workers {
             place.member.send(Arc::clone(&bytes));
             place.member.sent.push_back((step, read));
         }
-        for drill in take_due(&mut self.kills, step, |drill| drill.step) {
+        for drill in kills {
             if let Some(place) = self.workers.get_mut(usize::from(drill.worker)) {
                 place.member.kill();
             }

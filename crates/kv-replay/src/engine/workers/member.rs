@@ -4,11 +4,12 @@
 //! what is to be sent, the other reads what comes. Every wait for the process has a deadline.
 
 use std::collections::VecDeque;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -59,39 +60,19 @@ impl Member {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(WorkerFault::Start)?;
-        let (orders, to_send) = mpsc::channel::<Arc<[u8]>>();
+        let (orders, to_send) = mpsc::channel();
         let (arrived, frames) = mpsc::channel();
-        if let (Some(mut input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) {
-            // The threads end with the process, or when nobody sends or reads any more.
-            std::thread::spawn(move || {
-                while let Ok(bytes) = to_send.recv() {
-                    if input.write_all(&bytes).and_then(|()| input.flush()).is_err() {
-                        return;
-                    }
-                }
-            });
-            std::thread::spawn(move || {
-                loop {
-                    let frame = match Frame::read(&mut output) {
-                        Ok(Some(frame)) if frame.kind == Kind::Refused => {
-                            let reason = String::from_utf8_lossy(&frame.body).into_owned();
-                            Err(WorkerFault::Refused { reason })
-                        }
-                        Ok(Some(frame)) => Ok(frame),
-                        // The pipe has ended, between two frames or inside one.
-                        Ok(None) | Err(FrameError::Torn { .. }) => return,
-                        Err(error) => Err(error.into()),
-                    };
-                    let ends = frame.is_err();
-                    if arrived.send(frame).is_err() || ends {
-                        return;
-                    }
-                }
-            });
-        }
+        let pipes = (child.stdin.take(), child.stdout.take());
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let (sent, checksums) = (VecDeque::new(), VecDeque::new());
-        Ok(Self { child: Some(child), pid, frames, orders, stopped: None, sent, checksums })
+        let member =
+            Self { child: Some(child), pid, frames, orders, stopped: None, sent, checksums };
+        if let (Some(input), Some(output)) = pipes {
+            // The threads end with the process, or when nobody sends or reads any more.
+            in_thread(move || write_all(input, &to_send)).map_err(WorkerFault::Start)?;
+            in_thread(move || read_all(output, &arrived)).map_err(WorkerFault::Start)?;
+        }
+        Ok(member)
     }
 
     /// Sends bytes, behind those that were sent before. Does not wait. That a process has ended shows when
@@ -148,13 +129,16 @@ impl Member {
     }
 
     /// Stops the process, and waits until it has stopped: until it is waited for so long.
-    pub(super) fn stop(&mut self, wait: Duration) -> Result<(), WorkerFault> {
+    pub(super) fn stop(&mut self, wait: Duration, deadline: Deadline) -> Result<(), WorkerFault> {
         let Some(pid) = self.pid else { return Ok(()) };
         let signalled = kill_process(pid, Signal::STOP);
         signalled.map_err(|error| WorkerFault::Signal(error.into()))?;
         // A process that has ended instead is left for its fence.
         let states = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-        let waited = waitid(WaitId::Pid(pid), states);
+        let waited = deadline.wait(move || waitid(WaitId::Pid(pid), states));
+        let Some(waited) = waited.map_err(WorkerFault::Signal)? else {
+            return Err(WorkerFault::Silent { seconds: deadline.seconds });
+        };
         waited.map_err(|error| WorkerFault::Signal(error.into()))?;
         self.stopped = Some(Stopped { wait: wait.min(WAIT_MAX), since: None });
         Ok(())
@@ -183,22 +167,54 @@ impl Member {
     pub(super) fn fence(&mut self, deadline: Deadline) -> Result<Option<ExitStatus>, WorkerFault> {
         self.kill();
         let Some(mut child) = self.child.take() else { return Ok(None) };
-        let (ended, waited) = mpsc::channel();
-        std::thread::spawn(move || ended.send(child.wait()));
-        match waited.recv_timeout(deadline.at.saturating_duration_since(Instant::now())) {
-            Ok(Ok(status)) => Ok(Some(status)),
+        match deadline.wait(move || child.wait()) {
+            Ok(Some(Ok(status))) => Ok(Some(status)),
             _ => Err(WorkerFault::NotFenced { seconds: deadline.seconds }),
         }
     }
 }
 
 impl Drop for Member {
+    /// Kills the process. Nothing waits for its end here: a thread does, if the system grants one.
     fn drop(&mut self) {
         self.kill();
         if let Some(mut child) = self.child.take() {
-            let _ = child.wait();
+            let _ = in_thread(move || drop(child.wait()));
         }
     }
+}
+
+/// Writes what is to be sent, in order.
+fn write_all(mut input: ChildStdin, to_send: &Receiver<Arc<[u8]>>) {
+    while let Ok(bytes) = to_send.recv() {
+        if input.write_all(&bytes).and_then(|()| input.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads what the process says, up to the first frame that it should not have said.
+fn read_all(mut output: ChildStdout, arrived: &Sender<Result<Frame, WorkerFault>>) {
+    loop {
+        let frame = match Frame::read(&mut output) {
+            Ok(Some(frame)) if frame.kind == Kind::Refused => {
+                let reason = String::from_utf8_lossy(&frame.body).into_owned();
+                Err(WorkerFault::Refused { reason })
+            }
+            Ok(Some(frame)) => Ok(frame),
+            // The pipe has ended, between two frames or inside one.
+            Ok(None) | Err(FrameError::Torn { .. }) => return,
+            Err(error) => Err(error.into()),
+        };
+        let ends = frame.is_err();
+        if arrived.send(frame).is_err() || ends {
+            return;
+        }
+    }
+}
+
+fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().spawn(work).map(drop)
 }
 
 /// When a process must have said something.
@@ -211,5 +227,15 @@ pub(super) struct Deadline {
 impl Deadline {
     pub(super) fn after(timeout: Duration) -> Self {
         Self { at: Instant::now() + timeout.min(WAIT_MAX), seconds: timeout.as_secs() }
+    }
+
+    /// What a call returns that may block, unless the deadline passes before.
+    fn wait<T: Send + 'static>(
+        self,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<Option<T>> {
+        let (done, result) = mpsc::channel();
+        in_thread(move || drop(done.send(call())))?;
+        Ok(result.recv_timeout(self.at.saturating_duration_since(Instant::now())).ok())
     }
 }
