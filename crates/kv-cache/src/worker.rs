@@ -252,8 +252,8 @@ impl KvWorker {
     ///
     /// # Errors
     /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there, or host
-    /// memory whose pinning was refused: nothing has changed on the devices then, and this worker is of no
-    /// more use to its manager before a [snapshot](Self::restore). After another error the step counts as
+    /// memory whose pinning was refused: nothing has changed then, but that the step before this one is over.
+    /// A plan that is missing cannot be made up for: the manager sends a [snapshot](Self::restore). After another error the step counts as
     /// failed: finish it as others, which enqueues the copies that were not enqueued. The next call sends the
     /// changes of the table. A step before this one that was neither finished nor can be ended now refuses
     /// the call: [`finish`](Self::finish) it, and make the call again.
@@ -265,15 +265,10 @@ impl KvWorker {
         let _site = cuda_driver::site::enter();
         self.check(plan)?;
         self.check_pinned(plan)?;
-        self.apply(plan)?;
+        // Of a step that is open, nobody has said that its work is enqueued.
+        self.leave(Outcome::Failed)?;
         let (block_tokens, blocks) = (self.options.shape.block_tokens(), self.ready_blocks());
-        if let Err(error) = self.table.check_batch(plan, block_tokens, blocks) {
-            // No plan follows this step: a snapshot comes first.
-            let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
-            let table = vec![-1; rows as usize * width as usize];
-            self.table.restore(&Snapshot { step: u64::MAX, width, table })?;
-            return Err(error.into());
-        }
+        self.table.apply_to_memory(plan, block_tokens, blocks)?;
         self.enqueue(plan, add)
     }
 
@@ -282,16 +277,9 @@ impl KvWorker {
     where
         F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
-        self.apply(plan)?;
-        self.enqueue(plan, add)
-    }
-
-    /// Changes the table as a plan says, which follows the last one.
-    fn apply(&mut self, plan: &StepPlan) -> Result<(), StepError> {
-        plan.check_follows(self.table.step())?;
-        // Of a step that is open, nobody has said that its work is enqueued.
         self.leave(Outcome::Failed)?;
-        Ok(self.table.apply(plan)?)
+        self.table.apply(plan)?;
+        self.enqueue(plan, add)
     }
 
     fn enqueue<F>(&mut self, plan: &StepPlan, mut add: F) -> Result<(), StepError>

@@ -1,7 +1,9 @@
 //! A worker's copy of the block table, and what it checks of each plan before it carries it out.
 
+use std::ops::Range;
+
 use crate::options::{check_table, repeated};
-use crate::plan::{Snapshot, Start, StepPlan};
+use crate::plan::{RowEdit, Snapshot, Start, StepPlan};
 use crate::table::NO_BLOCK;
 use crate::{OptionsError, PlanError, Row};
 
@@ -24,6 +26,8 @@ pub struct Replica {
     rows: usize,
     width: usize,
     ids: Vec<i32>,
+    /// What the last plan has replaced.
+    before: Vec<i32>,
 }
 
 impl Replica {
@@ -36,7 +40,8 @@ impl Replica {
     pub fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
         check_table(rows, width)?;
         let (rows, width) = (rows as usize, width as usize);
-        Ok(Self { step: 0, rows, width, ids: repeated(NO_BLOCK, rows * width)? })
+        let ids = repeated(NO_BLOCK, rows * width)?;
+        Ok(Self { step: 0, rows, width, ids, before: Vec::new() })
     }
 
     /// The step of the last plan that was applied.
@@ -70,24 +75,56 @@ impl Replica {
     pub fn apply(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
         plan.check_table(self.rows, self.width)?;
-        let mut ids = &plan.edit_ids[..];
-        for edit in &plan.edits {
-            let (here, rest) = ids.split_at(edit.count as usize);
-            let first = edit.row.index() * self.width + edit.first as usize;
-            self.ids[first..first + here.len()].copy_from_slice(here);
-            ids = rest;
+        self.write(plan);
+        self.step = plan.step;
+        Ok(())
+    }
+
+    /// The same, and every row of the plan's batch must then have blocks of `block_tokens` tokens for what it
+    /// computes, among the first `blocks` of the device, which have memory.
+    ///
+    /// # Errors
+    /// [`PlanError`]; nothing has changed.
+    pub fn apply_to_memory(
+        &mut self,
+        plan: &StepPlan,
+        block_tokens: u32,
+        blocks: u64,
+    ) -> Result<(), PlanError> {
+        plan.check_follows(self.step)?;
+        plan.check_table(self.rows, self.width)?;
+        self.write(plan);
+        if let Err(error) = self.check_batch(plan, block_tokens, blocks) {
+            self.take_back(plan);
+            return Err(error);
         }
         self.step = plan.step;
         Ok(())
     }
 
-    /// Checks that every row of a plan's batch has blocks of `block_tokens` tokens for what it computes, among
-    /// the first `blocks` of the device, which have memory. To be called when the plan is
-    /// [applied](Self::apply).
-    ///
-    /// # Errors
-    /// [`PlanError::NoBlocks`].
-    pub fn check_batch(
+    /// Makes the changes of a plan, and notes what was there.
+    fn write(&mut self, plan: &StepPlan) {
+        self.before.clear();
+        let mut ids = &plan.edit_ids[..];
+        for edit in &plan.edits {
+            let (here, rest) = ids.split_at(edit.count as usize);
+            let entries = entries(edit, self.width);
+            self.before.extend_from_slice(&self.ids[entries.clone()]);
+            self.ids[entries].copy_from_slice(here);
+            ids = rest;
+        }
+    }
+
+    /// Puts back what the changes of a plan have replaced, the last one first: edits may overlap.
+    fn take_back(&mut self, plan: &StepPlan) {
+        for edit in plan.edits.iter().rev() {
+            let start = self.before.len() - edit.count as usize;
+            self.ids[entries(edit, self.width)].copy_from_slice(&self.before[start..]);
+            self.before.truncate(start);
+        }
+    }
+
+    fn check_batch(
         &self,
         plan: &StepPlan,
         block_tokens: u32,
@@ -106,4 +143,10 @@ impl Replica {
         }
         Ok(())
     }
+}
+
+/// The entries of the table that an edit changes.
+fn entries(edit: &RowEdit, width: usize) -> Range<usize> {
+    let first = edit.row.index() * width + edit.first as usize;
+    first..first + edit.count as usize
 }

@@ -6,7 +6,8 @@ mod common;
 
 use common::{admit, manager};
 use kv_manager::{
-    BytesError, Completion, Message, Outcome, PlanError, Replica, Row, RowEdit, StepPlan, WorkerId,
+    BatchRow, BytesError, Completion, Message, Outcome, PlanError, Replica, Row, RowEdit, Start,
+    StepPlan, WorkerId,
 };
 
 /// A plan with something in every field.
@@ -166,11 +167,13 @@ fn a_new_worker_begins_with_a_snapshot() {
     manager.commit(&mut sequence, 1, &[5]).unwrap();
     manager.reserve(&mut sequence, 7).unwrap();
     let plan = common::step(&mut manager, &mut [&mut sequence]);
-    replica.apply(&plan).unwrap();
     let id = sequence.block(4).unwrap().index() as u64;
-    replica.check_batch(&plan, common::BLOCK, id + 1).unwrap();
     // The last block has no memory.
-    assert!(replica.check_batch(&plan, common::BLOCK, id).is_err());
+    let error = replica.apply_to_memory(&plan, common::BLOCK, id).unwrap_err();
+    let row = sequence.row().unwrap();
+    assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
+    assert_eq!(replica.step(), plan.after, "nothing has changed");
+    replica.apply_to_memory(&plan, common::BLOCK, id + 1).unwrap();
     let row = replica.row(sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
     assert_eq!(row[..5], ids);
@@ -186,10 +189,28 @@ fn a_batch_without_blocks_is_refused() {
     plan.edits.clear();
     plan.edit_ids.clear();
     let mut replica = Replica::new(256, 2048).unwrap();
-    replica.apply(&plan).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
-        replica.check_batch(&plan, common::BLOCK, 8),
+        replica.apply_to_memory(&plan, common::BLOCK, 8),
         Err(PlanError::NoBlocks { step, row, end: 10 })
     );
+}
+
+#[test]
+fn a_refused_batch_takes_back_edits_that_overlap() {
+    let mut replica = Replica::new(2, 4).unwrap();
+    let row = Row::new(1);
+    let edit = |first, count| RowEdit { row, first, count };
+    let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<i32>, tokens| {
+        let batch = vec![BatchRow { row, start: Start::At(0), tokens }];
+        StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
+    };
+    replica.apply_to_memory(&plan(1, vec![edit(0, 4)], vec![1, 2, 3, -1], 6), 2, 4).unwrap();
+    let edits = vec![edit(0, 3), edit(1, 3)];
+    let overlapping = plan(2, edits, vec![3, 0, 0, 2, 1, 4], 8);
+    let refused = replica.apply_to_memory(&overlapping, 2, 4).unwrap_err();
+    assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
+    assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &[1, 2, 3, -1][..]));
+    replica.apply_to_memory(&overlapping, 2, 5).unwrap();
+    assert_eq!(replica.row(row).unwrap(), [3, 2, 1, 4]);
 }

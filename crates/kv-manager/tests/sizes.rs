@@ -196,7 +196,7 @@ fn messages_of_any_size_are_read_or_refused() {
         let read = all.map(|range| Message::from_bytes(&bytes[range]).unwrap());
         let mut replica = Replica::new(2, 2).unwrap();
         assert!(replica.apply(&plan).is_err() && replica.restore(&snapshot).is_err());
-        assert!(Replica::check_batch(&replica, &plan, small, number).is_err());
+        assert!(Replica::apply_to_memory(&mut replica, &plan, small, number).is_err());
         let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
         assert_eq!(read, sent);
     }
