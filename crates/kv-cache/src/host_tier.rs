@@ -39,12 +39,8 @@ impl HostTier {
             options.memory = HostMemory::Driver(HostAllocFlags::CACHED);
             return Self::with_options(device, &options);
         }
-        // None is wanted yet, and slabs are of equal length all the same.
-        let most = (slab_bytes_max / block_bytes.max(1)).max(1);
-        let slabs = blocks.div_ceil(most).max(1);
-        options.slab_bytes_max = blocks.div_ceil(slabs).max(1).saturating_mul(block_bytes);
-        options.blocks = 0;
-        Ok(Self { blocks, ..Self::with_options(device, &options)? })
+        let slabs = PinnedSlabs::unstarted(device, &options)?;
+        Ok(Self { slabs, block_bytes, blocks, at_once: false })
     }
 
     /// Starts the threads. The driver's calls of others wait while one of them registers memory.

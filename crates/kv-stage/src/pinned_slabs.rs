@@ -161,7 +161,18 @@ impl PinnedSlabs {
     /// # Errors
     /// [`SlabsError`].
     pub fn new(device: &Device, options: &SlabsOptions) -> Result<Self, SlabsError> {
-        let &SlabsOptions { block_bytes, blocks, memory, threads, .. } = options;
+        let mut slabs = Self::unstarted(device, options)?;
+        slabs.resize(options.blocks)?;
+        Ok(slabs)
+    }
+
+    /// The same without blocks so far: pinning starts with the first [`resize`](Self::resize). Slabs are as
+    /// large as the [number of blocks](SlabsOptions::blocks) of the options makes them.
+    ///
+    /// # Errors
+    /// [`SlabsError`].
+    pub fn unstarted(device: &Device, options: &SlabsOptions) -> Result<Self, SlabsError> {
+        let &SlabsOptions { block_bytes, memory, threads, .. } = options;
         let blocks_per_slab = options.blocks_per_slab()?;
         let slab_bytes = blocks_per_slab * block_bytes;
         let (pages, pieces) = match memory {
@@ -189,7 +200,7 @@ impl PinnedSlabs {
             news: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
         };
-        let mut slabs = Self {
+        Ok(Self {
             shared: Arc::new(shared),
             slabs: Vec::new(),
             blocks_per_slab,
@@ -197,9 +208,7 @@ impl PinnedSlabs {
             threads,
             started: Vec::new(),
             seen: 0,
-        };
-        slabs.resize(blocks)?;
-        Ok(slabs)
+        })
     }
 
     /// Takes over the slabs that were pinned since the last call; returns the number of usable slabs.
