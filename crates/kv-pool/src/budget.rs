@@ -19,6 +19,19 @@ pub struct Withdrawn {
     pub in_use: u64,
 }
 
+/// What the blocks of a granule are used for.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct GranuleUse {
+    /// Whether the tier has the granule.
+    pub granted: bool,
+    /// Blocks without content that can be claimed.
+    pub empty: u32,
+    /// Blocks with cached content that nobody uses.
+    pub cached: u32,
+    /// Blocks that are in use, or are released and wait for their epoch or for a copy.
+    pub in_use: u32,
+}
+
 impl BlockPool {
     /// Has a tier hand out only block ids below `blocks` from now on: fewer than before, or more, up to as
     /// many as the tier was made for. Memory for new ones is there when this is called.
@@ -68,6 +81,63 @@ impl BlockPool {
             return Withdrawn { leaving: Claimed::default(), in_use };
         }
         Withdrawn { leaving: Claimed::list(tier, list), in_use }
+    }
+
+    /// Gives a tier that was [divided](crate::PoolBuilder::granules) the memory of a granule: its block ids
+    /// can be claimed, the ones without content from last. A granule that the tier has changes nothing.
+    ///
+    /// For maintenance, as [`set_budget`](Self::set_budget).
+    ///
+    /// # Errors
+    /// [`BudgetError`]; nothing has changed then.
+    pub fn grant(&self, tier: Tier, granule: u64) -> Result<(), BudgetError> {
+        self.shared.state.lock().grant(tier, granule)
+    }
+
+    /// Takes a granule from a tier. Its blocks leave as those beyond a [budget](Self::set_budget) do: what
+    /// nobody uses at once, the rest when its last user lets go of it and that epoch is complete. A granule that
+    /// the tier has not changes nothing, and tells how many of its blocks have not left.
+    ///
+    /// # Errors
+    /// [`BudgetError`]; nothing has changed then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kv_pool::{BlockPool, PoolConfig, Tier};
+    ///
+    /// let builder = BlockPool::builder(&PoolConfig::primary_only(12));
+    /// let pool = builder.granules(Tier::Primary, 4).build()?;
+    /// assert_eq!(pool.claimable(), 0);
+    /// pool.grant(Tier::Primary, 2)?;
+    /// let block = pool.claim(1)?;
+    /// assert_eq!(block.ids().next().map(|id| id.index()), Some(8));
+    /// let withdrawn = pool.withdraw(Tier::Primary, 2)?;
+    /// assert_eq!((withdrawn.leaving.len(), withdrawn.in_use), (3, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn withdraw(&self, tier: Tier, granule: u64) -> Result<Withdrawn, BudgetError> {
+        let mut state = self.shared.state.lock();
+        let mut list = state.spares.take_claims(&self.shared);
+        let in_use = match state.withdraw(tier, granule, &mut list.claims) {
+            Ok(in_use) => in_use,
+            Err(error) => {
+                state.spares.keep_claims(list);
+                return Err(error);
+            }
+        };
+        if list.claims.is_empty() {
+            state.spares.keep_claims(list);
+            return Ok(Withdrawn { leaving: Claimed::default(), in_use });
+        }
+        Ok(Withdrawn { leaving: Claimed::list(tier, list), in_use })
+    }
+
+    /// What the blocks of each granule of a tier are used for, in a time in proportion to the blocks of all
+    /// tiers. Empty for a tier that was not divided.
+    #[must_use]
+    pub fn granules(&self, tier: Tier) -> Vec<GranuleUse> {
+        self.shared.state.lock().granule_uses(tier)
     }
 
     /// The first block id of a tier behind all that may be in use, in constant time: its

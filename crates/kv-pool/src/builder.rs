@@ -13,6 +13,7 @@ pub struct PoolBuilder {
     clock: Box<dyn Clock>,
     events: Option<usize>,
     policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+    granules: [Option<u32>; Tier::COUNT],
     ids: BlockIds,
 }
 
@@ -41,17 +42,31 @@ impl PoolBuilder {
         self
     }
 
+    /// Divides a tier into granules of `blocks` block ids each, the last of which may have fewer. The tier
+    /// begins without any, and is [given](BlockPool::grant) its memory granule by granule.
+    pub fn granules(mut self, tier: Tier, blocks: u32) -> Self {
+        self.granules[tier.index()] = Some(blocks);
+        self
+    }
+
     /// A pool in which no block has content.
     ///
     /// # Errors
     /// [`ConfigError`] names the number that cannot be.
     pub fn build(self) -> Result<BlockPool, ConfigError> {
-        let Self { config, clock, events, policies, ids } = self;
+        let Self { config, clock, events, policies, granules, ids } = self;
         config.check()?;
+        let divided = || Tier::ALL.into_iter().zip(granules);
+        if let Some((tier, _)) = divided().find(|(_, granules)| *granules == Some(0)) {
+            return Err(ConfigError::EmptyGranules { tier });
+        }
         let blocks = config.blocks().iter().sum::<u64>();
         let refused = |_| ConfigError::OutOfMemory { blocks };
         let watch = Watch::new(clock, events, policies, blocks as usize).map_err(refused)?;
-        let state = PoolState::new(&config, watch, ids).map_err(refused)?;
+        let mut state = PoolState::new(&config, watch, ids).map_err(refused)?;
+        for (tier, blocks) in divided().filter_map(|(tier, blocks)| Some((tier, blocks?))) {
+            state.divide(tier, blocks).map_err(refused)?;
+        }
         Ok(BlockPool::with_state(&config, state))
     }
 }
@@ -64,6 +79,7 @@ impl BlockPool {
             clock: Box::new(SystemClock::new()),
             events: None,
             policies: [const { None }; Tier::COUNT],
+            granules: [None; Tier::COUNT],
             ids: BlockIds::ALL,
         }
     }

@@ -64,6 +64,12 @@ impl Default for PoolConfig {
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// Granules without blocks.
+    #[error("granules of 0 blocks for the {tier:?} tier")]
+    EmptyGranules {
+        /// The tier.
+        tier: Tier,
+    },
     /// A pool without primary blocks can serve nobody.
     #[error("primary_blocks is 0")]
     NoBlocks,

@@ -139,6 +139,28 @@ pub enum BudgetError {
         /// Blocks that are kept for all tenants together.
         reserved: u64,
     },
+    /// The tier is given its memory by granules.
+    #[error("the {tier:?} tier is given granules, not a number of blocks")]
+    Divided {
+        /// The tier.
+        tier: Tier,
+    },
+    /// The tier is not given its memory by granules.
+    #[error("the {tier:?} tier was not divided into granules")]
+    Undivided {
+        /// The tier.
+        tier: Tier,
+    },
+    /// The tier has no such granule.
+    #[error("granule {granule} of the {tier:?} tier, which has {granules}")]
+    NoGranule {
+        /// The tier.
+        tier: Tier,
+        /// The granule asked for.
+        granule: u64,
+        /// Granules that it was made for.
+        granules: u64,
+    },
 }
 
 /// A rule that the pool's own state breaks: a defect of the pool.

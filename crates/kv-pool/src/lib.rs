@@ -168,7 +168,7 @@ pub mod tenants;
 mod view;
 
 pub use admit::{Admission, Admit, Admitted, Budget, Partial};
-pub use budget::Withdrawn;
+pub use budget::{GranuleUse, Withdrawn};
 pub use builder::PoolBuilder;
 pub use claim::{Claimed, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `set_budget` | [`configurations`] |
 //! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
+//! | `PoolBuilder::granules`, `grant`, `withdraw` | [`granules`] |
 //! | `ShardedPool::new`, `claim`, `set_budget` | [`shards`] |
 //! | `claim`, `claim_for`, `claim_in`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
 //! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
@@ -156,6 +157,33 @@ fn full() -> BlockPool {
 
 fn names(count: u32) -> Vec<BlockHash> {
     (0..count).map(name).collect()
+}
+
+#[test]
+fn granules() {
+    for blocks in [0, 1, 2, 7, 8, 9, u32::MAX] {
+        for tier in Tier::ALL {
+            let config = PoolConfig {
+                further_blocks: [8, 8],
+                secondary_blocks: 8,
+                ..PoolConfig::primary_only(8)
+            };
+            let pool = BlockPool::builder(&config).granules(tier, blocks).build();
+            let Ok(pool) = pool else {
+                assert_eq!(blocks, 0);
+                continue;
+            };
+            let count = 8_u64.div_ceil(blocks.into());
+            for granule in [0, 1, count - 1, count, u64::from(u32::MAX) + 1, u64::MAX] {
+                assert_eq!(pool.grant(tier, granule).is_ok(), granule < count);
+                checked(&pool);
+                assert_eq!(pool.withdraw(tier, granule).is_ok(), granule < count);
+                checked(&pool);
+            }
+            (0..count).for_each(|granule| pool.grant(tier, granule).unwrap());
+            assert_eq!(pool.blocks_end(tier), 8);
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! `Row::new`, `StepStager::new`, `with_scatter` and `buffer_bytes`,
 //! `Step::block_rows` and `array`, `Staged::span` of a part that is not there, `BatchOptions::buffer_bytes`,
 //! `DeviceBatch::new` (and `sabotage_with_ptx`, which it is made of) and `edit`, `BatchStep::row` and `array`;
-//! `SlabsOptions`, `PinnedSlabs::new` and `resize`.
+//! `SlabsOptions`, `PinnedSlabs::new`, `unstarted` and `resize`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -183,6 +183,8 @@ fn slabs_of_any_size_are_pinned_or_refused() {
                     };
                     let small = (1..=SlabsOptions::SLAB_BYTES_MAX).contains(&block_bytes)
                         && is_small(block_bytes, blocks as usize);
+                    let unstarted = PinnedSlabs::unstarted(&machine.device, &options);
+                    assert!(unstarted.is_err() || unstarted.unwrap().slabs_wanted() == 0);
                     let made = PinnedSlabs::new(&machine.device, &options);
                     // Whether all of that would fit into memory depends on the machine.
                     let Ok(mut made) = made else {

@@ -109,9 +109,9 @@ impl Tensors {
         self.format.shape(&self.numbers).unwrap()
     }
 
-    /// The axes that choose a tensor, and those of the tensor, outermost first: `l`ayers, `k`eys and values,
-    /// `b`locks, `t`okens of a block, `s`lots, `h`eads, `e`lements of a head, `p`ieces of a head and elements
-    /// `x` of a piece, and bytes of a pa`g`e.
+    /// The axes that choose a tensor, and those of the tensor, outermost first: layers `l`, keys and values `k`,
+    /// blocks `b`, tokens of a block `t`, slots `s`, heads `h`, elements `e` of a head, pieces `p` of a head and elements
+    /// `x` of a piece, and bytes `g` of a page.
     fn axes(&self, kv: u64) -> (&'static str, &'static str) {
         match self.format {
             KvFormat::CrossLayerNhd => ("", "blkthe"),

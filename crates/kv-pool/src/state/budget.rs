@@ -1,6 +1,6 @@
 //! Budgets: how many block ids of a tier may be handed out, and how the others leave it.
 //!
-//! A block id at or above the budget is never handed out. One that nobody uses leaves at once, one in
+//! A block id at or above the budget, or in a granule that the tier has not, is never handed out. One that nobody uses leaves at once, one in
 //! use when its last user lets go of it and the epoch of that release is complete. Its block is
 //! [`Absent`](BlockPhase::Absent) then, as before it was first used. Growth brings it back.
 
@@ -50,9 +50,17 @@ impl PoolState {
     /// Checks a budget against what the tier was made for, and what is kept for tenants.
     pub(crate) fn check_budget(&self, tier: Tier, blocks: u64) -> Result<(), BudgetError> {
         let capacity = u64::from(self.tier(tier).capacity);
+        if self.tier(tier).granules.is_some() {
+            return Err(BudgetError::Divided { tier });
+        }
         if blocks > capacity {
             return Err(BudgetError::OverCapacity { tier, requested: blocks, capacity });
         }
+        self.check_reserved(tier, blocks)
+    }
+
+    /// Checks that a tier keeps as many blocks as are kept for tenants.
+    pub(super) fn check_reserved(&self, tier: Tier, blocks: u64) -> Result<(), BudgetError> {
         let tenancy = self.watch.tenancy.as_ref();
         let reserved = tenancy.map_or(0, |tenancy| tenancy.tenants.reserved(tier));
         if blocks < reserved {
@@ -85,7 +93,7 @@ impl PoolState {
     pub(crate) fn is_beyond(&self, id: RecordId) -> bool {
         let location = self.blocks.location(id);
         let tier = self.tier(location.tier);
-        tier.nth(location.id) >= tier.budget
+        tier.is_beyond(tier.nth(location.id))
     }
 
     /// Ends the stay of a block that nobody uses beyond the budget of its tier. Its content is lost.
@@ -98,15 +106,13 @@ impl PoolState {
         self.put(id, BlockPhase::Absent);
         let location = self.blocks.location(id);
         let tier = &mut self.tiers[location.tier.index()];
-        let n = tier.nth(location.id);
-        tier.gone.note(n, true);
-        tier.gone.settle(tier.budget);
+        tier.note_gone(tier.nth(location.id));
         self.plain = self.is_plain_now();
     }
 
     /// Whether the short ways are open: no tenants, no policies, and no block to be looked at for whether it
     /// is to leave.
-    fn is_plain_now(&self) -> bool {
+    pub(super) fn is_plain_now(&self) -> bool {
         let settled = self.tiers.iter().all(|tier| tier.beyond() == 0);
         settled && self.watch.tenancy.is_none() && !self.has_notes()
     }
@@ -119,7 +125,7 @@ impl PoolState {
 
     /// Claims the blocks beyond a tier's budget that nobody uses, those without content first. Of the others
     /// the least valuable is evicted first, and a block after those that follow it.
-    fn claim_beyond(&mut self, tier: Tier, leaving: &mut Vec<Claim>) {
+    pub(super) fn claim_beyond(&mut self, tier: Tier, leaving: &mut Vec<Claim>) {
         let blocks = &self.blocks;
         let unused = |&id: &RecordId| blocks.tier(id) == tier && self.is_unused(id);
         let mut ids: Vec<_> =
@@ -167,7 +173,7 @@ impl PoolState {
     }
 
     /// Makes the block ids claimable that have left a tier and lie within its budget again, the lowest first.
-    fn bring_back(&mut self, tier: Tier) {
+    pub(super) fn bring_back(&mut self, tier: Tier) {
         let blocks = &self.blocks;
         let gone = |&id: &RecordId| {
             blocks.tier(id) == tier && blocks.place(id) == BlockPhase::Absent && !self.is_beyond(id)
@@ -179,12 +185,13 @@ impl PoolState {
             let state = &mut self.tiers[tier.index()];
             let n = state.nth(self.blocks.location(id).id);
             state.gone.note(n, false);
+            state.gone.end = state.gone.end.max(n + 1);
             state.queues.insert_last(&mut self.blocks, id, None);
         }
     }
 
     /// Tells the tenants of a tier's budget, and how many blocks within it are in use.
-    fn tell_tenants(&mut self, tier: Tier) {
+    pub(super) fn tell_tenants(&mut self, tier: Tier) {
         if self.watch.tenancy.is_none() {
             return;
         }
@@ -208,9 +215,17 @@ impl super::TierState {
         used.saturating_sub(self.counts[BlockPhase::Absent as usize])
     }
 
+    /// Notes that the `n`th block id has left.
+    pub(super) fn note_gone(&mut self, n: u32) {
+        self.gone.note(n, true);
+        let least = if self.granules.is_some() { 0 } else { self.budget };
+        self.gone.settle(least);
+    }
+
     /// The first block id behind all that may be in use.
     pub(crate) fn end(&self) -> u32 {
-        let end = if self.beyond() > 0 { self.gone.end } else { self.budget };
+        let ragged = self.granules.is_some() || self.beyond() > 0;
+        let end = if ragged { self.gone.end } else { self.budget };
         match end {
             0 => 0,
             n => self.block_id(n - 1).0 + 1,

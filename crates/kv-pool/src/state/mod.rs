@@ -5,6 +5,7 @@
 
 mod budget;
 mod claim;
+mod granules;
 mod guard;
 mod names;
 mod plain;

@@ -1,6 +1,7 @@
 //! One tier: its block ids, its queues, and how many of its blocks are where.
 
 use super::budget::Gone;
+use super::granules::Granules;
 use crate::BlockId;
 use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
@@ -30,12 +31,14 @@ pub(crate) struct TierState {
     ids: BlockIds,
     /// Block ids that the tier was made for.
     pub(crate) capacity: u32,
-    /// Block ids that may be handed out.
+    /// Block ids that may be handed out: the first ones, or those of its granules.
     pub(crate) budget: u32,
     /// Block ids that have been used, which are the first ones. The others are not in any list yet.
     pub(crate) appeared: u32,
     /// Of these, the ones that have left because they are beyond the budget.
     pub(super) gone: Gone,
+    /// The granules that the tier has, if it is given its memory by granules.
+    pub(crate) granules: Option<Granules>,
 }
 
 impl TierState {
@@ -50,6 +53,7 @@ impl TierState {
             budget: capacity,
             appeared: 0,
             gone: Gone::default(),
+            granules: None,
         }
     }
 
@@ -62,6 +66,15 @@ impl TierState {
     #[inline]
     pub(crate) fn nth(&self, id: BlockId) -> u32 {
         (id.0 - self.ids.first) / self.ids.step
+    }
+
+    /// Whether the `n`th block id is not to be handed out.
+    #[inline]
+    pub(crate) fn is_beyond(&self, n: u32) -> bool {
+        match &self.granules {
+            None => n >= self.budget,
+            Some(granules) => !granules.has(n),
+        }
     }
 
     pub(crate) fn count(&self, place: BlockPhase) -> usize {
