@@ -209,8 +209,8 @@ impl KvCache {
         self.manager.reset();
     }
 
-    /// Appends the slots of a sequence's tokens to `slots`: slot `s` is token `s % block_tokens` of
-    /// device block `s / block_tokens`, as the transfer kernels take them.
+    /// Appends the slots of a sequence's tokens to `slots`, as the transfer kernels take them; see
+    /// [`Manager::slot_mapping`](kv_manager::Manager::slot_mapping).
     ///
     /// # Errors
     /// [`SlotError`]; nothing was appended then.
@@ -220,24 +220,7 @@ impl KvCache {
         tokens: Range<u64>,
         slots: &mut Vec<i64>,
     ) -> Result<(), SlotError> {
-        let Range { start, end } = tokens;
-        let block_tokens = u64::from(self.shape().block_tokens());
-        let room = sequence.block_count() as u64 * block_tokens;
-        let ids = self.manager.block_ids(sequence);
-        if start > end || end > room || ids.is_empty() {
-            return Err(SlotError { start, end, tokens: if ids.is_empty() { 0 } else { room } });
-        }
-        slots.reserve((end - start) as usize);
-        let mut at = start;
-        while at < end {
-            let block = at / block_tokens;
-            let next = end.min((block + 1) * block_tokens);
-            // The sequence has blocks for all of its room.
-            let first = i64::from(ids[block as usize]) * block_tokens as i64;
-            slots.extend((at..next).map(|token| first + (token - block * block_tokens) as i64));
-            at = next;
-        }
-        Ok(())
+        self.manager.slot_mapping(sequence, tokens, slots)
     }
 
     /// Blocks of `tokens` tokens.

@@ -104,19 +104,6 @@ pub enum QuotaError {
     Memory(#[from] DemandError),
 }
 
-/// The slots of a sequence's tokens were not listed: it has no blocks for them, is suspended, or belongs to
-/// another cache.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[error("no slots for tokens {start}..{end} of a sequence with room for {tokens} tokens here")]
-pub struct SlotError {
-    /// First token asked for.
-    pub start: u64,
-    /// One past the last.
-    pub end: u64,
-    /// Tokens that its blocks have room for; 0 if it has none here.
-    pub tokens: u64,
-}
-
 /// Why copies between device and host memory were not enqueued. They are enqueued when the step ends or
 /// the next one begins, in their order.
 #[derive(thiserror::Error)]
@@ -216,7 +203,6 @@ one_line_debug!(
     QuotaError,
     ReserveError,
     ResumeError,
-    SlotError,
     HostCopyError,
     StepError,
     CloseError

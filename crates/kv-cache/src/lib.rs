@@ -71,11 +71,11 @@ pub use cuda_vmm::worker::SpawnError;
 pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 pub use error::{
     BuildError, CloseError, DemandError, HostCopyError, QuotaError, ReserveError, ResumeError,
-    SlotError, StepError,
+    StepError,
 };
 pub use kv_manager::{
     self, Answer, Committed, Content, OpenStep, PinnedPrefix, Request, Reserved, Sequence,
-    StepPlan, Tokens, Waiting,
+    SlotError, StepPlan, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{Eviction, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules};

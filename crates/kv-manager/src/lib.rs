@@ -44,6 +44,7 @@ mod replica;
 mod reserve;
 mod rows;
 mod sequence;
+mod slots;
 mod stage;
 mod steps;
 mod suspend;
@@ -73,6 +74,7 @@ pub use replica::Replica;
 pub use reserve::Reserved;
 pub use rows::Row;
 pub use sequence::Sequence;
+pub use slots::SlotError;
 pub use steps::OpenStep;
 pub use workers::WorkerId;
 

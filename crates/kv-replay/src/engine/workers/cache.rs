@@ -113,18 +113,7 @@ impl Cache for Fleet {
         tokens: Range<u64>,
         slots: &mut Vec<i64>,
     ) -> Result<(), SlotError> {
-        let Range { start, end } = tokens;
-        let block_tokens = u64::from(self.manager.options().block_tokens);
-        let ids = self.manager.block_ids(sequence);
-        let room = sequence.block_count() as u64 * block_tokens;
-        if end > room.min(ids.len() as u64 * block_tokens) {
-            return Err(SlotError { start, end, tokens: room });
-        }
-        slots.extend((start..end).map(|token| {
-            let first = i64::from(ids[(token / block_tokens) as usize]) * block_tokens as i64;
-            first + (token % block_tokens) as i64
-        }));
-        Ok(())
+        self.manager.slot_mapping(sequence, tokens, slots)
     }
 
     fn launch(

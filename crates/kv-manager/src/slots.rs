@@ -1,0 +1,56 @@
+//! Token slots: where each token of a sequence lies.
+
+use std::ops::Range;
+
+use crate::{Manager, Sequence};
+
+/// The slots of a sequence's tokens were not listed: it has no blocks for them, is suspended, or belongs to
+/// another manager.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error("no slots for tokens {start}..{end} of a sequence with room for {tokens} tokens here")]
+pub struct SlotError {
+    /// First token asked for.
+    pub start: u64,
+    /// One past the last.
+    pub end: u64,
+    /// Tokens that its blocks have room for; 0 if it has none here.
+    pub tokens: u64,
+}
+
+kv_pool::one_line_debug!(SlotError);
+
+impl Manager {
+    /// Appends the slots of a sequence's tokens to `slots`: slot `s` is token `s % block_tokens` of
+    /// device block `s / block_tokens`.
+    ///
+    /// # Errors
+    /// [`SlotError`]; nothing was appended then.
+    pub fn slot_mapping(
+        &self,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) -> Result<(), SlotError> {
+        let Range { start, end } = tokens;
+        let block_tokens = u64::from(self.options.block_tokens);
+        let ids = self.block_ids(sequence);
+        let room = match ids {
+            [] => 0,
+            _ => sequence.block_count() as u64 * block_tokens,
+        };
+        if start > end || end > room || ids.is_empty() {
+            return Err(SlotError { start, end, tokens: room });
+        }
+        slots.reserve((end - start) as usize);
+        let mut at = start;
+        while at < end {
+            let block = at / block_tokens;
+            let next = end.min((block + 1) * block_tokens);
+            // The sequence has blocks for all of its room.
+            let first = i64::from(ids[block as usize]) * block_tokens as i64;
+            slots.extend((at..next).map(|token| first + (token - block * block_tokens) as i64));
+            at = next;
+        }
+        Ok(())
+    }
+}
