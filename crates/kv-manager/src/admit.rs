@@ -10,9 +10,11 @@ use kv_pool::{
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
+use smallvec::{SmallVec, smallvec};
 
 use crate::blocks::Blocks;
 use crate::ends::Ends;
+use crate::group::Held;
 use crate::names::Known;
 use crate::{AdmitError, Content, GroupId, Manager, Missing, Sequence, Tokens};
 
@@ -254,7 +256,7 @@ impl Manager {
         let budget_blocks = Budget { to_write_max: blocks, leave: self.watermark(rows.len()) };
         let mut admission = self.admit_to_pool(&batch, budget_blocks, grow)?;
         for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
-            self.plan_claimed(requests[at].tenant, &mut admitted.claimed);
+            self.plan_claimed(0, requests[at].tenant, &mut admitted.claimed);
         }
         let count = admission.admitted.len();
         if let Some(&next) = places.get(count) {
@@ -282,16 +284,17 @@ impl Manager {
             kept.push(admitted);
             entered.push((at, row, found));
         }
-        let held = match self.hold(kept) {
+        let held = match self.hold(0, kept) {
             Ok(held) => held,
             // The pool has found these blocks itself.
             Err(error) => unreachable!("the pool refused its own blocks: {error}"),
         };
         let mut left = budget;
         for ((at, row, found), blocks) in entered.into_iter().zip(held) {
-            let mut sequence = self.sequence(&mut requests[at], found, blocks);
-            self.write_row(row.row(), &sequence.blocks, 0);
+            let held = Held { named: found.blocks, blocks, ..Held::default() };
+            let mut sequence = self.sequence(&mut requests[at], found, smallvec![held]);
             sequence.row = Some(row);
+            self.write_rows(&sequence);
             let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(left);
             sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
             left -= u64::from(sequence.ends.next);
@@ -308,8 +311,9 @@ impl Manager {
         budget: Budget,
         grow: Option<Grow<'_, E>>,
     ) -> Result<Admission, E> {
-        let Some(grow) = grow else { return Ok(self.pool.admit_fitting(batch, budget)) };
-        match self.pool.admit_to_empty(batch, budget) {
+        let pool = &self.groups[0].pool;
+        let Some(grow) = grow else { return Ok(pool.admit_fitting(batch, budget)) };
+        match pool.admit_to_empty(batch, budget) {
             Ok(admitted) => return Ok(Admission { admitted, refused: None }),
             Err(ClaimError::Exhausted { requested, .. }) => {
                 let ready = grow(requested.saturating_add(budget.leave))?;
@@ -317,7 +321,7 @@ impl Manager {
             }
             Err(_) => {}
         }
-        let mut admission = self.pool.admit_fitting(batch, budget);
+        let mut admission = self.groups[0].pool.admit_fitting(batch, budget);
         // Blocks that are kept for other tenants need memory beside.
         let Some(ClaimError::Tenant(error)) = &admission.refused else { return Ok(admission) };
         let &TenantError::KeptForOthers { requested, unheld, kept, .. } = error else {
@@ -325,13 +329,14 @@ impl Manager {
         };
         let missing = requested.saturating_add(kept).saturating_sub(unheld);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
-        let ready = grow(self.pool.empty().saturating_add(missing))?;
+        let ready = grow(self.groups[0].pool.empty().saturating_add(missing))?;
         self.note_ready(ready);
         let admitted = admission.admitted.len();
         let written = |(admit, own): (&Admit<'_>, &Admitted)| admit.blocks - own.prefix.len();
         let written: usize = batch.iter().zip(&admission.admitted).map(written).sum();
         let to_write_max = budget.to_write_max.saturating_sub(written);
-        let more = self.pool.admit_fitting(&batch[admitted..], Budget { to_write_max, ..budget });
+        let pool = &self.groups[0].pool;
+        let more = pool.admit_fitting(&batch[admitted..], Budget { to_write_max, ..budget });
         admission.admitted.extend(more.admitted);
         admission.refused = more.refused;
         Ok(admission)
@@ -360,7 +365,7 @@ impl Manager {
         }
         let block_tokens = u64::from(self.options.block_tokens);
         let blocks = tokens.div_ceil(block_tokens);
-        let max = self.table.width() as u64;
+        let max = self.groups[0].table.width() as u64;
         if blocks > max {
             return Err(AdmitError::TooLong { blocks, max });
         }
@@ -412,7 +417,7 @@ impl Manager {
         Admit {
             prefix: &known.names()[..self.findable(request, known)],
             partial: &[],
-            blocks: self.blocks_for(known.tokens()),
+            blocks: self.groups[0].blocks_for(known.tokens()),
             tenant: request.tenant,
         }
     }
@@ -422,18 +427,26 @@ impl Manager {
         let mut found = Found { blocks: prefix.len(), far: 0, depends: Vec::new() };
         for (index, (at, record)) in prefix.locations().zip(prefix.records()).enumerate() {
             found.far += usize::from(at.tier != Tier::Primary);
-            found.depends.extend(self.pending(record).map(|step| (step, index)));
+            let group = &self.groups[0];
+            let pending = group.pending(record, self.completed);
+            found.depends.extend(pending.map(|step| (step, group.tokens_of(index))));
         }
         found.depends.dedup_by_key(|(step, _)| *step);
         found
     }
 
     /// The sequence of a request, without a row.
-    fn sequence(&mut self, request: &mut Request, found: Found, blocks: Blocks) -> Sequence {
+    fn sequence(
+        &mut self,
+        request: &mut Request,
+        found: Found,
+        held: SmallVec<[Held; 1]>,
+    ) -> Sequence {
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
         };
-        let most = self.table.width() as u64 * u64::from(self.options.block_tokens);
+        let group = &self.groups[0];
+        let most = group.tokens_of(group.table.width());
         known.reserve(&self.namer, request.tokens_max.min(most));
         let cached = found.blocks as u64 * u64::from(self.options.block_tokens);
         self.stats.prompt_tokens += known.tokens();
@@ -445,12 +458,11 @@ impl Manager {
             number: self.next_number - 1,
             home: self.home.clone(),
             row: None,
-            blocks,
+            held,
             prompt_tokens: known.tokens(),
             hit_max: request.hit_max,
             known,
             ends: Ends::cached(cached),
-            named: found.blocks,
             cached_tokens: cached,
             onboarded_blocks: found.far,
             depends: found.depends.into(),
@@ -458,14 +470,18 @@ impl Manager {
             failures_seen: self.failures.len(),
             frontier,
             arrives: false,
-            suspended: None,
+            suspended: false,
             tenant: request.tenant,
             retention: request.retention.clone(),
         }
     }
 
     /// Brings back what lies in host memory, and returns the blocks of each sequence.
-    pub(crate) fn hold(&mut self, admitted: Vec<Admitted>) -> Result<Vec<Blocks>, OnboardError> {
+    pub(crate) fn hold(
+        &mut self,
+        group: usize,
+        admitted: Vec<Admitted>,
+    ) -> Result<Vec<Blocks>, OnboardError> {
         let mut fars = Fars::default();
         let alone = admitted.len() == 1;
         let all: Vec<_> =
@@ -473,7 +489,7 @@ impl Manager {
         let hold = |pieces: Vec<Piece>| {
             let mut blocks = Blocks::default();
             for piece in pieces {
-                self.hold_piece(&mut blocks, piece, &mut fars)?;
+                self.hold_piece(group, &mut blocks, piece, &mut fars)?;
             }
             Ok(blocks)
         };
@@ -482,6 +498,7 @@ impl Manager {
 
     fn hold_piece(
         &mut self,
+        group: usize,
         blocks: &mut Blocks,
         piece: Piece,
         fars: &mut Fars,
@@ -494,7 +511,7 @@ impl Manager {
                     true => Vec::new(),
                     false => pinned.ids().collect(),
                 };
-                let onboarded = self.onboard(pinned, target)?;
+                let onboarded = self.onboard(group, pinned, target)?;
                 for (index, id) in from.into_iter().enumerate() {
                     if let Some(shared) = fars.shared.get_mut(&id) {
                         *shared = onboarded.pinned.pin(index).unwrap_or_default();
@@ -505,18 +522,23 @@ impl Manager {
             Piece::Again(id, target) => match fars.shared.get(&id).cloned().unwrap_or_default() {
                 // The block that was claimed for it is given back.
                 there if on_device(&there) => blocks.push_shared(there),
-                there => hold_onboarded(blocks, self.onboard(there, target)?),
+                there => hold_onboarded(blocks, self.onboard(group, there, target)?),
             },
         }
         Ok(())
     }
 
     /// Plans the copies of content in host memory to as many claimed blocks.
-    fn onboard(&mut self, pinned: Pinned, target: Claimed) -> Result<Onboarded, OnboardError> {
-        let onboard = self.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
-        let whole = self.options.block_tokens;
+    fn onboard(
+        &mut self,
+        group: usize,
+        pinned: Pinned,
+        target: Claimed,
+    ) -> Result<Onboarded, OnboardError> {
+        let group = &self.groups[group];
+        let onboard = group.pool.begin_onboard(pinned, target).map_err(|refused| refused.reason)?;
         for (from, to) in onboard.pairs() {
-            self.copy(from, to, whole);
+            group.plan_copy(&mut self.plan, from, to, group.block_tokens);
             self.stats.onboarded_blocks += 1;
         }
         // Every later use of either block comes later in the plans.
@@ -530,8 +552,8 @@ struct Found {
     blocks: usize,
     /// Blocks of these in host memory.
     far: usize,
-    /// The steps that the blocks depend on, each with the first of its blocks.
-    depends: Vec<(u64, usize)>,
+    /// The steps that the blocks depend on, each with the first token of its blocks.
+    depends: Vec<(u64, u64)>,
 }
 
 fn first_tier(pinned: &Pinned) -> Option<Tier> {

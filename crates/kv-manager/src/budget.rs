@@ -63,9 +63,10 @@ impl Manager {
         tier: Tier,
         blocks: u64,
     ) -> Result<Budgeted, BudgetError> {
-        check_group(group)?;
-        let mut withdrawn = self.pool.set_budget(tier, blocks)?;
-        self.plan_offloads(&mut withdrawn.leaving);
+        let Self { groups, plan, stats, .. } = self;
+        let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
+        let mut withdrawn = group.pool.set_budget(tier, blocks)?;
+        group.plan_offloads(plan, stats, &mut withdrawn.leaving);
         Ok(Budgeted { leaving: withdrawn.leaving.len() as u64, in_use: withdrawn.in_use })
     }
 
@@ -76,17 +77,11 @@ impl Manager {
     /// # Errors
     /// [`BudgetError::NoGroup`].
     pub fn unmappable_from(&self, group: GroupId, tier: Tier) -> Result<u64, BudgetError> {
-        check_group(group)?;
+        let groups = &self.groups;
+        let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
         let plans = self.in_flight.iter().map(|staged| staged.reach);
         // Of blocks that are released, copies may be planned and not staged yet.
         let plans = plans.chain([Reach::of(&self.plan)]).map(|reach| reach.end(tier)).max();
-        Ok(self.pool.blocks_end(tier).max(plans.unwrap_or(0)))
-    }
-}
-
-fn check_group(group: GroupId) -> Result<(), BudgetError> {
-    match group {
-        GroupId(0) => Ok(()),
-        group => Err(BudgetError::NoGroup { group }),
+        Ok(group.pool.blocks_end(tier).max(plans.unwrap_or(0)))
     }
 }

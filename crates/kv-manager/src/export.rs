@@ -123,10 +123,10 @@ impl Manager {
             let reason = ExportError::Later { step };
             return Err(Box::new(ExportRefused { reason, sequence }));
         }
-        let count = self.blocks_for(sequence.ends.resolved());
+        let count = self.groups[0].blocks_for(sequence.ends.resolved());
         let mut blocks = Vec::with_capacity(count);
-        sequence.blocks.truncate(count);
-        sequence.blocks.for_each_id(0, |id| blocks.push(id));
+        sequence.held[0].blocks.truncate(count);
+        sequence.held[0].blocks.for_each_id(0, |id| blocks.push(id));
         sequence.row = None;
         sequence.frontier = None;
         Ok(Export { sequence, blocks })
@@ -146,12 +146,12 @@ impl Manager {
             return (Answer::NoRow, None);
         };
         let Answer::Admitted(mut sequence) = answer else { return (answer, None) };
-        let first = sequence.named;
-        let end = self.blocks_for(tokens);
+        let first = sequence.held[0].named;
+        let end = self.groups[0].blocks_for(tokens);
         if end <= first || sequence.ends.resolved() >= tokens {
             return (Answer::Admitted(sequence), None);
         }
-        let blocks = sequence.blocks.lend(first, end);
+        let blocks = sequence.held[0].blocks.lend(first, end);
         sequence.ends.next = 0;
         sequence.frontier = None;
         sequence.arrives = true;
@@ -180,9 +180,10 @@ impl Manager {
             return Err(SequenceError::Foreign);
         }
         sequence.arrives = false;
-        sequence.blocks.claim_all_back();
+        sequence.held[0].blocks.claim_all_back();
         self.look_at(sequence)?;
-        let (begins, filled) = (self.tokens_of(first), self.tokens_of(first + right));
+        let group = &self.groups[0];
+        let (begins, filled) = (group.tokens_of(first), group.tokens_of(first + right));
         let before = sequence.ends.resolved();
         if before < begins {
             // A failed step has spoilt what comes before, and the sequence was told.

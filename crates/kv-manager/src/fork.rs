@@ -1,5 +1,8 @@
 //! Forks: sequences that share all blocks so far.
 
+use smallvec::SmallVec;
+
+use crate::group::Held;
 use crate::{ForkError, Manager, Sequence};
 
 impl Manager {
@@ -17,9 +20,14 @@ impl Manager {
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(ForkError::NoRow { rows })?;
         let resolved = sequence.ends.resolved();
-        let full = (resolved / u64::from(self.options.block_tokens)) as usize;
-        let blocks = sequence.blocks.fork(full, self.blocks_for(resolved));
-        self.write_row(row.row(), &blocks, 0);
+        let mut held = SmallVec::new();
+        for (group, own) in self.groups.iter_mut().zip(&mut sequence.held) {
+            let (full, all) = (group.full_blocks(resolved), group.blocks_for(resolved));
+            let twin =
+                Held { named: own.named, blocks: own.blocks.fork(full, all), ..Held::default() };
+            group.write_row(&mut self.plan, row.row(), &twin, 0);
+            held.push(twin);
+        }
         sequence.ends.next = 0;
         let ends = sequence.ends.clone();
         self.next_number += 1;
@@ -27,10 +35,9 @@ impl Manager {
             number: self.next_number - 1,
             home: sequence.home.clone(),
             row: Some(row),
-            blocks,
+            held,
             known: sequence.known.clone(),
             ends,
-            named: sequence.named,
             prompt_tokens: sequence.prompt_tokens,
             hit_max: sequence.hit_max,
             cached_tokens: sequence.cached_tokens,
@@ -40,7 +47,7 @@ impl Manager {
             failures_seen: sequence.failures_seen,
             frontier: None,
             arrives: false,
-            suspended: None,
+            suspended: false,
             tenant: sequence.tenant,
             retention: sequence.retention.clone(),
         })

@@ -35,6 +35,7 @@ mod error;
 mod export;
 mod fork;
 mod frontier;
+mod group;
 mod manager;
 mod names;
 mod options;

@@ -4,26 +4,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use kv_pool::policy::RecordId;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{
-    Admitted, BlockHash, BlockPool, Claimed, Epoch, Location, PoolBuilder, PoolView, Tier,
-};
+use kv_pool::{Admitted, BlockHash, Claimed, Location, PoolBuilder, PoolView, Tier};
 use parking_lot::Mutex;
 
-use crate::blocks::Blocks;
 use crate::budget::Reach;
 use crate::frontier::Frontiers;
+use crate::group::Group;
 use crate::names::Namer;
-use crate::options::repeated;
-use crate::plan::{BatchRow, BlockCopy, Snapshot, StepPlan};
+use crate::plan::{BatchRow, Snapshot, StepPlan};
 use crate::rows::Home;
 use crate::steps::Latest;
-use crate::table::Table;
 use crate::workers::Worker;
-use crate::{
-    GroupId, ManagerOptions, Missing, OptionsError, Row, Sequence, SequenceError, WorkerId,
-};
+use crate::{ManagerOptions, Missing, OptionsError, Sequence, SequenceError, WorkerId};
 
 /// What a manager has done.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -61,10 +54,10 @@ pub(crate) enum Writer {
 #[derive(Debug)]
 pub(crate) struct InFlight {
     pub(crate) step: u64,
-    /// The latest epoch that ends with it.
-    pub(crate) epoch: Epoch,
-    /// The names that it makes true.
-    pub(crate) names: Vec<BlockHash>,
+    /// The latest step whose epochs end with it: itself, or one behind it without a plan.
+    pub(crate) ends: u64,
+    /// The names that it makes true, each with its group.
+    pub(crate) names: Vec<(usize, BlockHash)>,
     pub(crate) reach: Reach,
     /// A worker has said so, of this step or of one before it.
     pub(crate) failed: bool,
@@ -75,9 +68,8 @@ pub(crate) struct InFlight {
 pub struct Manager {
     pub(crate) options: ManagerOptions,
     pub(crate) namer: Namer,
-    pub(crate) pool: BlockPool,
+    pub(crate) groups: Vec<Group>,
     pub(crate) home: Home,
-    pub(crate) table: Table,
     /// What has been decided since the last plan.
     pub(crate) plan: StepPlan,
     /// The last plan.
@@ -85,7 +77,7 @@ pub struct Manager {
     pub(crate) workers: Vec<Worker>,
     pub(crate) in_flight: VecDeque<InFlight>,
     /// Empty lists of names, kept for their memory.
-    pub(crate) spare_names: Vec<Vec<BlockHash>>,
+    pub(crate) spare_names: Vec<Vec<(usize, BlockHash)>>,
     /// The latest step that was begun.
     pub(crate) latest_step: u64,
     pub(crate) latest_staged: u64,
@@ -93,16 +85,12 @@ pub struct Manager {
     /// The latest step whose plan makes copies.
     pub(crate) copied: u64,
     pub(crate) latest: Arc<Mutex<Latest>>,
-    /// The step that each record's content was written in, for content that got its name there.
-    pub(crate) written: Vec<u64>,
     /// Steps that have failed.
     pub(crate) failures: Vec<u64>,
     /// Sequences below this number are lost, with this worker.
     pub(crate) lost: Option<(u64, WorkerId)>,
     pub(crate) next_number: u64,
     pub(crate) frontiers: Frontiers,
-    /// Who last wrote each device block, if blocks are scrubbed between tenants.
-    pub(crate) writers: Vec<Writer>,
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
     pub(crate) stats: ManagerStats,
@@ -126,19 +114,15 @@ impl Manager {
         build: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> Result<Self, OptionsError> {
         options.check()?;
-        let pool = build(BlockPool::builder(&options.pool)).build()?;
-        let [third, fourth] = options.pool.further_blocks;
-        let device = options.pool.primary_blocks as usize;
-        let records = device + (options.pool.secondary_blocks + third + fourth) as usize;
+        let groups = vec![Group::new(&options, build)?];
         Ok(Self {
             namer: Namer {
                 hasher: options.hasher,
                 block_tokens: options.block_tokens,
                 generation: 0,
             },
-            pool,
-            home: Home::new(options.sequences_max, options.block_tokens)?,
-            table: Table::new(options.sequences_max, options.blocks_per_sequence_max)?,
+            home: Home::new(options.sequences_max, &groups)?,
+            groups,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
             workers: vec![Worker::Runs(0); usize::from(options.workers)],
@@ -149,12 +133,10 @@ impl Manager {
             completed: 0,
             copied: 0,
             latest: Arc::default(),
-            written: repeated(0, records)?,
             failures: Vec::new(),
             lost: None,
             next_number: 0,
             frontiers: Frontiers::default(),
-            writers: repeated(Writer::Nobody, if options.scrubs { device } else { 0 })?,
             pinned: Arc::default(),
             stats: ManagerStats::default(),
             options,
@@ -176,7 +158,7 @@ impl Manager {
     /// ```
     #[must_use]
     pub fn pool(&self) -> PoolView {
-        self.pool.view()
+        self.groups[0].pool.view()
     }
 
     /// Counts so far.
@@ -202,7 +184,7 @@ impl Manager {
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        self.pool.add_tenant()
+        self.groups[0].pool.add_tenant()
     }
 
     /// Bounds what a tenant may hold in a tier.
@@ -215,14 +197,15 @@ impl Manager {
         tier: Tier,
         quota: TenantQuota,
     ) -> Result<(), TenantError> {
-        self.pool.set_quota(tenant, tier, quota)
+        self.groups[0].pool.set_quota(tenant, tier, quota)
     }
 
     /// What a worker begins with that was started anew: the block table. It may be ahead of the last plan
     /// by changes that the next one repeats.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let (width, table) = (self.table.width() as u32, self.table.ids().to_vec());
+        let table = &self.groups[0].table;
+        let (width, table) = (table.width() as u32, table.ids().to_vec());
         Snapshot { step: self.latest_staged, width, table }
     }
 
@@ -231,7 +214,7 @@ impl Manager {
     #[must_use]
     pub fn block_ids(&self, sequence: &Sequence) -> &[i32] {
         match &sequence.row {
-            Some(row) if self.home.is(&sequence.home) => self.table.row(row.row()),
+            Some(row) if self.home.is(&sequence.home) => self.groups[0].table.row(row.row()),
             _ => &[],
         }
     }
@@ -251,7 +234,7 @@ impl Manager {
     /// Entries of a row of the block table.
     #[must_use]
     pub fn table_width(&self) -> usize {
-        self.table.width()
+        self.groups[0].table.width()
     }
 
     /// Forgets all cached content, because the model's weights were changed. Nothing that sequences have
@@ -267,8 +250,8 @@ impl Manager {
     /// to one that is cached nowhere. How many blocks come back; fewer, if there are not so many blocks
     /// without content.
     pub fn prefetch(&mut self, names: &[BlockHash]) -> usize {
-        let mut prefix = self.pool.match_prefix(names);
-        let room = self.pool.empty();
+        let mut prefix = self.groups[0].pool.match_prefix(names);
+        let room = self.groups[0].pool.empty();
         let is_far = |at: &Location| at.tier != Tier::Primary;
         let far = prefix.locations().enumerate().filter(|(_, at)| is_far(at));
         let without_room = far.map(|(index, _)| index).nth(room);
@@ -277,12 +260,13 @@ impl Manager {
         if far == 0 {
             return 0;
         }
-        let Ok(claimed) = self.claim(TenantId::NOBODY, far) else { return 0 };
-        if !self.writers.is_empty() {
+        let Ok(claimed) = self.claim(0, TenantId::NOBODY, far) else { return 0 };
+        let writers = &mut self.groups[0].writers;
+        if !writers.is_empty() {
             // The content's tenant is not known here, so the next one finds the block scrubbed.
-            claimed.ids().for_each(|id| self.writers[id.index()] = Writer::Unknown);
+            claimed.ids().for_each(|id| writers[id.index()] = Writer::Unknown);
         }
-        let held = self.hold(vec![Admitted { prefix, claimed, partial: None }]);
+        let held = self.hold(0, vec![Admitted { prefix, claimed, partial: None }]);
         if held.is_ok() { far } else { 0 }
     }
 
@@ -290,14 +274,16 @@ impl Manager {
     /// them keep them, and no sequence of before names them again.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
         self.home.void_below(self.next_number);
-        names.iter().filter(|&&name| self.pool.remove(name)).count()
+        names.iter().filter(|&&name| self.groups[0].pool.remove(name)).count()
     }
 
     pub(crate) fn forget_all(&mut self) {
-        for block in self.pool.snapshot().blocks {
-            let expected = block.expected.map(|(name, _)| name);
-            for name in block.hash.into_iter().chain(expected) {
-                self.pool.remove(name);
+        for group in &self.groups {
+            for block in group.pool.snapshot().blocks {
+                let expected = block.expected.map(|(name, _)| name);
+                for name in block.hash.into_iter().chain(expected) {
+                    group.pool.remove(name);
+                }
             }
         }
     }
@@ -309,8 +295,10 @@ impl Manager {
         retention: impl Into<kv_pool::retention::Retention>,
     ) {
         let retention = retention.into();
-        for pinned in sequence.blocks.shared() {
-            self.pool.retain(pinned, retention);
+        for (group, held) in self.groups.iter().zip(&sequence.held) {
+            for pinned in held.blocks.shared() {
+                group.pool.retain(pinned, retention);
+            }
         }
     }
 
@@ -327,7 +315,7 @@ impl Manager {
 
     /// The same, for what a suspended sequence cannot do.
     pub(crate) fn look_at_running(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
-        if sequence.suspended.is_some() && self.home.is(&sequence.home) {
+        if sequence.suspended && self.home.is(&sequence.home) {
             return Err(SequenceError::Suspended);
         }
         if sequence.arrives && self.home.is(&sequence.home) {
@@ -353,9 +341,8 @@ impl Manager {
             let step = self.failures[at];
             let known = sequence.known.tokens();
             let own = sequence.ends.redo(step, known);
-            let block_tokens = u64::from(self.options.block_tokens);
             let read = sequence.depends.iter().filter(|(on, _)| *on == step);
-            let read = read.map(|&(_, block)| block as u64 * block_tokens).min();
+            let read = read.map(|&(_, token)| token).min();
             let read = read.map(|from| sequence.ends.redo_from(from, step, known));
             for part in own.into_iter().chain(read) {
                 redo = Some(redo.map_or(part.from, |from| from.min(part.from)));
@@ -372,65 +359,35 @@ impl Manager {
     /// Ends a sequence's KV after `tokens` tokens, and releases the blocks behind. The ids stay known.
     pub(crate) fn cut(&mut self, sequence: &mut Sequence, tokens: u64) {
         sequence.ends.truncate(tokens, sequence.known.tokens());
-        let kept = self.blocks_for(sequence.ends.resolved());
-        let before = sequence.blocks.len();
-        sequence.blocks.truncate(kept);
-        if let Some(row) = &sequence.row {
-            self.table.clear(&mut self.plan, row.row(), kept, before);
+        let resolved = sequence.ends.resolved();
+        for (group, held) in self.groups.iter_mut().zip(&mut sequence.held) {
+            let kept = group.blocks_for(resolved);
+            let before = held.blocks.len();
+            held.blocks.truncate(kept);
+            if let Some(row) = &sequence.row {
+                group.table.clear(&mut self.plan, row.row(), kept, before);
+            }
+            held.named = held.named.min(group.full_blocks(resolved));
         }
-        let full = (sequence.ends.resolved() / u64::from(self.options.block_tokens)) as usize;
-        sequence.named = sequence.named.min(full);
         sequence.frontier = None;
     }
 
-    /// Blocks of `tokens` tokens.
-    pub(crate) fn blocks_for(&self, tokens: u64) -> usize {
-        tokens.div_ceil(u64::from(self.options.block_tokens)) as usize
-    }
-
-    /// Tokens of so many full blocks.
-    pub(crate) fn tokens_of(&self, blocks: usize) -> u64 {
-        blocks as u64 * u64::from(self.options.block_tokens)
-    }
-
-    /// Claims device blocks for a tenant, and plans the moves of what was evicted from them.
-    pub(crate) fn claim(&mut self, tenant: TenantId, count: usize) -> Result<Claimed, Missing> {
-        let claimed = match (tenant, count) {
-            (TenantId::NOBODY, 1) => self.pool.claim_one(),
-            _ => self.pool.claim_for(tenant, count),
-        };
-        let mut claimed =
-            claimed.map_err(|reason| Missing { group: GroupId::default(), reason })?;
-        self.plan_claimed(tenant, &mut claimed);
+    /// Claims device blocks of a group for a tenant, and plans the moves of what was evicted from them.
+    pub(crate) fn claim(
+        &mut self,
+        group: usize,
+        tenant: TenantId,
+        count: usize,
+    ) -> Result<Claimed, Missing> {
+        let mut claimed = self.groups[group].take(tenant, count)?;
+        self.plan_claimed(group, tenant, &mut claimed);
         Ok(claimed)
     }
 
     /// Plans what comes before the first write to claimed blocks: moves of what was evicted, and scrubs.
-    pub(crate) fn plan_claimed(&mut self, tenant: TenantId, claimed: &mut Claimed) {
-        self.plan_offloads(claimed);
-        if self.writers.is_empty() {
-            return;
-        }
-        for id in claimed.ids() {
-            let now = Writer::Tenant(tenant);
-            let before = std::mem::replace(&mut self.writers[id.index()], now);
-            if before != Writer::Nobody && before != now {
-                self.plan.scrubs.push((self.plan.copies.len() as u32, id));
-                self.stats.scrubbed_blocks += 1;
-            }
-        }
-    }
-
-    /// Plans the moves of what was evicted from claimed blocks.
-    pub(crate) fn plan_offloads(&mut self, claimed: &mut Claimed) {
-        while let Some(offload) = claimed.take_offload() {
-            let at = |tier, id| Location { tier, id };
-            let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
-            self.copy(from, to, self.options.block_tokens);
-            self.stats.offloaded_blocks += 1;
-            // Every later use of either block comes later in the plans.
-            offload.commit();
-        }
+    pub(crate) fn plan_claimed(&mut self, group: usize, tenant: TenantId, claimed: &mut Claimed) {
+        let Self { groups, plan, stats, .. } = self;
+        groups[group].plan_claimed(plan, stats, tenant, claimed);
     }
 
     /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
@@ -438,24 +395,15 @@ impl Manager {
         if self.plan.copies.is_empty() { self.copied } else { self.latest_staged + 1 }
     }
 
-    /// Plans a copy of what no step in flight writes.
-    pub(crate) fn copy(&mut self, from: Location, to: Location, tokens: u32) {
-        self.plan.copies.push(BlockCopy { from, to, tokens, written_by: 0 });
-    }
-
-    /// Writes a sequence's row of the block table, from block `first` on.
-    pub(crate) fn write_row(&mut self, row: Row, blocks: &Blocks, first: usize) {
-        let Self { table, plan, .. } = self;
-        table.write(plan, row, first, blocks);
+    /// Writes the rows of a sequence in all block tables.
+    pub(crate) fn write_rows(&mut self, sequence: &Sequence) {
+        let Some(row) = sequence.row() else { return };
+        for (group, held) in self.groups.iter_mut().zip(&sequence.held) {
+            group.write_row(&mut self.plan, row, held, 0);
+        }
     }
 
     pub(crate) fn push_batch(&mut self, row: BatchRow) {
         self.plan.batch.push(row);
-    }
-
-    /// Whether a record's content comes from a step that is not complete: that step.
-    pub(crate) fn pending(&self, record: RecordId) -> Option<u64> {
-        let step = self.written.get(record.index()).copied()?;
-        (step > self.completed).then_some(step)
     }
 }

@@ -50,7 +50,7 @@ impl Manager {
     /// # Errors
     /// [`PinError::TooMany`]; nothing was pinned.
     pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
-        let mut blocks = self.pool.match_prefix(names);
+        let mut blocks = self.groups[0].pool.match_prefix(names);
         let near = blocks.locations().take_while(|at| at.tier == Tier::Primary).count();
         blocks.truncate(near);
         let (more, pinned) = (near as u64, self.pinned_blocks());

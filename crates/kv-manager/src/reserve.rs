@@ -1,8 +1,11 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
+use kv_pool::tenants::TenantId;
 use kv_pool::{Claimed, Location, Pinned, Tier};
+use smallvec::SmallVec;
 
-use crate::{BlockCopy, Manager, ReserveError, Sequence};
+use crate::group::{Group, Held};
+use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
 
 /// What a sequence was given.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -44,102 +47,125 @@ impl Manager {
             true => self.find_computed(sequence),
             false => Pinned::default(),
         };
-        let adopted = self.tokens_of(computed.len());
+        let adopted = self.groups[0].tokens_of(computed.len());
         let mut tokens = tokens;
         if adopted > 0 {
             let left = sequence.known.tokens() - sequence.ends.resolved() - adopted;
             tokens = tokens.min(u32::try_from(left).unwrap_or(u32::MAX));
         }
         let upper = sequence.ends.upper() + adopted;
-        let needed = self.blocks_for(upper + u64::from(tokens));
-        let max = self.table.width();
-        if needed > max {
-            return Err(ReserveError::TooLong { blocks: needed as u64, max: max as u64 });
+        let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
+        for (group, held) in self.groups.iter().zip(&mut sequence.held) {
+            needs.push(need(group, held, upper, tokens, computed.len())?);
         }
-        let block_tokens = u64::from(self.options.block_tokens);
-        let (last, filled) = ((upper / block_tokens) as usize, (upper % block_tokens) as u32);
-        let shared = filled > 0
-            && tokens > 0
-            && !sequence.blocks.is_own(last)
-            && !sequence.blocks.claim_back(last);
-        let have = match adopted {
-            0 => sequence.blocks.len(),
-            // Of a prompt that was extended, there may be more than it has blocks for.
-            _ => sequence.blocks.len().max(sequence.named + computed.len()),
-        };
-        let missing = needed.saturating_sub(have);
-        let count = missing + usize::from(shared);
-        let claimed = match count {
-            0 => Claimed::default(),
-            _ => self.claim(sequence.tenant, count)?,
-        };
+        let claimed = self.claim_all(sequence.tenant, &needs)?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
         }
-        if count > 0 {
-            let mut claimed = claimed;
-            let first = if shared { last } else { have };
-            if shared {
+        let mut reserved = Reserved { adopted_tokens: adopted, ..Reserved::default() };
+        for ((index, need), mut claimed) in needs.iter().enumerate().zip(claimed) {
+            if need.count() == 0 {
+                continue;
+            }
+            reserved.blocks += need.count();
+            if let Some((last, filled)) = need.shared {
+                reserved.copied = true;
                 let behind = claimed.split_off(1);
-                self.copy_on_write(sequence, last, filled, claimed);
+                self.copy_on_write(index, sequence, last, filled, claimed);
                 claimed = behind;
             }
-            sequence.blocks.push_own(claimed);
-            if let Some(row) = sequence.row() {
-                self.write_row(row, &sequence.blocks, first);
+            let row = sequence.row();
+            let held = &mut sequence.held[index];
+            held.blocks.push_own(claimed);
+            if let Some(row) = row {
+                let first = need.shared.map_or(need.have, |(last, _)| last);
+                self.groups[index].write_row(&mut self.plan, row, held, first);
             }
         }
         sequence.ends.next = tokens;
-        Ok(Reserved { blocks: count, copied: shared, adopted_tokens: adopted })
+        Ok(reserved)
+    }
+
+    /// Claims what a sequence needs of each group, or nothing.
+    fn claim_all(
+        &mut self,
+        tenant: TenantId,
+        needs: &[Need],
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
+        for (group, need) in self.groups.iter().zip(needs) {
+            all.push(match need.count() {
+                0 => Claimed::default(),
+                count => group.take(tenant, count)?,
+            });
+        }
+        for (index, claimed) in all.iter_mut().enumerate() {
+            if !claimed.is_empty() {
+                self.plan_claimed(index, tenant, claimed);
+            }
+        }
+        Ok(all)
     }
 
     /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case, without a
     /// division.
     fn has_room(&self, sequence: &Sequence, tokens: u32) -> bool {
         let upper = sequence.ends.upper();
-        let (own_from, len) = (sequence.blocks.own_from(), sequence.blocks.len());
-        self.tokens_of(own_from) <= upper && upper + u64::from(tokens) <= self.tokens_of(len)
+        let end = upper + u64::from(tokens);
+        self.groups.iter().zip(&sequence.held).all(|(group, held)| {
+            let (own_from, len) = (held.blocks.own_from(), held.blocks.len());
+            group.tokens_of(own_from) <= upper && end <= group.tokens_of(len)
+        })
     }
 
     /// Blocks that [`reserve`](Self::reserve) would claim for so many tokens, at most: for an owner of memory
     /// that maps it before cached content is evicted.
     #[must_use]
     pub fn blocks_to_reserve(&self, sequence: &Sequence, tokens: u32) -> usize {
+        let (group, blocks) = (&self.groups[0], &sequence.held[0].blocks);
         let end = sequence.ends.upper().saturating_add(tokens.into());
-        let needed = self.blocks_for(end).min(self.table.width());
-        let last = (sequence.ends.upper() / u64::from(self.options.block_tokens)) as usize;
-        let shared = last < sequence.blocks.len() && !sequence.blocks.is_own(last);
-        needed.saturating_sub(sequence.blocks.len()) + usize::from(shared)
+        let needed = group.blocks_for(end).min(group.table.width());
+        let last = group.full_blocks(sequence.ends.upper());
+        let shared = last < blocks.len() && !blocks.is_own(last);
+        needed.saturating_sub(blocks.len()) + usize::from(shared)
     }
 
-    /// Puts `own` in the place of a shared block, of which `filled` tokens are copied to it.
-    fn copy_on_write(&mut self, sequence: &mut Sequence, index: usize, filled: u32, own: Claimed) {
+    /// Puts `own` in the place of a shared block of a group, of which `filled` tokens are copied to it.
+    fn copy_on_write(
+        &mut self,
+        group: usize,
+        sequence: &mut Sequence,
+        index: usize,
+        filled: u32,
+        own: Claimed,
+    ) {
         let at = |id| Location { tier: Tier::Primary, id };
-        if let (Some(from), Some(to)) = (sequence.blocks.id(index), own.ids().next()) {
+        let blocks = &mut sequence.held[group].blocks;
+        if let (Some(from), Some(to)) = (blocks.id(index), own.ids().next()) {
             let written_by = sequence.ends.latest().unwrap_or(0);
             let (from, to) = (at(from), at(to));
             self.plan.copies.push(BlockCopy { from, to, tokens: filled, written_by });
         }
         // The copy comes before every later use of the block, in the order of the plans.
-        drop(sequence.blocks.replace(index, own));
+        drop(blocks.replace(index, own));
         sequence.copied = self.copied_by();
         self.stats.copied_on_write += 1;
     }
 
     /// Finds cached blocks that begin where the KV of a prompt ends.
     fn find_computed(&self, sequence: &Sequence) -> Pinned {
-        let block_tokens = u64::from(self.options.block_tokens);
+        let group = &self.groups[0];
         let resolved = sequence.ends.resolved();
-        let first = (resolved / block_tokens) as usize;
+        let first = group.full_blocks(resolved);
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
-        let end = (last.min(sequence.hit_max) / block_tokens) as usize;
+        let end = group.full_blocks(last.min(sequence.hit_max));
         let current = sequence.known.generation() == self.namer.generation;
-        let begins = resolved.is_multiple_of(block_tokens) && sequence.named == first;
+        let begins = resolved == group.tokens_of(first) && sequence.held[0].named == first;
         if !begins || sequence.ends.is_uncertain() || first >= end || !current {
             return Pinned::default();
         }
-        let mut found = self.pool.match_prefix(&sequence.known.names()[first..end]);
+        let mut found = group.pool.match_prefix(&sequence.known.names()[first..end]);
         let near = found.locations().take_while(|at| at.tier == Tier::Primary).count();
         found.truncate(near);
         found
@@ -147,31 +173,85 @@ impl Manager {
 
     /// Goes over to cached blocks that begin where the KV of a prompt ends.
     fn adopt_computed(&mut self, sequence: &mut Sequence, found: Pinned) {
-        let (first, count) = (sequence.named, found.len());
-        self.note_pending(sequence, first, &found);
+        let (first, count) = (sequence.held[0].named, found.len());
+        self.note_pending(0, sequence, first, &found);
         sequence.copied = self.copied_by();
-        let mut behind = sequence.blocks.split_off(first);
+        let row = sequence.row();
+        let (group, held) = (&mut self.groups[0], &mut sequence.held[0]);
+        let mut behind = held.blocks.split_off(first);
         let rest = behind.split_off(count);
-        sequence.blocks.push_shared(found);
-        sequence.blocks.append(rest);
+        held.blocks.push_shared(found);
+        held.blocks.append(rest);
         // They were claimed for this prompt, and never written.
         drop(behind);
-        if let Some(row) = sequence.row() {
-            self.write_row(row, &sequence.blocks, first);
+        held.named += count;
+        if let Some(row) = row {
+            group.write_row(&mut self.plan, row, held, first);
         }
-        sequence.named += count;
-        sequence.ends.skip(self.tokens_of(count));
+        sequence.ends.skip(group.tokens_of(count));
         self.follow_frontier(sequence);
     }
 
-    /// Notes on which steps the content of pinned blocks depends, the first of which is block `first` of
-    /// the sequence.
-    pub(crate) fn note_pending(&self, sequence: &mut Sequence, first: usize, pinned: &Pinned) {
+    /// Notes on which steps the content of pinned blocks of a group depends, the first of which is block
+    /// `first` of the sequence.
+    pub(crate) fn note_pending(
+        &self,
+        group: usize,
+        sequence: &mut Sequence,
+        first: usize,
+        pinned: &Pinned,
+    ) {
+        let group = &self.groups[group];
         for (index, record) in pinned.records().enumerate() {
-            let Some(step) = self.pending(record) else { continue };
-            if !sequence.depends.iter().any(|(on, _)| *on == step) {
-                sequence.depends.push((step, first + index));
+            let Some(step) = group.pending(record, self.completed) else { continue };
+            let token = group.tokens_of(first + index);
+            match sequence.depends.iter_mut().find(|(on, _)| *on == step) {
+                Some((_, first)) => *first = token.min(*first),
+                None => sequence.depends.push((step, token)),
             }
         }
     }
+}
+
+/// What a reservation needs of a group.
+#[derive(Clone, Copy, Debug)]
+struct Need {
+    /// Blocks that the sequence has, or goes over to.
+    have: usize,
+    /// Blocks behind them.
+    missing: usize,
+    /// A block that others hold and that is to be written, and the tokens that it is filled with.
+    shared: Option<(usize, u32)>,
+}
+
+impl Need {
+    fn count(&self) -> usize {
+        self.missing + usize::from(self.shared.is_some())
+    }
+}
+
+/// What a sequence needs of a group for `tokens` tokens behind `upper`, if it goes over to `adopted` blocks.
+fn need(
+    group: &Group,
+    held: &mut Held,
+    upper: u64,
+    tokens: u32,
+    adopted: usize,
+) -> Result<Need, ReserveError> {
+    let needed = group.blocks_for(upper + u64::from(tokens));
+    let max = group.table.width();
+    if needed > max {
+        return Err(ReserveError::TooLong { blocks: needed as u64, max: max as u64 });
+    }
+    let last = group.full_blocks(upper);
+    let filled = (upper - group.tokens_of(last)) as u32;
+    let shared =
+        filled > 0 && tokens > 0 && !held.blocks.is_own(last) && !held.blocks.claim_back(last);
+    let have = match adopted {
+        0 => held.blocks.len(),
+        // Of a prompt that was extended, there may be more than it has blocks for.
+        _ => held.blocks.len().max(held.named + adopted),
+    };
+    let missing = needed.saturating_sub(have);
+    Ok(Need { have, missing, shared: shared.then_some((last, filled)) })
 }

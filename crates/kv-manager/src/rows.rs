@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::OptionsError;
+use crate::group::Group;
 use crate::options::repeated;
 
 /// A sequence's line of the block table.
@@ -42,7 +43,8 @@ pub(crate) struct Home {
 #[derive(Debug)]
 struct Inner {
     free: Mutex<Vec<Row>>,
-    block_tokens: u32,
+    /// Of each group, the tokens of a block and the names of their parts.
+    shapes: Vec<(u32, usize)>,
     void: Mutex<Void>,
 }
 
@@ -56,11 +58,12 @@ struct Void {
 }
 
 impl Home {
-    pub(crate) fn new(rows: u32, block_tokens: u32) -> Result<Self, OptionsError> {
+    pub(crate) fn new(rows: u32, groups: &[Group]) -> Result<Self, OptionsError> {
         let mut free = repeated(Row::new(0), rows as usize)?;
         free.iter_mut().zip((0..rows).rev()).for_each(|(row, index)| *row = Row::new(index));
         let (free, void) = (Mutex::new(free), Mutex::default());
-        Ok(Self { inner: Arc::new(Inner { free, block_tokens, void }) })
+        let shapes = groups.iter().map(|group| (group.block_tokens, group.stride)).collect();
+        Ok(Self { inner: Arc::new(Inner { free, shapes, void }) })
     }
 
     pub(crate) fn lease(&self) -> Option<RowLease> {
@@ -77,8 +80,9 @@ impl Home {
         self.inner.free.lock().len()
     }
 
-    pub(crate) fn block_tokens(&self) -> u32 {
-        self.inner.block_tokens
+    /// Of each group, the tokens of a block and the names of their parts.
+    pub(crate) fn shapes(&self) -> &[(u32, usize)] {
+        &self.inner.shapes
     }
 
     /// Lets no sequence below this number name anything from now on when it is dropped. What they have named is

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use kv_pool::{
-    BlockId, Claimed,
+    BlockId,
     retention::{Retention, RetentionPolicy},
     tenants::TenantId,
 };
 use smallvec::SmallVec;
 
 use crate::Row;
-use crate::blocks::Blocks;
 use crate::ends::Ends;
 use crate::frontier::FrontierLease;
+use crate::group::{Held, names_of};
 use crate::names::Known;
 use crate::rows::{Home, RowLease};
 
@@ -34,19 +34,17 @@ pub struct Sequence {
     pub(crate) row: Option<RowLease>,
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
-    /// Blocks from the first on that have been offered to the prefix index.
-    pub(crate) named: usize,
     pub(crate) frontier: Option<FrontierLease>,
     pub(crate) ends: Ends,
     pub(crate) known: Known,
     /// A transfer fills its blocks.
     pub(crate) arrives: bool,
-    /// Its unnamed tail, while it is suspended.
-    pub(crate) suspended: Option<Suspended>,
-    pub(crate) blocks: Blocks,
+    pub(crate) suspended: bool,
+    /// What it has of each group.
+    pub(crate) held: SmallVec<[Held; 1]>,
     /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
-    /// of these blocks.
-    pub(crate) depends: SmallVec<[(u64, usize); 2]>,
+    /// token of these blocks.
+    pub(crate) depends: SmallVec<[(u64, u64); 2]>,
     /// Counts the sequences of a manager.
     pub(crate) number: u64,
     pub(crate) prompt_tokens: u64,
@@ -58,14 +56,6 @@ pub struct Sequence {
     pub(crate) copied: u64,
     pub(crate) tenant: TenantId,
     pub(crate) retention: Option<Arc<RetentionPolicy>>,
-}
-
-/// What a suspended sequence keeps in host memory.
-#[derive(Debug, Default)]
-pub(crate) struct Suspended {
-    /// Host blocks with the content of blocks from `first` on.
-    pub(crate) host: Claimed,
-    pub(crate) first: usize,
 }
 
 impl Sequence {
@@ -133,13 +123,13 @@ impl Sequence {
     /// Blocks that it holds on the device.
     #[must_use]
     pub fn block_count(&self) -> usize {
-        self.blocks.len()
+        self.held[0].blocks.len()
     }
 
     /// The device block that holds logical block `index`.
     #[must_use]
     pub fn block(&self, index: usize) -> Option<BlockId> {
-        self.blocks.id(index)
+        self.held[0].blocks.id(index)
     }
 
     /// Its row of the block table; `None` while it is off the device.
@@ -157,7 +147,7 @@ impl Sequence {
     /// Whether it is suspended: off the device, or about to leave it with the last ids that are to come.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
-        self.suspended.is_some()
+        self.suspended
     }
 }
 
@@ -165,17 +155,24 @@ impl Drop for Sequence {
     /// A block whose name another one bore when it became full takes the name over, if that one has left the
     /// cache since: so it stays cached.
     fn drop(&mut self) {
-        let (first, block_tokens) = (self.blocks.shared_len(), u64::from(self.home.block_tokens()));
-        // What a step in flight writes has its name from the step, or none.
-        let end = self.named.min((self.ends.written() / block_tokens) as usize);
-        let Self { blocks, known, retention, prompt_tokens, home, number, .. } = self;
-        let Some(names @ [_, ..]) = known.names().get(first..end) else { return };
-        let parent = first.checked_sub(1).map(|before| known.names()[before]);
-        let worth =
-            |index| retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens);
-        home.unless_void(*number, known.generation(), || {
-            blocks.name(first, names, parent, worth, |_, _| {});
-        });
+        let written = self.ends.written();
+        let Self { held, known, retention, prompt_tokens, home, number, .. } = self;
+        for (held, &(block_tokens, stride)) in held.iter_mut().zip(home.shapes()) {
+            let (first, block_tokens) = (held.blocks.shared_len(), u64::from(block_tokens));
+            // What a step in flight writes has its name from the step, or none.
+            let end = held.named.min((written / block_tokens) as usize);
+            if first >= end {
+                continue;
+            }
+            let names = names_of(known.names(), stride, first, end);
+            let parent = (first * stride).checked_sub(1).map(|before| known.names()[before]);
+            let worth = |index| {
+                retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens)
+            };
+            home.unless_void(*number, known.generation(), || {
+                held.blocks.name(first, &names, parent, worth, |_, _| {});
+            });
+        }
     }
 }
 

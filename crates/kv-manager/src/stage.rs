@@ -3,6 +3,7 @@
 use kv_pool::BlockHash;
 
 use crate::budget::Reach;
+use crate::group::names_of;
 use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::sequence::retention_of;
@@ -24,7 +25,7 @@ impl Manager {
         batch: &mut [&mut Sequence],
     ) -> Result<&StepPlan, StageError> {
         let number = step.number();
-        let (epoch, staged) = self.open(step).ok_or(StageError::NotOpen { step: number })?;
+        let staged = self.open(step).ok_or(StageError::NotOpen { step: number })?;
         if staged {
             return Err(StageError::StagedAlready { step: number });
         }
@@ -54,7 +55,7 @@ impl Manager {
             self.name_new(sequence, number, &mut names);
             self.follow_frontier(sequence);
         }
-        *self.latest.lock() = Latest::Open { epoch, staged: true };
+        *self.latest.lock() = Latest::Open { staged: true };
         std::mem::swap(&mut self.plan, &mut self.staged);
         self.plan.clear();
         (self.staged.step, self.staged.after) = (number, self.latest_staged);
@@ -64,21 +65,24 @@ impl Manager {
         self.latest_staged = number;
         self.stats.steps += 1;
         let reach = Reach::of(&self.staged);
-        self.in_flight.push_back(InFlight { step: number, epoch, names, reach, failed: false });
+        self.in_flight.push_back(InFlight {
+            step: number,
+            ends: number,
+            names,
+            reach,
+            failed: false,
+        });
         // Nobody may be left to carry it out.
         self.advance();
         Ok(&self.staged)
     }
 
-    /// Blocks from the first on whose ids are known and that have KV for certain.
-    pub(crate) fn nameable(&self, sequence: &Sequence) -> usize {
-        (certain(sequence) / u64::from(self.options.block_tokens)) as usize
-    }
-
-    /// Whether blocks are [nameable](Self::nameable) that have not been offered to the prefix index.
+    /// Whether blocks are full and certain that have not been offered to the prefix index.
     pub(crate) fn has_unnamed(&self, sequence: &Sequence) -> bool {
         // Every step asks this of every sequence, so without a division.
-        certain(sequence) >= self.tokens_of(sequence.named + 1)
+        let certain = certain(sequence);
+        let mut each = self.groups.iter().zip(&sequence.held);
+        each.any(|(group, held)| certain >= group.tokens_of(held.named + 1))
     }
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
@@ -87,27 +91,32 @@ impl Manager {
         &mut self,
         sequence: &mut Sequence,
         step: u64,
-        names: &mut Vec<BlockHash>,
+        names: &mut Vec<(usize, BlockHash)>,
     ) {
-        let block_tokens = self.options.block_tokens;
         let unnamed = self.has_unnamed(sequence);
         if !unnamed || sequence.known.generation() != self.namer.generation {
             return;
         }
-        let (first, full) = (sequence.named, self.nameable(sequence));
-        let Sequence { blocks, known, retention, prompt_tokens, named, .. } = sequence;
-        let all = known.names();
-        let parent = first.checked_sub(1).map(|before| all[before]);
-        let written = &mut self.written;
-        let worth = |index| {
-            let token = index as u64 * u64::from(block_tokens);
-            retention_of(retention.as_deref(), *prompt_tokens, token)
-        };
-        blocks.name(first, &all[first..full], parent, worth, |record, name| {
-            written[record.index()] = step;
-            names.push(name);
-        });
-        *named = full;
+        let certain = certain(sequence);
+        let Sequence { held, known, retention, prompt_tokens, .. } = sequence;
+        for (index, (group, held)) in self.groups.iter_mut().zip(held).enumerate() {
+            let (first, full) = (held.named, group.full_blocks(certain));
+            if first >= full {
+                continue;
+            }
+            let all = known.names();
+            let parent = (first * group.stride).checked_sub(1).map(|before| all[before]);
+            let block_tokens = u64::from(group.block_tokens);
+            let worth =
+                |at| retention_of(retention.as_deref(), *prompt_tokens, at as u64 * block_tokens);
+            let own = names_of(all, group.stride, first, full);
+            let written = &mut group.written;
+            held.blocks.name(first, &own, parent, worth, |record, name| {
+                written[record.index()] = step;
+                names.push((index, name));
+            });
+            held.named = full;
+        }
     }
 
     /// Notes the block of a prompt that is computed next, for requests that could wait for it.
@@ -116,8 +125,9 @@ impl Manager {
             return;
         }
         let names = sequence.known.names();
-        let full = (sequence.prompt_tokens / u64::from(self.options.block_tokens)) as usize;
-        let next = sequence.named;
+        let block_tokens = u64::from(self.namer.block_tokens);
+        let full = (sequence.prompt_tokens / block_tokens) as usize;
+        let next = (certain(sequence) / block_tokens) as usize;
         let current = sequence.known.generation() == self.namer.generation;
         sequence.frontier = match (sequence.frontier.take(), names.get(next)) {
             (Some(lease), Some(&name)) if next < full && current => {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use kv_pool::Epoch;
 use parking_lot::Mutex;
 
 use crate::manager::InFlight;
@@ -26,12 +25,10 @@ pub(crate) enum Latest {
     #[default]
     Over,
     Open {
-        epoch: Epoch,
         staged: bool,
     },
     /// Its holder has finished or dropped it.
     Left {
-        epoch: Epoch,
         staged: bool,
     },
 }
@@ -47,8 +44,8 @@ impl OpenStep {
 impl Drop for OpenStep {
     fn drop(&mut self) {
         let mut latest = self.latest.lock();
-        if let Latest::Open { epoch, staged } = *latest {
-            *latest = Latest::Left { epoch, staged };
+        if let Latest::Open { staged } = *latest {
+            *latest = Latest::Left { staged };
         }
     }
 }
@@ -71,11 +68,13 @@ impl Manager {
             return Err(StepError::Busy { in_flight, oldest: oldest.step });
         }
         // The pool's clock advances once a step, and expired priorities end.
-        self.pool.tick();
-        self.pool.refresh();
-        let epoch = self.pool.begin_epoch();
         self.latest_step += 1;
-        *self.latest.lock() = Latest::Open { epoch, staged: false };
+        for group in &mut self.groups {
+            group.pool.tick();
+            group.pool.refresh();
+            group.begin_epoch(self.latest_step);
+        }
+        *self.latest.lock() = Latest::Open { staged: false };
         Ok(OpenStep { number: self.latest_step, latest: Arc::clone(&self.latest) })
     }
 
@@ -107,14 +106,14 @@ impl Manager {
     /// Whether `step` is open here, and was not staged yet.
     #[must_use]
     pub fn is_unstaged(&self, step: &OpenStep) -> bool {
-        matches!(self.open(step), Some((_, false)))
+        self.open(step) == Some(false)
     }
 
-    /// Whether `step` is this manager's open step: its epoch, and whether it is staged.
-    pub(crate) fn open(&self, step: &OpenStep) -> Option<(Epoch, bool)> {
+    /// Whether `step` is this manager's open step: then, whether it is staged.
+    pub(crate) fn open(&self, step: &OpenStep) -> Option<bool> {
         let own = Arc::ptr_eq(&step.latest, &self.latest) && step.number == self.latest_step;
         match *self.latest.lock() {
-            Latest::Open { epoch, staged } if own => Some((epoch, staged)),
+            Latest::Open { staged } if own => Some(staged),
             _ => None,
         }
     }
@@ -122,7 +121,7 @@ impl Manager {
     /// Ends the epoch of a step that its holder has left.
     fn take_in_left(&mut self) {
         let mut latest = self.latest.lock();
-        let Latest::Left { epoch, staged } = *latest else { return };
+        let Latest::Left { staged } = *latest else { return };
         *latest = Latest::Over;
         drop(latest);
         if staged {
@@ -131,8 +130,8 @@ impl Manager {
         // No worker is told of a step without a plan: its epoch ends with the last plan. What was decided in
         // it is in the next plan, before every later use of the blocks that it concerns.
         match self.in_flight.back_mut() {
-            Some(last) => last.epoch = epoch,
-            None => self.end_epoch(epoch),
+            Some(last) => last.ends = self.latest_step,
+            None => self.end_epochs(self.latest_step),
         }
     }
 
@@ -140,13 +139,13 @@ impl Manager {
     pub(crate) fn advance(&mut self) {
         let completed = self.completed_by_all();
         while self.in_flight.front().is_some_and(|oldest| oldest.step <= completed) {
-            let Some(InFlight { step, epoch, mut names, .. }) = self.in_flight.pop_front() else {
+            let Some(InFlight { step, ends, mut names, .. }) = self.in_flight.pop_front() else {
                 break;
             };
             self.completed = step;
             names.clear();
             self.spare_names.push(names);
-            self.end_epoch(epoch);
+            self.end_epochs(ends);
         }
     }
 
@@ -159,15 +158,14 @@ impl Manager {
             }
             self.failures.push(staged.step);
             self.stats.failed_steps += 1;
-            for name in staged.names.drain(..) {
-                self.pool.remove_with_successors(name);
+            for (group, name) in staged.names.drain(..) {
+                self.groups[group].pool.remove_with_successors(name);
             }
         }
     }
 
-    fn end_epoch(&self, epoch: Epoch) {
-        // The epoch is of this pool.
-        let ended = self.pool.complete_epoch(epoch);
-        debug_assert!(ended.is_ok(), "{ended:?}");
+    /// Ends the epochs of all steps up to this one.
+    fn end_epochs(&mut self, step: u64) {
+        self.groups.iter_mut().for_each(|group| group.end_epochs(step));
     }
 }

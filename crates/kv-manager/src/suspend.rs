@@ -1,10 +1,10 @@
 //! Suspension to host memory, and the way back.
 
-use kv_pool::{Admit, Budget, Location, Tier};
+use kv_pool::{Admit, Budget, Claimed, Location, Tier};
+use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
-use crate::sequence::Suspended;
-use crate::{BlockCopy, GroupId, Manager, Missing, Sequence, SequenceError, SuspendError};
+use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
 impl Manager {
     /// Takes a sequence off the device. Blocks without a name, the partly filled last one among them, are
@@ -21,46 +21,55 @@ impl Manager {
     /// [`SuspendError`]; the sequence is as it was.
     pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
         self.look_at_running(sequence)?;
-        let first = sequence.first_unnamed();
-        let host = match self.blocks_for(sequence.ends.upper()) - first {
-            0 => kv_pool::Claimed::default(),
-            count => self
-                .pool
-                .claim_in(Tier::Secondary, count)
-                .map_err(|reason| Missing { group: GroupId::default(), reason })?,
-        };
+        let upper = sequence.ends.upper();
+        let mut hosts: SmallVec<[Claimed; 4]> = SmallVec::new();
+        for (group, held) in self.groups.iter().zip(&sequence.held) {
+            // Blocks that have no name in the index.
+            hosts.push(match group.blocks_for(upper) - held.blocks.shared_len() {
+                0 => Claimed::default(),
+                count => group
+                    .pool
+                    .claim_in(Tier::Secondary, count)
+                    .map_err(|reason| Missing { group: group.id, reason })?,
+            });
+        }
+        for (held, host) in sequence.held.iter_mut().zip(hosts) {
+            held.host = host;
+        }
         sequence.ends.next = 0;
-        sequence.suspended = Some(Suspended { host, first });
+        sequence.suspended = true;
         self.leave_when_resolved(sequence);
         Ok(())
     }
 
     /// Takes a suspended sequence off the device, unless ids of its steps are to come, or it has left.
     pub(crate) fn leave_when_resolved(&mut self, sequence: &mut Sequence) {
-        if sequence.suspended.is_none() || sequence.row.is_none() || sequence.ends.is_open() {
+        if !sequence.suspended || sequence.row.is_none() || sequence.ends.is_open() {
             return;
         }
-        let Some(Suspended { mut host, .. }) = sequence.suspended.take() else { return };
         let resolved = sequence.ends.resolved();
-        let (first, end) = (sequence.first_unnamed(), self.blocks_for(resolved));
-        // There was room for the longest outcome.
-        drop(host.split_off(end - first));
-        let block_tokens = u64::from(self.options.block_tokens);
         let written_by = sequence.ends.latest().unwrap_or(0);
-        for (to, index) in host.ids().zip(first..) {
-            let Some(from) = sequence.blocks.id(index) else { continue };
-            let filled = (resolved - index as u64 * block_tokens).min(block_tokens);
-            let from = Location { tier: Tier::Primary, id: from };
-            let to = Location { tier: Tier::Secondary, id: to };
-            self.plan.copies.push(BlockCopy { from, to, tokens: filled as u32, written_by });
-            self.stats.suspended_blocks += 1;
+        for (group, held) in self.groups.iter().zip(&mut sequence.held) {
+            let (first, end) = (held.blocks.shared_len(), group.blocks_for(resolved));
+            // There was room for the longest outcome.
+            drop(held.host.split_off(end - first));
+            let block_tokens = u64::from(group.block_tokens);
+            for (to, index) in held.host.ids().zip(first..) {
+                let Some(from) = held.blocks.id(index) else { continue };
+                let filled = (resolved - index as u64 * block_tokens).min(block_tokens);
+                let from = Location { tier: Tier::Primary, id: from };
+                let to = Location { tier: Tier::Secondary, id: to };
+                let tokens = filled as u32;
+                self.plan.copies.push(BlockCopy { from, to, tokens, written_by });
+                self.stats.suspended_blocks += 1;
+            }
+            // Every later use of the blocks comes later in the plans than these copies.
+            held.blocks = Blocks::default();
+            held.host_first = first;
         }
-        // Every later use of the blocks comes later in the plans than these copies.
-        sequence.blocks = Blocks::default();
         sequence.ends.truncate(resolved, sequence.known.tokens());
         sequence.frontier = None;
         sequence.row = None;
-        sequence.suspended = Some(Suspended { host, first });
     }
 
     /// Brings a suspended sequence back to the device, and returns where its KV ends for certain. That is where it
@@ -72,9 +81,9 @@ impl Manager {
     /// [`SuspendError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, SuspendError> {
         self.check_whole(sequence)?;
-        let Some(first) = sequence.suspended.as_ref().map(|suspended| suspended.first) else {
+        if !sequence.suspended {
             return Err(SuspendError::NotSuspended);
-        };
+        }
         match self.look_at(sequence) {
             // It is told by what is returned.
             Ok(()) | Err(SequenceError::Redo { .. }) => {}
@@ -82,34 +91,37 @@ impl Manager {
         }
         if sequence.row.is_some() {
             // It has not left yet.
-            sequence.suspended = None;
+            sequence.held.iter_mut().for_each(|held| held.host = Claimed::default());
+            sequence.suspended = false;
             return Ok(sequence.ends.resolved());
         }
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;
-        let block_tokens = u64::from(self.options.block_tokens);
+        let group = &self.groups[0];
+        let first = sequence.held[0].host_first;
+        let block_tokens = u64::from(group.block_tokens);
         let resolved = sequence.ends.resolved();
-        let blocks = self.blocks_for(resolved);
+        let blocks = group.blocks_for(resolved);
         let names = sequence.known.names();
         // The names of an earlier generation find nothing.
         let prefix = &names[..first.min(blocks).min(names.len())];
         let request = Admit { prefix, partial: &[], blocks, tenant: sequence.tenant };
         let budget = Budget { to_write_max: usize::MAX, leave: self.watermark(1) };
-        let mut admission = self.pool.admit_fitting(&[request], budget);
+        let mut admission = group.pool.admit_fitting(&[request], budget);
         let Some(mut admitted) = admission.admitted.pop() else {
             let reason = admission.refused.unwrap_or(kv_pool::ClaimError::Exhausted {
                 requested: blocks,
                 claimable: 0,
                 retiring: 0,
             });
-            return Err(Missing { group: GroupId::default(), reason }.into());
+            return Err(Missing { group: group.id, reason }.into());
         };
-        self.plan_claimed(sequence.tenant, &mut admitted.claimed);
+        self.plan_claimed(0, sequence.tenant, &mut admitted.claimed);
         let found = admitted.prefix.len();
-        self.note_pending(sequence, 0, &admitted.prefix);
-        let mut held = self.hold(vec![admitted])?;
+        self.note_pending(0, sequence, 0, &admitted.prefix);
+        let mut held = self.hold(0, vec![admitted])?;
         let back = held.pop().unwrap_or_default();
-        let Suspended { host, .. } = sequence.suspended.take().unwrap_or_default();
+        let host = std::mem::take(&mut sequence.held[0].host);
         let whole = found == first;
         let end = if whole { resolved } else { resolved.min(found as u64 * block_tokens) };
         if whole {
@@ -118,25 +130,20 @@ impl Manager {
                 let filled = resolved - index as u64 * block_tokens;
                 let from = Location { tier: Tier::Secondary, id: from };
                 let to = Location { tier: Tier::Primary, id: to };
-                self.copy(from, to, filled.min(block_tokens) as u32);
+                let tokens = filled.min(block_tokens) as u32;
+                self.groups[0].plan_copy(&mut self.plan, from, to, tokens);
                 self.stats.onboarded_blocks += 1;
             }
         }
         // The copies come before every later use of the host blocks, in the order of the plans.
         drop(host);
-        self.write_row(row.row(), &back, 0);
-        sequence.blocks = back;
-        sequence.copied = self.copied_by();
+        sequence.held[0].blocks = back;
+        sequence.held[0].named = found;
+        sequence.suspended = false;
         sequence.row = Some(row);
+        self.write_rows(sequence);
+        sequence.copied = self.copied_by();
         sequence.ends.truncate(end, sequence.known.tokens());
-        sequence.named = found;
         Ok(end)
-    }
-}
-
-impl Sequence {
-    /// The first block that has no name in the index.
-    fn first_unnamed(&self) -> usize {
-        self.blocks.shared_len()
     }
 }
