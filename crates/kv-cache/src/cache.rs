@@ -170,7 +170,7 @@ impl KvCache {
             ..CacheStats::default()
         };
         for part in &self.worker.parts {
-            let growth = part.ahead_stats();
+            let growth = part.group.ahead_stats();
             stats.pages_ahead += growth.ahead_pages;
             stats.pages_inline += growth.inline_pages;
         }

@@ -8,7 +8,6 @@ use kv_pool::{
     tenants::{TenantError, TenantId, TenantQuota},
 };
 
-use crate::part::Part;
 use crate::{DemandError, KvCache, KvWorker, QuotaError};
 
 /// Most calls without memory between two that ask for it again.
@@ -134,8 +133,8 @@ impl KvCache {
         self.grown.gives_back = blocks < ready;
         for part in &self.worker.parts {
             match blocks == most {
-                true => part.resume_growing(&self.worker.options().growth),
-                false => part.hold_growth(told),
+                true => part.group.resume_growing(&self.worker.options().growth),
+                false => part.group.hold_growth(told),
             }
         }
         Ok(budgeted)
@@ -225,7 +224,7 @@ impl Grown {
         // A worker with a larger demand may take the shared memory for one device.
         let told = if worker.shares_a_limit() { wanted.min(ready) } else { wanted };
         for part in &worker.parts {
-            part.demand(told)?;
+            part.group.demand(told)?;
         }
         if wanted <= ready {
             return Ok(ready);
@@ -244,14 +243,14 @@ impl Grown {
             let before = self.shortage.filter(|_| reached <= ready);
             self.shortage = Some(Shortage::after(before, limit));
             for part in &worker.parts {
-                part.stop_growing();
-                part.demand(self.ready_blocks)?;
+                part.group.stop_growing();
+                part.group.demand(self.ready_blocks)?;
             }
         } else if self.shortage.take().is_some()
             && self.budget == u64::from(worker.options().device_blocks)
         {
             for part in &worker.parts {
-                part.resume_growing(&worker.options().growth);
+                part.group.resume_growing(&worker.options().growth);
             }
         }
         Ok(self.ready_blocks)
@@ -269,7 +268,7 @@ impl KvWorker {
         let _site = cuda_driver::site::enter();
         let mut all = true;
         for part in &self.parts {
-            all &= part.shrink_to(blocks);
+            all &= part.group.shrink_to(blocks);
         }
         all
     }
@@ -280,12 +279,14 @@ impl KvWorker {
     /// take the memory that the others need, and no block would become ready on all of them.
     pub(crate) fn grow_parts(&self, blocks: u64) -> Result<u64, GrowError> {
         let grow = |blocks: u64| {
-            self.parts.iter().try_fold(blocks, |most, part| Ok(part.grow_towards(most)?.min(most)))
+            self.parts
+                .iter()
+                .try_fold(blocks, |most, part| Ok(part.group.grow_towards(most)?.min(most)))
         };
         if !self.shares_a_limit() {
             return grow(blocks);
         }
-        let page_blocks = self.parts.iter().map(Part::page_blocks).max().unwrap_or(1);
+        let page_blocks = self.parts.iter().map(|part| part.group.page_blocks()).max().unwrap_or(1);
         let mut level = self.ready_blocks();
         while level < blocks {
             let next = blocks.min(level.saturating_add(page_blocks));

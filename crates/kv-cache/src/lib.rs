@@ -53,6 +53,7 @@ mod cache;
 mod calls;
 mod carrier;
 mod error;
+mod group;
 mod growth;
 mod host_tier;
 mod options;
@@ -63,6 +64,7 @@ mod pinned;
 mod runs;
 mod shares;
 mod steps;
+mod streams;
 mod transport;
 mod worker;
 

@@ -106,7 +106,7 @@ impl KvWorker {
     /// once they are pinned.
     #[must_use]
     pub fn host_blocks(&self) -> u64 {
-        self.parts.iter().map(Part::host_blocks).min().unwrap_or(0)
+        self.parts.iter().map(|part| part.group.host_blocks()).min().unwrap_or(0)
     }
 
     /// Takes over host memory that was pinned since the last call; how many blocks are usable then. Never
@@ -143,7 +143,7 @@ impl KvWorker {
     fn resize_host(&mut self, blocks: u64) -> bool {
         let mut all = true;
         for part in &mut self.parts {
-            match part.resize_host(blocks) {
+            match part.group.resize_host(blocks) {
                 Ok(back) => all &= back,
                 Err(error) => tracing::warn!(%error, "the host tier was not resized"),
             }

@@ -137,7 +137,7 @@ impl KvWorker {
             })
             .collect::<Result<Vec<_>, _>>()?;
         // Last, because the driver's calls wait for it.
-        parts.iter_mut().try_for_each(Part::start_pinning)?;
+        parts.iter_mut().try_for_each(|part| part.group.start_pinning())?;
         let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
         Ok(Self {
             parts,
@@ -197,7 +197,7 @@ impl KvWorker {
     #[must_use]
     pub fn transports(&self) -> TransportStats {
         let mut all = TransportStats::default();
-        self.parts.iter().for_each(|part| all.add(&part.transports));
+        self.parts.iter().for_each(|part| all.add(&part.group.transports));
         all
     }
 
@@ -225,7 +225,7 @@ impl KvWorker {
         snapshot.check(rows as usize, width as usize, self.options.device_blocks.into())?;
         self.runs.clear();
         for part in &mut self.parts {
-            part.sent.clear();
+            part.group.sent.clear();
         }
         self.leave(Outcome::Failed)?;
         self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
@@ -361,7 +361,7 @@ impl KvWorker {
         }
         let runs = self.runs.as_slice();
         self.parts.iter_mut().try_for_each(|part| part.send(runs))?;
-        self.parts.iter_mut().for_each(|part| part.sent.clear());
+        self.parts.iter_mut().for_each(|part| part.group.sent.clear());
         self.runs.clear();
         Ok(())
     }
@@ -371,7 +371,7 @@ impl KvWorker {
     fn await_copies(&mut self, plan: &StepPlan) -> Result<(), StepError> {
         let mut needed = [false; 2];
         for part in &self.parts {
-            for (needed, unawaited) in needed.iter_mut().zip(part.unawaited()) {
+            for (needed, unawaited) in needed.iter_mut().zip(part.streams.unawaited()) {
                 *needed |= unawaited;
             }
         }
@@ -485,8 +485,8 @@ impl KvWorker {
         // Two parts may be on one device: the one with fewer spares gets it.
         let on_device = |part: &&mut Part| part.device() == fence.device();
         let parts = self.parts.iter_mut().filter(on_device);
-        if let Some(part) = parts.min_by_key(|part| part.spare_count()) {
-            part.keep_spare(fence);
+        if let Some(part) = parts.min_by_key(|part| part.streams.spare_count()) {
+            part.streams.keep_spare(fence);
         }
     }
 
@@ -507,7 +507,7 @@ impl KvWorker {
         let restless: Vec<_> = worker
             .parts
             .iter()
-            .filter(|part| !part.come_to_rest())
+            .filter(|part| !part.streams.come_to_rest())
             .map(|part| CloseError::NotAtRest { ordinal: part.device().ordinal() })
             .collect();
         if !restless.is_empty() {
@@ -535,7 +535,7 @@ impl KvWorker {
     /// Makes copies of one lane wait for none of another.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_ignore_lanes(&mut self) {
-        self.parts.iter_mut().for_each(Part::sabotage_ignore_lanes);
+        self.parts.iter_mut().for_each(|part| part.group.sabotage_ignore_lanes());
     }
 }
 

@@ -210,6 +210,11 @@ fn blocks_of_any_position_are_there_or_not() {
     for index in LONG.map(|index| usize::try_from(index).unwrap()) {
         assert_eq!(Sequence::block(&sequence, index).is_some(), index < 2);
     }
+    let mut slots = Vec::new();
+    for (start, end) in LONG.into_iter().flat_map(|start| LONG.map(|end| (start, end))) {
+        let listed = Manager::slot_mapping(&manager, &sequence, start..end, &mut slots);
+        assert_eq!(listed.is_ok(), start <= end && end <= 8, "{start}..{end}");
+    }
 }
 
 #[test]

@@ -1,0 +1,553 @@
+//! One group's blocks on one device: their memory on the device and on the host, and the copies between.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cuda_driver::host_pages::PinError;
+use cuda_driver::{CopyError, Device, DeviceSpan, Stream};
+use cuda_vmm::worker::Fault;
+use cuda_vmm::{
+    ElasticPool, ElasticPoolOptions, EpochGate, GrowError,
+    elastic::{AheadError, AheadStats},
+};
+use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
+use kv_stage::error::{AcquireError, SlabsError, StagingError};
+
+use crate::carrier::{Carrier, lacks_kernel};
+use crate::host_tier::HostTier;
+use crate::order::CopyOrder;
+use crate::pieces::Pieces;
+use crate::runs::{COMPUTE, Kind, LANES, Run};
+use crate::shares::Share;
+use crate::streams::Streams;
+use crate::transport::Carried;
+use crate::{
+    BuildError, CloseError, Growth, HostCopyError, HostPinning, KvCacheOptions, OptionsError,
+    TransportChoice, TransportStats,
+};
+
+/// One device's share of the blocks of a group: layers, or heads of all layers.
+///
+/// Block ids are the same on all devices of a cache. In memory of the cache's own, block `b` lies at
+/// `b * block_bytes` from the start of the group's memory on each device, in the layout `[plane, token, row]`. In an
+/// engine's tensors it lies where their [layout](kv_kernels::PagedKv::layout) says.
+#[derive(Debug)]
+pub(crate) struct GroupPart {
+    share: Share,
+    /// Which copies of one lane wait for which of another.
+    order: CopyOrder,
+    memory: Memory,
+    paged: PagedKv,
+    kernels: Arc<KvKernels>,
+    /// Changes blocks that lie in several pieces.
+    pieces: Pieces,
+    host: HostTier,
+    /// One for each direction; none where blocks are copied one by one.
+    carriers: Option<[Carrier; 2]>,
+    /// Which of the cache's runs this device has been sent.
+    pub(crate) sent: Vec<bool>,
+    /// Runs of each lane that are to be enqueued together: their places in the order, and their numbers.
+    lanes: [Vec<(u64, usize)>; LANES],
+    /// Empty; kept for its memory.
+    numbers: Vec<usize>,
+    pub(crate) transports: TransportStats,
+}
+
+/// What lies under the blocks.
+#[derive(Debug)]
+enum Memory {
+    /// Mapped page by page.
+    Elastic(ElasticPool),
+    /// Tensors of the engine.
+    Adopted,
+}
+
+impl Memory {
+    fn elastic(&self) -> Option<&ElasticPool> {
+        match self {
+            Self::Elastic(memory) => Some(memory),
+            Self::Adopted => None,
+        }
+    }
+
+    fn ready_blocks(&self, paged: &PagedKv) -> u64 {
+        self.elastic().map_or(paged.blocks(), ElasticPool::ready_blocks)
+    }
+}
+
+fn own_memory(
+    device: &Device,
+    shape: &KvShape,
+    options: &KvCacheOptions,
+    gate: &EpochGate,
+) -> Result<ElasticPool, BuildError> {
+    let pool = ElasticPoolOptions {
+        block_bytes: shape.block_bytes(),
+        capacity_blocks: u64::from(options.device_blocks),
+        page_bytes: None,
+        initial_blocks: 0,
+    };
+    Ok(ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?)
+}
+
+/// A carrier for each direction, with the host memory that is usable; none where blocks are copied one by
+/// one, or where there is no host tier.
+fn carriers(
+    compute: &Stream,
+    (paged, kernels): (&PagedKv, &Arc<KvKernels>),
+    host: &HostTier,
+    options: &KvCacheOptions,
+) -> Result<Option<[Carrier; 2]>, BuildError> {
+    if options.host_blocks == 0 {
+        return Ok(None);
+    }
+    let carried = (&options.transport, options.overlap_depth);
+    let carrier = || -> Result<Option<Carrier>, BuildError> {
+        let Some(mut carrier) = Carrier::new(compute, paged, kernels, host, carried)? else {
+            return Ok(None);
+        };
+        carrier.take_slabs(compute, host)?;
+        Ok(Some(carrier))
+    };
+    Ok(carrier()?.zip(carrier()?).map(<[Carrier; 2]>::from))
+}
+
+/// Checks that an engine's tensors are those of this share (H31).
+fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), OptionsError> {
+    if paged.shape() != shape {
+        return Err(OptionsError::AdoptedShape { given: *paged.shape(), expected: *shape });
+    }
+    if paged.blocks() < blocks {
+        return Err(OptionsError::AdoptedBlocks { given: paged.blocks(), expected: blocks });
+    }
+    Ok(())
+}
+
+impl GroupPart {
+    pub(crate) fn new(
+        compute: &Stream,
+        share: Share,
+        options: &KvCacheOptions,
+        (gate, adopted): (&EpochGate, Option<PagedKv>),
+        (kernels, pinning): (&Arc<KvKernels>, HostPinning),
+    ) -> Result<Self, BuildError> {
+        let device = compute.device();
+        let shape = share.shape(&options.shape)?;
+        let blocks = u64::from(options.device_blocks);
+        let (memory, paged) = match adopted {
+            Some(paged) => {
+                check_adopted(&paged, &shape, blocks)?;
+                (Memory::Adopted, paged)
+            }
+            None => {
+                let memory = own_memory(device, &shape, options, gate)?;
+                let layout = PagedLayout::block_major(&shape);
+                let extent = layout
+                    .extent_bytes(&shape, blocks)
+                    .map_err(kv_kernels::error::PagedKvError::from)?;
+                let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
+                let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
+                (Memory::Elastic(memory), paged)
+            }
+        };
+        if options.host_blocks > 0
+            && !paged.layout().has_whole_blocks(&shape)
+            && options.transport.choice == TransportChoice::EachBlock
+        {
+            return Err(OptionsError::BlocksInPieces.into());
+        }
+        let blocks = u64::from(options.host_blocks);
+        let host = HostTier::new(device, blocks, shape.block_bytes(), pinning)?;
+        let carriers = carriers(compute, (&paged, kernels), &host, options)?;
+        let order = CopyOrder::new(options.device_blocks as usize, options.host_blocks as usize);
+        Ok(Self {
+            share,
+            order,
+            memory,
+            pieces: Pieces::new(compute, &paged, options.overlap_depth)?,
+            paged,
+            kernels: Arc::clone(kernels),
+            host,
+            carriers,
+            sent: Vec::new(),
+            lanes: Default::default(),
+            numbers: Vec::new(),
+            transports: TransportStats::default(),
+        })
+    }
+
+    /// Starts to map memory ahead of need, where `growth` says so.
+    pub(crate) fn start_growing(&mut self, growth: &Growth) {
+        if let (Memory::Elastic(memory), Growth::Ahead { blocks, worker }) =
+            (&mut self.memory, growth)
+        {
+            memory.set_ahead(u64::from(*blocks));
+            memory.work_on(worker);
+        }
+    }
+
+    /// The model's layers on this device, in their order.
+    #[must_use]
+    pub(crate) fn layers(&self) -> &[u32] {
+        &self.share.layers
+    }
+
+    /// The bytes of each row of K and of V on this device: all of the row, unless the layers are
+    /// divided by heads.
+    #[must_use]
+    pub(crate) fn row(&self) -> Range<u64> {
+        self.share.row.clone()
+    }
+
+    /// The shape of this device's KV: the cache's shape with these layers and bytes of rows.
+    #[must_use]
+    pub(crate) fn shape(&self) -> &KvShape {
+        self.paged.shape()
+    }
+
+    /// The memory as kernels see it. Only the first [`ready_blocks`](Part::ready_blocks) are mapped.
+    #[must_use]
+    pub(crate) fn paged(&self) -> &PagedKv {
+        &self.paged
+    }
+
+    /// Blocks that have memory, from block 0 on.
+    #[must_use]
+    pub(crate) fn ready_blocks(&self) -> u64 {
+        self.memory.ready_blocks(&self.paged)
+    }
+
+    fn device(&self) -> &Device {
+        self.paged.device()
+    }
+
+    /// The pools of lists of blocks, for tests that take their protection out.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn sabotage_lists(&self) -> impl Iterator<Item = &kv_stage::StagingPool> {
+        self.carriers.iter().flatten().map(Carrier::lists)
+    }
+
+    /// Makes copies of one lane wait for none of another.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn sabotage_ignore_lanes(&mut self) {
+        self.order = CopyOrder::new(0, 0);
+    }
+
+    /// The memory itself, if it is the cache's own, for tests that take its protection out.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    #[must_use]
+    pub(crate) fn sabotage_memory(&self) -> Option<&ElasticPool> {
+        self.memory.elastic()
+    }
+
+    /// Starts to pin the host tier in the background.
+    pub(crate) fn start_pinning(&mut self) -> Result<(), SlabsError> {
+        self.host.start()
+    }
+
+    /// Usable host blocks, from block 0 on.
+    pub(crate) fn host_blocks(&self) -> u64 {
+        self.host.usable()
+    }
+
+    /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.
+    ///
+    /// # Errors
+    /// A refusal, once: the tier then stays as it is.
+    pub(crate) fn poll_host(&mut self, compute: &Stream) -> Result<u64, PinError> {
+        let polled = self.host.poll();
+        let usable = self.take_slabs(compute);
+        polled.map(|_| usable)
+    }
+
+    /// The same, after waiting until no more host memory will be pinned.
+    pub(crate) fn wait_for_host(&mut self, compute: &Stream) -> Result<u64, PinError> {
+        let waited = self.host.wait();
+        let usable = self.take_slabs(compute);
+        waited.map(|_| usable)
+    }
+
+    fn take_slabs(&mut self, compute: &Stream) -> u64 {
+        for carrier in self.carriers.iter_mut().flatten() {
+            if let Err(error) = carrier.take_slabs(compute, &self.host) {
+                tracing::error!(%error, "blocks of the host tier are copied one by one from now on");
+                self.carriers = None;
+                break;
+            }
+        }
+        self.host.usable()
+    }
+
+    /// Wants `blocks` host blocks, and gives back the memory beyond that nothing uses. Whether none is left
+    /// beyond. A block beyond is named by no plan any more.
+    pub(crate) fn resize_host(&mut self, blocks: u64) -> Result<bool, SlabsError> {
+        let kept = self.host.resize(blocks)?;
+        self.carriers.iter_mut().flatten().for_each(|carrier| carrier.drop_slabs(kept));
+        Ok(self.host.give_back())
+    }
+
+    /// Tells the worker that `blocks` blocks are in use. Makes no driver call.
+    ///
+    /// A refusal of the worker is no error here: a call that lacks blocks maps them itself and
+    /// returns the refusal. A closed worker is no error either: every call then maps its own
+    /// blocks.
+    pub(crate) fn demand(&self, blocks: u64) -> Result<(), AheadError> {
+        let Memory::Elastic(memory) = &self.memory else { return Ok(()) };
+        match memory.demand(blocks) {
+            Err(error) if !error.is_retryable() && error.cause != Fault::Stopped => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has nothing mapped beyond `blocks` blocks, unless a call needs it.
+    pub(crate) fn hold_growth(&self, blocks: u64) {
+        self.stop_growing();
+        // A refusal of the worker is told by the next call that lacks blocks.
+        drop(self.demand(blocks.min(self.ready_blocks())));
+    }
+
+    /// Stops growth ahead of need, and keeps the ready blocks.
+    pub(crate) fn stop_growing(&self) {
+        if let Some(memory) = self.memory.elastic() {
+            memory.set_ahead(0);
+        }
+    }
+
+    /// Unmaps the blocks from `blocks` on, which nothing uses any more, and gives their memory back as far as
+    /// the steps before are complete. Whether all of it is back.
+    pub(crate) fn shrink_to(&self, blocks: u64) -> bool {
+        let Memory::Elastic(memory) = &self.memory else { return true };
+        // Padding names block 0: a captured graph may read it at any time.
+        let blocks = blocks.max(1);
+        self.hold_growth(blocks);
+        if memory.ready_blocks() > blocks
+            && let Err(error) = memory.shrink_to(blocks, &[])
+        {
+            // The next step tries again.
+            tracing::debug!(%error, "memory beyond the budget stays mapped for now");
+            return false;
+        }
+        memory.poll_retired();
+        memory.trim(0);
+        memory.stats().retiring_bytes == 0
+    }
+
+    /// Resumes growth ahead of need, as `growth` says.
+    pub(crate) fn resume_growing(&self, growth: &Growth) {
+        if let (Some(memory), Growth::Ahead { blocks, .. }) = (self.memory.elastic(), growth) {
+            memory.set_ahead(u64::from(*blocks));
+        }
+    }
+
+    /// Makes `blocks` blocks ready, or as many as there is memory for, and returns the number of
+    /// ready blocks.
+    pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
+        let Memory::Elastic(memory) = &self.memory else { return Ok(self.ready_blocks()) };
+        match memory.grow_to(blocks) {
+            // No memory, or pages of an earlier budget that steps in flight still use.
+            Err(error) if error.is_retryable() => {}
+            grown => return grown,
+        }
+        // Growth is all or nothing, so the largest possible number is searched for. The search runs
+        // once, because the cache does not ask for more afterwards.
+        let (mut ready, mut refused) = (self.ready_blocks(), blocks);
+        while ready + 1 < refused {
+            let middle = ready + (refused - ready) / 2;
+            match memory.grow_to(middle) {
+                Ok(_) => ready = middle,
+                Err(error) if error.is_retryable() => refused = middle,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.ready_blocks())
+    }
+
+    /// Enqueues runs of copies, except those that this device was sent before.
+    pub(crate) fn send(
+        &mut self,
+        streams: &mut Streams,
+        runs: &[Run],
+    ) -> Result<(), HostCopyError> {
+        self.sent.resize(runs.len(), false);
+        self.lanes.iter_mut().for_each(Vec::clear);
+        for (number, run) in runs.iter().enumerate() {
+            if self.sent[number] {
+                continue;
+            }
+            let here = run.kind.lane();
+            let mut waits = [false; LANES];
+            for there in (0..LANES).filter(|&lane| lane != here) {
+                if let Some(conflict) = self.order.conflict(run, there) {
+                    self.send_lane(streams, runs, there, conflict)?;
+                    waits[there] = true;
+                }
+            }
+            waits[COMPUTE] |= run.behind_work && here != COMPUTE;
+            if waits.contains(&true) {
+                // What is before it in its lane does not wait for what it waits for.
+                self.send_lane(streams, runs, here, u64::MAX)?;
+            }
+            for there in (0..LANES).filter(|&lane| waits[lane]) {
+                streams.wait_for(here, there)?;
+                let left = self.lanes[there].first().map_or(u64::MAX, |&(place, _)| place);
+                self.order.ordered(here, there, left);
+            }
+            let place = self.order.touch(run);
+            self.lanes[here].push((place, number));
+        }
+        (0..LANES).try_for_each(|lane| self.send_lane(streams, runs, lane, u64::MAX))
+    }
+
+    /// Enqueues the waiting runs of a lane up to the place `last`, by few calls.
+    fn send_lane(
+        &mut self,
+        streams: &mut Streams,
+        runs: &[Run],
+        here: usize,
+        last: u64,
+    ) -> Result<(), HostCopyError> {
+        let count = self.lanes[here].partition_point(|&(place, _)| place <= last);
+        if count == 0 {
+            return Ok(());
+        }
+        streams.use_lane(here);
+        let mut numbers = std::mem::take(&mut self.numbers);
+        numbers.clear();
+        numbers.extend(self.lanes[here].drain(..count).map(|(_, number)| number));
+        let sent = match here {
+            COMPUTE => self.change_blocks(&streams.compute, runs, &numbers),
+            _ => self.carry_runs(streams, runs, here, &numbers),
+        };
+        self.numbers = numbers;
+        sent
+    }
+
+    /// Enqueues copies within the device and scrubs before the engine's work.
+    fn change_blocks(
+        &mut self,
+        compute: &Stream,
+        runs: &[Run],
+        numbers: &[usize],
+    ) -> Result<(), HostCopyError> {
+        if self.pieces.are_several() {
+            let memory = (&self.paged, &*self.kernels);
+            return self.pieces.change(compute, memory, (runs, numbers), &mut self.sent);
+        }
+        for &number in numbers {
+            let Run { kind, pairs, .. } = &runs[number];
+            for pair in pairs {
+                // Ids of the pool are not negative.
+                let to = self.whole_block(pair.destination as usize)?;
+                match kind {
+                    Kind::Scrub => compute.fill(to, 0)?,
+                    _ => {
+                        let from = self.whole_block(pair.source as usize)?;
+                        compute.copy_on_device(to, from)?;
+                    }
+                }
+            }
+            self.sent[number] = true;
+        }
+        Ok(())
+    }
+
+    /// The memory of a block that lies in one piece.
+    fn whole_block(&self, block: usize) -> Result<DeviceSpan, HostCopyError> {
+        let span = self.paged.block_span(block as u64).map_err(CopyError::from)?;
+        span.ok_or(HostCopyError::BlockInPieces { block })
+    }
+
+    fn carry_runs(
+        &mut self,
+        streams: &Streams,
+        runs: &[Run],
+        here: usize,
+        numbers: &[usize],
+    ) -> Result<(), HostCopyError> {
+        if let Some(carriers) = &mut self.carriers {
+            let memory = (&self.paged, self.memory.ready_blocks(&self.paged));
+            let (sent, stats) = (&mut self.sent[..], &mut self.transports);
+            let (carrier, stream) = (&mut carriers[here], streams.lane(here));
+            match carrier.carry(stream, memory, (runs, numbers), sent, stats) {
+                // Lists without a recorded event are lost: go on without them.
+                Err(HostCopyError::List(AcquireError::Exhausted { .. })) => {}
+                Err(error) if lacks_kernel(&error) => {
+                    tracing::warn!(%error, "blocks are copied one by one from now on");
+                    self.carriers = None;
+                }
+                carried => return carried,
+            }
+        }
+        for &number in numbers {
+            if self.sent[number] {
+                continue;
+            }
+            let Run { kind: Kind::Carry(direction), pairs, .. } = &runs[number] else { continue };
+            let stream = streams.lane(here);
+            for pair in pairs {
+                // Ids of the pool are not negative.
+                let (source, destination) = (pair.source as usize, pair.destination as usize);
+                let block = match direction {
+                    HostDirection::ToHost => source,
+                    HostDirection::ToPages => destination,
+                };
+                let span = self.whole_block(block)?;
+                match direction {
+                    HostDirection::ToHost => self.host.store(stream, destination, span)?,
+                    HostDirection::ToPages => self.host.load(stream, source, span)?,
+                }
+            }
+            let count = pairs.len() as u64;
+            self.transports.count(None, Carried { batches: count, blocks: count });
+            self.sent[number] = true;
+        }
+        Ok(())
+    }
+
+    /// Notes that the engine's work comes after all copies of a direction so far.
+    pub(crate) fn work_waits_for(&mut self, lane: usize) {
+        self.order.ordered(COMPUTE, lane, u64::MAX);
+    }
+
+    /// Blocks on a page, at least 1.
+    pub(crate) fn page_blocks(&self) -> u64 {
+        let pages = self.memory.elastic().map(|memory| memory.page_bytes() / memory.block_bytes());
+        pages.unwrap_or(1).max(1)
+    }
+
+    /// What mapping ahead of need has done.
+    pub(crate) fn ahead_stats(&self) -> AheadStats {
+        self.memory.elastic().map(ElasticPool::ahead_stats).unwrap_or_default()
+    }
+
+    /// Releases everything. The device is at rest, and no lease of the gate is open.
+    pub(crate) fn close(self) -> Vec<CloseError> {
+        let ordinal = self.device().ordinal();
+        let Self { memory, host, carriers, paged, pieces, .. } = self;
+        let mut errors = Vec::new();
+        let closed = match memory {
+            Memory::Elastic(memory) => Some(memory.close(&[]).wait()),
+            Memory::Adopted => None,
+        };
+        match closed {
+            Some(Ok(report)) => {
+                let leaked_bytes = report.leaked_bytes;
+                let first = report.errors.into_iter().next();
+                errors.extend(first.map(|source| CloseError::Refused {
+                    ordinal,
+                    leaked_bytes,
+                    source,
+                }));
+            }
+            Some(Err(_)) => errors.push(CloseError::NotAtRest { ordinal }),
+            None => {}
+        }
+        drop(paged);
+        errors.extend(pieces.close().err().map(CloseError::from));
+        let lists = carriers.into_iter().flatten().map(Carrier::close);
+        errors.extend(lists.filter_map(Result::err).map(CloseError::from));
+        // After the carriers, which share its memory.
+        errors.extend(host.close().err().map(StagingError::from).map(CloseError::from));
+        errors
+    }
+}
