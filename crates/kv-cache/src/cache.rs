@@ -243,6 +243,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         pinned_blocks_max: options.pool.pinned_blocks_max,
         scrubs: options.scrubs,
         hasher: options.hasher,
+        lower: Default::default(),
     };
     let mut manager = Manager::with_pool(manager_options, build)?;
     // Nothing is kept for tenants yet, so no budget is too small.

@@ -15,8 +15,9 @@ use smallvec::{SmallVec, smallvec};
 use crate::blocks::Blocks;
 use crate::ends::Ends;
 use crate::group::Held;
+use crate::lower::LoadWait;
 use crate::names::Known;
-use crate::{AdmitError, Content, GroupId, Manager, Missing, Sequence, Tokens};
+use crate::{AdmitError, Content, GroupId, Manager, Missing, Sequence, TicketId, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///
@@ -43,9 +44,11 @@ pub struct Request {
     pub tokens_max: u64,
     /// The longest prefix that may be taken from the cache, in tokens; 0 looks nothing up.
     pub hit_max: u64,
-    /// Whether it waits while another sequence computes the next block of its prefix, instead of computing
-    /// the block as well.
+    /// Whether it waits while another sequence computes the next block of its prefix, or while that is loaded,
+    /// instead of computing the block as well.
     pub waits: bool,
+    /// The load that it waits for, or has waited for.
+    pub(crate) load: Option<LoadWait>,
 }
 
 /// The tokens of a request, in the form that the latest call has left.
@@ -83,6 +86,7 @@ impl Request {
             tokens_max: 0,
             hit_max: u64::MAX,
             waits: true,
+            load: None,
         }
     }
 
@@ -105,6 +109,13 @@ pub enum Waiting {
     Prefix {
         /// Tokens of the prefix that are computed or being computed.
         tokens: u64,
+    },
+    /// A ticket brings what follows the cached part of its prefix from a tier below host memory.
+    Load {
+        /// The ticket.
+        ticket: TicketId,
+        /// Blocks of the ticket.
+        blocks: u64,
     },
 }
 
@@ -281,6 +292,7 @@ impl Manager {
                 answers[at] = Answer::Waiting(Waiting::Prefix { tokens });
                 continue;
             }
+            self.end_wait(&mut requests[at]);
             kept.push(admitted);
             entered.push((at, row, found));
         }
@@ -355,7 +367,7 @@ impl Manager {
     }
 
     /// Names the blocks of a request, and looks at whether it can be admitted now.
-    fn prepare(&self, request: &mut Request) -> Result<Option<Waiting>, AdmitError> {
+    fn prepare(&mut self, request: &mut Request) -> Result<Option<Waiting>, AdmitError> {
         let tokens = request.tokens();
         if matches!(request.tokens, Wanted::Taken) {
             return Err(AdmitError::Admitted);
@@ -376,10 +388,10 @@ impl Manager {
         if let Some(known) = self.known(request)? {
             request.tokens = Wanted::Known(known);
         }
-        let Wanted::Known(known) = &request.tokens else { return Ok(None) };
-        let names = &known.names()[..self.findable(request, known)];
+        let names = self.names_of(request);
         let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
-        Ok(waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens }))
+        let waiting = waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens });
+        Ok(waiting.or_else(|| self.await_load(request)))
     }
 
     /// What is known of a request, unless the request has it and it is up to date.
@@ -405,17 +417,24 @@ impl Manager {
         (tokens / u64::from(self.options.block_tokens)) as usize
     }
 
+    /// The names of the blocks of a request that may come from the cache.
+    pub(crate) fn names_of<'a>(&self, request: &'a Request) -> &'a [BlockHash] {
+        match &request.tokens {
+            Wanted::Known(known) => &known.names()[..self.findable(request, known)],
+            _ => &[],
+        }
+    }
+
     /// The position and the name of the next block of a request that others could find.
     fn next_block(&self, request: &Request, found: &Found) -> Option<(usize, BlockHash)> {
-        let Wanted::Known(known) = &request.tokens else { return None };
-        let names = &known.names()[..self.findable(request, known)];
+        let names = self.names_of(request);
         names.get(found.blocks).map(|&name| (found.blocks, name))
     }
 
     fn asked<'a>(&self, request: &'a Request) -> Admit<'a> {
         let Wanted::Known(known) = &request.tokens else { return Admit::default() };
         Admit {
-            prefix: &known.names()[..self.findable(request, known)],
+            prefix: self.names_of(request),
             partial: &[],
             blocks: self.groups[0].blocks_for(known.tokens()),
             tenant: request.tenant,

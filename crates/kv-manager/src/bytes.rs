@@ -5,20 +5,24 @@
 
 use std::io::{self, Read};
 
-use kv_pool::{BlockId, Location, Tier};
+use kv_pool::{BlockHash, BlockId, Location, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::plan::{BatchRow, BlockCopy, Completion, Outcome, RowEdit, Snapshot, Start, StepPlan};
-use crate::{Row, WorkerId};
+use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
+use crate::tiers::BlockFault;
+use crate::{GroupId, Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const HEAD: usize = 12;
 const TAIL: usize = 8;
 
 const PLAN: u16 = 1;
 const SNAPSHOT: u16 = 2;
 const COMPLETION: u16 = 3;
+const SETTLED: u16 = 4;
+const DROPPED: u16 = 5;
 
 /// What one process tells another.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -29,6 +33,10 @@ pub enum Message {
     Snapshot(Snapshot),
     /// To the manager: what came of a step.
     Completion(Completion),
+    /// To the manager: a ticket has ended.
+    Settled(Settled),
+    /// To the manager: a tier has dropped names.
+    Dropped(Dropped),
 }
 
 /// Why bytes are no message.
@@ -108,6 +116,50 @@ impl StepPlan {
                 out.u64(resolved);
                 out.u64(upper);
             });
+            out.list(&self.forgets, |out, forget| {
+                let (all, name) = match *forget {
+                    Forget::Name(_, name) => (0, name),
+                    Forget::All(_) => (1, BlockHash::ROOT),
+                };
+                out.u32(forget.tier().index() as u32);
+                out.u32(all);
+                out.name(name);
+            });
+            out.list(&self.transfers, |out, transfer| {
+                out.u64(transfer.ticket.0);
+                out.u32(transfer.tier.index() as u32);
+                out.u32(transfer.group.0.into());
+                out.u32(u32::from(transfer.direction == Direction::Load));
+                out.list(&transfer.blocks, |out, &(name, block)| {
+                    out.name(name);
+                    out.u32(block.index() as u32);
+                });
+            });
+        });
+    }
+}
+
+impl Settled {
+    /// Appends it to `into` as a message.
+    pub fn to_bytes(&self, into: &mut Vec<u8>) {
+        message(into, SETTLED, |out| {
+            out.u32(self.worker.0.into());
+            out.u64(self.ticket.0);
+            out.list(&self.wrong, |out, &(index, fault)| {
+                out.u32(index);
+                out.u32(fault.index() as u32);
+            });
+        });
+    }
+}
+
+impl Dropped {
+    /// Appends it to `into` as a message.
+    pub fn to_bytes(&self, into: &mut Vec<u8>) {
+        message(into, DROPPED, |out| {
+            out.u32(self.worker.0.into());
+            out.u32(self.tier.index() as u32);
+            out.list(&self.names, |out, &name| out.name(name));
         });
     }
 }
@@ -169,6 +221,8 @@ impl Message {
             PLAN => Self::Plan(body.plan()?),
             SNAPSHOT => Self::Snapshot(body.snapshot()?),
             COMPLETION => Self::Completion(body.completion()?),
+            SETTLED => Self::Settled(body.settled()?),
+            DROPPED => Self::Dropped(body.dropped()?),
             _ => return Err(BytesError::Value { field: "kind", value: kind.into() }),
         };
         match body.bytes.len() {
@@ -232,6 +286,10 @@ impl Writer<'_> {
         self.into.extend_from_slice(&value.to_le_bytes());
     }
 
+    fn name(&mut self, name: BlockHash) {
+        self.into.extend_from_slice(&name.to_u128().to_le_bytes());
+    }
+
     fn location(&mut self, location: Location) {
         self.u32(location.tier.index() as u32);
         self.u32(location.id.index() as u32);
@@ -287,12 +345,31 @@ impl Reader<'_> {
         }
     }
 
-    fn location(&mut self) -> Result<Location, BytesError> {
+    fn tier(&mut self) -> Result<Tier, BytesError> {
         let tier = self.u32()?;
         let value = u64::from(tier);
         let tier = Tier::ALL.get(tier as usize).copied();
-        let tier = tier.ok_or(BytesError::Value { field: "tier", value })?;
-        Ok(Location { tier, id: self.block("block id")? })
+        tier.ok_or(BytesError::Value { field: "tier", value })
+    }
+
+    fn location(&mut self) -> Result<Location, BytesError> {
+        Ok(Location { tier: self.tier()?, id: self.block("block id")? })
+    }
+
+    fn name(&mut self) -> Result<BlockHash, BytesError> {
+        Ok(BlockHash::from_u128(u128::from_le_bytes(self.array()?)))
+    }
+
+    /// One of so many numbers.
+    fn choice(&mut self, field: &'static str, count: u32) -> Result<u32, BytesError> {
+        match self.u32()? {
+            value if value < count => Ok(value),
+            value => Err(BytesError::Value { field, value: value.into() }),
+        }
+    }
+
+    fn worker(&mut self) -> Result<WorkerId, BytesError> {
+        Ok(WorkerId(self.choice("worker", 1 << 16)? as u16))
     }
 
     fn row(&mut self) -> Result<Row, BytesError> {
@@ -314,7 +391,39 @@ impl Reader<'_> {
             })?,
             edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
             batch: self.list(28, Self::batch_row)?,
+            forgets: self.list(24, |from| {
+                let (tier, all, name) = (from.tier()?, from.choice("forget", 2)?, from.name()?);
+                Ok(if all == 1 { Forget::All(tier) } else { Forget::Name(tier, name) })
+            })?,
+            transfers: self.list(24, |from| {
+                Ok(Transfer {
+                    ticket: TicketId(from.u64()?),
+                    tier: from.tier()?,
+                    group: GroupId(from.choice("group", 1 << 16)? as u16),
+                    direction: match from.choice("direction", 2)? {
+                        0 => Direction::Store,
+                        _ => Direction::Load,
+                    },
+                    blocks: from
+                        .list(20, |from| Ok((from.name()?, from.block("transferred block")?)))?,
+                })
+            })?,
         })
+    }
+
+    fn settled(&mut self) -> Result<Settled, BytesError> {
+        let (worker, ticket) = (self.worker()?, TicketId(self.u64()?));
+        let faults = BlockFault::ALL;
+        let wrong = self.list(8, |from| {
+            let (index, fault) = (from.u32()?, from.choice("fault", faults.len() as u32)?);
+            Ok((index, faults[fault as usize]))
+        })?;
+        Ok(Settled { worker, ticket, wrong })
+    }
+
+    fn dropped(&mut self) -> Result<Dropped, BytesError> {
+        let (worker, tier) = (self.worker()?, self.tier()?);
+        Ok(Dropped { worker, tier, names: self.list(16, Self::name)? })
     }
 
     fn batch_row(&mut self) -> Result<BatchRow, BytesError> {
@@ -335,14 +444,12 @@ impl Reader<'_> {
     }
 
     fn completion(&mut self) -> Result<Completion, BytesError> {
-        let (worker, failed, step) = (self.u32()?, self.u32()?, self.u64()?);
-        let worker = u16::try_from(worker)
-            .map_err(|_| BytesError::Value { field: "worker", value: worker.into() })?;
+        let (worker, failed, step) = (self.worker()?, self.u32()?, self.u64()?);
         let outcome = match failed {
             0 => Outcome::Done,
             1 => Outcome::Failed,
             _ => return Err(BytesError::Value { field: "outcome", value: failed.into() }),
         };
-        Ok(Completion { worker: WorkerId(worker), step, outcome })
+        Ok(Completion { worker, step, outcome })
     }
 }

@@ -4,6 +4,8 @@ use kv_pool::{BlockId, Tier};
 
 use crate::Row;
 use crate::plan::{Snapshot, StepPlan};
+use crate::tickets::Forget;
+use crate::tiers::index_of;
 
 /// Why a plan was not carried out. Nothing has changed.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
@@ -73,6 +75,16 @@ pub enum PlanError {
         id: i64,
         /// Blocks of the tier.
         blocks: u64,
+    },
+    /// A transfer or a forgotten name is of a tier below host memory that the worker does not have.
+    #[error("plan {step} names the {tier:?} tier of a worker with {tiers} below host memory")]
+    Tier {
+        /// The plan.
+        step: u64,
+        /// The tier.
+        tier: Tier,
+        /// Tiers below host memory.
+        tiers: usize,
     },
     /// A scrub comes after more copies than there are, or before the scrub ahead of it.
     #[error("plan {step} scrubs after {after} copies, where {least} to {most} are possible")]
@@ -175,6 +187,31 @@ impl StepPlan {
             check(Tier::Primary, block)?;
         }
         check_ids(step, &self.edit_ids, device)
+    }
+}
+
+impl StepPlan {
+    /// Checks that transfers and forgotten names are of the first `tiers` tiers below host memory, and the
+    /// transfers of the first `host` host blocks.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn check_transfers(&self, tiers: usize, host: u64) -> Result<(), PlanError> {
+        let step = self.step;
+        let named = self.forgets.iter().map(Forget::tier);
+        let mut named = named.chain(self.transfers.iter().map(|transfer| transfer.tier));
+        let is_there = |tier: &Tier| index_of(*tier).is_some_and(|at| at < tiers);
+        if let Some(tier) = named.find(|tier| !is_there(tier)) {
+            return Err(PlanError::Tier { step, tier, tiers });
+        }
+        let mut blocks = self.transfers.iter().flat_map(|transfer| &transfer.blocks);
+        match blocks.find(|(_, block)| block.index() as u64 >= host) {
+            Some((_, block)) => {
+                let (tier, id) = (Tier::Secondary, block.index() as i64);
+                Err(PlanError::Block { step, tier, id, blocks: host })
+            }
+            None => Ok(()),
+        }
     }
 }
 

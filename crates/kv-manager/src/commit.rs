@@ -67,6 +67,7 @@ impl Manager {
             match at {
                 Some(at) => self.in_flight[at].names = names,
                 None => {
+                    self.want_stored(&names);
                     names.clear();
                     self.spare_names.push(names);
                 }

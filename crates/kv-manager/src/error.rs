@@ -14,6 +14,14 @@ pub enum OptionsError {
         /// The field of the options.
         field: &'static str,
     },
+    /// There are too many tiers below host memory.
+    #[error("{tiers} tiers below host memory, where {max} are possible")]
+    Tiers {
+        /// Tiers asked for.
+        tiers: u8,
+        /// The most there can be.
+        max: u8,
+    },
     /// The block table has too many entries.
     #[error("a block table of {rows} rows of {width} blocks is too large")]
     TableTooLarge {

@@ -36,6 +36,7 @@ mod export;
 mod fork;
 mod frontier;
 mod group;
+mod lower;
 mod manager;
 mod names;
 mod options;
@@ -50,6 +51,8 @@ mod stage;
 mod steps;
 mod suspend;
 mod table;
+mod tickets;
+pub mod tiers;
 mod truncate;
 mod workers;
 
@@ -64,6 +67,7 @@ pub use error::{
     TruncateError,
 };
 pub use export::{Adoption, Export, ExportError, ExportRefused};
+pub use lower::{LowerOptions, LowerStats, StoreAll, StorePolicy};
 pub use manager::{Manager, ManagerStats};
 pub use names::{Content, Tokens};
 pub use options::ManagerOptions;
@@ -77,6 +81,7 @@ pub use rows::Row;
 pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use steps::OpenStep;
+pub use tickets::{Direction, Dropped, Forget, Settled, TicketError, TicketId, Transfer};
 pub use workers::WorkerId;
 
 #[cfg(doctest)]

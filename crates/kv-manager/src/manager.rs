@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::budget::Reach;
 use crate::frontier::Frontiers;
 use crate::group::Group;
+use crate::lower::Lower;
 use crate::names::Namer;
 use crate::plan::{BatchRow, Snapshot, StepPlan};
 use crate::rows::Home;
@@ -93,6 +94,7 @@ pub struct Manager {
     pub(crate) frontiers: Frontiers,
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
+    pub(crate) lower: Lower,
     pub(crate) stats: ManagerStats,
 }
 
@@ -138,6 +140,7 @@ impl Manager {
             next_number: 0,
             frontiers: Frontiers::default(),
             pinned: Arc::default(),
+            lower: Lower::new(options.lower),
             stats: ManagerStats::default(),
             options,
         })
@@ -244,12 +247,18 @@ impl Manager {
         self.namer.generation += 1;
         self.home.enter(self.namer.generation);
         self.forget_all();
+        self.forget_all_below();
     }
 
-    /// Brings content back from host memory before a request asks for it: the first blocks of a prefix, up
-    /// to one that is cached nowhere. How many blocks come back; fewer, if there are not so many blocks
-    /// without content.
+    /// Brings content nearer before a request asks for it: the first blocks of a prefix, up to one that is cached
+    /// nowhere. Content in host memory comes back to the device, as far as there are blocks without content
+    /// there. What follows it in a tier below is loaded into host memory, as far as tickets are left.
+    /// How many blocks are on their way.
     pub fn prefetch(&mut self, names: &[BlockHash]) -> usize {
+        self.prefetch_below(names) + self.prefetch_host(names)
+    }
+
+    fn prefetch_host(&mut self, names: &[BlockHash]) -> usize {
         let mut prefix = self.groups[0].pool.match_prefix(names);
         let room = self.groups[0].pool.empty();
         let is_far = |at: &Location| at.tier != Tier::Primary;
@@ -270,11 +279,12 @@ impl Manager {
         if held.is_ok() { far } else { 0 }
     }
 
-    /// Forgets the content with these names, in every tier; how many blocks there were. Those who hold
-    /// them keep them, and no sequence of before names them again.
+    /// Forgets the content with these names, in every tier and on its way; how many there were. Those who hold
+    /// blocks of it keep them, and no sequence of before names them again.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
         self.home.void_below(self.next_number);
-        names.iter().filter(|&&name| self.groups[0].pool.remove(name)).count()
+        let mut forget = |name| self.groups[0].pool.remove(name) | self.forget_below(name);
+        names.iter().filter(|&&name| forget(name)).count()
     }
 
     pub(crate) fn forget_all(&mut self) {
@@ -288,7 +298,8 @@ impl Manager {
         }
     }
 
-    /// Says what a sequence's named blocks are worth from their release on.
+    /// Says what a sequence's named blocks are worth from their release on, and their copies in tiers below host
+    /// memory when they come back.
     pub fn retain(
         &mut self,
         sequence: &Sequence,
@@ -299,6 +310,12 @@ impl Manager {
             for pinned in held.blocks.shared() {
                 group.pool.retain(pinned, retention);
             }
+        }
+        if let Some(held) = sequence.held.first()
+            && sequence.known.generation() == self.namer.generation
+        {
+            let known = sequence.known.names();
+            self.retain_below(&known[..held.named.min(known.len())], retention);
         }
     }
 

@@ -2,7 +2,8 @@
 
 use kv_pool::{BlockHasher, PoolConfig};
 
-use crate::OptionsError;
+use crate::lower::TIERS_MAX;
+use crate::{LowerOptions, OptionsError};
 
 /// What a [`Manager`](crate::Manager) is made with.
 #[derive(Clone, Debug)]
@@ -27,6 +28,8 @@ pub struct ManagerOptions {
     pub scrubs: bool,
     /// How blocks are named. Managers that exchange names use the same.
     pub hasher: BlockHasher,
+    /// The tiers below host memory.
+    pub lower: LowerOptions,
 }
 
 impl Default for ManagerOptions {
@@ -44,6 +47,7 @@ impl Default for ManagerOptions {
             pinned_blocks_max: 0,
             scrubs: false,
             hasher: BlockHasher::FAST,
+            lower: LowerOptions::default(),
         }
     }
 }
@@ -62,6 +66,10 @@ impl ManagerOptions {
         ];
         if let Some((field, _)) = zero.into_iter().find(|&(_, value)| value == 0) {
             return Err(OptionsError::Zero { field });
+        }
+        let tiers = self.lower.tiers;
+        if tiers > TIERS_MAX {
+            return Err(OptionsError::Tiers { tiers, max: TIERS_MAX });
         }
         check_table(self.sequences_max, self.blocks_per_sequence_max)
     }

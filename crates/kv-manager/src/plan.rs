@@ -2,6 +2,7 @@
 
 use kv_pool::{BlockId, Location};
 
+use crate::tickets::{Forget, Transfer};
 use crate::{Row, WorkerId};
 
 /// Layers that share one block table and one rule for what they keep.
@@ -81,6 +82,11 @@ pub struct StepPlan {
     pub edit_ids: Vec<i32>,
     /// The sequences of the step, in the order of the call.
     pub batch: Vec<BatchRow>,
+    /// Names that tiers below host memory are to forget, before the transfers.
+    pub forgets: Vec<Forget>,
+    /// Stores to tiers below host memory, and loads from them. Each begins when the copies of this plan and of
+    /// those before are complete, and ends at any time. No step waits for it.
+    pub transfers: Vec<Transfer>,
 }
 
 impl StepPlan {
@@ -91,6 +97,8 @@ impl StepPlan {
             && self.scrubs.is_empty()
             && self.edits.is_empty()
             && self.batch.is_empty()
+            && self.forgets.is_empty()
+            && self.transfers.is_empty()
     }
 
     /// Empties it, and keeps its memory.
@@ -100,6 +108,8 @@ impl StepPlan {
         self.edits.clear();
         self.edit_ids.clear();
         self.batch.clear();
+        self.forgets.clear();
+        self.transfers.clear();
     }
 }
 

@@ -55,6 +55,7 @@ impl Manager {
             self.name_new(sequence, number, &mut names);
             self.follow_frontier(sequence);
         }
+        self.plan_stores();
         *self.latest.lock() = Latest::Open { staged: true };
         std::mem::swap(&mut self.plan, &mut self.staged);
         self.plan.clear();
@@ -72,6 +73,7 @@ impl Manager {
             reach,
             failed: false,
         });
+        self.stage_tickets();
         // Nobody may be left to carry it out.
         self.advance();
         Ok(&self.staged)

@@ -70,8 +70,9 @@ impl Manager {
         // The pool's clock advances once a step, and expired priorities end.
         self.latest_step += 1;
         for group in &mut self.groups {
-            group.pool.tick();
+            let now = group.pool.tick();
             group.pool.refresh();
+            self.lower.tick(now);
             group.begin_epoch(self.latest_step);
         }
         *self.latest.lock() = Latest::Open { staged: false };
@@ -143,6 +144,7 @@ impl Manager {
                 break;
             };
             self.completed = step;
+            self.want_stored(&names);
             names.clear();
             self.spare_names.push(names);
             self.end_epochs(ends);

@@ -74,6 +74,7 @@ impl Manager {
             Worker::Lost(_) => *self.worker(worker)? = Worker::Fenced,
             Worker::Runs(_) | Worker::Fenced => return Err(CompletionError::NotLost { worker }),
         }
+        self.fence_tickets(worker);
         self.advance();
         Ok(())
     }
@@ -101,6 +102,7 @@ impl Manager {
         self.lost = Some((self.next_number, worker));
         self.home.void_below(self.next_number);
         self.forget_all();
+        self.forget_all_below();
     }
 
     fn worker(&mut self, worker: crate::WorkerId) -> Result<&mut Worker, CompletionError> {

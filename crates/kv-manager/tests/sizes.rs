@@ -7,13 +7,18 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{admit, admitted, computed, manager};
+use kv_manager::tiers::{
+    BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, LowerTier, MemoryTier,
+    MemoryTierOptions, TierTransfers,
+};
 use kv_manager::{
-    Answer, BatchRow, BlockCopy, Completion, CompletionError, Content, GroupId, Manager,
-    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, Row, RowEdit, Sequence,
-    Snapshot, Start, StepPlan, Tokens, WorkerId,
+    Answer, BatchRow, BlockCopy, Completion, CompletionError, Content, Direction, Dropped, Forget,
+    GroupId, Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, Row,
+    RowEdit, Sequence, Settled, Snapshot, Start, StepPlan, TicketId, Tokens, Transfer, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
@@ -178,6 +183,14 @@ fn messages_of_any_size_are_read_or_refused() {
             scrubs: vec![(small, BlockId::new(small >> 1))],
             edits: vec![RowEdit { row, first: small, count: small }],
             edit_ids: vec![small as i32],
+            forgets: vec![Forget::Name(Tier::Third, BlockHash::ROOT), Forget::All(Tier::Fourth)],
+            transfers: vec![Transfer {
+                ticket: TicketId(number),
+                tier: Tier::Third,
+                group: GroupId(small as u16),
+                direction: Direction::Load,
+                blocks: vec![(BlockHash::from_u128(number.into()), BlockId::new(small >> 1))],
+            }],
             batch: vec![
                 BatchRow { row, start: Start::At(number), tokens: small },
                 BatchRow { row, start: Start::Open { resolved: number, upper: number }, tokens: 1 },
@@ -199,6 +212,16 @@ fn messages_of_any_size_are_read_or_refused() {
         assert!(Replica::apply_to_memory(&mut replica, &plan, small, number).is_err());
         let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
         assert_eq!(read, sent);
+        let wrong = vec![(small, BlockFault::Fenced)];
+        let settled = Settled { worker, ticket: TicketId(number), wrong };
+        let names = vec![BlockHash::from_u128(number.into())];
+        let dropped = Dropped { worker, tier: Tier::Fourth, names };
+        let mut bytes = Vec::new();
+        Settled::to_bytes(&settled, &mut bytes);
+        assert_eq!(Message::from_bytes(&bytes), Ok(Message::Settled(settled)));
+        bytes.clear();
+        Dropped::to_bytes(&dropped, &mut bytes);
+        assert_eq!(Message::from_bytes(&bytes), Ok(Message::Dropped(dropped)));
     }
 }
 
@@ -235,6 +258,95 @@ fn plans_and_snapshots_of_any_size_are_checked() {
         let snapshot = Snapshot { step: number, width: 1, table: vec![small as i32; 2] };
         assert_eq!(Snapshot::check(&snapshot, 2, 1, u64::MAX).is_ok(), there, "{number}");
         assert!(Snapshot::check(&snapshot, 1, 1, number).is_err());
+    }
+}
+
+#[test]
+fn transfers_of_any_size_are_checked() {
+    let name = BlockHash::ROOT;
+    for number in LONG {
+        let size = usize::try_from(number).unwrap();
+        let blocks = vec![(name, BlockId::new(7))];
+        let (ticket, tier, direction) = (TicketId(number), Tier::Third, Direction::Store);
+        let group = GroupId(number as u16);
+        let transfer = Transfer { ticket, tier, group, direction, blocks };
+        let plan = StepPlan { transfers: vec![transfer], ..StepPlan::default() };
+        assert_eq!(StepPlan::check_transfers(&plan, size, 8).is_ok(), number > 0);
+        assert_eq!(StepPlan::check_transfers(&plan, 1, number).is_ok(), number > 7);
+        let forgets = vec![Forget::All(Tier::Fourth)];
+        let plan = StepPlan { forgets, ..StepPlan::default() };
+        assert_eq!(StepPlan::check_transfers(&plan, size, 0).is_ok(), number > 1);
+    }
+}
+
+/// A host block of 100 bytes.
+#[derive(Debug)]
+struct OneBlock;
+
+impl HostBlocks for OneBlock {
+    fn block_bytes(&self) -> usize {
+        100
+    }
+
+    fn read(&self, _: BlockId, offset: usize, into: &mut [u8]) -> bool {
+        assert!(offset + into.len() <= 100);
+        into.fill(1);
+        true
+    }
+
+    fn write(&self, _: BlockId, offset: usize, from: &[u8]) -> bool {
+        assert!(offset + from.len() <= 100);
+        true
+    }
+}
+
+/// Reads and writes at any offset.
+#[derive(Debug)]
+struct Anywhere;
+
+impl LowerTier for Anywhere {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        for block in &blocks {
+            for (offset, bytes) in PLACES {
+                let read = BlockSource::read_at(block, offset, &mut vec![0; bytes]);
+                let fits = offset.checked_add(bytes).is_some_and(|end| end <= block.len());
+                assert_eq!(read.is_ok(), fits, "{bytes} bytes at {offset}");
+            }
+        }
+    }
+
+    fn load(&mut self, mut blocks: Vec<BlockSink>) {
+        for block in &mut blocks {
+            for (offset, bytes) in PLACES {
+                let written = BlockSink::write_at(block, offset, &vec![0; bytes]);
+                let fits = offset.checked_add(bytes).is_some_and(|end| end <= block.len());
+                assert_eq!(written.is_ok(), fits, "{bytes} bytes at {offset}");
+            }
+        }
+    }
+
+    fn forget(&mut self, _: &[BlockHash]) {}
+    fn clear(&mut self) {}
+    fn poll(&mut self, _: &mut Vec<BlockHash>) {}
+}
+
+const PLACES: [(usize, usize); 9] =
+    [(0, 0), (0, 1), (99, 2), (100, 64), (100, 65), (163, 1), (164, 0), (165, 0), (usize::MAX, 1)];
+
+#[test]
+fn records_are_read_and_written_within_their_bounds() {
+    let host: Arc<dyn HostBlocks> = Arc::new(OneBlock);
+    for format in LONG {
+        let mut tiers = TierTransfers::new(vec![Box::new(Anywhere)], format);
+        for direction in [Direction::Store, Direction::Load] {
+            let (ticket, tier, group) = (TicketId(format), Tier::Third, GroupId(0));
+            let blocks = vec![(BlockHash::ROOT, BlockId::new(0))];
+            let transfer = Transfer { ticket, tier, group, direction, blocks };
+            TierTransfers::begin(&mut tiers, &transfer, &host).unwrap();
+        }
+        let rules = FaultRules::all(format);
+        let options = MemoryTierOptions { faults: rules, ..MemoryTierOptions::default() };
+        assert!(MemoryTier::new(options).is_empty());
     }
 }
 

@@ -241,6 +241,16 @@ impl BlockPool {
         }
     }
 
+    /// What cached content is worth, with the whole of its duration. A pin of unused content ends its duration:
+    /// ask before, and [retain](Self::retain) the pin, to look at content without a change of its worth.
+    #[must_use]
+    pub fn retention(&self, hash: BlockHash) -> Option<Retention> {
+        let state = self.shared.state.lock();
+        let block = state.find(hash)?;
+        let priority = state.blocks.priority(block);
+        Some(Retention { priority, duration: state.watch.duration(block) })
+    }
+
     /// Gives unused blocks whose duration is over the default priority; how many there were. Reads
     /// the clock once for each block that it looks at. To be called once a step or so.
     pub fn refresh(&self) -> usize {

@@ -35,6 +35,19 @@ fn facts(random: &mut Random, block_tokens: u64, tokens: u64, tenants: usize) ->
     }
 }
 
+/// A prompt whose KV its ids alone decide.
+fn plain(block_tokens: u64) -> Facts {
+    Facts {
+        block_tokens,
+        adapter: 0,
+        inputs: Vec::new(),
+        salt: 0,
+        shared_tokens: 0,
+        tenant: 0,
+        named: false,
+    }
+}
+
 impl Engine {
     /// Makes up a request.
     pub fn wish(&mut self) -> Wish {
@@ -59,6 +72,8 @@ impl Engine {
         ids.extend((from..tokens as u32).map(|at| at + other));
         let facts = match running.filter(|_| random.chance(80)) {
             Some(ideal) => Facts { inputs: ideal.facts.inputs.clone(), ..*ideal.facts },
+            // What left the host is asked for again, or the tiers below would see few loads.
+            None if self.size.tiers > 0 && random.chance(75) => plain(block_tokens),
             None => facts(random, block_tokens, tokens, self.tenants.len()),
         };
         let mut request = match facts.named {
@@ -105,6 +120,11 @@ impl Engine {
                     self.check_waiting(at, tokens as usize);
                     waiting += 1;
                     self.saw("a request that waits");
+                }
+                Answer::Waiting(Waiting::Load { blocks, .. }) => {
+                    let stats = self.manager.lower_stats();
+                    assert!(blocks > 0 && stats.ticket_blocks >= blocks, "{blocks} of {stats:?}");
+                    self.saw("a request that waits for a load");
                 }
                 Answer::NoRow => {
                     // One that waits for another of the same call has held a row until the end.

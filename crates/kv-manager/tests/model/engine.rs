@@ -7,12 +7,14 @@ use kv_manager::{
     Completion, CompletionError, GroupId, Manager, ManagerOptions, OpenStep, Outcome, Request,
     SequenceError, StageError, Start, StepError, WorkerId,
 };
+use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
 use kv_pool::tenants::{TenantId, TenantQuota};
 use kv_pool::{BlockId, Location, PoolConfig, Tier};
 
 use crate::random::Random;
 use crate::run::{Failures, Run, blocks_of};
+use crate::tiers::lower_options;
 use crate::transfers::{Arrival, Departure};
 use crate::truth::Ideal;
 use crate::worker::{Job, Line, Size, Worker};
@@ -44,10 +46,25 @@ pub struct Habits {
     pub swings: u64,
 }
 
+impl Habits {
+    fn random(swaps_much: bool, random: &mut Random) -> Self {
+        let mut often = |most: u64| if random.chance(50) { 0 } else { random.from(1, most) };
+        Self {
+            fails: often(20),
+            loses: if swaps_much { 0 } else { often(3) },
+            resets: if swaps_much { 0 } else { often(4) },
+            drafts: often(70),
+            lags: if swaps_much { 0 } else { often(60) },
+            swings: often(6),
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Engine {
     pub random: Random,
     pub manager: Manager,
+    pub clock: ManualClock,
     pub size: Size,
     pub habits: Habits,
     pub tenants: Vec<TenantId>,
@@ -94,18 +111,13 @@ fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<T
 impl Engine {
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let block_tokens = [1, 2, 3, 4, 4, 8][random.index(6)];
-        let host = if random.chance(30) { 0 } else { random.from(1, 12) };
-        let size = Size {
-            block_tokens: block_tokens as usize,
-            device: random.from(6, 24) as usize,
-            host: host as usize,
-            rows: random.from(2, 6) as usize,
-            width: random.from(6, 12) as usize,
-        };
+        let size = Size::random(&mut random);
+        let block_tokens = size.block_tokens as u32;
         let workers = random.from(1, 2) as usize;
-        let pool =
-            PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(size.device as u64) };
+        let pool = PoolConfig {
+            secondary_blocks: size.host as u64,
+            ..PoolConfig::primary_only(size.device as u64)
+        };
         let options = ManagerOptions {
             block_tokens,
             pool,
@@ -115,27 +127,23 @@ impl Engine {
             steps_in_flight_max: random.from(1, 4) as u32,
             watermark_blocks: [0, 0, 1, 3][random.index(4)],
             scrubs: random.chance(50),
+            lower: lower_options(size.tiers, &mut random),
             ..ManagerOptions::default()
         };
-        let mut manager = Manager::new(options).unwrap();
+        let clock = ManualClock::new();
+        let mut manager =
+            Manager::with_pool(options, |builder| builder.clock(clock.clone())).unwrap();
         if random.chance(20) {
             manager.set_budget(GroupId(0), Tier::Primary, 5).unwrap();
         }
         let tenants = add_tenants(&mut manager, size.device as u64, &mut random);
-        let mut often = |most: u64| if random.chance(50) { 0 } else { random.from(1, most) };
-        let habits = Habits {
-            fails: often(20),
-            loses: often(3),
-            resets: often(4),
-            drafts: often(70),
-            lags: often(60),
-            swings: often(6),
-        };
+        let habits = Habits::random(size.swaps_much, &mut random);
         let noise = random.next();
         let workers = (0..workers).map(|at| Some(Worker::new(at, &size, noise))).collect();
         Self {
             random,
             manager,
+            clock,
             size,
             habits,
             tenants,
@@ -185,6 +193,7 @@ impl Engine {
         if self.random.chance(self.habits.resets) && self.random.chance(10) {
             self.manager.reset();
             self.generation += 1;
+            assert_eq!(self.manager.lower_stats().names, [0; 2], "a name of before");
             self.saw("a reset");
         }
         if self.random.chance(self.habits.loses) && self.random.chance(10) {
@@ -208,6 +217,7 @@ impl Engine {
         if self.random.chance(30) {
             self.unmap();
         }
+        self.tiers_work();
         self.check();
     }
 
@@ -231,7 +241,7 @@ impl Engine {
         self.saw_if(back > 0, "a prefetch");
     }
 
-    fn begin(&mut self) {
+    pub fn begin(&mut self) {
         let in_flight = self.jobs.iter().filter(|job| job.plan.step > self.completed()).count();
         match self.manager.begin_step() {
             Ok(step) => {
@@ -467,6 +477,8 @@ impl Engine {
         self.manager.lose_worker(id).unwrap();
         let reported = self.workers[at].take().map_or(0, |worker| worker.reported);
         self.lost = Some(Loss { worker: at, reported, fenced: false });
+        self.saw_if(self.manager.lower_stats().quarantined_blocks > 0, "a ticket of a lost worker");
+        assert_eq!(self.manager.lower_stats().names, [0; 2], "a lost worker has a share of each");
         self.failures.untold.retain(|&(_, worker)| worker != at);
         self.runs.iter_mut().for_each(|run| run.lost = true);
         let again = Completion { worker: id, step: 0, outcome: Outcome::Done };
@@ -559,6 +571,18 @@ impl Engine {
         assert_eq!(self.manager.free_rows() + with_rows, self.size.rows);
     }
 
+    /// Has all workers carry out and tell of all plans.
+    pub fn carry_out_all(&mut self) {
+        while !self.jobs.is_empty() {
+            for at in 0..self.workers.len() {
+                if let Some(worker) = &mut self.workers[at] {
+                    worker.carry_out();
+                }
+                self.report(at);
+            }
+        }
+    }
+
     /// Ends everything, and checks that nothing is left.
     pub fn end(mut self) -> BTreeMap<&'static str, u64> {
         self.finish();
@@ -573,26 +597,13 @@ impl Engine {
         }
         // What was decided and not staged goes with the next plan.
         for _ in 0..2 {
-            while !self.jobs.is_empty() {
-                for at in 0..self.workers.len() {
-                    if let Some(worker) = &mut self.workers[at] {
-                        worker.carry_out();
-                    }
-                    self.report(at);
-                }
-            }
+            self.carry_out_all();
             self.begin();
             self.stage();
             self.finish();
         }
-        while !self.jobs.is_empty() {
-            for at in 0..self.workers.len() {
-                if let Some(worker) = &mut self.workers[at] {
-                    worker.carry_out();
-                }
-                self.report(at);
-            }
-        }
+        self.carry_out_all();
+        self.end_tickets();
         assert_eq!(self.manager.free_rows(), self.size.rows);
         let pool = self.manager.pool();
         pool.check_integrity().unwrap();

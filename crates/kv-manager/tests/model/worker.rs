@@ -3,11 +3,14 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use kv_manager::tiers::{FaultRules, HostBlocks, TierTransfers};
 use kv_manager::{Message, Replica, Row, Snapshot, Start, StepPlan};
 use kv_pool::{BlockId, Location, Tier};
 
 use crate::random::Random;
+use crate::tiers::{HostCells, faults_of, tiers_of};
 use crate::truth::{Cell, Facts, Kind, garbage, is_private_to_others, sampled};
 
 /// A plan, and what the engine hands a worker with it.
@@ -52,7 +55,8 @@ pub struct Worker {
     index: usize,
     block_tokens: usize,
     device: Vec<Cell>,
-    host: Vec<Cell>,
+    host: Arc<HostCells>,
+    pub tiers: TierTransfers,
     /// Blocks of each that have memory.
     mapped: [usize; 2],
     replica: Replica,
@@ -70,14 +74,17 @@ pub struct Worker {
 impl Worker {
     pub fn new(index: usize, size: &Size, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let mut fresh = |blocks: usize| {
+        let mut fresh = |blocks: usize| -> Vec<Cell> {
             (0..blocks * size.block_tokens).map(|_| garbage(random.next())).collect()
         };
+        let device = fresh(size.device);
+        let host = HostCells::new(size.block_tokens, fresh(size.host));
         Self {
             index,
             block_tokens: size.block_tokens,
-            device: fresh(size.device),
-            host: fresh(size.host),
+            device,
+            host: Arc::new(host),
+            tiers: tiers_of(size, &mut random),
             mapped: [size.device, size.host],
             replica: Replica::new(size.rows as u32, size.width as u32).unwrap(),
             rows: vec![RowState::default(); size.rows],
@@ -102,12 +109,15 @@ impl Worker {
     /// goes has no content.
     pub fn map(&mut self, mapped: [usize; 2]) {
         let before = self.mapped;
-        for (at, cells) in [&mut self.device, &mut self.host].into_iter().enumerate() {
+        let mut host = self.host.lock();
+        for (at, cells) in [&mut self.device, &mut *host].into_iter().enumerate() {
             let (first, end) = (before[at].min(mapped[at]), before[at].max(mapped[at]));
             for cell in &mut cells[first * self.block_tokens..end * self.block_tokens] {
                 *cell = garbage(self.random.next());
             }
         }
+        drop(host);
+        self.host.map(mapped[1]);
         self.mapped = mapped;
     }
 
@@ -117,13 +127,24 @@ impl Worker {
         assert!(at.id.index() < mapped, "{at:?} has no memory, of which there are {mapped} blocks");
     }
 
-    fn cells(&mut self, at: Location) -> &mut [Cell] {
+    /// Calls `change` with the cells of a block.
+    fn cells<T>(&mut self, at: Location, change: impl FnOnce(&mut [Cell]) -> T) -> T {
         self.check_mapped(at);
-        let tier = match at.tier {
-            Tier::Primary => &mut self.device,
-            _ => &mut self.host,
-        };
-        &mut tier[at.id.index() * self.block_tokens..][..self.block_tokens]
+        let range = at.id.index() * self.block_tokens..(at.id.index() + 1) * self.block_tokens;
+        match at.tier {
+            Tier::Primary => change(&mut self.device[range]),
+            _ => change(&mut self.host.lock()[range]),
+        }
+    }
+
+    /// Begins the transfers of a plan, whose copies are made.
+    fn begin_transfers(&mut self, plan: &StepPlan) {
+        plan.check_transfers(self.tiers.tiers(), self.mapped[1] as u64).unwrap();
+        self.tiers.forget(&plan.forgets);
+        let host: Arc<dyn HostBlocks> = self.host.clone();
+        for transfer in &plan.transfers {
+            self.tiers.begin(transfer, &host).unwrap();
+        }
     }
 
     pub fn cell_of(&self, id: BlockId, offset: usize) -> Cell {
@@ -139,7 +160,7 @@ impl Worker {
     /// Overwrites a block that nobody uses.
     pub fn poison(&mut self, at: Location) {
         let noise = self.random.next();
-        self.cells(at).fill(garbage(noise));
+        self.cells(at, |cells| cells.fill(garbage(noise)));
     }
 
     /// Whether a plan that is not carried out reads or writes a block outside of its batch.
@@ -161,12 +182,13 @@ impl Worker {
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Plan(plan.clone())));
         for at in 0..=plan.copies.len() {
             for (_, id) in plan.scrubs.iter().filter(|(after, _)| *after as usize == at) {
-                self.cells(Location { tier: Tier::Primary, id: *id }).fill(0);
+                self.cells(Location { tier: Tier::Primary, id: *id }, |cells| cells.fill(0));
             }
             let Some(copy) = plan.copies.get(at) else { continue };
-            let cells = self.cells(copy.from)[..copy.tokens as usize].to_vec();
-            self.cells(copy.to)[..copy.tokens as usize].copy_from_slice(&cells);
+            let cells = self.cells(copy.from, |cells| cells[..copy.tokens as usize].to_vec());
+            self.cells(copy.to, |to| to[..copy.tokens as usize].copy_from_slice(&cells));
         }
+        self.begin_transfers(plan);
         self.replica.apply_to_memory(plan, self.block_tokens as u32, u64::MAX).unwrap();
         assert_eq!(plan.batch.len(), job.lines.len());
         let fails = job.fails_at == Some(self.index);
@@ -292,6 +314,14 @@ impl Worker {
 /// How large a worker is.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
+    /// Tiers below the host.
+    pub tiers: usize,
+    /// A small cache with little trouble, for longer.
+    pub swaps_much: bool,
+    /// Records of each.
+    pub records: usize,
+    /// What they do wrong, beside the seed.
+    pub faults: FaultRules,
     pub block_tokens: usize,
     pub device: usize,
     pub host: usize,
@@ -300,6 +330,28 @@ pub struct Size {
 }
 
 impl Size {
+    pub fn random(random: &mut Random) -> Self {
+        let block_tokens = [1, 2, 3, 4, 4, 8][random.index(6)];
+        let host = if random.chance(30) { 0 } else { random.from(1, 12) };
+        let tiers = if host > 0 && random.chance(60) { random.from(1, 2) as usize } else { 0 };
+        // A small cache with little trouble, so that much goes out to the tiers below and comes back.
+        let swaps_much = tiers > 0 && random.chance(40);
+        let host = if swaps_much { host.min(5) } else { host };
+        let device = random.from(6, if swaps_much { 9 } else { 24 });
+        let faults = faults_of(random);
+        Self {
+            tiers,
+            swaps_much,
+            records: random.from(2, 60) as usize,
+            faults,
+            block_tokens,
+            device: device as usize,
+            host: host as usize,
+            rows: random.from(2, 6) as usize,
+            width: random.from(6, 12) as usize,
+        }
+    }
+
     /// Blocks of a tier.
     pub fn of(&self, tier: Tier) -> u64 {
         match tier {

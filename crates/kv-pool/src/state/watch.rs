@@ -81,6 +81,11 @@ impl Watch {
         caught(|| self.now()).unwrap_or(self.now)
     }
 
+    /// How long a block keeps its priority after its release, if not for as long as it is cached.
+    pub(crate) fn duration(&self, id: RecordId) -> Option<Duration> {
+        self.durations.get(&id.0).copied()
+    }
+
     /// When the duration of a block is over, if it has begun.
     pub(crate) fn expiry(&self, id: RecordId) -> Option<Duration> {
         self.expiries.as_ref()?.of(id)

@@ -269,7 +269,7 @@ impl<'a> Hands<'a> {
                     Ok(Message::Snapshot(snapshot)) => {
                         self.worker.restore(&snapshot).map_err(RunError::from)?;
                     }
-                    Ok(Message::Completion(_)) => return Err(unexpected(&frame, "a plan").into()),
+                    Ok(_) => return Err(unexpected(&frame, "a plan").into()),
                     Err(error) => return Err(FrameError::from(error).into()),
                 },
                 (Kind::Work, Some(plan)) => self.carry_out(&plan, &frame.body, pipes)?,

@@ -1,0 +1,385 @@
+//! The tiers below host memory, as the manager knows them: which names are complete there, and which blocks are on
+//! their way.
+//!
+//! A name counts as stored once every worker has said that its share of the block was stored (H22). Blocks of a
+//! ticket belong to the ticket, whoever asked for it, until every worker has settled it or is fenced (H30): a
+//! deadline ends waiting for it, and nothing else.
+
+mod loads;
+mod options;
+mod stores;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, retention::Retention};
+use smallvec::SmallVec;
+
+pub(crate) use options::TIERS_MAX;
+pub use options::{LowerOptions, LowerStats, StoreAll, StorePolicy};
+
+use crate::tickets::{Direction, Dropped, Forget, Settled, TicketError, TicketId, Transfer};
+use crate::tiers::{BlockFault, index_of, tier_at};
+use crate::workers::Worker;
+use crate::{GroupId, Manager, WorkerId};
+
+/// What a waiting request has to do with loads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoadWait {
+    ticket: TicketId,
+    deadline: Duration,
+    /// It waits for it still.
+    waits: bool,
+    /// Loads that were begun for it.
+    begun: u32,
+}
+
+/// Loads that are begun for one request: one for each tier.
+const LOADS_OF_REQUEST: u32 = TIERS_MAX as u32;
+
+/// The manager's side of the tiers below host memory.
+#[derive(Debug)]
+pub(crate) struct Lower {
+    options: LowerOptions,
+    tiers: Vec<TierState>,
+    open: Vec<Ticket>,
+    next_ticket: u64,
+    /// Names that open loads bring.
+    arriving: HashMap<BlockHash, TicketId>,
+    /// Loaded blocks that a request is expected to come back for.
+    kept: Vec<Kept>,
+    policy: Box<dyn StorePolicy>,
+    /// The time of the latest step.
+    now: Duration,
+    stats: LowerStats,
+}
+
+#[derive(Debug, Default)]
+struct TierState {
+    /// What is complete there, and what it is worth when it comes back.
+    index: HashMap<BlockHash, Retention>,
+    /// Names to be stored, the oldest first.
+    wanted: VecDeque<BlockHash>,
+    /// Names in open stores.
+    storing: HashSet<BlockHash>,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    id: TicketId,
+    tier: usize,
+    direction: Direction,
+    names: Vec<BlockHash>,
+    /// Of a store: what the blocks are worth.
+    worth: Vec<Retention>,
+    /// Of a load: the name before the first.
+    parent: Option<BlockHash>,
+    /// Blocks that the tier writes, or that were made for it to read.
+    claimed: Vec<Claimed>,
+    /// Blocks that it reads where they are cached.
+    pinned: Vec<Pinned>,
+    faults: Vec<Option<BlockFault>>,
+    /// Blocks whose end means nothing any more.
+    void: Vec<bool>,
+    /// Workers that have not settled it. None before its plan is staged.
+    left: SmallVec<[WorkerId; 4]>,
+    staged: bool,
+    deadline: Duration,
+    /// A request waits for it.
+    awaited: bool,
+}
+
+impl Ticket {
+    fn new(tier: usize, direction: Direction, names: Vec<BlockHash>) -> Self {
+        Self {
+            id: TicketId(0),
+            tier,
+            direction,
+            worth: Vec::new(),
+            parent: None,
+            claimed: Vec::new(),
+            pinned: Vec::new(),
+            faults: vec![None; names.len()],
+            void: vec![false; names.len()],
+            names,
+            left: SmallVec::new(),
+            staged: false,
+            deadline: Duration::ZERO,
+            awaited: false,
+        }
+    }
+
+    fn blocks(&self) -> usize {
+        self.names.len()
+    }
+}
+
+#[derive(Debug)]
+struct Kept {
+    ticket: TicketId,
+    until: Duration,
+    blocks: Pinned,
+}
+
+impl Lower {
+    pub(crate) fn new(options: LowerOptions) -> Self {
+        let tiers = usize::from(options.tiers.min(TIERS_MAX));
+        Self {
+            options,
+            tiers: (0..tiers).map(|_| TierState::default()).collect(),
+            open: Vec::new(),
+            next_ticket: 1,
+            arriving: HashMap::new(),
+            kept: Vec::new(),
+            policy: Box::new(StoreAll),
+            now: Duration::ZERO,
+            stats: LowerStats::default(),
+        }
+    }
+
+    fn open_of(&self, tier: usize, direction: Direction) -> usize {
+        let same = |ticket: &&Ticket| ticket.tier == tier && ticket.direction == direction;
+        self.open.iter().filter(same).count()
+    }
+
+    /// The nearest tier that has a name.
+    fn tier_with(&self, name: BlockHash) -> Option<usize> {
+        self.tiers.iter().position(|tier| tier.index.contains_key(&name))
+    }
+
+    /// Asks for content that has become complete to be stored.
+    fn want(&mut self, name: BlockHash) {
+        for state in &mut self.tiers {
+            if state.index.contains_key(&name) || state.storing.contains(&name) {
+                continue;
+            }
+            if state.wanted.len() >= self.options.queue_max {
+                state.wanted.pop_front();
+            }
+            state.wanted.push_back(name);
+        }
+    }
+
+    /// Takes in the time of a new step: requests that did not come back for loaded blocks lose them.
+    pub(crate) fn tick(&mut self, now: Duration) {
+        self.now = now;
+        self.kept.retain(|kept| kept.until > now);
+    }
+
+    /// Makes a name that is on its way mean nothing.
+    fn void(&mut self, name: BlockHash) {
+        self.arriving.remove(&name);
+        for ticket in &mut self.open {
+            for (void, _) in
+                ticket.void.iter_mut().zip(&ticket.names).filter(|(_, of)| **of == name)
+            {
+                *void = true;
+            }
+        }
+    }
+}
+
+impl Manager {
+    /// Has `policy` decide what is stored below host memory. At first, everything is.
+    pub fn set_store_policy(&mut self, policy: Box<dyn StorePolicy>) {
+        self.lower.policy = policy;
+    }
+
+    /// Counts of the tiers below host memory.
+    #[must_use]
+    pub fn lower_stats(&self) -> LowerStats {
+        let Lower { tiers, open, kept, now, stats, .. } = &self.lower;
+        let mut stats = *stats;
+        for (names, tier) in stats.names.iter_mut().zip(tiers) {
+            *names = tier.index.len() as u64;
+        }
+        let blocks = |tickets: &mut dyn Iterator<Item = &Ticket>| {
+            tickets.map(|ticket| ticket.blocks() as u64).sum()
+        };
+        let is_lost =
+            |worker: &WorkerId| !matches!(self.workers[usize::from(worker.0)], Worker::Runs(_));
+        let mut late =
+            open.iter().filter(|ticket| ticket.deadline <= *now || ticket.left.iter().any(is_lost));
+        stats.quarantined_blocks = blocks(&mut late);
+        stats.ticket_blocks = blocks(&mut open.iter());
+        stats.open_tickets = open.len() as u64;
+        stats.kept_blocks = kept.iter().map(|kept| kept.blocks.len() as u64).sum();
+        stats
+    }
+
+    /// Whether a tier below host memory has a block, on all workers, and which.
+    #[must_use]
+    pub fn find_below(&self, name: BlockHash) -> Option<Tier> {
+        self.lower.tier_with(name).and_then(tier_at)
+    }
+
+    /// Takes in that a ticket has ended at a worker. When it has ended at all workers, the blocks that are right at
+    /// all of them are found: of a store, in the tier; of a load, in host memory. The others are misses.
+    ///
+    /// # Errors
+    /// [`TicketError`]; nothing was taken in.
+    pub fn settle(&mut self, settled: &Settled) -> Result<(), TicketError> {
+        let &Settled { worker, ticket, ref wrong } = settled;
+        self.check_runs(worker)?;
+        let open = self.lower.open.iter_mut().find(|open| open.id == ticket);
+        let at = open.as_ref().and_then(|open| open.left.iter().position(|left| *left == worker));
+        let (Some(open), Some(at)) = (open, at) else {
+            return Err(TicketError::NotOpen { worker, ticket });
+        };
+        let blocks = open.blocks();
+        if let Some(&(index, _)) = wrong.iter().find(|(index, _)| *index as usize >= blocks) {
+            return Err(TicketError::NoBlock { ticket, index, blocks });
+        }
+        for &(index, fault) in wrong {
+            open.faults[index as usize].get_or_insert(fault);
+        }
+        open.left.swap_remove(at);
+        self.end_settled();
+        Ok(())
+    }
+
+    /// Takes in that a worker's tier has dropped names by itself. They are found there no more, and the tiers of
+    /// the other workers are told to forget them.
+    ///
+    /// # Errors
+    /// [`TicketError`]; nothing was taken in.
+    pub fn dropped(&mut self, dropped: &Dropped) -> Result<(), TicketError> {
+        let &Dropped { worker, tier, ref names } = dropped;
+        self.check_runs(worker)?;
+        let tiers = self.lower.tiers.len();
+        let at = index_of(tier).filter(|&at| at < tiers);
+        let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
+        for &name in names {
+            if self.lower.tiers[at].index.remove(&name).is_some() {
+                self.lower.stats.dropped_names[at] += 1;
+                self.forget_in(at, name);
+            }
+            // What is being stored may have been dropped since it was there.
+            for ticket in self.lower.open.iter_mut().filter(|ticket| ticket.tier == at) {
+                if ticket.direction == Direction::Store
+                    && let Some(index) = ticket.names.iter().position(|of| *of == name)
+                {
+                    ticket.faults[index].get_or_insert(BlockFault::Missing);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_runs(&self, worker: WorkerId) -> Result<(), TicketError> {
+        let workers = self.workers.len();
+        match self.workers.get(usize::from(worker.0)) {
+            Some(Worker::Runs(_)) => Ok(()),
+            Some(Worker::Lost(_) | Worker::Fenced) => Err(TicketError::Lost { worker }),
+            None => Err(TicketError::NoWorker { worker, workers }),
+        }
+    }
+
+    fn forget_in(&mut self, tier: usize, name: BlockHash) {
+        self.plan.forgets.extend(tier_at(tier).map(|tier| Forget::Name(tier, name)));
+    }
+
+    /// Content with these names is complete, each of a group. What hits several groups together is not stored.
+    pub(crate) fn want_stored(&mut self, names: &[(usize, BlockHash)]) {
+        if !self.lower.tiers.is_empty() && self.groups.len() == 1 {
+            names.iter().for_each(|&(_, name)| self.lower.want(name));
+        }
+    }
+
+    /// Forgets a name in all tiers below host memory, also on its way. Whether one had it.
+    pub(crate) fn forget_below(&mut self, name: BlockHash) -> bool {
+        if self.lower.tiers.is_empty() {
+            return false;
+        }
+        self.lower.void(name);
+        let mut found = false;
+        for tier in 0..self.lower.tiers.len() {
+            if self.lower.tiers[tier].index.remove(&name).is_some() {
+                self.forget_in(tier, name);
+                found = true;
+            }
+        }
+        found
+    }
+
+    /// Forgets all names in all tiers below host memory, also on their way (rule 14).
+    pub(crate) fn forget_all_below(&mut self) {
+        let Lower { tiers, open, arriving, kept, .. } = &mut self.lower;
+        arriving.clear();
+        kept.clear();
+        open.iter_mut().for_each(|ticket| ticket.void.fill(true));
+        for (at, tier) in tiers.iter_mut().enumerate() {
+            tier.index.clear();
+            tier.wanted.clear();
+            self.plan.forgets.extend(tier_at(at).map(Forget::All));
+        }
+    }
+
+    /// What content is worth from now on, wherever it is.
+    pub(crate) fn retain_below(&mut self, names: &[BlockHash], retention: Retention) {
+        for tier in &mut self.lower.tiers {
+            for name in names {
+                if let Some(worth) = tier.index.get_mut(name) {
+                    *worth = retention;
+                }
+            }
+        }
+    }
+
+    /// A fenced worker settles nothing any more: its part of every ticket has ended, and nothing of it is right.
+    pub(crate) fn fence_tickets(&mut self, worker: WorkerId) {
+        for ticket in &mut self.lower.open {
+            if let Some(at) = ticket.left.iter().position(|left| *left == worker) {
+                ticket.left.swap_remove(at);
+                ticket.faults.iter_mut().for_each(|fault| {
+                    fault.get_or_insert(BlockFault::Fenced);
+                });
+            }
+        }
+        self.end_settled();
+    }
+
+    /// The plan that is staged now brings its tickets to all workers that are not fenced.
+    pub(crate) fn stage_tickets(&mut self) {
+        if self.lower.open.iter().all(|ticket| ticket.staged) {
+            return;
+        }
+        let unfenced = self.workers.iter().zip(0..).filter(|(state, _)| **state != Worker::Fenced);
+        let unfenced: SmallVec<[WorkerId; 4]> = unfenced.map(|(_, id)| WorkerId(id)).collect();
+        for ticket in self.lower.open.iter_mut().filter(|ticket| !ticket.staged) {
+            ticket.staged = true;
+            ticket.left.clone_from(&unfenced);
+            if unfenced.is_empty() {
+                ticket.faults.fill(Some(BlockFault::Fenced));
+            }
+        }
+        self.end_settled();
+    }
+
+    /// Ends tickets that all workers have settled.
+    fn end_settled(&mut self) {
+        while let Some(at) =
+            self.lower.open.iter().position(|ticket| ticket.staged && ticket.left.is_empty())
+        {
+            let ticket = self.lower.open.swap_remove(at);
+            match ticket.direction {
+                Direction::Store => self.end_store(ticket),
+                Direction::Load => self.end_load(ticket),
+            }
+        }
+    }
+
+    /// Opens a ticket, and puts its transfer into the plan.
+    fn open_ticket(&mut self, mut ticket: Ticket, places: Vec<BlockId>) -> TicketId {
+        let id = TicketId(self.lower.next_ticket);
+        self.lower.next_ticket += 1;
+        let blocks = ticket.names.iter().copied().zip(places).collect();
+        ticket.id = id;
+        ticket.deadline = self.lower.now.saturating_add(self.lower.options.wait_max);
+        let (group, direction) = (GroupId::default(), ticket.direction);
+        let transfer = |tier| Transfer { ticket: id, tier, group, direction, blocks };
+        self.plan.transfers.extend(tier_at(ticket.tier).map(transfer));
+        self.lower.open.push(ticket);
+        id
+    }
+}

@@ -1,0 +1,94 @@
+//! How the tiers below host memory are used, and what has come of it.
+
+use std::fmt;
+use std::time::Duration;
+
+use kv_pool::{BlockHash, Tier, retention::Retention};
+
+use crate::tiers::BlockFault;
+
+/// Tiers below host memory, at most: [`Tier::Third`] and [`Tier::Fourth`].
+pub(crate) const TIERS_MAX: u8 = 2;
+
+/// How a manager uses the tiers below host memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LowerOptions {
+    /// How many such tiers every worker has, from 0 to 2, the nearest first.
+    pub tiers: u8,
+    /// Store tickets that are open at a time, for each tier. 0 stores nothing.
+    pub stores_open_max: u32,
+    /// Load tickets that are open at a time, for each tier. 0 loads nothing.
+    pub loads_open_max: u32,
+    /// Blocks of a ticket, at most.
+    pub ticket_blocks_max: u32,
+    /// The shortest prefix, in blocks, that is worth loading instead of computing it.
+    pub load_blocks_min: u32,
+    /// Names that wait to be stored, for each tier. Beyond these, the oldest are given up.
+    pub queue_max: usize,
+    /// How long a request waits for loads, by the pool's clock as of the latest step. Then it is computed.
+    pub wait_max: Duration,
+}
+
+impl Default for LowerOptions {
+    /// No tier. For those that are asked for: two tickets each way, of up to 64 blocks, and a wait of a second.
+    fn default() -> Self {
+        Self {
+            tiers: 0,
+            stores_open_max: 2,
+            loads_open_max: 8,
+            ticket_blocks_max: 64,
+            load_blocks_min: 1,
+            queue_max: 1 << 16,
+            wait_max: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Decides what is worth storing below host memory.
+pub trait StorePolicy: fmt::Debug + Send {
+    /// Whether a block is to be stored in a tier. Asked when its content is complete, and again when it is about to
+    /// be stored.
+    fn stores(&mut self, tier: Tier, name: BlockHash, retention: Retention) -> bool;
+}
+
+/// Stores everything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreAll;
+
+impl StorePolicy for StoreAll {
+    fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
+        true
+    }
+}
+
+/// Counts of the tiers below host memory. Arrays have an entry for [`Tier::Third`] and one for [`Tier::Fourth`].
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LowerStats {
+    /// Names that can be loaded now.
+    pub names: [u64; 2],
+    /// Blocks that were stored, on all workers.
+    pub stored_blocks: [u64; 2],
+    /// Blocks that were loaded and are right, on all workers.
+    pub loaded_blocks: [u64; 2],
+    /// Names that tiers have dropped by themselves.
+    pub dropped_names: [u64; 2],
+    /// Blocks of stores that were not stored at some worker.
+    pub unstored_blocks: u64,
+    /// Blocks of loads that were not right at some worker, by the first fault, as in [`BlockFault::ALL`]: each was a miss.
+    pub faults: [u64; BlockFault::ALL.len()],
+    /// Blocks that were on their way when they were forgotten, or when their worker was lost.
+    pub void_blocks: u64,
+    /// Times that a request began to wait for a load.
+    pub waits: u64,
+    /// Times that a wait ended by its deadline.
+    pub late: u64,
+    /// Tickets that are open now.
+    pub open_tickets: u64,
+    /// Host blocks that open tickets hold now.
+    pub ticket_blocks: u64,
+    /// Of these, blocks of tickets whose deadline has passed, or with a lost worker: nobody waits for them, and
+    /// nobody is given them.
+    pub quarantined_blocks: u64,
+    /// Loaded blocks that are kept in host memory for the request that waited for them.
+    pub kept_blocks: u64,
+}

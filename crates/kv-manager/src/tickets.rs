@@ -1,0 +1,124 @@
+//! Stores to tiers below host memory and loads from them, as values that pass between the manager and its
+//! workers.
+
+use kv_pool::{BlockHash, BlockId, Tier};
+
+use crate::tiers::BlockFault;
+use crate::{GroupId, WorkerId};
+
+/// A store or a load that ends later, on all workers.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct TicketId(pub u64);
+
+/// Which way blocks go.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Direction {
+    /// From host memory to the tier.
+    Store,
+    /// From the tier to host memory.
+    Load,
+}
+
+/// A batch of blocks that go between host memory and a tier below it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Transfer {
+    /// Its ticket.
+    pub ticket: TicketId,
+    /// The tier below host memory: [`Tier::Third`], or [`Tier::Fourth`] for the farther one.
+    pub tier: Tier,
+    /// The group that the blocks belong to.
+    pub group: GroupId,
+    /// Which way they go.
+    pub direction: Direction,
+    /// Each block's name, and its place in host memory.
+    pub blocks: Vec<(BlockHash, BlockId)>,
+}
+
+/// What a tier below host memory is to forget.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Forget {
+    /// The blocks of a name.
+    Name(Tier, BlockHash),
+    /// Everything that was stored before.
+    All(Tier),
+}
+
+impl Forget {
+    /// The tier.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        match *self {
+            Self::Name(tier, _) | Self::All(tier) => tier,
+        }
+    }
+}
+
+/// What a worker says of a ticket that has ended there: no tier reads or writes its blocks any more.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Settled {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The ticket.
+    pub ticket: TicketId,
+    /// Blocks that are not right, by their position in the transfer. All others are.
+    pub wrong: Vec<(u32, BlockFault)>,
+}
+
+/// Names that a tier of a worker has dropped by itself.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Dropped {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The tier.
+    pub tier: Tier,
+    /// The names.
+    pub names: Vec<BlockHash>,
+}
+
+/// Why what a worker said of a ticket was not taken in.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TicketError {
+    /// There is no such worker.
+    #[error("there is no worker {}: {workers} workers carry out the plans", worker.0)]
+    NoWorker {
+        /// The worker named.
+        worker: WorkerId,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The worker was given up. What it still says is not believed.
+    #[error("worker {} is lost", worker.0)]
+    Lost {
+        /// The worker.
+        worker: WorkerId,
+    },
+    /// The worker has settled the ticket before, or never had it.
+    #[error("worker {} has no open ticket {}", worker.0, ticket.0)]
+    NotOpen {
+        /// The worker.
+        worker: WorkerId,
+        /// The ticket named.
+        ticket: TicketId,
+    },
+    /// A block is named that the ticket does not have.
+    #[error("block {index} of ticket {} is wrong, which has {blocks}", ticket.0)]
+    NoBlock {
+        /// The ticket.
+        ticket: TicketId,
+        /// The block named.
+        index: u32,
+        /// Blocks of the ticket.
+        blocks: usize,
+    },
+    /// There is no such tier below host memory.
+    #[error("there is no {tier:?} tier below host memory: there are {tiers}")]
+    NoTier {
+        /// The tier named.
+        tier: Tier,
+        /// Tiers that there are.
+        tiers: usize,
+    },
+}
+
+kv_pool::one_line_debug!(TicketError);

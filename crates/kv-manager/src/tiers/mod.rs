@@ -1,0 +1,73 @@
+//! Tiers below host memory, as a worker sees them: files, another host's memory, or anything else that keeps
+//! copies of blocks by name.
+//!
+//! A [`LowerTier`] stores and loads whole blocks in batches. It is handed a [`BlockSource`] for each block to
+//! store and a [`BlockSink`] for each block to load. These copy bytes out of and into host memory, keep
+//! that memory alive, and tell the worker how each block has ended: [`done`](BlockSource::done),
+//! [`failed`](BlockSource::failed), or dropped, which counts as failed. So each block ends once, and no tier needs
+//! to report anything else.
+//!
+//! A stored block is a *record*: its bytes, and a trailer with its name, its group, the format of
+//! the cache and a checksum over all of these. The handles write the trailer and check it. A tier that tears, mixes up
+//! or changes a record cannot pass it off as right.
+//!
+//! All of this is without a device, so that tiers can be written and tested on their own.
+
+mod background;
+mod frame;
+mod handles;
+mod memory;
+mod transfers;
+
+use std::fmt;
+
+use kv_pool::{BlockHash, BlockId};
+
+pub use background::Background;
+pub use frame::TRAILER_BYTES;
+pub use handles::{BlockFault, BlockSink, BlockSource};
+pub use memory::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
+pub use transfers::{TierError, TierTransfers};
+pub(crate) use transfers::{index_of, tier_at};
+
+/// A worker's blocks in host memory, each with the worker's share of the block's bytes.
+pub trait HostBlocks: fmt::Debug + Send + Sync {
+    /// Bytes of a block.
+    fn block_bytes(&self) -> usize;
+
+    /// Copies the bytes of a block from `offset` on into `into`. False, and nothing is copied, if there are
+    /// none.
+    fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool;
+
+    /// Copies `from` into a block, from `offset` on. False, and nothing is copied, if there is no such
+    /// room.
+    fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool;
+}
+
+/// A tier under host memory. It keeps copies of blocks, found by name and [group](BlockSource::group), and owns
+/// its space.
+///
+/// No call waits. A tier does its work in threads of its own, in [`poll`](Self::poll), or in the call if that
+/// is quick; [`Background`] runs any tier in a thread.
+///
+/// # Ordering
+/// Loads and stores of different batches may end in any order. A worker never loads a name while it stores it, and
+/// never stores a name twice at a time. After [`forget`](Self::forget), a store that began before may still
+/// end; the manager then asks to forget its blocks again.
+pub trait LowerTier: fmt::Debug + Send {
+    /// Stores blocks. What is there under their names is replaced.
+    fn store(&mut self, blocks: Vec<BlockSource>);
+
+    /// Loads blocks. One that is not there [fails](BlockSink::failed) as [`BlockFault::Missing`].
+    fn load(&mut self, blocks: Vec<BlockSink>);
+
+    /// Removes blocks of all groups by name.
+    fn forget(&mut self, names: &[BlockHash]);
+
+    /// Removes everything that was stored before.
+    fn clear(&mut self);
+
+    /// Lets the tier work, and appends the names that it has dropped by itself since the last call, to make room or because
+    /// they were lost.
+    fn poll(&mut self, dropped: &mut Vec<BlockHash>);
+}
