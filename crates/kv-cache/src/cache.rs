@@ -227,9 +227,6 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         if let Some(clock) = clock {
             builder = builder.clock(Arc::clone(clock));
         }
-        if let Some(events) = *events {
-            builder = builder.events(events);
-        }
         policies.into_iter().fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     };
     let manager_options = ManagerOptions {
@@ -242,6 +239,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         watermark_blocks: options.watermark_blocks,
         pinned_blocks_max: options.pool.pinned_blocks_max,
         scrubs: options.scrubs,
+        events_max: events.unwrap_or(0),
         hasher: options.hasher,
         lower: Default::default(),
     };

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use kv_manager::{
-    Adoption, Answer, CommitError, Committed, Export, ExportRefused, ForkError, PinError,
-    PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError, Tokens, TruncateError,
+    Adoption, Answer, CommitError, Committed, EventReader, Export, ExportRefused, ForkError,
+    PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError, Tokens,
+    TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
 
@@ -196,6 +197,13 @@ impl KvCache {
     /// Says what a sequence's named blocks are worth from their release on.
     pub fn retain(&mut self, sequence: &Sequence, retention: impl Into<Retention>) {
         self.manager.retain(sequence, retention);
+    }
+
+    /// A reader of what happens to cached content, for routers and other hosts; `None` unless
+    /// [`PoolRules::events`](crate::PoolRules::events) says so. See [`Manager::events`](kv_manager::Manager::events).
+    #[must_use]
+    pub fn events(&self) -> Option<EventReader> {
+        self.manager.events()
     }
 
     /// Forgets the content with these names, in every tier; how many blocks there were.

@@ -76,8 +76,8 @@ pub use error::{
     StepError,
 };
 pub use kv_manager::{
-    self, Answer, Committed, Content, OpenStep, PinnedPrefix, Request, Reserved, Sequence,
-    SlotError, StepPlan, Tokens, Waiting,
+    self, Answer, CacheEvent, Committed, Content, EventReader, EventsLost, OpenStep, PinnedPrefix,
+    Request, Reserved, Sequence, SlotError, StepPlan, StoredBlocks, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{Eviction, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules};

@@ -101,7 +101,8 @@ pub struct PoolRules {
     /// The order in which cached blocks leave host memory, when evicted device blocks need room
     /// there.
     pub host_eviction: Eviction,
-    /// Number of latest events kept for [readers](kv_pool::BlockPool::events); `None` keeps none.
+    /// Number of latest events kept for [readers](crate::KvCache::events), a block's each; `None` keeps none. What
+    /// they cost is told at [`ManagerOptions::events_max`](kv_manager::ManagerOptions::events_max).
     pub events: Option<usize>,
     /// The clock of ages and durations, read once a step; `None` is the system's clock.
     pub clock: Option<Arc<dyn Clock>>,

@@ -32,7 +32,9 @@ mod check;
 mod commit;
 mod ends;
 mod error;
+mod events;
 mod export;
+mod feed;
 mod fork;
 mod frontier;
 mod group;
@@ -66,6 +68,7 @@ pub use error::{
     PinError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
     TruncateError,
 };
+pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use lower::{LowerOptions, LowerStats, StoreAll, StorePolicy};
 pub use manager::{Manager, ManagerStats};

@@ -9,6 +9,7 @@ use kv_pool::{Admitted, BlockHash, Claimed, Location, PoolBuilder, PoolView, Tie
 use parking_lot::Mutex;
 
 use crate::budget::Reach;
+use crate::feed::Feed;
 use crate::frontier::Frontiers;
 use crate::group::Group;
 use crate::lower::Lower;
@@ -116,14 +117,23 @@ impl Manager {
         build: impl FnOnce(PoolBuilder) -> PoolBuilder,
     ) -> Result<Self, OptionsError> {
         options.check()?;
+        let events_max = options.events_max;
+        let build = |builder| match events_max {
+            0 => build(builder),
+            events => build(builder).events(events),
+        };
         let groups = vec![Group::new(&options, build)?];
+        let feed = match events_max {
+            0 => None,
+            events => Some(Feed::new(&groups, events)?),
+        };
         Ok(Self {
             namer: Namer {
                 hasher: options.hasher,
                 block_tokens: options.block_tokens,
                 generation: 0,
             },
-            home: Home::new(options.sequences_max, &groups)?,
+            home: Home::new(options.sequences_max, &groups, feed)?,
             groups,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
@@ -288,6 +298,8 @@ impl Manager {
     }
 
     pub(crate) fn forget_all(&mut self) {
+        // No reader sees the names go one by one.
+        let mut feed = self.home.feed();
         for group in &self.groups {
             for block in group.pool.snapshot().blocks {
                 let expected = block.expected.map(|(name, _)| name);
@@ -295,6 +307,9 @@ impl Manager {
                     group.pool.remove(name);
                 }
             }
+        }
+        if let Some(feed) = &mut feed {
+            feed.note_clear();
         }
     }
 

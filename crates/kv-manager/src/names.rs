@@ -152,6 +152,10 @@ impl Known {
         self.ids.as_deref()
     }
 
+    pub(crate) fn content(&self) -> Option<&Arc<Content>> {
+        self.content.as_ref()
+    }
+
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }

@@ -26,6 +26,12 @@ pub struct ManagerOptions {
     pub pinned_blocks_max: u64,
     /// Whether a block is overwritten with zeros, on the device, before another tenant gets it.
     pub scrubs: bool,
+    /// Events that are kept for [readers](crate::Manager::events) that have not read them: a block's each, rounded
+    /// up to a power of two. 0 keeps none, and [`Manager::events`](crate::Manager::events) gives no readers.
+    ///
+    /// With events, a manager keeps the token ids of every block that has a name: `4 * block_tokens + 64`
+    /// bytes of host memory for each block of the pool, and 64 for each event.
+    pub events_max: usize,
     /// How blocks are named. Managers that exchange names use the same.
     pub hasher: BlockHasher,
     /// The tiers below host memory.
@@ -33,8 +39,8 @@ pub struct ManagerOptions {
 }
 
 impl Default for ManagerOptions {
-    /// 16 tokens a block, one worker, two steps in flight, 256 sequences of up to 2,048 blocks; no blocks, and no
-    /// pins.
+    /// 16 tokens a block, one worker, two steps in flight, 256 sequences of up to 2,048 blocks; no blocks, no
+    /// pins, and no events.
     fn default() -> Self {
         Self {
             block_tokens: 16,
@@ -46,6 +52,7 @@ impl Default for ManagerOptions {
             watermark_blocks: 0,
             pinned_blocks_max: 0,
             scrubs: false,
+            events_max: 0,
             hasher: BlockHasher::FAST,
             lower: LowerOptions::default(),
         }

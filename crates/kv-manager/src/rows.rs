@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::OptionsError;
+use crate::feed::Feed;
 use crate::group::Group;
 use crate::options::repeated;
 
@@ -46,6 +47,8 @@ struct Inner {
     /// Of each group, the tokens of a block and the names of their parts.
     shapes: Vec<(u32, usize)>,
     void: Mutex<Void>,
+    /// What readers of events are told, if any are.
+    feed: Option<Mutex<Feed>>,
 }
 
 /// What sequences may name nothing of, when they are dropped.
@@ -58,12 +61,16 @@ struct Void {
 }
 
 impl Home {
-    pub(crate) fn new(rows: u32, groups: &[Group]) -> Result<Self, OptionsError> {
+    pub(crate) fn new(
+        rows: u32,
+        groups: &[Group],
+        feed: Option<Feed>,
+    ) -> Result<Self, OptionsError> {
         let mut free = repeated(Row::new(0), rows as usize)?;
         free.iter_mut().zip((0..rows).rev()).for_each(|(row, index)| *row = Row::new(index));
         let (free, void) = (Mutex::new(free), Mutex::default());
         let shapes = groups.iter().map(|group| (group.block_tokens, group.stride)).collect();
-        Ok(Self { inner: Arc::new(Inner { free, shapes, void }) })
+        Ok(Self { inner: Arc::new(Inner { free, shapes, void, feed: feed.map(Mutex::new) }) })
     }
 
     pub(crate) fn lease(&self) -> Option<RowLease> {
@@ -83,6 +90,12 @@ impl Home {
     /// Of each group, the tokens of a block and the names of their parts.
     pub(crate) fn shapes(&self) -> &[(u32, usize)] {
         &self.inner.shapes
+    }
+
+    /// What readers of events are told, locked; `None` if there are none.
+    #[inline]
+    pub(crate) fn feed(&self) -> Option<MutexGuard<'_, Feed>> {
+        self.inner.feed.as_ref().map(Mutex::lock)
     }
 
     /// Lets no sequence below this number name anything from now on when it is dropped. What they have named is

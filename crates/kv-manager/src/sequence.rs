@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::Row;
 use crate::ends::Ends;
+use crate::feed::Noting;
 use crate::frontier::FrontierLease;
 use crate::group::{Held, names_of};
 use crate::names::Known;
@@ -157,7 +158,9 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let written = self.ends.written();
         let Self { held, known, retention, prompt_tokens, home, number, .. } = self;
-        for (held, &(block_tokens, stride)) in held.iter_mut().zip(home.shapes()) {
+        for (index, (held, &(block_tokens, stride))) in
+            held.iter_mut().zip(home.shapes()).enumerate()
+        {
             let (first, block_tokens) = (held.blocks.shared_len(), u64::from(block_tokens));
             // What a step in flight writes has its name from the step, or none.
             let end = held.named.min((written / block_tokens) as usize);
@@ -166,11 +169,12 @@ impl Drop for Sequence {
             }
             let names = names_of(known.names(), stride, first, end);
             let parent = (first * stride).checked_sub(1).map(|before| known.names()[before]);
-            let worth = |index| {
-                retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens)
-            };
+            let worth =
+                |at| retention_of(retention.as_deref(), *prompt_tokens, at as u64 * block_tokens);
             home.unless_void(*number, known.generation(), || {
-                held.blocks.name(first, &names, parent, worth, |_, _| {});
+                let mut noting = Noting::new(home.feed(), index, 0, (first, &names), parent, known);
+                let named = |record, name| noting.named(record, name);
+                held.blocks.name(first, &names, parent, worth, named);
             });
         }
     }

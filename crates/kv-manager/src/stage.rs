@@ -3,6 +3,7 @@
 use kv_pool::BlockHash;
 
 use crate::budget::Reach;
+use crate::feed::Noting;
 use crate::group::names_of;
 use crate::manager::InFlight;
 use crate::plan::{BatchRow, Start, StepPlan};
@@ -112,10 +113,13 @@ impl Manager {
             let worth =
                 |at| retention_of(retention.as_deref(), *prompt_tokens, at as u64 * block_tokens);
             let own = names_of(all, group.stride, first, full);
+            let mut noting =
+                Noting::new(self.home.feed(), index, step, (first, &own), parent, known);
             let written = &mut group.written;
             held.blocks.name(first, &own, parent, worth, |record, name| {
                 written[record.index()] = step;
                 names.push((index, name));
+                noting.named(record, name);
             });
             held.named = full;
         }

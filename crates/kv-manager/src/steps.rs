@@ -149,6 +149,9 @@ impl Manager {
             self.spare_names.push(names);
             self.end_epochs(ends);
         }
+        if let Some(mut feed) = self.home.feed() {
+            feed.completed = self.completed;
+        }
     }
 
     /// Withdraws what a failed step has named, and those after it, which may have read its KV.

@@ -85,6 +85,20 @@ fn options_of_any_size_are_taken_or_refused() {
 }
 
 #[test]
+fn events_of_any_number_are_kept_or_refused() {
+    for events_max in [0, 1, 7, 1 << 20, 1 << 40, usize::MAX - 1, usize::MAX] {
+        let made = Manager::new(ManagerOptions { events_max, ..common::options(8, 8) });
+        assert_eq!(made.is_ok(), events_max <= 1 << 20, "{events_max}");
+        let reader = made.ok().and_then(|manager| manager.events());
+        assert_eq!(reader.is_some(), (1..=1 << 20).contains(&events_max));
+    }
+    let pool = PoolConfig::primary_only(1 << 20);
+    let options =
+        ManagerOptions { pool, block_tokens: 1 << 20, events_max: 1, ..common::options(8, 0) };
+    assert!(Manager::new(options).is_err(), "4 TiB of token ids");
+}
+
+#[test]
 fn tokens_of_any_number_are_taken_or_refused() {
     for tokens in LONG {
         let mut manager = manager(8, 8);

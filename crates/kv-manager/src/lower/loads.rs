@@ -6,6 +6,7 @@ use super::{Kept, LOADS_OF_REQUEST, LoadWait, Lower, Ticket};
 use crate::Manager;
 use crate::admit::{Request, Waiting};
 use crate::tickets::{Direction, TicketId};
+use crate::tiers::tier_at;
 
 impl Manager {
     pub(super) fn end_load(&mut self, ticket: Ticket) {
@@ -33,11 +34,15 @@ impl Manager {
             self.lower.stats.loaded_blocks[tier] += 1;
             let retention = self.lower.tiers[tier].index.get(&name).copied().unwrap_or_default();
             let own = block.records().next();
+            let mut feed = self.home.feed();
             let named = block.register(&[name], Naming { parent: before, retention });
             let Ok(named) = named else { unreachable!("one block for one name") };
             // Unless another block bore the name already, it bears it now, and is complete.
             if let Some(record) = named.records().next().filter(|record| Some(*record) == own) {
                 self.groups[0].written[record.index()] = 0;
+                if let (Some(feed), Some(tier)) = (&mut feed, tier_at(tier)) {
+                    feed.loaded((0, tier, name), record, before);
+                }
             }
             // Lists of one pool are joined.
             drop(loaded.append(named));

@@ -276,7 +276,11 @@ impl Manager {
     }
 
     fn forget_in(&mut self, tier: usize, name: BlockHash) {
-        self.plan.forgets.extend(tier_at(tier).map(|tier| Forget::Name(tier, name)));
+        let Some(tier) = tier_at(tier) else { return };
+        self.plan.forgets.push(Forget::Name(tier, name));
+        if let Some(mut feed) = self.home.feed() {
+            feed.removed_below(0, tier, name);
+        }
     }
 
     /// Content with these names is complete, each of a group. What hits several groups together is not stored.

@@ -83,6 +83,7 @@ impl Manager {
         let stored =
             tier_at(ticket.tier).is_some_and(|tier| self.lower.policy.stores(tier, name, worth));
         let Some(at) = found.locations().next().filter(|_| stored) else { return Storing::Never };
+        let bearer = found.records().next();
         let place = match at.tier {
             Tier::Primary if !idle => return Storing::Later,
             Tier::Primary => {
@@ -97,6 +98,11 @@ impl Manager {
             }
         };
         let Some(place) = place else { return Storing::Never };
+        if let (Some(mut feed), Some(record), Some(tier)) =
+            (self.home.feed(), bearer, tier_at(ticket.tier))
+        {
+            feed.storing_below(0, tier, record);
+        }
         self.lower.tiers[ticket.tier].storing.insert(name);
         ticket.names.push(name);
         ticket.worth.push(worth);
@@ -129,6 +135,9 @@ impl Manager {
             if !void && fault.is_none() {
                 self.lower.tiers[tier].index.insert(name, worth);
                 self.lower.stats.stored_blocks[tier] += 1;
+                if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(tier)) {
+                    feed.stored_below(0, tier, name);
+                }
                 continue;
             }
             match void {

@@ -113,6 +113,7 @@ impl Engine {
             self.wishes[at].request = requests[at].clone();
             match answer {
                 Answer::Admitted(sequence) => {
+                    self.saw("an admission");
                     left -= u64::from(sequence.next());
                     admitted.push((at, sequence));
                 }

@@ -12,6 +12,7 @@ use kv_pool::events::BlockUse;
 use kv_pool::tenants::{TenantId, TenantQuota};
 use kv_pool::{BlockId, Location, PoolConfig, Tier};
 
+use crate::mirror::Mirror;
 use crate::random::Random;
 use crate::run::{Failures, Run, blocks_of};
 use crate::tiers::lower_options;
@@ -89,6 +90,9 @@ pub struct Engine {
     pub failures: Failures,
     pub departures: Vec<Departure>,
     pub arrivals: Vec<Arrival>,
+    pub mirror: Mirror,
+    /// How often it is read, in percent of the turns.
+    mirrors: u64,
     /// What was met, and how often.
     pub seen: BTreeMap<&'static str, u64>,
 }
@@ -128,6 +132,7 @@ impl Engine {
             watermark_blocks: [0, 0, 1, 3][random.index(4)],
             scrubs: random.chance(50),
             lower: lower_options(size.tiers, &mut random),
+            events_max: [1, 8, 32, 1024][random.index(4)],
             ..ManagerOptions::default()
         };
         let clock = ManualClock::new();
@@ -138,10 +143,14 @@ impl Engine {
         }
         let tenants = add_tenants(&mut manager, size.device as u64, &mut random);
         let habits = Habits::random(size.swaps_much, &mut random);
+        let mirrors = [3, 30, 100][random.index(3)];
         let noise = random.next();
         let workers = (0..workers).map(|at| Some(Worker::new(at, &size, noise))).collect();
+        let mirror = Mirror::new(&manager);
         Self {
             random,
+            mirror,
+            mirrors,
             manager,
             clock,
             size,
@@ -218,7 +227,24 @@ impl Engine {
             self.unmap();
         }
         self.tiers_work();
+        if self.random.chance(self.mirrors) {
+            self.compare_mirror();
+        }
         self.check();
+    }
+
+    fn compare_mirror(&mut self) {
+        if self.random.chance(2) {
+            self.mirror.reopen(&self.manager);
+        }
+        let met = self.mirror.read(&self.manager);
+        self.saw_if(met.lost, "events that were lost");
+        self.saw_if(met.repaired, "events that were repaired");
+        self.saw_if(met.cleared, "events of cleared content");
+        self.saw_if(met.moved, "events of moved content");
+        self.saw_if(met.below, "events of a lower tier");
+        self.saw_if(met.withheld, "content that was withheld");
+        self.saw_if(met.withdrawn, "content that was withdrawn before it was told");
     }
 
     /// Content comes back from host memory before anybody asks for it, or is forgotten.
@@ -328,6 +354,7 @@ impl Engine {
             batch.push(&mut all[at].take().unwrap().sequence);
         }
         let tokens: Vec<u32> = batch.iter().map(|sequence| sequence.next()).collect();
+        self.mirror.look(&self.manager, 0);
         let plan = match self.manager.stage(step, &mut batch) {
             Ok(plan) => plan.clone(),
             Err(StageError::Sequence { index, source: SequenceError::Redo { from } }) => {
@@ -343,6 +370,7 @@ impl Engine {
             }
             Err(error) => panic!("{error:?}"),
         };
+        self.mirror.look(&self.manager, number);
         self.staged = true;
         self.take_plan(plan, &chosen, &tokens);
     }

@@ -209,11 +209,14 @@ impl Engine {
         if stops {
             ids.truncate(self.random.index(ids.len() + 1));
         }
+        self.mirror.look(&self.manager, 0);
         let run = &mut self.runs[at];
         let names = run.names_behind(&ids);
         let tokens = run.tokens(&ids, &names);
         match self.manager.commit(&mut run.sequence, output.step, tokens) {
-            Ok(Committed::Taken) => {}
+            Ok(Committed::Taken) => {
+                self.mirror.look(&self.manager, output.step);
+            }
             Ok(Committed::Redo { from }) => {
                 return self.refused(at, SequenceError::Redo { from });
             }

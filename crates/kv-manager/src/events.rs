@@ -1,0 +1,437 @@
+//! Events: what is cached, told in order to routers and other hosts.
+//!
+//! An [`EventReader`] turns the logs of the block pools into [`CacheEvent`]s, on whichever thread reads. It
+//! publishes a block when the step that writes it is complete on all workers, and never one that was withdrawn
+//! before. A reader that lags is told so, and its next read begins with all content that there is then.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use kv_pool::events::{EventReader as PoolReader, PoolEvent, Reading};
+use kv_pool::policy::RecordId;
+use kv_pool::{BlockHash, Tier};
+
+use crate::feed::{Feed, GroupNotes, LowerEvent, LowerKey, Note};
+use crate::rows::Home;
+use crate::{Content, GroupId, Manager};
+
+/// Consecutive blocks of one prefix, in one tier.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct StoredBlocks {
+    /// The group that they are blocks of.
+    pub group: GroupId,
+    /// Where they lie.
+    pub tier: Tier,
+    /// Their names, in the order of the prefix. Each but the first follows the one before.
+    pub names: Vec<BlockHash>,
+    /// The name of the block before the first; `None` at the start of a prefix. It may not be cached.
+    pub parent: Option<BlockHash>,
+    /// The token ids of all these blocks, one block after the other: `names.len() * block_tokens`. Empty if the
+    /// engine names its blocks itself.
+    pub token_ids: Vec<u32>,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// What the content depends on beside the token ids, such as the adapter; `None` if on nothing.
+    pub content: Option<Arc<Content>>,
+}
+
+/// Something that happened to what is cached.
+///
+/// A mirror holds names by group and tier. It is a set: `Stored` adds to it, `Removed` takes away, `Moved` does
+/// both, `Cleared` empties it. Tiers of the manager's pools hold a name once among them; a lower tier holds copies
+/// beside.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum CacheEvent {
+    /// Lookups find these blocks in this tier, and all workers have completed writing them.
+    Stored(StoredBlocks),
+    /// Lookups do not find these names in this tier any more.
+    Removed {
+        /// The group of the blocks.
+        group: GroupId,
+        /// Where they lay.
+        tier: Tier,
+        /// Their names.
+        names: Vec<BlockHash>,
+    },
+    /// These blocks lie in another tier from now on. Steps that are staged later read them there.
+    Moved {
+        /// Where they lay.
+        from: Tier,
+        /// The blocks, where they lie now.
+        to: StoredBlocks,
+    },
+    /// Nothing that was stored before is found any more, in any group and tier: after a
+    /// [reset](Manager::reset), the loss of a worker, and before the content that a new reader begins with.
+    Cleared,
+}
+
+/// A reader came too late.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "{events} events were overwritten before they were read; the next read begins with all content"
+)]
+pub struct EventsLost {
+    /// Events that are lost, as the pools count them: a block's each.
+    pub events: u64,
+}
+
+kv_pool::one_line_debug!(EventsLost);
+
+/// Reads what happened to the cached content of a [`Manager`], in order, on any thread.
+///
+/// While it reads, blocks get no names: a step that fills a block waits for it.
+#[derive(Debug)]
+pub struct EventReader {
+    home: Home,
+    /// The reader of each group's pool; empty before the first read, and after a loss.
+    pools: Vec<Position>,
+    lower: u64,
+    /// How often content was cleared that this reader knows of.
+    clears: u64,
+    queue: Vec<Entry>,
+    /// The entry of a block that is not published, or moved.
+    open: HashMap<(usize, RecordId), usize>,
+    readings: Vec<Reading>,
+}
+
+/// Where a reader is in the log of a pool.
+#[derive(Debug)]
+struct Position {
+    log: PoolReader,
+    /// Events before this number are known.
+    from: u64,
+}
+
+/// An event that a reader has taken from a log and not handed out.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    group: usize,
+    name: BlockHash,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Stored {
+        record: RecordId,
+        tier: Tier,
+    },
+    Removed {
+        tier: Tier,
+    },
+    Moved {
+        record: RecordId,
+        from: Tier,
+        to: Tier,
+    },
+    /// Nothing is to be told of it.
+    Void,
+}
+
+impl Manager {
+    /// A reader of what happens to cached content; `None` if the manager keeps no
+    /// [events](crate::ManagerOptions::events_max). What it reads first is [`CacheEvent::Cleared`] and all content
+    /// that there is then.
+    #[must_use]
+    pub fn events(&self) -> Option<EventReader> {
+        let clears = self.home.feed()?.clear.count;
+        Some(EventReader {
+            home: self.home.clone(),
+            pools: Vec::new(),
+            lower: 0,
+            clears,
+            queue: Vec::new(),
+            open: HashMap::new(),
+            readings: Vec::new(),
+        })
+    }
+}
+
+impl EventReader {
+    /// Appends all that has happened since the last call to `into`, and says how many events that are.
+    ///
+    /// The first read, and the one after a loss, appends [`CacheEvent::Cleared`] and all content that there is:
+    /// events after it fit exactly. That read looks at all blocks.
+    ///
+    /// # Errors
+    /// [`EventsLost`]; nothing was appended. What the reader has told may be wrong until the next read.
+    pub fn read(&mut self, into: &mut Vec<CacheEvent>) -> Result<usize, EventsLost> {
+        let before = into.len();
+        let home = self.home.clone();
+        let Some(feed) = home.feed() else { return Ok(0) };
+        let feed = &*feed;
+        if self.pools.is_empty() {
+            self.begin(feed, into);
+            return Ok(into.len() - before);
+        }
+        if self.clears != feed.clear.count {
+            self.go_on_after_clear(feed);
+            into.push(CacheEvent::Cleared);
+        }
+        let lost = self.take_in(feed) + feed.lower_log.from(self.lower).1;
+        if lost > 0 {
+            self.pools.clear();
+            into.truncate(before);
+            return Err(EventsLost { events: lost });
+        }
+        self.publish(feed, into);
+        self.read_lower(feed, into);
+        Ok(into.len() - before)
+    }
+
+    /// Takes all content as it is now, and follows the events from there on.
+    fn begin(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+        self.queue.clear();
+        self.open.clear();
+        self.clears = feed.clear.count;
+        self.lower = feed.lower_log.next();
+        into.push(CacheEvent::Cleared);
+        for (group, notes) in feed.groups.iter().enumerate() {
+            // Without a log the manager has no feed.
+            let Some(log) = notes.pool.events() else { continue };
+            let snapshot = notes.pool.snapshot();
+            self.pools.push(Position { log, from: snapshot.next_event });
+            let mut found = Vec::new();
+            for view in &snapshot.blocks {
+                let record = view.block;
+                let (name, tier) = match (view.hash, view.expected) {
+                    (Some(name), _) => (name, view.location.tier),
+                    (None, Some((name, from))) => (name, from.tier),
+                    (None, None) => continue,
+                };
+                match notes.note(record).is_some_and(|note| note.step > feed.completed) {
+                    true => self.push_stored(group, record, name, tier),
+                    false => found.push((record, name, tier)),
+                }
+            }
+            publish_chains(notes, found, into);
+        }
+        for (&key, lower) in &feed.lower {
+            push_stored(into, stored_of(feed, key, &lower.note, &lower.tokens));
+        }
+    }
+
+    fn go_on_after_clear(&mut self, feed: &Feed) {
+        self.clears = feed.clear.count;
+        self.queue.clear();
+        self.open.clear();
+        for (position, log) in self.pools.iter_mut().zip(&feed.clear.readers) {
+            *position = Position { log: log.clone(), from: 0 };
+        }
+        self.lower = feed.clear.lower;
+    }
+
+    /// Takes in all events of the pools; how many were lost. Names that were withdrawn before they were
+    /// published are out of the queue then: the lock keeps blocks from getting names meanwhile, and steps from
+    /// being completed.
+    fn take_in(&mut self, feed: &Feed) -> u64 {
+        let mut lost = 0;
+        let mut readings = std::mem::take(&mut self.readings);
+        for group in 0..feed.groups.len().min(self.pools.len()) {
+            loop {
+                readings.clear();
+                if self.pools[group].log.read(1024, &mut readings) == 0 {
+                    break;
+                }
+                for reading in &readings {
+                    match *reading {
+                        Reading::Lost { count, .. } => lost += count,
+                        Reading::Event { sequence, .. } if sequence < self.pools[group].from => {}
+                        Reading::Event { event, .. } => self.take(group, event),
+                    }
+                }
+            }
+        }
+        self.readings = readings;
+        lost
+    }
+
+    fn take(&mut self, group: usize, event: PoolEvent) {
+        match event {
+            PoolEvent::Stored { block, hash, location, .. } => {
+                self.push_stored(group, block, hash, location.tier);
+            }
+            PoolEvent::Removed { block, hash, location } => {
+                let tier = location.tier;
+                let known = match self.open.remove(&(group, block)) {
+                    None => Some(tier),
+                    Some(at) => match std::mem::replace(&mut self.queue[at].what, What::Void) {
+                        // It was never published.
+                        What::Stored { .. } | What::Void => None,
+                        What::Moved { from, .. } => Some(from),
+                        What::Removed { tier } => Some(tier),
+                    },
+                };
+                if let Some(tier) = known {
+                    self.queue.push(Entry { group, name: hash, what: What::Removed { tier } });
+                }
+            }
+            PoolEvent::Moved { block, hash, from, to } => {
+                let open = self.open.get(&(group, block)).map(|&at| &mut self.queue[at].what);
+                match open {
+                    Some(What::Stored { tier, .. } | What::Moved { to: tier, .. }) => {
+                        *tier = to.tier
+                    }
+                    _ => {
+                        let (from, to) = (from.tier, to.tier);
+                        self.open.insert((group, block), self.queue.len());
+                        let what = What::Moved { record: block, from, to };
+                        self.queue.push(Entry { group, name: hash, what });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn push_stored(&mut self, group: usize, record: RecordId, name: BlockHash, tier: Tier) {
+        self.open.insert((group, record), self.queue.len());
+        self.queue.push(Entry { group, name, what: What::Stored { record, tier } });
+    }
+
+    /// Hands out what is in the queue, in order, but blocks whose step is not complete.
+    fn publish(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+        self.open.clear();
+        let mut kept = 0;
+        for at in 0..self.queue.len() {
+            let Entry { group, name, what } = self.queue[at];
+            let notes = &feed.groups[group];
+            match what {
+                What::Void => {}
+                What::Stored { record, .. }
+                    if notes.note(record).is_some_and(|note| note.step > feed.completed) =>
+                {
+                    self.open.insert((group, record), kept);
+                    self.queue[kept] = self.queue[at];
+                    kept += 1;
+                }
+                What::Stored { record, tier } => {
+                    push_block(into, None, notes, record, name, tier);
+                }
+                What::Moved { from, to, .. } if from == to => {}
+                What::Moved { record, from, to } => {
+                    push_block(into, Some(from), notes, record, name, to);
+                }
+                What::Removed { tier } => push_removed(into, notes.id, tier, name),
+            }
+        }
+        self.queue.truncate(kept);
+    }
+
+    fn read_lower(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+        let mut gone = HashSet::new();
+        for &(key, event) in feed.lower_log.from(self.lower).0 {
+            match (event, feed.lower.get(&key)) {
+                (LowerEvent::Stored, Some(lower)) => {
+                    push_stored(into, stored_of(feed, key, &lower.note, &lower.tokens));
+                }
+                // It has gone since: neither is told.
+                (LowerEvent::Stored, None) => {
+                    gone.insert(key);
+                }
+                (LowerEvent::Removed, _) if gone.remove(&key) => {}
+                (LowerEvent::Removed, _) => {
+                    push_removed(into, feed.groups[key.0].id, key.1, key.2);
+                }
+            }
+        }
+        self.lower = feed.lower_log.next();
+    }
+}
+
+/// Hands out published content, each block behind the one before it if that is there too.
+fn publish_chains(
+    notes: &GroupNotes,
+    found: Vec<(RecordId, BlockHash, Tier)>,
+    into: &mut Vec<CacheEvent>,
+) {
+    let there: HashMap<BlockHash, usize> =
+        found.iter().enumerate().map(|(at, &(_, name, _))| (name, at)).collect();
+    let parent = |&(record, ..): &(RecordId, BlockHash, Tier)| notes.note(record)?.parent;
+    let mut children: HashMap<BlockHash, Vec<usize>> = HashMap::new();
+    let mut next: Vec<usize> = Vec::new();
+    for (at, block) in found.iter().enumerate() {
+        match parent(block).filter(|parent| there.contains_key(parent)) {
+            Some(parent) => children.entry(parent).or_default().push(at),
+            None => next.push(at),
+        }
+    }
+    while let Some(at) = next.pop() {
+        let (record, name, tier) = found[at];
+        push_block(into, None, notes, record, name, tier);
+        next.extend(children.remove(&name).unwrap_or_default());
+    }
+}
+
+/// Adds a block to the events: to the last one, if the block follows the last block of that.
+fn push_block(
+    into: &mut Vec<CacheEvent>,
+    moved_from: Option<Tier>,
+    notes: &GroupNotes,
+    record: RecordId,
+    name: BlockHash,
+    tier: Tier,
+) {
+    let unknown = Note::default();
+    let note = notes.note(record).filter(|note| note.name == Some(name)).unwrap_or(&unknown);
+    let tokens = if note.name.is_some() { notes.tokens(record) } else { &[] };
+    let last = match (into.last_mut(), moved_from) {
+        (Some(CacheEvent::Stored(last)), None) => Some(last),
+        (Some(CacheEvent::Moved { from, to }), Some(here)) if *from == here => Some(to),
+        _ => None,
+    };
+    if let Some(last) = last
+        && last.group == notes.id
+        && last.tier == tier
+        && last.names.last().is_some_and(|last| note.parent == Some(*last))
+        && last.token_ids.is_empty() == tokens.is_empty()
+        && last.content == note.content
+    {
+        last.names.push(name);
+        last.token_ids.extend_from_slice(tokens);
+        return;
+    }
+    let stored = stored(notes, tier, name, note, tokens);
+    into.push(match moved_from {
+        None => CacheEvent::Stored(stored),
+        Some(from) => CacheEvent::Moved { from, to: stored },
+    });
+}
+
+fn push_stored(into: &mut Vec<CacheEvent>, stored: StoredBlocks) {
+    into.push(CacheEvent::Stored(stored));
+}
+
+fn push_removed(into: &mut Vec<CacheEvent>, group: GroupId, tier: Tier, name: BlockHash) {
+    match into.last_mut() {
+        Some(CacheEvent::Removed { group: g, tier: t, names }) if (*g, *t) == (group, tier) => {
+            names.push(name);
+        }
+        _ => into.push(CacheEvent::Removed { group, tier, names: vec![name] }),
+    }
+}
+
+fn stored_of(feed: &Feed, key: LowerKey, note: &Note, tokens: &[u32]) -> StoredBlocks {
+    let (group, tier, name) = key;
+    stored(&feed.groups[group], tier, name, note, tokens)
+}
+
+fn stored(
+    notes: &GroupNotes,
+    tier: Tier,
+    name: BlockHash,
+    note: &Note,
+    tokens: &[u32],
+) -> StoredBlocks {
+    StoredBlocks {
+        group: notes.id,
+        tier,
+        names: vec![name],
+        parent: note.parent,
+        token_ids: tokens.to_vec(),
+        block_tokens: notes.block_tokens,
+        content: note.content.clone(),
+    }
+}

@@ -1,0 +1,268 @@
+//! What is noted of named blocks for readers of events: their tokens, and the step that they are true from.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use kv_pool::events::EventReader as PoolReader;
+use kv_pool::policy::RecordId;
+use kv_pool::{BlockHash, BlockPool, Tier};
+use parking_lot::MutexGuard;
+
+use crate::group::Group;
+use crate::names::Known;
+use crate::options::repeated;
+use crate::{Content, GroupId, OptionsError};
+
+/// What is noted of a block's content, beside its token ids.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Note {
+    pub(crate) name: Option<BlockHash>,
+    pub(crate) parent: Option<BlockHash>,
+    /// It is published when this step is complete.
+    pub(crate) step: u64,
+    /// Whether the token ids are known.
+    ids: bool,
+    pub(crate) content: Option<Arc<Content>>,
+}
+
+/// What is noted of the blocks of a group, by the block that bears the content, in whichever tier of the pool.
+#[derive(Debug)]
+pub(crate) struct GroupNotes {
+    pub(crate) id: GroupId,
+    pub(crate) block_tokens: u32,
+    pub(crate) pool: BlockPool,
+    notes: Vec<Note>,
+    /// The token ids of all blocks, `[records, block_tokens]`.
+    tokens: Vec<u32>,
+}
+
+impl GroupNotes {
+    fn new(group: &Group) -> Result<Self, OptionsError> {
+        let (block_tokens, records) = (group.block_tokens, group.written.len());
+        let tokens = repeated(0, records.saturating_mul(block_tokens as usize))?;
+        let notes = repeated(Note::default(), records)?;
+        Ok(Self { id: group.id, block_tokens, pool: group.pool.clone(), notes, tokens })
+    }
+
+    pub(crate) fn note(&self, record: RecordId) -> Option<&Note> {
+        self.notes.get(record.index())
+    }
+
+    /// The token ids of a block; none if the engine names its blocks itself.
+    pub(crate) fn tokens(&self, record: RecordId) -> &[u32] {
+        let (index, len) = (record.index(), self.block_tokens as usize);
+        let known = self.notes.get(index).is_some_and(|note| note.ids);
+        let tokens = self.tokens.get(index * len..(index + 1) * len);
+        tokens.filter(|_| known).unwrap_or_default()
+    }
+
+    fn set(&mut self, record: RecordId, note: Note, tokens: &[u32]) {
+        let (index, len) = (record.index(), self.block_tokens as usize);
+        let (Some(place), Some(ids)) =
+            (self.notes.get_mut(index), self.tokens.get_mut(index * len..(index + 1) * len))
+        else {
+            return;
+        };
+        let known = tokens.len() == len;
+        if known {
+            ids.copy_from_slice(tokens);
+        }
+        *place = Note { ids: known, ..note };
+    }
+}
+
+/// Content in a tier below the pool's.
+#[derive(Clone, Debug)]
+pub(crate) struct LowerNote {
+    pub(crate) note: Note,
+    pub(crate) tokens: Box<[u32]>,
+}
+
+/// What happened to content in a tier below the pool's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LowerEvent {
+    Stored,
+    Removed,
+}
+
+/// A place in a lower tier: group, tier, name.
+pub(crate) type LowerKey = (usize, Tier, BlockHash);
+
+/// The latest events of the lower tiers, numbered from 0.
+#[derive(Debug, Default)]
+pub(crate) struct LowerLog {
+    ring: VecDeque<(LowerKey, LowerEvent)>,
+    next: u64,
+}
+
+impl LowerLog {
+    fn push(&mut self, capacity: usize, key: LowerKey, event: LowerEvent) {
+        while self.ring.len() >= capacity.max(1) {
+            self.ring.pop_front();
+        }
+        self.ring.push_back((key, event));
+        self.next += 1;
+    }
+
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The events from number `from` on, and how many before them are lost.
+    pub(crate) fn from(&self, from: u64) -> (impl Iterator<Item = &(LowerKey, LowerEvent)>, u64) {
+        let oldest = self.next - self.ring.len() as u64;
+        let skip = from.saturating_sub(oldest) as usize;
+        (self.ring.iter().skip(skip), oldest.saturating_sub(from))
+    }
+}
+
+/// Where readers go on after all content was forgotten.
+#[derive(Debug, Default)]
+pub(crate) struct Clear {
+    /// How often that was.
+    pub(crate) count: u64,
+    /// Readers of each group's pool, from that moment on.
+    pub(crate) readers: Vec<PoolReader>,
+    pub(crate) lower: u64,
+}
+
+/// What the manager and its sequences tell the readers of events beside the logs of the pools.
+///
+/// Its lock is held while blocks get names, while all content is forgotten, and while a reader reads: so a
+/// reader finds a note of every name in the logs. It is taken before a pool's.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    pub(crate) groups: Vec<GroupNotes>,
+    /// The latest step that all workers have completed.
+    pub(crate) completed: u64,
+    pub(crate) clear: Clear,
+    /// What is complete in lower tiers.
+    pub(crate) lower: HashMap<LowerKey, LowerNote>,
+    /// What is being stored there.
+    storing: HashMap<LowerKey, LowerNote>,
+    pub(crate) lower_log: LowerLog,
+    capacity: usize,
+}
+
+impl Feed {
+    /// What is kept for readers of at most `capacity` events that were not read.
+    pub(crate) fn new(groups: &[Group], capacity: usize) -> Result<Self, OptionsError> {
+        Ok(Self {
+            groups: groups.iter().map(GroupNotes::new).collect::<Result<_, _>>()?,
+            completed: 0,
+            clear: Clear::default(),
+            lower: HashMap::new(),
+            storing: HashMap::new(),
+            lower_log: LowerLog::default(),
+            capacity,
+        })
+    }
+
+    /// Has readers forget everything that has happened so far.
+    pub(crate) fn note_clear(&mut self) {
+        self.lower.clear();
+        self.storing.clear();
+        self.clear = Clear {
+            count: self.clear.count + 1,
+            readers: self.groups.iter().filter_map(|group| group.pool.events()).collect(),
+            lower: self.lower_log.next(),
+        };
+    }
+}
+
+/// Notes the blocks of one sequence that get names.
+pub(crate) struct Noting<'a> {
+    feed: Option<MutexGuard<'a, Feed>>,
+    group: usize,
+    step: u64,
+    /// The names that are offered, from block `index` on.
+    names: &'a [BlockHash],
+    index: usize,
+    parent: Option<BlockHash>,
+    ids: &'a [u32],
+    content: Option<&'a Arc<Content>>,
+}
+
+impl<'a> Noting<'a> {
+    /// Notes blocks of a sequence of which `known` is known. Their `names` are those of the blocks from
+    /// `first` on, `parent` is the name before. They are true when `step` is complete.
+    pub(crate) fn new(
+        feed: Option<MutexGuard<'a, Feed>>,
+        group: usize,
+        step: u64,
+        (first, names): (usize, &'a [BlockHash]),
+        parent: Option<BlockHash>,
+        known: &'a Known,
+    ) -> Self {
+        let (ids, content) = (known.ids().unwrap_or_default(), known.content());
+        Self { feed, group, step, names, index: first, parent, ids, content }
+    }
+
+    /// Notes that a block got the next of the names that is `name`.
+    #[inline]
+    pub(crate) fn named(&mut self, record: RecordId, name: BlockHash) {
+        let Some(feed) = &mut self.feed else { return };
+        let Some(group) = feed.groups.get_mut(self.group) else { return };
+        while let Some((&next, rest)) = self.names.split_first() {
+            let (index, parent) = (self.index, self.parent);
+            (self.names, self.index, self.parent) = (rest, index + 1, Some(next));
+            // Blocks between bear no name, since others bear theirs.
+            if next != name {
+                continue;
+            }
+            let len = group.block_tokens as usize;
+            let tokens = self.ids.get(index * len..(index + 1) * len).unwrap_or_default();
+            let content = self.content.cloned();
+            let note = Note { name: Some(name), parent, step: self.step, ids: false, content };
+            group.set(record, note, tokens);
+            return;
+        }
+    }
+}
+
+impl Feed {
+    /// Notes what is being stored in a lower tier, while a block of the pool bears it.
+    pub(crate) fn storing_below(&mut self, group: usize, tier: Tier, record: RecordId) {
+        let Some(notes) = self.groups.get(group) else { return };
+        let Some(note) = notes.note(record) else { return };
+        let Some(name) = note.name else { return };
+        let lower = LowerNote { note: note.clone(), tokens: notes.tokens(record).into() };
+        self.storing.insert((group, tier, name), lower);
+    }
+
+    /// Tells readers that a copy of a block's content is complete in a lower tier, on all workers.
+    pub(crate) fn stored_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
+        let key = (group, tier, name);
+        let Some(lower) = self.storing.remove(&key) else { return };
+        if self.lower.insert(key, lower).is_none() {
+            self.lower_log.push(self.capacity, key, LowerEvent::Stored);
+        }
+    }
+
+    /// Tells readers that a lower tier has no copy of this name any more, if it had one.
+    pub(crate) fn removed_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
+        let key = (group, tier, name);
+        self.storing.remove(&key);
+        if self.lower.remove(&key).is_some() {
+            self.lower_log.push(self.capacity, key, LowerEvent::Removed);
+        }
+    }
+
+    /// Notes that a block of the pool got the name of content that came back from a lower tier, behind `parent`. The
+    /// lock is held since before the block got it. The token ids are not known if the tier has dropped it since.
+    pub(crate) fn loaded(
+        &mut self,
+        (group, tier, name): LowerKey,
+        record: RecordId,
+        parent: Option<BlockHash>,
+    ) {
+        let unknown = || LowerNote {
+            note: Note { name: Some(name), parent, ..Note::default() },
+            tokens: Box::default(),
+        };
+        let lower = self.lower.get(&(group, tier, name)).cloned().unwrap_or_else(unknown);
+        if let Some(notes) = self.groups.get_mut(group) {
+            notes.set(record, Note { step: 0, ..lower.note }, &lower.tokens);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! Events: what is told of cached content, when, and what a reader that lags is told.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::collections::HashSet;
+
+use common::{admit, admitted, complete, computed, done, options, step};
+use kv_manager::{
+    CacheEvent, Completion, Content, EventReader, GroupId, Manager, ManagerOptions, Outcome,
+    Request, StoredBlocks, Tokens, WorkerId,
+};
+use kv_pool::{BlockHash, Tier};
+
+fn watched(device: u64, host: u64, events_max: usize) -> Manager {
+    Manager::new(ManagerOptions { events_max, ..options(device, host) }).unwrap()
+}
+
+fn read(reader: &mut EventReader) -> Vec<CacheEvent> {
+    let mut events = Vec::new();
+    let count = reader.read(&mut events).unwrap();
+    assert_eq!(count, events.len());
+    events
+}
+
+/// A reader that has read what there is.
+fn reader(manager: &Manager) -> EventReader {
+    let mut reader = manager.events().unwrap();
+    assert_eq!(read(&mut reader)[0], CacheEvent::Cleared);
+    reader
+}
+
+fn stored(event: &CacheEvent) -> &StoredBlocks {
+    match event {
+        CacheEvent::Stored(stored) => stored,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn names(ids: std::ops::Range<u32>) -> Vec<BlockHash> {
+    let mut parent = BlockHash::ROOT;
+    let ids: Vec<u32> = ids.collect();
+    let chain = ids.chunks_exact(4).map(|ids| {
+        parent = BlockHash::chain(parent, ids);
+        parent
+    });
+    chain.collect()
+}
+
+#[test]
+fn a_manager_keeps_no_events_unless_it_is_asked() {
+    assert!(watched(8, 0, 0).events().is_none());
+}
+
+#[test]
+fn a_prompt_is_one_event_when_its_step_is_complete_on_all_workers() {
+    let options = ManagerOptions { workers: 2, events_max: 64, ..options(8, 0) };
+    let mut manager = Manager::new(options).unwrap();
+    let mut reader = reader(&manager);
+    let mut sequence = admit(&mut manager, 0..10);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    assert_eq!(read(&mut reader), []);
+    let completion =
+        |worker| Completion { worker: WorkerId(worker), step: 1, outcome: Outcome::Done };
+    manager.complete(completion(0)).unwrap();
+    assert_eq!(read(&mut reader), [], "the other worker has not written its share");
+    // A reader that begins now waits for it as well.
+    let mut late = self::reader(&manager);
+    manager.complete(completion(1)).unwrap();
+    let events = read(&mut reader);
+    assert_eq!(events.len(), 1);
+    let told = stored(&events[0]);
+    assert_eq!((told.group, told.tier, told.block_tokens), (GroupId(0), Tier::Primary, 4));
+    assert_eq!((&told.names, told.parent), (&names(0..8), None));
+    assert_eq!(told.token_ids, (0..8).collect::<Vec<_>>());
+    assert_eq!(told.content, None);
+    assert_eq!(read(&mut late), events);
+    assert_eq!(read(&mut reader), []);
+}
+
+#[test]
+fn decoded_blocks_follow_their_parent() {
+    let mut manager = watched(8, 0, 64);
+    let mut reader = reader(&manager);
+    let mut sequence = computed(&mut manager, 0..6);
+    for id in 6..9 {
+        let at = manager.completed_step();
+        manager.commit(&mut sequence, at, &[id]).unwrap();
+        manager.reserve(&mut sequence, 1).unwrap();
+        step(&mut manager, &mut [&mut sequence]);
+    }
+    let events = read(&mut reader);
+    assert_eq!(events.len(), 1, "both blocks are one event: {events:?}");
+    assert_eq!(stored(&events[0]).names, names(0..8));
+    let mut other = admit(&mut manager, (0..4).chain(20..30));
+    step(&mut manager, &mut [&mut other]);
+    let events = read(&mut reader);
+    let told = stored(&events[0]);
+    assert_eq!((told.parent, told.names.len()), (Some(names(0..4)[0]), 2));
+    assert_eq!(told.token_ids, (20..28).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_failed_step_has_named_is_never_told() {
+    for reads_before in [false, true] {
+        let mut manager = watched(8, 0, 64);
+        let mut reader = reader(&manager);
+        let mut sequence = admit(&mut manager, 0..8);
+        let open = manager.begin_step().unwrap();
+        manager.stage(&open, &mut [&mut sequence]).unwrap();
+        manager.finish_step(open).unwrap();
+        if reads_before {
+            assert_eq!(read(&mut reader), []);
+        }
+        complete(&mut manager, 1, Outcome::Failed);
+        assert_eq!(read(&mut reader), []);
+        drop(sequence);
+        assert_eq!(read(&mut reader), []);
+    }
+}
+
+#[test]
+fn content_moves_between_tiers_under_its_name() {
+    let mut manager = watched(2, 4, 64);
+    let mut reader = reader(&manager);
+    drop(computed(&mut manager, 0..8));
+    read(&mut reader);
+    drop(computed(&mut manager, 100..108));
+    let mut moved = HashSet::new();
+    for event in read(&mut reader) {
+        if let CacheEvent::Moved { from, to } = event {
+            assert_eq!((from, to.tier), (Tier::Primary, Tier::Secondary));
+            assert_eq!(to.token_ids.len(), 4 * to.names.len());
+            moved.extend(to.names);
+        }
+    }
+    assert_eq!(moved, names(0..8).into_iter().collect());
+    // What has no room there either is removed.
+    for first in [200, 300, 400] {
+        drop(computed(&mut manager, first..first + 8));
+    }
+    let removed: HashSet<_> = read(&mut reader)
+        .into_iter()
+        .filter_map(|event| match event {
+            CacheEvent::Removed { tier: Tier::Secondary, names, .. } => Some(names),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    assert!(removed.is_superset(&moved), "{removed:?} of {moved:?}");
+}
+
+#[test]
+fn a_reader_that_lags_is_told_and_begins_anew() {
+    let mut manager = watched(16, 0, 4);
+    let mut reader = reader(&manager);
+    drop(computed(&mut manager, 0..32));
+    let mut events = Vec::new();
+    let lost = reader.read(&mut events).unwrap_err();
+    assert_eq!((lost.events, events.len()), (4, 0));
+    let events = read(&mut reader);
+    assert_eq!(events[0], CacheEvent::Cleared);
+    assert_eq!(stored(&events[1]).names, names(0..32), "in one event, from the first on");
+    assert_eq!(stored(&events[1]).token_ids, (0..32).collect::<Vec<_>>());
+    assert_eq!(manager.forget(&names(0..32)[7..]), 1);
+    let removed = CacheEvent::Removed {
+        group: GroupId(0),
+        tier: Tier::Primary,
+        names: names(0..32).split_off(7),
+    };
+    assert_eq!(read(&mut reader), [removed]);
+}
+
+#[test]
+fn a_repair_tells_every_branch_behind_its_parent() {
+    let mut manager = watched(64, 0, 4);
+    for branch in 1..5 {
+        drop(computed(&mut manager, (0..8).chain(branch * 100..branch * 100 + 8)));
+    }
+    let mut reader = manager.events().unwrap();
+    let mut known = HashSet::new();
+    for event in &read(&mut reader)[1..] {
+        let told = stored(event);
+        assert!(told.parent.is_none_or(|parent| known.contains(&parent)), "{told:?}");
+        known.extend(told.names.iter().copied());
+    }
+    assert_eq!(known.len(), 2 + 4 * 2);
+}
+
+#[test]
+fn a_reset_clears_without_a_loss_however_much_was_cached() {
+    let mut manager = watched(32, 0, 4);
+    let mut reader = reader(&manager);
+    for first in 0..4 {
+        drop(computed(&mut manager, first * 100..first * 100 + 4));
+    }
+    assert_eq!(read(&mut reader).len(), 4);
+    // Far more is forgotten than there is room for in the log.
+    drop(computed(&mut manager, 1000..1008));
+    read(&mut reader);
+    for first in 4..8 {
+        drop(computed(&mut manager, first * 100..first * 100 + 4));
+    }
+    manager.reset();
+    assert_eq!(read(&mut reader), [CacheEvent::Cleared]);
+    drop(computed(&mut manager, 0..4));
+    let events = read(&mut reader);
+    assert_eq!(stored(&events[0]).token_ids, [0, 1, 2, 3]);
+    assert_ne!(stored(&events[0]).names, names(0..4), "in the new generation");
+}
+
+#[test]
+fn a_lost_worker_clears() {
+    let mut manager = watched(8, 0, 64);
+    let mut reader = reader(&manager);
+    let sequence = computed(&mut manager, 0..8);
+    read(&mut reader);
+    manager.lose_worker(WorkerId(0)).unwrap();
+    assert_eq!(read(&mut reader), [CacheEvent::Cleared]);
+    drop(sequence);
+    assert_eq!(read(&mut reader), [], "it is lost, and names nothing");
+}
+
+#[test]
+fn a_twin_that_takes_a_name_over_is_told_with_its_ids() {
+    let mut manager = watched(8, 0, 64);
+    let mut reader = reader(&manager);
+    // Both compute the same blocks in one step; one bears the names.
+    let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
+    requests[1].waits = false;
+    let mut answers = manager.admit(&mut requests, u64::MAX);
+    let (mut twin, mut first) =
+        (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
+    step(&mut manager, &mut [&mut first, &mut twin]);
+    assert_eq!(stored(&read(&mut reader)[0]).names, names(0..8));
+    manager.commit(&mut twin, 1, &[9]).unwrap();
+    manager.reserve(&mut twin, 1).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    drop(first);
+    // What it has named is evicted.
+    drop(computed(&mut manager, 100..119));
+    let events = read(&mut reader);
+    let CacheEvent::Removed { names: gone, .. } = &events[0] else { panic!("{events:?}") };
+    assert_eq!(gone.len(), 2);
+    drop(twin);
+    let events = read(&mut reader);
+    assert_eq!((&stored(&events[0]).names, stored(&events[0]).parent), (&names(0..8), None));
+    assert_eq!(stored(&events[0]).token_ids, (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_content_and_an_engines_own_names_are_told() {
+    let mut manager = watched(16, 0, 64);
+    let mut reader = reader(&manager);
+    let mut request = Request::new((0..5).collect());
+    request.content = Content { adapter: b"style".to_vec(), ..Content::default() };
+    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    step(&mut manager, &mut [&mut sequence]);
+    let events = read(&mut reader);
+    let content = stored(&events[0]).content.clone().unwrap();
+    assert_eq!(content.adapter, b"style");
+    let own = vec![BlockHash::from_u128(7), BlockHash::from_u128(8)];
+    let request = Request::named(9, own.clone());
+    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    step(&mut manager, &mut [&mut sequence]);
+    let events = read(&mut reader);
+    assert_eq!((&stored(&events[0]).names, stored(&events[0]).token_ids.len()), (&own, 0));
+    let none: Tokens<'_> = Tokens::Named { count: 1, names: &[] };
+    manager.commit(&mut sequence, 2, none).unwrap();
+    assert_eq!(read(&mut reader), []);
+}
+
+#[test]
+fn a_reader_on_another_thread_sees_every_name_with_its_ids() {
+    let mut manager = watched(64, 16, 1 << 16);
+    let mut reader = manager.events().unwrap();
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let mirror = std::thread::scope(|scope| {
+        let mirror = scope.spawn(|| {
+            let mut mirror: HashSet<(BlockHash, Tier)> = HashSet::new();
+            let mut last = false;
+            loop {
+                for event in read(&mut reader) {
+                    match event {
+                        CacheEvent::Stored(told) => {
+                            assert_eq!(told.token_ids.len(), 4 * told.names.len(), "{told:?}");
+                            mirror.extend(told.names.iter().map(|&name| (name, told.tier)));
+                        }
+                        CacheEvent::Moved { from, to } => {
+                            assert_eq!(to.token_ids.len(), 4 * to.names.len());
+                            for name in to.names {
+                                assert!(mirror.remove(&(name, from)));
+                                mirror.insert((name, to.tier));
+                            }
+                        }
+                        CacheEvent::Removed { tier, names, .. } => {
+                            names.iter().for_each(|&name| assert!(mirror.remove(&(name, tier))));
+                        }
+                        CacheEvent::Cleared => mirror.clear(),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                if last {
+                    return mirror;
+                }
+                last = ended.load(std::sync::atomic::Ordering::Acquire);
+            }
+        });
+        for first in 0..400 {
+            drop(computed(&mut manager, first * 10..first * 10 + 40));
+        }
+        ended.store(true, std::sync::atomic::Ordering::Release);
+        mirror.join().unwrap()
+    });
+    let blocks = manager.pool().snapshot().blocks;
+    let there = blocks.iter().filter_map(|view| Some((view.hash?, view.location.tier)));
+    assert_eq!(mirror, there.collect());
+    done(&mut manager, 0);
+}

@@ -1,0 +1,159 @@
+//! A mirror of the cache, built from events alone, beside what the pool holds.
+
+use std::collections::{HashMap, HashSet};
+
+use kv_manager::{CacheEvent, EventReader, EventsLost, Manager, StoredBlocks};
+use kv_pool::policy::RecordId;
+use kv_pool::{BlockHash, Location, Tier};
+
+/// When a block of the pool may be told of: not before the first of these steps is complete, and at once when
+/// the second one is.
+type Bounds = (u64, u64);
+
+#[derive(Debug)]
+pub struct Mirror {
+    reader: EventReader,
+    /// Where the names are, as the events say.
+    names: HashSet<(BlockHash, Tier)>,
+    /// The blocks of the pool that have names, as of the last look.
+    bounds: HashMap<(RecordId, BlockHash), (Location, Bounds)>,
+    /// Events were lost, and the mirror was not repaired.
+    lost: bool,
+}
+
+/// What a reading met.
+#[derive(Debug, Default)]
+pub struct Met {
+    pub lost: bool,
+    pub repaired: bool,
+    pub cleared: bool,
+    pub moved: bool,
+    pub withheld: bool,
+    pub withdrawn: bool,
+    /// A lower tier lost something.
+    pub below: bool,
+}
+
+impl Mirror {
+    pub fn new(manager: &Manager) -> Self {
+        let reader = manager.events().unwrap();
+        Self { reader, names: HashSet::new(), bounds: HashMap::new(), lost: false }
+    }
+
+    /// Begins anew.
+    pub fn reopen(&mut self, manager: &Manager) {
+        self.reader = manager.events().unwrap();
+        self.lost = false;
+    }
+
+    /// Notes names that the pool has got since the last look, from `earliest` on or a later step that is staged.
+    /// Whether names have gone that were not told of.
+    pub fn look(&mut self, manager: &Manager, earliest: u64) -> bool {
+        let latest = manager.last_plan().step;
+        let completed = manager.completed_step();
+        let mut before = std::mem::take(&mut self.bounds);
+        for view in manager.pool().snapshot().blocks {
+            let Some(name) = view.hash else { continue };
+            let key = (view.block, name);
+            let at = view.location;
+            let bounds = match before.remove(&key) {
+                // Content that is computed again where its owner may use it gives the name to that.
+                Some((before, bounds)) if before == at || earliest == 0 => bounds,
+                _ => (earliest, latest),
+            };
+            self.bounds.insert(key, (at, bounds));
+        }
+        before.values().any(|&(_, (earliest, _))| earliest > completed)
+    }
+
+    /// Takes in all events, and compares the mirror with the pool.
+    pub fn read(&mut self, manager: &Manager) -> Met {
+        let withdrawn = self.look(manager, 0);
+        let mut met = Met { withdrawn, ..Met::default() };
+        let mut events = Vec::new();
+        if let Err(EventsLost { events: count }) = self.reader.read(&mut events) {
+            assert!(count > 0 && events.is_empty());
+            (met.lost, self.lost) = (true, true);
+            return met;
+        }
+        if std::mem::take(&mut self.lost) {
+            met.repaired = true;
+            assert_eq!(events[0], CacheEvent::Cleared, "the repair begins anew");
+        }
+        for event in events {
+            match event {
+                CacheEvent::Stored(stored) => self.store(&stored),
+                CacheEvent::Removed { names, tier, .. } => {
+                    for name in names {
+                        assert!(self.names.remove(&(name, tier)), "{name:?} was not there");
+                        met.below |= tier > Tier::Secondary;
+                    }
+                }
+                CacheEvent::Moved { from, to } => {
+                    for name in &to.names {
+                        assert!(self.names.remove(&(*name, from)), "{name:?} moved");
+                    }
+                    self.store(&to);
+                    met.moved = true;
+                }
+                CacheEvent::Cleared => {
+                    self.names.clear();
+                    met.cleared = true;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        met.withheld = self.compare(manager);
+        met
+    }
+
+    fn store(&mut self, stored: &StoredBlocks) {
+        let StoredBlocks { names, token_ids, block_tokens, content, .. } = stored;
+        let len = *block_tokens as usize;
+        assert!(token_ids.is_empty() || token_ids.len() == names.len() * len);
+        let mut parent = stored.parent;
+        for (at, &name) in names.iter().enumerate() {
+            assert!(self.names.insert((name, stored.tier)), "{name:?} is there already");
+            // The first block's name depends on the generation.
+            if let (Some(parent), None) = (parent, content)
+                && !token_ids.is_empty()
+            {
+                let ids = &token_ids[at * len..][..len];
+                assert_eq!(BlockHash::chain(parent, ids), name, "the ids are others");
+            }
+            parent = Some(name);
+        }
+    }
+
+    /// Whether blocks were there that the mirror may not know of yet.
+    fn compare(&self, manager: &Manager) -> bool {
+        let completed = manager.completed_step();
+        let mut there = HashMap::new();
+        let mut withheld = false;
+        for view in manager.pool().snapshot().blocks {
+            let Some(name) = view.hash else { continue };
+            there.insert(name, view.location.tier);
+            let (_, (earliest, latest)) = self.bounds[&(view.block, name)];
+            let told = self.names.contains(&(name, view.location.tier));
+            if completed >= latest {
+                assert!(told, "{name:?} is not told of");
+            }
+            if completed < earliest {
+                assert!(!told, "{name:?} is told of before step {earliest} is complete");
+                withheld = true;
+            }
+        }
+        let mut below = [0; 2];
+        for &(name, tier) in &self.names {
+            if tier > Tier::Secondary {
+                below[tier.index() - 2] += 1;
+                let found = manager.find_below(name);
+                assert!(found.is_some_and(|found| found <= tier), "{name:?} is not in {tier:?}");
+                continue;
+            }
+            assert_eq!(there.get(&name), Some(&tier), "{name:?} is not there");
+        }
+        assert_eq!(below, manager.lower_stats().names, "names below host memory");
+        withheld
+    }
+}
