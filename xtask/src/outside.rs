@@ -10,6 +10,9 @@ use crate::cargo;
 /// The project that depends only on `cuda-sim`, and races unless it is told to wait.
 const RACE: &str = "tests/outside/race";
 
+/// NVIDIA Dynamo's router, which reads the events of a cache.
+const ROUTER: &str = "tests/outside/dynamo";
+
 /// Applications that choose cudarc's version, bindings and linking, and use our crates too.
 const ADOPTING: [&str; 7] =
     ["default", "cuda-12000", "cuda-12060", "cuda-13000", "cuda-13040", "kvbm", "candle"];
@@ -21,13 +24,14 @@ const CANDLE_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "12060");
 /// The build folder of outside projects, below the target folder.
 const TARGET: &str = "outside";
 
-/// Checks that applications with their own cudarc compile, that the race is reported with the
+/// Checks that applications with their own cudarc compile, that a router reads our events, that the race is reported with the
 /// missing order, and that the fixed program gives no report.
 pub(crate) fn run() -> anyhow::Result<()> {
     for name in ADOPTING {
         check(name)?;
     }
-    let racing = output(&[])?;
+    println!("{}", output(ROUTER, &[])?.trim_end());
+    let racing = output(RACE, &[])?;
     let reported =
         ["race (H23)", "src/main.rs:11", "src/main.rs:17", "missing: an event recorded on stream"];
     for text in reported {
@@ -35,7 +39,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
             bail!("the report of the race has no {text:?}:\n{racing}");
         }
     }
-    let mended = output(&["--mended"])?;
+    let mended = output(RACE, &["--mended"])?;
     if !mended.is_empty() {
         bail!("a program that waits is reported as racing:\n{mended}");
     }
@@ -56,9 +60,9 @@ fn check(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The output of the racing project.
-fn output(args: &[&str]) -> anyhow::Result<String> {
-    let mut command = in_project(RACE, "run")?;
+/// The output of a project's program.
+fn output(project: &str, args: &[&str]) -> anyhow::Result<String> {
+    let mut command = in_project(project, "run")?;
     command.arg("--").args(args).env_remove("CUDA_SIM_RACES");
     let output = command
         .stdin(Stdio::null())
@@ -66,7 +70,7 @@ fn output(args: &[&str]) -> anyhow::Result<String> {
         .output()
         .context("cannot start Cargo")?;
     if !output.status.success() {
-        bail!("{RACE} failed ({})", output.status);
+        bail!("{project} failed ({})", output.status);
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -56,6 +56,7 @@ mod table;
 mod tickets;
 pub mod tiers;
 mod truncate;
+pub mod vllm;
 mod workers;
 
 pub use admit::{Answer, Request, Waiting};

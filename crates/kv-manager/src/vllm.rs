@@ -1,0 +1,255 @@
+//! Events in the format that vLLM publishes, for routers that read it: llm-d, NVIDIA Dynamo, the vLLM router.
+//!
+//! A batch is msgpack: `[ts, [event, ...], data_parallel_rank]`, each event an array that begins with its tag, as
+//! vLLM's publisher writes them (`array_like=True`). How it travels, with a sequence number in a ZeroMQ frame of its
+//! own, is the engine's matter.
+//!
+//! | event | fields behind the tag |
+//! | --- | --- |
+//! | `BlockStored` | hashes, parent hash, token ids, tokens of a block, nil (LoRA number), medium, LoRA name, nil (extra keys), group |
+//! | `BlockRemoved` | hashes, medium, group |
+//! | `AllBlocksCleared` | none |
+//!
+//! The format has no event for content that moves: it is stored in one medium, and then removed from the other.
+//! Media are `GPU`, `CPU`, `DISK` and `REMOTE`.
+//!
+//! Of what content depends on, the format names the adapter: as it is if it is UTF-8, else in hexadecimal. Salts and
+//! images are in the hashes only, so a router that makes hashes of its own from token ids takes such blocks for
+//! those of plain text. It scores a request too high then; this cache never serves it what is not its own.
+//!
+//! Msgpack needs six encodings here, so they are written out, and the crate has no dependency for them.
+
+use kv_pool::{BlockHash, Tier};
+
+use crate::{CacheEvent, GroupId, StoredBlocks};
+
+/// A name as routers know it: its lower 64 bits. Routers keep names as 64-bit numbers. Among a million names, two
+/// are the same number with a probability of 3 in 100 million.
+#[must_use]
+pub fn block_hash(name: BlockHash) -> u64 {
+    name.to_u128() as u64
+}
+
+/// Appends `events` to `into` as one batch, published at `ts`, in seconds since 1970, by this rank of a
+/// data-parallel engine.
+///
+/// # Examples
+///
+/// ```
+/// use kv_manager::{CacheEvent, vllm};
+///
+/// let mut bytes = Vec::new();
+/// vllm::encode(&[CacheEvent::Cleared], 0.0, None, &mut bytes);
+/// assert_eq!(bytes.len(), 1 + 9 + 1 + 1 + 17 + 1);
+/// ```
+pub fn encode(events: &[CacheEvent], ts: f64, data_parallel_rank: Option<u32>, into: &mut Vec<u8>) {
+    let mut out = Msgpack { into };
+    out.array(3);
+    out.float(ts);
+    let moved = events.iter().filter(|event| matches!(event, CacheEvent::Moved { .. })).count();
+    out.array(events.len() + moved);
+    for event in events {
+        match event {
+            CacheEvent::Stored(stored) => out.stored(stored),
+            CacheEvent::Removed { group, tier, names } => out.removed(*group, *tier, names),
+            CacheEvent::Moved { from, to } => {
+                out.stored(to);
+                out.removed(to.group, *from, &to.names);
+            }
+            CacheEvent::Cleared => {
+                out.array(1);
+                out.text("AllBlocksCleared");
+            }
+        }
+    }
+    match data_parallel_rank {
+        Some(rank) => out.number(rank.into()),
+        None => out.nil(),
+    }
+}
+
+/// Writes msgpack.
+struct Msgpack<'a> {
+    into: &'a mut Vec<u8>,
+}
+
+impl Msgpack<'_> {
+    fn stored(&mut self, stored: &StoredBlocks) {
+        self.array(10);
+        self.text("BlockStored");
+        self.hashes(&stored.names);
+        match stored.parent {
+            Some(parent) => self.number(block_hash(parent)),
+            None => self.nil(),
+        }
+        self.array(stored.token_ids.len());
+        stored.token_ids.iter().for_each(|&id| self.number(id.into()));
+        self.number(stored.block_tokens.into());
+        self.nil();
+        self.text(medium(stored.tier));
+        match stored.content.as_deref().map(|content| &content.adapter[..]) {
+            None | Some([]) => self.nil(),
+            Some(adapter) => self.text(&adapter_name(adapter)),
+        }
+        self.nil();
+        self.number(stored.group.0.into());
+    }
+
+    fn removed(&mut self, group: GroupId, tier: Tier, names: &[BlockHash]) {
+        self.array(4);
+        self.text("BlockRemoved");
+        self.hashes(names);
+        self.text(medium(tier));
+        self.number(group.0.into());
+    }
+
+    fn hashes(&mut self, names: &[BlockHash]) {
+        self.array(names.len());
+        names.iter().for_each(|&name| self.number(block_hash(name)));
+    }
+
+    fn nil(&mut self) {
+        self.into.push(0xc0);
+    }
+
+    fn float(&mut self, value: f64) {
+        self.into.push(0xcb);
+        self.into.extend_from_slice(&value.to_be_bytes());
+    }
+
+    /// An unsigned number, in the fewest bytes.
+    fn number(&mut self, value: u64) {
+        match value {
+            0..=0x7f => self.into.push(value as u8),
+            0x80..=0xff => self.into.extend_from_slice(&[0xcc, value as u8]),
+            0x100..=0xffff => self.headed(0xcd, &(value as u16).to_be_bytes()),
+            0x1_0000..=0xffff_ffff => self.headed(0xce, &(value as u32).to_be_bytes()),
+            _ => self.headed(0xcf, &value.to_be_bytes()),
+        }
+    }
+
+    /// The head of an array. Arrays of events have fewer than 2^32 elements.
+    fn array(&mut self, len: usize) {
+        match len {
+            0..=15 => self.into.push(0x90 | len as u8),
+            16..=0xffff => self.headed(0xdc, &(len as u16).to_be_bytes()),
+            _ => self.headed(0xdd, &(len as u32).to_be_bytes()),
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        let len = text.len();
+        match len {
+            0..=31 => self.into.push(0xa0 | len as u8),
+            32..=0xff => self.into.extend_from_slice(&[0xd9, len as u8]),
+            0x100..=0xffff => self.headed(0xda, &(len as u16).to_be_bytes()),
+            _ => self.headed(0xdb, &(len as u32).to_be_bytes()),
+        }
+        self.into.extend_from_slice(text.as_bytes());
+    }
+
+    fn headed(&mut self, head: u8, bytes: &[u8]) {
+        self.into.push(head);
+        self.into.extend_from_slice(bytes);
+    }
+}
+
+fn medium(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Primary => "GPU",
+        Tier::Secondary => "CPU",
+        Tier::Third => "DISK",
+        Tier::Fourth => "REMOTE",
+    }
+}
+
+fn adapter_name(adapter: &[u8]) -> std::borrow::Cow<'_, str> {
+    match std::str::from_utf8(adapter) {
+        Ok(name) => name.into(),
+        Err(_) => adapter.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::Content;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn stored() -> StoredBlocks {
+        StoredBlocks {
+            group: GroupId(1),
+            tier: Tier::Secondary,
+            names: vec![
+                BlockHash::from_u128(5),
+                BlockHash::from_u128((7 << 64) | 0x1234_5678_9abc),
+            ],
+            parent: Some(BlockHash::from_u128(0x80)),
+            token_ids: vec![1, 0xffff, 0x1_0000, 4],
+            block_tokens: 2,
+            content: Some(Arc::new(Content { adapter: b"ab".to_vec(), ..Content::default() })),
+        }
+    }
+
+    #[test]
+    fn batches_have_the_bytes_that_msgspec_writes() {
+        let removed = CacheEvent::Removed {
+            group: GroupId(0),
+            tier: Tier::Primary,
+            names: vec![BlockHash::from_u128(300)],
+        };
+        let events = [CacheEvent::Stored(stored()), removed, CacheEvent::Cleared];
+        let mut bytes = Vec::new();
+        encode(&events, 1.5, Some(3), &mut bytes);
+        let expected = [
+            "93cb3ff8000000000000",                 // [1.5,
+            "93",                                   // [
+            "9aab426c6f636b53746f726564",           // ["BlockStored",
+            "9205cf0000123456789abc",               // [5, 0x123456789abc],
+            "cc80",                                 // 0x80,
+            "9401cdffffce0001000004",               // [1, 0xffff, 0x10000, 4],
+            "02c0a3435055a26162c001",               // 2, nil, "CPU", "ab", nil, 1],
+            "94ac426c6f636b52656d6f766564",         // ["BlockRemoved",
+            "91cd012ca347505500",                   // [300], "GPU", 0],
+            "91b0416c6c426c6f636b73436c6561726564", // ["AllBlocksCleared"]],
+            "03",                                   // 3]
+        ];
+        assert_eq!(hex(&bytes), expected.concat());
+    }
+
+    #[test]
+    fn what_moves_is_stored_there_and_then_removed_here() {
+        let mut moved = Vec::new();
+        encode(&[CacheEvent::Moved { from: Tier::Primary, to: stored() }], 0.0, None, &mut moved);
+        let (group, names) = (stored().group, stored().names);
+        let removed = CacheEvent::Removed { group, tier: Tier::Primary, names };
+        let mut both = Vec::new();
+        encode(&[CacheEvent::Stored(stored()), removed], 0.0, None, &mut both);
+        assert_eq!(moved, both);
+    }
+
+    #[test]
+    fn long_lists_and_texts_have_longer_heads() {
+        for (len, head) in
+            [(15, "9f"), (16, "dc0010"), (0xffff, "dcffff"), (0x1_0000, "dd00010000")]
+        {
+            let mut bytes = Vec::new();
+            Msgpack { into: &mut bytes }.array(len);
+            assert_eq!(hex(&bytes), head);
+        }
+        for (len, head) in [(31, "bf"), (32, "d920"), (256, "da0100"), (0x1_0000, "db00010000")] {
+            let mut bytes = Vec::new();
+            Msgpack { into: &mut bytes }.text(&"x".repeat(len));
+            assert_eq!(
+                (hex(&bytes[..head.len() / 2]), bytes.len()),
+                (head.into(), head.len() / 2 + len)
+            );
+        }
+        assert_eq!(adapter_name(&[0xff, 0x0a]), "ff0a");
+    }
+}
