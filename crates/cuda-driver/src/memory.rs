@@ -1,5 +1,7 @@
 //! Device memory and pinned host memory, dropped without a wait.
 
+use std::sync::{PoisonError, RwLock};
+
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
@@ -171,6 +173,8 @@ pub struct PinnedBuffer {
     host: u64,
     device_address: u64,
     bytes: u64,
+    /// Held by host accesses through `&self`: shared by reads, alone by writes.
+    accesses: RwLock<()>,
     pub(crate) origin: Origin,
 }
 
@@ -211,7 +215,8 @@ impl PinnedBuffer {
         })?;
         let device = Held::new(device, Kind::PinnedBuffer, bytes);
         let origin = Origin::Driver;
-        let mut buffer = Self { device, host, device_address, bytes, origin };
+        let accesses = RwLock::default();
+        let mut buffer = Self { device, host, device_address, bytes, accesses, origin };
         // The driver does not say that it clears the memory, and Rust may not read it before.
         buffer.clear();
         Ok(buffer)
@@ -226,7 +231,7 @@ impl PinnedBuffer {
         let (host, bytes) = (region.address(), region.bytes());
         let origin = Origin::Region(region, None);
         let device = Held::new(device, Kind::PinnedBuffer, bytes);
-        Self { device, host, device_address, bytes, origin }
+        Self { device, host, device_address, bytes, accesses: RwLock::default(), origin }
     }
 
     /// Cuts the buffer to its first `bytes` bytes, and notes the granted page options.
@@ -324,10 +329,25 @@ impl PinnedBuffer {
     /// [`OutOfBounds`].
     #[track_caller]
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
+        self.write_shared(offset, data)
+    }
+
+    /// Copies `data` into the buffer at `offset`, as [`write_at`](Self::write_at), for several threads that have the
+    /// buffer. One writes at a time, and none reads meanwhile.
+    ///
+    /// # Ordering
+    /// As for [`write_at`](Self::write_at).
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[track_caller]
+    pub fn write_shared(&self, offset: u64, data: &[u8]) -> Result<(), OutOfBounds> {
         let host = self.host_range(offset, data.len() as u64)?;
         self.tell(offset, data.len() as u64, true);
-        // SAFETY: the range lies in the owned allocation; `data` cannot overlap it, since no
-        // reference to the allocation exists outside `slice_mut`'s borrow of `self`.
+        let _access = self.accesses.write().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the range lies in the owned allocation, and `data` cannot overlap it, since no
+        // reference to the allocation exists outside `slice_mut`'s borrow of `self`. With the
+        // lock, no other thread reads or writes it through `&self`; what `slice_mut` returns excludes `&self`.
         unsafe {
             std::ptr::copy_nonoverlapping(data.as_ptr(), host as *mut u8, data.len());
         }
@@ -346,7 +366,9 @@ impl PinnedBuffer {
     pub fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), OutOfBounds> {
         let host = self.host_range(offset, data.len() as u64)?;
         self.tell(offset, data.len() as u64, false);
-        // SAFETY: the range lies in the owned, initialised allocation and does not overlap `data`.
+        let _access = self.accesses.read().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the range lies in the owned, initialised allocation and does not overlap `data`. No other thread
+        // writes it: `write_shared` waits for the lock, and `slice_mut` needs `&mut self`.
         unsafe {
             std::ptr::copy_nonoverlapping(host as *const u8, data.as_mut_ptr(), data.len());
         }

@@ -3,7 +3,7 @@
 //!
 //! Covered: `Device::open`, `attribute`, `peer_attribute`; `DeviceBuffer::alloc`, `DeviceSpan::from_raw`,
 //! `slice`, `of_device`; `PinnedBuffer::alloc`, `pin`, `register`, `span`, `span_for`, `write_at`,
-//! `read_at`, `PinnedSpan::slice`; `HostPages::map`,
+//! `write_shared`, `read_at`, `PinnedSpan::slice`; `HostPages::map`,
 //! `map_unpopulated`, `populate`; `Stream` copies, `fill`, `upload` and `download` at any
 //! offset; `copy_between`; `AddressRange::reserve`, `span`, `map`, `set_access`, `unmap`;
 //! `PhysicalMemory::create`, `create_exportable`, `import`; `LaunchConfig` (grid, block, shared memory) in
@@ -248,6 +248,7 @@ fn spans_and_copies_at_any_offset_stay_inside_or_are_refused() {
             let mut data = vec![1; bytes as usize];
             assert_eq!(pinned.read_at(offset, &mut data).is_ok(), fits);
             assert_eq!(pinned.write_at(offset, &data).is_ok(), fits);
+            assert_eq!(pinned.write_shared(offset, &data).is_ok(), fits);
             let front = memory.span().slice(0, bytes).unwrap();
             assert_eq!(stream.copy_to_device(front, &pinned, offset).is_ok(), fits);
             assert_eq!(stream.copy_to_host(&pinned, offset, front).is_ok(), fits);

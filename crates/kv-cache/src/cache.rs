@@ -241,7 +241,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         scrubs: options.scrubs,
         events_max: events.unwrap_or(0),
         hasher: options.hasher,
-        lower: Default::default(),
+        lower: options.tiers.options(),
     };
     let mut manager = Manager::with_pool(manager_options, build)?;
     // Nothing is kept for tenants yet, so no budget is too small.

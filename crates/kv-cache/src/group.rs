@@ -20,6 +20,7 @@ use crate::pieces::Pieces;
 use crate::runs::{COMPUTE, Kind, LANES, Run};
 use crate::shares::Share;
 use crate::streams::Streams;
+use crate::tiers::PinnedPart;
 use crate::transport::Carried;
 use crate::{
     BuildError, CloseError, Growth, HostCopyError, HostPinning, KvCacheOptions, OptionsError,
@@ -248,6 +249,21 @@ impl GroupPart {
     /// Usable host blocks, from block 0 on.
     pub(crate) fn host_blocks(&self) -> u64 {
         self.host.usable()
+    }
+
+    /// The memory of host blocks.
+    pub(crate) fn pinned_host(&self) -> PinnedPart {
+        PinnedPart {
+            slabs: self.host.slabs().to_vec(),
+            blocks_per_slab: self.host.blocks_per_slab(),
+            block_bytes: self.shape().block_bytes() as usize,
+        }
+    }
+
+    /// What the bytes of a host block mean, as a text that is the same in every process.
+    pub(crate) fn host_format(&self) -> String {
+        let (shape, layout) = (self.shape(), self.paged.layout());
+        format!("{shape:?} {:?} {:?} {:?}", layout.packed(shape), self.share.layers, self.share.row)
     }
 
     /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.

@@ -65,6 +65,7 @@ mod runs;
 mod shares;
 mod steps;
 mod streams;
+mod tiers;
 mod transport;
 mod worker;
 
@@ -82,6 +83,7 @@ pub use kv_manager::{
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{Eviction, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules};
 pub use part::Part;
+pub use tiers::LowerTiers;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 pub use worker::KvWorker;
 

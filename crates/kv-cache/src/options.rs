@@ -10,7 +10,7 @@ use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
 
-use crate::{TransportRules, shares};
+use crate::{LowerTiers, TransportRules, shares};
 
 /// Most steps that the host may be ahead of the device.
 const OVERLAP_DEPTH_MAX: u32 = 1024;
@@ -52,6 +52,8 @@ pub struct KvCacheOptions {
     pub scrubs: bool,
     /// How blocks are named. Caches that exchange names use the same.
     pub hasher: BlockHasher,
+    /// Tiers below host memory. They need a host tier.
+    pub tiers: LowerTiers,
     /// Most tokens of a step, over all its sequences.
     pub step_tokens_max: u32,
     /// Most bytes of each array of the caller's own that a step sends to every device, beside the batch.
@@ -336,6 +338,7 @@ impl KvCacheOptions {
             watermark_blocks: 0,
             scrubs: false,
             hasher: BlockHasher::FAST,
+            tiers: LowerTiers::default(),
             step_tokens_max: 8192,
             step_arrays: Vec::new(),
             memory: MemoryRules::default(),

@@ -19,6 +19,7 @@ use crate::group::GroupPart;
 use crate::runs::{COMPUTE, Run};
 use crate::shares::Share;
 use crate::streams::Streams;
+use crate::tiers::PinnedPart;
 use crate::{BuildError, CloseError, HostCopyError, HostPinning, KvCacheOptions};
 
 /// One device's part of a cache.
@@ -219,6 +220,16 @@ impl Part {
     /// A fence after the work of the engine.
     pub(crate) fn fence_compute(&mut self) -> Result<Fence, DeviceError> {
         self.streams.fence_after(COMPUTE)
+    }
+
+    /// The memory of host blocks.
+    pub(crate) fn pinned_host(&self) -> PinnedPart {
+        self.group.pinned_host()
+    }
+
+    /// What the bytes of a host block mean, as a text that is the same in every process.
+    pub(crate) fn host_format(&self) -> String {
+        self.group.host_format()
     }
 
     /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.

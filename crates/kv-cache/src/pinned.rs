@@ -154,7 +154,9 @@ impl KvWorker {
     /// Checks that the host blocks of a plan have memory, and waits for it if they do not yet.
     pub(crate) fn check_pinned(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
         let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
-        let ids = ends.filter(|end| end.tier != Tier::Primary).map(|end| end.id.index() as u64);
+        let ends = ends.filter(|end| end.tier != Tier::Primary).map(|end| end.id);
+        let moved = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
+        let ids = ends.chain(moved.map(|&(_, id)| id)).map(|id| id.index() as u64);
         let Some(block) = ids.max().filter(|&block| block >= self.host_blocks()) else {
             return Ok(());
         };

@@ -32,6 +32,7 @@ impl KvCache {
             while let Some(completed) = self.worker.poll()? {
                 self.note_completed(completed);
             }
+            self.take_transfers();
             self.take_pinned();
             self.give_back();
             self.give_back_host();

@@ -15,6 +15,7 @@ use crate::awaited::Awaited;
 use crate::part::Part;
 use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
+use crate::tiers::WorkerTiers;
 use crate::{
     BuildError, CloseError, HostCopyError, KvCacheOptions, OptionsError, StepError, TransportStats,
 };
@@ -52,6 +53,7 @@ pub struct KvWorker {
     /// Blocks of copies that the compute streams do not wait for yet.
     awaited: Awaited,
     copied_bytes: u64,
+    pub(crate) tiers: WorkerTiers,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     sabotage: Sabotage,
 }
@@ -139,6 +141,8 @@ impl KvWorker {
         // Last, because the driver's calls wait for it.
         parts.iter_mut().try_for_each(|part| part.group.start_pinning())?;
         let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
+        let layouts: Vec<_> = parts.iter().map(|part| part.host_format()).collect();
+        let tiers = WorkerTiers::new(&options, &layouts.join(";"));
         Ok(Self {
             parts,
             gate,
@@ -150,6 +154,7 @@ impl KvWorker {
             copies: None,
             awaited: Awaited::new(options.device_blocks as usize),
             copied_bytes: 0,
+            tiers,
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: Sabotage::default(),
             options,
@@ -229,6 +234,7 @@ impl KvWorker {
         }
         self.leave(Outcome::Failed)?;
         self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
+        self.tiers.restore(snapshot.step);
         self.table.restore(snapshot)?;
         let table = &self.table;
         Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(table))?)
@@ -291,6 +297,7 @@ impl KvWorker {
             part.edit(plan, &self.table)?;
         }
         self.decide(plan);
+        self.tiers.take(plan);
         self.send_copies()?;
         self.await_copies(plan)?;
         for (index, part) in self.parts.iter_mut().enumerate() {
@@ -304,6 +311,7 @@ impl KvWorker {
         plan.check_follows(self.table.step())?;
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
         plan.check_table(rows as usize, width as usize)?;
+        plan.check_transfers(self.tiers.len(), self.options.host_blocks.into())?;
         plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))?;
         // What is copied or scrubbed has memory. Ids in a row may have none any more.
         let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
@@ -333,6 +341,7 @@ impl KvWorker {
                 (Tier::Primary, _) => Kind::Carry(HostDirection::ToHost),
                 _ => Kind::Carry(HostDirection::ToPages),
             };
+            self.tiers.note_copy(plan.step, [from, to]);
             if let Kind::Carry(direction) = kind {
                 let block = if direction == HostDirection::ToHost { from.id } else { to.id };
                 self.awaited.note(kind.lane(), block.index());
@@ -476,6 +485,7 @@ impl KvWorker {
 
     fn take_oldest(&mut self) -> Option<(u64, Outcome)> {
         let InFlight { step, fences, outcome } = self.in_flight.pop_front()?;
+        self.tiers.note_completed(step);
         fences.into_iter().for_each(|fence| self.keep_spare(fence));
         Some((step, outcome))
     }
@@ -503,6 +513,8 @@ impl KvWorker {
         let _site = cuda_driver::site::enter();
         // What is left of it is dropped before the place ends; an argument would be after it.
         let mut worker = self;
+        // Ends the threads of tiers, which may hold pinned memory.
+        worker.tiers.close();
         // All devices first: their work shares one gate.
         let restless: Vec<_> = worker
             .parts

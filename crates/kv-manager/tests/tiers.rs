@@ -218,6 +218,22 @@ fn a_busy_link_is_left_to_the_copies_that_are_needed() {
 }
 
 #[test]
+fn content_on_the_device_waits_for_an_idle_link() {
+    let mut rig = Rig::new(9, 8);
+    rig.manager.set_store_policy(Box::new(StoreNone));
+    assert!(rig.store(0..16).is_empty());
+    rig.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    let mut fresh = admitted(rig.ask(50..58).1);
+    rig.step(&mut [&mut fresh]);
+    let mut large = admitted(rig.ask(100..120).1);
+    let plan = rig.step(&mut [&mut large]);
+    assert_eq!((plan.copies.len(), plan.transfers.len()), (2, 0), "evicted content goes first");
+    drop(large);
+    let plan = rig.step(&mut []);
+    assert!(!plan.transfers.is_empty() && !plan.copies.is_empty(), "the link is idle");
+}
+
+#[test]
 fn the_policy_decides_what_is_stored() {
     let mut rig = Rig::new(16, 8);
     rig.manager.set_store_policy(Box::new(StoreNone));

@@ -87,6 +87,7 @@ pub(crate) fn shape(layers: u32, row_bytes: u64) -> KvShape {
 pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> KvCacheOptions {
     KvCacheOptions {
         shape,
+        tiers: Default::default(),
         placement: None,
         device_blocks,
         growth: Growth::OnDemand,

@@ -25,6 +25,7 @@ mod refusals;
 mod schedules;
 mod sites;
 mod tenants;
+mod tiers;
 mod transports;
 mod unrecorded;
 #[path = "../../../cuda-driver/tests/common/watch.rs"]

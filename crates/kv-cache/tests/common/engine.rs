@@ -14,6 +14,7 @@ mod workspace;
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_cache::kv_manager::{
@@ -22,12 +23,13 @@ use kv_cache::kv_manager::{
 };
 use kv_cache::{
     Answer, CloseError, Committed, DemandError, Growth, HostPinning, KvCache, KvCacheOptions,
-    MemoryRules, OpenStep, PoolRules, Request, ReserveError, ResumeError, Sequence, Tokens,
-    TransportChoice, TransportRules,
+    LowerTiers, MemoryRules, OpenStep, PoolRules, Request, ReserveError, ResumeError, Sequence,
+    Tokens, TransportChoice, TransportRules,
 };
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_pool::{
     BlockHash, BlockHasher, ClaimError,
+    clock::ManualClock,
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
@@ -159,6 +161,8 @@ pub(crate) struct Engine {
     pub(crate) corrupt: u64,
     /// Sequences that were set back because a step had failed.
     pub(crate) redone: u64,
+    /// Goes on while a request waits.
+    pub(crate) clock: Option<ManualClock>,
 }
 
 /// A new stream for each of `devices`, which may name a device twice.
@@ -214,6 +218,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         watermark_blocks: 0,
         scrubs: false,
         hasher: BlockHasher::FAST,
+        tiers: LowerTiers::default(),
     }
 }
 
@@ -254,6 +259,7 @@ impl Engine {
             verified: 0,
             corrupt: 0,
             redone: 0,
+            clock: None,
         }
     }
 
@@ -306,6 +312,31 @@ impl Engine {
             Answer::Admitted(sequence) => Ok(Live::new(sequence, prompt)),
             answer => Err(refused(answer)),
         }
+    }
+
+    /// Admits a prompt, after the loads of its prefix from below the host; how many steps it waited.
+    pub(crate) fn admit_loaded(&mut self, prompt: &Prompt) -> Result<(Live, u64), Failure> {
+        let mut request = self.request(prompt);
+        request.waits = true;
+        for waited in 0.. {
+            let mut answers = self.cache.admit(std::slice::from_mut(&mut request), u64::MAX)?;
+            match answers.pop().unwrap() {
+                Answer::Admitted(sequence) => return Ok((Live::new(sequence, prompt), waited)),
+                Answer::Waiting(_) => self.idle()?,
+                answer => return Err(refused(answer).into()),
+            }
+        }
+        unreachable!("it waits until a deadline at most")
+    }
+
+    /// A step without a batch, in which copies and transfers go on.
+    pub(crate) fn idle(&mut self) -> Result<(), Failure> {
+        if let Some(clock) = &self.clock {
+            clock.advance(Duration::from_millis(2));
+        }
+        let step = self.begin()?;
+        self.cache.finish_step(step)?;
+        self.drain()
     }
 
     /// Admits prompts in one batch, all of which fit.

@@ -158,6 +158,7 @@ fn options(
         watermark_blocks: 0,
         scrubs: false,
         hasher: BlockHasher::FAST,
+        tiers: Default::default(),
         step_tokens_max: config.step_tokens,
         step_arrays: work::arrays(config),
         memory: Default::default(),
