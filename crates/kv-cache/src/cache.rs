@@ -28,6 +28,23 @@ pub struct CacheStats {
     pub growth_stalls: u64,
     /// Bytes copied between the devices and host memory, or about to be, on all devices.
     pub copied_bytes: u64,
+    /// Bytes by way, on all devices together.
+    pub ways: WayBytes,
+}
+
+/// Bytes that plans have moved, by way: whole blocks, also where only the first tokens of a block were copied.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct WayBytes {
+    /// Of evicted and suspended blocks.
+    pub device_to_host: u64,
+    /// Of blocks that came back from host memory.
+    pub host_to_device: u64,
+    /// Copied within the device, because a fork or a cached block shared them.
+    pub copy_on_write: u64,
+    /// Stored in tiers below host memory, on all workers, the nearer tier first.
+    pub stored: [u64; 2],
+    /// Loaded from these tiers, and right.
+    pub loaded: [u64; 2],
 }
 
 /// A KV cache for an LLM engine.
@@ -167,6 +184,7 @@ impl KvCache {
             host_blocks: self.pinned.told_blocks,
             growth_stalls: self.grown.stalls,
             copied_bytes: self.worker.copied_bytes(),
+            ways: self.way_bytes(),
             ..CacheStats::default()
         };
         for part in &self.worker.parts {
@@ -175,6 +193,18 @@ impl KvCache {
             stats.pages_inline += growth.inline_pages;
         }
         stats
+    }
+
+    fn way_bytes(&self) -> WayBytes {
+        let (decided, lower) = (self.manager.stats(), self.manager.lower_stats());
+        let bytes = |blocks: u64| blocks * self.shape().block_bytes();
+        WayBytes {
+            device_to_host: bytes(decided.offloaded_blocks + decided.suspended_blocks),
+            host_to_device: bytes(decided.onboarded_blocks),
+            copy_on_write: bytes(decided.copied_on_write),
+            stored: lower.stored_blocks.map(bytes),
+            loaded: lower.loaded_blocks.map(bytes),
+        }
     }
 
     /// Batches and blocks enqueued between the devices and host memory, by way, summed over the

@@ -69,7 +69,7 @@ mod tiers;
 mod transport;
 mod worker;
 
-pub use cache::{CacheStats, KvCache};
+pub use cache::{CacheStats, KvCache, WayBytes};
 pub use cuda_vmm::worker::SpawnError;
 pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 pub use error::{

@@ -214,7 +214,7 @@ impl Manager {
     /// the budget, at most.
     pub fn admit(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
         match self.admit_all::<Infallible>(requests, budget, None) {
-            Ok(answers) => answers,
+            Ok(answers) => self.counted(answers),
         }
     }
 
@@ -230,7 +230,8 @@ impl Manager {
         budget: u64,
         mut grow: impl FnMut(usize) -> Result<u64, E>,
     ) -> Result<Vec<Answer>, E> {
-        self.admit_all(requests, budget, Some(&mut grow))
+        let answers = self.admit_all(requests, budget, Some(&mut grow))?;
+        Ok(self.counted(answers))
     }
 
     fn admit_all<E>(

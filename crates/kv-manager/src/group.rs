@@ -8,9 +8,10 @@ use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, BlockPool, Claimed, Epoch, Location, PoolBuilder, Tier};
 
 use crate::blocks::Blocks;
-use crate::manager::{ManagerStats, Writer};
+use crate::manager::Writer;
 use crate::options::repeated;
 use crate::plan::{BlockCopy, StepPlan};
+use crate::stats::ManagerStats;
 use crate::table::Table;
 use crate::{GroupId, ManagerOptions, Missing, OptionsError, Row};
 

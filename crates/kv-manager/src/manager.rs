@@ -16,32 +16,10 @@ use crate::lower::Lower;
 use crate::names::Namer;
 use crate::plan::{BatchRow, Snapshot, StepPlan};
 use crate::rows::Home;
+use crate::stats::ManagerStats;
 use crate::steps::Latest;
 use crate::workers::Worker;
 use crate::{ManagerOptions, Missing, OptionsError, Sequence, SequenceError, WorkerId};
-
-/// What a manager has done.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct ManagerStats {
-    /// Steps staged.
-    pub steps: u64,
-    /// Steps that failed at a worker.
-    pub failed_steps: u64,
-    /// Tokens of admitted prompts.
-    pub prompt_tokens: u64,
-    /// Of these, tokens that were found in the cache, in any tier.
-    pub cached_tokens: u64,
-    /// Blocks copied to host memory because they were evicted from the device.
-    pub offloaded_blocks: u64,
-    /// Blocks copied back from host memory.
-    pub onboarded_blocks: u64,
-    /// Blocks copied because a fork or a cached block shared them.
-    pub copied_on_write: u64,
-    /// Blocks of suspended sequences copied to host memory.
-    pub suspended_blocks: u64,
-    /// Device blocks scrubbed between tenants.
-    pub scrubbed_blocks: u64,
-}
 
 /// Who has last written a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -172,12 +150,6 @@ impl Manager {
     #[must_use]
     pub fn pool(&self) -> PoolView {
         self.groups[0].pool.view()
-    }
-
-    /// Counts so far.
-    #[must_use]
-    pub fn stats(&self) -> ManagerStats {
-        self.stats
     }
 
     /// The latest step that all workers have completed; 0 for none.

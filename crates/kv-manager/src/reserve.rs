@@ -58,7 +58,9 @@ impl Manager {
         for (group, held) in self.groups.iter().zip(&mut sequence.held) {
             needs.push(need(group, held, upper, tokens, computed.len())?);
         }
-        let claimed = self.claim_all(sequence.tenant, &needs)?;
+        let claimed = self.claim_all(sequence.tenant, &needs);
+        self.stats.stalls.room += u64::from(claimed.is_err());
+        let claimed = claimed?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
         }

@@ -115,12 +115,14 @@ impl Manager {
             let own = names_of(all, group.stride, first, full);
             let mut noting =
                 Noting::new(self.home.feed(), index, step, (first, &own), parent, known);
-            let written = &mut group.written;
+            let (written, before) = (&mut group.written, names.len());
             held.blocks.name(first, &own, parent, worth, |record, name| {
                 written[record.index()] = step;
                 names.push((index, name));
                 noting.named(record, name);
             });
+            let twice = full - first - (names.len() - before);
+            self.stats.twice_tokens += twice as u64 * block_tokens;
             held.named = full;
         }
     }

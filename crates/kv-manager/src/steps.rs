@@ -65,7 +65,8 @@ impl Manager {
         if let Some(oldest) = self.in_flight.front()
             && in_flight >= self.options.steps_in_flight_max as usize
         {
-            return Err(StepError::Busy { in_flight, oldest: oldest.step });
+            let oldest = oldest.step;
+            return Err(self.busy(in_flight, oldest));
         }
         // The pool's clock advances once a step, and expired priorities end.
         self.latest_step += 1;

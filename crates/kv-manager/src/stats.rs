@@ -1,0 +1,124 @@
+//! Counts: what was asked, found and moved, what blocks are doing, and what requests and steps waited for.
+
+use kv_pool::Tier;
+use kv_pool::stats::TierStats;
+
+use crate::admit::{Answer, Waiting};
+use crate::workers::Worker;
+use crate::{Manager, StepError};
+
+/// What a manager has done so far, and what its blocks are doing now. Blocks are of all groups together.
+///
+/// Bytes by way are these counts of blocks times the bytes of a block, which the manager does not know.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ManagerStats {
+    /// Steps staged.
+    pub steps: u64,
+    /// Steps that failed at a worker.
+    pub failed_steps: u64,
+    /// Tokens of admitted prompts.
+    pub prompt_tokens: u64,
+    /// Of these, tokens that were found in the cache, in any tier.
+    pub cached_tokens: u64,
+    /// Of these, tokens that lay in host memory. What was loaded from a tier below for the request is among them;
+    /// [`LowerStats::loaded_blocks`](crate::LowerStats::loaded_blocks) counts that. The others lay on the device.
+    pub host_tokens: u64,
+    /// Tokens that were computed though they were cached: when their block became full, another block bore its name.
+    pub twice_tokens: u64,
+    /// Blocks copied to host memory because they were evicted from the device.
+    pub offloaded_blocks: u64,
+    /// Blocks copied back from host memory.
+    pub onboarded_blocks: u64,
+    /// Blocks copied because a fork or a cached block shared them.
+    pub copied_on_write: u64,
+    /// Blocks of suspended sequences copied to host memory.
+    pub suspended_blocks: u64,
+    /// Device blocks scrubbed between tenants.
+    pub scrubbed_blocks: u64,
+    /// What was waited for.
+    pub stalls: Stalls,
+    /// What blocks are doing now, on the device and in host memory.
+    pub blocks: [BlockStates; 2],
+}
+
+/// What requests and steps have waited for, in answers: the manager has no clock, and an engine that asks once a
+/// step counts steps.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Stalls {
+    /// Requests that waited for a prefix that another sequence computes.
+    pub prefix: u64,
+    /// Requests that waited for a load from a tier below host memory.
+    pub load: u64,
+    /// Requests and reservations for which there was no room.
+    pub room: u64,
+    /// Requests for which no row of the block table was free.
+    pub row: u64,
+    /// Steps that could not begin, because as many were in flight as may be.
+    pub busy: u64,
+}
+
+/// What the blocks of a tier are doing. Each is counted in one of `free`, `cached`, `in_use` and `retiring`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct BlockStates {
+    /// Without content, and unused.
+    pub free: u64,
+    /// With content that a lookup may find, and unused.
+    pub cached: u64,
+    /// In use by sequences, pins and transfers.
+    pub in_use: u64,
+    /// Released, while steps that may use them are not complete.
+    pub retiring: u64,
+    /// Of those that are retiring or in use, blocks that nobody has a use for, and that a lost worker or a transfer
+    /// whose deadline has passed may still read or write.
+    pub quarantined: u64,
+}
+
+impl BlockStates {
+    fn add(&mut self, tier: &TierStats) {
+        self.free += tier.empty;
+        self.cached += tier.cached;
+        self.in_use += tier.pinned + tier.claimed;
+        self.retiring += tier.retiring;
+    }
+}
+
+impl Manager {
+    /// Counts so far, and what blocks are doing. Takes the lock of each group's pool once.
+    #[must_use]
+    pub fn stats(&self) -> ManagerStats {
+        let mut stats = self.stats;
+        for group in &self.groups {
+            let pool = group.pool.stats();
+            stats.blocks[Tier::Primary.index()].add(&pool.primary);
+            stats.blocks[Tier::Secondary.index()].add(&pool.secondary);
+        }
+        if self.workers.iter().any(|worker| matches!(worker, Worker::Lost(_))) {
+            stats.blocks.iter_mut().for_each(|tier| tier.quarantined = tier.retiring);
+        }
+        stats.blocks[Tier::Secondary.index()].quarantined += self.lower_stats().quarantined_blocks;
+        stats
+    }
+
+    /// Counts what came of requests.
+    pub(crate) fn counted(&mut self, answers: Vec<Answer>) -> Vec<Answer> {
+        let (stats, block_tokens) = (&mut self.stats, u64::from(self.options.block_tokens));
+        for answer in &answers {
+            match answer {
+                Answer::Admitted(sequence) => {
+                    stats.host_tokens += sequence.onboarded_blocks() as u64 * block_tokens;
+                }
+                Answer::Waiting(Waiting::Prefix { .. }) => stats.stalls.prefix += 1,
+                Answer::Waiting(Waiting::Load { .. }) => stats.stalls.load += 1,
+                Answer::NoRoom(_) => stats.stalls.room += 1,
+                Answer::NoRow => stats.stalls.row += 1,
+                Answer::Refused(_) => {}
+            }
+        }
+        answers
+    }
+
+    pub(crate) fn busy(&mut self, in_flight: usize, oldest: u64) -> StepError {
+        self.stats.stalls.busy += 1;
+        StepError::Busy { in_flight, oldest }
+    }
+}
