@@ -2,6 +2,8 @@
 //!
 //! `cargo run -p kv-manager --example router`
 
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
 use std::collections::HashSet;
 
 use kv_manager::{

@@ -58,9 +58,7 @@ impl Manager {
         for (group, held) in self.groups.iter().zip(&mut sequence.held) {
             needs.push(need(group, held, upper, tokens, computed.len())?);
         }
-        let claimed = self.claim_all(sequence.tenant, &needs);
-        self.stats.stalls.room += u64::from(claimed.is_err());
-        let claimed = claimed?;
+        let claimed = self.claim_all(sequence.tenant, &needs)?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
         }
@@ -88,8 +86,18 @@ impl Manager {
         Ok(reserved)
     }
 
-    /// Claims what a sequence needs of each group, or nothing.
+    /// Claims what a sequence needs of each group, or nothing, and counts a refusal.
     fn claim_all(
+        &mut self,
+        tenant: TenantId,
+        needs: &[Need],
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        let claimed = self.claim_each(tenant, needs);
+        self.stats.stalls.room += u64::from(claimed.is_err());
+        claimed
+    }
+
+    fn claim_each(
         &mut self,
         tenant: TenantId,
         needs: &[Need],
