@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::Stream;
 use kv_kernels::{KvShape, PagedKv};
-use kv_manager::{GroupId, Manager, ManagerOptions, StepPlan};
+use kv_manager::{GroupId, GroupKind, Manager, ManagerOptions, StepPlan};
 use kv_pool::{PoolBuilder, PoolConfig, PoolView, Tier};
 
 use crate::growth::Grown;
@@ -257,9 +257,11 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         if let Some(clock) = clock {
             builder = builder.clock(Arc::clone(clock));
         }
-        policies.into_iter().fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
+        policies.drain(..).fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     };
     let manager_options = ManagerOptions {
+        kind: GroupKind::Full,
+        further_groups: Vec::new(),
         block_tokens: options.shape.block_tokens(),
         pool,
         sequences_max: options.sequences_max,

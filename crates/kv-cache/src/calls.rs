@@ -77,11 +77,11 @@ impl KvCache {
         Ok(answers)
     }
 
-    /// Cuts a sequence to its first `tokens` tokens; see [`Manager::truncate`](kv_manager::Manager::truncate).
+    /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends; see [`Manager::truncate`](kv_manager::Manager::truncate).
     ///
     /// # Errors
     /// [`TruncateError`]; the sequence is as it was.
-    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<(), TruncateError> {
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<u64, TruncateError> {
         self.manager.truncate(sequence, tokens)
     }
 

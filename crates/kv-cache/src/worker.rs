@@ -227,7 +227,7 @@ impl KvWorker {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
-        snapshot.check(rows as usize, width as usize, self.options.device_blocks.into())?;
+        snapshot.check(rows as usize, &[width as usize], &[self.options.device_blocks.into()])?;
         self.runs.clear();
         for part in &mut self.parts {
             part.group.sent.clear();
@@ -274,7 +274,7 @@ impl KvWorker {
         // Of a step that is open, nobody has said that its work is enqueued.
         self.leave(Outcome::Failed)?;
         let (block_tokens, blocks) = (self.options.shape.block_tokens(), self.ready_blocks());
-        self.table.apply_to_memory(plan, block_tokens, blocks)?;
+        self.table.apply_to_memory(plan, &[(block_tokens, blocks)])?;
         self.enqueue(plan, add)
     }
 
@@ -310,13 +310,16 @@ impl KvWorker {
     fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.table.step())?;
         let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
-        plan.check_table(rows as usize, width as usize)?;
+        plan.check_table(rows as usize, &[width as usize])?;
         plan.check_transfers(self.tiers.len(), self.options.host_blocks.into())?;
-        plan.check_blocks([self.options.device_blocks, self.options.host_blocks].map(u64::from))?;
+        plan.check_blocks(
+            &[[self.options.device_blocks, self.options.host_blocks].map(u64::from)],
+        )?;
         // What is copied or scrubbed has memory. Ids in a row may have none any more.
         let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
         let ids = ends.filter(|end| end.tier == Tier::Primary).map(|end| end.id);
-        let ids = ids.chain(plan.scrubs.iter().map(|&(_, id)| id)).map(|id| id.index() as u64);
+        let ids =
+            ids.chain(plan.scrubs.iter().map(|scrub| scrub.block)).map(|id| id.index() as u64);
         let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks());
         match ids.max().filter(|&id| id >= blocks) {
             Some(id) => Err(PlanError::Block { step, tier, id: id as i64, blocks }),
@@ -332,8 +335,8 @@ impl KvWorker {
             destination: destination.as_i32(),
         };
         for at in 0..=plan.copies.len() {
-            while let Some(&(_, block)) = scrubs.next_if(|(after, _)| *after as usize <= at) {
-                self.runs.push(Kind::Scrub, false, pair(block, block));
+            while let Some(scrub) = scrubs.next_if(|scrub| scrub.after as usize <= at) {
+                self.runs.push(Kind::Scrub, false, pair(scrub.block, scrub.block));
             }
             let Some(&BlockCopy { from, to, written_by, .. }) = plan.copies.get(at) else { break };
             let kind = match (from.tier, to.tier) {

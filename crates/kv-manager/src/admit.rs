@@ -10,13 +10,15 @@ use kv_pool::{
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 
+use crate::admit_groups::Gotten;
 use crate::blocks::Blocks;
 use crate::ends::Ends;
 use crate::group::Held;
 use crate::lower::LoadWait;
 use crate::names::Known;
+use crate::rows::RowLease;
 use crate::{AdmitError, Content, GroupId, Manager, Missing, Sequence, TicketId, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
@@ -123,7 +125,8 @@ pub enum Waiting {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "an answer is taken apart at once")]
 pub enum Answer {
-    /// It is a sequence now, with blocks for its whole prompt, and a first chunk reserved.
+    /// It is a sequence now, with blocks for its whole prompt, or for the first chunk of it in groups with a
+    /// window, and that chunk reserved.
     Admitted(Sequence),
     /// Nothing has changed. Ask again in a later step.
     Waiting(Waiting),
@@ -204,14 +207,15 @@ impl Manager {
     /// answers for each. Requests behind the first for which there is no room, or behind the budget, get no
     /// answer.
     ///
-    /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted. Room
-    /// is judged by the whole prompt, which gets its blocks at once; beside them, the
+    /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
+    /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
+    /// groups with a window by its first chunk, which is as long as there is room for; beside them, the
     /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. All prefixes are
     /// pinned before any block is claimed, so no request evicts what another has found. Prefix blocks in
     /// host memory are brought back, once for all requests that share them.
     ///
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
-    /// the budget, at most.
+    /// the budget, at most, and up to the first checkpoint of a recurrent state.
     pub fn admit(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
         match self.admit_all::<Infallible>(requests, budget, None) {
             Ok(answers) => self.counted(answers),
@@ -240,27 +244,11 @@ impl Manager {
         budget: u64,
         grow: Option<Grow<'_, E>>,
     ) -> Result<Vec<Answer>, E> {
-        let mut answers: Vec<Answer> = Vec::with_capacity(requests.len());
-        let mut places = Vec::with_capacity(requests.len());
-        let mut rows = Vec::new();
-        for (at, request) in requests.iter_mut().enumerate() {
-            // Filled in below, if the request is admitted.
-            let mut answer = Answer::NoRow;
-            match self.prepare(request) {
-                Err(error) => answer = Answer::Refused(error),
-                Ok(Some(waiting)) => answer = Answer::Waiting(waiting),
-                Ok(None) => match self.home.lease() {
-                    None => {
-                        answers.push(answer);
-                        break;
-                    }
-                    Some(row) => {
-                        places.push(at);
-                        rows.push(row);
-                    }
-                },
-            }
-            answers.push(answer);
+        let (mut answers, places, rows) = self.prepare_all(requests);
+        if !self.keeps_all {
+            let prepared = places.into_iter().zip(rows).collect();
+            self.admit_to_groups(requests, prepared, budget, &mut answers);
+            return Ok(answers);
         }
         let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
         let blocks = budget.div_ceil(u64::from(self.options.block_tokens));
@@ -285,7 +273,8 @@ impl Manager {
         for ((admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
             let found = self.found(&admitted.prefix);
             // An earlier request of this call computes the same block.
-            if let Some(next) = self.next_block(&requests[at], &found)
+            if let Some(next) =
+                self.next_block(&requests[at], self.groups[0].tokens_of(found.blocks))
                 && !nexts.insert(next)
                 && requests[at].waits
             {
@@ -305,7 +294,9 @@ impl Manager {
         let mut left = budget;
         for ((at, row, found), blocks) in entered.into_iter().zip(held) {
             let held = Held { named: found.blocks, blocks, ..Held::default() };
-            let mut sequence = self.sequence(&mut requests[at], found, smallvec![held]);
+            let cached = self.groups[0].tokens_of(found.blocks);
+            let gotten = Gotten { held: smallvec![held], far: found.far, depends: found.depends };
+            let mut sequence = self.sequence(&mut requests[at], cached, gotten);
             sequence.row = Some(row);
             self.write_rows(&sequence);
             let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(left);
@@ -314,6 +305,37 @@ impl Manager {
             answers[at] = Answer::Admitted(sequence);
         }
         Ok(answers)
+    }
+
+    /// Leases rows for the requests that can be admitted now, up to the first without one: their positions and
+    /// rows, and answers for the others.
+    fn prepare_all(
+        &mut self,
+        requests: &mut [Request],
+    ) -> (Vec<Answer>, Vec<usize>, Vec<RowLease>) {
+        let mut answers: Vec<Answer> = Vec::with_capacity(requests.len());
+        let mut places = Vec::with_capacity(requests.len());
+        let mut rows = Vec::new();
+        for (at, request) in requests.iter_mut().enumerate() {
+            // Filled in below, if the request is admitted.
+            let mut answer = Answer::NoRow;
+            match self.prepare(request) {
+                Err(error) => answer = Answer::Refused(error),
+                Ok(Some(waiting)) => answer = Answer::Waiting(waiting),
+                Ok(None) => match self.home.lease() {
+                    None => {
+                        answers.push(answer);
+                        break;
+                    }
+                    Some(row) => {
+                        places.push(at);
+                        rows.push(row);
+                    }
+                },
+            }
+            answers.push(answer);
+        }
+        (answers, places, rows)
     }
 
     /// Has the pool admit as many of a batch as fit. Where blocks without content do not suffice, memory
@@ -363,8 +385,7 @@ impl Manager {
 
     /// Blocks that admission leaves for sequences that are running; `leased` rows are not theirs.
     pub(crate) fn watermark(&self, leased: usize) -> usize {
-        let running = self.options.sequences_max as usize - self.home.free_rows() - leased;
-        if running > 0 { self.options.watermark_blocks as usize } else { 0 }
+        if self.leaves(leased) { self.options.watermark_blocks as usize } else { 0 }
     }
 
     /// Names the blocks of a request, and looks at whether it can be admitted now.
@@ -376,21 +397,22 @@ impl Manager {
         if tokens == 0 {
             return Err(AdmitError::NoTokens);
         }
-        let block_tokens = u64::from(self.options.block_tokens);
-        let blocks = tokens.div_ceil(block_tokens);
-        let max = self.groups[0].table.width() as u64;
-        if blocks > max {
-            return Err(AdmitError::TooLong { blocks, max });
-        }
-        let capacity = self.options.pool.primary_blocks;
-        if blocks > capacity {
-            return Err(AdmitError::NeverFits { blocks, capacity });
+        for group in &self.groups {
+            let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
+            if blocks > max {
+                return Err(AdmitError::TooLong { blocks, max });
+            }
+            let (blocks, capacity) = (group.peak(tokens, 1) as u64, group.capacity);
+            if blocks > capacity {
+                return Err(AdmitError::NeverFits { blocks, capacity });
+            }
         }
         if let Some(known) = self.known(request)? {
             request.tokens = Wanted::Known(known);
         }
         let names = self.names_of(request);
         let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
+        let block_tokens = u64::from(self.namer.block_tokens);
         let waiting = waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens });
         Ok(waiting.or_else(|| self.await_load(request)))
     }
@@ -412,13 +434,13 @@ impl Manager {
         Ok(Some(Known::new(&self.namer, tokens, content)?))
     }
 
-    /// Blocks of a request that may come from the cache.
+    /// Names of a request that may be found in the cache.
     fn findable(&self, request: &Request, known: &Known) -> usize {
         let tokens = request.hit_max.min(known.tokens().saturating_sub(1));
-        (tokens / u64::from(self.options.block_tokens)) as usize
+        (tokens / u64::from(self.namer.block_tokens)) as usize
     }
 
-    /// The names of the blocks of a request that may come from the cache.
+    /// The names of a request that may be found in the cache.
     pub(crate) fn names_of<'a>(&self, request: &'a Request) -> &'a [BlockHash] {
         match &request.tokens {
             Wanted::Known(known) => &known.names()[..self.findable(request, known)],
@@ -426,10 +448,16 @@ impl Manager {
         }
     }
 
-    /// The position and the name of the next block of a request that others could find.
-    fn next_block(&self, request: &Request, found: &Found) -> Option<(usize, BlockHash)> {
-        let names = self.names_of(request);
-        names.get(found.blocks).map(|&name| (found.blocks, name))
+    /// The names of a request, and how many of its tokens may be found in the cache.
+    pub(crate) fn wanted<'a>(&self, request: &'a Request) -> (&'a [BlockHash], u64) {
+        let Wanted::Known(known) = &request.tokens else { return (&[], 0) };
+        (known.names(), request.hit_max.min(known.tokens().saturating_sub(1)))
+    }
+
+    /// The position and the name of the next block behind `tokens` tokens of a request that others could find.
+    pub(crate) fn next_block(&self, request: &Request, tokens: u64) -> Option<(usize, BlockHash)> {
+        let at = (tokens / u64::from(self.namer.block_tokens)) as usize;
+        self.names_of(request).get(at).map(|&name| (at, name))
     }
 
     fn asked<'a>(&self, request: &'a Request) -> Admit<'a> {
@@ -456,11 +484,11 @@ impl Manager {
     }
 
     /// The sequence of a request, without a row.
-    fn sequence(
+    pub(crate) fn sequence(
         &mut self,
         request: &mut Request,
-        found: Found,
-        held: SmallVec<[Held; 1]>,
+        cached: u64,
+        gotten: Gotten,
     ) -> Sequence {
         let Wanted::Known(mut known) = std::mem::replace(&mut request.tokens, Wanted::Taken) else {
             unreachable!("an admitted request has names")
@@ -468,12 +496,12 @@ impl Manager {
         let group = &self.groups[0];
         let most = group.tokens_of(group.table.width());
         known.reserve(&self.namer, request.tokens_max.min(most));
-        let cached = found.blocks as u64 * u64::from(self.options.block_tokens);
+        let Gotten { held, far, depends } = gotten;
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;
         self.next_number += 1;
-        let frontier =
-            known.names().get(found.blocks).map(|&name| self.frontiers.enter((found.blocks, name)));
+        let next = (cached / u64::from(self.namer.block_tokens)) as usize;
+        let frontier = known.names().get(next).map(|&name| self.frontiers.enter((next, name)));
         Sequence {
             number: self.next_number - 1,
             home: self.home.clone(),
@@ -484,8 +512,8 @@ impl Manager {
             known,
             ends: Ends::cached(cached),
             cached_tokens: cached,
-            onboarded_blocks: found.far,
-            depends: found.depends.into(),
+            onboarded_blocks: far,
+            depends: depends.into(),
             copied: self.copied_by(),
             failures_seen: self.failures.len(),
             frontier,

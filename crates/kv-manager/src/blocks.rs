@@ -17,6 +17,8 @@ enum Run {
     Own(Claimed),
     /// Blocks of a list without names that forks hold together, and none writes.
     Twin(Arc<Claimed>, Range<usize>),
+    /// Places of blocks that are needed no more.
+    Gone(usize),
 }
 
 impl Run {
@@ -25,6 +27,7 @@ impl Run {
             Self::Shared(pinned) => pinned.len(),
             Self::Own(claimed) => claimed.len(),
             Self::Twin(_, range) => range.len(),
+            Self::Gone(count) => *count,
         }
     }
 
@@ -33,6 +36,7 @@ impl Run {
             Self::Shared(pinned) => pinned.ids().nth(index),
             Self::Own(claimed) => claimed.ids().nth(index),
             Self::Twin(claimed, range) => claimed.ids().take(range.end).nth(range.start + index),
+            Self::Gone(_) => None,
         }
     }
 
@@ -41,6 +45,7 @@ impl Run {
             Self::Shared(pinned) => pinned.truncate(len),
             Self::Own(claimed) => drop(claimed.split_off(len)),
             Self::Twin(_, range) => range.end = range.end.min(range.start + len),
+            Self::Gone(count) => *count = len.min(*count),
         }
     }
 
@@ -56,13 +61,14 @@ impl Run {
         }
     }
 
-    fn push_ids(&self, from: usize, ids: &mut impl FnMut(BlockId)) {
+    fn push_ids(&self, from: usize, ids: &mut impl FnMut(Option<BlockId>)) {
         match self {
-            Self::Shared(pinned) => pinned.ids().skip(from).for_each(ids),
-            Self::Own(claimed) => claimed.ids().skip(from).for_each(ids),
+            Self::Shared(pinned) => pinned.ids().skip(from).map(Some).for_each(ids),
+            Self::Own(claimed) => claimed.ids().skip(from).map(Some).for_each(ids),
             Self::Twin(claimed, range) => {
-                claimed.ids().take(range.end).skip(range.start + from).for_each(ids);
+                claimed.ids().take(range.end).skip(range.start + from).map(Some).for_each(ids);
             }
+            Self::Gone(count) => (from..*count).map(|_| None).for_each(ids),
         }
     }
 }
@@ -119,8 +125,8 @@ impl Blocks {
         self.runs[run].id(at)
     }
 
-    /// Hands the ids of the blocks from `first` on to `ids`, in order.
-    pub(crate) fn for_each_id(&self, first: usize, mut ids: impl FnMut(BlockId)) {
+    /// Hands the ids of the blocks from `first` on to `ids`, in order; `None` for those that are needed no more.
+    pub(crate) fn for_each_id(&self, first: usize, mut ids: impl FnMut(Option<BlockId>)) {
         let mut start = 0;
         for run in &self.runs {
             let len = run.len();
@@ -137,6 +143,21 @@ impl Blocks {
 
     pub(crate) fn push_own(&mut self, claimed: Claimed) {
         self.push(Run::Own(claimed));
+    }
+
+    /// Adds places of blocks that are not needed.
+    pub(crate) fn push_gone(&mut self, count: usize) {
+        self.push(Run::Gone(count));
+    }
+
+    /// Releases the blocks from `first` up to `end`, which are needed no more. The others keep their places.
+    pub(crate) fn retire(&mut self, first: usize, end: usize) {
+        let behind = self.split_off(end);
+        let gone = self.split_off(first);
+        self.push_gone(gone.len());
+        drop(gone);
+        self.append(behind);
+        self.find_own();
     }
 
     /// Releases the blocks from `len` on, the last one first.
@@ -171,6 +192,11 @@ impl Blocks {
                     let cut = range.start + at - start;
                     let rest = Run::Twin(Arc::clone(claimed), cut..range.end);
                     range.end = cut;
+                    rest
+                }
+                Run::Gone(count) => {
+                    let rest = Run::Gone(*count + start - at);
+                    *count = at - start;
                     rest
                 }
             };
@@ -362,6 +388,7 @@ impl Blocks {
                 twin.push(match &run {
                     Run::Shared(pinned) => Run::Shared(pinned.clone()),
                     Run::Twin(twins, range) => Run::Twin(Arc::clone(twins), range.clone()),
+                    Run::Gone(count) => Run::Gone(*count),
                     Run::Own(_) => unreachable!("own blocks became twins"),
                 });
                 self.push(run);
@@ -373,10 +400,23 @@ impl Blocks {
         twin
     }
 
-    /// Blocks from the first on that were named.
+    /// Blocks from the first on that were named, or are needed no more.
     pub(crate) fn shared_len(&self) -> usize {
-        let shared = self.runs.iter().take_while(|run| matches!(run, Run::Shared(_)));
+        let settled = |run: &&Run| matches!(run, Run::Shared(_) | Run::Gone(_));
+        let shared = self.runs.iter().take_while(settled);
         shared.map(Run::len).sum()
+    }
+
+    /// The places of blocks that are needed no more.
+    pub(crate) fn gone(&self) -> Range<usize> {
+        let mut start = 0;
+        for run in &self.runs {
+            if let Run::Gone(count) = run {
+                return start..start + count;
+            }
+            start += run.len();
+        }
+        0..0
     }
 
     /// All blocks with names, for hints.
@@ -427,6 +467,10 @@ impl Blocks {
                 if Arc::ptr_eq(last, &more) && range.end == behind.start =>
             {
                 range.end = behind.end;
+                None
+            }
+            (Some(Run::Gone(last)), Run::Gone(more)) => {
+                *last += more;
                 None
             }
             (_, run) => Some(run),

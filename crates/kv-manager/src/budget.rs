@@ -1,6 +1,7 @@
 //! Budgets: tiers that get fewer blocks, or more, while steps are in flight.
 
 use kv_pool::Tier;
+use smallvec::SmallVec;
 
 use crate::plan::StepPlan;
 use crate::{BudgetError, GroupId, Manager};
@@ -16,30 +17,34 @@ pub struct Budgeted {
     pub in_use: u64,
 }
 
-/// Of each tier, the first block id behind all that a plan copies or scrubs.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(crate) struct Reach([u64; Tier::ALL.len()]);
+/// Of each tier of each group, the first block id behind all that a plan copies or scrubs.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Reach(SmallVec<[[u64; Tier::ALL.len()]; 1]>);
 
 impl Reach {
     pub(crate) fn of(plan: &StepPlan) -> Self {
         let mut reach = Self::default();
         for copy in &plan.copies {
-            reach.extend(copy.from.tier, copy.from.id.index());
-            reach.extend(copy.to.tier, copy.to.id.index());
+            reach.extend(copy.group, copy.from.tier, copy.from.id.index());
+            reach.extend(copy.group, copy.to.tier, copy.to.id.index());
         }
-        for (_, id) in &plan.scrubs {
-            reach.extend(Tier::Primary, id.index());
+        for scrub in &plan.scrubs {
+            reach.extend(scrub.group, Tier::Primary, scrub.block.index());
         }
         reach
     }
 
-    fn extend(&mut self, tier: Tier, id: usize) {
-        let end = &mut self.0[tier.index()];
+    fn extend(&mut self, group: GroupId, tier: Tier, id: usize) {
+        let group = usize::from(group.0);
+        if self.0.len() <= group {
+            self.0.resize(group + 1, [0; Tier::ALL.len()]);
+        }
+        let end = &mut self.0[group][tier.index()];
         *end = (*end).max(id as u64 + 1);
     }
 
-    fn end(&self, tier: Tier) -> u64 {
-        self.0[tier.index()]
+    fn end(&self, group: GroupId, tier: Tier) -> u64 {
+        self.0.get(usize::from(group.0)).map_or(0, |ends| ends[tier.index()])
     }
 }
 
@@ -79,9 +84,10 @@ impl Manager {
     pub fn unmappable_from(&self, group: GroupId, tier: Tier) -> Result<u64, BudgetError> {
         let groups = &self.groups;
         let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
-        let plans = self.in_flight.iter().map(|staged| staged.reach);
+        let next = Reach::of(&self.plan);
         // Of blocks that are released, copies may be planned and not staged yet.
-        let plans = plans.chain([Reach::of(&self.plan)]).map(|reach| reach.end(tier)).max();
+        let plans = self.in_flight.iter().map(|staged| &staged.reach).chain([&next]);
+        let plans = plans.map(|reach| reach.end(group.id, tier)).max();
         Ok(group.pool.blocks_end(tier).max(plans.unwrap_or(0)))
     }
 }

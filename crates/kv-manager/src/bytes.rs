@@ -8,13 +8,16 @@ use std::io::{self, Read};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::plan::{BatchRow, BlockCopy, Completion, Outcome, RowEdit, Snapshot, Start, StepPlan};
+use crate::plan::{
+    BatchRow, BlockCopy, BlockScrub, Completion, GroupId, Outcome, RowEdit, Snapshot,
+    SnapshotTable, Start, StepPlan,
+};
 use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
 use crate::tiers::BlockFault;
-use crate::{GroupId, Row, WorkerId};
+use crate::{Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const HEAD: usize = 12;
 const TAIL: usize = 8;
 
@@ -90,16 +93,19 @@ impl StepPlan {
             out.u64(self.step);
             out.u64(self.after);
             out.list(&self.copies, |out, copy| {
+                out.u32(copy.group.0.into());
                 out.location(copy.from);
                 out.location(copy.to);
                 out.u32(copy.tokens);
                 out.u64(copy.written_by);
             });
-            out.list(&self.scrubs, |out, &(after, block)| {
-                out.u32(after);
-                out.u32(block.index() as u32);
+            out.list(&self.scrubs, |out, scrub| {
+                out.u32(scrub.group.0.into());
+                out.u32(scrub.block.index() as u32);
+                out.u32(scrub.after);
             });
             out.list(&self.edits, |out, edit| {
+                out.u32(edit.group.0.into());
                 out.u32(edit.row.index() as u32);
                 out.u32(edit.first);
                 out.u32(edit.count);
@@ -169,8 +175,10 @@ impl Snapshot {
     pub fn to_bytes(&self, into: &mut Vec<u8>) {
         message(into, SNAPSHOT, |out| {
             out.u64(self.step);
-            out.u32(self.width);
-            out.list(&self.table, |out, &id| out.u32(id as u32));
+            out.list(&self.tables, |out, table| {
+                out.u32(table.width);
+                out.list(&table.ids, |out, &id| out.u32(id as u32));
+            });
         });
     }
 }
@@ -372,6 +380,12 @@ impl Reader<'_> {
         Ok(WorkerId(self.choice("worker", 1 << 16)? as u16))
     }
 
+    fn group(&mut self) -> Result<GroupId, BytesError> {
+        let value = self.u32()?;
+        let group = u16::try_from(value).map(GroupId);
+        group.map_err(|_| BytesError::Value { field: "group", value: value.into() })
+    }
+
     fn row(&mut self) -> Result<Row, BytesError> {
         Ok(Row::new(self.u32()?))
     }
@@ -380,14 +394,19 @@ impl Reader<'_> {
         Ok(StepPlan {
             step: self.u64()?,
             after: self.u64()?,
-            copies: self.list(28, |from| {
+            copies: self.list(32, |from| {
+                let group = from.group()?;
                 let (here, there) = (from.location()?, from.location()?);
                 let (tokens, written_by) = (from.u32()?, from.u64()?);
-                Ok(BlockCopy { from: here, to: there, tokens, written_by })
+                Ok(BlockCopy { group, from: here, to: there, tokens, written_by })
             })?,
-            scrubs: self.list(8, |from| Ok((from.u32()?, from.block("scrubbed block")?)))?,
-            edits: self.list(12, |from| {
-                Ok(RowEdit { row: from.row()?, first: from.u32()?, count: from.u32()? })
+            scrubs: self.list(12, |from| {
+                let (group, block) = (from.group()?, from.block("scrubbed block")?);
+                Ok(BlockScrub { group, block, after: from.u32()? })
+            })?,
+            edits: self.list(16, |from| {
+                let group = from.group()?;
+                Ok(RowEdit { group, row: from.row()?, first: from.u32()?, count: from.u32()? })
             })?,
             edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
             batch: self.list(28, Self::batch_row)?,
@@ -438,9 +457,12 @@ impl Reader<'_> {
     }
 
     fn snapshot(&mut self) -> Result<Snapshot, BytesError> {
-        let (step, width) = (self.u64()?, self.u32()?);
-        let table = self.list(4, |from| Ok(from.u32()? as i32))?;
-        Ok(Snapshot { step, width, table })
+        let step = self.u64()?;
+        let tables = self.list(8, |from| {
+            let width = from.u32()?;
+            Ok(SnapshotTable { width, ids: from.list(4, |from| Ok(from.u32()? as i32))? })
+        })?;
+        Ok(Snapshot { step, tables })
     }
 
     fn completion(&mut self) -> Result<Completion, BytesError> {

@@ -3,7 +3,7 @@
 use kv_pool::{BlockId, Tier};
 
 use crate::Row;
-use crate::plan::{Snapshot, StepPlan};
+use crate::plan::{BlockScrub, GroupId, Snapshot, StepPlan};
 use crate::tickets::Forget;
 use crate::tiers::index_of;
 
@@ -21,6 +21,16 @@ pub enum PlanError {
         after: u64,
         /// The last plan that was carried out.
         last: u64,
+    },
+    /// A copy, a scrub or an edit names a group that there is not.
+    #[error("plan {step} names group {}, where there are {groups}", group.0)]
+    Group {
+        /// The plan.
+        step: u64,
+        /// The group named.
+        group: GroupId,
+        /// Groups that there are.
+        groups: usize,
     },
     /// An edit or a batch names a row that the table does not have.
     #[error("plan {step} names row {row} of a block table with {rows} rows")]
@@ -98,6 +108,14 @@ pub enum PlanError {
         /// Copies of the plan.
         most: usize,
     },
+    /// A snapshot of more groups, or of fewer.
+    #[error("a snapshot of {tables} block tables for {groups} groups")]
+    SnapshotTables {
+        /// Block tables of the snapshot.
+        tables: usize,
+        /// Groups that there are.
+        groups: usize,
+    },
     /// A snapshot of another table.
     #[error("a snapshot of {ids} block ids in rows of {width} for a table of {expected}")]
     Snapshot {
@@ -125,14 +143,16 @@ impl StepPlan {
         Ok(())
     }
 
-    /// Checks that the edits and the batch are of a block table of `rows` rows of `width` entries.
+    /// Checks that the edits and the batch are of block tables of `rows` rows, one for each group, with so many
+    /// entries in a row.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn check_table(&self, rows: usize, width: usize) -> Result<(), PlanError> {
+    pub fn check_table(&self, rows: usize, widths: &[usize]) -> Result<(), PlanError> {
         let step = self.step;
         let mut entries = 0_u64;
         for edit in &self.edits {
+            let width = *of_group(widths, edit.group, step)?;
             if edit.row.index() >= rows {
                 return Err(PlanError::Row { step, row: edit.row, rows });
             }
@@ -151,14 +171,15 @@ impl StepPlan {
         }
     }
 
-    /// Checks that copies, scrubs and edits name blocks of tiers with so many blocks, on the device and in
-    /// host memory.
+    /// Checks that copies, scrubs and edits name blocks of tiers with so many blocks, of each group on the device
+    /// and in host memory.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn check_blocks(&self, [device, host]: [u64; 2]) -> Result<(), PlanError> {
+    pub fn check_blocks(&self, groups: &[[u64; 2]]) -> Result<(), PlanError> {
         let step = self.step;
-        let check = |tier: Tier, id: BlockId| {
+        let check = |group: GroupId, tier: Tier, id: BlockId| {
+            let [device, host] = *of_group(groups, group, step)?;
             let blocks = match tier {
                 Tier::Primary => device,
                 Tier::Secondary => host,
@@ -170,8 +191,8 @@ impl StepPlan {
             }
         };
         for copy in &self.copies {
-            check(copy.from.tier, copy.from.id)?;
-            check(copy.to.tier, copy.to.id)?;
+            check(copy.group, copy.from.tier, copy.from.id)?;
+            check(copy.group, copy.to.tier, copy.to.id)?;
             if copy.from.tier != Tier::Primary && copy.to.tier != Tier::Primary {
                 // A worker copies from or to its device.
                 let (tier, id) = (copy.to.tier, copy.to.id.index() as i64);
@@ -179,14 +200,20 @@ impl StepPlan {
             }
         }
         let mut least = 0;
-        for &(after, block) in &self.scrubs {
+        for &BlockScrub { group, block, after } in &self.scrubs {
             if after < least || after as usize > self.copies.len() {
                 return Err(PlanError::Scrub { step, after, least, most: self.copies.len() });
             }
             least = after;
-            check(Tier::Primary, block)?;
+            check(group, Tier::Primary, block)?;
         }
-        check_ids(step, &self.edit_ids, device)
+        let mut ids = &self.edit_ids[..];
+        for edit in &self.edits {
+            let (here, rest) = ids.split_at_checked(edit.count as usize).unwrap_or((ids, &[]));
+            ids = rest;
+            check_ids(step, here, of_group(groups, edit.group, step)?[0])?;
+        }
+        Ok(())
     }
 }
 
@@ -216,19 +243,31 @@ impl StepPlan {
 }
 
 impl Snapshot {
-    /// Checks that the snapshot is of a block table of `rows` rows of `width` entries, of blocks of a device
-    /// that has `device` blocks.
+    /// Checks that the snapshot is of block tables of `rows` rows, one for each group, with so many entries in a
+    /// row, of blocks of a device that has so many blocks of the group.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub fn check(&self, rows: usize, width: usize, device: u64) -> Result<(), PlanError> {
-        let expected = rows * width;
-        if self.width as usize != width || self.table.len() != expected {
-            let ids = self.table.len();
-            return Err(PlanError::Snapshot { ids, width: self.width, expected });
+    pub fn check(&self, rows: usize, widths: &[usize], device: &[u64]) -> Result<(), PlanError> {
+        if self.tables.len() != widths.len() {
+            let (tables, groups) = (self.tables.len(), widths.len());
+            return Err(PlanError::SnapshotTables { tables, groups });
         }
-        check_ids(self.step, &self.table, device)
+        for (group, (table, &width)) in self.tables.iter().zip(widths).enumerate() {
+            let (ids, expected) = (table.ids.len(), rows.saturating_mul(width));
+            if table.width as usize != width || ids != expected {
+                return Err(PlanError::Snapshot { ids, width: table.width, expected });
+            }
+            check_ids(self.step, &table.ids, device.get(group).copied().unwrap_or(0))?;
+        }
+        Ok(())
     }
+}
+
+/// What is said of a group.
+fn of_group<T>(all: &[T], group: GroupId, step: u64) -> Result<&T, PlanError> {
+    let groups = all.len();
+    all.get(usize::from(group.0)).ok_or(PlanError::Group { step, group, groups })
 }
 
 fn check_ids(step: u64, ids: &[i32], blocks: u64) -> Result<(), PlanError> {

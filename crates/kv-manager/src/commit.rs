@@ -1,5 +1,6 @@
 //! Commits: the ids that came out of a step.
 
+use crate::group::Group;
 use crate::{CommitError, Manager, Sequence, SequenceError, Tokens};
 
 /// What became of committed ids.
@@ -12,6 +13,10 @@ pub enum Committed {
     Stale,
     /// A step has failed that the sequence was in, or whose blocks it reads. The ids are void, as are those
     /// from void steps before. The sequence has been set back: its KV ends at `from`.
+    ///
+    /// Or fewer ids were committed than the step has computed tokens for, of a sequence with a recurrent state,
+    /// which cannot go back by tokens. The ids are known, results of later steps are stale, and the KV ends at
+    /// `from`.
     Redo {
         /// The first token to be computed again.
         from: u64,
@@ -48,10 +53,16 @@ impl Manager {
             return Ok(Committed::Stale);
         }
         sequence.known.check(&self.namer, &tokens)?;
-        let known = sequence.known.tokens();
+        let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());
         sequence.ends.commit(step, tokens.len(), known)?;
         // It was checked a moment ago.
         sequence.known.push(&self.namer, tokens)?;
+        if sequence.ends.upper() < upper && self.groups.iter().any(Group::is_state) {
+            // A state has gone on with tokens that are none of the sequence's.
+            let from = self.cut_behind(sequence, upper);
+            self.leave_when_resolved(sequence);
+            return Ok(Committed::Redo { from });
+        }
         if self.has_unnamed(sequence) {
             // A later step may begin, by its plan, before where this one has ended: if it fails, it has
             // spoilt these blocks too.

@@ -22,6 +22,30 @@ pub enum OptionsError {
         /// The most there can be.
         max: u8,
     },
+    /// Tiers below host memory are for one group of full attention.
+    #[error("{tiers} tiers below host memory for {groups} groups of layers")]
+    TiersOfGroups {
+        /// Tiers asked for.
+        tiers: u8,
+        /// Groups of the manager.
+        groups: usize,
+    },
+    /// A block size is no multiple of the smallest one, or the distance of checkpoints is none of all block sizes.
+    #[error("{tokens} tokens are not a multiple of {unit}")]
+    Unaligned {
+        /// Tokens of a block, or between checkpoints.
+        tokens: u32,
+        /// What they have to be a multiple of.
+        unit: u64,
+    },
+    /// There are more groups than a manager has.
+    #[error("{groups} groups of layers are more than {max}")]
+    TooManyGroups {
+        /// Groups asked for.
+        groups: usize,
+        /// The most there are.
+        max: usize,
+    },
     /// The block table has too many entries.
     #[error("a block table of {rows} rows of {width} blocks is too large")]
     TableTooLarge {
@@ -97,6 +121,12 @@ pub enum AdmitError {
         /// Blocks of the device.
         capacity: u64,
     },
+    /// Content of other processes comes to managers with one group of full attention only.
+    #[error("a request with content of another process, where a manager has {groups} groups")]
+    Groups {
+        /// Groups of the manager.
+        groups: usize,
+    },
     /// The tokens and their names do not fit together.
     #[error("the request's tokens were not taken")]
     Tokens(#[from] TokensError),
@@ -149,6 +179,17 @@ pub enum ReserveError {
         /// Blocks needed.
         blocks: u64,
         /// Entries of a row.
+        max: u64,
+    },
+    /// A state has changed with every token of a step, those whose ids are not known included: drafts that were
+    /// rejected could not be taken back.
+    #[error(
+        "{tokens} tokens of unknown ids in a step of a sequence with recurrent state, which takes {max}"
+    )]
+    Drafts {
+        /// Tokens whose ids are not known.
+        tokens: u64,
+        /// The most that are possible.
         max: u64,
     },
 }
@@ -232,7 +273,7 @@ pub enum StageError {
     },
 }
 
-/// Why a tier keeps the budget that it had.
+/// Why a tier keeps the budget, or a tenant the bounds, that it had.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BudgetError {
@@ -242,6 +283,9 @@ pub enum BudgetError {
         /// The group named.
         group: GroupId,
     },
+    /// The pool refuses a tenant's bounds.
+    #[error("the bounds of a tenant were not changed")]
+    Tenant(#[from] kv_pool::tenants::TenantError),
     /// The pool refuses the budget.
     #[error("the budget was not changed")]
     Pool(#[from] kv_pool::BudgetError),

@@ -23,7 +23,9 @@ pub struct StoredBlocks {
     pub group: GroupId,
     /// Where they lie.
     pub tier: Tier,
-    /// Their names, in the order of the prefix. Each but the first follows the one before.
+    /// Their names, in the order of the prefix. Each but the first follows the one before. In a group with larger
+    /// blocks than others, a block has the name of its last part, of as many tokens as the smallest block. A
+    /// recurrent state has the name of all tokens that it is behind.
     pub names: Vec<BlockHash>,
     /// The name of the block before the first; `None` at the start of a prefix. It may not be cached.
     pub parent: Option<BlockHash>,

@@ -6,7 +6,7 @@ use kv_pool::{BlockId, Claimed};
 
 use crate::admit::{Answer, Request};
 use crate::rows::Home;
-use crate::{Manager, Sequence, SequenceError};
+use crate::{AdmitError, Manager, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
 ///
@@ -26,6 +26,12 @@ pub enum ExportError {
     /// The sequence cannot go on as it is.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
+    /// Sequences leave managers with one group of full attention only.
+    #[error("a sequence of {groups} groups of layers does not leave")]
+    Groups {
+        /// Groups of the manager.
+        groups: usize,
+    },
     /// Ids of a step are to come, or a step that writes its KV is not complete.
     #[error("step {step} writes its KV and is not complete")]
     Later {
@@ -111,6 +117,10 @@ impl Manager {
     /// [`ExportRefused`], with the sequence. [`Later`](ExportError::Later) until all steps that write its KV are
     /// complete: pending blocks do not leave.
     pub fn export(&mut self, mut sequence: Sequence) -> Result<Export, Box<ExportRefused>> {
+        if !self.keeps_all {
+            let reason = ExportError::Groups { groups: self.groups.len() };
+            return Err(Box::new(ExportRefused { reason, sequence }));
+        }
         if let Err(error) = self.look_at_running(&mut sequence) {
             return Err(Box::new(ExportRefused { reason: error.into(), sequence }));
         }
@@ -126,7 +136,7 @@ impl Manager {
         let count = self.groups[0].blocks_for(sequence.ends.resolved());
         let mut blocks = Vec::with_capacity(count);
         sequence.held[0].blocks.truncate(count);
-        sequence.held[0].blocks.for_each_id(0, |id| blocks.push(id));
+        sequence.held[0].blocks.for_each_id(0, |id| blocks.extend(id));
         sequence.row = None;
         sequence.frontier = None;
         Ok(Export { sequence, blocks })
@@ -140,6 +150,10 @@ impl Manager {
     ///
     /// Answers like [`admit`](Self::admit), without waiting for a prefix.
     pub fn adopt(&mut self, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {
+        if !self.keeps_all {
+            let error = AdmitError::Groups { groups: self.groups.len() };
+            return (Answer::Refused(error), None);
+        }
         request.waits = false;
         let tokens = tokens.min(request.tokens());
         let Some(answer) = self.admit(std::slice::from_mut(request), u64::MAX).pop() else {

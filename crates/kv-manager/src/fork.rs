@@ -22,7 +22,8 @@ impl Manager {
         let resolved = sequence.ends.resolved();
         let mut held = SmallVec::new();
         for (group, own) in self.groups.iter_mut().zip(&mut sequence.held) {
-            let (full, all) = (group.full_blocks(resolved), group.blocks_for(resolved));
+            let all = group.blocks_for(resolved);
+            let full = if group.is_state() { all } else { group.full_blocks(resolved) };
             let twin =
                 Held { named: own.named, blocks: own.blocks.fork(full, all), ..Held::default() };
             group.write_row(&mut self.plan, row.row(), &twin, 0);

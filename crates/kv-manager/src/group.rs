@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, BlockPool, Claimed, Epoch, Location, PoolBuilder, Tier};
+use kv_pool::{BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier};
 
 use crate::blocks::Blocks;
 use crate::manager::Writer;
-use crate::options::repeated;
-use crate::plan::{BlockCopy, StepPlan};
+use crate::options::{GroupKind, GroupOptions, common_multiple, repeated};
+use crate::plan::{BlockCopy, BlockScrub, StepPlan};
 use crate::stats::ManagerStats;
 use crate::table::Table;
 use crate::{GroupId, ManagerOptions, Missing, OptionsError, Row};
@@ -19,7 +19,14 @@ use crate::{GroupId, ManagerOptions, Missing, OptionsError, Row};
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) id: GroupId,
+    pub(crate) kind: GroupKind,
     pub(crate) block_tokens: u32,
+    /// A common multiple of the block sizes of all groups.
+    aligned: u64,
+    pub(crate) capacity: u64,
+    pub(crate) watermark: usize,
+    /// The tenants as this pool knows them, by number.
+    pub(crate) tenants: Vec<TenantId>,
     /// Names that the tokens of a block have: those of blocks of the smallest size.
     pub(crate) stride: usize,
     pub(crate) pool: BlockPool,
@@ -38,40 +45,143 @@ pub(crate) struct Held {
     /// Blocks from the first on that have been offered to the prefix index.
     pub(crate) named: usize,
     pub(crate) blocks: Blocks,
+    /// Of a window: the certain end from which on the next block can leave. Of a state: the next checkpoint.
+    pub(crate) turn: u64,
     /// While the sequence is suspended: host blocks with the content of blocks from `host_first` on.
     pub(crate) host: Claimed,
     pub(crate) host_first: usize,
+    /// The tokens that it had then.
+    pub(crate) host_tokens: u64,
 }
 
 impl Group {
-    pub(crate) fn new(
+    /// The groups of a manager. `options` were checked.
+    pub(crate) fn all(
         options: &ManagerOptions,
-        build: impl FnOnce(PoolBuilder) -> PoolBuilder,
+        mut build: impl FnMut(PoolBuilder) -> PoolBuilder,
+    ) -> Result<Vec<Self>, OptionsError> {
+        let aligned = options.groups().map(|group| u64::from(group.block_tokens));
+        let aligned = aligned.fold(1, common_multiple);
+        let groups = options.groups().zip(0..);
+        groups.map(|(own, id)| Self::new(GroupId(id), own, aligned, options, &mut build)).collect()
+    }
+
+    fn new(
+        id: GroupId,
+        own: GroupOptions,
+        aligned: u64,
+        options: &ManagerOptions,
+        build: &mut impl FnMut(PoolBuilder) -> PoolBuilder,
     ) -> Result<Self, OptionsError> {
-        let pool = build(BlockPool::builder(&options.pool)).build()?;
-        let [third, fourth] = options.pool.further_blocks;
-        let device = options.pool.primary_blocks as usize;
-        let records = device + (options.pool.secondary_blocks + third + fourth) as usize;
+        let pool = build(BlockPool::builder(&own.pool)).build()?;
+        let [third, fourth] = own.pool.further_blocks;
+        let device = own.pool.primary_blocks as usize;
+        let records = device + (own.pool.secondary_blocks + third + fourth) as usize;
+        let width = own.kind.width(own.blocks_per_sequence_max);
         Ok(Self {
-            id: GroupId::default(),
-            block_tokens: options.block_tokens,
-            stride: 1,
+            id,
+            kind: own.kind,
+            block_tokens: own.block_tokens,
+            aligned,
+            capacity: own.pool.primary_blocks,
+            watermark: own.watermark_blocks as usize,
+            tenants: vec![TenantId::NOBODY],
+            stride: (own.block_tokens / options.unit()) as usize,
             pool,
-            table: Table::new(options.sequences_max, options.blocks_per_sequence_max)?,
+            table: Table::new(id, options.sequences_max, width)?,
             written: repeated(0, records)?,
             writers: repeated(Writer::Nobody, if options.scrubs { device } else { 0 })?,
             epochs: VecDeque::with_capacity(options.steps_in_flight_max.min(64) as usize + 2),
         })
     }
 
-    /// Blocks of `tokens` tokens.
-    pub(crate) fn blocks_for(&self, tokens: u64) -> usize {
-        tokens.div_ceil(u64::from(self.block_tokens)) as usize
+    pub(crate) fn is_state(&self) -> bool {
+        matches!(self.kind, GroupKind::State { .. })
     }
 
-    /// Blocks that the first `tokens` tokens fill.
-    pub(crate) fn full_blocks(&self, tokens: u64) -> usize {
+    pub(crate) fn is_window(&self) -> bool {
+        matches!(self.kind, GroupKind::Window { .. })
+    }
+
+    /// Whether content is named as the successor of what comes before it, which is kept as long. What is behind
+    /// a window is worth less than the window.
+    pub(crate) fn is_chained(&self) -> bool {
+        self.kind == GroupKind::Full
+    }
+
+    /// Places of the blocks of `tokens` tokens, those that are needed no more included.
+    pub(crate) fn blocks_for(&self, tokens: u64) -> usize {
+        match self.is_state() {
+            true => usize::from(tokens > 0),
+            false => tokens.div_ceil(u64::from(self.block_tokens)) as usize,
+        }
+    }
+
+    /// Whole blocks of the first `tokens` tokens, by which content is named.
+    pub(crate) fn whole_blocks(&self, tokens: u64) -> usize {
         (tokens / u64::from(self.block_tokens)) as usize
+    }
+
+    /// Places of blocks that the first `tokens` tokens fill. A state is never full.
+    pub(crate) fn full_blocks(&self, tokens: u64) -> usize {
+        if self.is_state() { 0 } else { self.whole_blocks(tokens) }
+    }
+
+    /// The first blocks that all tokens read.
+    pub(crate) fn sink_blocks(&self) -> usize {
+        match self.kind {
+            GroupKind::Window { sinks, .. } => sinks.div_ceil(self.block_tokens) as usize,
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn window_tokens(&self) -> u64 {
+        match self.kind {
+            GroupKind::Window { tokens, .. } => tokens.into(),
+            _ => u64::MAX,
+        }
+    }
+
+    /// The first block behind the sinks that a token behind `start` others reads, or one among them.
+    pub(crate) fn first_read(&self, start: u64) -> usize {
+        match self.kind {
+            GroupKind::Window { tokens, .. } => {
+                self.whole_blocks(start.saturating_sub(u64::from(tokens) - 1))
+            }
+            _ => 0,
+        }
+    }
+
+    /// The most blocks that a sequence of `tokens` tokens has, if it is computed `chunk` tokens at a time.
+    pub(crate) fn peak(&self, tokens: u64, chunk: u64) -> usize {
+        let all = self.blocks_for(tokens);
+        match self.kind {
+            GroupKind::Window { tokens: window, .. } => {
+                let window = u64::from(window - 1).saturating_add(chunk);
+                all.min(self.blocks_for(window).saturating_add(1 + self.sink_blocks()))
+            }
+            _ => all,
+        }
+    }
+
+    /// Whether what a sequence has is enough to go on behind `end` tokens that it has KV for.
+    pub(crate) fn covers(&self, blocks: &Blocks, end: u64) -> bool {
+        let gone = blocks.gone();
+        gone.is_empty() || self.blocks_for(end) <= gone.start || self.first_read(end) >= gone.end
+    }
+
+    /// The next position of a checkpoint behind `tokens` tokens, in a sequence with a prompt of `prompt` tokens.
+    pub(crate) fn next_checkpoint(&self, tokens: u64, prompt: u64) -> u64 {
+        let GroupKind::State { checkpoint_tokens } = self.kind else { return u64::MAX };
+        let next = (tokens / u64::from(checkpoint_tokens) + 1) * u64::from(checkpoint_tokens);
+        // The last token of a prompt is computed in any case.
+        let last = prompt.saturating_sub(1) / self.aligned * self.aligned;
+        if last > tokens { next.min(last) } else { next }
+    }
+
+    /// The tenant as this pool knows it.
+    pub(crate) fn tenant(&self, tenant: TenantId) -> TenantId {
+        self.tenants.get(usize::from(tenant.number())).copied().unwrap_or(tenant)
     }
 
     /// Tokens of so many full blocks.
@@ -100,11 +210,26 @@ impl Group {
         debug_assert!(ended.is_ok(), "{ended:?}");
     }
 
+    /// Checks that so many device blocks can be claimed. A tenant's bounds may forbid it all the same.
+    pub(crate) fn check_claimable(&self, requested: usize) -> Result<(), Missing> {
+        let claimable = self.pool.claimable();
+        if requested > claimable {
+            return Err(self.exhausted(requested, claimable));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn exhausted(&self, requested: usize, claimable: usize) -> Missing {
+        let retiring = self.pool.stats().primary.retiring as usize;
+        let reason = ClaimError::Exhausted { requested, claimable, retiring };
+        Missing { group: self.id, reason }
+    }
+
     /// Claims device blocks for a tenant. Nothing is planned of what comes before the first write to them.
     pub(crate) fn take(&self, tenant: TenantId, count: usize) -> Result<Claimed, Missing> {
         let claimed = match (tenant, count) {
             (TenantId::NOBODY, 1) => self.pool.claim_one(),
-            _ => self.pool.claim_for(tenant, count),
+            _ => self.pool.claim_for(self.tenant(tenant), count),
         };
         claimed.map_err(|reason| Missing { group: self.id, reason })
     }
@@ -121,11 +246,12 @@ impl Group {
         if self.writers.is_empty() {
             return;
         }
+        let after = plan.copies.len() as u32;
         for id in claimed.ids() {
             let now = Writer::Tenant(tenant);
             let before = std::mem::replace(&mut self.writers[id.index()], now);
             if before != Writer::Nobody && before != now {
-                plan.scrubs.push((plan.copies.len() as u32, id));
+                plan.scrubs.push(BlockScrub { group: self.id, block: id, after });
                 stats.scrubbed_blocks += 1;
             }
         }
@@ -150,7 +276,7 @@ impl Group {
 
     /// Plans a copy of what no step in flight writes.
     pub(crate) fn plan_copy(&self, plan: &mut StepPlan, from: Location, to: Location, tokens: u32) {
-        plan.copies.push(BlockCopy { from, to, tokens, written_by: 0 });
+        plan.copies.push(BlockCopy { group: self.id, from, to, tokens, written_by: 0 });
     }
 
     /// Writes a sequence's row of the block table, from block `first` on.

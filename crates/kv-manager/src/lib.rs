@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod admit_groups;
 mod blocks;
 mod budget;
 mod bytes;
@@ -38,6 +39,7 @@ mod feed;
 mod fork;
 mod frontier;
 mod group;
+mod hit;
 mod lower;
 mod manager;
 mod names;
@@ -46,6 +48,7 @@ mod pins;
 mod plan;
 mod replica;
 mod reserve;
+mod rewind;
 mod rows;
 mod sequence;
 mod slots;
@@ -75,10 +78,11 @@ pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use lower::{LowerOptions, LowerStats, StoreAll, StorePolicy};
 pub use manager::Manager;
 pub use names::{Content, Tokens};
-pub use options::ManagerOptions;
+pub use options::{GroupKind, GroupOptions, ManagerOptions};
 pub use pins::PinnedPrefix;
 pub use plan::{
-    BatchRow, BlockCopy, Completion, GroupId, Outcome, RowEdit, Snapshot, Start, StepPlan,
+    BatchRow, BlockCopy, BlockScrub, Completion, GroupId, Outcome, RowEdit, Snapshot,
+    SnapshotTable, Start, StepPlan,
 };
 pub use replica::Replica;
 pub use reserve::Reserved;

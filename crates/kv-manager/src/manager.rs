@@ -14,12 +14,14 @@ use crate::frontier::Frontiers;
 use crate::group::Group;
 use crate::lower::Lower;
 use crate::names::Namer;
-use crate::plan::{BatchRow, Snapshot, StepPlan};
+use crate::plan::{BatchRow, Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
 use crate::stats::ManagerStats;
 use crate::steps::Latest;
 use crate::workers::Worker;
-use crate::{ManagerOptions, Missing, OptionsError, Sequence, SequenceError, WorkerId};
+use crate::{
+    BudgetError, GroupId, ManagerOptions, Missing, OptionsError, Sequence, SequenceError, WorkerId,
+};
 
 /// Who has last written a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -49,6 +51,8 @@ pub struct Manager {
     pub(crate) options: ManagerOptions,
     pub(crate) namer: Namer,
     pub(crate) groups: Vec<Group>,
+    /// There is one group, which keeps all: the pool alone says what of a prefix can be had.
+    pub(crate) keeps_all: bool,
     pub(crate) home: Home,
     /// What has been decided since the last plan.
     pub(crate) plan: StepPlan,
@@ -86,13 +90,14 @@ impl Manager {
         Self::with_pool(options, |builder| builder)
     }
 
-    /// The same with a pool that `build` changes: other policies, a clock, a log of events.
+    /// The same with pools that `build` changes: other policies, a clock, a log of events. It is called once for
+    /// each group, in their order.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_pool(
         options: ManagerOptions,
-        build: impl FnOnce(PoolBuilder) -> PoolBuilder,
+        mut build: impl FnMut(PoolBuilder) -> PoolBuilder,
     ) -> Result<Self, OptionsError> {
         options.check()?;
         let events_max = options.events_max;
@@ -100,17 +105,14 @@ impl Manager {
             0 => build(builder),
             events => build(builder).events(events),
         };
-        let groups = vec![Group::new(&options, build)?];
+        let groups = Group::all(&options, build)?;
         let feed = match events_max {
             0 => None,
             events => Some(Feed::new(&groups, events)?),
         };
         Ok(Self {
-            namer: Namer {
-                hasher: options.hasher,
-                block_tokens: options.block_tokens,
-                generation: 0,
-            },
+            keeps_all: matches!(&groups[..], [group] if group.is_chained()),
+            namer: Namer { hasher: options.hasher, block_tokens: options.unit(), generation: 0 },
             home: Home::new(options.sequences_max, &groups, feed)?,
             groups,
             plan: StepPlan::default(),
@@ -140,7 +142,8 @@ impl Manager {
         &self.options
     }
 
-    /// A view of the block pool: statistics, events and lookups. It cannot release blocks in use.
+    /// A view of the block pool of the first group: statistics, events and lookups. It cannot release blocks in
+    /// use.
     ///
     /// ```compile_fail,E0599
     /// # fn view(manager: kv_manager::Manager) {
@@ -150,6 +153,12 @@ impl Manager {
     #[must_use]
     pub fn pool(&self) -> PoolView {
         self.groups[0].pool.view()
+    }
+
+    /// The same of any group; `None` if there is no such group.
+    #[must_use]
+    pub fn pool_of(&self, group: GroupId) -> Option<PoolView> {
+        Some(self.groups.get(usize::from(group.0))?.pool.view())
     }
 
     /// The latest step that all workers have completed; 0 for none.
@@ -169,10 +178,16 @@ impl Manager {
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        self.groups[0].pool.add_tenant()
+        for group in self.groups.iter_mut().rev() {
+            // Each pool has as many tenants as the others.
+            let tenant = group.pool.add_tenant()?;
+            group.tenants.push(tenant);
+        }
+        let newest = self.groups[0].tenants.last();
+        Ok(newest.copied().unwrap_or(TenantId::NOBODY))
     }
 
-    /// Bounds what a tenant may hold in a tier.
+    /// Bounds what a tenant may hold in a tier of the first group.
     ///
     /// # Errors
     /// [`TenantError`]; the bounds are as they were.
@@ -185,21 +200,44 @@ impl Manager {
         self.groups[0].pool.set_quota(tenant, tier, quota)
     }
 
-    /// What a worker begins with that was started anew: the block table. It may be ahead of the last plan
+    /// The same in any group.
+    ///
+    /// # Errors
+    /// [`BudgetError::NoGroup`], and [`BudgetError::Tenant`]; the bounds are as they were.
+    pub fn set_quota_of(
+        &mut self,
+        group: GroupId,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), BudgetError> {
+        let group = self.groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
+        Ok(group.pool.set_quota(group.tenant(tenant), tier, quota)?)
+    }
+
+    /// What a worker begins with that was started anew: the block tables. They may be ahead of the last plan
     /// by changes that the next one repeats.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        let table = &self.groups[0].table;
-        let (width, table) = (table.width() as u32, table.ids().to_vec());
-        Snapshot { step: self.latest_staged, width, table }
+        let table = |group: &Group| {
+            let (width, ids) = (group.table.width() as u32, group.table.ids().to_vec());
+            SnapshotTable { width, ids }
+        };
+        Snapshot { step: self.latest_staged, tables: self.groups.iter().map(table).collect() }
     }
 
-    /// The device blocks of a sequence, as its row of the block table has them: the ids of its blocks, and
-    /// -1 behind them. Nothing while it is suspended, or if another manager admitted it.
+    /// The device blocks of a sequence in the first group, as its row of the block table has them: the ids of its
+    /// blocks, and -1 behind them. Nothing while it is suspended, or if another manager admitted it.
     #[must_use]
     pub fn block_ids(&self, sequence: &Sequence) -> &[i32] {
-        match &sequence.row {
-            Some(row) if self.home.is(&sequence.home) => self.groups[0].table.row(row.row()),
+        self.block_ids_of(GroupId(0), sequence)
+    }
+
+    /// The same in any group. -1 means also a block that is needed no more.
+    #[must_use]
+    pub fn block_ids_of(&self, group: GroupId, sequence: &Sequence) -> &[i32] {
+        match (&sequence.row, self.groups.get(usize::from(group.0))) {
+            (Some(row), Some(group)) if self.home.is(&sequence.home) => group.table.row(row.row()),
             _ => &[],
         }
     }
@@ -216,7 +254,7 @@ impl Manager {
         !self.plan.is_empty()
     }
 
-    /// Entries of a row of the block table.
+    /// Entries of a row of the first group's block table.
     #[must_use]
     pub fn table_width(&self) -> usize {
         self.groups[0].table.width()
@@ -265,7 +303,11 @@ impl Manager {
     /// blocks of it keep them, and no sequence of before names them again.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
         self.home.void_below(self.next_number);
-        let mut forget = |name| self.groups[0].pool.remove(name) | self.forget_below(name);
+        let mut forget = |name| {
+            let pools = self.groups.iter().map(|group| group.pool.remove(name));
+            // In all groups.
+            pools.fold(false, |any, removed| any | removed) | self.forget_below(name)
+        };
         names.iter().filter(|&&name| forget(name)).count()
     }
 
@@ -356,24 +398,7 @@ impl Manager {
         sequence.failures_seen = self.failures.len();
         // The id that came out behind the last known token is forgotten, so its output is wanted again.
         let from = redo?.min(sequence.known.tokens().saturating_sub(1));
-        self.cut(sequence, from);
-        Some(from)
-    }
-
-    /// Ends a sequence's KV after `tokens` tokens, and releases the blocks behind. The ids stay known.
-    pub(crate) fn cut(&mut self, sequence: &mut Sequence, tokens: u64) {
-        sequence.ends.truncate(tokens, sequence.known.tokens());
-        let resolved = sequence.ends.resolved();
-        for (group, held) in self.groups.iter_mut().zip(&mut sequence.held) {
-            let kept = group.blocks_for(resolved);
-            let before = held.blocks.len();
-            held.blocks.truncate(kept);
-            if let Some(row) = &sequence.row {
-                group.table.clear(&mut self.plan, row.row(), kept, before);
-            }
-            held.named = held.named.min(group.full_blocks(resolved));
-        }
-        sequence.frontier = None;
+        Some(self.cut(sequence, from))
     }
 
     /// Claims device blocks of a group for a tenant, and plans the moves of what was evicted from them.

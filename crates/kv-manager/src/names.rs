@@ -89,6 +89,7 @@ impl Content {
 #[derive(Clone, Debug)]
 pub(crate) struct Namer {
     pub(crate) hasher: BlockHasher,
+    /// Tokens of the smallest block of any group.
     pub(crate) block_tokens: u32,
     pub(crate) generation: u64,
 }

@@ -5,24 +5,107 @@ use kv_pool::{BlockHasher, PoolConfig};
 use crate::lower::TIERS_MAX;
 use crate::{LowerOptions, OptionsError};
 
-/// What a [`Manager`](crate::Manager) is made with.
+/// What a group of layers keeps of a sequence.
+///
+/// Layers with latent attention, with other bytes a token, or that share another layer's KV keep all of it: their
+/// kind is [`Full`](Self::Full), and how many bytes a block has is no matter of the manager's.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum GroupKind {
+    /// The KV of all tokens.
+    #[default]
+    Full,
+    /// The KV of the last tokens, and of the first ones.
+    ///
+    /// A token reads the `tokens` tokens that end with itself, and the first `sinks`. Blocks that no later step
+    /// reads leave the sequence: their entries of the block table are -1 from the next plan on.
+    Window {
+        /// Tokens that a token reads, itself included; 1 or more.
+        tokens: u32,
+        /// The first tokens, which all read.
+        sinks: u32,
+    },
+    /// One state, that all tokens have changed: the only entry of the sequence's row of the block table. It is
+    /// read and written in place; a step that begins at token 0 does not read it.
+    ///
+    /// Content of the cache are states behind certain numbers of tokens (checkpoints). A sequence that begins
+    /// there, or goes on behind one of its own, has the state copied first, so a checkpoint does not change.
+    /// A step ends at the next position of a checkpoint, at the latest:
+    /// [`reserve`](crate::Manager::reserve) gives fewer tokens than it was asked for.
+    State {
+        /// Tokens between checkpoints; a multiple of the block sizes of all groups. Another one is behind the last
+        /// such block size that a prompt is longer than.
+        checkpoint_tokens: u32,
+    },
+}
+
+impl GroupKind {
+    /// Entries of a row for `blocks` blocks of a sequence.
+    pub(crate) fn width(self, blocks: u32) -> u32 {
+        if let Self::State { .. } = self { 1 } else { blocks }
+    }
+
+    /// The ranges of a sequence's blocks of `block_tokens` tokens that a step needs: it begins behind `start`
+    /// tokens or later, and ends with token `end`.
+    pub(crate) fn needs(self, start: u64, end: u64, block_tokens: u64) -> [(u64, u64); 2] {
+        let blocks = end.div_ceil(block_tokens);
+        match self {
+            Self::Full => [(0, blocks), (0, 0)],
+            Self::Window { tokens, sinks } => {
+                let first = self.first_read(start, block_tokens, tokens);
+                let sinks = u64::from(sinks).div_ceil(block_tokens).min(blocks);
+                [(0, sinks), (first.min(blocks), blocks)]
+            }
+            Self::State { .. } => [(0, 1), (0, 0)],
+        }
+    }
+
+    /// The first block that a token behind `start` others reads through a window of `tokens` tokens.
+    fn first_read(self, start: u64, block_tokens: u64, tokens: u32) -> u64 {
+        start.saturating_sub(u64::from(tokens) - 1) / block_tokens
+    }
+}
+
+/// What a further group of layers is made with.
 #[derive(Clone, Debug)]
-pub struct ManagerOptions {
-    /// Tokens of a block, 1 or more.
+pub struct GroupOptions {
+    /// What it keeps of a sequence.
+    pub kind: GroupKind,
+    /// Tokens of a block, 1 or more. The smallest block size of all groups divides the others.
+    ///
+    /// For [`State`](GroupKind::State), checkpoints are behind multiples of so many tokens.
     pub block_tokens: u32,
     /// Blocks of each tier.
     pub pool: PoolConfig,
-    /// Rows of the block table: sequences that can be running at a time.
-    pub sequences_max: u32,
-    /// Entries of a row: blocks that one sequence can have.
+    /// Entries of a row of the block table: places of blocks that one sequence can have.
     pub blocks_per_sequence_max: u32,
+    /// Device blocks that admission leaves for the growth of running sequences, while there are any.
+    pub watermark_blocks: u32,
+}
+
+/// What a [`Manager`](crate::Manager) is made with.
+#[derive(Clone, Debug)]
+pub struct ManagerOptions {
+    /// What the first group of layers keeps of a sequence.
+    pub kind: GroupKind,
+    /// Tokens of a block of the first group, 1 or more.
+    pub block_tokens: u32,
+    /// Blocks of each tier of the first group.
+    pub pool: PoolConfig,
+    /// Rows of the block tables: sequences that can be running at a time.
+    pub sequences_max: u32,
+    /// Entries of a row of the first group: blocks that one sequence can have.
+    pub blocks_per_sequence_max: u32,
+    /// The groups of a model whose layers are not all of one kind, beside the first.
+    pub further_groups: Vec<GroupOptions>,
     /// Workers that carry out every plan, 1 or more. Each holds a share of every block.
     pub workers: u16,
     /// Steps that are staged and not complete, at most. A pipeline needs as many as it has stages.
     pub steps_in_flight_max: u32,
-    /// Device blocks that admission leaves for the growth of running sequences, while there are any.
+    /// Device blocks of the first group that admission leaves for the growth of running sequences, while there
+    /// are any.
     pub watermark_blocks: u32,
-    /// Device blocks that [pins](crate::Manager::pin) hold at most, all together.
+    /// Device blocks of the first group that [pins](crate::Manager::pin) hold at most, all together.
     pub pinned_blocks_max: u64,
     /// Whether a block is overwritten with zeros, on the device, before another tenant gets it.
     pub scrubs: bool,
@@ -39,14 +122,16 @@ pub struct ManagerOptions {
 }
 
 impl Default for ManagerOptions {
-    /// 16 tokens a block, one worker, two steps in flight, 256 sequences of up to 2,048 blocks; no blocks, no
-    /// pins, and no events.
+    /// One group of full attention; 16 tokens a block, one worker, two steps in flight, 256 sequences of up to
+    /// 2,048 blocks; no blocks, no pins, and no events.
     fn default() -> Self {
         Self {
+            kind: GroupKind::Full,
             block_tokens: 16,
             pool: PoolConfig::default(),
             sequences_max: 256,
             blocks_per_sequence_max: 2048,
+            further_groups: Vec::new(),
             workers: 1,
             steps_in_flight_max: 2,
             watermark_blocks: 0,
@@ -62,24 +147,84 @@ impl Default for ManagerOptions {
 /// Entries of a block table, at most: 4 GiB of block ids.
 const TABLE_MAX: u64 = 1 << 30;
 
+/// Groups, at most.
+const GROUPS_MAX: usize = 64;
+
 impl ManagerOptions {
+    /// The options of all groups.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = GroupOptions> + '_ {
+        let first = GroupOptions {
+            kind: self.kind,
+            block_tokens: self.block_tokens,
+            pool: self.pool.clone(),
+            blocks_per_sequence_max: self.blocks_per_sequence_max,
+            watermark_blocks: self.watermark_blocks,
+        };
+        std::iter::once(first).chain(self.further_groups.iter().cloned())
+    }
+
+    /// Tokens of the smallest block of any group: those of a name.
+    pub(crate) fn unit(&self) -> u32 {
+        let further = self.further_groups.iter().map(|group| group.block_tokens);
+        further.fold(self.block_tokens, u32::min)
+    }
+
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
         let zero = [
-            ("block_tokens", u64::from(self.block_tokens)),
             ("sequences_max", u64::from(self.sequences_max)),
-            ("blocks_per_sequence_max", u64::from(self.blocks_per_sequence_max)),
             ("workers", u64::from(self.workers)),
             ("steps_in_flight_max", u64::from(self.steps_in_flight_max)),
         ];
-        if let Some((field, _)) = zero.into_iter().find(|&(_, value)| value == 0) {
+        let groups = self.groups().flat_map(|group| {
+            let window = if let GroupKind::Window { tokens, .. } = group.kind { tokens } else { 1 };
+            [
+                ("block_tokens", group.block_tokens.into()),
+                ("blocks_per_sequence_max", group.blocks_per_sequence_max.into()),
+                ("a window's tokens", window.into()),
+            ]
+        });
+        if let Some((field, _)) = groups.chain(zero).find(|&(_, value)| value == 0) {
             return Err(OptionsError::Zero { field });
         }
         let tiers = self.lower.tiers;
         if tiers > TIERS_MAX {
             return Err(OptionsError::Tiers { tiers, max: TIERS_MAX });
         }
-        check_table(self.sequences_max, self.blocks_per_sequence_max)
+        let groups = self.further_groups.len() + 1;
+        if tiers > 0 && (groups > 1 || self.kind != GroupKind::Full) {
+            return Err(OptionsError::TiersOfGroups { tiers, groups });
+        }
+        if groups > GROUPS_MAX {
+            return Err(OptionsError::TooManyGroups { groups, max: GROUPS_MAX });
+        }
+        let unit = self.unit();
+        let mut aligned = 1;
+        for group in self.groups() {
+            let tokens = group.block_tokens;
+            if !tokens.is_multiple_of(unit) {
+                return Err(OptionsError::Unaligned { tokens, unit: unit.into() });
+            }
+            aligned = common_multiple(aligned, tokens.into());
+            check_table(self.sequences_max, group.kind.width(group.blocks_per_sequence_max))?;
+        }
+        for group in self.groups() {
+            if let GroupKind::State { checkpoint_tokens: tokens } = group.kind
+                && (tokens == 0 || !u64::from(tokens).is_multiple_of(aligned))
+            {
+                return Err(OptionsError::Unaligned { tokens, unit: aligned });
+            }
+        }
+        Ok(())
     }
+}
+
+/// The least common multiple of two numbers that are not 0, or the most there is.
+pub(crate) fn common_multiple(one: u64, other: u64) -> u64 {
+    let (mut divisor, mut rest) = (one, other);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (one / divisor).saturating_mul(other)
 }
 
 /// Checks that a block table of this size is possible.

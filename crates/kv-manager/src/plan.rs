@@ -12,11 +12,13 @@ pub struct GroupId(pub u16);
 /// The copy of a block's first tokens.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BlockCopy {
+    /// Whose blocks they are.
+    pub group: GroupId,
     /// What is read.
     pub from: Location,
     /// What is written.
     pub to: Location,
-    /// Tokens to copy, from the block's first on.
+    /// Tokens to copy, from the block's first on; of a block with a recurrent state, the whole block.
     pub tokens: u32,
     /// The last step whose batch may write what is read: the copy comes after its work. 0 where nothing is
     /// being written, as in an evicted block.
@@ -26,12 +28,25 @@ pub struct BlockCopy {
 /// Consecutive entries of a row of the block table, whose ids lie in [`StepPlan::edit_ids`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RowEdit {
+    /// Whose block table changes.
+    pub group: GroupId,
     /// The row.
     pub row: Row,
     /// The first entry that changes.
     pub first: u32,
     /// Entries that change.
     pub count: u32,
+}
+
+/// A device block that is overwritten with zeros.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BlockScrub {
+    /// Whose block it is.
+    pub group: GroupId,
+    /// The block.
+    pub block: BlockId,
+    /// Copies of the plan that come before.
+    pub after: u32,
 }
 
 /// Where the tokens of a row begin in a step.
@@ -74,9 +89,9 @@ pub struct StepPlan {
     pub after: u64,
     /// Copies between tiers, and within the device for copy-on-write.
     pub copies: Vec<BlockCopy>,
-    /// Device blocks to be overwritten with zeros, each after so many of the copies.
-    pub scrubs: Vec<(u32, BlockId)>,
-    /// Changes of the block table, in order.
+    /// Device blocks to be overwritten with zeros.
+    pub scrubs: Vec<BlockScrub>,
+    /// Changes of the block tables, in order.
     pub edits: Vec<RowEdit>,
     /// The block ids that the edits write, one after the other. -1 means no block.
     pub edit_ids: Vec<i32>,
@@ -119,10 +134,17 @@ impl StepPlan {
 pub struct Snapshot {
     /// The step of the last plan that it includes: the next plan comes after that.
     pub step: u64,
-    /// Entries of a row of the block table.
+    /// The block table of each group.
+    pub tables: Vec<SnapshotTable>,
+}
+
+/// A block table.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct SnapshotTable {
+    /// Entries of a row.
     pub width: u32,
-    /// The block table, row by row.
-    pub table: Vec<i32>,
+    /// The block ids, row by row.
+    pub ids: Vec<i32>,
 }
 
 /// What came of plans.

@@ -1,13 +1,13 @@
-//! A worker's copy of the block table, and what it checks of each plan before it carries it out.
+//! A worker's copy of the block tables, and what it checks of each plan before it carries it out.
 
-use std::ops::Range;
+use smallvec::SmallVec;
 
 use crate::options::{check_table, repeated};
-use crate::plan::{RowEdit, Snapshot, Start, StepPlan};
+use crate::plan::{GroupId, RowEdit, Snapshot, Start, StepPlan};
 use crate::table::NO_BLOCK;
-use crate::{OptionsError, PlanError, Row};
+use crate::{GroupKind, OptionsError, PlanError, Row};
 
-/// The block table as a worker knows it.
+/// The block tables as a worker knows it.
 ///
 /// # Examples
 ///
@@ -24,24 +24,46 @@ use crate::{OptionsError, PlanError, Row};
 pub struct Replica {
     step: u64,
     rows: usize,
-    width: usize,
-    ids: Vec<i32>,
-    /// What the last plan has replaced.
+    groups: Vec<Copied>,
+    /// What the changes of the last plan have replaced.
     before: Vec<i32>,
 }
 
+/// The block table of a group.
+#[derive(Clone, Debug)]
+struct Copied {
+    kind: GroupKind,
+    width: usize,
+    ids: Vec<i32>,
+}
+
 impl Replica {
-    /// A table of `rows` rows of `width` entries, all without blocks, before the first plan: the manager's
-    /// [`sequences_max`](crate::ManagerOptions::sequences_max) and
+    /// A table of `rows` rows of `width` entries for one group of full attention, all without blocks, before the
+    /// first plan: the manager's [`sequences_max`](crate::ManagerOptions::sequences_max) and
     /// [`blocks_per_sequence_max`](crate::ManagerOptions::blocks_per_sequence_max).
     ///
     /// # Errors
     /// [`OptionsError`], as for the manager.
     pub fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
-        check_table(rows, width)?;
-        let (rows, width) = (rows as usize, width as usize);
-        let ids = repeated(NO_BLOCK, rows * width)?;
-        Ok(Self { step: 0, rows, width, ids, before: Vec::new() })
+        Self::of_groups(rows, [(GroupKind::Full, width)])
+    }
+
+    /// The same for the groups of a manager: the kind of each, and the entries of a row.
+    ///
+    /// # Errors
+    /// [`OptionsError`], as for the manager.
+    pub fn of_groups(
+        rows: u32,
+        groups: impl IntoIterator<Item = (GroupKind, u32)>,
+    ) -> Result<Self, OptionsError> {
+        let table = |(kind, width): (GroupKind, u32)| {
+            let width = kind.width(width);
+            check_table(rows, width)?;
+            let width = width as usize;
+            Ok(Copied { kind, width, ids: repeated(NO_BLOCK, rows as usize * width)? })
+        };
+        let groups = groups.into_iter().map(table).collect::<Result<_, OptionsError>>()?;
+        Ok(Self { step: 0, rows: rows as usize, groups, before: Vec::new() })
     }
 
     /// The step of the last plan that was applied.
@@ -50,51 +72,65 @@ impl Replica {
         self.step
     }
 
-    /// The block ids of a row, -1 where there is none; `None` if there is no such row.
+    /// The block ids of a row of the first group, -1 where there is none; `None` if there is no such row.
     #[must_use]
     pub fn row(&self, row: Row) -> Option<&[i32]> {
-        self.ids.chunks_exact(self.width.max(1)).nth(row.index())
+        self.row_of(GroupId(0), row)
+    }
+
+    /// The same of any group.
+    #[must_use]
+    pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[i32]> {
+        let table = self.groups.get(usize::from(group.0))?;
+        table.ids.chunks_exact(table.width.max(1)).nth(row.index())
     }
 
     /// Takes the place that a snapshot describes.
     ///
     /// # Errors
-    /// [`PlanError::Snapshot`].
+    /// [`PlanError`].
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), PlanError> {
-        snapshot.check(self.rows, self.width, u64::MAX)?;
-        self.ids.copy_from_slice(&snapshot.table);
+        let widths = self.widths();
+        snapshot.check(self.rows, &widths, &vec![u64::MAX; widths.len()])?;
+        for (own, table) in self.groups.iter_mut().zip(&snapshot.tables) {
+            own.ids.copy_from_slice(&table.ids);
+        }
         self.step = snapshot.step;
         Ok(())
     }
 
-    /// Checks a plan and changes the table as it says. What came from another process is not believed:
+    fn widths(&self) -> SmallVec<[usize; 8]> {
+        self.groups.iter().map(|table| table.width).collect()
+    }
+
+    /// Checks a plan and changes the tables as it says. What came from another process is not believed:
     /// a plan that names what is not there changes nothing.
     ///
     /// # Errors
     /// [`PlanError`].
     pub fn apply(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
-        plan.check_table(self.rows, self.width)?;
+        plan.check_table(self.rows, &self.widths())?;
         self.write(plan);
         self.step = plan.step;
         Ok(())
     }
 
-    /// The same, and every row of the plan's batch must then have blocks of `block_tokens` tokens for what it
-    /// computes, among the first `blocks` of the device, which have memory.
+    /// The same, and every row of the plan's batch must then have, in each group, the blocks that it writes and
+    /// reads, among those that have memory. `memory` says of each group how many tokens a block has, and how many
+    /// of the device's first blocks have memory.
     ///
     /// # Errors
     /// [`PlanError`]; nothing has changed.
     pub fn apply_to_memory(
         &mut self,
         plan: &StepPlan,
-        block_tokens: u32,
-        blocks: u64,
+        memory: &[(u32, u64)],
     ) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
-        plan.check_table(self.rows, self.width)?;
+        plan.check_table(self.rows, &self.widths())?;
         self.write(plan);
-        if let Err(error) = self.check_batch(plan, block_tokens, blocks) {
+        if let Err(error) = self.check_batch(plan, memory) {
             self.take_back(plan);
             return Err(error);
         }
@@ -108,9 +144,9 @@ impl Replica {
         let mut ids = &plan.edit_ids[..];
         for edit in &plan.edits {
             let (here, rest) = ids.split_at(edit.count as usize);
-            let entries = entries(edit, self.width);
-            self.before.extend_from_slice(&self.ids[entries.clone()]);
-            self.ids[entries].copy_from_slice(here);
+            let entries = self.groups[usize::from(edit.group.0)].entries(edit);
+            self.before.extend_from_slice(entries);
+            entries.copy_from_slice(here);
             ids = rest;
         }
     }
@@ -119,34 +155,43 @@ impl Replica {
     fn take_back(&mut self, plan: &StepPlan) {
         for edit in plan.edits.iter().rev() {
             let start = self.before.len() - edit.count as usize;
-            self.ids[entries(edit, self.width)].copy_from_slice(&self.before[start..]);
+            let entries = self.groups[usize::from(edit.group.0)].entries(edit);
+            entries.copy_from_slice(&self.before[start..]);
             self.before.truncate(start);
         }
     }
 
-    fn check_batch(
-        &self,
-        plan: &StepPlan,
-        block_tokens: u32,
-        blocks: u64,
-    ) -> Result<(), PlanError> {
-        for batch in &plan.batch {
-            let (Start::At(upper) | Start::Open { upper, .. }) = batch.start;
-            let end = upper.saturating_add(batch.tokens.into());
-            let needed = end.div_ceil(block_tokens.max(1).into());
-            let row = self.row(batch.row).unwrap_or_default();
-            let there = usize::try_from(needed).ok().and_then(|needed| row.get(..needed));
-            let is_ready = |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks);
-            if !there.is_some_and(|ids| ids.iter().all(is_ready)) {
-                return Err(PlanError::NoBlocks { step: plan.step, row: batch.row, end });
+    fn check_batch(&self, plan: &StepPlan, memory: &[(u32, u64)]) -> Result<(), PlanError> {
+        let step = plan.step;
+        for (group, table) in (0..).map(GroupId).zip(&self.groups) {
+            let memory = memory.get(usize::from(group.0)).copied();
+            let (block_tokens, blocks) = memory.unwrap_or_default();
+            for batch in &plan.batch {
+                let (lower, upper) = match batch.start {
+                    Start::At(start) => (start, start),
+                    Start::Open { resolved, upper } => (resolved, upper),
+                };
+                let end = upper.saturating_add(batch.tokens.into());
+                let row = self.row_of(group, batch.row).unwrap_or_default();
+                let is_ready = |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks);
+                let there = |(first, end): (u64, u64)| {
+                    let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
+                    Some(row.get(first..end)?.iter().all(is_ready))
+                };
+                let needs = table.kind.needs(lower, end, block_tokens.max(1).into());
+                if !needs.into_iter().all(|range| there(range) == Some(true)) {
+                    return Err(PlanError::NoBlocks { step, row: batch.row, end });
+                }
             }
         }
         Ok(())
     }
 }
 
-/// The entries of the table that an edit changes.
-fn entries(edit: &RowEdit, width: usize) -> Range<usize> {
-    let first = edit.row.index() * width + edit.first as usize;
-    first..first + edit.count as usize
+impl Copied {
+    /// The entries that an edit changes.
+    fn entries(&mut self, edit: &RowEdit) -> &mut [i32] {
+        let first = edit.row.index() * self.width + edit.first as usize;
+        &mut self.ids[first..first + edit.count as usize]
+    }
 }

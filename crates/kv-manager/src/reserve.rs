@@ -38,12 +38,12 @@ impl Manager {
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
         self.look_at_running(sequence)?;
-        if sequence.frontier.is_none() && self.has_room(sequence, tokens) {
+        if (sequence.frontier.is_none() || !self.keeps_all) && self.has_room(sequence, tokens) {
             sequence.ends.next = tokens;
             return Ok(Reserved::default());
         }
         // Nothing changes before all blocks are there.
-        let computed = match sequence.frontier.is_some() && tokens > 0 {
+        let computed = match self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
             true => self.find_computed(sequence),
             false => Pinned::default(),
         };
@@ -54,6 +54,9 @@ impl Manager {
             tokens = tokens.min(u32::try_from(left).unwrap_or(u32::MAX));
         }
         let upper = sequence.ends.upper() + adopted;
+        tokens = self.up_to_checkpoint(sequence, tokens)?;
+        sequence.ends.prune(self.completed);
+        self.retire_windows(sequence);
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
         for (group, held) in self.groups.iter().zip(&mut sequence.held) {
             needs.push(need(group, held, upper, tokens, computed.len())?);
@@ -103,6 +106,12 @@ impl Manager {
         needs: &[Need],
     ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
         let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
+        if needs.iter().filter(|need| need.count() > 0).count() > 1 {
+            // A claim evicts, so it is not tried where another one cannot succeed.
+            for (group, need) in self.groups.iter().zip(needs) {
+                group.check_claimable(need.count())?;
+            }
+        }
         for (group, need) in self.groups.iter().zip(needs) {
             all.push(match need.count() {
                 0 => Claimed::default(),
@@ -124,11 +133,32 @@ impl Manager {
         let end = upper + u64::from(tokens);
         self.groups.iter().zip(&sequence.held).all(|(group, held)| {
             let (own_from, len) = (held.blocks.own_from(), held.blocks.len());
-            group.tokens_of(own_from) <= upper && end <= group.tokens_of(len)
+            match group.is_state() {
+                true => own_from == 0 && len > 0 && tokens <= 1 && end <= held.turn,
+                false => group.tokens_of(own_from) <= upper && end <= group.tokens_of(len),
+            }
         })
     }
 
-    /// Blocks that [`reserve`](Self::reserve) would claim for so many tokens, at most: for an owner of memory
+    /// Of `tokens` more tokens, those up to the next checkpoint of a state.
+    fn up_to_checkpoint(&self, sequence: &Sequence, tokens: u32) -> Result<u32, ReserveError> {
+        let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());
+        let mut next = tokens;
+        for group in self.groups.iter().filter(|group| group.is_state()) {
+            let left = group.next_checkpoint(upper, sequence.prompt_tokens) - upper;
+            next = next.min(u32::try_from(left).unwrap_or(u32::MAX));
+        }
+        if next > 1 && self.groups.iter().any(Group::is_state) {
+            let led = if sequence.ends.is_uncertain() { 0 } else { known.saturating_sub(upper) };
+            let (tokens, max) = (u64::from(next).saturating_sub(led), u64::from(led == 0));
+            if tokens > max {
+                return Err(ReserveError::Drafts { tokens, max });
+            }
+        }
+        Ok(next)
+    }
+
+    /// Blocks of the first group that [`reserve`](Self::reserve) would claim for so many tokens, at most: for an owner of memory
     /// that maps it before cached content is evicted.
     #[must_use]
     pub fn blocks_to_reserve(&self, sequence: &Sequence, tokens: u32) -> usize {
@@ -150,11 +180,12 @@ impl Manager {
         own: Claimed,
     ) {
         let at = |id| Location { tier: Tier::Primary, id };
+        let id = self.groups[group].id;
         let blocks = &mut sequence.held[group].blocks;
         if let (Some(from), Some(to)) = (blocks.id(index), own.ids().next()) {
             let written_by = sequence.ends.latest().unwrap_or(0);
             let (from, to) = (at(from), at(to));
-            self.plan.copies.push(BlockCopy { from, to, tokens: filled, written_by });
+            self.plan.copies.push(BlockCopy { group: id, from, to, tokens: filled, written_by });
         }
         // The copy comes before every later use of the block, in the order of the plans.
         drop(blocks.replace(index, own));
@@ -214,7 +245,7 @@ impl Manager {
         let group = &self.groups[group];
         for (index, record) in pinned.records().enumerate() {
             let Some(step) = group.pending(record, self.completed) else { continue };
-            let token = group.tokens_of(first + index);
+            let token = group.first_token(first + index, sequence.ends.resolved());
             match sequence.depends.iter_mut().find(|(on, _)| *on == step) {
                 Some((_, first)) => *first = token.min(*first),
                 None => sequence.depends.push((step, token)),
@@ -254,7 +285,11 @@ fn need(
         return Err(ReserveError::TooLong { blocks: needed as u64, max: max as u64 });
     }
     let last = group.full_blocks(upper);
-    let filled = (upper - group.tokens_of(last)) as u32;
+    let filled = match group.is_state() {
+        true if upper > 0 => group.block_tokens,
+        true => 0,
+        false => (upper - group.tokens_of(last)) as u32,
+    };
     let shared =
         filled > 0 && tokens > 0 && !held.blocks.is_own(last) && !held.blocks.claim_back(last);
     let have = match adopted {

@@ -41,11 +41,27 @@ pub(crate) struct Home {
     inner: Arc<Inner>,
 }
 
+/// What a block of a group is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) block_tokens: u64,
+    /// Names of its parts.
+    pub(crate) stride: usize,
+    /// Whether it is named as the successor of the block before.
+    pub(crate) chained: bool,
+}
+
+impl Shape {
+    fn of(group: &Group) -> Self {
+        let (stride, chained) = (group.stride, group.is_chained());
+        Self { block_tokens: group.block_tokens.into(), stride, chained }
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     free: Mutex<Vec<Row>>,
-    /// Of each group, the tokens of a block and the names of their parts.
-    shapes: Vec<(u32, usize)>,
+    shapes: Vec<Shape>,
     void: Mutex<Void>,
     /// What readers of events are told, if any are.
     feed: Option<Mutex<Feed>>,
@@ -69,7 +85,7 @@ impl Home {
         let mut free = repeated(Row::new(0), rows as usize)?;
         free.iter_mut().zip((0..rows).rev()).for_each(|(row, index)| *row = Row::new(index));
         let (free, void) = (Mutex::new(free), Mutex::default());
-        let shapes = groups.iter().map(|group| (group.block_tokens, group.stride)).collect();
+        let shapes = groups.iter().map(Shape::of).collect();
         Ok(Self { inner: Arc::new(Inner { free, shapes, void, feed: feed.map(Mutex::new) }) })
     }
 
@@ -87,8 +103,8 @@ impl Home {
         self.inner.free.lock().len()
     }
 
-    /// Of each group, the tokens of a block and the names of their parts.
-    pub(crate) fn shapes(&self) -> &[(u32, usize)] {
+    /// What a block of each group is.
+    pub(crate) fn shapes(&self) -> &[Shape] {
         &self.inner.shapes
     }
 

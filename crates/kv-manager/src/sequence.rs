@@ -9,13 +9,13 @@ use kv_pool::{
 };
 use smallvec::SmallVec;
 
-use crate::Row;
 use crate::ends::Ends;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
 use crate::group::{Held, names_of};
 use crate::names::Known;
 use crate::rows::{Home, RowLease};
+use crate::{GroupId, Row};
 
 /// A request that has been admitted, from its first token on.
 ///
@@ -121,16 +121,28 @@ impl Sequence {
         self.onboarded_blocks
     }
 
-    /// Blocks that it holds on the device.
+    /// Places of blocks that it has in the first group.
     #[must_use]
     pub fn block_count(&self) -> usize {
         self.held[0].blocks.len()
     }
 
-    /// The device block that holds logical block `index`.
+    /// The device block of the first group that holds logical block `index`.
     #[must_use]
     pub fn block(&self, index: usize) -> Option<BlockId> {
-        self.held[0].blocks.id(index)
+        self.block_of(GroupId(0), index)
+    }
+
+    /// Places of blocks that it has in a group, those of blocks that are needed no more included.
+    #[must_use]
+    pub fn block_count_of(&self, group: GroupId) -> usize {
+        self.held.get(usize::from(group.0)).map_or(0, |held| held.blocks.len())
+    }
+
+    /// The device block of a group at place `index`; `None` for a block that is needed no more.
+    #[must_use]
+    pub fn block_of(&self, group: GroupId, index: usize) -> Option<BlockId> {
+        self.held.get(usize::from(group.0))?.blocks.id(index)
     }
 
     /// Its row of the block table; `None` while it is off the device.
@@ -158,22 +170,23 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let written = self.ends.written();
         let Self { held, known, retention, prompt_tokens, home, number, .. } = self;
-        for (index, (held, &(block_tokens, stride))) in
-            held.iter_mut().zip(home.shapes()).enumerate()
-        {
-            let (first, block_tokens) = (held.blocks.shared_len(), u64::from(block_tokens));
+        for (index, (held, shape)) in held.iter_mut().zip(home.shapes()).enumerate() {
+            let (first, block_tokens) = (held.blocks.shared_len(), shape.block_tokens);
             // What a step in flight writes has its name from the step, or none.
             let end = held.named.min((written / block_tokens) as usize);
             if first >= end {
                 continue;
             }
-            let names = names_of(known.names(), stride, first, end);
-            let parent = (first * stride).checked_sub(1).map(|before| known.names()[before]);
-            let worth =
-                |at| retention_of(retention.as_deref(), *prompt_tokens, at as u64 * block_tokens);
+            let names = names_of(known.names(), shape.stride, first, end);
+            let before = (first * shape.stride).checked_sub(1);
+            let parent = before.map(|before| known.names()[before]);
+            let worth = |index| {
+                retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens)
+            };
             home.unless_void(*number, known.generation(), || {
                 let mut noting = Noting::new(home.feed(), index, 0, (first, &names), parent, known);
                 let named = |record, name| noting.named(record, name);
+                let parent = parent.filter(|_| shape.chained);
                 held.blocks.name(first, &names, parent, worth, named);
             });
         }

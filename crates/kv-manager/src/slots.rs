@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::table::NO_BLOCK;
 use crate::{Manager, Sequence};
 
 /// The slots of a sequence's tokens were not listed: it has no blocks for them, is suspended, or belongs to
@@ -21,7 +22,7 @@ kv_pool::one_line_debug!(SlotError);
 
 impl Manager {
     /// Appends the slots of a sequence's tokens to `slots`: slot `s` is token `s % block_tokens` of
-    /// device block `s / block_tokens`.
+    /// device block `s / block_tokens` of the first group, and -1 is a token whose block is needed no more.
     ///
     /// # Errors
     /// [`SlotError`]; nothing was appended then.
@@ -47,8 +48,14 @@ impl Manager {
             let block = at / block_tokens;
             let next = end.min((block + 1) * block_tokens);
             // The sequence has blocks for all of its room.
-            let first = i64::from(ids[block as usize]) * block_tokens as i64;
-            slots.extend((at..next).map(|token| first + (token - block * block_tokens) as i64));
+            match ids[block as usize] {
+                NO_BLOCK => slots.extend((at..next).map(|_| -1)),
+                id => {
+                    let first = i64::from(id) * block_tokens as i64;
+                    let slot = |token| first + (token - block * block_tokens) as i64;
+                    slots.extend((at..next).map(slot));
+                }
+            }
             at = next;
         }
         Ok(())

@@ -6,6 +6,7 @@ use crate::budget::Reach;
 use crate::feed::Noting;
 use crate::group::names_of;
 use crate::manager::InFlight;
+use crate::options::GroupKind;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::sequence::retention_of;
 use crate::steps::Latest;
@@ -45,6 +46,7 @@ impl Manager {
         for sequence in batch {
             let Some(row) = sequence.row() else { continue };
             sequence.ends.prune(self.completed);
+            self.retire_windows(sequence);
             sequence.depends.retain(|(on, _)| *on > self.completed);
             let (resolved, upper) = (sequence.ends.resolved(), sequence.ends.upper());
             let start = match sequence.ends.is_uncertain() {
@@ -85,7 +87,10 @@ impl Manager {
         // Every step asks this of every sequence, so without a division.
         let certain = certain(sequence);
         let mut each = self.groups.iter().zip(&sequence.held);
-        each.any(|(group, held)| certain >= group.tokens_of(held.named + 1))
+        each.any(|(group, held)| match group.is_state() {
+            true => certain >= held.turn,
+            false => certain >= group.tokens_of(held.named + 1),
+        })
     }
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
@@ -101,29 +106,73 @@ impl Manager {
             return;
         }
         let certain = certain(sequence);
-        let Sequence { held, known, retention, prompt_tokens, .. } = sequence;
+        let Sequence { held, known, ends, retention, prompt_tokens, .. } = sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held).enumerate() {
-            let (first, full) = (held.named, group.full_blocks(certain));
+            // The place of the first block to be named, and of which blocks it has the content.
+            let (place, first, full) = match group.is_state() {
+                false => (held.named, held.named, group.full_blocks(certain)),
+                true if certain < held.turn => continue,
+                true => {
+                    // It is the state behind the longest outcome of what is staged. What is reserved writes it.
+                    let exact = certain == held.turn && ends.upper() == certain && ends.next == 0;
+                    held.turn = group.next_checkpoint(certain, *prompt_tokens);
+                    let full = group.whole_blocks(certain);
+                    if !exact || !held.blocks.is_own(0) {
+                        continue;
+                    }
+                    (0, full - 1, full)
+                }
+            };
             if first >= full {
                 continue;
             }
             let all = known.names();
             let parent = (first * group.stride).checked_sub(1).map(|before| all[before]);
             let block_tokens = u64::from(group.block_tokens);
-            let worth =
-                |at| retention_of(retention.as_deref(), *prompt_tokens, at as u64 * block_tokens);
+            let worth = |at: usize| {
+                let token = (at - place + first) as u64 * block_tokens;
+                retention_of(retention.as_deref(), *prompt_tokens, token)
+            };
             let own = names_of(all, group.stride, first, full);
             let mut noting =
                 Noting::new(self.home.feed(), index, step, (first, &own), parent, known);
             let (written, before) = (&mut group.written, names.len());
-            held.blocks.name(first, &own, parent, worth, |record, name| {
+            let parent = parent.filter(|_| group.kind == GroupKind::Full);
+            held.blocks.name(place, &own, parent, worth, |record, name| {
                 written[record.index()] = step;
                 names.push((index, name));
                 noting.named(record, name);
             });
-            let twice = full - first - (names.len() - before);
-            self.stats.twice_tokens += twice as u64 * block_tokens;
-            held.named = full;
+            if index == 0 {
+                let twice = full - first - (names.len() - before);
+                self.stats.twice_tokens += twice as u64 * block_tokens;
+            }
+            held.named = group.full_blocks(certain);
+        }
+    }
+
+    /// Releases the blocks of a sequence that no step reads any more, the open one included: those behind the
+    /// windows of all tokens that a later step, or one that is not complete, can begin with (H27).
+    pub(crate) fn retire_windows(&mut self, sequence: &mut Sequence) {
+        if self.keeps_all {
+            return;
+        }
+        let Some(row) = sequence.row() else { return };
+        let resolved = sequence.ends.resolved();
+        for (group, held) in self.groups.iter_mut().zip(&mut sequence.held) {
+            if !group.is_window() || resolved < held.turn {
+                continue;
+            }
+            // A step that fails is computed again.
+            let written = sequence.ends.written();
+            let (sinks, first) = (group.sink_blocks(), group.first_read(written));
+            let gone = held.blocks.gone().end.max(sinks);
+            if first > gone && first <= held.blocks.len() {
+                held.blocks.retire(sinks, first);
+                group.table.clear(&mut self.plan, row, gone, first);
+            }
+            let next = group.tokens_of(first.max(sinks) + 1);
+            held.turn = next.saturating_add(group.window_tokens() - 1);
         }
     }
 

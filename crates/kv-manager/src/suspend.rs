@@ -1,9 +1,12 @@
 //! Suspension to host memory, and the way back.
 
-use kv_pool::{Admit, Budget, Claimed, Location, Tier};
+use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
+use crate::group::{Group, Held};
+use crate::hit::{Found, Hit};
+use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
 impl Manager {
@@ -56,16 +59,20 @@ impl Manager {
             let block_tokens = u64::from(group.block_tokens);
             for (to, index) in held.host.ids().zip(first..) {
                 let Some(from) = held.blocks.id(index) else { continue };
-                let filled = (resolved - index as u64 * block_tokens).min(block_tokens);
+                let filled = match group.is_state() {
+                    true => block_tokens,
+                    false => (resolved - index as u64 * block_tokens).min(block_tokens),
+                };
                 let from = Location { tier: Tier::Primary, id: from };
                 let to = Location { tier: Tier::Secondary, id: to };
                 let tokens = filled as u32;
-                self.plan.copies.push(BlockCopy { from, to, tokens, written_by });
+                self.plan.copies.push(BlockCopy { group: group.id, from, to, tokens, written_by });
                 self.stats.suspended_blocks += 1;
             }
             // Every later use of the blocks comes later in the plans than these copies.
             held.blocks = Blocks::default();
             held.host_first = first;
+            held.host_tokens = resolved;
         }
         sequence.ends.truncate(resolved, sequence.known.tokens());
         sequence.frontier = None;
@@ -97,6 +104,9 @@ impl Manager {
         }
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(SuspendError::NoRow { rows })?;
+        if !self.keeps_all {
+            return self.resume_in_groups(sequence, row);
+        }
         let group = &self.groups[0];
         let first = sequence.held[0].host_first;
         let block_tokens = u64::from(group.block_tokens);
@@ -145,5 +155,89 @@ impl Manager {
         sequence.copied = self.copied_by();
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(end)
+    }
+
+    /// The same where a group does not keep all: with what is in host memory if everything before it is there,
+    /// or else behind the longest prefix that all groups can serve.
+    fn resume_in_groups(
+        &mut self,
+        sequence: &mut Sequence,
+        row: RowLease,
+    ) -> Result<u64, SuspendError> {
+        let resolved = sequence.ends.resolved();
+        let known = &sequence.known;
+        let current = known.generation() == self.namer.generation;
+        let names = if current { known.names() } else { &[] };
+        let whole = self
+            .groups
+            .iter()
+            .zip(&sequence.held)
+            .map(|(group, held)| group.find_before(held, names, resolved))
+            .collect::<Option<SmallVec<[Found; 4]>>>();
+        let (hit, is_whole) = match whole {
+            Some(found) => (Hit { tokens: resolved, found }, true),
+            None => (self.hit(names, resolved.min(known.tokens().saturating_sub(1))), false),
+        };
+        let end = hit.tokens;
+        let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
+        let gotten = self.get(sequence.tenant, hit, end, end, self.leaves(1))?;
+        sequence.depends.extend(gotten.depends.iter().copied());
+        let held = sequence.held.iter_mut().zip(gotten.held);
+        for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
+            // The copies come before every later use of the host blocks, in the order of the plans.
+            let host = std::mem::take(&mut own.host);
+            let block_tokens = u64::from(group.block_tokens);
+            for (from, index) in host.ids().zip(own.host_first..).filter(|_| is_whole) {
+                let Some(to) = back.blocks.id(index) else { continue };
+                let tokens = match group.is_state() {
+                    true => block_tokens,
+                    false => (resolved - index as u64 * block_tokens).min(block_tokens),
+                };
+                let from = Location { tier: Tier::Secondary, id: from };
+                let to = Location { tier: Tier::Primary, id: to };
+                group.plan_copy(&mut self.plan, from, to, tokens as u32);
+                self.stats.onboarded_blocks += 1;
+            }
+            back.named = group.full_blocks(end).min(first);
+            back.turn = match group.is_window() {
+                true => 0,
+                false => group.next_checkpoint(end, sequence.prompt_tokens),
+            };
+            *own = back;
+        }
+        sequence.suspended = false;
+        sequence.row = Some(row);
+        self.write_rows(sequence);
+        sequence.copied = self.copied_by();
+        sequence.ends.truncate(end, sequence.known.tokens());
+        Ok(end)
+    }
+}
+
+impl Group {
+    /// What a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
+    /// it has not all of it.
+    fn find_before(&self, held: &Held, names: &[BlockHash], end: u64) -> Option<Found> {
+        if self.is_state() {
+            if !held.host.is_empty() || end == 0 {
+                return (held.host_tokens == end).then(Found::default);
+            }
+            let mut found = None;
+            return (self.find(names, end, false, &mut found) == end).then_some(found).flatten();
+        }
+        let first = held.host_first.min(self.blocks_for(end));
+        if first * self.stride > names.len() {
+            return None;
+        }
+        if !self.is_window() {
+            let found = Found::head(self.look(names, 0, first, false));
+            return (found.head.len() == first).then_some(found);
+        }
+        let sinks = self.sink_blocks().min(first);
+        let tail_first = self.first_read(end).max(sinks).min(first);
+        let head = self.look(names, 0, sinks, false);
+        let tail = self.look(names, tail_first, first, false);
+        let all = head.len() == sinks && tail.len() == first - tail_first;
+        all.then_some(Found { head, tail_first, tail })
     }
 }

@@ -1,9 +1,11 @@
-//! The block table as the manager knows it: one row a sequence, and what has changed since the last plan.
+//! The block table of a group as the manager knows it: one row a sequence, and what has changed since the last plan.
+
+use kv_pool::BlockId;
 
 use crate::blocks::Blocks;
 use crate::options::{check_table, repeated};
 use crate::plan::{RowEdit, StepPlan};
-use crate::{OptionsError, Row};
+use crate::{GroupId, OptionsError, Row};
 
 /// What a row holds behind its sequence's blocks.
 pub(crate) const NO_BLOCK: i32 = -1;
@@ -11,15 +13,19 @@ pub(crate) const NO_BLOCK: i32 = -1;
 /// The block ids of all rows, `[rows, width]`.
 #[derive(Debug)]
 pub(crate) struct Table {
+    group: GroupId,
     ids: Vec<i32>,
+    /// Of each row, the first entry behind all blocks.
+    ends: Vec<u32>,
     width: usize,
 }
 
 impl Table {
-    pub(crate) fn new(rows: u32, width: u32) -> Result<Self, OptionsError> {
+    pub(crate) fn new(group: GroupId, rows: u32, width: u32) -> Result<Self, OptionsError> {
         check_table(rows, width)?;
         let (rows, width) = (rows as usize, width as usize);
-        Ok(Self { ids: repeated(NO_BLOCK, rows * width)?, width })
+        let (ids, ends) = (repeated(NO_BLOCK, rows * width)?, repeated(0, rows)?);
+        Ok(Self { group, ids, ends, width })
     }
 
     pub(crate) fn ids(&self) -> &[i32] {
@@ -41,16 +47,17 @@ impl Table {
         let start = plan.edit_ids.len();
         let mut at = first;
         blocks.for_each_id(first, |id| {
-            entries[at] = id.as_i32();
-            plan.edit_ids.push(id.as_i32());
+            let id = id.map_or(NO_BLOCK, BlockId::as_i32);
+            entries[at] = id;
+            plan.edit_ids.push(id);
             at += 1;
         });
-        let left = entries[at..].iter_mut().take_while(|id| **id != NO_BLOCK);
-        left.for_each(|id| {
-            *id = NO_BLOCK;
-            plan.edit_ids.push(NO_BLOCK);
-        });
-        note(plan, row, first, start);
+        let end = std::mem::replace(&mut self.ends[row.index()], at as u32) as usize;
+        if end > at {
+            entries[at..end].fill(NO_BLOCK);
+            plan.edit_ids.resize(plan.edit_ids.len() + end - at, NO_BLOCK);
+        }
+        self.note(plan, row, first, start);
     }
 
     /// Makes the entries of a row from `first` on mean no block, as far as `upto`.
@@ -59,16 +66,20 @@ impl Table {
             return;
         }
         let start = plan.edit_ids.len();
+        let end = &mut self.ends[row.index()];
+        if *end as usize <= upto {
+            *end = (*end).min(first as u32);
+        }
         self.ids[row.index() * self.width..][first..upto].fill(NO_BLOCK);
         plan.edit_ids.resize(start + upto - first, NO_BLOCK);
-        note(plan, row, first, start);
+        self.note(plan, row, first, start);
     }
-}
 
-/// Notes that the entries of a row from `first` on become the ids of the plan from `start` on.
-fn note(plan: &mut StepPlan, row: Row, first: usize, start: usize) {
-    let count = (plan.edit_ids.len() - start) as u32;
-    if count > 0 {
-        plan.edits.push(RowEdit { row, first: first as u32, count });
+    /// Notes that the entries of a row from `first` on become the ids of the plan from `start` on.
+    fn note(&self, plan: &mut StepPlan, row: Row, first: usize, start: usize) {
+        let count = (plan.edit_ids.len() - start) as u32;
+        if count > 0 {
+            plan.edits.push(RowEdit { group: self.group, row, first: first as u32, count });
+        }
     }
 }

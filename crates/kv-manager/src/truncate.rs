@@ -3,22 +3,25 @@
 use crate::{Manager, Sequence, Tokens, TruncateError};
 
 impl Manager {
-    /// Cuts a sequence to its first `tokens` tokens. Results of steps that were staged before are stale.
+    /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends. Results of steps that were
+    /// staged before are stale.
+    ///
+    /// The KV ends at the cut, or where it ended before; with groups that do not keep all of it, further ahead:
+    /// where every group can go on, at token 0 if nowhere else. The tokens from there on are to be computed again.
     ///
     /// Blocks behind the cut are released. A cut inside a block that others hold, or that has a name,
     /// leaves that as it is: the block is copied before the sequence writes to it.
     ///
     /// # Errors
     /// [`TruncateError`]; the sequence is as it was.
-    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<(), TruncateError> {
+    pub fn truncate(&mut self, sequence: &mut Sequence, tokens: u64) -> Result<u64, TruncateError> {
         self.look_at_running(sequence)?;
         let known = sequence.known.tokens();
         if tokens > known {
             return Err(TruncateError::Beyond { tokens, known });
         }
         sequence.known.truncate(&self.namer, tokens);
-        self.cut(sequence, tokens);
-        Ok(())
+        Ok(self.cut(sequence, tokens))
     }
 
     /// Adds tokens that did not come out of a step: the next turn of a conversation. The next steps

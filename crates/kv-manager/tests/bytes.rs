@@ -6,8 +6,8 @@ mod common;
 
 use common::{admit, manager};
 use kv_manager::{
-    BatchRow, BytesError, Completion, Message, Outcome, PlanError, Replica, Row, RowEdit, Start,
-    StepPlan, WorkerId,
+    BatchRow, BytesError, Completion, GroupId, Message, Outcome, PlanError, Replica, Row, RowEdit,
+    Start, StepPlan, WorkerId,
 };
 
 /// A plan with something in every field.
@@ -122,9 +122,12 @@ fn a_forged_message_is_refused_without_much_memory() {
     // The number of copies.
     let many = forged(&plan, |bytes| bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes()));
     assert!(matches!(Message::from_bytes(&many), Err(BytesError::Length { .. })));
-    let tier = forged(&plan, |bytes| bytes[32] = 4);
+    let group = forged(&plan, |bytes| bytes[34] = 1);
+    let expected = BytesError::Value { field: "group", value: 1 << 16 };
+    assert_eq!(Message::from_bytes(&group), Err(expected));
+    let tier = forged(&plan, |bytes| bytes[36] = 4);
     assert_eq!(Message::from_bytes(&tier), Err(BytesError::Value { field: "tier", value: 4 }));
-    let id = forged(&plan, |bytes| bytes[39] = 0x80);
+    let id = forged(&plan, |bytes| bytes[43] = 0x80);
     assert!(matches!(Message::from_bytes(&id), Err(BytesError::Value { field: "block id", .. })));
 }
 
@@ -133,7 +136,7 @@ fn a_worker_refuses_plans_that_do_not_fit() {
     let mut replica = Replica::new(4, 8).unwrap();
     let edit = |row, first, count| StepPlan {
         step: 1,
-        edits: vec![RowEdit { row: Row::new(row), first, count }],
+        edits: vec![RowEdit { group: GroupId(0), row: Row::new(row), first, count }],
         edit_ids: vec![7; 2],
         ..StepPlan::default()
     };
@@ -169,11 +172,11 @@ fn a_new_worker_begins_with_a_snapshot() {
     let plan = common::step(&mut manager, &mut [&mut sequence]);
     let id = sequence.block(4).unwrap().index() as u64;
     // The last block has no memory.
-    let error = replica.apply_to_memory(&plan, common::BLOCK, id).unwrap_err();
+    let error = replica.apply_to_memory(&plan, &[(common::BLOCK, id)]).unwrap_err();
     let row = sequence.row().unwrap();
     assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
     assert_eq!(replica.step(), plan.after, "nothing has changed");
-    replica.apply_to_memory(&plan, common::BLOCK, id + 1).unwrap();
+    replica.apply_to_memory(&plan, &[(common::BLOCK, id + 1)]).unwrap();
     let row = replica.row(sequence.row().unwrap()).unwrap();
     let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
     assert_eq!(row[..5], ids);
@@ -191,7 +194,7 @@ fn a_batch_without_blocks_is_refused() {
     let mut replica = Replica::new(256, 2048).unwrap();
     let (step, row) = (1, sequence.row().unwrap());
     assert_eq!(
-        replica.apply_to_memory(&plan, common::BLOCK, 8),
+        replica.apply_to_memory(&plan, &[(common::BLOCK, 8)]),
         Err(PlanError::NoBlocks { step, row, end: 10 })
     );
 }
@@ -200,17 +203,17 @@ fn a_batch_without_blocks_is_refused() {
 fn a_refused_batch_takes_back_edits_that_overlap() {
     let mut replica = Replica::new(2, 4).unwrap();
     let row = Row::new(1);
-    let edit = |first, count| RowEdit { row, first, count };
+    let edit = |first, count| RowEdit { group: GroupId(0), row, first, count };
     let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<i32>, tokens| {
         let batch = vec![BatchRow { row, start: Start::At(0), tokens }];
         StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
     };
-    replica.apply_to_memory(&plan(1, vec![edit(0, 4)], vec![1, 2, 3, -1], 6), 2, 4).unwrap();
+    replica.apply_to_memory(&plan(1, vec![edit(0, 4)], vec![1, 2, 3, -1], 6), &[(2, 4)]).unwrap();
     let edits = vec![edit(0, 3), edit(1, 3)];
     let overlapping = plan(2, edits, vec![3, 0, 0, 2, 1, 4], 8);
-    let refused = replica.apply_to_memory(&overlapping, 2, 4).unwrap_err();
+    let refused = replica.apply_to_memory(&overlapping, &[(2, 4)]).unwrap_err();
     assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
     assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &[1, 2, 3, -1][..]));
-    replica.apply_to_memory(&overlapping, 2, 5).unwrap();
+    replica.apply_to_memory(&overlapping, &[(2, 5)]).unwrap();
     assert_eq!(replica.row(row).unwrap(), [3, 2, 1, 4]);
 }

@@ -20,7 +20,7 @@ fn a_row_holds_nothing_of_its_last_sequence() {
     let short = admit(&mut manager, 100..103);
     assert_eq!(short.row(), Some(row));
     let table = manager.snapshot();
-    let entries = &table.table[row.index() * table.width as usize..][..5];
+    let entries = &table.tables[0].ids[row.index() * table.tables[0].width as usize..][..5];
     assert_eq!(entries, [short.block(0).unwrap().as_i32(), -1, -1, -1, -1]);
     let open = manager.begin_step().unwrap();
     let plan = manager.stage(&open, &mut []).unwrap();

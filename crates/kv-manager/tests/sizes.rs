@@ -16,9 +16,10 @@ use kv_manager::tiers::{
     MemoryTierOptions, TierTransfers,
 };
 use kv_manager::{
-    Answer, BatchRow, BlockCopy, Completion, CompletionError, Content, Direction, Dropped, Forget,
-    GroupId, Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, Row,
-    RowEdit, Sequence, Settled, Snapshot, Start, StepPlan, TicketId, Tokens, Transfer, WorkerId,
+    Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Direction,
+    Dropped, Forget, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Message, Outcome,
+    Replica, Request, ReserveError, Row, RowEdit, Sequence, Settled, Snapshot, SnapshotTable,
+    Start, StepPlan, TicketId, Tokens, Transfer, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
@@ -77,6 +78,34 @@ fn options_of_any_size_are_taken_or_refused() {
         }
     }
     assert!(made > 50 && refused > 100, "{made} {refused}");
+    for tokens in NUMBERS {
+        for other in NUMBERS {
+            let kinds = [
+                GroupKind::Full,
+                GroupKind::Window { tokens, sinks: other },
+                GroupKind::State { checkpoint_tokens: tokens },
+            ];
+            for kind in kinds {
+                let further = GroupOptions {
+                    kind,
+                    block_tokens: other,
+                    pool: PoolConfig::primary_only(8),
+                    blocks_per_sequence_max: other,
+                    watermark_blocks: other,
+                };
+                let further_groups = vec![further];
+                let options = ManagerOptions { further_groups, ..common::options(8, 0) };
+                let Ok(mut manager) = Manager::new(options) else { continue };
+                let mut requests = [Request::new((0..9).collect())];
+                for answer in manager.admit(&mut requests, u64::MAX) {
+                    let Answer::Admitted(mut sequence) = answer else { continue };
+                    common::step(&mut manager, &mut [&mut sequence]);
+                    let _ = manager.truncate(&mut sequence, 7).unwrap();
+                }
+                let _ = Replica::of_groups(other, [(kind, tokens)]);
+            }
+        }
+    }
     for blocks in LONG {
         let pool = PoolConfig { secondary_blocks: blocks, ..PoolConfig::primary_only(blocks) };
         let made = Manager::new(ManagerOptions { pool, scrubs: true, ..ManagerOptions::default() });
@@ -169,6 +198,43 @@ fn workers_and_steps_of_any_number_are_known_or_refused() {
     }
 }
 
+/// A plan with this number wherever there is one.
+fn plan_of(number: u64) -> StepPlan {
+    let small = number as u32;
+    let at = |tier| Location { tier, id: BlockId::new(small >> 1) };
+    let row = Row::new(small);
+    StepPlan {
+        step: number,
+        after: number,
+        copies: vec![BlockCopy {
+            group: GroupId(small as u16),
+            from: at(Tier::Fourth),
+            to: at(Tier::Primary),
+            tokens: small,
+            written_by: number,
+        }],
+        scrubs: vec![BlockScrub {
+            group: GroupId(small as u16),
+            block: BlockId::new(small >> 1),
+            after: small,
+        }],
+        edits: vec![RowEdit { group: GroupId(small as u16), row, first: small, count: small }],
+        edit_ids: vec![small as i32],
+        forgets: vec![Forget::Name(Tier::Third, BlockHash::ROOT), Forget::All(Tier::Fourth)],
+        transfers: vec![Transfer {
+            ticket: TicketId(number),
+            tier: Tier::Third,
+            group: GroupId(small as u16),
+            direction: Direction::Load,
+            blocks: vec![(BlockHash::from_u128(number.into()), BlockId::new(small >> 1))],
+        }],
+        batch: vec![
+            BatchRow { row, start: Start::At(number), tokens: small },
+            BatchRow { row, start: Start::Open { resolved: number, upper: number }, tokens: 1 },
+        ],
+    }
+}
+
 /// Bytes that are no messages, of many lengths, and messages with numbers of any size.
 #[test]
 fn messages_of_any_size_are_read_or_refused() {
@@ -182,35 +248,11 @@ fn messages_of_any_size_are_read_or_refused() {
         }
     }
     for number in LONG {
-        let small = number as u32;
-        let at = |tier| Location { tier, id: BlockId::new(small >> 1) };
-        let row = Row::new(small);
-        let plan = StepPlan {
+        let (small, plan) = (number as u32, plan_of(number));
+        let snapshot = Snapshot {
             step: number,
-            after: number,
-            copies: vec![BlockCopy {
-                from: at(Tier::Fourth),
-                to: at(Tier::Primary),
-                tokens: small,
-                written_by: number,
-            }],
-            scrubs: vec![(small, BlockId::new(small >> 1))],
-            edits: vec![RowEdit { row, first: small, count: small }],
-            edit_ids: vec![small as i32],
-            forgets: vec![Forget::Name(Tier::Third, BlockHash::ROOT), Forget::All(Tier::Fourth)],
-            transfers: vec![Transfer {
-                ticket: TicketId(number),
-                tier: Tier::Third,
-                group: GroupId(small as u16),
-                direction: Direction::Load,
-                blocks: vec![(BlockHash::from_u128(number.into()), BlockId::new(small >> 1))],
-            }],
-            batch: vec![
-                BatchRow { row, start: Start::At(number), tokens: small },
-                BatchRow { row, start: Start::Open { resolved: number, upper: number }, tokens: 1 },
-            ],
+            tables: vec![SnapshotTable { width: small, ids: vec![small as i32] }],
         };
-        let snapshot = Snapshot { step: number, width: small, table: vec![small as i32] };
         let worker = WorkerId(small as u16);
         let done = Completion { worker, step: number, outcome: Outcome::Failed };
         let mut bytes = Vec::new();
@@ -223,7 +265,7 @@ fn messages_of_any_size_are_read_or_refused() {
         let read = all.map(|range| Message::from_bytes(&bytes[range]).unwrap());
         let mut replica = Replica::new(2, 2).unwrap();
         assert!(replica.apply(&plan).is_err() && replica.restore(&snapshot).is_err());
-        assert!(Replica::apply_to_memory(&mut replica, &plan, small, number).is_err());
+        assert!(Replica::apply_to_memory(&mut replica, &plan, &[(small, number)]).is_err());
         let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
         assert_eq!(read, sent);
         let wrong = vec![(small, BlockFault::Fenced)];
@@ -246,6 +288,8 @@ fn blocks_of_any_position_are_there_or_not() {
     let sequence = admit(&mut manager, 0..5);
     for index in LONG.map(|index| usize::try_from(index).unwrap()) {
         assert_eq!(Sequence::block(&sequence, index).is_some(), index < 2);
+        assert_eq!(Sequence::block_of(&sequence, GroupId(0), index).is_some(), index < 2);
+        assert_eq!(Sequence::block_of(&sequence, GroupId(1), index), None);
     }
     let mut slots = Vec::new();
     for (start, end) in LONG.into_iter().flat_map(|start| LONG.map(|end| (start, end))) {
@@ -261,17 +305,20 @@ fn plans_and_snapshots_of_any_size_are_checked() {
         let plan = StepPlan { step: number, ..StepPlan::default() };
         assert_eq!(StepPlan::check_follows(&plan, 0).is_ok(), number > 0);
         assert!(StepPlan::check_follows(&plan, number).is_err());
-        let edits = vec![RowEdit { row: Row::new(1), first: 0, count: 1 }];
+        let edits = vec![RowEdit { group: GroupId(0), row: Row::new(1), first: 0, count: 1 }];
         let plan = StepPlan { edits, edit_ids: vec![small as i32], ..StepPlan::default() };
         let size = usize::try_from(number).unwrap();
-        assert_eq!(StepPlan::check_table(&plan, size, 1).is_ok(), number > 1);
-        assert_eq!(StepPlan::check_table(&plan, 2, size).is_ok(), number > 0);
+        assert_eq!(StepPlan::check_table(&plan, size, &[1]).is_ok(), number > 1);
+        assert_eq!(StepPlan::check_table(&plan, 2, &[size]).is_ok(), number > 0);
         // -1 means no block.
         let there = small == u32::MAX || small <= i32::MAX as u32;
-        assert_eq!(StepPlan::check_blocks(&plan, [u64::MAX, 0]).is_ok(), there, "{number}");
-        let snapshot = Snapshot { step: number, width: 1, table: vec![small as i32; 2] };
-        assert_eq!(Snapshot::check(&snapshot, 2, 1, u64::MAX).is_ok(), there, "{number}");
-        assert!(Snapshot::check(&snapshot, 1, 1, number).is_err());
+        assert_eq!(StepPlan::check_blocks(&plan, &[[u64::MAX, 0]]).is_ok(), there, "{number}");
+        let snapshot = Snapshot {
+            step: number,
+            tables: vec![SnapshotTable { width: 1, ids: vec![small as i32; 2] }],
+        };
+        assert_eq!(Snapshot::check(&snapshot, 2, &[1], &[u64::MAX]).is_ok(), there, "{number}");
+        assert!(Snapshot::check(&snapshot, 1, &[1], &[number]).is_err());
     }
 }
 

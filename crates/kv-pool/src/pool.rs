@@ -133,6 +133,26 @@ impl BlockPool {
         pins
     }
 
+    /// Finds the last of these names that is cached, in any tier, and pins its block, in one step; its position
+    /// in the list. For content that stands for all before it, such as a recurrent state.
+    #[must_use]
+    pub fn match_last(&self, hashes: &[BlockHash]) -> Option<(usize, Pinned)> {
+        let mut state = self.shared.state.lock();
+        state.counters.lookups += 1;
+        for (at, &hash) in hashes.iter().enumerate().rev() {
+            let Some(block) = state.find(hash) else { continue };
+            if !state.may_use(block) {
+                continue;
+            }
+            state.note_use(block, true);
+            state.pin(block);
+            state.counters.hits += 1;
+            let found = state.blocks.at(block);
+            return Some((at, Pinned::one(state.spares.take_single(&self.shared), found)));
+        }
+        None
+    }
+
     /// Finds cached content in one tier and pins it, in one step: what a reader in another process
     /// does, whose transfer must not meet a moved block. `None` if it is not in that tier.
     #[must_use]

@@ -1,7 +1,10 @@
 //! Plans and snapshots of another process, and tensors of the engine, which are not believed.
 
 use cuda_driver::{DeviceBuffer, Stream};
-use kv_cache::kv_manager::{BatchRow, BlockCopy, Outcome, Row, RowEdit, Snapshot, Start, StepPlan};
+use kv_cache::kv_manager::{
+    BatchRow, BlockCopy, BlockScrub, GroupId, Outcome, Row, RowEdit, Snapshot, SnapshotTable,
+    Start, StepPlan,
+};
 use kv_cache::{BuildError, KvCache, KvWorker, OptionsError, StepError};
 use kv_kernels::{PagedKv, PagedLayout};
 use kv_pool::{BlockId, Location, Tier};
@@ -19,7 +22,7 @@ fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
 
 fn copy(from: (Tier, u32), to: (Tier, u32)) -> BlockCopy {
     let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id) });
-    BlockCopy { from, to, tokens: small().block_tokens(), written_by: 0 }
+    BlockCopy { group: GroupId(0), from, to, tokens: small().block_tokens(), written_by: 0 }
 }
 
 /// The first plan, with one row of these blocks that computes five tokens.
@@ -27,7 +30,7 @@ fn row_of(ids: &[i32]) -> StepPlan {
     let row = Row::new(1);
     StepPlan {
         step: 1,
-        edits: vec![RowEdit { row, first: 0, count: ids.len() as u32 }],
+        edits: vec![RowEdit { group: GroupId(0), row, first: 0, count: ids.len() as u32 }],
         edit_ids: ids.to_vec(),
         batch: vec![BatchRow { row, start: Start::At(0), tokens: 5 }],
         ..StepPlan::default()
@@ -38,7 +41,11 @@ fn row_of(ids: &[i32]) -> StepPlan {
 fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
     use Tier::{Primary, Secondary};
     let copies = |copy| StepPlan { step: 1, copies: vec![copy], ..StepPlan::default() };
-    let scrubs = StepPlan { step: 1, scrubs: vec![(0, BlockId::new(4))], ..StepPlan::default() };
+    let scrubs = StepPlan {
+        step: 1,
+        scrubs: vec![BlockScrub { group: GroupId(0), block: BlockId::new(4), after: 0 }],
+        ..StepPlan::default()
+    };
     let lies = [
         ("a copy of no memory", copies(copy((Primary, 4), (Primary, 2)))),
         ("a copy to no memory", copies(copy((Primary, 2), (Primary, 7)))),
@@ -59,7 +66,9 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         // With a snapshot it goes on.
         let width = worker.options().blocks_per_sequence_max;
         let table = vec![-1; (width * worker.options().sequences_max) as usize];
-        worker.restore(&Snapshot { step: 1, width, table }).unwrap();
+        worker
+            .restore(&Snapshot { step: 1, tables: vec![SnapshotTable { width, ids: table }] })
+            .unwrap();
         let mut truth = row_of(&[3, 0]);
         (truth.step, truth.after) = (2, 1);
         truth.copies = vec![copy((Primary, 3), (Secondary, 7))];
@@ -85,7 +94,9 @@ fn a_restored_worker_tells_nothing_of_the_steps_before() {
         // Another manager begins anew, with the same numbers.
         let width = worker.options().blocks_per_sequence_max;
         let table = vec![-1; (width * worker.options().sequences_max) as usize];
-        worker.restore(&Snapshot { step: 0, width, table }).unwrap();
+        worker
+            .restore(&Snapshot { step: 0, tables: vec![SnapshotTable { width, ids: table }] })
+            .unwrap();
         machine.sim.hold(streams[0].raw());
         worker.carry_out(&row_of(&[2, 3]), |_, _| Ok(())).unwrap();
         worker.finish(Outcome::Done).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use cuda_driver::{CloseError, CountingDriver, Driver, ErrorCode};
-use kv_cache::kv_manager::{BlockCopy, Outcome, PlanError, StepPlan};
+use kv_cache::kv_manager::{BlockCopy, GroupId, Outcome, PlanError, StepPlan};
 use kv_cache::{HostPinning, KvCacheOptions, KvWorker, StepError, TransportChoice};
 use kv_pool::{BlockId, Location, Tier};
 
@@ -277,7 +277,13 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
 /// A plan that copies one block.
 fn plan(step: u64, from: (Tier, usize), to: (Tier, usize)) -> StepPlan {
     let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id as u32) });
-    let copies = vec![BlockCopy { from, to, tokens: small().block_tokens(), written_by: 0 }];
+    let copies = vec![BlockCopy {
+        group: GroupId(0),
+        from,
+        to,
+        tokens: small().block_tokens(),
+        written_by: 0,
+    }];
     StepPlan { step, after: step - 1, copies, ..StepPlan::default() }
 }
 

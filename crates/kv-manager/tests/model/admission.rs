@@ -52,8 +52,8 @@ impl Engine {
     /// Makes up a request.
     pub fn wish(&mut self) -> Wish {
         let random = &mut self.random;
-        let block_tokens = self.size.block_tokens as u64;
-        let most = block_tokens * self.size.width as u64;
+        let block_tokens = self.size.unit() as u64;
+        let most = (self.size.block_tokens * self.size.width) as u64;
         let longest = if random.chance(3) { most + 2 } else { most * 2 / 3 };
         let tokens = random.from(1, longest.max(1));
         // Few different prompts, most of which begin alike; some go on from what runs now, and like that.
@@ -155,7 +155,7 @@ impl Engine {
 
     /// Checks that another sequence, or an earlier request of the call, computes what a request waits for.
     fn check_waiting(&self, at: usize, tokens: usize) {
-        let end = tokens + self.size.block_tokens;
+        let end = tokens + self.size.unit();
         let wanted = &self.wishes[at].ideal.ids[..end];
         let running = self.runs.iter().map(|run| &run.ideal.ids);
         let mut all = running.chain(self.wishes[..at].iter().map(|wish| &wish.ideal.ids));
@@ -164,9 +164,10 @@ impl Engine {
 
     fn check_refusal(&mut self, at: usize, error: &AdmitError) {
         let blocks = self.wishes[at].ideal.ids.len().div_ceil(self.size.block_tokens);
+        let further = !self.size.further.is_empty();
         match error {
-            AdmitError::TooLong { .. } => assert!(blocks > self.size.width),
-            AdmitError::NeverFits { .. } => assert!(blocks > self.size.device),
+            AdmitError::TooLong { .. } => assert!(further || blocks > self.size.width),
+            AdmitError::NeverFits { .. } => assert!(further || blocks > self.size.device),
             other => panic!("{other:?}"),
         }
         // Nobody asks again.
@@ -187,6 +188,9 @@ impl Engine {
         assert_eq!(blocks.len(), ideal.ids.len().div_ceil(self.size.block_tokens));
         self.check_claimed(&blocks[hits..]);
         self.saw_if(cached > 0, "a hit");
+        let further = cached > 0 && !self.size.further.is_empty();
+        self.saw_if(further, "a hit in several groups");
+        self.saw_if(further && self.size.has_state(), "a hit at a checkpoint");
         self.saw_if(sequence.onboarded_blocks() > 0, "a hit in host memory");
         let run = Run {
             key: self.next_key,

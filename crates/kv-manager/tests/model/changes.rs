@@ -28,6 +28,7 @@ impl Engine {
         let before = self.runs[at].view(&self.manager);
         let run = &mut self.runs[at];
         let known = run.sequence.known();
+        let resolved = run.sequence.resolved();
         let block_tokens = self.size.block_tokens as u64;
         let tokens = match self.random.below(8) {
             0 => 0,
@@ -37,7 +38,7 @@ impl Engine {
             _ => self.random.from(0, known),
         };
         match self.manager.truncate(&mut run.sequence, tokens) {
-            Ok(()) => {}
+            Ok(end) => assert_eq!(end, run.sequence.resolved()),
             Err(TruncateError::Sequence(error)) => return self.refused(at, error),
             Err(TruncateError::Beyond { .. }) => {
                 assert!(tokens > known);
@@ -52,6 +53,9 @@ impl Engine {
         assert_eq!(run.sequence.known(), tokens);
         run.forget_commits();
         run.cut();
+        let end = self.runs[at].sequence.resolved();
+        self.saw_if(end < resolved.min(tokens), "a cut that goes back further");
+        self.saw_if(end > 0 && end < resolved.min(tokens), "a cut back to a checkpoint or window");
         self.saw("a cut");
         self.saw_if(open, "a cut with ids to come");
         self.supply(at);
@@ -138,6 +142,7 @@ impl Engine {
         self.next_key += 1;
         self.accepted(at);
         self.saw("a fork");
+        self.saw_if(self.size.has_state(), "a fork of a state");
         self.saw_if(reserved > 0, "a fork of a sequence with tokens reserved");
         self.runs.push(twin);
     }
@@ -219,6 +224,8 @@ impl Engine {
         }
         self.saw("a resumption");
         self.saw_if(end < resolved, "a resumption that begins again");
+        let further = !self.size.further.is_empty() && end > 0;
+        self.saw_if(further, "a resumption in several groups");
         let run = &mut self.runs[at];
         run.check_forgotten(&self.failures);
         run.must_redo = false;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use kv_manager::{
-    Completion, CompletionError, GroupId, Manager, ManagerOptions, OpenStep, Outcome, Request,
-    SequenceError, StageError, Start, StepError, WorkerId,
+    Completion, CompletionError, GroupId, GroupKind, Manager, ManagerOptions, OpenStep, Outcome,
+    Request, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
@@ -18,7 +18,7 @@ use crate::run::{Failures, Run, blocks_of};
 use crate::tiers::lower_options;
 use crate::transfers::{Arrival, Departure};
 use crate::truth::Ideal;
-use crate::worker::{Job, Line, Size, Worker};
+use crate::worker::{GroupSize, Job, Line, Size, Worker};
 
 /// A request that is not admitted yet.
 #[derive(Debug)]
@@ -97,6 +97,42 @@ pub struct Engine {
     pub seen: BTreeMap<&'static str, u64>,
 }
 
+/// Groups beside the first, in half of all schedules.
+fn further(size: &Size, random: &mut Random) -> Vec<GroupSize> {
+    let count = if random.chance(50) { 0 } else { random.from(1, 3) };
+    // The sizes of blocks divide each other.
+    let tokens = size.block_tokens;
+    let sizes = if tokens.is_multiple_of(2) {
+        [tokens, tokens, tokens / 2, tokens * 2]
+    } else {
+        [tokens; 4]
+    };
+    let all = sizes.iter().fold(1, |all, &tokens| if tokens > all { tokens } else { all });
+    let group = |_| {
+        let tokens = sizes[random.index(4)];
+        let kind = match random.below(5) {
+            0 => GroupKind::Full,
+            1..3 => GroupKind::Window {
+                tokens: random.from(1, 3 * tokens as u64) as u32,
+                sinks: if random.chance(60) { 0 } else { random.from(1, 2 * tokens as u64) as u32 },
+            },
+            _ => GroupKind::State { checkpoint_tokens: (all as u64 * random.from(1, 3)) as u32 },
+        };
+        let blocks = |blocks: u64| (blocks as usize * size.block_tokens).div_ceil(tokens);
+        let device = blocks(random.from(5, 20)).max(size.rows + 1);
+        let host = if random.chance(40) { 0 } else { random.from(1, 12) as usize };
+        let width = (size.width * size.block_tokens).div_ceil(tokens);
+        GroupSize { kind, block_tokens: tokens, device, host, width }
+    };
+    (0..count).map(group).collect()
+}
+
+/// The device blocks at a sequence's places in a group.
+fn places_of(sequence: &Sequence, group: GroupId) -> Vec<Option<BlockId>> {
+    let places = 0..sequence.block_count_of(group);
+    places.map(|at| sequence.block_of(group, at)).collect()
+}
+
 /// Adds up to two tenants, some of which may not hold many blocks.
 fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<TenantId> {
     let mut tenants = vec![TenantId::NOBODY];
@@ -115,7 +151,10 @@ fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<T
 impl Engine {
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let size = Size::random(&mut random);
+        let mut size = Size::random(&mut random);
+        if size.tiers == 0 {
+            size.further = further(&size, &mut random);
+        }
         let block_tokens = size.block_tokens as u32;
         let workers = random.from(1, 2) as usize;
         let pool = PoolConfig {
@@ -125,6 +164,7 @@ impl Engine {
         let options = ManagerOptions {
             block_tokens,
             pool,
+            further_groups: size.further.iter().map(GroupSize::options).collect(),
             sequences_max: size.rows as u32,
             blocks_per_sequence_max: size.width as u32,
             workers: workers as u16,
@@ -153,6 +193,7 @@ impl Engine {
             mirrors,
             manager,
             clock,
+            mapped: [size.device, size.host],
             size,
             habits,
             tenants,
@@ -164,7 +205,6 @@ impl Engine {
             next_key: 1,
             history: Vec::new(),
             workers,
-            mapped: [size.device, size.host],
             lost: None,
             completed: 0,
             latest: 0,
@@ -259,7 +299,7 @@ impl Engine {
         }
         let name = names[self.random.index(names.len())];
         if forgets {
-            assert_eq!(self.manager.forget(&[name]), 1);
+            assert!(self.manager.forget(&[name]) >= 1);
             return;
         }
         let back = self.manager.prefetch(&[name]);
@@ -390,7 +430,7 @@ impl Engine {
         }
         let void = !self.failures.untold.is_empty();
         self.note_plan(&plan);
-        let mut lines = Vec::new();
+        let (mut lines, mut moved) = (Vec::new(), false);
         for ((&at, &tokens), batch) in chosen.iter().zip(tokens).zip(&plan.batch) {
             assert_eq!(batch.tokens, tokens);
             let run = &mut self.runs[at];
@@ -405,9 +445,14 @@ impl Engine {
                 output.void = true;
             }
             run.check();
+            let groups = 1..=self.size.further.len() as u16;
+            let further: Vec<_> =
+                groups.map(|group| places_of(&run.sequence, GroupId(group))).collect();
+            moved |= further.iter().flatten().any(Option::is_none);
             let (facts, kv) = (Rc::clone(&run.ideal.facts), run.ideal.kv.clone());
-            lines.push(Line { key: run.key, facts, ids, kv, start, blocks });
+            lines.push(Line { key: run.key, facts, ids, kv, start, blocks, further });
         }
+        self.saw_if(moved, "a window that has moved");
         let scrubs = self.manager.options().scrubs;
         let job = Job { plan, lines, generation: self.generation, void, fails_at, scrubs };
         let job = Rc::new(job);
@@ -431,19 +476,27 @@ impl Engine {
         self.saw_if(between(Tier::Primary, Tier::Secondary), "copies to host memory");
         self.saw_if(between(Tier::Secondary, Tier::Primary), "copies from host memory");
         self.saw_if(!plan.scrubs.is_empty(), "scrubs");
+        for (size, group) in self.size.further.clone().iter().zip(1..) {
+            let state = matches!(size.kind, GroupKind::State { .. });
+            let mut copies = plan.copies.iter().filter(|copy| copy.group == GroupId(group));
+            self.saw_if(state && copies.next().is_some(), "a state that was copied");
+        }
         let open = plan.batch.iter().any(|row| matches!(row.start, Start::Open { .. }));
         self.saw_if(open, "a start that the worker works out");
     }
 
     /// Overwrites memory that the pool says nobody uses.
     fn poison(&mut self) {
-        for view in self.manager.pool().snapshot().blocks {
-            let free =
-                view.usage == BlockUse::Unused && view.hash.is_none() && view.expected.is_none();
-            for worker in self.workers.iter_mut().flatten() {
-                let at = view.location;
-                if free && self.random.chance(50) && !worker.moves(at) {
-                    worker.poison(at);
+        for group in 0..=self.size.further.len() {
+            let pool = self.manager.pool_of(GroupId(group as u16)).unwrap();
+            for view in pool.snapshot().blocks {
+                let empty = view.hash.is_none() && view.expected.is_none();
+                let free = view.usage == BlockUse::Unused && empty;
+                for worker in self.workers.iter_mut().flatten() {
+                    let at = view.location;
+                    if free && self.random.chance(50) && !worker.moves(group, at) {
+                        worker.poison(group, at);
+                    }
                 }
             }
         }
@@ -633,12 +686,15 @@ impl Engine {
         self.carry_out_all();
         self.end_tickets();
         assert_eq!(self.manager.free_rows(), self.size.rows);
-        let pool = self.manager.pool();
-        pool.check_integrity().unwrap();
-        for view in pool.snapshot().blocks {
-            assert_eq!(view.usage, BlockUse::Unused, "{view:?}");
+        let devices = self.size.further.iter().map(|group| group.device);
+        for (group, device) in (0..).zip([self.size.device].into_iter().chain(devices)) {
+            let pool = self.manager.pool_of(GroupId(group)).unwrap();
+            pool.check_integrity().unwrap();
+            for view in pool.snapshot().blocks {
+                assert_eq!(view.usage, BlockUse::Unused, "group {group}: {view:?}");
+            }
+            assert_eq!(pool.claimable(), device, "group {group}");
         }
-        assert_eq!(pool.claimable(), self.size.device);
         self.seen
     }
 }

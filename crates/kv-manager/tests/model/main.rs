@@ -11,6 +11,7 @@ mod admission;
 mod budget;
 mod changes;
 mod engine;
+mod further;
 mod mirror;
 mod random;
 mod run;
@@ -29,7 +30,15 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 74] = [
+const EXPECTED: [&str; 82] = [
+    "a cut back to a checkpoint or window",
+    "a cut that goes back further",
+    "a fork of a state",
+    "a hit at a checkpoint",
+    "a hit in several groups",
+    "a resumption in several groups",
+    "a state that was copied",
+    "a window that has moved",
     "a commit after the step was complete",
     "a commit that was refused",
     "a budget that blocks in use exceed",

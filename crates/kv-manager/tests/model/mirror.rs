@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kv_manager::{CacheEvent, EventReader, EventsLost, Manager, StoredBlocks};
+use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, Manager, StoredBlocks};
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Location, Tier};
 
@@ -15,6 +15,10 @@ pub struct Mirror {
     reader: EventReader,
     /// Where the names are, as the events say.
     names: HashSet<(BlockHash, Tier)>,
+    /// The same of groups beside the first.
+    further: HashSet<(GroupId, BlockHash, Tier)>,
+    /// Tokens of a name.
+    unit: u32,
     /// The blocks of the pool that have names, as of the last look.
     bounds: HashMap<(RecordId, BlockHash), (Location, Bounds)>,
     /// Events were lost, and the mirror was not repaired.
@@ -37,7 +41,11 @@ pub struct Met {
 impl Mirror {
     pub fn new(manager: &Manager) -> Self {
         let reader = manager.events().unwrap();
-        Self { reader, names: HashSet::new(), bounds: HashMap::new(), lost: false }
+        let options = manager.options();
+        let further = options.further_groups.iter().map(|group| group.block_tokens);
+        let unit = further.fold(options.block_tokens, u32::min);
+        let (names, further) = (HashSet::new(), HashSet::new());
+        Self { reader, names, further, unit, bounds: HashMap::new(), lost: false }
     }
 
     /// Begins anew.
@@ -83,14 +91,22 @@ impl Mirror {
         for event in events {
             match event {
                 CacheEvent::Stored(stored) => self.store(&stored),
-                CacheEvent::Removed { names, tier, .. } => {
+                CacheEvent::Removed { group, names, tier } => {
                     for name in names {
+                        if group != GroupId(0) {
+                            assert!(self.further.remove(&(group, name, tier)), "{name:?}");
+                            continue;
+                        }
                         assert!(self.names.remove(&(name, tier)), "{name:?} was not there");
                         met.below |= tier > Tier::Secondary;
                     }
                 }
                 CacheEvent::Moved { from, to } => {
                     for name in &to.names {
+                        if to.group != GroupId(0) {
+                            assert!(self.further.remove(&(to.group, *name, from)), "{name:?}");
+                            continue;
+                        }
                         assert!(self.names.remove(&(*name, from)), "{name:?} moved");
                     }
                     self.store(&to);
@@ -98,6 +114,7 @@ impl Mirror {
                 }
                 CacheEvent::Cleared => {
                     self.names.clear();
+                    self.further.clear();
                     met.cleared = true;
                 }
                 other => panic!("{other:?}"),
@@ -113,10 +130,15 @@ impl Mirror {
         assert!(token_ids.is_empty() || token_ids.len() == names.len() * len);
         let mut parent = stored.parent;
         for (at, &name) in names.iter().enumerate() {
-            assert!(self.names.insert((name, stored.tier)), "{name:?} is there already");
+            let new = match stored.group {
+                GroupId(0) => self.names.insert((name, stored.tier)),
+                group => self.further.insert((group, name, stored.tier)),
+            };
+            assert!(new, "{name:?} is there already");
             // The first block's name depends on the generation.
             if let (Some(parent), None) = (parent, content)
                 && !token_ids.is_empty()
+                && *block_tokens == self.unit
             {
                 let ids = &token_ids[at * len..][..len];
                 assert_eq!(BlockHash::chain(parent, ids), name, "the ids are others");
@@ -144,6 +166,11 @@ impl Mirror {
             }
         }
         let mut below = [0; 2];
+        for &(group, name, tier) in &self.further {
+            // What the pool has beside may be told of later.
+            let found = manager.pool_of(group).unwrap().find_and_pin(name, tier);
+            assert!(found.is_some(), "{name:?} is not there in group {}", group.0);
+        }
         for &(name, tier) in &self.names {
             if tier > Tier::Secondary {
                 below[tier.index() - 2] += 1;

@@ -31,6 +31,9 @@ pub struct Arrival {
 
 impl Engine {
     pub fn transfer(&mut self) {
+        if !self.size.further.is_empty() {
+            return;
+        }
         match self.random.below(4) {
             0 => self.depart(),
             1 => self.end_departure(),

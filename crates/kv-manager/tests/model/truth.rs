@@ -81,6 +81,18 @@ impl Facts {
         cell(kind, self.tenant, self.salt_at(at), value)
     }
 
+    /// A cell as it is compared with that of a token at `at`, in blocks of `block_tokens` tokens.
+    pub fn seen(&self, cell: Cell, at: u64, block_tokens: usize) -> Cell {
+        let cell = cell << 8 >> 8;
+        let own = u64::from(self.salt) << 48;
+        // A block of several parts has its last one's name. If that has a salt, its readers have it too.
+        let parts = block_tokens as u64 > self.block_tokens;
+        match parts && cell >> 48 << 48 == own {
+            true => cell ^ own ^ u64::from(self.salt_at(at)) << 48,
+            false => cell,
+        }
+    }
+
     /// What the engine tells the manager.
     pub fn content(&self, explicit_salt: bool) -> Content {
         Content {

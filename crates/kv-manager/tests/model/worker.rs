@@ -6,8 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use kv_manager::tiers::{FaultRules, HostBlocks, TierTransfers};
-use kv_manager::{Message, Replica, Row, Snapshot, Start, StepPlan};
-use kv_pool::{BlockId, Location, Tier};
+use kv_manager::{
+    GroupId, GroupKind, GroupOptions, Message, Replica, Row, Snapshot, Start, StepPlan,
+};
+use kv_pool::{BlockId, Location, PoolConfig, Tier};
 
 use crate::random::Random;
 use crate::tiers::{HostCells, faults_of, tiers_of};
@@ -38,8 +40,10 @@ pub struct Line {
     pub kv: Vec<u64>,
     /// The first token of the step.
     pub start: u64,
-    /// The sequence's blocks.
+    /// The sequence's blocks of the first group.
     pub blocks: Vec<BlockId>,
+    /// Those of the others, at their places.
+    pub further: Vec<Vec<Option<BlockId>>>,
 }
 
 /// What a worker knows of a row of the table.
@@ -54,12 +58,15 @@ struct RowState {
 pub struct Worker {
     index: usize,
     block_tokens: usize,
-    device: Vec<Cell>,
-    host: Arc<HostCells>,
+    pub groups: Vec<GroupSize>,
+    /// The device's memory, of each group.
+    pub memory: Vec<Vec<Cell>>,
+    /// The host's memory, of each group.
+    host: Vec<Arc<HostCells>>,
     pub tiers: TierTransfers,
-    /// Blocks of each that have memory.
+    /// Blocks of the first group's that have memory.
     mapped: [usize; 2],
-    replica: Replica,
+    pub replica: Replica,
     rows: Vec<RowState>,
     pub queue: VecDeque<Rc<Job>>,
     /// The last plan that was carried out.
@@ -68,25 +75,34 @@ pub struct Worker {
     pub reported: u64,
     /// Steps that have failed here, of which the manager is to be told.
     pub failed: VecDeque<u64>,
-    random: Random,
+    pub random: Random,
 }
 
 impl Worker {
     pub fn new(index: usize, size: &Size, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let mut fresh = |blocks: usize| -> Vec<Cell> {
-            (0..blocks * size.block_tokens).map(|_| garbage(random.next())).collect()
+        let groups: Vec<_> = [size.first()].into_iter().chain(size.further.clone()).collect();
+        let mut fresh = |group: &GroupSize, blocks: usize| -> Vec<Cell> {
+            (0..blocks * group.block_tokens).map(|_| garbage(random.next())).collect()
         };
-        let device = fresh(size.device);
-        let host = HostCells::new(size.block_tokens, fresh(size.host));
+        let memory = groups.iter().map(|group| fresh(group, group.device)).collect();
+        let host = groups
+            .iter()
+            .map(|group| Arc::new(HostCells::new(group.block_tokens, fresh(group, group.host))));
+        let host = host.collect();
         Self {
             index,
             block_tokens: size.block_tokens,
-            device,
-            host: Arc::new(host),
+            memory,
+            host,
             tiers: tiers_of(size, &mut random),
             mapped: [size.device, size.host],
-            replica: Replica::new(size.rows as u32, size.width as u32).unwrap(),
+            replica: Replica::of_groups(
+                size.rows as u32,
+                groups.iter().map(|group| (group.kind, group.width as u32)),
+            )
+            .unwrap(),
+            groups,
             rows: vec![RowState::default(); size.rows],
             queue: VecDeque::new(),
             carried: 0,
@@ -109,15 +125,15 @@ impl Worker {
     /// goes has no content.
     pub fn map(&mut self, mapped: [usize; 2]) {
         let before = self.mapped;
-        let mut host = self.host.lock();
-        for (at, cells) in [&mut self.device, &mut *host].into_iter().enumerate() {
+        let mut host = self.host[0].lock();
+        for (at, cells) in [&mut self.memory[0], &mut *host].into_iter().enumerate() {
             let (first, end) = (before[at].min(mapped[at]), before[at].max(mapped[at]));
             for cell in &mut cells[first * self.block_tokens..end * self.block_tokens] {
                 *cell = garbage(self.random.next());
             }
         }
         drop(host);
-        self.host.map(mapped[1]);
+        self.host[0].map(mapped[1]);
         self.mapped = mapped;
     }
 
@@ -128,12 +144,15 @@ impl Worker {
     }
 
     /// Calls `change` with the cells of a block.
-    fn cells<T>(&mut self, at: Location, change: impl FnOnce(&mut [Cell]) -> T) -> T {
-        self.check_mapped(at);
-        let range = at.id.index() * self.block_tokens..(at.id.index() + 1) * self.block_tokens;
+    fn cells<T>(&mut self, group: usize, at: Location, change: impl FnOnce(&mut [Cell]) -> T) -> T {
+        if group == 0 {
+            self.check_mapped(at);
+        }
+        let tokens = self.groups[group].block_tokens;
+        let range = at.id.index() * tokens..(at.id.index() + 1) * tokens;
         match at.tier {
-            Tier::Primary => change(&mut self.device[range]),
-            _ => change(&mut self.host.lock()[range]),
+            Tier::Primary => change(&mut self.memory[group][range]),
+            _ => change(&mut self.host[group].lock()[range]),
         }
     }
 
@@ -141,7 +160,7 @@ impl Worker {
     fn begin_transfers(&mut self, plan: &StepPlan) {
         plan.check_transfers(self.tiers.tiers(), self.mapped[1] as u64).unwrap();
         self.tiers.forget(&plan.forgets);
-        let host: Arc<dyn HostBlocks> = self.host.clone();
+        let host: Arc<dyn HostBlocks> = self.host[0].clone();
         for transfer in &plan.transfers {
             self.tiers.begin(transfer, &host).unwrap();
         }
@@ -149,26 +168,28 @@ impl Worker {
 
     pub fn cell_of(&self, id: BlockId, offset: usize) -> Cell {
         self.check_mapped(Location { tier: Tier::Primary, id });
-        self.device[id.index() * self.block_tokens + offset]
+        self.memory[0][id.index() * self.block_tokens + offset]
     }
 
     pub fn write_cell(&mut self, id: BlockId, offset: usize, cell: Cell) {
         self.check_mapped(Location { tier: Tier::Primary, id });
-        self.device[id.index() * self.block_tokens + offset] = cell;
+        self.memory[0][id.index() * self.block_tokens + offset] = cell;
     }
 
     /// Overwrites a block that nobody uses.
-    pub fn poison(&mut self, at: Location) {
+    pub fn poison(&mut self, group: usize, at: Location) {
         let noise = self.random.next();
-        self.cells(at, |cells| cells.fill(garbage(noise)));
+        self.cells(group, at, |cells| cells.fill(garbage(noise)));
     }
 
     /// Whether a plan that is not carried out reads or writes a block outside of its batch.
-    pub fn moves(&self, at: Location) -> bool {
+    pub fn moves(&self, group: usize, at: Location) -> bool {
+        let group = GroupId(group as u16);
         self.queue.iter().any(|job| {
-            let mut copies = job.plan.copies.iter();
+            let mut copies = job.plan.copies.iter().filter(|copy| copy.group == group);
+            let mut scrubs = job.plan.scrubs.iter().filter(|scrub| scrub.group == group);
             copies.any(|copy| copy.from == at || copy.to == at)
-                || at.tier == Tier::Primary && job.plan.scrubs.iter().any(|&(_, id)| id == at.id)
+                || at.tier == Tier::Primary && scrubs.any(|scrub| scrub.block == at.id)
         })
     }
 
@@ -181,15 +202,18 @@ impl Worker {
         plan.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Plan(plan.clone())));
         for at in 0..=plan.copies.len() {
-            for (_, id) in plan.scrubs.iter().filter(|(after, _)| *after as usize == at) {
-                self.cells(Location { tier: Tier::Primary, id: *id }, |cells| cells.fill(0));
+            for scrub in plan.scrubs.iter().filter(|scrub| scrub.after as usize == at) {
+                let block = Location { tier: Tier::Primary, id: scrub.block };
+                self.cells(scrub.group.0.into(), block, |cells| cells.fill(0));
             }
             let Some(copy) = plan.copies.get(at) else { continue };
-            let cells = self.cells(copy.from, |cells| cells[..copy.tokens as usize].to_vec());
-            self.cells(copy.to, |to| to[..copy.tokens as usize].copy_from_slice(&cells));
+            let (group, tokens) = (usize::from(copy.group.0), copy.tokens as usize);
+            let cells = self.cells(group, copy.from, |cells| cells[..tokens].to_vec());
+            self.cells(group, copy.to, |to| to[..tokens].copy_from_slice(&cells));
         }
         self.begin_transfers(plan);
-        self.replica.apply_to_memory(plan, self.block_tokens as u32, u64::MAX).unwrap();
+        let memory = self.groups.iter().map(|group| (group.block_tokens as u32, u64::MAX));
+        self.replica.apply_to_memory(plan, &memory.collect::<Vec<_>>()).unwrap();
         assert_eq!(plan.batch.len(), job.lines.len());
         let fails = job.fails_at == Some(self.index);
         if fails {
@@ -245,13 +269,16 @@ impl Worker {
         }
         for at in 0..line.start {
             let expected = line.facts.cell(Kind::Token, at, line.kv[at as usize]) << 8 >> 8;
-            let found = self.device[self.at(row, at)] << 8 >> 8;
+            let found = line.facts.seen(self.memory[0][self.at(row, at)], at, self.block_tokens);
             assert_eq!(
                 found, expected,
                 "worker {worker}, step {step}, row {row}, sequence {}: token {at} of {} is \
                  {found:#x}, not {expected:#x}; {batch:?}",
                 line.key, line.start
             );
+        }
+        for group in 1..self.groups.len() {
+            self.check_further(group, batch, line, step);
         }
     }
 
@@ -268,22 +295,24 @@ impl Worker {
             };
             for at in from..upper + tokens {
                 let (cell, noise) = (self.at(row, at), self.random.next());
-                self.device[cell] = line.facts.cell(Kind::Void, at, noise);
+                self.memory[0][cell] = line.facts.cell(Kind::Void, at, noise);
             }
             self.rows[row] = RowState { key: line.key, end: from, void: true };
+            (1..self.groups.len()).for_each(|group| self.garble_further(group, batch, line));
             return;
         }
+        (1..self.groups.len()).for_each(|group| self.compute_further(group, job, index));
         let right = line.kv.len() as u64;
         let mut last = 0;
         for (at, &id) in (line.start..).zip(&line.ids) {
             let kind = if at < right { Kind::Token } else { Kind::Draft };
             let before = match at.checked_sub(1) {
-                Some(before) => self.device[self.at(row, before)] & ((1 << 40) - 1),
+                Some(before) => self.memory[0][self.at(row, before)] & ((1 << 40) - 1),
                 None => 0,
             };
             let value = line.facts.value(at, before, id, job.generation);
             let cell = self.at(row, at);
-            self.device[cell] = line.facts.cell(kind, at, value);
+            self.memory[0][cell] = line.facts.cell(kind, at, value);
             if !job.void && at < right {
                 assert_eq!(value, line.kv[at as usize], "token {at} of sequence {}", line.key);
                 last = value;
@@ -301,7 +330,7 @@ impl Worker {
         let row = batch.row.index();
         let end = line.start + u64::from(batch.tokens);
         for at in end..(line.blocks.len() * self.block_tokens) as u64 {
-            let cell = self.device[self.at(row, at)];
+            let cell = self.memory[0][self.at(row, at)];
             assert!(
                 !is_private_to_others(cell, line.facts.tenant, line.facts.salt),
                 "step {}, row {row}: token {at} would read {cell:#x} of another tenant",
@@ -311,8 +340,31 @@ impl Worker {
     }
 }
 
-/// How large a worker is.
+/// How large a further group is.
 #[derive(Clone, Copy, Debug)]
+pub struct GroupSize {
+    pub kind: GroupKind,
+    pub block_tokens: usize,
+    pub device: usize,
+    pub host: usize,
+    pub width: usize,
+}
+
+impl GroupSize {
+    pub fn options(&self) -> GroupOptions {
+        let (primary_blocks, secondary_blocks) = (self.device as u64, self.host as u64);
+        GroupOptions {
+            kind: self.kind,
+            block_tokens: self.block_tokens as u32,
+            pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
+            blocks_per_sequence_max: self.width as u32,
+            watermark_blocks: 0,
+        }
+    }
+}
+
+/// How large a worker is.
+#[derive(Clone, Debug)]
 pub struct Size {
     /// Tiers below the host.
     pub tiers: usize,
@@ -327,6 +379,8 @@ pub struct Size {
     pub host: usize,
     pub rows: usize,
     pub width: usize,
+    /// Groups beside the first.
+    pub further: Vec<GroupSize>,
 }
 
 impl Size {
@@ -349,7 +403,23 @@ impl Size {
             host: host as usize,
             rows: random.from(2, 6) as usize,
             width: random.from(6, 12) as usize,
+            further: Vec::new(),
         }
+    }
+
+    pub fn first(&self) -> GroupSize {
+        let &Self { block_tokens, device, host, width, .. } = self;
+        GroupSize { kind: GroupKind::Full, block_tokens, device, host, width }
+    }
+
+    /// Tokens of a name.
+    pub fn unit(&self) -> usize {
+        let further = self.further.iter().map(|group| group.block_tokens);
+        further.fold(self.block_tokens, usize::min)
+    }
+
+    pub fn has_state(&self) -> bool {
+        self.further.iter().any(|group| matches!(group.kind, GroupKind::State { .. }))
     }
 
     /// Blocks of a tier.

@@ -1,0 +1,253 @@
+//! Admission to several groups, or to one that does not keep all: one hit for all, and blocks of all or none.
+
+use std::collections::HashSet;
+
+use kv_pool::{Admitted, Claimed, Location, Pinned, Tier, tenants::TenantId};
+use smallvec::SmallVec;
+
+use crate::admit::{Answer, Request, Waiting};
+use crate::blocks::Blocks;
+use crate::group::{Group, Held};
+use crate::hit::{Found, Hit};
+use crate::rows::RowLease;
+use crate::{BlockCopy, Manager, Missing};
+
+/// What a sequence gets of all groups.
+pub(crate) struct Gotten {
+    pub(crate) held: SmallVec<[Held; 1]>,
+    /// Blocks of these that came from host memory.
+    pub(crate) far: usize,
+    /// The steps that its blocks depend on, each with the first token of its blocks.
+    pub(crate) depends: Vec<(u64, u64)>,
+}
+
+impl Manager {
+    /// Admits those requests, in order, that were prepared and have rows. `answers` has one for every request;
+    /// those behind the first for which there is no room, or behind the budget, are taken off.
+    pub(crate) fn admit_to_groups(
+        &mut self,
+        requests: &mut [Request],
+        prepared: Vec<(usize, RowLease)>,
+        budget: u64,
+        answers: &mut Vec<Answer>,
+    ) {
+        let leaves = self.leaves(prepared.len());
+        let find = |manager: &Self, at: usize, requests: &[Request]| {
+            let (names, most) = manager.wanted(&requests[at]);
+            manager.hit(names, most)
+        };
+        // All are pinned before anything is claimed, so no request evicts what another has found.
+        let mut hits: Vec<Option<Hit>> =
+            prepared.iter().map(|&(at, _)| Some(find(self, at, requests))).collect();
+        let (mut left, mut nexts) = (budget, HashSet::new());
+        for (index, (at, row)) in prepared.into_iter().enumerate() {
+            if left == 0 {
+                return answers.truncate(at);
+            }
+            let hit = hits[index].take().unwrap_or_else(|| find(self, at, requests));
+            // An earlier request of this call computes the same block.
+            if let Some(next) = self.next_block(&requests[at], hit.tokens)
+                && !nexts.insert(next)
+                && requests[at].waits
+            {
+                answers[at] = Answer::Waiting(Waiting::Prefix { tokens: hit.tokens });
+                continue;
+            }
+            let (prompt, tenant) = (requests[at].tokens(), requests[at].tenant);
+            let mut chunk = self.first_chunk(&hit, prompt, left, leaves);
+            if !self.has_room_for(&hit, prompt, chunk.as_ref().map_or(0, |chunk| *chunk), leaves) {
+                // Those behind it give back what they have found.
+                hits.iter_mut().for_each(|hit| *hit = None);
+                chunk = self.first_chunk(&hit, prompt, left, leaves);
+            }
+            let tokens = hit.tokens;
+            let gotten = chunk.and_then(|chunk| {
+                Ok((chunk, self.get(tenant, hit, prompt, tokens + chunk, leaves)?))
+            });
+            let (chunk, gotten) = match gotten {
+                Ok(gotten) => gotten,
+                Err(missing) => {
+                    answers.truncate(at);
+                    return answers.push(Answer::NoRoom(missing));
+                }
+            };
+            let mut sequence = self.sequence(&mut requests[at], tokens, gotten);
+            sequence.row = Some(row);
+            self.write_rows(&sequence);
+            sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
+            left = left.saturating_sub(prompt - tokens);
+            answers[at] = Answer::Admitted(sequence);
+        }
+    }
+
+    /// Tokens of a prompt's first chunk behind a hit: `left` at most, up to the first checkpoint, and as many as
+    /// the groups with a window have room for.
+    fn first_chunk(&self, hit: &Hit, prompt: u64, left: u64, leaves: bool) -> Result<u64, Missing> {
+        let mut chunk = (prompt - hit.tokens).min(left).min(u32::MAX.into());
+        for (group, found) in self.groups.iter().zip(&hit.found) {
+            if group.is_state() {
+                chunk = chunk.min(group.next_checkpoint(hit.tokens, prompt) - hit.tokens);
+            } else if group.is_window() {
+                let room = group.pool.claimable().saturating_sub(group.leave(leaves));
+                let places = group.whole_blocks(hit.tokens) + room.saturating_sub(found.far());
+                chunk = chunk.min(group.tokens_of(places).saturating_sub(hit.tokens));
+                if chunk == 0 {
+                    return Err(group.exhausted(found.far() + 1, room));
+                }
+            }
+        }
+        Ok(chunk)
+    }
+
+    /// Whether admission leaves blocks for running sequences; `leased` rows are not theirs.
+    pub(crate) fn leaves(&self, leased: usize) -> bool {
+        self.options.sequences_max as usize - self.home.free_rows() > leased
+    }
+
+    fn has_room_for(&self, hit: &Hit, prompt: u64, chunk: u64, leaves: bool) -> bool {
+        let end = hit.tokens + chunk;
+        let mut each = self.groups.iter().zip(&hit.found);
+        chunk > 0
+            && each.all(|(group, found)| self.check(group, found, prompt, end, leaves).is_ok())
+    }
+
+    /// Checks that a group has room for a prompt whose first chunk ends behind `end` tokens; how many blocks that
+    /// takes.
+    fn check(
+        &self,
+        group: &Group,
+        found: &Found,
+        prompt: u64,
+        end: u64,
+        leaves: bool,
+    ) -> Result<usize, Missing> {
+        let count = group.to_claim(found, prompt, end);
+        let leave = group.leave(leaves);
+        let claimable = group.pool.claimable();
+        let room = claimable.saturating_sub(leave);
+        if count.saturating_add(leave) > claimable {
+            return Err(group.exhausted(count, room));
+        }
+        Ok(count)
+    }
+
+    /// Claims what a sequence needs of each group that goes on behind a hit: blocks for its whole prompt, or up to
+    /// `end` in a window. All or nothing.
+    pub(crate) fn get(
+        &mut self,
+        tenant: TenantId,
+        hit: Hit,
+        prompt: u64,
+        end: u64,
+        leaves: bool,
+    ) -> Result<Gotten, Missing> {
+        let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
+        for (group, found) in self.groups.iter().zip(&hit.found) {
+            counts.push(self.check(group, found, prompt, end, leaves)?);
+        }
+        let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
+        for (group, &count) in self.groups.iter().zip(&counts) {
+            all.push(match count {
+                0 => Claimed::default(),
+                count => group.take(tenant, count)?,
+            });
+        }
+        let mut gotten = Gotten { held: SmallVec::new(), far: 0, depends: Vec::new() };
+        for (index, (found, mut claimed)) in hit.found.into_iter().zip(all).enumerate() {
+            self.plan_claimed(index, tenant, &mut claimed);
+            gotten.far += found.far();
+            self.note_depends(index, &found, hit.tokens, &mut gotten.depends);
+            let mut held =
+                Held { named: self.groups[index].full_blocks(hit.tokens), ..Held::default() };
+            held.turn = match self.groups[index].is_window() {
+                true => 0,
+                false => self.groups[index].next_checkpoint(hit.tokens, prompt),
+            };
+            held.blocks = match self.groups[index].is_state() {
+                true => self.state_from(index, found, claimed),
+                false => self.blocks_from(index, found, claimed),
+            };
+            gotten.held.push(held);
+        }
+        Ok(gotten)
+    }
+
+    /// A running state that begins as a checkpoint, if there is one.
+    fn state_from(&mut self, group: usize, found: Found, claimed: Claimed) -> Blocks {
+        let group = &self.groups[group];
+        let at = found.tail.locations().zip(found.tail.records()).next();
+        if let (Some((from, record)), Some(to)) = (at, claimed.ids().next()) {
+            let written_by = group.pending(record, self.completed).unwrap_or(0);
+            let to = Location { tier: Tier::Primary, id: to };
+            let (group, tokens) = (group.id, group.block_tokens);
+            self.plan.copies.push(BlockCopy { group, from, to, tokens, written_by });
+        }
+        // The copy comes before every later use of the checkpoint, in the order of the plans.
+        let mut blocks = Blocks::default();
+        blocks.push_own(claimed);
+        blocks
+    }
+
+    fn blocks_from(&mut self, group: usize, found: Found, mut claimed: Claimed) -> Blocks {
+        let gone = found.tail_first - found.head.len();
+        let mut blocks = self.brought(group, found.head, &mut claimed);
+        blocks.push_gone(gone);
+        blocks.append(self.brought(group, found.tail, &mut claimed));
+        blocks.push_own(claimed);
+        blocks
+    }
+
+    /// Blocks with names, those in host memory brought back to the first of `claimed`.
+    fn brought(&mut self, group: usize, prefix: Pinned, claimed: &mut Claimed) -> Blocks {
+        let far = prefix.locations().filter(|at| at.tier != Tier::Primary).count();
+        let rest = claimed.split_off(far);
+        let claimed = std::mem::replace(claimed, rest);
+        match self.hold(group, vec![Admitted { prefix, claimed, partial: None }]) {
+            Ok(mut held) => held.pop().unwrap_or_default(),
+            // The pool has found these blocks itself.
+            Err(error) => unreachable!("the pool refused its own blocks: {error}"),
+        }
+    }
+
+    fn note_depends(
+        &self,
+        group: usize,
+        found: &Found,
+        tokens: u64,
+        depends: &mut Vec<(u64, u64)>,
+    ) {
+        let group = &self.groups[group];
+        let places = (0..found.head.len()).chain(found.tail_first..found.end());
+        let records = found.head.records().chain(found.tail.records());
+        for (place, record) in places.zip(records) {
+            let Some(step) = group.pending(record, self.completed) else { continue };
+            let token = group.first_token(place, tokens);
+            match depends.iter_mut().find(|(on, _)| *on == step) {
+                Some((_, first)) => *first = token.min(*first),
+                None => depends.push((step, token)),
+            }
+        }
+    }
+}
+
+impl Group {
+    /// Blocks that admission leaves for running sequences.
+    fn leave(&self, leaves: bool) -> usize {
+        if leaves { self.watermark } else { 0 }
+    }
+
+    /// Blocks to be claimed behind what was found, for a prompt whose first chunk ends behind `end` tokens.
+    fn to_claim(&self, found: &Found, prompt: u64, end: u64) -> usize {
+        if self.is_state() {
+            return 1;
+        }
+        let end = if self.is_window() { end } else { prompt };
+        found.far() + self.blocks_for(end).saturating_sub(found.end())
+    }
+
+    /// The first token that is wrong if the content of a block is, which a sequence of `tokens` tokens goes on
+    /// behind.
+    pub(crate) fn first_token(&self, place: usize, tokens: u64) -> u64 {
+        if self.is_state() { tokens.saturating_sub(1) } else { self.tokens_of(place) }
+    }
+}

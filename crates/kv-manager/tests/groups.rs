@@ -1,0 +1,318 @@
+//! Several groups of layers: what each keeps, and what all can serve.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{BLOCK, admit, admitted, complete, computed, options, step};
+use kv_manager::{
+    AdmitError, Answer, Committed, ExportError, GroupId, GroupKind, GroupOptions, Manager,
+    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
+};
+use kv_pool::{BlockId, ClaimError, PoolConfig};
+
+const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
+const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8 };
+
+fn group(kind: GroupKind, device: u64) -> GroupOptions {
+    GroupOptions {
+        kind,
+        block_tokens: BLOCK,
+        pool: PoolConfig::primary_only(device),
+        blocks_per_sequence_max: 64,
+        watermark_blocks: 0,
+    }
+}
+
+/// A group of full attention with 64 blocks, and others.
+fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {
+    let further_groups = further.into_iter().collect();
+    Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap()
+}
+
+fn computed_in_chunks(manager: &mut Manager, ids: std::ops::Range<u32>) -> kv_manager::Sequence {
+    let mut sequence = admit(manager, ids);
+    loop {
+        step(manager, &mut [&mut sequence]);
+        let left = sequence.to_compute() as u32;
+        if left == 0 {
+            return sequence;
+        }
+        manager.reserve(&mut sequence, left).unwrap();
+    }
+}
+
+fn hit(manager: &mut Manager, tokens: u32) -> u64 {
+    let mut request = Request::new((0..tokens).collect());
+    request.waits = false;
+    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+}
+
+/// Steps without sequences, so that what was released can be claimed.
+fn settle(manager: &mut Manager) {
+    step(manager, &mut []);
+}
+
+fn row(manager: &Manager, group: u16, sequence: &kv_manager::Sequence, places: usize) -> Vec<bool> {
+    let ids = manager.block_ids_of(GroupId(group), sequence);
+    ids[..places].iter().map(|&id| id >= 0).collect()
+}
+
+#[test]
+fn h26_a_group_that_lags_shortens_the_hit_of_all() {
+    // Of 22 tokens, states are kept behind 8, 16 and 20: the last block size that the prompt is longer than.
+    let mut manager = manager([group(STATE, 4)]);
+    drop(computed_in_chunks(&mut manager, 0..22));
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 22), 20);
+    assert_eq!(hit(&mut manager, 20), 16, "the last token is computed");
+    assert_eq!(hit(&mut manager, 100), 20);
+    settle(&mut manager);
+    // Others take all states but that of the longest prefix, which was used last.
+    let _others = [admit(&mut manager, 500..503), admit(&mut manager, 600..603)];
+    assert_eq!(hit(&mut manager, 22), 20);
+    assert_eq!(
+        hit(&mut manager, 20),
+        0,
+        "the blocks of 16 tokens are there, and no state behind any"
+    );
+    assert_eq!(manager.pool().match_prefix(&[]).len(), 0);
+}
+
+#[test]
+fn h26_a_shortened_hit_is_judged_anew_in_every_group() {
+    // States behind 8 and 16 tokens; the window of 16 needs the blocks from token 11 on, that of 8 the first ones.
+    let mut manager = manager([group(WINDOW, 64), group(STATE, 64)]);
+    let mut sequence = computed_in_chunks(&mut manager, 0..18);
+    // The last step began behind 16 tokens, whose window begins with token 11.
+    assert_eq!(row(&manager, 1, &sequence, 5), [false, false, true, true, true]);
+    manager.commit(&mut sequence, 3, &[18]).unwrap();
+    let names = manager.pool_of(GroupId(1)).unwrap().snapshot().blocks;
+    let named = names.iter().filter(|block| block.hash.is_some()).count();
+    assert_eq!(named, 4, "what has left the window stays cached as long as there is room");
+    drop(sequence);
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 18), 16);
+    assert_eq!(hit(&mut manager, 16), 8);
+    let held = {
+        let mut request = Request::new((0..14).collect());
+        request.waits = false;
+        admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
+    };
+    assert_eq!(held.cached_tokens(), 8);
+    // Token 8 reads from token 3 on, and the first chunk ends at the checkpoint behind 12 tokens.
+    assert_eq!((held.next(), row(&manager, 1, &held, 4)), (4, vec![true, true, true, false]));
+    assert_eq!(manager.block_ids_of(GroupId(2), &held).len(), 1);
+}
+
+#[test]
+fn a_checkpoint_is_copied_before_it_is_gone_on_from() {
+    let mut manager = manager([group(STATE, 8)]);
+    drop(computed_in_chunks(&mut manager, 0..9));
+    settle(&mut manager);
+    let step = manager.begin_step().unwrap();
+    let mut request = Request::new((0..9).collect());
+    request.waits = false;
+    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(sequence.cached_tokens(), 8);
+    let state = sequence.block_of(GroupId(1), 0).unwrap();
+    let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
+    let [copy] = plan.copies[..] else { panic!("{:?}", plan.copies) };
+    assert_eq!((copy.group, copy.to.id, copy.tokens), (GroupId(1), state, BLOCK));
+    assert_ne!(copy.from.id, state);
+    assert_eq!(plan.batch[0].start, Start::At(8));
+}
+
+#[test]
+fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let group = GroupId(1);
+    let mut sequence = admit(&mut manager, 0..12);
+    let open = manager.begin_step().unwrap();
+    assert!(manager.stage(&open, &mut [&mut sequence]).unwrap().edits.len() >= 2);
+    manager.finish_step(open).unwrap();
+    let all: Vec<BlockId> = (0..3).map(|at| sequence.block_of(group, at).unwrap()).collect();
+    // The next step begins behind 12 tokens, but the first one is in flight, and could fail.
+    manager.commit(&mut sequence, 1, &[12]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    assert_eq!(row(&manager, 1, &sequence, 4), [true; 4]);
+    complete(&mut manager, 1, Outcome::Done);
+    manager.commit(&mut sequence, 2, &[13]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    // Token 12, of the step in flight, reads from token 7 on.
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut [&mut sequence]).unwrap().clone();
+    manager.finish_step(open).unwrap();
+    assert_eq!(row(&manager, 1, &sequence, 4), [false, true, true, true]);
+    assert_eq!(sequence.block_of(group, 0), None);
+    assert_eq!(sequence.block_of(group, 1), Some(all[1]));
+    let edit = plan.edits.iter().find(|edit| edit.group == group).unwrap();
+    assert_eq!((edit.first, edit.count), (0, 1));
+    // A worker's table has them no more, and needs them no more.
+    let mut replica = Replica::of_groups(256, [(GroupKind::Full, 2048), (WINDOW, 64)]).unwrap();
+    let mut snapshot = manager.snapshot();
+    snapshot.step = plan.after;
+    replica.restore(&snapshot).unwrap();
+    replica.apply_to_memory(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
+    assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], -1);
+    let mut bytes = Vec::new();
+    snapshot.to_bytes(&mut bytes);
+    assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Snapshot(snapshot));
+    // Nobody is given the block before the step in whose plan it left is complete.
+    let free = |manager: &Manager| manager.pool_of(group).unwrap().claimable();
+    let before = free(&manager);
+    complete(&mut manager, 2, Outcome::Done);
+    assert_eq!(free(&manager), before);
+    complete(&mut manager, 3, Outcome::Done);
+    assert_eq!(free(&manager), before + 1);
+}
+
+#[test]
+fn h27_a_failed_step_finds_its_window() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let mut sequence = admit(&mut manager, 0..40);
+    for chunk in 1..=5 {
+        manager.reserve(&mut sequence, 8).unwrap();
+        let open = manager.begin_step().unwrap();
+        manager.stage(&open, &mut [&mut sequence]).unwrap();
+        manager.finish_step(open).unwrap();
+        if chunk < 5 {
+            complete(&mut manager, chunk, Outcome::Done);
+        }
+    }
+    complete(&mut manager, 5, Outcome::Failed);
+    let redo = manager.reserve(&mut sequence, 1).unwrap_err();
+    assert_eq!(redo, ReserveError::Sequence(SequenceError::Redo { from: 32 }));
+    // Token 32 reads from token 27 on.
+    assert_eq!(row(&manager, 1, &sequence, 9)[6..8], [true; 2]);
+}
+
+#[test]
+fn a_long_prompt_needs_a_window_and_a_chunk() {
+    // 6 tokens of window and a chunk of 8, twice: the blocks of the first are free when its step is complete.
+    let mut manager = manager([group(WINDOW, 6)]);
+    let mut sequence = {
+        let mut requests = [Request::new((0..160).collect())];
+        admitted(manager.admit(&mut requests, 8).pop().unwrap())
+    };
+    assert_eq!((sequence.next(), sequence.block_count_of(GroupId(1))), (8, 2));
+    let mut steps = 0;
+    loop {
+        step(&mut manager, &mut [&mut sequence]);
+        steps += 1;
+        if sequence.to_compute() == 0 {
+            break;
+        }
+        manager.reserve(&mut sequence, 8).unwrap();
+    }
+    assert_eq!((steps, sequence.resolved()), (20, 160));
+    // A chunk is as long as there is room for.
+    drop(sequence);
+    settle(&mut manager);
+    let mut requests = [Request::new((1000..1160).collect())];
+    let sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    assert_eq!(sequence.next(), 24);
+}
+
+#[test]
+fn sinks_stay() {
+    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
+    let mut manager = manager([group(kind, 64)]);
+    let mut sequence = computed(&mut manager, 0..26);
+    manager.commit(&mut sequence, 1, &[26]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(row(&manager, 1, &sequence, 7), [true, true, false, false, false, true, true]);
+    drop(sequence);
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 26), 24);
+}
+
+#[test]
+fn all_groups_have_room_or_nothing_is_taken() {
+    let mut manager = manager([group(GroupKind::Full, 3)]);
+    let before = (manager.pool().claimable(), manager.free_rows());
+    let mut requests = [Request::new((0..16).collect())];
+    assert!(matches!(
+        manager.admit(&mut requests, u64::MAX)[..],
+        [Answer::Refused(AdmitError::NeverFits { blocks: 4, capacity: 3 })]
+    ));
+    let mut held = computed(&mut manager, 0..8);
+    let mut requests = [Request::new((100..108).collect())];
+    let answers = manager.admit(&mut requests, u64::MAX);
+    let [Answer::NoRoom(missing)] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    let reason = ClaimError::Exhausted { requested: 2, claimable: 1, retiring: 0 };
+    assert_eq!(missing.reason, reason);
+    assert_eq!((manager.pool().claimable(), manager.free_rows()), (before.0 - 2, before.1 - 1));
+    manager.commit(&mut held, 1, &[8]).unwrap();
+    let refused = manager.reserve(&mut held, 5).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    assert_eq!(manager.pool().claimable(), before.0 - 2);
+    assert_eq!(manager.reserve(&mut held, 4).unwrap().blocks, 2);
+}
+
+#[test]
+fn groups_have_blocks_of_their_own_size() {
+    // A group of layers with fewer bytes a token has more tokens in a block of as many bytes.
+    let wide = GroupOptions { block_tokens: 16, ..group(GroupKind::Full, 8) };
+    let mut manager = manager([wide]);
+    drop(computed(&mut manager, 0..40));
+    settle(&mut manager);
+    let blocks = |manager: &Manager, group| {
+        let blocks = manager.pool_of(GroupId(group)).unwrap().snapshot().blocks;
+        blocks.iter().filter(|block| block.hash.is_some()).count()
+    };
+    assert_eq!((blocks(&manager, 0), blocks(&manager, 1)), (10, 2));
+    assert_eq!(hit(&mut manager, 40), 32, "both sizes divide it");
+    assert_eq!(hit(&mut manager, 33), 32);
+    assert_eq!(hit(&mut manager, 32), 16);
+}
+
+#[test]
+fn a_state_does_not_take_ids_back() {
+    let mut manager = manager([group(STATE, 16)]);
+    let mut sequence = computed_in_chunks(&mut manager, 0..10);
+    manager.commit(&mut sequence, 2, &[10]).unwrap();
+    let drafts = manager.reserve(&mut sequence, 3).unwrap_err();
+    assert_eq!(drafts, ReserveError::Drafts { tokens: 2, max: 0 });
+    // The next step is staged before the id of the last is known, and the engine stops at that one.
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(manager.commit(&mut sequence, 3, &[11]).unwrap(), Committed::Taken);
+    let redo = manager.commit(&mut sequence, 4, &[]).unwrap();
+    assert_eq!(redo, Committed::Redo { from: 8 }, "behind the checkpoint");
+    assert_eq!((sequence.known(), sequence.resolved()), (12, 8));
+    assert_eq!(manager.truncate(&mut sequence, 7).unwrap(), 0, "no state is behind 4 tokens");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |further: Vec<GroupOptions>| {
+        Manager::new(ManagerOptions { further_groups: further, ..options(8, 0) })
+            .unwrap_err()
+            .to_string()
+    };
+    let odd = GroupOptions { block_tokens: 6, ..group(GroupKind::Full, 8) };
+    assert_eq!(refused(vec![odd]), "6 tokens are not a multiple of 4");
+    let state = group(GroupKind::State { checkpoint_tokens: 6 }, 8);
+    assert_eq!(refused(vec![state]), "6 tokens are not a multiple of 4");
+    let none = group(GroupKind::Window { tokens: 0, sinks: 1 }, 8);
+    assert_eq!(refused(vec![none]), "a window's tokens is 0");
+    let many = vec![group(GroupKind::Full, 1); 64];
+    assert_eq!(refused(many), "65 groups of layers are more than 64");
+
+    let mut manager = manager([group(STATE, 8)]);
+    let sequence = computed(&mut manager, 0..4);
+    let refused = manager.export(sequence).unwrap_err();
+    assert_eq!(refused.reason, ExportError::Groups { groups: 2 });
+    let (answer, adoption) = manager.adopt(&mut Request::new(vec![1; 9]), 9);
+    assert!(matches!(answer, Answer::Refused(AdmitError::Groups { groups: 2 })));
+    assert!(adoption.is_none());
+}
