@@ -316,3 +316,58 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(answer, Answer::Refused(AdmitError::Groups { groups: 2 })));
     assert!(adoption.is_none());
 }
+
+#[test]
+fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
+    let further_groups = vec![group(GroupKind::Full, 4)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let mut held = computed(&mut manager, 0..8);
+    drop(computed(&mut manager, 100..108));
+    settle(&mut manager);
+    let _other = computed(&mut manager, 200..208);
+    manager.commit(&mut held, 1, &[8]).unwrap();
+    let refused = manager.reserve(&mut held, 5).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    assert_eq!(manager.pool().counters().evicted, 0);
+}
+
+#[test]
+fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
+    let mut manager = Manager::new(ManagerOptions { kind: STATE, ..options(8, 0) }).unwrap();
+    let mut first = admit(&mut manager, 0..9);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut first]).unwrap();
+    manager.finish_step(open).unwrap();
+    let mut request = Request::new((0..9).collect());
+    request.waits = false;
+    let mut second = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(second.cached_tokens(), 8, "the step that writes it is in flight");
+    complete(&mut manager, 1, Outcome::Failed);
+    let redo = manager.reserve(&mut second, 1).unwrap_err();
+    assert_eq!(redo, ReserveError::Sequence(SequenceError::Redo { from: 0 }));
+}
+
+#[test]
+fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
+    let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(8) };
+    let further_groups = vec![GroupOptions { pool, ..group(STATE, 8) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 8) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..10);
+    step(&mut manager, &mut [&mut sequence]);
+    manager.reserve(&mut sequence, 2).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut sequence, 2, &[10]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    assert_eq!(sequence.resolved(), 10);
+    complete(&mut manager, 2, Outcome::Failed);
+    settle(&mut manager);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 8);
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut []).unwrap();
+    let copies = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
+    let from: Vec<_> = copies.map(|copy| copy.from.tier).collect();
+    assert_eq!(from, [kv_pool::Tier::Primary], "the checkpoint is gone on from");
+}
