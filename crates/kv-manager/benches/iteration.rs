@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kv_manager::{
-    Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
+    Answer, Completion, GroupKind, GroupOptions, Manager, ManagerOptions, Outcome, Request,
+    Sequence, WorkerId,
 };
 use kv_pool::PoolConfig;
 
@@ -46,6 +47,8 @@ fn main() {
     println!("| --- | --- | --- | --- | --- |");
     for sequences in [256, 1024] {
         decode(sequences, 0, false, "pool grown");
+        decode_in(2, sequences, 0, false, "2 groups");
+        decode_in(4, sequences, 0, false, "4 groups");
         decode(sequences, 0, true, "pool grown, caches cold");
         decode(sequences, 1, false, "pool full, evicting");
     }
@@ -54,10 +57,22 @@ fn main() {
     }
 }
 
-fn manager(sequences: u32, device: u64, host: u64) -> Manager {
+fn manager(groups: u32, sequences: u32, device: u64, host: u64) -> Manager {
     let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
+    // Every second one has a window, as in many models.
+    let further = |index| GroupOptions {
+        kind: match index % 2 {
+            1 => GroupKind::Window { tokens: 1024, sinks: 0 },
+            _ => GroupKind::Full,
+        },
+        block_tokens: BLOCK,
+        pool: pool.clone(),
+        blocks_per_sequence_max: 2048,
+        watermark_blocks: 0,
+    };
     Manager::new(ManagerOptions {
         block_tokens: BLOCK,
+        further_groups: (1..groups).map(further).collect(),
         pool,
         sequences_max: sequences,
         ..ManagerOptions::default()
@@ -70,9 +85,13 @@ const OTHER_WORK_BYTES: usize = 6 << 20;
 
 /// Sequences that decode one token each a step, with one step of overlap.
 fn decode(sequences: u32, full: u64, cold: bool, name: &str) {
+    decode_in(1, sequences, full, cold, name);
+}
+
+fn decode_in(groups: u32, sequences: u32, full: u64, cold: bool, name: &str) {
     const STEPS: usize = 4096;
     let own = u64::from(sequences) * (STEPS as u64 / u64::from(BLOCK) + 20);
-    let mut manager = manager(sequences, own, full * own);
+    let mut manager = manager(groups, sequences, own, full * own);
     if full > 0 {
         fill(&mut manager);
     }
@@ -142,7 +161,7 @@ fn fill(manager: &mut Manager) {
 /// A prompt that is cached, admitted and dropped.
 fn hit(blocks: u32) {
     const ROUNDS: usize = 2000;
-    let mut manager = manager(4, 2 * u64::from(blocks), 0);
+    let mut manager = manager(1, 4, 2 * u64::from(blocks), 0);
     let ids: Vec<u32> = (0..=blocks * BLOCK).collect();
     let (mut times, mut allocations) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
