@@ -487,3 +487,19 @@ fn options_of_any_number_of_blocks() {
         assert_eq!(built.is_ok(), (1..=i32::MAX as u32).contains(&blocks), "{blocks}");
     }
 }
+
+#[test]
+fn tiers_of_any_number_and_models_of_any_length_are_taken_or_refused() {
+    use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
+    let device = [device()];
+    for (tiers, length) in [(0, 0), (1, 1), (2, 1 << 20), (3, 7)] {
+        let mut lower = kv_cache::LowerTiers::new(&vec![1; length]);
+        (0..tiers).for_each(|_| {
+            lower.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
+        });
+        let options = KvCacheOptions { tiers: lower, ..small() };
+        let made = kv_cache::KvCache::new(&streams(&device), options);
+        assert_eq!(made.is_ok(), tiers <= 2, "{tiers} tiers");
+        made.into_iter().for_each(|cache| cache.close().unwrap());
+    }
+}

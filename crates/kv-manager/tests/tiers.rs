@@ -145,8 +145,6 @@ fn request(ids: std::ops::Range<u32>) -> Request {
     Request::new(ids.collect())
 }
 
-// What is visible.
-
 #[test]
 fn a_block_is_found_below_once_every_worker_has_stored_it() {
     let mut rig = Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(16, 8) });
@@ -270,8 +268,6 @@ fn a_name_that_is_dropped_while_it_is_stored_is_not_found() {
     assert!(!rig.is_stored(name));
 }
 
-// Loads.
-
 #[test]
 fn a_hit_below_waits_alone_and_then_comes_from_the_host() {
     let mut rig = Rig::new(8, 4);
@@ -370,7 +366,17 @@ fn loaded_blocks_stay_for_their_request_until_its_deadline() {
     assert_eq!(rig.manager.lower_stats().kept_blocks, 0, "it did not come back in time");
 }
 
-// Who owns the blocks (H30).
+#[test]
+fn a_request_that_asks_for_a_load_keeps_no_block_from_others() {
+    let mut rig = Rig::new(8, 8);
+    let names = rig.store(0..24);
+    let before = rig.manager.pool().claimable();
+    let step = rig.manager.begin_step().unwrap();
+    assert!(names.iter().all(|name| rig.is_stored(*name)));
+    assert!(rig.manager.admit(&mut [request(0..30)], 0).is_empty());
+    assert_eq!(rig.manager.pool().claimable(), before, "a look keeps blocks from others");
+    drop(step);
+}
 
 #[test]
 fn a_deadline_ends_the_wait_and_not_the_tickets_hold_on_its_blocks() {
@@ -497,8 +503,6 @@ fn a_store_that_ends_after_a_reset_is_forgotten() {
     assert!(rig.step(&mut []).forgets.contains(&Forget::Name(Tier::Third, name)));
 }
 
-// Hints.
-
 #[test]
 fn a_forgotten_name_goes_from_every_tier_and_does_not_arrive() {
     let mut rig = Rig::new(8, 4);
@@ -568,8 +572,6 @@ fn retention_follows_a_name_down_and_back() {
     rig.settle(0, load.ticket, &[]);
     assert_eq!((priority(&rig, names[0]), priority(&rig, names[1])), (Some(33), Some(33)));
 }
-
-// The handles, and tiers that do what they should not (H21, H32).
 
 #[derive(Debug)]
 struct Host {

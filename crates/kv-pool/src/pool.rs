@@ -261,6 +261,25 @@ impl BlockPool {
         }
     }
 
+    /// Where cached content lies, without a pin: it may be elsewhere as soon as anybody claims or moves blocks. For an
+    /// owner who has the pool alone, and for hints. A pin of unused content, however short, keeps its block from
+    /// being claimed until its epoch is complete.
+    #[must_use]
+    pub fn locate(&self, hash: BlockHash) -> Option<(crate::RecordId, crate::Location)> {
+        let state = self.shared.state.lock();
+        let block = state.find(hash)?;
+        state.may_use(block).then(|| (block, state.blocks.location(block)))
+    }
+
+    /// How many blocks of a prefix are cached, in whatever tier, without a pin; see [`locate`](Self::locate).
+    #[must_use]
+    pub fn prefix_len(&self, hashes: &[BlockHash]) -> usize {
+        let mut state = self.shared.state.lock();
+        let mut found = Vec::new();
+        state.find_prefix(hashes, &mut found);
+        state.usable(&found)
+    }
+
     /// What cached content is worth, with the whole of its duration. A pin of unused content ends its duration:
     /// ask before, and [retain](Self::retain) the pin, to look at content without a change of its worth.
     #[must_use]

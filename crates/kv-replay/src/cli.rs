@@ -34,7 +34,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Replays a trace, or a generated workload, and reports the results.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Compares eviction policies and Belady's optimum on a trace, one request at a time, exactly.
     Policies(PoliciesArgs),
     /// Generates a workload in the trace format.
@@ -139,6 +139,10 @@ pub(crate) struct RunArgs {
     /// iterations.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     budget_swing: u32,
+    /// Puts a tier in memory below the host, which is late, fails, tears, corrupts, swaps and loses blocks,
+    /// by this seed.
+    #[arg(long, value_name = "SEED", value_parser = whole::<u64>)]
+    tier_faults: Option<u64>,
     /// Drives N worker processes, each with one device, by plans over pipes; this process decides and
     /// opens no device.
     #[arg(long, value_name = "N", value_parser = whole::<u16>)]
@@ -213,6 +217,7 @@ impl RunArgs {
                 cancel: self.cancel,
                 budget_swing: self.budget_swing,
             },
+            tier_faults: self.tier_faults,
             verify: self.verify,
             seed: self.seed,
         }

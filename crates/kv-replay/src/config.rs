@@ -149,6 +149,8 @@ pub struct RunConfig {
     pub transport: TransportChoice,
     /// What happens to requests beside prefill and decoding.
     pub life: Life,
+    /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
+    pub tier_faults: Option<u64>,
     /// How many of the read blocks are compared.
     pub verify: Verify,
     /// Seed of all random choices of the run.
@@ -169,6 +171,7 @@ impl Default for RunConfig {
             policy: PolicyKind::Lru,
             transport: TransportChoice::default(),
             life: Life::default(),
+            tier_faults: None,
             verify: Verify::Full,
             seed: 0,
         }
@@ -179,6 +182,9 @@ impl Default for RunConfig {
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// A tier below the host needs one.
+    #[error("--tier-faults puts a tier below host memory, but --host-blocks is 0")]
+    TierWithoutHost,
     /// An option is 0 but must not be.
     #[error("{option} is 0, expected at least 1")]
     Zero {
@@ -289,6 +295,9 @@ impl RunConfig {
                 return Err(ConfigError::TooLarge { option, value, limit });
             }
         }
+        if self.tier_faults.is_some() && self.host_blocks == 0 {
+            return Err(ConfigError::TierWithoutHost);
+        }
         let Life { drafts, accept, fork, suspend, cancel, budget_swing, .. } = self.life;
         for (option, value, limit) in [
             ("--draft", drafts, DRAFTS_MAX),
@@ -375,6 +384,11 @@ impl RunConfig {
             asked("--fork", fork),
             asked("--suspend", suspend),
             asked("--budget-swing", budget_swing),
+            changed(
+                "--tier-faults",
+                self.tier_faults.unwrap_or(0).to_string(),
+                self.tier_faults.is_some(),
+            ),
             changed("--policy", self.policy.name().to_owned(), self.policy != default.policy),
             changed(
                 "--transport",

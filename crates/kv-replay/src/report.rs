@@ -92,6 +92,8 @@ pub struct RunReport {
     pub pages_mapped_inline: u64,
     /// Number of calls that found too few ready blocks and mapped pages themselves.
     pub growth_stalls: u64,
+    /// The tier below host memory; `None` without one.
+    pub tiers: Option<TiersReport>,
     /// The figures of a run over contiguous ranges; `None` for a run over blocks.
     pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
@@ -151,6 +153,29 @@ pub struct RangesReport {
     pub peak_mapped_bytes: u64,
     /// Largest number of bytes of tokens in use at once.
     pub peak_used_bytes: u64,
+}
+
+/// What came of a tier below host memory, at all workers together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TiersReport {
+    /// Blocks that every worker stored.
+    pub blocks_stored: u64,
+    /// Blocks that some worker did not store.
+    pub blocks_unstored: u64,
+    /// Blocks that came back right at every worker: hits below host memory.
+    pub blocks_loaded: u64,
+    /// Blocks on their way that were forgotten, or whose worker was lost.
+    pub blocks_void: u64,
+    /// Names that the tier dropped by itself.
+    pub names_dropped: u64,
+    /// Blocks of loads that were wrong at some worker, by fault. Each was a miss.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Number of times that a request waited for a load.
+    pub waits: u64,
+    /// Number of these waits that a deadline ended.
+    pub waits_late: u64,
+    /// Host blocks that tickets held when the run had ended.
+    pub quarantined_at_end: u64,
 }
 
 /// The worker processes of a run.
@@ -275,6 +300,7 @@ impl RunReport {
             pages_mapped_ahead: 0,
             pages_mapped_inline: 0,
             growth_stalls: 0,
+            tiers: None,
             contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,
@@ -343,6 +369,7 @@ impl RunReport {
             ("ranges", self.contiguous.map_or_else(String::new, |ranges| self.ranges_line(ranges))),
             ("steps", self.steps_line()),
             ("life", self.life_line()),
+            ("tiers", self.tiers_line()),
             ("workers", self.workers_line()),
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
@@ -452,6 +479,23 @@ impl RunReport {
         let some = counts.into_iter().filter(|(count, _)| *count > 0);
         let some: Vec<_> = some.map(|(count, what)| format!("{} {what}", grouped(count))).collect();
         some.join(", ")
+    }
+
+    /// What came of the tier below host memory; nothing where there is none.
+    fn tiers_line(&self) -> String {
+        let Some(tiers) = &self.tiers else { return String::new() };
+        let faults = tiers.faults.iter();
+        let faults: Vec<_> =
+            faults.map(|(name, count)| format!("{} {name}", grouped(*count))).collect();
+        format!(
+            "{} blocks stored, {} loaded; wrong: {}; {} waits, {} too long; {} quarantined",
+            grouped(tiers.blocks_stored),
+            grouped(tiers.blocks_loaded),
+            if faults.is_empty() { "none".to_owned() } else { faults.join(", ") },
+            grouped(tiers.waits),
+            grouped(tiers.waits_late),
+            grouped(tiers.quarantined_at_end),
+        )
     }
 
     /// What became of worker processes; nothing where there are none.

@@ -11,10 +11,16 @@ use kv_replay::report::RunReport;
 
 /// Replays a few requests in memory for about two of them at once, on one device or two.
 fn replay(device: &str, life: Life, seed: u64) -> RunReport {
+    replay_over(device, life, seed, None)
+}
+
+/// The same over a tier with faults.
+fn replay_over(device: &str, life: Life, seed: u64, tier_faults: Option<u64>) -> RunReport {
     let config = RunConfig {
+        tier_faults,
         block_tokens: 64,
         device_blocks: 1024,
-        host_blocks: 2048,
+        host_blocks: if tier_faults.is_some() { 192 } else { 2048 },
         max_batch: 8,
         step_tokens: 4096,
         life,
@@ -28,6 +34,10 @@ fn replay(device: &str, life: Life, seed: u64) -> RunReport {
         request.input_length = request.input_length.min(30_000);
         request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
         request.output_length = request.output_length.min(40);
+    }
+    if tier_faults.is_some() {
+        // What came first comes again, when it has left the host.
+        trace.requests.extend_from_within(..);
     }
     config.check().unwrap();
     config.check_trace(&trace).unwrap();
@@ -108,4 +118,23 @@ fn all_of_it_happens_at_once() {
             assert!(report.forks > 0 && report.suspensions > 0, "{device}, {seed}");
         }
     }
+}
+
+#[test]
+fn a_tier_that_does_everything_wrong_lies_below() {
+    let life = Life { chunk: 512, drafts: 3, accept: 70, fork: 2, suspend: 3, ..Life::default() };
+    let life = Life { cancel: 20, budget_swing: 30, ..life };
+    let (mut loaded, mut faults) = (0, std::collections::BTreeSet::new());
+    for (device, seeds) in [("sim", 20..24), ("sim:2", 24..26)] {
+        for seed in seeds {
+            let lives = if seed % 2 == 0 { Life::default() } else { life };
+            let report = replay_over(device, lives, seed, Some(seed));
+            let tiers = report.tiers.unwrap();
+            assert_eq!(tiers.quarantined_at_end, 0, "{device}, {seed}: {tiers:?}");
+            assert!(tiers.blocks_stored > 0, "{tiers:?}");
+            loaded += tiers.blocks_loaded;
+            faults.extend(tiers.faults.into_keys());
+        }
+    }
+    assert!(loaded > 0 && faults.len() >= 4, "{loaded} blocks came back; {faults:?}");
 }

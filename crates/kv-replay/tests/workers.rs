@@ -213,6 +213,27 @@ fn the_manager_goes_no_further_than_overlap_allows_while_a_worker_is_stopped() {
 }
 
 #[test]
+fn a_tier_that_does_everything_wrong_lies_below_each_worker() {
+    let case = Case::new();
+    let (mut loaded, mut wrong) = (0, 0);
+    for seed in ["1", "2", "3"] {
+        let over =
+            ["--workers", "2", "--layers", "2", "--tier-faults", seed, "--host-blocks", "100"];
+        let killed = ["--kill-worker", "1@40"];
+        let args = if seed == "3" { [&over[..], &killed[..]].concat() } else { over.to_vec() };
+        let report = case.clean(&args);
+        let tiers = &report["tiers"];
+        assert_eq!(count(tiers, "quarantined_at_end"), 0, "{tiers}");
+        loaded += count(tiers, "blocks_loaded");
+        let faults = tiers["faults"].as_object().unwrap();
+        wrong += faults.values().map(|count| count.as_u64().unwrap()).sum::<u64>();
+    }
+    assert!(loaded > 0 && wrong > 0, "{loaded} blocks came back, and {wrong} were wrong");
+    let refused = case.fails(&["--tier-faults", "1", "--host-blocks", "0"], 2);
+    assert!(refused.contains("--tier-faults puts a tier below host memory"), "{refused}");
+}
+
+#[test]
 fn a_killed_worker_is_replaced_and_everything_is_computed_again() {
     let case = Case::new();
     let undisturbed = case.clean(&["--workers", "3"]);

@@ -94,9 +94,9 @@ impl Manager {
         if !names.iter().any(|name| below(&self.lower, name)) {
             return None;
         }
-        // Pinned until the room for the others is claimed.
-        let near = self.groups[0].pool.match_prefix(names);
-        let rest = &names[near.len()..];
+        // Without a pin, which would keep the blocks from others in this step, however often a request asks.
+        let near = self.groups[0].pool.prefix_len(names);
+        let rest = &names[near..];
         let first = *rest.first()?;
         if let Some(&ticket) = self.lower.arriving.get(&first) {
             return Some((ticket, false));
@@ -124,10 +124,9 @@ impl Manager {
                 Err(_) => return None,
             }
         };
-        let names = rest[..count].to_vec();
         let places = claimed.ids().collect();
-        let mut ticket = Ticket::new(tier, Direction::Load, names);
-        ticket.parent = near.len().checked_sub(1).and_then(|last| near.hash(last));
+        let mut ticket = Ticket::new(tier, Direction::Load, rest[..count].to_vec());
+        ticket.parent = near.checked_sub(1).map(|last| names[last]);
         ticket.claimed.push(claimed);
         let id = self.open_ticket(ticket, places);
         self.lower.arriving.extend(rest[..count].iter().map(|&name| (name, id)));

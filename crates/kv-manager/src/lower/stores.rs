@@ -70,22 +70,19 @@ impl Manager {
         }
         let group = &self.groups[0];
         let worth = group.pool.retention(name).unwrap_or_default();
-        let tiers = [Tier::Secondary, Tier::Primary];
-        let found = tiers.into_iter().find_map(|tier| group.pool.find_and_pin(name, tier));
         // What has left the cache, or is being computed anew, is wanted again when it is complete.
-        let Some(found) = found else { return Storing::Never };
-        if worth.duration.is_some() {
-            group.pool.retain(&found, worth);
-        }
-        if found.records().any(|record| group.pending(record, self.completed).is_some()) {
+        let Some((record, at)) = group.pool.locate(name) else { return Storing::Never };
+        if group.pending(record, self.completed).is_some() {
             return Storing::Never;
         }
         let stored =
             tier_at(ticket.tier).is_some_and(|tier| self.lower.policy.stores(tier, name, worth));
-        let Some(at) = found.locations().next().filter(|_| stored) else { return Storing::Never };
-        let bearer = found.records().next();
+        if !stored {
+            return Storing::Never;
+        }
         let place = match at.tier {
             Tier::Primary if !idle => return Storing::Later,
+            // Not pinned: every later use of the block comes later in the plans than the copy.
             Tier::Primary => {
                 let Some(host) = self.copy_down(at) else { return Storing::Later };
                 let place = host.ids().next();
@@ -93,14 +90,18 @@ impl Manager {
                 place
             }
             _ => {
+                let Some(found) = group.pool.find_and_pin(name, Tier::Secondary) else {
+                    return Storing::Never;
+                };
+                if worth.duration.is_some() {
+                    group.pool.retain(&found, worth);
+                }
                 ticket.pinned.push(found);
                 Some(at.id)
             }
         };
         let Some(place) = place else { return Storing::Never };
-        if let (Some(mut feed), Some(record), Some(tier)) =
-            (self.home.feed(), bearer, tier_at(ticket.tier))
-        {
+        if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(ticket.tier)) {
             feed.storing_below(0, tier, record);
         }
         self.lower.tiers[ticket.tier].storing.insert(name);
@@ -113,13 +114,6 @@ impl Manager {
 
     /// Plans the copy of a device block to a host block that is claimed for it.
     fn copy_down(&mut self, from: Location) -> Option<Claimed> {
-        // A block that is let go of again cannot be claimed at once. It must not be missed.
-        let spare = 4 * self.lower.options.ticket_blocks_max as usize;
-        if self.groups[0].pool.claimable()
-            < spare.min(self.options.pool.primary_blocks as usize / 4)
-        {
-            return None;
-        }
         let host = self.groups[0].pool.claim_in(Tier::Secondary, 1).ok()?;
         let id = host.ids().next()?;
         let (group, to) = (&self.groups[0], Location { tier: Tier::Secondary, id });

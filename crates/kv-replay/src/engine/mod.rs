@@ -24,6 +24,7 @@ mod error;
 mod expected;
 mod live;
 mod scheduler;
+mod tiers;
 mod verify;
 mod work;
 pub mod workers;
@@ -111,7 +112,7 @@ pub fn build_cache(
         several => Some(place(config, several)?),
     };
     let growth = growth(config, blocks, devices)?;
-    let options = options(config, blocks, devices, placement)?;
+    let options = options(config, blocks, devices, placement, 0)?;
     let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     let mut cache = KvCache::new(&streams, KvCacheOptions { growth, ..options })?;
     // A replay measures steps, not the start.
@@ -133,6 +134,7 @@ fn options(
     blocks: u64,
     devices: &OpenDevices,
     placement: Option<Placement>,
+    worker: u64,
 ) -> Result<KvCacheOptions, RunError> {
     let shape = KvShape::new(KvShapeOptions {
         layers: config.shape.layers,
@@ -158,7 +160,7 @@ fn options(
         watermark_blocks: 0,
         scrubs: false,
         hasher: BlockHasher::FAST,
-        tiers: Default::default(),
+        tiers: tiers::tiers(config, worker),
         step_tokens_max: config.step_tokens,
         step_arrays: work::arrays(config),
         memory: Default::default(),
@@ -207,7 +209,9 @@ fn play(
     let worker = cache.options().growth.worker().cloned();
     let local = Local::new(cache)?;
     let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
-    let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress);
+    let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)
+        .and_then(|()| scheduler.end_transfers());
+    tiers::note(&mut report, config, scheduler.manager());
     let cache = scheduler.into_cache().cache;
     note_moves(&mut report, &cache);
     // Also after a failure: closing waits for enqueued work, and releases the memory.

@@ -25,6 +25,12 @@ use crate::trace::Trace;
 /// Number of iterations in a row without work after which a waiting request can never run.
 pub(super) const IDLE_ITERATIONS_MAX: u32 = 4;
 
+/// By how much the clock advances in an iteration without work while blocks are on their way.
+const WAIT: Duration = Duration::from_millis(1);
+
+/// Number of iterations after which blocks on their way are given up at the end of a run.
+const TRANSFER_ITERATIONS_MAX: u32 = 20_000;
+
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
 const GRID_TOKENS: u64 = 2048;
@@ -154,6 +160,24 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
+    pub(super) fn manager(&self) -> &kv_cache::kv_manager::Manager {
+        self.cache.manager()
+    }
+
+    /// Waits until what is on its way to and from the tiers below the host has arrived. A tier that keeps blocks
+    /// for good is left behind, and the report says how many.
+    pub(super) fn end_transfers(&mut self) -> Result<(), RunError> {
+        for _ in 0..TRANSFER_ITERATIONS_MAX {
+            if self.cache.manager().lower_stats().open_tickets == 0 {
+                break;
+            }
+            let step = self.cache.begin_step()?;
+            self.cache.finish_step(step)?;
+            self.cache.drain()?;
+        }
+        Ok(())
+    }
+
     /// Returns the cache, with every sequence released.
     pub(super) fn into_cache(self) -> C {
         self.cache
@@ -162,9 +186,16 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     /// An iteration without work: waits for the work on the device, because it holds the blocks
     /// that waiting requests need.
     fn idle(&mut self, step: OpenStep, report: &mut RunReport) -> Result<(), RunError> {
+        let moving = self.cache.manager().lower_stats().open_tickets > 0;
         self.cache.finish_step(step)?;
         self.cache.drain()?;
         self.compare_completed(report)?;
+        if moving {
+            // Time passes while requests wait for loads.
+            self.clock.advance(WAIT);
+            self.refused = None;
+            return Ok(());
+        }
         self.idle_iterations += 1;
         match self.refused.take() {
             Some((request, source)) if self.idle_iterations > IDLE_ITERATIONS_MAX => {

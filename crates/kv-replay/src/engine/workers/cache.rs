@@ -1,6 +1,7 @@
 //! What the scheduler asks of a fleet: the manager decides, and the workers are told.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use kv_cache::kv_manager::{CommitError, ForkError, GroupId, Manager, Reserved, SuspendError};
 use kv_cache::{
@@ -16,6 +17,9 @@ use crate::engine::batch::Batch;
 use crate::engine::cache::Cache;
 use crate::engine::verify::Reading;
 use crate::engine::{OVERLAP_DEPTH, RunError};
+
+/// Between two looks at what workers say while nothing but transfers goes on.
+const PAUSE: Duration = Duration::from_micros(200);
 
 impl Cache for Fleet {
     fn manager(&self) -> &Manager {
@@ -35,7 +39,7 @@ impl Cache for Fleet {
     }
 
     fn begin_step(&mut self) -> Result<OpenStep, RunError> {
-        if self.eager {
+        if self.eager || self.manager.lower_stats().open_tickets > 0 {
             self.take_arrived()?;
         }
         while self.in_flight.len() > OVERLAP_DEPTH as usize
@@ -58,6 +62,11 @@ impl Cache for Fleet {
     fn drain(&mut self) -> Result<(), RunError> {
         while let Some(&latest) = self.in_flight.back() {
             self.await_step(latest)?;
+        }
+        if self.manager.lower_stats().open_tickets > 0 {
+            // Only the workers' tiers have something to do.
+            std::thread::sleep(PAUSE);
+            self.take_arrived()?;
         }
         Ok(())
     }

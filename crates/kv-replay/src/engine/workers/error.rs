@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitStatus;
 
-use kv_cache::kv_manager::{BytesError, CompletionError};
+use kv_cache::kv_manager::{BytesError, CompletionError, TicketError};
 
 /// Why bytes from a pipe are no frame.
 #[derive(thiserror::Error)]
@@ -106,6 +106,9 @@ pub enum WorkerFault {
     /// The manager refused what the process said of a step.
     #[error("the manager refused a completion")]
     Completion(#[from] CompletionError),
+    /// The manager refused what the process said of a ticket.
+    #[error("the manager refused what was said of a ticket")]
+    Ticket(#[from] TicketError),
     /// The process completed a step without computing it, or without all of its checksums.
     #[error("the process completed step {step} and has not computed it, or not read it")]
     NotComputed {

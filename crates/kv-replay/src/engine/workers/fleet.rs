@@ -170,10 +170,25 @@ impl Fleet {
             }
             Kind::Message => {
                 let message = Message::from_bytes(&frame.body).map_err(FrameError::from)?;
-                let Message::Completion(completion) = message else {
-                    let found = format!("{message:?}");
-                    let expected = "a completion";
-                    return Err(FrameError::Unexpected { found, expected }.into());
+                let of = |named: WorkerId| match usize::from(named.0) == worker {
+                    true => Ok(()),
+                    false => Err(WorkerFault::Step { worker: named.0, step: 0, expected: 0 }),
+                };
+                let completion = match message {
+                    Message::Completion(completion) => completion,
+                    Message::Settled(settled) => {
+                        of(settled.worker)?;
+                        return Ok(self.manager.settle(&settled)?);
+                    }
+                    Message::Dropped(dropped) => {
+                        of(dropped.worker)?;
+                        return Ok(self.manager.dropped(&dropped)?);
+                    }
+                    message => {
+                        let found = format!("{message:?}");
+                        let expected = "a completion";
+                        return Err(FrameError::Unexpected { found, expected }.into());
+                    }
                 };
                 let (named, step) = (completion.worker.0, completion.step);
                 let (next, reads) = member.sent.front().copied().unwrap_or((u64::MAX, false));
@@ -333,10 +348,9 @@ impl Fleet {
         self.workers.iter().for_each(|place| place.member.send(Arc::clone(&bytes)));
         let mut mapped = blocks;
         for worker in 0..self.workers.len() {
-            let place = &mut self.workers[worker];
             if awaited {
                 let deadline = Deadline::after(self.timeout);
-                let answer = place.member.expect(Kind::Mapped, "memory of blocks", deadline);
+                let answer = self.answer_of(worker, Kind::Mapped, "memory of blocks", deadline);
                 match answer.and_then(|frame| Ok(frame.value::<Memory>()?)) {
                     Ok(memory) => mapped = mapped.min(memory.device_blocks),
                     Err(fault) => {
@@ -349,6 +363,27 @@ impl Fleet {
         self.memory.device_blocks = mapped;
         self.workers.iter_mut().for_each(|place| place.share.mapped_blocks = mapped);
         Ok(())
+    }
+
+    /// A worker's answer to an order. What it says of transfers before is taken in.
+    fn answer_of(
+        &mut self,
+        worker: usize,
+        kind: Kind,
+        what: &'static str,
+        deadline: Deadline,
+    ) -> Result<Frame, WorkerFault> {
+        loop {
+            let frame = self.workers[worker].member.receive(deadline)?;
+            if frame.kind == kind {
+                return Ok(frame);
+            }
+            if frame.kind != Kind::Message {
+                let found = format!("{:?}", frame.kind);
+                return Err(FrameError::Unexpected { found, expected: what }.into());
+            }
+            self.take(worker, &frame)?;
+        }
     }
 
     /// Notes how far the manager has come while a worker was stopped.
@@ -366,10 +401,10 @@ impl Fleet {
         self.workers.iter().for_each(|place| place.member.send(Arc::clone(&close)));
         let deadline = Deadline::after(self.timeout);
         let mut accounts = Vec::new();
-        for (worker, place) in self.workers.iter_mut().enumerate() {
+        for worker in 0..self.workers.len() {
             let failed =
                 |source| RunError::Worker { worker: worker_id(worker).0, source: Box::new(source) };
-            let closed = place.member.expect(Kind::Closed, "an account", deadline);
+            let closed = self.answer_of(worker, Kind::Closed, "an account", deadline);
             let account = closed.and_then(|frame| Ok(frame.value()?));
             accounts.push(account.map_err(failed)?);
         }

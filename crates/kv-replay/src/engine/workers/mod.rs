@@ -97,6 +97,8 @@ pub fn run(
         played = scheduler.iterate(&mut report);
         progress.update(&state_of(&report, &scheduler));
     }
+    let played = played.and_then(|()| scheduler.end_transfers());
+    super::tiers::note(&mut report, config, scheduler.manager());
     let ended = played.and_then(|()| finish(scheduler.into_cache(), &mut report));
     report.wall_s = begun.elapsed().as_secs_f64();
     match ended {

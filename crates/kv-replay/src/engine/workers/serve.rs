@@ -203,7 +203,8 @@ impl<'a> Hands<'a> {
         let config = share.config()?;
         config.check().map_err(RunError::from)?;
         devices.check_fits(&config)?;
-        let options = options(&config, share.blocks_per_sequence, devices, None)?;
+        let options =
+            options(&config, share.blocks_per_sequence, devices, None, open.worker.into())?;
         let width = options.blocks_per_sequence_max as usize;
         let (device_blocks, id) = (share.mapped_blocks, usize::from(open.worker));
         let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
@@ -286,7 +287,7 @@ impl<'a> Hands<'a> {
 
     /// Waits for the next order, and reports steps that complete meanwhile.
     fn next_order(&mut self, pipes: &mut Pipes<impl Write>) -> Result<Option<Frame>, ServeError> {
-        while self.worker.in_flight() > 0 {
+        while self.worker.in_flight() > 0 || self.worker.open_transfers() > 0 {
             match pipes.orders.recv_timeout(LOOK) {
                 Ok(frame) => return Ok(Some(frame?)),
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
@@ -300,8 +301,23 @@ impl<'a> Hands<'a> {
             if let Some((step, outcome)) = completed.map_err(RunError::from)? {
                 self.report(step, outcome, pipes)?;
             }
+            self.report_transfers(pipes)?;
         }
         Ok(pipes.order()?)
+    }
+
+    /// Says which tickets have ended here, and which names the tier has dropped.
+    fn report_transfers(&mut self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
+        let (mut settled, mut dropped) = (Vec::new(), Vec::new());
+        self.worker.poll_transfers(WorkerId(self.id), &mut settled, &mut dropped);
+        self.answer.clear();
+        for dropped in dropped {
+            frame::append(&mut self.answer, Kind::Message, |body| dropped.to_bytes(body));
+        }
+        for settled in settled {
+            frame::append(&mut self.answer, Kind::Message, |body| settled.to_bytes(body));
+        }
+        if self.answer.is_empty() { Ok(()) } else { pipes.answer(&self.answer) }
     }
 
     fn carry_out(

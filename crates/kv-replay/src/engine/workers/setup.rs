@@ -53,6 +53,8 @@ pub(super) struct Share {
     /// The longest request, in blocks.
     pub(super) blocks_per_sequence: u64,
     transport: String,
+    /// Seed of the tier below the host.
+    tier_faults: Option<u64>,
     /// Whether anything is read.
     reads: bool,
 }
@@ -78,6 +80,7 @@ impl Share {
             step_tokens: config.step_tokens,
             blocks_per_sequence,
             transport: config.transport.name().to_owned(),
+            tier_faults: config.tier_faults,
             reads: config.verify != Verify::None,
         }
     }
@@ -101,6 +104,7 @@ impl Share {
             max_batch: self.max_batch,
             step_tokens: self.step_tokens,
             transport,
+            tier_faults: self.tier_faults,
             verify: if self.reads { Verify::Full } else { Verify::None },
             ..RunConfig::default()
         })

@@ -165,6 +165,7 @@ fn manager(
         )?,
         workers,
         steps_in_flight_max: OVERLAP_DEPTH + 1,
+        lower: super::super::tiers::tiers(config, 0).options(),
         ..ManagerOptions::default()
     };
     let policy = || match config.policy {
