@@ -1,6 +1,8 @@
 //! Which copies the engine's work waits for: those that touch blocks of its batch.
 
-use kv_manager::{Replica, Start, StepPlan};
+use kv_manager::{GroupId, Replica, Start, StepPlan};
+
+use crate::GroupOptions;
 
 /// Device blocks of copies that the compute streams do not wait for yet, by direction.
 ///
@@ -36,15 +38,17 @@ impl Awaited {
         &self,
         table: &Replica,
         plan: &StepPlan,
-        block_tokens: u32,
+        (group, options): (GroupId, &GroupOptions),
     ) -> [bool; 2] {
+        // A state is the only entry of its row.
+        let block_tokens = if options.is_state() { u32::MAX } else { options.shape.block_tokens() };
         let waiting = (0..2).filter(|&lane| !self.marked[lane].is_empty());
         let all = waiting.fold(0, |all, lane| all | 1 << lane);
         let mut found = 0;
         for row in &plan.batch {
             let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
             let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
-            let ids = table.row(row.row).unwrap_or_default();
+            let ids = table.row_of(group, row.row).unwrap_or_default();
             // New blocks are the last ones of their rows.
             for &id in ids[..blocks.min(ids.len() as u64) as usize].iter().rev() {
                 if found == all {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::Stream;
 use kv_kernels::{KvShape, PagedKv};
-use kv_manager::{GroupId, GroupKind, Manager, ManagerOptions, StepPlan};
+use kv_manager::{GroupId, Manager, ManagerOptions, StepPlan};
 use kv_pool::{PoolBuilder, PoolConfig, PoolView, Tier};
 
 use crate::growth::Grown;
@@ -106,7 +106,7 @@ impl KvCache {
     fn with(worker: KvWorker) -> Result<Self, BuildError> {
         let manager = manager(worker.options())?;
         let grown = Grown::new(worker.options().device_blocks.into());
-        let pinned = Pinned::new(worker.options().host_blocks.into());
+        let pinned = Pinned::new(worker.options());
         let mut cache = Self { manager, worker, staged: None, grown, pinned };
         // An engine's tensors are there already, and host memory that is not pinned in the background.
         cache.take_mapped();
@@ -181,14 +181,14 @@ impl KvCache {
     pub fn stats(&self) -> CacheStats {
         let mut stats = CacheStats {
             ready_blocks: self.grown.ready_blocks,
-            host_blocks: self.pinned.told_blocks,
+            host_blocks: self.pinned.groups.first().map_or(0, |group| group.told_blocks),
             growth_stalls: self.grown.stalls,
             copied_bytes: self.worker.copied_bytes(),
             ways: self.way_bytes(),
             ..CacheStats::default()
         };
         for part in &self.worker.parts {
-            let growth = part.group.ahead_stats();
+            let growth = part.first().ahead_stats();
             stats.pages_ahead += growth.ahead_pages;
             stats.pages_inline += growth.inline_pages;
         }
@@ -250,19 +250,37 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
     let pool = PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() };
     let PoolRules { eviction, host_eviction, events, clock, .. } = &options.pool;
     let mut policies = Vec::new();
-    for (tier, eviction) in [(Tier::Primary, eviction), (Tier::Secondary, host_eviction)] {
-        policies.extend(eviction.make(primary_blocks + secondary_blocks)?.map(|made| (tier, made)));
+    for group in options.groups() {
+        let blocks = u64::from(group.device_blocks) + u64::from(group.host_blocks);
+        let device = eviction.make(blocks)?.map(|made| (Tier::Primary, made));
+        let host = host_eviction.make(blocks)?.map(|made| (Tier::Secondary, made));
+        policies.push(device.into_iter().chain(host));
     }
+    let mut policies = policies.into_iter();
+    // Called for each group, in their order.
     let build = |mut builder: PoolBuilder| {
         if let Some(clock) = clock {
             builder = builder.clock(Arc::clone(clock));
         }
-        policies.drain(..).fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
+        let own = policies.next().into_iter().flatten();
+        own.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     };
+    let further = options.groups().skip(1).map(|group| {
+        let (primary_blocks, secondary_blocks) =
+            (u64::from(group.device_blocks), u64::from(group.host_blocks));
+        kv_manager::GroupOptions {
+            kind: group.kind,
+            block_tokens: options.block_tokens(&group),
+            pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
+            blocks_per_sequence_max: group.blocks_per_sequence_max,
+            watermark_blocks: group.watermark_blocks,
+        }
+    });
+    let first = options.groups().next();
     let manager_options = ManagerOptions {
-        kind: GroupKind::Full,
-        further_groups: Vec::new(),
-        block_tokens: options.shape.block_tokens(),
+        kind: options.kind,
+        block_tokens: first.map_or(1, |group| options.block_tokens(&group)),
+        further_groups: further.collect(),
         pool,
         sequences_max: options.sequences_max,
         blocks_per_sequence_max: options.blocks_per_sequence_max,

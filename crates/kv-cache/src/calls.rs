@@ -65,6 +65,18 @@ impl KvCache {
             return Ok(self.manager.admit(requests, budget));
         }
         let _site = cuda_driver::site::enter();
+        if !self.options().further_groups.is_empty() {
+            // What is cached is known when all groups have been asked, so all of the prompts is mapped.
+            let mut left = budget;
+            let reached = requests.iter().take_while(|request| {
+                let reached = left > 0;
+                left = left.saturating_sub(request.tokens());
+                reached
+            });
+            let blocks = reached.map(|request| self.blocks_for(request.tokens())).sum();
+            self.make_room(blocks)?;
+            return Ok(self.manager.admit(requests, budget));
+        }
         self.take_mapped();
         let Self { manager, worker, grown, .. } = self;
         let pool = manager.pool();
@@ -77,7 +89,8 @@ impl KvCache {
         Ok(answers)
     }
 
-    /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends; see [`Manager::truncate`](kv_manager::Manager::truncate).
+    /// Cuts a sequence to its first `tokens` tokens, and returns where its KV ends; see
+    /// [`Manager::truncate`](kv_manager::Manager::truncate).
     ///
     /// # Errors
     /// [`TruncateError`]; the sequence is as it was.

@@ -8,6 +8,7 @@ use kv_kernels::{
     error::{PagedKvError, ShapeError},
     link::TransportError,
 };
+use kv_manager::GroupId;
 use kv_pool::policy::PolicyError;
 use kv_pool::tenants::TenantError;
 use kv_stage::error::{AcquireError, BatchError, SlabsError, StagingError, SubmitError};
@@ -45,6 +46,21 @@ pub enum BuildError {
     /// A span of the reservation is not where it should be.
     #[error("the addresses reserved for the cache's blocks are too few")]
     Span(#[from] CopyError),
+    /// The blocks of a further group have no memory: it is mapped when the cache is made.
+    #[error("{mapped} of {blocks} blocks of group {} have memory on device {ordinal}", group.0)]
+    NoMemory {
+        /// The group.
+        group: GroupId,
+        /// The device.
+        ordinal: i32,
+        /// Blocks that have memory.
+        mapped: u64,
+        /// Blocks that the options ask for.
+        blocks: u64,
+    },
+    /// The memory of a further group was refused, though some is left.
+    #[error("the memory of a further group could not be mapped")]
+    Grow(#[from] GrowError),
     /// The host tier has impossible sizes, or threads to pin it could not be started.
     #[error("the host tier of the cache could not be made")]
     HostTier(#[from] SlabsError),

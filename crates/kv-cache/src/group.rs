@@ -23,8 +23,8 @@ use crate::streams::Streams;
 use crate::tiers::PinnedPart;
 use crate::transport::Carried;
 use crate::{
-    BuildError, CloseError, Growth, HostCopyError, HostPinning, KvCacheOptions, OptionsError,
-    TransportChoice, TransportStats,
+    BuildError, CloseError, GroupOptions, Growth, HostCopyError, HostPinning, KvCacheOptions,
+    OptionsError, TransportChoice, TransportStats,
 };
 
 /// One device's share of the blocks of a group: layers, or heads of all layers.
@@ -33,11 +33,13 @@ use crate::{
 /// `b * block_bytes` from the start of the group's memory on each device, in the layout `[plane, token, row]`. In an
 /// engine's tensors it lies where their [layout](kv_kernels::PagedKv::layout) says.
 #[derive(Debug)]
-pub(crate) struct GroupPart {
+pub struct GroupPart {
     share: Share,
     /// Which copies of one lane wait for which of another.
     order: CopyOrder,
     memory: Memory,
+    /// Whether memory stays as it is.
+    fixed: bool,
     paged: PagedKv,
     kernels: Arc<KvKernels>,
     /// Changes blocks that lie in several pieces.
@@ -79,12 +81,12 @@ impl Memory {
 fn own_memory(
     device: &Device,
     shape: &KvShape,
-    options: &KvCacheOptions,
+    (options, group): (&KvCacheOptions, &GroupOptions),
     gate: &EpochGate,
 ) -> Result<ElasticPool, BuildError> {
     let pool = ElasticPoolOptions {
         block_bytes: shape.block_bytes(),
-        capacity_blocks: u64::from(options.device_blocks),
+        capacity_blocks: u64::from(group.memory_blocks()),
         page_bytes: None,
         initial_blocks: 0,
     };
@@ -97,9 +99,9 @@ fn carriers(
     compute: &Stream,
     (paged, kernels): (&PagedKv, &Arc<KvKernels>),
     host: &HostTier,
-    options: &KvCacheOptions,
+    (options, group): (&KvCacheOptions, &GroupOptions),
 ) -> Result<Option<[Carrier; 2]>, BuildError> {
-    if options.host_blocks == 0 {
+    if group.host_blocks == 0 {
         return Ok(None);
     }
     let carried = (&options.transport, options.overlap_depth);
@@ -128,20 +130,20 @@ impl GroupPart {
     pub(crate) fn new(
         compute: &Stream,
         share: Share,
-        options: &KvCacheOptions,
+        (options, group): (&KvCacheOptions, &GroupOptions),
         (gate, adopted): (&EpochGate, Option<PagedKv>),
         (kernels, pinning): (&Arc<KvKernels>, HostPinning),
     ) -> Result<Self, BuildError> {
         let device = compute.device();
-        let shape = share.shape(&options.shape)?;
-        let blocks = u64::from(options.device_blocks);
+        let shape = share.shape(&group.shape)?;
+        let blocks = u64::from(group.memory_blocks());
         let (memory, paged) = match adopted {
             Some(paged) => {
                 check_adopted(&paged, &shape, blocks)?;
                 (Memory::Adopted, paged)
             }
             None => {
-                let memory = own_memory(device, &shape, options, gate)?;
+                let memory = own_memory(device, &shape, (options, group), gate)?;
                 let layout = PagedLayout::block_major(&shape);
                 let extent = layout
                     .extent_bytes(&shape, blocks)
@@ -151,20 +153,21 @@ impl GroupPart {
                 (Memory::Elastic(memory), paged)
             }
         };
-        if options.host_blocks > 0
+        if group.host_blocks > 0
             && !paged.layout().has_whole_blocks(&shape)
             && options.transport.choice == TransportChoice::EachBlock
         {
             return Err(OptionsError::BlocksInPieces.into());
         }
-        let blocks = u64::from(options.host_blocks);
+        let blocks = u64::from(group.host_blocks);
         let host = HostTier::new(device, blocks, shape.block_bytes(), pinning)?;
-        let carriers = carriers(compute, (&paged, kernels), &host, options)?;
-        let order = CopyOrder::new(options.device_blocks as usize, options.host_blocks as usize);
+        let carriers = carriers(compute, (&paged, kernels), &host, (options, group))?;
+        let order = CopyOrder::new(group.device_blocks as usize, group.host_blocks as usize);
         Ok(Self {
             share,
             order,
             memory,
+            fixed: false,
             pieces: Pieces::new(compute, &paged, options.overlap_depth)?,
             paged,
             kernels: Arc::clone(kernels),
@@ -177,6 +180,16 @@ impl GroupPart {
         })
     }
 
+    /// Has the memory stay as it is from now on.
+    pub(crate) fn keep_memory(&mut self) {
+        self.fixed = true;
+    }
+
+    /// The memory, if it grows and shrinks.
+    fn growing(&self) -> Option<&ElasticPool> {
+        self.memory.elastic().filter(|_| !self.fixed)
+    }
+
     /// Starts to map memory ahead of need, where `growth` says so.
     pub(crate) fn start_growing(&mut self, growth: &Growth) {
         if let (Memory::Elastic(memory), Growth::Ahead { blocks, worker }) =
@@ -187,34 +200,34 @@ impl GroupPart {
         }
     }
 
-    /// The model's layers on this device, in their order.
+    /// The group's layers on this device, in their order.
     #[must_use]
-    pub(crate) fn layers(&self) -> &[u32] {
+    pub fn layers(&self) -> &[u32] {
         &self.share.layers
     }
 
     /// The bytes of each row of K and of V on this device: all of the row, unless the layers are
     /// divided by heads.
     #[must_use]
-    pub(crate) fn row(&self) -> Range<u64> {
+    pub fn row(&self) -> Range<u64> {
         self.share.row.clone()
     }
 
-    /// The shape of this device's KV: the cache's shape with these layers and bytes of rows.
+    /// The shape of the group's blocks on this device: the group's shape with these layers and bytes of rows.
     #[must_use]
-    pub(crate) fn shape(&self) -> &KvShape {
+    pub fn shape(&self) -> &KvShape {
         self.paged.shape()
     }
 
-    /// The memory as kernels see it. Only the first [`ready_blocks`](Part::ready_blocks) are mapped.
+    /// The memory as kernels see it. Only the first [`ready_blocks`](Self::ready_blocks) are mapped.
     #[must_use]
-    pub(crate) fn paged(&self) -> &PagedKv {
+    pub fn paged(&self) -> &PagedKv {
         &self.paged
     }
 
     /// Blocks that have memory, from block 0 on.
     #[must_use]
-    pub(crate) fn ready_blocks(&self) -> u64 {
+    pub fn ready_blocks(&self) -> u64 {
         self.memory.ready_blocks(&self.paged)
     }
 
@@ -308,7 +321,7 @@ impl GroupPart {
     /// returns the refusal. A closed worker is no error either: every call then maps its own
     /// blocks.
     pub(crate) fn demand(&self, blocks: u64) -> Result<(), AheadError> {
-        let Memory::Elastic(memory) = &self.memory else { return Ok(()) };
+        let Some(memory) = self.growing() else { return Ok(()) };
         match memory.demand(blocks) {
             Err(error) if !error.is_retryable() && error.cause != Fault::Stopped => Err(error),
             _ => Ok(()),
@@ -324,7 +337,7 @@ impl GroupPart {
 
     /// Stops growth ahead of need, and keeps the ready blocks.
     pub(crate) fn stop_growing(&self) {
-        if let Some(memory) = self.memory.elastic() {
+        if let Some(memory) = self.growing() {
             memory.set_ahead(0);
         }
     }
@@ -332,7 +345,7 @@ impl GroupPart {
     /// Unmaps the blocks from `blocks` on, which nothing uses any more, and gives their memory back as far as
     /// the steps before are complete. Whether all of it is back.
     pub(crate) fn shrink_to(&self, blocks: u64) -> bool {
-        let Memory::Elastic(memory) = &self.memory else { return true };
+        let Some(memory) = self.growing() else { return true };
         // Padding names block 0: a captured graph may read it at any time.
         let blocks = blocks.max(1);
         self.hold_growth(blocks);
@@ -350,7 +363,7 @@ impl GroupPart {
 
     /// Resumes growth ahead of need, as `growth` says.
     pub(crate) fn resume_growing(&self, growth: &Growth) {
-        if let (Some(memory), Growth::Ahead { blocks, .. }) = (self.memory.elastic(), growth) {
+        if let (Some(memory), Growth::Ahead { blocks, .. }) = (self.growing(), growth) {
             memory.set_ahead(u64::from(*blocks));
         }
     }
@@ -358,7 +371,7 @@ impl GroupPart {
     /// Makes `blocks` blocks ready, or as many as there is memory for, and returns the number of
     /// ready blocks.
     pub(crate) fn grow_towards(&self, blocks: u64) -> Result<u64, GrowError> {
-        let Memory::Elastic(memory) = &self.memory else { return Ok(self.ready_blocks()) };
+        let Some(memory) = self.growing() else { return Ok(self.ready_blocks()) };
         match memory.grow_to(blocks) {
             // No memory, or pages of an earlier budget that steps in flight still use.
             Err(error) if error.is_retryable() => {}

@@ -133,8 +133,8 @@ impl KvCache {
         self.grown.gives_back = blocks < ready;
         for part in &self.worker.parts {
             match blocks == most {
-                true => part.group.resume_growing(&self.worker.options().growth),
-                false => part.group.hold_growth(told),
+                true => part.first().resume_growing(&self.worker.options().growth),
+                false => part.first().hold_growth(told),
             }
         }
         Ok(budgeted)
@@ -224,7 +224,7 @@ impl Grown {
         // A worker with a larger demand may take the shared memory for one device.
         let told = if worker.shares_a_limit() { wanted.min(ready) } else { wanted };
         for part in &worker.parts {
-            part.group.demand(told)?;
+            part.first().demand(told)?;
         }
         if wanted <= ready {
             return Ok(ready);
@@ -243,14 +243,14 @@ impl Grown {
             let before = self.shortage.filter(|_| reached <= ready);
             self.shortage = Some(Shortage::after(before, limit));
             for part in &worker.parts {
-                part.group.stop_growing();
-                part.group.demand(self.ready_blocks)?;
+                part.first().stop_growing();
+                part.first().demand(self.ready_blocks)?;
             }
         } else if self.shortage.take().is_some()
             && self.budget == u64::from(worker.options().device_blocks)
         {
             for part in &worker.parts {
-                part.group.resume_growing(&worker.options().growth);
+                part.first().resume_growing(&worker.options().growth);
             }
         }
         Ok(self.ready_blocks)
@@ -268,7 +268,7 @@ impl KvWorker {
         let _site = cuda_driver::site::enter();
         let mut all = true;
         for part in &self.parts {
-            all &= part.group.shrink_to(blocks);
+            all &= part.first().shrink_to(blocks);
         }
         all
     }
@@ -281,12 +281,13 @@ impl KvWorker {
         let grow = |blocks: u64| {
             self.parts
                 .iter()
-                .try_fold(blocks, |most, part| Ok(part.group.grow_towards(most)?.min(most)))
+                .try_fold(blocks, |most, part| Ok(part.first().grow_towards(most)?.min(most)))
         };
         if !self.shares_a_limit() {
             return grow(blocks);
         }
-        let page_blocks = self.parts.iter().map(|part| part.group.page_blocks()).max().unwrap_or(1);
+        let page_blocks =
+            self.parts.iter().map(|part| part.first().page_blocks()).max().unwrap_or(1);
         let mut level = self.ready_blocks();
         while level < blocks {
             let next = blocks.min(level.saturating_add(page_blocks));

@@ -43,7 +43,7 @@
 //! - `sabotage`: for tests. In builds with debug assertions it adds switches that take protections out.
 //!
 //! # What it does not do
-//! It does not schedule. It has one group of layers, with full attention, and one tier under the device.
+//! It does not schedule.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -76,12 +76,16 @@ pub use error::{
     BuildError, CloseError, DemandError, HostCopyError, QuotaError, ReserveError, ResumeError,
     StepError,
 };
+pub use group::GroupPart;
 pub use kv_manager::{
-    self, Answer, CacheEvent, Committed, Content, EventReader, EventsLost, OpenStep, PinnedPrefix,
-    Request, Reserved, Sequence, SlotError, StepPlan, StoredBlocks, Tokens, Waiting,
+    self, Answer, CacheEvent, Committed, Content, EventReader, EventsLost, GroupId, GroupKind,
+    OpenStep, PinnedPrefix, Request, Reserved, Sequence, SlotError, StepPlan, StoredBlocks, Tokens,
+    Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
-pub use options::{Eviction, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules};
+pub use options::{
+    Eviction, GroupOptions, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules,
+};
 pub use part::Part;
 pub use tiers::LowerTiers;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
+use kv_manager::GroupKind;
 use kv_place::Placement;
 use kv_pool::BlockHasher;
 use kv_pool::clock::Clock;
@@ -22,11 +23,65 @@ const LAYERS_MAX: u32 = 1 << 16;
 /// each step in flight.
 const STEP_BYTES_MAX: u64 = 1 << 30;
 
+/// A group of layers: its blocks have a table, a shape and memory of their own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct GroupOptions {
+    /// What the layers keep of a sequence.
+    pub kind: GroupKind,
+    /// All layers of the group, with whole rows. Of recurrent layers ([`GroupKind::State`]), a block is one
+    /// state of all layers: the shape has as many rows as make up a layer's state.
+    pub shape: KvShape,
+    /// Blocks on the device.
+    pub device_blocks: u32,
+    /// Blocks of pinned host memory.
+    pub host_blocks: u32,
+    /// Most blocks of one sequence: columns of the block table. A sequence has one state.
+    pub blocks_per_sequence_max: u32,
+    /// Device blocks that admission leaves for the growth of running sequences, while there are any.
+    pub watermark_blocks: u32,
+}
+
+impl GroupOptions {
+    pub(crate) fn is_state(&self) -> bool {
+        matches!(self.kind, GroupKind::State { .. })
+    }
+
+    /// Whether rows have entries without a block that kernels may read, as behind a window, or read and write, as
+    /// the states of padding.
+    pub(crate) fn has_null_block(&self) -> bool {
+        self.kind != GroupKind::Full
+    }
+
+    /// Blocks with memory on the device: where rows lack blocks one more, which no sequence owns.
+    pub(crate) fn memory_blocks(&self) -> u32 {
+        self.device_blocks.saturating_add(self.has_null_block().into())
+    }
+
+    /// The block that stands where a row has none.
+    pub(crate) fn null_block(&self) -> u32 {
+        if self.has_null_block() { self.device_blocks } else { 0 }
+    }
+
+    /// Entries of a row of the block table.
+    pub(crate) fn width(&self) -> u32 {
+        if self.is_state() { 1 } else { self.blocks_per_sequence_max }
+    }
+}
+
 /// Shape and size of a [`KvCache`](crate::KvCache).
+///
+/// A model whose layers are all of one kind has one group, which `kind`, `shape` and the numbers of blocks
+/// describe. Other layers are [further groups](Self::further_groups).
 #[derive(Clone, Debug)]
 pub struct KvCacheOptions {
-    /// All layers of the model, with whole rows.
+    /// What the layers of the first group keep of a sequence.
+    pub kind: GroupKind,
+    /// All layers of the first group, with whole rows.
     pub shape: KvShape,
+    /// Groups of layers that keep something else of a sequence, or have blocks of another size. Their device
+    /// memory is mapped when the cache is made, and stays. So does that of a first group that does not keep
+    /// everything ([`GroupKind::Full`]), since a block behind its last one stands where rows have none.
+    pub further_groups: Vec<GroupOptions>,
     /// The layers of each device, or its heads of all layers. `None` splits the layers over the
     /// devices in contiguous runs of nearly equal length.
     pub placement: Option<Placement>,
@@ -193,6 +248,12 @@ pub enum OptionsError {
         /// Number of layers.
         layers: u32,
     },
+    /// Layers are placed, and there are several groups.
+    #[error("a placement is for a model of one group, and the cache has {groups}")]
+    PlacedGroups {
+        /// Groups of the cache.
+        groups: usize,
+    },
     /// More devices than layers.
     #[error("a cache on {devices} devices has only {layers} layers to divide")]
     DevicesOverLayers {
@@ -325,7 +386,9 @@ impl KvCacheOptions {
     #[must_use]
     pub fn new(shape: KvShape, device_blocks: u32) -> Self {
         Self {
+            kind: GroupKind::Full,
             shape,
+            further_groups: Vec::new(),
             placement: None,
             device_blocks,
             growth: Growth::OnDemand,
@@ -349,9 +412,7 @@ impl KvCacheOptions {
     /// Checks what can be checked without a device.
     pub(crate) fn check(&self, devices: usize) -> Result<(), OptionsError> {
         for (field, value) in [
-            ("device_blocks", self.device_blocks),
             ("sequences_max", self.sequences_max),
-            ("blocks_per_sequence_max", self.blocks_per_sequence_max),
             ("step_tokens_max", self.step_tokens_max),
             ("overlap_depth", self.overlap_depth),
             ("devices", devices as u32),
@@ -363,23 +424,11 @@ impl KvCacheOptions {
         if self.overlap_depth > OVERLAP_DEPTH_MAX {
             return Err(OptionsError::OverlapDepth { overlap_depth: self.overlap_depth });
         }
-        let layers = self.shape.layers();
-        if layers > LAYERS_MAX {
-            return Err(OptionsError::TooManyLayers { layers });
+        if self.placement.is_some() && !self.further_groups.is_empty() {
+            return Err(OptionsError::PlacedGroups { groups: self.further_groups.len() + 1 });
         }
-        if self.placement.is_none() && devices as u64 > u64::from(layers) {
-            return Err(OptionsError::DevicesOverLayers { devices, layers });
-        }
-        let block_bytes = self.shape.block_bytes();
-        let all = u64::from(self.device_blocks) + u64::from(self.host_blocks);
-        if all > kv_pool::BLOCKS_MAX {
-            return Err(OptionsError::TooManyBlocks { blocks: all });
-        }
-        for blocks in [self.device_blocks, self.host_blocks] {
-            // Half the address space leaves room for every rounding up to a page.
-            if u64::from(blocks).checked_mul(block_bytes).is_none_or(|bytes| bytes > 1 << 62) {
-                return Err(OptionsError::Overflow { blocks, block_bytes });
-            }
+        for group in self.groups() {
+            self.check_group(&group, devices)?;
         }
         let bytes = self.batch().buffer_bytes();
         if bytes > STEP_BYTES_MAX {
@@ -391,18 +440,81 @@ impl KvCacheOptions {
         Ok(())
     }
 
+    fn check_group(&self, group: &GroupOptions, devices: usize) -> Result<(), OptionsError> {
+        for (field, value) in [
+            ("device_blocks", group.device_blocks),
+            ("blocks_per_sequence_max", group.blocks_per_sequence_max),
+        ] {
+            if value == 0 {
+                return Err(OptionsError::Zero { field });
+            }
+        }
+        let layers = group.shape.layers();
+        if layers > LAYERS_MAX {
+            return Err(OptionsError::TooManyLayers { layers });
+        }
+        if self.placement.is_none() && devices as u64 > u64::from(layers) {
+            return Err(OptionsError::DevicesOverLayers { devices, layers });
+        }
+        let block_bytes = group.shape.block_bytes();
+        let all = u64::from(group.memory_blocks()) + u64::from(group.host_blocks);
+        if all > kv_pool::BLOCKS_MAX {
+            return Err(OptionsError::TooManyBlocks { blocks: all });
+        }
+        for blocks in [group.memory_blocks(), group.host_blocks] {
+            // Half the address space leaves room for every rounding up to a page.
+            if u64::from(blocks).checked_mul(block_bytes).is_none_or(|bytes| bytes > 1 << 62) {
+                return Err(OptionsError::Overflow { blocks, block_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// The first group.
+    fn first_group(&self) -> GroupOptions {
+        GroupOptions {
+            kind: self.kind,
+            shape: self.shape,
+            device_blocks: self.device_blocks,
+            host_blocks: self.host_blocks,
+            blocks_per_sequence_max: self.blocks_per_sequence_max,
+            watermark_blocks: self.watermark_blocks,
+        }
+    }
+
+    /// All groups.
+    pub fn groups(&self) -> impl Iterator<Item = GroupOptions> + '_ {
+        std::iter::once(self.first_group()).chain(self.further_groups.iter().copied())
+    }
+
+    /// Tokens of a block of a group, for the manager. Recurrent layers have checkpoints behind multiples of the
+    /// first group's blocks that have tokens.
+    pub(crate) fn block_tokens(&self, group: &GroupOptions) -> u32 {
+        if !group.is_state() {
+            return group.shape.block_tokens();
+        }
+        let tokens = self.groups().filter(|group| !group.is_state());
+        tokens.map(|group| group.shape.block_tokens()).max().unwrap_or(1)
+    }
+
     /// The batch of a step on each device. Padding names block 0, which has memory in every step.
     pub(crate) fn batch(&self) -> BatchOptions {
         BatchOptions {
             rows: self.sequences_max,
             sequences_max: self.sequences_max,
             tokens_max: self.step_tokens_max,
-            tables: vec![BatchTable {
-                width: self.blocks_per_sequence_max,
-                block_tokens: self.shape.block_tokens(),
-                null_block: 0,
-            }],
+            tables: self.groups().map(|group| self.table(&group)).collect(),
             arrays: self.step_arrays.clone(),
         }
+    }
+
+    /// The block table of a group. That of recurrent layers has one entry, for all tokens.
+    fn table(&self, group: &GroupOptions) -> BatchTable {
+        let tokens = match group.is_state() {
+            true => i32::MAX as u32,
+            false => group.shape.block_tokens(),
+        };
+        let null_block = group.null_block() as i32;
+        BatchTable { width: group.width(), block_tokens: tokens, null_block }
     }
 }

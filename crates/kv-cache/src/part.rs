@@ -9,7 +9,7 @@ use cuda_driver::{Device, DeviceError, Stream};
 use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
-use kv_manager::{Replica, Start, StepPlan};
+use kv_manager::{GroupId, GroupKind, Replica, Start, StepPlan};
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
     error::BatchError,
@@ -20,13 +20,14 @@ use crate::runs::{COMPUTE, Run};
 use crate::shares::Share;
 use crate::streams::Streams;
 use crate::tiers::PinnedPart;
-use crate::{BuildError, CloseError, HostCopyError, HostPinning, KvCacheOptions};
+use crate::{BuildError, CloseError, GroupOptions, HostCopyError, HostPinning, KvCacheOptions};
 
 /// One device's part of a cache.
 #[derive(Debug)]
 pub struct Part {
     pub(crate) streams: Streams,
-    pub(crate) group: GroupPart,
+    /// One for each group, in their order.
+    pub(crate) groups: Vec<GroupPart>,
     kernels: Arc<KvKernels>,
     staging: StagingPool,
     pub(crate) batch: DeviceBatch,
@@ -36,14 +37,20 @@ pub struct Part {
 impl Part {
     pub(crate) fn new(
         compute: &Stream,
-        share: Share,
+        shares: Vec<Share>,
         options: &KvCacheOptions,
-        memory: (&EpochGate, Option<PagedKv>),
+        (gate, adopted): (&EpochGate, Option<Vec<PagedKv>>),
         pinning: HostPinning,
     ) -> Result<Self, BuildError> {
         let device = compute.device();
         let kernels = Arc::new(KvKernels::load(device)?);
-        let mut group = GroupPart::new(compute, share, options, memory, (&kernels, pinning))?;
+        let mut adopted = adopted.into_iter().flatten();
+        let group = |(share, group): (Share, GroupOptions)| {
+            let memory = (gate, adopted.next());
+            GroupPart::new(compute, share, (options, &group), memory, (&kernels, pinning))
+        };
+        let groups = shares.into_iter().zip(options.groups()).map(group);
+        let mut groups = groups.collect::<Result<Vec<_>, _>>()?;
         let batch = options.batch();
         let depth = options.overlap_depth as usize;
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
@@ -51,22 +58,35 @@ impl Part {
         let batch = DeviceBatch::new(&staging, batch)?;
         let streams = Streams::new(compute)?;
         // Last, so that no memory is mapped for a cache that cannot be built.
-        group.start_growing(&options.growth);
+        if let Some(first) = groups.first_mut().filter(|_| options.kind == GroupKind::Full) {
+            first.start_growing(&options.growth);
+        }
         let lengths = Vec::with_capacity(options.sequences_max as usize);
-        Ok(Self { streams, group, kernels, staging, batch, lengths })
+        Ok(Self { streams, groups, kernels, staging, batch, lengths })
     }
 
-    /// The model's layers on this device, in their order.
+    /// The groups' blocks on this device.
+    #[must_use]
+    pub fn groups(&self) -> &[GroupPart] {
+        &self.groups
+    }
+
+    /// The first group's blocks, of which there always are.
+    pub(crate) fn first(&self) -> &GroupPart {
+        &self.groups[0]
+    }
+
+    /// The first group's layers on this device, in their order.
     #[must_use]
     pub fn layers(&self) -> &[u32] {
-        self.group.layers()
+        self.first().layers()
     }
 
-    /// The bytes of each row of K and of V on this device: all of the row, unless the layers are
+    /// The bytes of each row of K and of V of the first group on this device: all of the row, unless the layers are
     /// divided by heads.
     #[must_use]
     pub fn row(&self) -> Range<u64> {
-        self.group.row()
+        self.first().row()
     }
 
     /// The device.
@@ -81,16 +101,17 @@ impl Part {
         &self.streams.compute
     }
 
-    /// The shape of this device's KV: the cache's shape with these layers and bytes of rows.
+    /// The shape of the first group's blocks on this device.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
-        self.group.shape()
+        self.first().shape()
     }
 
-    /// The memory as kernels see it. Only the first [`ready_blocks`](Part::ready_blocks) are mapped.
+    /// The memory of the first group as kernels see it. Only the first [`ready_blocks`](Part::ready_blocks) are
+    /// mapped.
     #[must_use]
     pub fn paged(&self) -> &PagedKv {
-        self.group.paged()
+        self.first().paged()
     }
 
     /// The kernels, loaded on this device.
@@ -99,10 +120,10 @@ impl Part {
         &self.kernels
     }
 
-    /// Blocks that have memory, from block 0 on.
+    /// Blocks of the first group that have memory, from block 0 on.
     #[must_use]
     pub fn ready_blocks(&self) -> u64 {
-        self.group.ready_blocks()
+        self.first().ready_blocks()
     }
 
     /// The batch of a step on this device: block table, lengths, positions, slots and the engine's arrays,
@@ -138,14 +159,32 @@ impl Part {
     /// The pools of lists of blocks, for tests that take their protection out.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_lists(&self) -> impl Iterator<Item = &StagingPool> {
-        self.group.sabotage_lists()
+        self.groups.iter().flat_map(GroupPart::sabotage_lists)
     }
 
     /// The memory itself, if it is the cache's own, for tests that take its protection out.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     #[must_use]
     pub fn sabotage_memory(&self) -> Option<&ElasticPool> {
-        self.group.sabotage_memory()
+        self.first().sabotage_memory()
+    }
+
+    /// Maps the memory of all groups whose memory stays.
+    pub(crate) fn map_fixed(&mut self, options: &[GroupOptions]) -> Result<(), BuildError> {
+        let ordinal = self.device().ordinal();
+        for ((group, of), id) in self.groups.iter_mut().zip(options).zip(0..) {
+            if id == 0 && !of.has_null_block() {
+                continue;
+            }
+            let blocks = of.memory_blocks().into();
+            let mapped = group.grow_towards(blocks)?;
+            if mapped < blocks {
+                let group = GroupId(id);
+                return Err(BuildError::NoMemory { group, ordinal, mapped, blocks });
+            }
+            group.keep_memory();
+        }
+        Ok(())
     }
 
     /// Notes the changes that a plan makes to the block table, which is `table` with them. If the changes of
@@ -155,7 +194,12 @@ impl Part {
         for edit in &plan.edits {
             let (here, rest) = ids.split_at(edit.count as usize);
             ids = rest;
-            match self.batch.edit(0, Row::new(edit.row.index() as u32), edit.first, here) {
+            match self.batch.edit(
+                edit.group.0.into(),
+                Row::new(edit.row.index() as u32),
+                edit.first,
+                here,
+            ) {
                 Err(BatchError::Backlog { .. }) => return self.write_table(table),
                 noted => noted?,
             }
@@ -166,9 +210,11 @@ impl Part {
     /// Notes that the block table is another one.
     pub(crate) fn write_table(&mut self, table: &Replica) -> Result<(), BatchError> {
         self.batch.forget_edits();
-        for row in 0..self.batch.options().rows {
-            let ids = table.row(kv_manager::Row::new(row)).unwrap_or_default();
-            self.batch.edit(0, Row::new(row), 0, ids)?;
+        for group in 0..self.groups.len() {
+            for row in 0..self.batch.options().rows {
+                let ids = table.row_of(GroupId(group as u16), kv_manager::Row::new(row));
+                self.batch.edit(group, Row::new(row), 0, ids.unwrap_or_default())?;
+            }
         }
         Ok(())
     }
@@ -199,11 +245,11 @@ impl Part {
         staged.map_err(BatchError::from)?
     }
 
-    /// Enqueues runs of copies, except those that this device was sent before.
-    pub(crate) fn send(&mut self, runs: &[Run]) -> Result<(), HostCopyError> {
-        let Self { streams, group, .. } = self;
+    /// Enqueues runs of copies of a group, except those that this device was sent before.
+    pub(crate) fn send(&mut self, group: usize, runs: &[Run]) -> Result<(), HostCopyError> {
+        let Self { streams, groups, .. } = self;
         let device = streams.device().clone();
-        device.while_current(|| group.send(streams, runs))?
+        device.while_current(|| groups[group].send(streams, runs))?
     }
 
     /// Makes the engine's work wait for the copies of the directions in `needed`, and adds a fence after
@@ -213,8 +259,9 @@ impl Part {
         needed: [bool; 2],
         fences: &mut Vec<Fence>,
     ) -> Result<(), DeviceError> {
-        let Self { streams, group, .. } = self;
-        streams.fence_copies(needed, fences, |lane| group.work_waits_for(lane))
+        let Self { streams, groups, .. } = self;
+        let waits = |lane| groups.iter_mut().for_each(|group| group.work_waits_for(lane));
+        streams.fence_copies(needed, fences, waits)
     }
 
     /// A fence after the work of the engine.
@@ -224,32 +271,44 @@ impl Part {
 
     /// The memory of host blocks.
     pub(crate) fn pinned_host(&self) -> PinnedPart {
-        self.group.pinned_host()
+        self.first().pinned_host()
     }
 
     /// What the bytes of a host block mean, as a text that is the same in every process.
     pub(crate) fn host_format(&self) -> String {
-        self.group.host_format()
+        self.first().host_format()
     }
 
-    /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.
+    /// Takes over the host memory that was pinned since the last call.
     ///
     /// # Errors
-    /// A refusal, once: the tier then stays as it is.
-    pub(crate) fn poll_host(&mut self) -> Result<u64, PinError> {
-        self.group.poll_host(&self.streams.compute)
+    /// The first refusal, once: the tier then stays as it is.
+    pub(crate) fn poll_host(&mut self) -> Result<(), PinError> {
+        self.host_of_all(GroupPart::poll_host)
     }
 
     /// The same, after waiting until no more host memory will be pinned.
-    pub(crate) fn wait_for_host(&mut self) -> Result<u64, PinError> {
-        self.group.wait_for_host(&self.streams.compute)
+    pub(crate) fn wait_for_host(&mut self) -> Result<(), PinError> {
+        self.host_of_all(GroupPart::wait_for_host)
+    }
+
+    fn host_of_all(
+        &mut self,
+        call: impl Fn(&mut GroupPart, &Stream) -> Result<u64, PinError>,
+    ) -> Result<(), PinError> {
+        let Self { streams, groups, .. } = self;
+        let mut refused = Ok(());
+        for group in groups {
+            refused = refused.and(call(group, &streams.compute).map(drop));
+        }
+        refused
     }
 
     /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
-        let Self { group, staging, batch, .. } = self;
+        let Self { groups, staging, batch, .. } = self;
         drop(batch);
-        let mut errors = group.close();
+        let mut errors: Vec<_> = groups.into_iter().flat_map(GroupPart::close).collect();
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors

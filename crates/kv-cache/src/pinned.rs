@@ -4,26 +4,40 @@ use cuda_driver::host_pages::PinError;
 use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
 use kv_pool::Tier;
 
+use crate::group::GroupPart;
 use crate::part::Part;
-use crate::{KvCache, KvWorker};
+use crate::{KvCache, KvCacheOptions, KvWorker};
 
-/// How much of the host tier is handed out.
-#[derive(Clone, Copy, Debug)]
+/// How much of the host tier of each group is handed out.
+#[derive(Debug)]
 pub(crate) struct Pinned {
+    pub(crate) groups: Vec<PinnedGroup>,
+    /// The first refusal that nobody has asked for.
+    refused: Option<PinError>,
+}
+
+/// How much of a group's host memory is handed out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PinnedGroup {
     /// The budget: most host blocks that are handed out.
     budget: u64,
     /// Usable blocks within the budget, as the manager knows it.
     pub(crate) told_blocks: u64,
     /// Whether memory beyond the budget is still pinned.
     gives_back: bool,
-    /// The first refusal that nobody has asked for.
-    refused: Option<PinError>,
 }
 
 impl Pinned {
-    /// All of `blocks` blocks, as the manager begins.
-    pub(crate) fn new(blocks: u64) -> Self {
-        Self { budget: blocks, told_blocks: blocks, gives_back: false, refused: None }
+    /// All host blocks of each group, as the manager begins.
+    pub(crate) fn new(options: &KvCacheOptions) -> Self {
+        let group = |blocks| PinnedGroup { budget: blocks, told_blocks: blocks, gives_back: false };
+        let groups = options.groups().map(|of| group(of.host_blocks.into())).collect();
+        Self { groups, refused: None }
+    }
+
+    /// The first group's, which there always is.
+    pub(crate) fn first(&mut self) -> &mut PinnedGroup {
+        &mut self.groups[0]
     }
 }
 
@@ -52,22 +66,20 @@ impl KvCache {
 
     /// Gives the manager the host blocks that have memory by now.
     pub(crate) fn take_pinned(&mut self) {
-        let usable = match self.worker.poll_host() {
-            Ok(usable) => usable,
-            Err(error) => {
-                tracing::warn!(%error, "the host tier stays smaller than it was to be");
-                self.pinned.refused.get_or_insert(error);
-                self.worker.host_blocks()
-            }
-        };
-        let told = usable.min(self.pinned.budget);
-        if told == self.pinned.told_blocks {
-            return;
+        if let Err(error) = self.worker.poll_host() {
+            tracing::warn!(%error, "the host tier stays smaller than it was to be");
+            self.pinned.refused.get_or_insert(error);
         }
-        match self.manager.set_budget(GroupId::default(), Tier::Secondary, told) {
-            Ok(_) => self.pinned.told_blocks = told,
-            Err(error) => {
-                tracing::error!(%error, "the manager knows other host blocks than there are");
+        for (group, id) in self.pinned.groups.iter_mut().zip(0..) {
+            let told = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
+            if told == group.told_blocks {
+                continue;
+            }
+            match self.manager.set_budget(GroupId(id), Tier::Secondary, told) {
+                Ok(_) => group.told_blocks = told,
+                Err(error) => {
+                    tracing::error!(%error, "the manager knows other host blocks than there are");
+                }
             }
         }
     }
@@ -78,8 +90,8 @@ impl KvCache {
         // The manager refuses more than there can be.
         let told = if blocks > most { blocks } else { blocks.min(self.worker.host_blocks()) };
         let budgeted = self.manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
-        (self.pinned.budget, self.pinned.told_blocks) = (blocks, told);
-        self.pinned.gives_back = true;
+        let first = self.pinned.first();
+        (first.budget, first.told_blocks, first.gives_back) = (blocks, told, true);
         self.give_back_host();
         self.take_pinned();
         Ok(budgeted)
@@ -87,30 +99,39 @@ impl KvCache {
 
     /// Gives back memory beyond the budget of host blocks that nothing uses any more.
     pub(crate) fn give_back_host(&mut self) {
-        if !self.pinned.gives_back {
+        let PinnedGroup { budget, gives_back, .. } = *self.pinned.first();
+        if !gives_back {
             return;
         }
         let from = match self.manager.unmappable_from(GroupId::default(), Tier::Secondary) {
-            Ok(from) => from.max(self.pinned.budget),
+            Ok(from) => from.max(budget),
             Err(error) => return tracing::error!(%error, "the first group is not there"),
         };
         let all = self.worker.resize_host(from);
-        self.pinned.gives_back = !all || from > self.pinned.budget;
+        self.pinned.first().gives_back = !all || from > budget;
     }
 }
 
 impl KvWorker {
-    /// Host blocks that are usable on every device, from block 0 on. They grow while memory is pinned in the
+    /// Host blocks of the first group that are usable on every device, from block 0 on. They grow while memory is pinned in the
     /// background. A manager in another process is to hand out no others
     /// ([`Manager::set_budget`](kv_manager::Manager::set_budget)): a plan that names others is carried out
     /// once they are pinned.
     #[must_use]
     pub fn host_blocks(&self) -> u64 {
-        self.parts.iter().map(|part| part.group.host_blocks()).min().unwrap_or(0)
+        self.host_blocks_of(GroupId(0))
     }
 
-    /// Takes over host memory that was pinned since the last call; how many blocks are usable then. Never
-    /// waits.
+    /// The same of any group.
+    #[must_use]
+    pub fn host_blocks_of(&self, group: GroupId) -> u64 {
+        let of_part =
+            |part: &Part| part.groups.get(usize::from(group.0)).map(GroupPart::host_blocks);
+        self.parts.iter().filter_map(of_part).min().unwrap_or(0)
+    }
+
+    /// Takes over host memory that was pinned since the last call; how many blocks of the first group are
+    /// usable then. Never waits.
     ///
     /// # Errors
     /// [`PinError`], once for each device that refuses: its tier stays as it is.
@@ -130,11 +151,11 @@ impl KvWorker {
 
     fn host_of_all(
         &mut self,
-        call: impl Fn(&mut Part) -> Result<u64, PinError>,
+        call: impl Fn(&mut Part) -> Result<(), PinError>,
     ) -> Result<u64, PinError> {
         let mut refused = Ok(());
         for part in &mut self.parts {
-            refused = refused.and(call(part).map(drop));
+            refused = refused.and(call(part));
         }
         refused.map(|()| self.host_blocks())
     }
@@ -143,7 +164,7 @@ impl KvWorker {
     fn resize_host(&mut self, blocks: u64) -> bool {
         let mut all = true;
         for part in &mut self.parts {
-            match part.group.resize_host(blocks) {
+            match part.groups[0].resize_host(blocks) {
                 Ok(back) => all &= back,
                 Err(error) => tracing::warn!(%error, "the host tier was not resized"),
             }
@@ -153,21 +174,24 @@ impl KvWorker {
 
     /// Checks that the host blocks of a plan have memory, and waits for it if they do not yet.
     pub(crate) fn check_pinned(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
-        let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
-        let ends = ends.filter(|end| end.tier != Tier::Primary).map(|end| end.id);
-        let moved = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
-        let ids = ends.chain(moved.map(|&(_, id)| id)).map(|id| id.index() as u64);
-        let Some(block) = ids.max().filter(|&block| block >= self.host_blocks()) else {
-            return Ok(());
-        };
+        let Some(_) = self.without_memory(plan) else { return Ok(()) };
         if let Err(error) = self.wait_for_host() {
             tracing::warn!(%error, "the host tier stays smaller than it was to be");
         }
-        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks());
-        if block < blocks {
-            return Ok(());
-        }
+        let Some((group, block)) = self.without_memory(plan) else { return Ok(()) };
+        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks_of(group));
         // Nothing of the plan is carried out, so it is none that could be finished.
         Err(PlanError::Block { step, tier, id: block as i64, blocks })
+    }
+
+    /// A host block of a plan that is not pinned.
+    fn without_memory(&self, plan: &StepPlan) -> Option<(GroupId, usize)> {
+        let ends =
+            plan.copies.iter().flat_map(|copy| [(copy.group, copy.from), (copy.group, copy.to)]);
+        let far = ends.filter(|(_, end)| end.tier != Tier::Primary);
+        let moved = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
+        let moved = moved.map(|&(_, id)| (GroupId(0), id.index()));
+        let mut ids = far.map(|(group, end)| (group, end.id.index())).chain(moved);
+        ids.find(|&(group, id)| id as u64 >= self.host_blocks_of(group))
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kv_kernels::{KvShape, KvShapeOptions, error::ShapeError};
 use kv_place::{Placement, PlacementKind};
 
-use crate::{KvCacheOptions, OptionsError};
+use crate::{GroupOptions, KvCacheOptions, OptionsError};
 
 /// One device's share of every block.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -30,9 +30,9 @@ impl Share {
     }
 }
 
-/// The shares of all devices that have layers. `options` have been checked.
-pub(crate) fn shares(options: &KvCacheOptions, devices: usize) -> Vec<Share> {
-    let shape = &options.shape;
+/// The shares of a group of all devices that have layers. `options` have been checked.
+pub(crate) fn shares(options: &KvCacheOptions, group: &GroupOptions, devices: usize) -> Vec<Share> {
+    let shape = &group.shape;
     let (layers, row_bytes) = (shape.layers(), shape.row_bytes());
     let whole_rows = |device: usize, layers: Vec<u32>| Share { device, layers, row: 0..row_bytes };
     let Some(placement) = &options.placement else {

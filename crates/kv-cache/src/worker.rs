@@ -6,18 +6,20 @@ use std::collections::VecDeque;
 use cuda_driver::{DeviceError, Stream};
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
-use kv_manager::{BlockCopy, Outcome, PlanError, Replica, Snapshot, StepPlan};
+use kv_manager::{BlockCopy, BlockScrub, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan};
 use kv_pool::Tier;
 use kv_stage::{BatchStep, error::BatchError};
 use smallvec::SmallVec;
 
 use crate::awaited::Awaited;
+use crate::group::GroupPart;
 use crate::part::Part;
 use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
 use crate::tiers::WorkerTiers;
 use crate::{
-    BuildError, CloseError, HostCopyError, KvCacheOptions, OptionsError, StepError, TransportStats,
+    BuildError, CloseError, GroupOptions, HostCopyError, KvCacheOptions, OptionsError, StepError,
+    TransportStats,
 };
 
 /// Carries out the plans of a [`Manager`](kv_manager::Manager) on the devices of this process.
@@ -46,14 +48,16 @@ pub struct KvWorker {
     in_flight: VecDeque<InFlight>,
     /// Fences after copies that no step in flight has taken over yet.
     arrived: Vec<Fence>,
-    /// Copies and scrubs of the open step that are not enqueued yet, or not on all devices.
-    runs: Runs,
+    /// Of each group, copies and scrubs of the open step that are not enqueued yet, or not on all devices.
+    runs: Vec<Runs>,
     /// Held while copies are enqueued and not all have a fence after them.
     copies: Option<Lease>,
-    /// Blocks of copies that the compute streams do not wait for yet.
-    awaited: Awaited,
+    /// Of each group, blocks of copies that the compute streams do not wait for yet.
+    awaited: Vec<Awaited>,
     copied_bytes: u64,
     pub(crate) tiers: WorkerTiers,
+    /// Of each group, bytes of a block on all devices.
+    block_bytes: Vec<u64>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
     sabotage: Sabotage,
 }
@@ -125,43 +129,50 @@ impl KvWorker {
     ) -> Result<Self, BuildError> {
         // See the invariant of `gate`.
         let gate = EpochGate::for_all_uses();
-        let shares = shares(&options, compute.len());
+        let shares = shares_of_parts(&options, compute.len());
+        let groups: Vec<_> = options.groups().collect();
         if let Some(given) = &adopted {
             check_adopted(given, compute, &shares)?;
         }
-        let mut adopted = adopted.into_iter().flatten();
-        let pinning = options.pinning.of_one(shares.len());
+        let mut adopted = adopted.map(Vec::into_iter);
+        let pinning = options.pinning.of_one(shares.len() * groups.len());
         let mut parts = shares
             .into_iter()
-            .map(|share| {
-                let memory = (&gate, adopted.next());
-                Part::new(&compute[share.device], share, &options, memory, pinning)
+            .map(|shares| {
+                let adopted = adopted.as_mut().map(|all| all.take(groups.len()).collect());
+                let compute = &compute[shares[0].device];
+                Part::new(compute, shares, &options, (&gate, adopted), pinning)
             })
             .collect::<Result<Vec<_>, _>>()?;
+        parts.iter_mut().try_for_each(|part| part.map_fixed(&groups))?;
         // Last, because the driver's calls wait for it.
-        parts.iter_mut().try_for_each(|part| part.group.start_pinning())?;
-        let (rows, width) = (options.sequences_max, options.blocks_per_sequence_max);
+        for part in &mut parts {
+            part.groups.iter_mut().try_for_each(GroupPart::start_pinning)?;
+        }
+        let tables = groups.iter().map(|group| (group.kind, group.blocks_per_sequence_max));
+        let devices = compute.len().max(1) as u64;
         let layouts: Vec<_> = parts.iter().map(|part| part.host_format()).collect();
         let tiers = WorkerTiers::new(&options, &layouts.join(";"));
         Ok(Self {
             parts,
             gate,
-            table: Replica::new(rows, width)?,
+            table: Replica::of_groups(options.sequences_max, tables)?,
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             arrived: Vec::new(),
-            runs: Runs::of(options.shape.block_bytes() / compute.len().max(1) as u64),
+            runs: runs_of(&groups, devices),
             copies: None,
-            awaited: Awaited::new(options.device_blocks as usize),
+            awaited: groups.iter().map(|of| Awaited::new(of.device_blocks as usize)).collect(),
             copied_bytes: 0,
             tiers,
+            block_bytes: groups.iter().map(|of| of.shape.block_bytes()).collect(),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: Sabotage::default(),
             options,
         })
     }
 
-    /// The shape of the KV of all layers.
+    /// The shape of the KV of all layers of the first group.
     #[must_use]
     pub fn shape(&self) -> &KvShape {
         &self.options.shape
@@ -180,10 +191,19 @@ impl KvWorker {
         &self.parts
     }
 
-    /// Blocks with memory on every device.
+    /// Blocks of the first group with memory on every device.
     #[must_use]
     pub fn ready_blocks(&self) -> u64 {
-        self.parts.iter().map(Part::ready_blocks).min().unwrap_or(0)
+        self.ready_blocks_of(GroupId(0))
+    }
+
+    /// The same of any group. Blocks of further groups have memory from the start, as far as there is any.
+    #[must_use]
+    pub fn ready_blocks_of(&self, group: GroupId) -> u64 {
+        let Some(options) = self.options.groups().nth(group.0.into()) else { return 0 };
+        let ready = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
+        let ready = ready.map(GroupPart::ready_blocks).min().unwrap_or(0);
+        ready.min(options.device_blocks.into())
     }
 
     /// Maps memory under the first `blocks` blocks of every device, or under as many as there is memory
@@ -202,7 +222,9 @@ impl KvWorker {
     #[must_use]
     pub fn transports(&self) -> TransportStats {
         let mut all = TransportStats::default();
-        self.parts.iter().for_each(|part| all.add(&part.group.transports));
+        self.parts.iter().for_each(|part| {
+            part.groups.iter().for_each(|group| all.add(&group.transports));
+        });
         all
     }
 
@@ -226,12 +248,12 @@ impl KvWorker {
     #[track_caller]
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
-        let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
-        snapshot.check(rows as usize, &[width as usize], &[self.options.device_blocks.into()])?;
-        self.runs.clear();
-        for part in &mut self.parts {
-            part.group.sent.clear();
-        }
+        let groups: SmallVec<[_; 4]> = self.options.groups().collect();
+        let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
+        let device: SmallVec<[_; 4]> = groups.iter().map(|of| of.device_blocks.into()).collect();
+        snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
+        self.runs.iter_mut().for_each(Runs::clear);
+        self.forget_sent();
         self.leave(Outcome::Failed)?;
         self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
         self.tiers.restore(snapshot.step);
@@ -273,8 +295,11 @@ impl KvWorker {
         self.check_pinned(plan)?;
         // Of a step that is open, nobody has said that its work is enqueued.
         self.leave(Outcome::Failed)?;
-        let (block_tokens, blocks) = (self.options.shape.block_tokens(), self.ready_blocks());
-        self.table.apply_to_memory(plan, &[(block_tokens, blocks)])?;
+        let memory: SmallVec<[_; 4]> = (self.options.groups())
+            .zip(0..)
+            .map(|(of, id)| (of.shape.block_tokens(), self.ready_blocks_of(GroupId(id))))
+            .collect();
+        self.table.apply_to_memory(plan, &memory)?;
         self.enqueue(plan, add)
     }
 
@@ -309,22 +334,33 @@ impl KvWorker {
     /// Checks a plan against the last one, the table and the tiers.
     fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.table.step())?;
-        let (rows, width) = (self.options.sequences_max, self.options.blocks_per_sequence_max);
-        plan.check_table(rows as usize, &[width as usize])?;
+        let groups: SmallVec<[_; 4]> = self.options.groups().collect();
+        let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
+        plan.check_table(self.options.sequences_max as usize, &widths)?;
         plan.check_transfers(self.tiers.len(), self.options.host_blocks.into())?;
-        plan.check_blocks(
-            &[[self.options.device_blocks, self.options.host_blocks].map(u64::from)],
-        )?;
-        // What is copied or scrubbed has memory. Ids in a row may have none any more.
-        let ends = plan.copies.iter().flat_map(|copy| [copy.from, copy.to]);
+        let blocks = |of: &GroupOptions| [of.device_blocks, of.host_blocks].map(u64::from);
+        let blocks: SmallVec<[_; 4]> = groups.iter().map(blocks).collect();
+        plan.check_blocks(&blocks)?;
+        (0..groups.len()).try_for_each(|group| self.check_ready(GroupId(group as u16), plan))
+    }
+
+    /// Checks that what is copied or scrubbed of a group has memory. Ids in a row may have none any more.
+    fn check_ready(&self, group: GroupId, plan: &StepPlan) -> Result<(), PlanError> {
+        let copies = plan.copies.iter().filter(|copy| copy.group == group);
+        let ends = copies.flat_map(|copy| [copy.from, copy.to]);
         let ids = ends.filter(|end| end.tier == Tier::Primary).map(|end| end.id);
-        let ids =
-            ids.chain(plan.scrubs.iter().map(|scrub| scrub.block)).map(|id| id.index() as u64);
-        let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks());
+        let scrubs = plan.scrubs.iter().filter(|scrub| scrub.group == group);
+        let ids = ids.chain(scrubs.map(|scrub| scrub.block)).map(|id| id.index() as u64);
+        let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks_of(group));
         match ids.max().filter(|&id| id >= blocks) {
             Some(id) => Err(PlanError::Block { step, tier, id: id as i64, blocks }),
             None => Ok(()),
         }
+    }
+
+    fn forget_sent(&mut self) {
+        let groups = self.parts.iter_mut().flat_map(|part| &mut part.groups);
+        groups.for_each(|group| group.sent.clear());
     }
 
     /// Takes in the copies and scrubs of a plan, in their order. Those of the plans before were sent.
@@ -335,46 +371,54 @@ impl KvWorker {
             destination: destination.as_i32(),
         };
         for at in 0..=plan.copies.len() {
-            while let Some(scrub) = scrubs.next_if(|scrub| scrub.after as usize <= at) {
-                self.runs.push(Kind::Scrub, false, pair(scrub.block, scrub.block));
+            while let Some(&BlockScrub { group, block, .. }) =
+                scrubs.next_if(|scrub| scrub.after as usize <= at)
+            {
+                self.runs[usize::from(group.0)].push(Kind::Scrub, false, pair(block, block));
             }
-            let Some(&BlockCopy { from, to, written_by, .. }) = plan.copies.get(at) else { break };
+            let Some(&BlockCopy { group, from, to, written_by, .. }) = plan.copies.get(at) else {
+                break;
+            };
+            let group = usize::from(group.0);
             let kind = match (from.tier, to.tier) {
                 (Tier::Primary, Tier::Primary) => Kind::Within,
                 (Tier::Primary, _) => Kind::Carry(HostDirection::ToHost),
                 _ => Kind::Carry(HostDirection::ToPages),
             };
-            self.tiers.note_copy(plan.step, [from, to]);
+            if group == 0 {
+                self.tiers.note_copy(plan.step, [from, to]);
+            }
             if let Kind::Carry(direction) = kind {
                 let block = if direction == HostDirection::ToHost { from.id } else { to.id };
-                self.awaited.note(kind.lane(), block.index());
-                self.copied_bytes += self.options.shape.block_bytes();
+                self.awaited[group].note(kind.lane(), block.index());
+                self.copied_bytes += self.block_bytes[group];
             }
             // What is complete on the devices is not waited for.
             let behind_work = self.in_flight.iter().any(|step| step.step <= written_by);
-            self.runs.push(kind, behind_work, pair(from.id, to.id));
+            self.runs[group].push(kind, behind_work, pair(from.id, to.id));
         }
     }
 
     /// Enqueues the decided copies, on every device in the order of the decisions. After a refusal,
     /// copies that a device has already been sent are not sent to it again.
     fn send_copies(&mut self) -> Result<(), HostCopyError> {
-        if self.runs.is_empty() {
+        if self.runs.iter().all(Runs::is_empty) {
             return Ok(());
         }
         // Taken before the first copy, so that copies which are enqueued in part are waited for
         // too. What is done on the compute streams is covered by the step's own lease.
-        if self.runs.as_slice().iter().any(|run| run.kind.lane() != COMPUTE) {
+        if self.runs.iter().flat_map(Runs::as_slice).any(|run| run.kind.lane() != COMPUTE) {
             self.copies.get_or_insert_with(|| self.gate.lease());
         }
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.sabotage.sends_backwards {
-            self.runs.reverse();
+            self.runs.iter_mut().for_each(Runs::reverse);
         }
-        let runs = self.runs.as_slice();
-        self.parts.iter_mut().try_for_each(|part| part.send(runs))?;
-        self.parts.iter_mut().for_each(|part| part.group.sent.clear());
-        self.runs.clear();
+        for (group, runs) in self.runs.iter().enumerate().filter(|(_, runs)| !runs.is_empty()) {
+            self.parts.iter_mut().try_for_each(|part| part.send(group, runs.as_slice()))?;
+        }
+        self.forget_sent();
+        self.runs.iter_mut().for_each(Runs::clear);
         Ok(())
     }
 
@@ -392,13 +436,16 @@ impl KvWorker {
             needed = [false; 2];
         }
         if needed != [false; 2] {
-            let block_tokens = self.options.shape.block_tokens();
-            let here = self.awaited.of_batch(&self.table, plan, block_tokens);
+            let mut here = [false; 2];
+            for ((awaited, of), id) in self.awaited.iter().zip(self.options.groups()).zip(0..) {
+                let found = awaited.of_batch(&self.table, plan, (GroupId(id), &of));
+                here = std::array::from_fn(|lane| here[lane] || found[lane]);
+            }
             needed = std::array::from_fn(|lane| needed[lane] && here[lane]);
         }
         self.fence_copies(needed)?;
         for lane in (0..needed.len()).filter(|&lane| needed[lane]) {
-            self.awaited.clear(lane);
+            self.awaited.iter_mut().for_each(|awaited| awaited.clear(lane));
         }
         Ok(())
     }
@@ -550,7 +597,8 @@ impl KvWorker {
     /// Makes copies of one lane wait for none of another.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub fn sabotage_ignore_lanes(&mut self) {
-        self.parts.iter_mut().for_each(|part| part.group.sabotage_ignore_lanes());
+        let groups = self.parts.iter_mut().flat_map(|part| &mut part.groups);
+        groups.for_each(GroupPart::sabotage_ignore_lanes);
     }
 }
 
@@ -565,17 +613,33 @@ fn check_placed(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), Opti
     Ok(())
 }
 
-/// Checks that there is a description for each device with layers, of memory there.
+/// The shares of each device that has layers, of every group.
+fn shares_of_parts(options: &KvCacheOptions, devices: usize) -> Vec<Vec<Share>> {
+    let mut all: Vec<Vec<Share>> = Vec::new();
+    for group in options.groups() {
+        // Several groups have layers on every device: a placement is of one.
+        let shares = shares(options, &group, devices);
+        all.resize_with(shares.len(), Vec::new);
+        all.iter_mut().zip(shares).for_each(|(part, share)| part.push(share));
+    }
+    all
+}
+
+fn runs_of(groups: &[GroupOptions], devices: u64) -> Vec<Runs> {
+    groups.iter().map(|group| Runs::of(group.shape.block_bytes() / devices)).collect()
+}
+
+/// Checks that there is a description for each device with layers and each group, of memory there.
 fn check_adopted(
     given: &[PagedKv],
     compute: &[Stream],
-    shares: &[Share],
+    shares: &[Vec<Share>],
 ) -> Result<(), OptionsError> {
-    let (given_parts, expected) = (given.len(), shares.len());
+    let (given_parts, expected) = (given.len(), shares.iter().map(Vec::len).sum());
     if given_parts != expected {
         return Err(OptionsError::AdoptedParts { given: given_parts, expected });
     }
-    for (position, (paged, share)) in given.iter().zip(shares).enumerate() {
+    for (position, (paged, share)) in given.iter().zip(shares.iter().flatten()).enumerate() {
         if paged.device() != compute[share.device].device() {
             return Err(OptionsError::AdoptedElsewhere { position });
         }

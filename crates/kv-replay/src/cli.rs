@@ -70,9 +70,18 @@ pub(crate) struct RunArgs {
     /// --workers: sim, GPUs that the workers take in turn, or cuda for every GPU.
     #[arg(long, value_name = "DEVICES", default_value_t)]
     pub(crate) device: DeviceSpec,
-    /// Number of layers of the model [default: one for each device or worker].
+    /// Number of layers of the model [default: one for each device or worker, and with --window two].
     #[arg(long, value_name = "L", value_parser = whole::<u32>)]
     layers: Option<u32>,
+    /// Gives every second layer a sliding window of N tokens; those have a block table of their own.
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    window: Option<u32>,
+    /// Keeps full attention in F layers, and gives all others the window [default: every second layer].
+    #[arg(long, value_name = "F", default_value_t = 0, value_parser = whole::<u32>, requires = "window")]
+    full_layers: u32,
+    /// Adds N layers with a recurrent state instead of keys and values.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    state_layers: u32,
     /// Number of heads of K, and of V, in one layer.
     #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads, value_parser = whole::<u32>)]
     kv_heads: u32,
@@ -192,7 +201,11 @@ impl RunArgs {
     pub(crate) fn config(&self) -> RunConfig {
         RunConfig {
             shape: KvModelShape {
-                layers: self.layers.unwrap_or(self.parts() as u32),
+                // Of each kind, one for each device.
+                layers: self.layers.unwrap_or(match self.window {
+                    None => self.parts() as u32,
+                    Some(_) => 2 * self.parts() as u32,
+                }),
                 kv_heads: self.kv_heads,
                 head_size: self.head_size,
                 dtype: self.dtype,
@@ -220,6 +233,9 @@ impl RunArgs {
             tier_faults: self.tier_faults,
             verify: self.verify,
             seed: self.seed,
+            window: self.window,
+            full_layers: self.full_layers,
+            state_layers: self.state_layers,
         }
     }
 }

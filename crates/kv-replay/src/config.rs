@@ -155,6 +155,12 @@ pub struct RunConfig {
     pub verify: Verify,
     /// Seed of all random choices of the run.
     pub seed: u64,
+    /// Tokens of the sliding window of the layers without full attention; `None` if there are none.
+    pub window: Option<u32>,
+    /// With a window, layers with full attention; 0 for every second one.
+    pub full_layers: u32,
+    /// Layers with a recurrent state, beside those with attention.
+    pub state_layers: u32,
 }
 
 impl Default for RunConfig {
@@ -174,6 +180,9 @@ impl Default for RunConfig {
             tier_faults: None,
             verify: Verify::Full,
             seed: 0,
+            window: None,
+            full_layers: 0,
+            state_layers: 0,
         }
     }
 }
@@ -247,6 +256,28 @@ pub enum ConfigError {
         /// The reason.
         reason: HeadsError,
     },
+    /// No layer is left for a sliding window, or none for full attention.
+    #[error(
+        "--layers {layers} and --full-layers {full_layers} leave no layer with a window, or only such"
+    )]
+    WindowLayers {
+        /// Number of layers.
+        layers: u32,
+        /// Layers with full attention; 0 for every second one.
+        full_layers: u32,
+    },
+    /// A recurrent state has no room for drafts.
+    #[error("--draft {drafts} cannot be combined with --state-layers")]
+    DraftsWithStates {
+        /// Drafts behind each token.
+        drafts: u32,
+    },
+    /// Worker processes serve models whose layers are all of one kind.
+    #[error("{option} cannot be combined with --workers")]
+    NotWithWorkers {
+        /// The option.
+        option: &'static str,
+    },
     /// Contiguous ranges have nothing that the option could act on.
     #[error("{option} {value} cannot be combined with --contiguous")]
     NotContiguous {
@@ -277,6 +308,22 @@ pub enum ConfigError {
 cuda_driver::messages::one_line_debug!(ConfigError);
 
 impl RunConfig {
+    /// Layers with a sliding window.
+    #[must_use]
+    pub fn window_layers(&self) -> u32 {
+        match (self.window, self.full_layers) {
+            (None, _) => 0,
+            (Some(_), 0) => self.shape.layers / 2,
+            (Some(_), full) => self.shape.layers.saturating_sub(full),
+        }
+    }
+
+    /// Whether not all layers keep the same of a sequence.
+    #[must_use]
+    pub fn has_groups(&self) -> bool {
+        self.window.is_some() || self.state_layers > 0
+    }
+
     /// Checks everything that can be checked without a device.
     ///
     /// # Errors
@@ -329,6 +376,20 @@ impl RunConfig {
         if block_tokens == 0 || !BLOCK_TOKENS_IN_TRACE.is_multiple_of(block_tokens.into()) {
             return Err(ConfigError::BlockTokens { block_tokens });
         }
+        if self.window == Some(0) {
+            return Err(ConfigError::Zero { option: "--window" });
+        }
+        let layers = self.shape.layers;
+        if self.window.is_some() && !(1..layers).contains(&self.window_layers()) {
+            return Err(ConfigError::WindowLayers { layers, full_layers: self.full_layers });
+        }
+        if self.state_layers > 0 && drafts > 0 {
+            return Err(ConfigError::DraftsWithStates { drafts });
+        }
+        if self.state_layers > LAYERS_MAX {
+            let (value, limit) = (self.state_layers.into(), LAYERS_MAX.into());
+            return Err(ConfigError::TooLarge { option: "--state-layers", value, limit });
+        }
         let block_bytes = self.block_bytes()?;
         if self.shape.layers > LAYERS_MAX {
             return Err(ConfigError::TooLarge {
@@ -379,6 +440,8 @@ impl RunConfig {
         let changed = |option, value: String, changed| (option, value, changed);
         let refused = [
             ("--host-blocks", self.host_blocks.to_string(), self.host_blocks > 0),
+            asked("--window", self.window.unwrap_or(0)),
+            asked("--state-layers", self.state_layers),
             asked("--draft", drafts),
             asked("--accept", accept),
             asked("--fork", fork),

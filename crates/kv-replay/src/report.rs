@@ -239,6 +239,12 @@ pub struct ReportShape {
     pub block_tokens: u32,
     /// Bytes of a block in all layers, K and V.
     pub block_bytes: u64,
+    /// Tokens of the sliding window of layers that have one.
+    pub window: Option<u32>,
+    /// Layers that have one.
+    pub window_layers: u32,
+    /// Layers with a recurrent state, beside those.
+    pub state_layers: u32,
 }
 
 /// A block that held a byte which does not belong to its request.
@@ -313,6 +319,9 @@ impl RunReport {
                 dtype: shape.dtype,
                 block_tokens: config.block_tokens,
                 block_bytes: config.block_bytes()?,
+                window: config.window,
+                window_layers: config.window_layers(),
+                state_layers: config.state_layers,
             },
             device_blocks: config.device_blocks,
             host_blocks: config.host_blocks,
@@ -392,13 +401,23 @@ impl RunReport {
     }
 
     fn model_line(&self) -> String {
-        let ReportShape { layers, kv_heads, head_size, dtype, block_tokens, block_bytes } =
+        let ReportShape { layers, kv_heads, head_size, dtype, block_tokens, block_bytes, .. } =
             self.shape;
-        format!(
+        let mut line = format!(
             "{layers} layers, {kv_heads} KV heads of {head_size} x {dtype}; blocks of \
              {block_tokens} tokens, {} each",
             bytes(block_bytes),
-        )
+        );
+        if let Some(tokens) = self.shape.window {
+            line.push_str(&format!(
+                "; a window of {tokens} tokens in {} layers",
+                self.shape.window_layers
+            ));
+        }
+        if self.shape.state_layers > 0 {
+            line.push_str(&format!("; {} layers with a state", self.shape.state_layers));
+        }
+        line
     }
 
     fn tokens_line(&self) -> String {

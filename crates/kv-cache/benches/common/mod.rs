@@ -86,6 +86,8 @@ pub(crate) fn shape(layers: u32, row_bytes: u64) -> KvShape {
 /// A cache for one sequence of all blocks, with a host tier that is pinned before it is used.
 pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> KvCacheOptions {
     KvCacheOptions {
+        kind: kv_cache::GroupKind::Full,
+        further_groups: Vec::new(),
         shape,
         tiers: Default::default(),
         placement: None,

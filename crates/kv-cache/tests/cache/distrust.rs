@@ -20,6 +20,13 @@ fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
     (streams, worker)
 }
 
+/// A snapshot of a table without blocks.
+fn empty_snapshot(worker: &KvWorker, step: u64) -> Snapshot {
+    let width = worker.options().blocks_per_sequence_max;
+    let ids = vec![-1; (width * worker.options().sequences_max) as usize];
+    Snapshot { step, tables: vec![SnapshotTable { width, ids }] }
+}
+
 fn copy(from: (Tier, u32), to: (Tier, u32)) -> BlockCopy {
     let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id) });
     BlockCopy { group: GroupId(0), from, to, tokens: small().block_tokens(), written_by: 0 }
@@ -64,11 +71,7 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         assert!(matches!(refused, Err(StepError::Plan(_))), "{what}: {refused:?}");
         assert_eq!(machine.sim.calls(), before, "{what}");
         // With a snapshot it goes on.
-        let width = worker.options().blocks_per_sequence_max;
-        let table = vec![-1; (width * worker.options().sequences_max) as usize];
-        worker
-            .restore(&Snapshot { step: 1, tables: vec![SnapshotTable { width, ids: table }] })
-            .unwrap();
+        worker.restore(&empty_snapshot(&worker, 1)).unwrap();
         let mut truth = row_of(&[3, 0]);
         (truth.step, truth.after) = (2, 1);
         truth.copies = vec![copy((Primary, 3), (Secondary, 7))];
@@ -92,11 +95,7 @@ fn a_restored_worker_tells_nothing_of_the_steps_before() {
         }
         streams[0].synchronize().unwrap();
         // Another manager begins anew, with the same numbers.
-        let width = worker.options().blocks_per_sequence_max;
-        let table = vec![-1; (width * worker.options().sequences_max) as usize];
-        worker
-            .restore(&Snapshot { step: 0, tables: vec![SnapshotTable { width, ids: table }] })
-            .unwrap();
+        worker.restore(&empty_snapshot(&worker, 0)).unwrap();
         machine.sim.hold(streams[0].raw());
         worker.carry_out(&row_of(&[2, 3]), |_, _| Ok(())).unwrap();
         worker.finish(Outcome::Done).unwrap();

@@ -200,6 +200,8 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
     let tokens_max =
         u64::from(sequences_max * blocks_per_sequence_max) * u64::from(shape.block_tokens());
     KvCacheOptions {
+        kind: kv_cache::GroupKind::Full,
+        further_groups: Vec::new(),
         shape,
         placement: None,
         device_blocks,

@@ -1,10 +1,11 @@
 //! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
-use kv_cache::kv_manager::Row;
+use kv_cache::kv_manager::{GroupId, Row};
 use kv_cache::{Sequence, SlotError};
 
 use super::cache::Cache;
 use super::content::RequestContent;
+use super::groups::Reads;
 use super::live::Staged;
 
 /// The tokens of one launch of the transfer kernel.
@@ -26,6 +27,15 @@ pub(super) struct Rejected {
     pub(super) row: Row,
 }
 
+/// What an iteration writes in a further group.
+#[derive(Debug, Default)]
+pub(super) struct Further {
+    /// Of a window, the slot of each token; of a state, the slot of each sequence.
+    pub(super) slots: Vec<i64>,
+    /// Of a state, the key of each sequence.
+    pub(super) keys: Vec<u64>,
+}
+
 /// The tokens of an iteration.
 ///
 /// Stores are aligned to chunks of a grid. If a cached prefix ends inside a chunk, the store begins
@@ -45,6 +55,8 @@ pub(super) struct Batch {
     pub(super) accepted: Vec<u32>,
     /// Sequences of which drafts are rejected.
     pub(super) rejected: Vec<Rejected>,
+    /// What is written in each further group.
+    pub(super) further: Vec<Further>,
     launches: Vec<Launch>,
     /// Index of the first token that no launch covers yet.
     open: usize,
@@ -61,7 +73,8 @@ impl Batch {
         launches: Vec<Launch>,
     ) -> Self {
         let open = keys.len();
-        Self { slots, keys, lengths, accepted, rejected, launches, open, written: 0 }
+        let further = Vec::new();
+        Self { slots, keys, lengths, accepted, rejected, further, launches, open, written: 0 }
     }
 
     pub(super) fn clear(&mut self) {
@@ -70,6 +83,10 @@ impl Batch {
         self.lengths.clear();
         self.accepted.clear();
         self.rejected.clear();
+        for further in &mut self.further {
+            further.slots.clear();
+            further.keys.clear();
+        }
         self.launches.clear();
         self.open = 0;
         self.written = 0;
@@ -98,6 +115,12 @@ impl Batch {
         }
         let first = self.keys.len();
         cache.slots(sequence, start - skip..end, &mut self.slots)?;
+        for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
+            if *reads != Reads::State {
+                let tokens = start - skip..end;
+                cache.further_slots(GroupId(id), sequence, tokens, &mut further.slots);
+            }
+        }
         self.keys.extend((start - skip..start).map(|token| !content.key(token)));
         self.keys.extend((start..end).map(|token| content.key(token)));
         self.written += end - start;
@@ -119,6 +142,23 @@ impl Batch {
         self.written += end - start;
         self.keys.extend((start..right).map(|token| content.key(token)));
         self.keys.extend((right..end).map(|token| content.rejected_key(token, step)));
+    }
+
+    /// Adds the states of a sequence, which are behind `right` tokens after the step.
+    pub(super) fn add_states(
+        &mut self,
+        cache: &impl Cache,
+        sequence: &Sequence,
+        content: &RequestContent,
+        right: u64,
+    ) {
+        self.further.resize_with(cache.further_groups().len(), Further::default);
+        for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
+            if *reads == Reads::State {
+                cache.further_slots(GroupId(id), sequence, 0..0, &mut further.slots);
+                further.keys.push(content.state_key(right));
+            }
+        }
     }
 
     /// Says of the next sequence what is read of it: its first tokens up to `right`, of which this iteration

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_cache::kv_manager::{CommitError, ForkError, Manager, Reserved, SuspendError};
+use kv_cache::kv_manager::{CommitError, ForkError, GroupId, Manager, Reserved, SuspendError};
 use kv_cache::{
     Answer, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError, ResumeError,
     Sequence, SlotError, Tokens,
@@ -12,6 +12,7 @@ use kv_pool::{BlockHash, Tier};
 
 use super::RunError;
 use super::batch::Batch;
+use super::groups::Reads;
 use super::verify::Reading;
 use super::work::DeviceWork;
 
@@ -20,8 +21,9 @@ use super::work::DeviceWork;
 pub(crate) trait Cache {
     fn manager(&self) -> &Manager;
 
-    /// The shape of each part of the model, in the order of the devices.
-    fn shapes(&self) -> Vec<KvShape>;
+    /// The shape of each part of the model, in the order of the devices and then of the groups, and what its
+    /// readers read.
+    fn shapes(&self) -> Vec<(KvShape, Reads)>;
 
     /// Device blocks that have memory on every device.
     fn mapped_blocks(&self) -> u64;
@@ -62,13 +64,26 @@ pub(crate) trait Cache {
     /// Changes the budget of device blocks.
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
 
-    /// Appends the slots of a sequence's tokens.
+    /// Appends the slots of a sequence's tokens in the first group.
     fn slots(
         &self,
         sequence: &Sequence,
         tokens: Range<u64>,
         slots: &mut Vec<i64>,
     ) -> Result<(), SlotError>;
+
+    /// What the further groups' readers read.
+    fn further_groups(&self) -> &[Reads];
+
+    /// Appends, for a window group, the slots of a sequence's tokens, -1 where it has no block any more; for a
+    /// state, the slot of the sequence's state.
+    fn further_slots(
+        &self,
+        group: GroupId,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    );
 
     /// Stages `readers`, and has every device write the batch's tokens and then, if `read`, read all of
     /// `readers`, but for rejected drafts.
@@ -80,13 +95,13 @@ pub(crate) trait Cache {
         read: bool,
     ) -> Result<(), RunError>;
 
-    /// The checksums that one part has read in a completed step, row by row.
+    /// The checksums that one part has read in a completed step, row by row; entries of a row.
     fn checksums(
         &mut self,
         part: usize,
         reading: &Reading,
         checksums: &mut Vec<u64>,
-    ) -> Result<(), RunError>;
+    ) -> Result<usize, RunError>;
 }
 
 /// A cache whose devices are this process's.
@@ -94,12 +109,14 @@ pub(crate) trait Cache {
 pub(super) struct Local {
     pub(super) cache: KvCache,
     work: DeviceWork,
+    further: Vec<Reads>,
 }
 
 impl Local {
     pub(super) fn new(cache: KvCache) -> Result<Self, RunError> {
         let work = DeviceWork::new(cache.parts(), cache.options(), 0)?;
-        Ok(Self { cache, work })
+        let further = cache.options().groups().skip(1).map(|of| Reads::of(of.kind)).collect();
+        Ok(Self { cache, work, further })
     }
 }
 
@@ -108,8 +125,13 @@ impl Cache for Local {
         self.cache.manager()
     }
 
-    fn shapes(&self) -> Vec<KvShape> {
-        self.cache.parts().iter().map(|part| *part.shape()).collect()
+    fn shapes(&self) -> Vec<(KvShape, Reads)> {
+        let reads = || std::iter::once(Reads::All).chain(self.further.iter().copied());
+        let groups = |part: &Part| {
+            let shapes: Vec<_> = part.groups().iter().map(|group| *group.shape()).collect();
+            shapes.into_iter().zip(reads())
+        };
+        self.cache.parts().iter().flat_map(groups).collect()
     }
 
     fn mapped_blocks(&self) -> u64 {
@@ -183,6 +205,31 @@ impl Cache for Local {
         self.cache.slot_mapping(sequence, tokens, slots)
     }
 
+    fn further_groups(&self) -> &[Reads] {
+        &self.further
+    }
+
+    fn further_slots(
+        &self,
+        group: GroupId,
+        sequence: &Sequence,
+        tokens: Range<u64>,
+        slots: &mut Vec<i64>,
+    ) {
+        let ids = self.cache.manager().block_ids_of(group, sequence);
+        if self.further[usize::from(group.0) - 1] == Reads::State {
+            return slots.push(ids.first().copied().unwrap_or(-1).into());
+        }
+        let block_tokens = i64::from(self.cache.shape().block_tokens());
+        slots.extend(tokens.map(|token| {
+            let (block, offset) = (token as i64 / block_tokens, token as i64 % block_tokens);
+            match ids.get(block as usize) {
+                Some(&id) if id >= 0 => i64::from(id) * block_tokens + offset,
+                _ => -1,
+            }
+        }));
+    }
+
     fn launch(
         &mut self,
         step: &OpenStep,
@@ -190,7 +237,7 @@ impl Cache for Local {
         readers: &mut [&mut Sequence],
         read: bool,
     ) -> Result<(), RunError> {
-        let Self { cache, work } = self;
+        let Self { cache, work, .. } = self;
         cache.stage(step, readers, |part, staged| work.add_arrays(part, batch, staged))?;
         work.enqueue(cache.parts(), step.number(), batch, read)
     }
@@ -200,7 +247,7 @@ impl Cache for Local {
         part: usize,
         reading: &Reading,
         checksums: &mut Vec<u64>,
-    ) -> Result<(), RunError> {
+    ) -> Result<usize, RunError> {
         self.work.arrived(part, reading.step, reading.rows.len(), checksums)
     }
 }

@@ -98,6 +98,12 @@ impl RequestContent {
         mix(self.seed ^ hash, position % self.block_tokens)
     }
 
+    /// The key of a state behind `tokens` tokens, at least one.
+    pub(super) fn state_key(&self, tokens: u64) -> u64 {
+        // The last key follows from all tokens before it.
+        mix(!self.key(tokens - 1), !tokens)
+    }
+
     /// The key of a draft for token `position` that is rejected in `step`.
     pub(super) fn rejected_key(&self, position: u64, step: u64) -> u64 {
         mix(!self.key(position), step)

@@ -5,22 +5,35 @@ use std::sync::Arc;
 use kv_kernels::{KvShape, error::ShapeError, verify::Expected};
 
 use super::content::RequestContent;
+use super::groups::Reads;
 
 /// Computes the block sums of one shape, for each device.
 #[derive(Clone, Debug)]
 pub(super) struct Oracle {
     parts: Arc<[Expected]>,
+    /// What readers of each part read.
+    reads: Arc<[Reads]>,
     block_tokens: u64,
 }
 
 impl Oracle {
-    /// Creates it with one shape for each device's part of the layers.
-    pub(super) fn new(
-        shapes: impl Iterator<Item = KvShape>,
-        block_tokens: u32,
-    ) -> Result<Self, ShapeError> {
-        let parts: Result<_, _> = shapes.map(|shape| Expected::new(&shape)).collect();
-        Ok(Self { parts: parts?, block_tokens: block_tokens.into() })
+    /// Creates it with the shape of each part of the layers, and what its readers read.
+    pub(super) fn new(parts: Vec<(KvShape, Reads)>, block_tokens: u32) -> Result<Self, ShapeError> {
+        let reads = parts.iter().map(|&(_, reads)| reads).collect();
+        let parts: Result<_, _> = parts.iter().map(|(shape, _)| Expected::new(shape)).collect();
+        Ok(Self { parts: parts?, reads, block_tokens: block_tokens.into() })
+    }
+
+    pub(super) fn reads(&self, part: usize) -> Reads {
+        self.reads[part]
+    }
+
+    /// The sum of a part's state behind `tokens` tokens; 0 for other parts.
+    fn state(&self, part: usize, content: &RequestContent, tokens: u64) -> u64 {
+        match self.reads[part] {
+            Reads::State if tokens > 0 => self.add(part, 0, 0, content.state_key(tokens)),
+            _ => 0,
+        }
     }
 
     pub(super) fn parts(&self) -> usize {
@@ -33,7 +46,10 @@ impl Oracle {
     }
 
     fn add(&self, part: usize, sum: u64, token: u64, key: u64) -> u64 {
-        let token = (token % self.block_tokens) as usize;
+        let token = match self.reads[part] {
+            Reads::State => 0,
+            _ => (token % self.block_tokens) as usize,
+        };
         // The token lies within a block, so the sum exists.
         self.parts[part].add(sum, token, Self::key_on(part, key)).unwrap_or(0)
     }
@@ -85,6 +101,11 @@ impl ExpectedSums {
                 .fold(0, |sum, token| self.oracle.add(part, sum, token, content.key(token)))
         };
         (0..self.oracle.parts()).map(sum).collect()
+    }
+
+    /// The sums, for each part with a state, of the state behind `tokens` tokens.
+    pub(super) fn states(&self, content: &RequestContent, tokens: u64) -> Vec<u64> {
+        (0..self.oracle.parts()).map(|part| self.oracle.state(part, content, tokens)).collect()
     }
 
     /// The sum of full block `block` on device `part`.

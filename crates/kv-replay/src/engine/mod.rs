@@ -22,6 +22,7 @@ mod content;
 pub mod contiguous;
 mod error;
 mod expected;
+mod groups;
 mod live;
 mod scheduler;
 mod tiers;
@@ -35,11 +36,11 @@ use std::time::{Duration, Instant};
 use cuda_driver::{Driver as _, Stream};
 use kv_cache::kv_manager::Manager;
 use kv_cache::{
-    CloseError, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules, TransportChoice,
-    TransportRules, Worker, WorkerOptions,
+    CloseError, GroupKind, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules,
+    TransportChoice, TransportRules, Worker, WorkerOptions,
 };
 use kv_kernels::{
-    KvKernels, KvShape, KvShapeOptions,
+    KvKernels,
     link::{MeasureOptions, TransportProfile},
 };
 use kv_place::Placement;
@@ -49,7 +50,6 @@ use crate::config::{Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
 use crate::place::{self, place};
 use crate::report::RunReport;
-use crate::shape::KV_COUNT;
 use crate::trace::Trace;
 use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
@@ -109,6 +109,8 @@ pub fn build_cache(
     let blocks = blocks_of_longest(config, trace);
     let placement = match devices.devices.as_slice() {
         [_] => None,
+        // Groups are divided over the devices one by one.
+        _ if config.has_groups() => None,
         several => Some(place(config, several)?),
     };
     let growth = growth(config, blocks, devices)?;
@@ -136,14 +138,10 @@ fn options(
     placement: Option<Placement>,
     worker: u64,
 ) -> Result<KvCacheOptions, RunError> {
-    let shape = KvShape::new(KvShapeOptions {
-        layers: config.shape.layers,
-        kv_count: KV_COUNT as u32,
-        row_bytes: config.shape.row_bytes()?,
-        block_tokens: config.block_tokens,
-    })?;
     Ok(KvCacheOptions {
-        shape,
+        kind: GroupKind::Full,
+        shape: groups::first(config)?,
+        further_groups: groups::further(config, blocks)?,
         placement,
         device_blocks: counted("--device-blocks", config.device_blocks)?,
         growth: Growth::OnDemand,

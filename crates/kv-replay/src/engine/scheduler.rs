@@ -17,7 +17,7 @@ use super::content::Content;
 use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
 use super::live::{Live, Staged};
-use super::verify::{Reading, SequenceSums, Verifier};
+use super::verify::{PartSums, Reading, SequenceSums, Verifier};
 use crate::config::{Life, RunConfig};
 use crate::report::RunReport;
 use crate::trace::Trace;
@@ -96,7 +96,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             live: BTreeMap::new(),
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
             content: Content::new(config.seed, config.block_tokens),
-            oracle: Oracle::new(shapes.into_iter(), config.block_tokens)?,
+            oracle: Oracle::new(shapes, config.block_tokens)?,
             life: config.life,
             chance: Chance::new(config.life, config.seed),
             step_tokens: config.step_tokens.into(),
@@ -557,7 +557,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         for (&request_number, request) in &mut self.live {
             let Some(staged) = request.staged.take() else { continue };
             let Some(sequence) = request.sequence.as_mut() else { continue };
-            let Staged { right, end, .. } = staged;
+            let Staged { start, right, end, .. } = staged;
+            self.batch.add_states(&self.cache, sequence, &request.content, right);
             match self.life.drafts {
                 0 => self.batch.add(&self.cache, sequence, &request.content, staged)?,
                 _ => self.batch.add_unplaced(&request.content, staged, number),
@@ -571,7 +572,16 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             request.expected.cover(&request.content, right);
             let partial = request.expected.partial(&request.content, right);
             let row = rows.len();
-            rows.push(SequenceSums { row, request: request_number, tokens: right, partial });
+            let states = request.expected.states(&request.content, start);
+            let sums = SequenceSums {
+                row,
+                request: request_number,
+                start,
+                tokens: right,
+                partial,
+                states,
+            };
+            rows.push(sums);
             self.batch.read(right, right - staged.start, right < end, sequence.row());
             readers.push(sequence);
             // Whoever ends here is released when this step is compared.
@@ -583,8 +593,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let read = self.verifier.reads();
         self.cache.launch(step, &self.batch, &mut readers, read)?;
         if read {
-            let width = self.cache.manager().options().blocks_per_sequence_max as usize;
-            self.readings.push_back(Reading { step: number, width, rows });
+            self.readings.push_back(Reading { step: number, rows });
         }
         Ok(())
     }
@@ -607,8 +616,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let completed = self.cache.manager().completed_step();
         while let Some(reading) = self.readings.pop_front_if(|reading| reading.step <= completed) {
             for part in 0..self.oracle.parts() {
-                self.cache.checksums(part, &reading, &mut self.checksums)?;
-                self.verifier.compare(&reading, part, &self.checksums, &self.live, report);
+                let width = self.cache.checksums(part, &reading, &mut self.checksums)?;
+                let (sums, of) = (&self.checksums[..], (part, self.oracle.reads(part)));
+                let sums = PartSums { sums, width };
+                self.verifier.compare(&reading, of, &sums, &self.live, report);
             }
         }
         let cache = &mut self.cache;

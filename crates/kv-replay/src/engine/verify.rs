@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kv_kernels::verify::BAD_BLOCK;
 
 use super::expected::ExpectedSums;
+use super::groups::Reads;
 use crate::config::Verify;
 use crate::report::{CorruptBlock, RunReport};
 use crate::rng::SplitMix64;
@@ -16,8 +17,6 @@ const SAMPLE_ONE_IN: u64 = 16;
 #[derive(Debug)]
 pub(super) struct Reading {
     pub(super) step: u64,
-    /// Entries of a row of the checksums.
-    pub(super) width: usize,
     pub(super) rows: Vec<SequenceSums>,
 }
 
@@ -28,10 +27,22 @@ pub(super) struct SequenceSums {
     pub(super) row: usize,
     /// Its request.
     pub(super) request: usize,
+    /// Number of its tokens before the step.
+    pub(super) start: u64,
     /// Number of its tokens.
     pub(super) tokens: u64,
     /// The sums, for each device, of its last block if that was partly full.
     pub(super) partial: Vec<u64>,
+    /// The sums, for each part with a state, of the state that the step begins with.
+    pub(super) states: Vec<u64>,
+}
+
+/// The checksums that were read of one part, row by row.
+#[derive(Debug)]
+pub(super) struct PartSums<'a> {
+    pub(super) sums: &'a [u64],
+    /// Entries of a row.
+    pub(super) width: usize,
 }
 
 /// A request whose bytes are compared.
@@ -61,26 +72,32 @@ impl Verifier {
         self.verify != Verify::None
     }
 
-    /// Compares the checksums of one device for one step.
+    /// Compares the checksums of one part for one step.
     pub(super) fn compare(
         &self,
         reading: &Reading,
-        part: usize,
-        checksums: &[u64],
+        (part, reads): (usize, Reads),
+        checksums: &PartSums<'_>,
         live: &BTreeMap<usize, impl Compared>,
         report: &mut RunReport,
     ) {
         let mut chance = SplitMix64::new(self.seed ^ reading.step);
         for row in &reading.rows {
-            let found = checksums.chunks_exact(reading.width.max(1)).nth(row.row);
+            let found = checksums.sums.chunks_exact(checksums.width.max(1)).nth(row.row);
             let (Some(request), Some(found)) = (live.get(&row.request), found) else { continue };
             let full = (row.tokens / self.block_tokens) as usize;
-            let blocks = row.tokens.div_ceil(self.block_tokens) as usize;
-            for (block, &sum) in found.iter().enumerate().take(blocks) {
+            let blocks = match reads {
+                // A step that begins with the first token reads no state.
+                Reads::State => usize::from(row.start > 0),
+                _ => row.tokens.div_ceil(self.block_tokens) as usize,
+            };
+            let first = reads.first_block(row.start, self.block_tokens);
+            for (block, &sum) in found.iter().enumerate().take(blocks).skip(first) {
                 if self.verify == Verify::Sample && chance.below(SAMPLE_ONE_IN) != 0 {
                     continue;
                 }
                 let expected = match block < full {
+                    _ if reads == Reads::State => row.states.get(part).copied(),
                     true => request.expected().full(block, part),
                     false => row.partial.get(part).copied(),
                 };

@@ -1,7 +1,7 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
-use kv_cache::{BatchStep, KvCacheOptions, Part};
+use kv_cache::{BatchStep, GroupKind, GroupOptions, GroupPart, KvCacheOptions, Part};
 use kv_kernels::{
     Direction,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
@@ -12,17 +12,20 @@ use kv_stage::error::BatchError;
 use super::RunError;
 use super::batch::{Batch, Launch, Rejected};
 use super::expected::Oracle;
+use super::groups::Reads;
 use crate::config::RunConfig;
 
-/// One device's buffers, all allocated before the first iteration.
+/// The buffers of a group on one device, all allocated before the first iteration.
 #[derive(Debug)]
 struct Buffers {
-    /// The tokens of an iteration, as a model's forward pass would leave them.
+    /// The tokens of an iteration, as a model's forward pass would leave them; of a recurrent group, the states.
     chunk: DeviceBuffer,
     /// A checksum for each entry of the largest block table.
     checksums: DeviceBuffer,
     /// Buffers for arriving checksums: one for each step that may be in flight, and one to compare.
     arrivals: Vec<PinnedBuffer>,
+    /// Entries of a row of the checksums.
+    width: usize,
 }
 
 /// The arrays of an iteration besides the batch, by their place.
@@ -32,21 +35,44 @@ const KEYS: usize = 1;
 const LENGTHS: usize = 2;
 /// How many tokens of each sequence are right, as the sampler finds.
 const ACCEPTED: usize = 3;
+/// One state of each sequence.
+const ONES: usize = 4;
+/// The slots and the keys of each further group, one after the other.
+const FURTHER: usize = 5;
 
 /// Bytes of each of these arrays.
 pub(super) fn arrays(config: &RunConfig) -> Vec<u64> {
     let (tokens, sequences) = (u64::from(config.step_tokens), u64::from(config.max_batch));
-    vec![tokens * 8, tokens * 8, sequences * 4, sequences * 4]
+    let mut arrays = vec![tokens * 8, tokens * 8, sequences * 4, sequences * 4];
+    if config.has_groups() {
+        arrays.push(sequences * 4);
+    }
+    if config.window.is_some() {
+        arrays.extend([tokens * 8; 2]);
+    }
+    if config.state_layers > 0 {
+        arrays.extend([sequences * 8; 2]);
+    }
+    arrays
+}
+
+/// The arrays with the slots and the keys of a group.
+fn arrays_of(group: usize) -> (usize, usize) {
+    match group {
+        0 => (SLOTS, KEYS),
+        further => (FURTHER + 2 * (further - 1), FURTHER + 2 * (further - 1) + 1),
+    }
 }
 
 /// The engine's kernels and copies.
 #[derive(Debug)]
 pub(super) struct DeviceWork {
-    buffers: Vec<Buffers>,
+    /// Of each device, and of each group there.
+    buffers: Vec<Vec<Buffers>>,
+    /// What readers of each group read.
+    reads: Vec<Reads>,
     /// Which part of the model the first device holds.
     first_part: usize,
-    /// Entries of a row of the checksums.
-    width: usize,
     /// Keys for the device of one part, kept to avoid allocation.
     keys: Vec<u64>,
 }
@@ -59,29 +85,13 @@ impl DeviceWork {
         options: &KvCacheOptions,
         first_part: usize,
     ) -> Result<Self, RunError> {
-        let chunk_tokens = u64::from(options.step_tokens_max);
-        let entries = u64::from(options.sequences_max) * u64::from(options.blocks_per_sequence_max);
-        let arrivals = options.overlap_depth + 1;
-        let buffers = |part: &Part| -> Result<Buffers, RunError> {
-            let device = part.device();
-            let refused = |what, bytes| move |source| RunError::Buffers { what, bytes, source };
-            let chunk_bytes = chunk_tokens
-                .checked_mul(part.shape().token_bytes())
-                .ok_or(RunError::ChunkOverflow { tokens: chunk_tokens })?;
-            let chunk = DeviceBuffer::alloc(device, chunk_bytes)
-                .map_err(refused("the tokens of an iteration (--step-tokens)", chunk_bytes))?;
-            let sums_bytes = entries * 8;
-            let no_sums = refused("a checksum for each block of --max-batch requests", sums_bytes);
-            let pinned = |_| PinnedBuffer::alloc(device, sums_bytes, HostAllocFlags::CACHED);
-            Ok(Buffers {
-                chunk,
-                checksums: DeviceBuffer::alloc(device, sums_bytes).map_err(no_sums)?,
-                arrivals: (0..arrivals).map(pinned).collect::<Result<_, _>>().map_err(no_sums)?,
-            })
+        let reads: Vec<_> = options.groups().map(|group| Reads::of(group.kind)).collect();
+        let buffers = |part: &Part| {
+            let groups = part.groups().iter().zip(options.groups());
+            groups.map(|(group, of)| Buffers::new(part, group, &of, options)).collect()
         };
         let buffers = parts.iter().map(buffers).collect::<Result<_, _>>()?;
-        let width = options.blocks_per_sequence_max as usize;
-        Ok(Self { buffers, first_part, width, keys: Vec::new() })
+        Ok(Self { buffers, reads, first_part, keys: Vec::new() })
     }
 
     /// Adds the arrays of an iteration to what is staged for a device.
@@ -91,16 +101,31 @@ impl DeviceWork {
         batch: &Batch,
         step: &mut BatchStep<'_>,
     ) -> Result<(), BatchError> {
-        let part = self.first_part + part;
-        self.keys.clear();
-        self.keys.extend(batch.keys.iter().map(|&key| Oracle::key_on(part, key)));
-        step.array(KEYS, &self.keys)?;
+        let first = (self.first_part + part) * self.reads.len();
+        for (group, reads) in self.reads.iter().enumerate() {
+            let (slots, keys) = arrays_of(group);
+            let further = group.checked_sub(1).and_then(|at| batch.further.get(at));
+            let all = match (reads, further) {
+                (Reads::State, Some(further)) => &further.keys,
+                _ => &batch.keys,
+            };
+            self.keys.clear();
+            self.keys.extend(all.iter().map(|&key| Oracle::key_on(first + group, key)));
+            step.array(keys, &self.keys)?;
+            match further {
+                Some(further) if !further.slots.is_empty() => step.array(slots, &further.slots)?,
+                None if !batch.is_unplaced() => step.array(slots, &batch.slots)?,
+                _ => {}
+            }
+        }
+        if self.reads.contains(&Reads::State) {
+            step.array(ONES, &vec![1_u32; batch.lengths.len()])?;
+        }
         if batch.is_unplaced() {
             step.array(ACCEPTED, &batch.accepted)?;
-            step.array(LENGTHS, &batch.lengths)
-        } else {
-            step.array(SLOTS, &batch.slots)
+            step.array(LENGTHS, &batch.lengths)?;
         }
+        Ok(())
     }
 
     /// Enqueues an iteration that was staged: writes the batch's tokens, and then, if `read`, reads all
@@ -114,34 +139,185 @@ impl DeviceWork {
     ) -> Result<(), RunError> {
         for (part, buffers) in parts.iter().zip(&self.buffers) {
             let enqueued = part.device().while_current(|| {
-                for &launch in batch.launches() {
-                    write(part, buffers, launch, batch)?;
+                for (group, buffers) in buffers.iter().enumerate() {
+                    let here = Here { part, group, buffers };
+                    if self.reads[group] == Reads::State {
+                        // A step begins with the state that the one before has left.
+                        if read {
+                            here.checksum(batch, part.batch().arrays[ONES], step)?;
+                        }
+                        here.write_states(batch)?;
+                        continue;
+                    }
+                    for &launch in batch.launches() {
+                        here.write(launch, batch)?;
+                    }
                 }
                 sample(part, batch)?;
-                match read {
-                    true => checksum(part, buffers, batch, self.width, arrival(buffers, step)),
-                    false => Ok(()),
+                for (group, buffers) in buffers.iter().enumerate().filter(|_| read) {
+                    if self.reads[group] != Reads::State {
+                        // Rejected drafts are not read.
+                        let all = match batch.is_unplaced() {
+                            true => part.batch().arrays[LENGTHS],
+                            false => part.batch().lengths,
+                        };
+                        Here { part, group, buffers }.checksum(batch, all, step)?;
+                    }
                 }
+                Ok::<(), RunError>(())
             });
             enqueued??;
         }
         Ok(())
     }
 
-    /// Copies out the checksums of a completed step of so many sequences, row by row.
+    /// Copies out the checksums of a part of a completed step of so many sequences, row by row; entries of a
+    /// row. Parts are counted through the groups of each device.
     pub(super) fn arrived(
         &self,
         part: usize,
         step: u64,
         sequences: usize,
         checksums: &mut Vec<u64>,
-    ) -> Result<(), RunError> {
-        checksums.resize(sequences * self.width, 0);
+    ) -> Result<usize, RunError> {
+        let groups = self.reads.len();
+        let buffers = &self.buffers[part / groups][part % groups];
+        checksums.resize(sequences * buffers.width, 0);
         let bytes = bytemuck::cast_slice_mut(checksums);
-        let buffers = &self.buffers[part];
         buffers.arrivals[arrival(buffers, step)]
             .read_at(0, bytes)
             .map_err(cuda_driver::CopyError::from)?;
+        Ok(buffers.width)
+    }
+}
+
+impl Buffers {
+    fn new(
+        part: &Part,
+        group: &GroupPart,
+        of: &GroupOptions,
+        options: &KvCacheOptions,
+    ) -> Result<Self, RunError> {
+        let (device, sequences) = (part.device(), u64::from(options.sequences_max));
+        let (chunk_tokens, width) = match of.kind {
+            GroupKind::State { .. } => (sequences, 1),
+            _ => (u64::from(options.step_tokens_max), of.blocks_per_sequence_max as usize),
+        };
+        let refused = |what, bytes| move |source| RunError::Buffers { what, bytes, source };
+        let chunk_bytes = chunk_tokens
+            .checked_mul(group.shape().token_bytes())
+            .ok_or(RunError::ChunkOverflow { tokens: chunk_tokens })?;
+        let chunk = DeviceBuffer::alloc(device, chunk_bytes)
+            .map_err(refused("the tokens of an iteration (--step-tokens)", chunk_bytes))?;
+        let sums_bytes = sequences * width as u64 * 8;
+        let no_sums = refused("a checksum for each block of --max-batch requests", sums_bytes);
+        let pinned = |_| PinnedBuffer::alloc(device, sums_bytes, HostAllocFlags::CACHED);
+        let arrivals = 0..options.overlap_depth + 1;
+        Ok(Self {
+            chunk,
+            checksums: DeviceBuffer::alloc(device, sums_bytes).map_err(no_sums)?,
+            arrivals: arrivals.map(pinned).collect::<Result<_, _>>().map_err(no_sums)?,
+            width,
+        })
+    }
+}
+
+/// A group on one device.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    part: &'a Part,
+    group: usize,
+    buffers: &'a Buffers,
+}
+
+impl Here<'_> {
+    fn of(&self) -> &GroupPart {
+        &self.part.groups()[self.group]
+    }
+
+    /// Fills one launch's part of the chunk and stores it.
+    fn write(self, launch: Launch, batch: &Batch) -> Result<(), RunError> {
+        let Launch { first, tokens, skip } = launch;
+        let (slots, keys) = arrays_of(self.group);
+        let device = self.part.batch();
+        let host = match self.group {
+            0 => &batch.slots,
+            further => &batch.further[further - 1].slots,
+        };
+        let (slots, host) = match batch.is_unplaced() {
+            true => (device.tables[self.group].slots, None),
+            false => (device.arrays[slots], Some(&host[first..first + tokens])),
+        };
+        self.store((slots, host), device.arrays[keys], (first as u64, tokens as u64, skip as u64))
+    }
+
+    /// Fills the states of all sequences and stores them.
+    fn write_states(self, batch: &Batch) -> Result<(), RunError> {
+        let states = &batch.further[self.group - 1].slots;
+        if states.is_empty() {
+            return Ok(());
+        }
+        let (slots, keys) = arrays_of(self.group);
+        let device = self.part.batch();
+        let slots = (device.arrays[slots], Some(&states[..]));
+        self.store(slots, device.arrays[keys], (0, states.len() as u64, 0))
+    }
+
+    /// Fills some of the chunk, from entry `first` on, and stores it in slots.
+    fn store(
+        self,
+        (slots, host): (DeviceSpan, Option<&[i64]>),
+        keys: DeviceSpan,
+        (first, count, skip): (u64, u64, u64),
+    ) -> Result<(), RunError> {
+        let (part, group) = (self.part, self.of());
+        let token_bytes = group.shape().token_bytes();
+        let bounds = cuda_driver::CopyError::from;
+        let chunk = self.buffers.chunk.span();
+        let chunk = chunk.slice(first * token_bytes, count * token_bytes).map_err(bounds)?;
+        let here = |array: DeviceSpan| array.slice(first * 8, count * 8).map_err(bounds);
+        let fill = FillPattern { chunk, token_keys: here(keys)?, tokens: count };
+        part.kernels().fill_pattern(part.compute(), group.shape(), fill)?;
+        let chunk = Chunk {
+            memory: chunk.into(),
+            mapping: ChunkMapping::Slots { slots: here(slots)?.into(), host },
+            tokens: count,
+            skip_prefix_n_tokens: skip,
+        };
+        let transfer = ChunkTransfer {
+            chunks: &[chunk],
+            layers: 0..group.shape().layers(),
+            direction: Direction::ChunkToPaged,
+            num_blocks: group.ready_blocks(),
+            limits: LaunchLimits::default(),
+            report: None,
+        };
+        part.kernels().transfer_chunks(part.compute(), group.paged(), &transfer)?;
+        Ok(())
+    }
+
+    /// Reads all staged sequences, each as long as `lengths` says, through the batch's block table, and copies
+    /// the checksums to the host.
+    fn checksum(self, tokens: &Batch, lengths: DeviceSpan, step: u64) -> Result<(), RunError> {
+        let Self { part, group, buffers } = self;
+        let sequences = tokens.lengths.len();
+        if sequences == 0 {
+            return Ok(());
+        }
+        let entries = (sequences * buffers.width) as u64;
+        let checksums =
+            buffers.checksums.span().slice(0, entries * 8).map_err(cuda_driver::CopyError::from)?;
+        let args = ChecksumArgs {
+            block_table: part.batch().tables[group].block_table,
+            table_stride: buffers.width as u64,
+            seq_lens: lengths,
+            sequences: sequences as u32,
+            checksums,
+            num_blocks: self.of().ready_blocks(),
+        };
+        part.kernels().paged_checksum(part.compute(), self.of().paged(), args)?;
+        let arrival = &buffers.arrivals[arrival(buffers, step)];
+        part.compute().copy_to_host(arrival, 0, checksums)?;
         Ok(())
     }
 }
@@ -149,41 +325,6 @@ impl DeviceWork {
 /// The arrival buffer of a step.
 fn arrival(buffers: &Buffers, step: u64) -> usize {
     (step % buffers.arrivals.len() as u64) as usize
-}
-
-/// Fills one launch's part of the chunk and stores it.
-fn write(part: &Part, buffers: &Buffers, launch: Launch, batch: &Batch) -> Result<(), RunError> {
-    let Launch { first, tokens, skip } = launch;
-    let (first_token, token_count) = (first as u64, tokens as u64);
-    let token_bytes = part.shape().token_bytes();
-    let bounds = cuda_driver::CopyError::from;
-    let chunk = buffers.chunk.span();
-    let chunk =
-        chunk.slice(first_token * token_bytes, token_count * token_bytes).map_err(bounds)?;
-    let here = |array: DeviceSpan| array.slice(first_token * 8, token_count * 8).map_err(bounds);
-    let token_keys = here(part.batch().arrays[KEYS])?;
-    let fill = FillPattern { chunk, token_keys, tokens: token_count };
-    part.kernels().fill_pattern(part.compute(), part.shape(), fill)?;
-    let (slots, host) = match batch.is_unplaced() {
-        true => (part.batch().tables[0].slots, None),
-        false => (part.batch().arrays[SLOTS], Some(&batch.slots[first..first + tokens])),
-    };
-    let chunk = Chunk {
-        memory: chunk.into(),
-        mapping: ChunkMapping::Slots { slots: here(slots)?.into(), host },
-        tokens: token_count,
-        skip_prefix_n_tokens: skip as u64,
-    };
-    let transfer = ChunkTransfer {
-        chunks: &[chunk],
-        layers: 0..part.shape().layers(),
-        direction: Direction::ChunkToPaged,
-        num_blocks: part.ready_blocks(),
-        limits: LaunchLimits::default(),
-        report: None,
-    };
-    part.kernels().transfer_chunks(part.compute(), part.paged(), &transfer)?;
-    Ok(())
 }
 
 /// Says, as a sampler does, how many tokens of the sequences with rejected drafts are right.
@@ -194,32 +335,5 @@ fn sample(part: &Part, batch: &Batch) -> Result<(), RunError> {
         let to = part.batch().accepted.slice(row.index() as u64 * 4, 4).map_err(bounds)?;
         part.compute().copy_on_device(to, from)?;
     }
-    Ok(())
-}
-
-/// Reads all staged sequences through the batch's block table, and copies the checksums to the host.
-fn checksum(
-    part: &Part,
-    buffers: &Buffers,
-    tokens: &Batch,
-    width: usize,
-    arrival: usize,
-) -> Result<(), RunError> {
-    let sequences = tokens.lengths.len();
-    let entries = (sequences * width) as u64;
-    let checksums =
-        buffers.checksums.span().slice(0, entries * 8).map_err(cuda_driver::CopyError::from)?;
-    let batch = part.batch();
-    let args = ChecksumArgs {
-        block_table: batch.tables[0].block_table,
-        table_stride: width as u64,
-        // Rejected drafts are not read.
-        seq_lens: if tokens.is_unplaced() { batch.arrays[LENGTHS] } else { batch.lengths },
-        sequences: sequences as u32,
-        checksums,
-        num_blocks: part.ready_blocks(),
-    };
-    part.kernels().paged_checksum(part.compute(), part.paged(), args)?;
-    part.compute().copy_to_host(&buffers.arrivals[arrival], 0, checksums)?;
     Ok(())
 }

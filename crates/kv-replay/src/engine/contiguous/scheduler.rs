@@ -12,8 +12,9 @@ use crate::device::OpenDevices;
 use crate::engine::chance::Chance;
 use crate::engine::content::{Content, RequestContent};
 use crate::engine::expected::{ExpectedSums, Oracle};
+use crate::engine::groups::Reads;
 use crate::engine::scheduler::IDLE_ITERATIONS_MAX;
-use crate::engine::verify::{Compared, Reading, SequenceSums, Verifier};
+use crate::engine::verify::{Compared, PartSums, Reading, SequenceSums, Verifier};
 use crate::engine::{OVERLAP_DEPTH, Warmth};
 use crate::report::RunReport;
 use crate::trace::Trace;
@@ -123,7 +124,7 @@ impl<'a> Scheduler<'a> {
             live: BTreeMap::new(),
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
             content: Content::new(config.seed, config.block_tokens),
-            oracle: Oracle::new(std::iter::once(*ranges.shape()), config.block_tokens)?,
+            oracle: Oracle::new(vec![(*ranges.shape(), Reads::All)], config.block_tokens)?,
             chance: Chance::new(config.life, config.seed),
             chunk: config.life.chunk(),
             step_tokens: config.step_tokens.into(),
@@ -217,7 +218,8 @@ impl<'a> Scheduler<'a> {
             fence.wait()?;
             if self.verifier.reads() {
                 self.ranges.arrived(reading.step, &mut self.checksums)?;
-                self.verifier.compare(&reading, 0, &self.checksums, &self.live, report);
+                let sums = PartSums { sums: &self.checksums, width: self.size.width as usize };
+                self.verifier.compare(&reading, (0, Reads::All), &sums, &self.live, report);
             }
         }
         let completed = self.completed();
@@ -440,7 +442,9 @@ impl<'a> Scheduler<'a> {
             request.written = end;
             request.expected.cover(&request.content, end);
             let partial = request.expected.partial(&request.content, end);
-            rows.push(SequenceSums { row: seat as usize, request: number, tokens: end, partial });
+            let (row, states) = (seat as usize, Vec::new());
+            let tokens = end;
+            rows.push(SequenceSums { row, request: number, start, tokens, partial, states });
             if end >= request.total {
                 over.push(number);
             }
@@ -448,7 +452,7 @@ impl<'a> Scheduler<'a> {
         let tokens = keys.len() as u64;
         let fence = self.ranges.enqueue(step, &self.batch, self.verifier.reads())?;
         self.step = step;
-        let reading = Reading { step, width: self.size.width as usize, rows };
+        let reading = Reading { step, rows };
         self.in_flight.push_back(Step { fence, reading });
         for number in over {
             self.leave(number);

@@ -15,6 +15,7 @@ use super::error::WorkerFault;
 use super::fleet::Fleet;
 use crate::engine::batch::Batch;
 use crate::engine::cache::Cache;
+use crate::engine::groups::Reads;
 use crate::engine::verify::Reading;
 use crate::engine::{OVERLAP_DEPTH, RunError};
 
@@ -26,9 +27,16 @@ impl Cache for Fleet {
         &self.manager
     }
 
-    fn shapes(&self) -> Vec<KvShape> {
-        self.workers.iter().map(|place| place.shape).collect()
+    fn shapes(&self) -> Vec<(KvShape, Reads)> {
+        self.workers.iter().map(|place| (place.shape, Reads::All)).collect()
     }
+
+    /// Workers have one group.
+    fn further_groups(&self) -> &[Reads] {
+        &[]
+    }
+
+    fn further_slots(&self, _: GroupId, _: &Sequence, _: Range<u64>, _: &mut Vec<i64>) {}
 
     fn mapped_blocks(&self) -> u64 {
         self.memory.device_blocks
@@ -141,7 +149,8 @@ impl Cache for Fleet {
         part: usize,
         reading: &Reading,
         checksums: &mut Vec<u64>,
-    ) -> Result<(), RunError> {
+    ) -> Result<usize, RunError> {
+        let width = self.manager.table_width();
         let member = &mut self.workers[part].member;
         // Those of steps that were void are asked for by nobody.
         while member.checksums.pop_front_if(|(step, _)| *step < reading.step).is_some() {}
@@ -159,9 +168,9 @@ impl Cache for Fleet {
         for row in &reading.rows {
             let (here, behind) = rest.split_at(blocks(row.tokens));
             checksums.extend_from_slice(here);
-            checksums.resize(checksums.len() + reading.width - here.len(), 0);
+            checksums.resize(checksums.len() + width - here.len(), 0);
             rest = behind;
         }
-        Ok(())
+        Ok(width)
     }
 }

@@ -179,8 +179,6 @@ struct Hands<'a> {
     devices: &'a OpenDevices,
     /// Steps in flight, oldest first, each with the blocks that are read of each sequence.
     reads: VecDeque<(u64, Vec<usize>)>,
-    /// Entries of a row of the checksums.
-    width: usize,
     block_tokens: u32,
     steps: u64,
     /// Device blocks beyond which memory is still to be given back.
@@ -205,7 +203,6 @@ impl<'a> Hands<'a> {
         devices.check_fits(&config)?;
         let options =
             options(&config, share.blocks_per_sequence, devices, None, open.worker.into())?;
-        let width = options.blocks_per_sequence_max as usize;
         let (device_blocks, id) = (share.mapped_blocks, usize::from(open.worker));
         let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
         let streams = streams.map_err(RunError::from)?;
@@ -216,7 +213,6 @@ impl<'a> Hands<'a> {
             work,
             devices,
             reads: VecDeque::new(),
-            width,
             block_tokens: config.block_tokens,
             steps: 0,
             gives_back: None,
@@ -370,9 +366,9 @@ impl<'a> Hands<'a> {
     ) -> Result<(), ServeError> {
         self.answer.clear();
         if let Some((_, blocks)) = self.reads.pop_front_if(|(read, _)| *read == step) {
-            self.work.arrived(0, step, blocks.len(), &mut self.sums)?;
+            let width = self.work.arrived(0, step, blocks.len(), &mut self.sums)?;
             let mut read = Vec::with_capacity(blocks.iter().sum());
-            for (row, &blocks) in self.sums.chunks_exact(self.width.max(1)).zip(&blocks) {
+            for (row, &blocks) in self.sums.chunks_exact(width.max(1)).zip(&blocks) {
                 read.extend_from_slice(&row[..blocks.min(row.len())]);
             }
             frame::append(&mut self.answer, Kind::Checksums, |body| {

@@ -173,10 +173,12 @@ fn manager(
         kind => kind.make(primary_blocks + secondary_blocks).map(Some),
     };
     let policy = || policy().map_err(|source| RunError::Build(source.into()));
-    let mut policies = vec![(Tier::Primary, policy()?), (Tier::Secondary, policy()?)];
+    let policies = [(Tier::Primary, policy()?), (Tier::Secondary, policy()?)];
+    let mut policies = Some(policies);
     let mut manager = Manager::with_pool(options, |builder| {
         let builder = builder.clock(Arc::new(clock.clone()));
-        let made = policies.drain(..).filter_map(|(tier, made)| Some((tier, made?)));
+        let made =
+            policies.take().into_iter().flatten().filter_map(|(tier, made)| Some((tier, made?)));
         made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     })
     .map_err(refused)?;

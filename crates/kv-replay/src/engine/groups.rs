@@ -1,0 +1,105 @@
+//! The groups of a run's model: layers with full attention, with a sliding window, and with a recurrent state.
+
+use kv_cache::{GroupKind, GroupOptions};
+use kv_kernels::{KvShape, KvShapeOptions};
+
+use super::{RunError, counted};
+use crate::config::RunConfig;
+use crate::shape::KV_COUNT;
+
+/// Blocks of a sequence's states that are in use at a time, at most: the one that is written, and checkpoints that
+/// are copied.
+const STATES_PER_SEQUENCE: u64 = 4;
+
+/// Trace blocks between the checkpoints of a state.
+const CHECKPOINT_BLOCKS: u32 = 4;
+
+/// The shape of the layers with full attention.
+pub(super) fn first(config: &RunConfig) -> Result<KvShape, RunError> {
+    kv_shape(config, config.shape.layers - config.window_layers())
+}
+
+/// The further groups of a model whose requests have up to `blocks` blocks.
+pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOptions>, RunError> {
+    let mut groups = Vec::new();
+    if let Some(tokens) = config.window {
+        groups.push(GroupOptions {
+            kind: GroupKind::Window { tokens, sinks: 0 },
+            shape: kv_shape(config, config.window_layers())?,
+            device_blocks: counted("--device-blocks", config.device_blocks)?,
+            host_blocks: counted("--host-blocks", config.host_blocks)?,
+            blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
+            watermark_blocks: 0,
+        });
+    }
+    if config.state_layers > 0 {
+        let states = u64::from(config.max_batch) * STATES_PER_SEQUENCE;
+        groups.push(GroupOptions {
+            kind: GroupKind::State { checkpoint_tokens: config.block_tokens * CHECKPOINT_BLOCKS },
+            shape: state_shape(config)?,
+            device_blocks: counted("the states of --max-batch requests", states)?,
+            host_blocks: counted(
+                "the states of --max-batch requests",
+                states.min(config.host_blocks),
+            )?,
+            blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
+            watermark_blocks: 0,
+        });
+    }
+    Ok(groups)
+}
+
+fn kv_shape(config: &RunConfig, layers: u32) -> Result<KvShape, RunError> {
+    let row_bytes = config.shape.row_bytes()?;
+    let (kv_count, block_tokens) = (KV_COUNT as u32, config.block_tokens);
+    Ok(KvShape::new(KvShapeOptions { layers, kv_count, row_bytes, block_tokens })?)
+}
+
+/// A state of a layer has as many bytes as its keys and values of one token would have.
+fn state_shape(config: &RunConfig) -> Result<KvShape, RunError> {
+    let row_bytes = config.shape.row_bytes()?;
+    let (layers, kv_count) = (config.state_layers, KV_COUNT as u32);
+    Ok(KvShape::new(KvShapeOptions { layers, kv_count, row_bytes, block_tokens: 1 })?)
+}
+
+/// What a reader of a part of the model reads.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Reads {
+    /// All tokens.
+    All,
+    /// So many tokens, which end with its own.
+    Last(u32),
+    /// The state before its tokens.
+    State,
+}
+
+impl Reads {
+    pub(super) fn of(kind: GroupKind) -> Self {
+        match kind {
+            GroupKind::Window { tokens, .. } => Self::Last(tokens),
+            GroupKind::State { .. } => Self::State,
+            _ => Self::All,
+        }
+    }
+
+    /// The first block that tokens from `start` on read.
+    pub(super) fn first_block(self, start: u64, block_tokens: u64) -> usize {
+        let Self::Last(tokens) = self else { return 0 };
+        (start.saturating_sub(u64::from(tokens) - 1) / block_tokens) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_ends_with_the_token_that_reads_it() {
+        let window = Reads::Last(4);
+        let first = |start| window.first_block(start, 4);
+        // Token 6 reads tokens 3 to 6, token 7 reads 4 to 7.
+        assert_eq!([0, 3, 6, 7, 10, 11].map(first), [0, 0, 0, 1, 1, 2]);
+        assert_eq!(Reads::Last(1).first_block(4, 4), 1);
+        assert_eq!(Reads::All.first_block(100, 4), 0);
+    }
+}

@@ -1,0 +1,155 @@
+//! Models whose layers are not all of one kind: every byte that a layer reads is right.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use cuda_sim::Pace;
+use kv_replay::config::{ConfigError, Life, RunConfig};
+use kv_replay::device::{SimSizes, open};
+use kv_replay::engine::{self, RunError};
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::report::RunReport;
+use kv_replay::shape::KvModelShape;
+use kv_replay::trace::Trace;
+
+/// Layers: with full attention, with a window of so many tokens, with a state.
+#[derive(Clone, Copy, Debug)]
+struct Model {
+    full: u32,
+    window: Option<(u32, u32)>,
+    states: u32,
+}
+
+const GEMMA: Model = Model { full: 1, window: Some((5, 1024)), states: 0 };
+const GPT_OSS: Model = Model { full: 2, window: Some((2, 128)), states: 0 };
+const JAMBA: Model = Model { full: 1, window: None, states: 7 };
+const ALL: Model = Model { full: 1, window: Some((1, 300)), states: 2 };
+
+const LIFE: Life =
+    Life { chunk: 700, drafts: 0, accept: 0, fork: 2, suspend: 6, cancel: 10, budget_swing: 30 };
+
+fn config(model: Model, life: Life) -> RunConfig {
+    let (windows, window) = model.window.map_or((0, None), |(layers, of)| (layers, Some(of)));
+    let shape = KvModelShape { layers: model.full + windows, ..RunConfig::default().shape };
+    RunConfig {
+        shape,
+        window,
+        full_layers: if window.is_some() { model.full } else { 0 },
+        state_layers: model.states,
+        block_tokens: 64,
+        device_blocks: 700,
+        host_blocks: 1400,
+        max_batch: 6,
+        step_tokens: 4096,
+        life,
+        seed: 3,
+        ..RunConfig::default()
+    }
+}
+
+fn trace(requests: u64) -> Trace {
+    let mut trace = generate(&GenerateOptions { requests, seed: 3 }).unwrap();
+    for request in &mut trace.requests {
+        request.input_length = request.input_length.min(8_000);
+        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
+        request.output_length = request.output_length.min(100);
+    }
+    trace
+}
+
+fn replay(device: &str, config: &RunConfig, requests: u64) -> RunReport {
+    let trace = trace(requests);
+    config.check_trace(&trace).unwrap();
+    let devices = open(&device.parse().unwrap(), SimSizes::for_config(config)).unwrap();
+    devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
+    let report = engine::run(config, &trace, &devices, &mut ()).unwrap();
+    assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
+    assert_eq!(report.finished + report.cancelled, report.requests);
+    let sim = devices.sim.clone().unwrap();
+    drop(devices);
+    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    report
+}
+
+#[test]
+fn every_byte_is_right_in_models_of_every_kind() {
+    for model in [GEMMA, GPT_OSS, JAMBA, ALL] {
+        let report = replay("sim", &config(model, Life::default()), 40);
+        assert!(report.block_hits > 0 && report.blocks_offloaded > 0, "{model:?}: {report:?}");
+    }
+}
+
+#[test]
+fn every_byte_is_right_whatever_happens_to_requests() {
+    for model in [GEMMA, JAMBA, ALL] {
+        let report = replay("sim", &config(model, LIFE), 8);
+        assert!(report.forks > 0 && report.suspensions > 0, "{model:?}: {report:?}");
+        assert!(report.budget_changes > 1, "{model:?}: {report:?}");
+    }
+}
+
+#[test]
+fn windows_move_while_drafts_are_open() {
+    let life = Life { drafts: 3, accept: 60, ..LIFE };
+    for model in [GEMMA, GPT_OSS] {
+        let report = replay("sim", &config(model, life), 8);
+        assert!(report.staged_behind_open_ids > 0, "{model:?}");
+    }
+}
+
+#[test]
+fn groups_are_divided_over_devices() {
+    let model = Model { full: 2, window: Some((4, 200)), states: 3 };
+    let one = replay("sim", &config(model, LIFE), 6);
+    let two = replay("sim:2", &config(model, LIFE), 6);
+    assert_eq!(two.iterations, one.iterations, "nothing was decided otherwise");
+    assert_eq!(two.verified_blocks, 2 * one.verified_blocks);
+}
+
+#[test]
+fn a_window_holds_few_blocks_and_moves_few() {
+    // Room for no more than one long request's full attention, and a tenth of that for the window.
+    let all = Model { full: 2, window: None, states: 0 };
+    let life = Life { chunk: 512, ..Life::default() };
+    let full = replay("sim", &config(all, life), 8);
+    let windowed =
+        replay("sim", &config(Model { full: 1, window: Some((1, 128)), states: 0 }, life), 8);
+    assert!(windowed.verified_blocks < full.verified_blocks * 2, "no more than a window is read");
+    assert_eq!(windowed.prompt_tokens, full.prompt_tokens);
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let refused = |config: RunConfig| config.check().unwrap_err().to_string();
+    let shape = KvModelShape { layers: 1, ..RunConfig::default().shape };
+    let one = RunConfig { shape, window: Some(64), ..RunConfig::default() };
+    assert_eq!(
+        refused(one.clone()),
+        "--layers 1 and --full-layers 0 leave no layer with a window, or only such"
+    );
+    let two = KvModelShape { layers: 2, ..shape };
+    assert!(matches!(
+        RunConfig { shape: two, full_layers: 2, ..one.clone() }.check(),
+        Err(ConfigError::WindowLayers { layers: 2, full_layers: 2 })
+    ));
+    assert_eq!(
+        refused(RunConfig { shape: two, window: Some(0), ..one }),
+        "--window is 0, expected at least 1"
+    );
+    let life = Life { drafts: 2, ..Life::default() };
+    let states = RunConfig { state_layers: 1, life, ..RunConfig::default() };
+    assert_eq!(refused(states.clone()), "--draft 2 cannot be combined with --state-layers");
+    let many = RunConfig { state_layers: u32::MAX, life: Life::default(), ..states.clone() };
+    assert!(matches!(many.check(), Err(ConfigError::TooLarge { option: "--state-layers", .. })));
+    let contiguous = RunConfig { life: Life::default(), host_blocks: 0, ..states };
+    let error = contiguous.check_contiguous(1).unwrap_err();
+    assert_eq!(error.to_string(), "--state-layers 1 cannot be combined with --contiguous");
+}
+
+#[test]
+fn more_devices_than_layers_of_a_group_are_refused() {
+    let config = config(GEMMA, Life::default());
+    let devices = open(&"sim:2".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let error = engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err();
+    let RunError::Build(kv_cache::BuildError::Options(error)) = error else { panic!("{error}") };
+    assert_eq!(error, kv_cache::OptionsError::DevicesOverLayers { devices: 2, layers: 1 });
+}
