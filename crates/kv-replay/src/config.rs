@@ -376,20 +376,7 @@ impl RunConfig {
         if block_tokens == 0 || !BLOCK_TOKENS_IN_TRACE.is_multiple_of(block_tokens.into()) {
             return Err(ConfigError::BlockTokens { block_tokens });
         }
-        if self.window == Some(0) {
-            return Err(ConfigError::Zero { option: "--window" });
-        }
-        let layers = self.shape.layers;
-        if self.window.is_some() && !(1..layers).contains(&self.window_layers()) {
-            return Err(ConfigError::WindowLayers { layers, full_layers: self.full_layers });
-        }
-        if self.state_layers > 0 && drafts > 0 {
-            return Err(ConfigError::DraftsWithStates { drafts });
-        }
-        if self.state_layers > LAYERS_MAX {
-            let (value, limit) = (self.state_layers.into(), LAYERS_MAX.into());
-            return Err(ConfigError::TooLarge { option: "--state-layers", value, limit });
-        }
+        self.check_groups()?;
         let block_bytes = self.block_bytes()?;
         if self.shape.layers > LAYERS_MAX {
             return Err(ConfigError::TooLarge {
@@ -425,6 +412,26 @@ impl RunConfig {
                 .map(|_| ())
                 .map_err(|reason| ConfigError::Heads { kv_heads: self.shape.kv_heads, reason }),
         }
+    }
+
+    /// Checks the layers of each kind.
+    fn check_groups(&self) -> Result<(), ConfigError> {
+        let drafts = self.life.drafts;
+        if self.window == Some(0) {
+            return Err(ConfigError::Zero { option: "--window" });
+        }
+        let layers = self.shape.layers;
+        if self.window.is_some() && !(1..layers).contains(&self.window_layers()) {
+            return Err(ConfigError::WindowLayers { layers, full_layers: self.full_layers });
+        }
+        if self.state_layers > 0 && drafts > 0 {
+            return Err(ConfigError::DraftsWithStates { drafts });
+        }
+        if self.state_layers > LAYERS_MAX {
+            let (value, limit) = (self.state_layers.into(), LAYERS_MAX.into());
+            return Err(ConfigError::TooLarge { option: "--state-layers", value, limit });
+        }
+        Ok(())
     }
 
     /// Checks that contiguous ranges on that many devices have a meaning for every option: there is
