@@ -10,7 +10,8 @@ use crate::cargo;
 /// The project that depends only on `cuda-sim`, and races unless it is told to wait.
 const RACE: &str = "tests/outside/race";
 
-/// NVIDIA Dynamo's router, which reads the events of a cache.
+/// NVIDIA Dynamo's router, which reads the events of a cache. Its lock file is its own: the workspace has few of its
+/// dependencies.
 const ROUTER: &str = "tests/outside/dynamo";
 
 /// Applications that choose cudarc's version, bindings and linking, and use our crates too.
@@ -79,11 +80,15 @@ fn output(project: &str, args: &[&str]) -> anyhow::Result<String> {
 fn in_project(path: &str, subcommand: &str) -> anyhow::Result<Command> {
     let root = cargo::workspace_root();
     let project: PathBuf = root.join(path);
-    // Uses the versions that the workspace is tested with, which are already downloaded.
-    std::fs::copy(root.join("Cargo.lock"), project.join("Cargo.lock"))
-        .with_context(|| format!("cannot write the lock file of {path}"))?;
     let mut command = Command::new(cargo::program());
     command.args([subcommand, "--quiet", "--target-dir"]).arg(cargo::target_folder().join(TARGET));
+    if path == ROUTER {
+        command.arg("--locked");
+    } else {
+        // Uses the versions that the workspace is tested with, which are already downloaded.
+        std::fs::copy(root.join("Cargo.lock"), project.join("Cargo.lock"))
+            .with_context(|| format!("cannot write the lock file of {path}"))?;
+    }
     command.current_dir(&project);
     Ok(command)
 }
