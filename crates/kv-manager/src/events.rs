@@ -160,6 +160,14 @@ impl EventReader {
     /// # Errors
     /// [`EventsLost`]; nothing was appended. What the reader has told may be wrong until the next read.
     pub fn read(&mut self, into: &mut Vec<CacheEvent>) -> Result<usize, EventsLost> {
+        // What the caller has read before may be published already, so nothing is joined to it.
+        let mut new = Vec::new();
+        let read = self.read_new(&mut new);
+        into.append(&mut new);
+        read
+    }
+
+    fn read_new(&mut self, into: &mut Vec<CacheEvent>) -> Result<usize, EventsLost> {
         let before = into.len();
         let home = self.home.clone();
         let Some(feed) = home.feed() else { return Ok(0) };

@@ -24,8 +24,10 @@ impl Manager {
         for (group, own) in self.groups.iter_mut().zip(&mut sequence.held) {
             let all = group.blocks_for(resolved);
             let full = if group.is_state() { all } else { group.full_blocks(resolved) };
-            let twin =
-                Held { named: own.named, blocks: own.blocks.fork(full, all), ..Held::default() };
+            // A twin of a state has its next checkpoint where the other has it.
+            let turn = if group.is_state() { own.turn } else { 0 };
+            let blocks = own.blocks.fork(full, all);
+            let twin = Held { named: own.named, blocks, turn, ..Held::default() };
             group.write_row(&mut self.plan, row.row(), &twin, 0);
             held.push(twin);
         }

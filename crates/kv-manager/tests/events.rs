@@ -104,6 +104,22 @@ fn decoded_blocks_follow_their_parent() {
 }
 
 #[test]
+fn what_was_read_before_stays_as_it_was() {
+    let mut manager = watched(8, 0, 64);
+    let mut reader = reader(&manager);
+    let mut all = Vec::new();
+    let mut sequence = computed(&mut manager, 0..8);
+    reader.read(&mut all).unwrap();
+    let published = all.clone();
+    manager.commit(&mut sequence, 1, &[8]).unwrap();
+    manager.extend(&mut sequence, &[9, 10, 11]).unwrap();
+    manager.reserve(&mut sequence, 4).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(reader.read(&mut all).unwrap(), 1, "the next block is an event of its own");
+    assert_eq!(all[..published.len()], published);
+}
+
+#[test]
 fn what_a_failed_step_has_named_is_never_told() {
     for reads_before in [false, true] {
         let mut manager = watched(8, 0, 64);
