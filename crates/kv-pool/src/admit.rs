@@ -418,7 +418,7 @@ impl PoolState {
     }
 
     /// Whether nobody uses this block of the primary tier.
-    fn is_unused_near(&self, block: RecordId) -> bool {
+    pub(crate) fn is_unused_near(&self, block: RecordId) -> bool {
         self.blocks.tier(block) == Tier::Primary && self.is_unused(block)
     }
 

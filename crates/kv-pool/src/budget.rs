@@ -1,7 +1,7 @@
 //! Memory that comes and goes: how many blocks of a tier may be handed out.
 
 use crate::state::PoolState;
-use crate::{BlockPool, BudgetError, Claimed, Tier};
+use crate::{BlockPool, BudgetError, Claimed, Priority, Tier};
 
 /// What a [budget](BlockPool::set_budget) takes from a tier.
 ///
@@ -30,6 +30,11 @@ pub struct GranuleUse {
     pub cached: u32,
     /// Blocks that are in use, or are released and wait for their epoch or for a copy.
     pub in_use: u32,
+    /// The highest priority of the cached blocks; `None` without one.
+    pub priority: Option<Priority>,
+    /// For how long the cached block that was released last has been unused, in milliseconds of the pool's clock;
+    /// 0 without one.
+    pub unused_ms: u32,
 }
 
 impl BlockPool {
@@ -84,9 +89,8 @@ impl BlockPool {
     }
 
     /// Gives a tier that was [divided](crate::PoolBuilder::granules) the memory of a granule: its block ids
-    /// can be claimed, the ones without content from last. A granule that the tier has changes nothing.
-    ///
-    /// For maintenance, as [`set_budget`](Self::set_budget).
+    /// can be claimed, the ones without content from last. A granule that the tier has changes nothing. In a time
+    /// in proportion to the granule's blocks.
     ///
     /// # Errors
     /// [`BudgetError`]; nothing has changed then.
@@ -133,8 +137,42 @@ impl BlockPool {
         Ok(Withdrawn { leaving: Claimed::list(tier, list), in_use })
     }
 
-    /// What the blocks of each granule of a tier are used for, in a time in proportion to the blocks of all
-    /// tiers. Empty for a tier that was not divided.
+    /// Takes granules from a tier at once, all or none, with what is cached there: that content is lost. A
+    /// granule that the tier has not changes nothing. In a time in proportion to the granules' blocks.
+    ///
+    /// # Errors
+    /// [`BudgetError`]: a block of a granule is [in use](GranuleUse::in_use), or what is left would be less than is
+    /// kept for tenants. Nothing has changed then.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use kv_pool::{BlockPool, PoolConfig, Tier};
+    ///
+    /// let builder = BlockPool::builder(&PoolConfig::primary_only(12));
+    /// let pool = builder.granules(Tier::Primary, 4).build()?;
+    /// pool.grant(Tier::Primary, 0)?;
+    /// pool.grant(Tier::Primary, 2)?;
+    /// pool.vacate(Tier::Primary, &[2])?;
+    /// let block = pool.claim(1)?;
+    /// assert!(pool.vacate(Tier::Primary, &[0]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn vacate(&self, tier: Tier, granules: &[u64]) -> Result<(), BudgetError> {
+        self.shared.state.lock().vacate(tier, granules)
+    }
+
+    /// What the blocks of a granule are used for.
+    ///
+    /// # Errors
+    /// [`BudgetError::Undivided`] and [`BudgetError::NoGranule`].
+    pub fn granule(&self, tier: Tier, granule: u64) -> Result<GranuleUse, BudgetError> {
+        let state = self.shared.state.lock();
+        let (index, blocks) = state.granule(tier, granule)?;
+        Ok(state.granule_use(tier, index, blocks))
+    }
+
+    /// What the blocks of each granule of a tier are used for, in a time in proportion to the tier's blocks. Empty for a tier that was not divided.
     #[must_use]
     pub fn granules(&self, tier: Tier) -> Vec<GranuleUse> {
         self.shared.state.lock().granule_uses(tier)

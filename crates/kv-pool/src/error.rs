@@ -161,6 +161,16 @@ pub enum BudgetError {
         /// Granules that it was made for.
         granules: u64,
     },
+    /// Blocks of the granule are in use.
+    #[error("{in_use} blocks of granule {granule} of the {tier:?} tier are in use")]
+    InUse {
+        /// The tier.
+        tier: Tier,
+        /// The granule.
+        granule: u64,
+        /// Blocks of it in use.
+        in_use: u32,
+    },
 }
 
 /// A rule that the pool's own state breaks: a defect of the pool.

@@ -250,7 +250,8 @@ fn check_block_ids(state: &PoolState) -> Result<(), IntegrityError> {
     for id in state.appeared() {
         let location = state.blocks.location(id);
         let (tier, block_id) = (location.tier, location.id.index());
-        if owners.insert((tier, block_id), ()).is_some() {
+        let noted = state.tier(tier).record(location.id).unwrap_or(id);
+        if owners.insert((tier, block_id), ()).is_some() || noted != id {
             return Err(IntegrityError::SharedId { tier, id: block_id });
         }
     }

@@ -197,6 +197,24 @@ impl BlockPool {
         self.claim_by(tier, TenantId::NOBODY, count)
     }
 
+    /// Whether a tenant can claim `count` blocks of a tier now: what [`claim_for`](BlockPool::claim_for) and
+    /// [`claim_in`](BlockPool::claim_in) would answer, and nothing changes. For claims in several pools, of which all
+    /// or none are to be made: a claim that is given back has evicted what it took. Other threads may take the
+    /// blocks first.
+    ///
+    /// # Errors
+    /// As [`claim_for`](BlockPool::claim_for).
+    pub fn check_claim(
+        &self,
+        tier: Tier,
+        tenant: TenantId,
+        count: usize,
+    ) -> Result<(), ClaimError> {
+        let state = self.shared.state.lock();
+        let by = state.tenant(tenant)?;
+        state.check_claimable(tier, by, count)
+    }
+
     fn claim_by(&self, tier: Tier, by: TenantId, count: usize) -> Result<Claimed, ClaimError> {
         let mut state = self.shared.state.lock();
         let by = state.tenant(by)?;
@@ -278,6 +296,15 @@ impl BlockPool {
         let mut found = Vec::new();
         state.find_prefix(hashes, &mut found);
         state.usable(&found)
+    }
+
+    /// How many of these contents lie in device blocks that nobody uses: a pin of them takes so many blocks from
+    /// what can be claimed. See [`locate`](Self::locate).
+    #[must_use]
+    pub fn unused_among(&self, hashes: &[BlockHash]) -> usize {
+        let state = self.shared.state.lock();
+        let found = hashes.iter().filter_map(|&hash| state.find(hash));
+        found.filter(|&block| state.is_unused_near(block)).count()
     }
 
     /// What cached content is worth, with the whole of its duration. A pin of unused content ends its duration:

@@ -40,6 +40,19 @@ mod eviction {
     }
 
     #[test]
+    fn a_pin_takes_what_nobody_used_from_what_can_be_claimed() {
+        let pool = pool(8, 0);
+        (1..5).for_each(|content| cache(&pool, content, Priority::DEFAULT));
+        let used = find(&pool, 2).unwrap();
+        let names = [1, 2, 3, 9].map(name);
+        let (before, unused) = (pool.claimable(), pool.unused_among(&names));
+        let _pins = [1, 2, 3].map(|content| find(&pool, content).unwrap());
+        assert_eq!((unused, before - pool.claimable()), (2, 2));
+        assert_eq!(pool.unused_among(&names), 0);
+        drop(used);
+    }
+
+    #[test]
     fn an_empty_block_is_claimed_next_and_cached_content_last() {
         let pool = pool(8, 0);
         let empty = claim(&pool);

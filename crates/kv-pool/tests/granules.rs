@@ -7,7 +7,7 @@ mod common;
 use common::{checked, name};
 use kv_pool::{
     BlockHash, BlockPool, BudgetError, Claimed, ConfigError, Epoch, GranuleUse, Naming, Pinned,
-    PoolConfig, Tier, tenants::TenantQuota,
+    PoolConfig, Priority, Tier, clock::ManualClock, tenants::TenantQuota,
 };
 
 const NEAR: Tier = Tier::Primary;
@@ -31,7 +31,8 @@ fn ids(claimed: &Claimed) -> Vec<usize> {
 }
 
 fn granule(granted: bool, empty: u32, cached: u32, in_use: u32) -> GranuleUse {
-    GranuleUse { granted, empty, cached, in_use }
+    let cached_at = if cached > 0 { Some(Priority::DEFAULT) } else { None };
+    GranuleUse { granted, empty, cached, in_use, priority: cached_at, unused_ms: 0 }
 }
 
 #[test]
@@ -122,6 +123,65 @@ fn content_of_a_granule_moves_down() {
 }
 
 #[test]
+fn granules_that_nobody_uses_leave_at_once_and_come_back() {
+    let pool = divided(12, 4);
+    (0..3).for_each(|granule| pool.grant(NEAR, granule).unwrap());
+    let all = write(&pool, 0..12);
+    let held = all.pin(0).unwrap();
+    let at = held.locations().next().unwrap().id.index() as u64 / 4;
+    drop(all);
+    let epoch = pool.begin_epoch();
+    let others: Vec<u64> = (0..3).filter(|&granule| granule != at).collect();
+    let in_use = BudgetError::InUse { tier: NEAR, granule: at, in_use: 1 };
+    assert_eq!(pool.vacate(NEAR, &[others[0], at]).unwrap_err(), in_use);
+    assert_eq!(
+        in_use.to_string(),
+        format!("1 blocks of granule {at} of the Primary tier are in use")
+    );
+    assert_eq!(pool.claimable(), 11, "all or none");
+    // One that is named twice leaves once.
+    pool.vacate(NEAR, &[others[0], others[1], others[0]]).unwrap();
+    assert_eq!((pool.claimable(), pool.stats().primary.blocks), (3, 4));
+    assert_eq!(pool.granules(NEAR)[others[0] as usize], granule(false, 0, 0, 0));
+    checked(&pool);
+    // What followed the content there is found no more, and the epoch is not waited for.
+    let names: Vec<_> = (0..12).map(name).collect();
+    assert!(pool.prefix_len(&names) <= 4);
+    pool.vacate(NEAR, &[others[0]]).unwrap();
+    pool.grant(NEAR, others[0]).unwrap();
+    assert_eq!((pool.claimable(), pool.empty()), (7, 4));
+    checked(&pool);
+    pool.complete_epoch(epoch).unwrap();
+    assert_eq!(
+        pool.vacate(NEAR, &[3]).unwrap_err(),
+        BudgetError::NoGranule { tier: NEAR, granule: 3, granules: 3 }
+    );
+    assert_eq!(pool.vacate(FAR, &[0]).unwrap_err(), BudgetError::Undivided { tier: FAR });
+}
+
+#[test]
+fn granules_tell_how_cold_their_content_is() {
+    let clock = ManualClock::new();
+    let builder = BlockPool::builder(&PoolConfig::primary_only(8)).clock(clock.clone());
+    let pool = builder.granules(NEAR, 4).build().unwrap();
+    pool.grant(NEAR, 0).unwrap();
+    drop(write(&pool, 0..4));
+    clock.advance(std::time::Duration::from_millis(50));
+    pool.tick();
+    pool.grant(NEAR, 1).unwrap();
+    let naming = Naming { retention: Priority::new(90).unwrap().into(), ..Naming::default() };
+    drop(pool.claim(4).unwrap().register(&[name(4), name(5), name(6), name(7)], naming).unwrap());
+    clock.advance(std::time::Duration::from_millis(7));
+    pool.tick();
+    let uses = pool.granules(NEAR);
+    assert_eq!((uses[0].priority, uses[0].unused_ms), (Some(Priority::DEFAULT), 57));
+    assert_eq!((uses[1].priority, uses[1].unused_ms), (Priority::new(90), 7));
+    // The one that was used last counts.
+    drop(pool.match_prefix(&[name(0)]));
+    assert_eq!(pool.granules(NEAR)[0].unused_ms, 0);
+}
+
+#[test]
 fn what_cannot_be_is_refused_by_name() {
     let pool = divided(8, 2);
     let message = |error: BudgetError| error.to_string();
@@ -160,6 +220,7 @@ fn what_is_kept_for_tenants_stays() {
     pool.set_quota(owner, NEAR, TenantQuota { reserved: 5, ..TenantQuota::NONE }).unwrap();
     let refused = pool.withdraw(NEAR, 1).unwrap_err();
     assert_eq!(refused, BudgetError::BelowReserved { tier: NEAR, requested: 4, reserved: 5 });
+    assert_eq!(pool.vacate(NEAR, &[1]).unwrap_err(), refused);
     assert!(pool.granules(NEAR)[1].granted);
     pool.set_quota(owner, NEAR, TenantQuota { reserved: 3, ..TenantQuota::NONE }).unwrap();
     drop(pool.withdraw(NEAR, 1).unwrap());
@@ -240,6 +301,12 @@ fn granules_go_from_pool_to_pool_and_no_block_belongs_to_two() {
                         }
                         Some(now) => {
                             if pools[now].granules(NEAR)[granule as usize].in_use > 0 {
+                                continue;
+                            }
+                            if numbers.below(2) == 0 {
+                                pools[now].vacate(NEAR, &[granule]).unwrap();
+                                moves += 1;
+                                *place = None;
                                 continue;
                             }
                             let mut withdrawn = pools[now].withdraw(NEAR, granule).unwrap();

@@ -5,9 +5,9 @@
 //! | --- | --- |
 //! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `set_budget` | [`configurations`] |
 //! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
-//! | `PoolBuilder::granules`, `grant`, `withdraw` | [`granules`] |
+//! | `PoolBuilder::granules`, `grant`, `withdraw`, `vacate`, `granule` | [`granules`] |
 //! | `ShardedPool::new`, `claim`, `set_budget` | [`shards`] |
-//! | `claim`, `claim_for`, `claim_in`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
+//! | `claim`, `claim_for`, `claim_in`, `check_claim`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
 //! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
 //! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
 //! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
@@ -177,7 +177,11 @@ fn granules() {
             for granule in [0, 1, count - 1, count, u64::from(u32::MAX) + 1, u64::MAX] {
                 assert_eq!(pool.grant(tier, granule).is_ok(), granule < count);
                 checked(&pool);
+                assert_eq!(BlockPool::granule(&pool, tier, granule).is_ok(), granule < count);
                 assert_eq!(pool.withdraw(tier, granule).is_ok(), granule < count);
+                checked(&pool);
+                drop(pool.grant(tier, granule));
+                assert_eq!(pool.vacate(tier, &[granule, granule]).is_ok(), granule < count);
                 checked(&pool);
             }
             (0..count).for_each(|granule| pool.grant(tier, granule).unwrap());
@@ -309,11 +313,13 @@ fn counts_of_blocks() {
     for count in COUNTS {
         let fits = count <= 8;
         for way in 0..3 {
+            let answer = pool.check_claim(Tier::Primary, owner, count);
             let claimed = match way {
                 0 => pool.claim(count),
                 1 => pool.claim_for(owner, count),
                 _ => pool.claim_in(Tier::Primary, count),
             };
+            assert_eq!(claimed.as_ref().err(), answer.as_ref().err());
             match claimed {
                 Ok(claimed) => assert!(fits && claimed.len() == count),
                 Err(ClaimError::Exhausted { requested, .. }) => {

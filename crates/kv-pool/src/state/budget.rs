@@ -181,13 +181,18 @@ impl PoolState {
         let mut ids: Vec<_> = self.appeared().filter(gone).collect();
         ids.sort_by_key(|&id| blocks.location(id).id);
         for id in ids {
-            self.put(id, BlockPhase::Queued);
-            let state = &mut self.tiers[tier.index()];
-            let n = state.nth(self.blocks.location(id).id);
-            state.gone.note(n, false);
-            state.gone.end = state.gone.end.max(n + 1);
-            state.queues.insert_last(&mut self.blocks, id, None);
+            let n = self.tier(tier).nth(self.blocks.location(id).id);
+            self.come_back(id, n);
         }
+    }
+
+    /// Makes a block claimable that has left its tier, where it is the `n`th.
+    pub(super) fn come_back(&mut self, id: RecordId, n: u32) {
+        self.put(id, BlockPhase::Queued);
+        let state = &mut self.tiers[self.blocks.tier(id).index()];
+        state.gone.note(n, false);
+        state.gone.end = state.gone.end.max(n + 1);
+        state.queues.insert_last(&mut self.blocks, id, None);
     }
 
     /// Tells the tenants of a tier's budget, and how many blocks within it are in use.

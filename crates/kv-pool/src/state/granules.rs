@@ -14,6 +14,8 @@ pub(crate) struct Granules {
     /// Blocks of a granule, 1 or more.
     blocks: u32,
     granted: Vec<bool>,
+    /// The record of each of the tier's blocks.
+    records: Vec<RecordId>,
 }
 
 impl Granules {
@@ -21,6 +23,24 @@ impl Granules {
     #[inline]
     pub(crate) fn has(&self, n: u32) -> bool {
         self.granted.get((n / self.blocks) as usize).copied().unwrap_or(false)
+    }
+
+    /// Notes which record the `n`th block of the tier is from now on.
+    #[inline]
+    pub(crate) fn note(&mut self, n: u32, id: RecordId) {
+        self.records[n as usize] = id;
+    }
+
+    /// The record that the `n`th block of the tier is.
+    pub(crate) fn record(&self, n: u32) -> RecordId {
+        self.records[n as usize]
+    }
+
+    /// The records of a granule's blocks, of which it has so many.
+    fn records(&self, granule: usize, blocks: u32) -> std::ops::Range<usize> {
+        let first = granule * self.blocks as usize;
+        debug_assert!(first + blocks as usize <= self.records.len());
+        first..first + blocks as usize
     }
 }
 
@@ -33,6 +53,9 @@ impl PoolState {
         let granules = count.div_ceil(blocks) as usize;
         granted.try_reserve_exact(granules)?;
         granted.resize(granules, false);
+        let mut records = Vec::new();
+        records.try_reserve_exact(count as usize)?;
+        records.extend((0..count).map(|n| RecordId(state.base + n)));
         for n in 0..count {
             let id = RecordId(state.base + n);
             self.blocks.set_location(id, Location { tier, id: state.block_id(n) });
@@ -41,7 +64,7 @@ impl PoolState {
         }
         state.counts[BlockPhase::Absent as usize] += count;
         (state.appeared, state.budget) = (count, 0);
-        state.granules = Some(Granules { blocks, granted });
+        state.granules = Some(Granules { blocks, granted, records });
         Ok(())
     }
 
@@ -63,13 +86,58 @@ impl PoolState {
     pub(crate) fn grant(&mut self, tier: Tier, granule: u64) -> Result<(), BudgetError> {
         let (index, blocks) = self.granule(tier, granule)?;
         if self.mark_granule(tier, index, true) {
-            let state = &mut self.tiers[tier.index()];
-            state.budget += blocks;
+            self.tiers[tier.index()].budget += blocks;
             self.tell_tenants(tier);
-            self.bring_back(tier);
+            for (n, id) in self.granule_records(tier, index, blocks) {
+                // What was in use when the granule was taken has not left.
+                if self.blocks.place(id) == BlockPhase::Absent {
+                    self.come_back(id, n);
+                }
+            }
             self.plain = self.is_plain_now();
         }
         Ok(())
+    }
+
+    /// Takes granules none of whose blocks are in use from a tier, all or none, with what is cached there.
+    pub(crate) fn vacate(&mut self, tier: Tier, granules: &[u64]) -> Result<(), BudgetError> {
+        let mut leaving = 0;
+        for (at, &granule) in granules.iter().enumerate() {
+            let (index, blocks) = self.granule(tier, granule)?;
+            let uses = self.granule_use(tier, index, blocks);
+            if uses.in_use > 0 {
+                return Err(BudgetError::InUse { tier, granule, in_use: uses.in_use });
+            }
+            let new = uses.granted && !granules[..at].contains(&granule);
+            leaving += if new { blocks } else { 0 };
+        }
+        self.check_reserved(tier, u64::from(self.tier(tier).budget - leaving))?;
+        for &granule in granules {
+            let (index, blocks) = self.granule(tier, granule)?;
+            if !self.mark_granule(tier, index, false) {
+                continue;
+            }
+            self.tiers[tier.index()].budget -= blocks;
+            for (_, id) in self.granule_records(tier, index, blocks) {
+                self.take_out(id);
+                // The end of what follows it must not look for it in a list.
+                self.put(id, BlockPhase::Queued);
+                if self.blocks.bears_a_name(id) {
+                    self.drop_content(id);
+                }
+                self.leave(id);
+            }
+        }
+        self.tell_tenants(tier);
+        self.plain = self.is_plain_now();
+        Ok(())
+    }
+
+    /// The blocks of a granule: each one's number in the tier, and its record.
+    fn granule_records(&self, tier: Tier, index: usize, blocks: u32) -> Vec<(u32, RecordId)> {
+        let Some(of) = &self.tier(tier).granules else { return Vec::new() };
+        let range = of.records(index, blocks);
+        (range.start as u32..).zip(of.records[range].iter().copied()).collect()
     }
 
     /// Takes a granule from a tier that has it, and claims those of its blocks that nobody uses; how many
@@ -81,7 +149,7 @@ impl PoolState {
         leaving: &mut Vec<Claim>,
     ) -> Result<u64, BudgetError> {
         let (index, blocks) = self.granule(tier, granule)?;
-        let uses = self.granule_uses(tier).get(index).copied().unwrap_or_default();
+        let uses = self.granule_use(tier, index, blocks);
         if uses.granted {
             self.check_reserved(tier, u64::from(self.tier(tier).budget - blocks))?;
             self.mark_granule(tier, index, false);
@@ -98,21 +166,29 @@ impl PoolState {
     pub(crate) fn granule_uses(&self, tier: Tier) -> Vec<GranuleUse> {
         let state = self.tier(tier);
         let Some(of) = &state.granules else { return Vec::new() };
-        let granted = of.granted.iter();
-        let mut uses: Vec<_> =
-            granted.map(|&granted| GranuleUse { granted, ..GranuleUse::default() }).collect();
-        for id in self.appeared().filter(|&id| self.blocks.tier(id) == tier) {
-            let granule = state.nth(self.blocks.location(id).id) / of.blocks;
-            let Some(uses) = uses.get_mut(granule as usize) else { continue };
+        let blocks = |index: usize| of.blocks.min(state.capacity - index as u32 * of.blocks);
+        let granules = 0..of.granted.len();
+        granules.map(|index| self.granule_use(tier, index, blocks(index))).collect()
+    }
+
+    /// What the blocks of a granule are used for.
+    pub(crate) fn granule_use(&self, tier: Tier, index: usize, blocks: u32) -> GranuleUse {
+        let Some(of) = &self.tier(tier).granules else { return GranuleUse::default() };
+        let mut uses = GranuleUse { granted: of.granted[index], ..GranuleUse::default() };
+        let (now, mut unused_ms) = (self.watch.now_ms() as u32, u32::MAX);
+        for &id in &of.records[of.records(index, blocks)] {
             match self.blocks.place(id) {
                 BlockPhase::Absent => {}
                 BlockPhase::Queued | BlockPhase::Shadowed if self.blocks.bears_a_name(id) => {
                     uses.cached += 1;
+                    uses.priority = uses.priority.max(Some(self.blocks.priority(id)));
+                    unused_ms = unused_ms.min(now.wrapping_sub(self.blocks.stamp(id)));
                 }
                 BlockPhase::Queued | BlockPhase::Shadowed => uses.empty += 1,
                 _ => uses.in_use += 1,
             }
         }
+        uses.unused_ms = if uses.cached > 0 { unused_ms } else { 0 };
         uses
     }
 

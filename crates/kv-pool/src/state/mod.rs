@@ -243,6 +243,7 @@ impl PoolState {
         self.tiers[from.index()].counts[place] -= 1;
         self.tiers[to.tier.index()].counts[place] += 1;
         self.blocks.set_location(id, to);
+        self.tiers[to.tier.index()].note_record(to.id, id);
         self.account(id);
         if let Some(parent) = self.blocks.parent(id) {
             self.note_child(parent, from, false);

@@ -150,6 +150,8 @@ impl PoolState {
         // Eviction in the tier below may have put another block before the victim.
         tiers[NEAR].queues.remove_at(blocks, victim, class);
         let (from, to, stamp) = blocks.displace(victim, target, by.0);
+        tiers[NEAR].note_record(from, target);
+        tiers[FAR].note_record(to, victim);
         tiers[NEAR].counts[BlockPhase::Queued as usize] -= 1;
         tiers[NEAR].counts[BlockPhase::Claimed as usize] += 1;
         tiers[FAR].counts[BlockPhase::Moving as usize] += 1;

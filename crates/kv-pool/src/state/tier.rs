@@ -2,10 +2,10 @@
 
 use super::budget::Gone;
 use super::granules::Granules;
-use crate::BlockId;
 use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
 use crate::list::List;
+use crate::{BlockId, RecordId};
 
 /// Which block ids of a tier a pool has.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +75,20 @@ impl TierState {
             None => n >= self.budget,
             Some(granules) => !granules.has(n),
         }
+    }
+
+    /// Notes which record a block is from now on, if the tier is divided into granules.
+    #[inline]
+    pub(crate) fn note_record(&mut self, block: BlockId, id: RecordId) {
+        let n = self.nth(block);
+        if let Some(granules) = &mut self.granules {
+            granules.note(n, id);
+        }
+    }
+
+    /// The record that a block is, if the tier is divided into granules.
+    pub(crate) fn record(&self, block: BlockId) -> Option<RecordId> {
+        Some(self.granules.as_ref()?.record(self.nth(block)))
     }
 
     pub(crate) fn count(&self, place: BlockPhase) -> usize {
