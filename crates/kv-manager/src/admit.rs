@@ -16,6 +16,7 @@ use crate::admit_groups::Gotten;
 use crate::blocks::Blocks;
 use crate::ends::Ends;
 use crate::group::Held;
+use crate::holding::Holding;
 use crate::lower::LoadWait;
 use crate::names::Known;
 use crate::rows::RowLease;
@@ -49,6 +50,12 @@ pub struct Request {
     /// Whether it waits while another sequence computes the next block of its prefix, or while that is loaded,
     /// instead of computing the block as well.
     pub waits: bool,
+    /// Whether it is admitted while loads bring a part of its prefix, once the worker has begun them, instead of when
+    /// they have ended. The engine waits for each layer before it launches that layer. Until the loads have ended, ids
+    /// that come out of its steps are not taken ([`Loading`](crate::SequenceError::Loading)), and if one is wrong or
+    /// late, [`commit`](Manager::commit) answers [`Redo`](crate::Committed::Redo). Of no effect without
+    /// [`waits`](Self::waits), or with several groups.
+    pub by_layers: bool,
     /// The load that it waits for, or has waited for.
     pub(crate) load: Option<LoadWait>,
 }
@@ -88,6 +95,7 @@ impl Request {
             tokens_max: 0,
             hit_max: u64::MAX,
             waits: true,
+            by_layers: false,
             load: None,
         }
     }
@@ -272,9 +280,12 @@ impl Manager {
         let mut nexts = HashSet::new();
         for ((admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
             let found = self.found(&admitted.prefix);
+            let enters = requests[at].load.as_ref().is_some_and(|load| load.enters);
+            let load = enters.then(|| self.open_load(&requests[at], found.blocks));
+            let load = load.unwrap_or_default();
+            let blocks = found.blocks + load.blocks();
             // An earlier request of this call computes the same block.
-            if let Some(next) =
-                self.next_block(&requests[at], self.groups[0].tokens_of(found.blocks))
+            if let Some(next) = self.next_block(&requests[at], self.groups[0].tokens_of(blocks))
                 && !nexts.insert(next)
                 && requests[at].waits
             {
@@ -284,7 +295,7 @@ impl Manager {
             }
             self.end_wait(&mut requests[at]);
             kept.push(admitted);
-            entered.push((at, row, found));
+            entered.push((at, row, found, load));
         }
         let held = match self.hold(0, kept) {
             Ok(held) => held,
@@ -292,12 +303,15 @@ impl Manager {
             Err(error) => unreachable!("the pool refused its own blocks: {error}"),
         };
         let mut left = budget;
-        for ((at, row, found), blocks) in entered.into_iter().zip(held) {
+        for ((at, row, found, load), blocks) in entered.into_iter().zip(held) {
             let held = Held { named: found.blocks, blocks, ..Held::default() };
-            let cached = self.groups[0].tokens_of(found.blocks);
+            let cached = self.groups[0].tokens_of(found.blocks + load.blocks());
             let gotten = Gotten { held: smallvec![held], far: found.far, depends: found.depends };
             let mut sequence = self.sequence(&mut requests[at], cached, gotten);
             sequence.row = Some(row);
+            if load.blocks() > 0 {
+                self.begin_layers(&mut sequence, load);
+            }
             self.write_rows(&sequence);
             let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(left);
             sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
@@ -309,7 +323,7 @@ impl Manager {
 
     /// Leases rows for the requests that can be admitted now, up to the first without one: their positions and
     /// rows, and answers for the others.
-    fn prepare_all(
+    pub(crate) fn prepare_all(
         &mut self,
         requests: &mut [Request],
     ) -> (Vec<Answer>, Vec<usize>, Vec<RowLease>) {
@@ -406,6 +420,9 @@ impl Manager {
             if blocks > capacity {
                 return Err(AdmitError::NeverFits { blocks, capacity });
             }
+        }
+        if let Some((granules, capacity)) = self.never_fits(tokens) {
+            return Err(AdmitError::NeverFitsShared { granules, capacity });
         }
         if let Some(known) = self.known(request)? {
             request.tokens = Wanted::Known(known);
@@ -506,7 +523,7 @@ impl Manager {
             number: self.next_number - 1,
             home: self.home.clone(),
             row: None,
-            held,
+            held: Holding::new(held),
             prompt_tokens: known.tokens(),
             hit_max: request.hit_max,
             known,
@@ -517,6 +534,7 @@ impl Manager {
             copied: self.copied_by(),
             failures_seen: self.failures.len(),
             frontier,
+            load: None,
             arrives: false,
             suspended: false,
             tenant: request.tenant,

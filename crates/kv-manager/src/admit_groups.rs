@@ -10,6 +10,7 @@ use crate::blocks::Blocks;
 use crate::group::{Group, Held};
 use crate::hit::{Found, Hit};
 use crate::rows::RowLease;
+use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, Manager, Missing};
 
 /// What a sequence gets of all groups.
@@ -32,19 +33,26 @@ impl Manager {
         answers: &mut Vec<Answer>,
     ) {
         let leaves = self.leaves(prepared.len());
-        let find = |manager: &Self, at: usize, requests: &[Request]| {
-            let (names, most) = manager.wanted(&requests[at]);
-            manager.hit(names, most)
-        };
-        // All are pinned before anything is claimed, so no request evicts what another has found.
-        let mut hits: Vec<Option<Hit>> =
-            prepared.iter().map(|&(at, _)| Some(find(self, at, requests))).collect();
+        let places: Vec<_> = prepared.iter().map(|&(at, _)| at).collect();
+        let mut hits: Vec<Option<Result<Hit, Missing>>> = prepared.iter().map(|_| None).collect();
         let (mut left, mut nexts) = (budget, HashSet::new());
         for (index, (at, row)) in prepared.into_iter().enumerate() {
             if left == 0 {
                 return answers.truncate(at);
             }
-            let hit = hits[index].take().unwrap_or_else(|| find(self, at, requests));
+            let (names, most) = self.wanted(&requests[at]);
+            let hit = match hits[index].take() {
+                Some(hit) => hit,
+                None if index == 0 => Ok(self.hit(names, most)),
+                None => self.hit_beside(&self.left_for_running(leaves), &requests[at]),
+            };
+            let hit = match hit {
+                Ok(hit) => hit,
+                Err(missing) => {
+                    answers.truncate(at);
+                    return answers.push(Answer::NoRoom(missing));
+                }
+            };
             // An earlier request of this call computes the same block.
             if let Some(next) = self.next_block(&requests[at], hit.tokens)
                 && !nexts.insert(next)
@@ -55,6 +63,16 @@ impl Manager {
             }
             let (prompt, tenant) = (requests[at].tokens(), requests[at].tenant);
             let mut chunk = self.first_chunk(&hit, prompt, left, leaves);
+            if let (0, Ok(chunk)) = (index, &chunk) {
+                // Those behind it are pinned before anything is claimed, so no request evicts what another has
+                // found, as far as that leaves room.
+                let wants = self.wanted_of_all(&hit, prompt, hit.tokens + chunk, leaves);
+                for (hit, &at) in hits.iter_mut().zip(&places).skip(1) {
+                    let found = self.hit_beside(&wants, &requests[at]);
+                    // A group that shares memory may get more of it, and is asked in its turn.
+                    *hit = Some(found).filter(|found| found.is_ok() || self.shared.is_none());
+                }
+            }
             if !self.has_room_for(&hit, prompt, chunk.as_ref().map_or(0, |chunk| *chunk), leaves) {
                 // Those behind it give back what they have found.
                 hits.iter_mut().for_each(|hit| *hit = None);
@@ -71,23 +89,47 @@ impl Manager {
                     return answers.push(Answer::NoRoom(missing));
                 }
             };
+            self.end_wait(&mut requests[at]);
             let mut sequence = self.sequence(&mut requests[at], tokens, gotten);
             sequence.row = Some(row);
             self.write_rows(&sequence);
             sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
-            left = left.saturating_sub(prompt - tokens);
+            left -= chunk;
             answers[at] = Answer::Admitted(sequence);
         }
+    }
+
+    /// What a request finds, pinned, if that leaves room for `wants` in every group; without room, it has none
+    /// behind them either. Nothing is pinned then: what is given back could not be claimed until the step is
+    /// complete, and who asks again in every step would never get it.
+    fn hit_beside(&self, wants: &Wants, request: &Request) -> Result<Hit, Missing> {
+        let (names, most) = self.wanted(request);
+        let tokens = self.reach(names, most);
+        for (group, wanted) in self.groups.iter().zip(wants) {
+            let room = group.pool.claimable().saturating_sub(wanted.count + wanted.leave);
+            let unused = group.unused(names, tokens);
+            if unused > room {
+                return Err(group.exhausted(unused, room));
+            }
+        }
+        Ok(self.pinned_hit(names, tokens))
+    }
+
+    /// What admission leaves of each group for running sequences.
+    fn left_for_running(&self, leaves: bool) -> Wants {
+        let left = |group: &Group| Wanted { count: 0, leave: group.leave(leaves) };
+        self.groups.iter().map(left).collect()
     }
 
     /// Tokens of a prompt's first chunk behind a hit: `left` at most, up to the first checkpoint, and as many as
     /// the groups with a window have room for.
     fn first_chunk(&self, hit: &Hit, prompt: u64, left: u64, leaves: bool) -> Result<u64, Missing> {
         let mut chunk = (prompt - hit.tokens).min(left).min(u32::MAX.into());
+        let shares = self.shared.is_some();
         for (group, found) in self.groups.iter().zip(&hit.found) {
             if group.is_state() {
                 chunk = chunk.min(group.next_checkpoint(hit.tokens, prompt) - hit.tokens);
-            } else if group.is_window() {
+            } else if group.is_window() && !shares {
                 let room = group.pool.claimable().saturating_sub(group.leave(leaves));
                 let places = group.whole_blocks(hit.tokens) + room.saturating_sub(found.far());
                 chunk = chunk.min(group.tokens_of(places).saturating_sub(hit.tokens));
@@ -96,7 +138,21 @@ impl Manager {
                 }
             }
         }
-        Ok(chunk)
+        match shares {
+            true => self.largest_chunk(chunk, |chunk| {
+                self.wanted_of_all(hit, prompt, hit.tokens + chunk, leaves)
+            }),
+            false => Ok(chunk),
+        }
+    }
+
+    /// What is to be claimed of each group for a prompt whose first chunk ends behind `end` tokens.
+    fn wanted_of_all(&self, hit: &Hit, prompt: u64, end: u64, leaves: bool) -> Wants {
+        let wanted = |(group, found): (&Group, &Found)| Wanted {
+            count: group.to_claim(found, prompt, end),
+            leave: group.leave(leaves),
+        };
+        self.groups.iter().zip(&hit.found).map(wanted).collect()
     }
 
     /// Whether admission leaves blocks for running sequences; `leased` rows are not theirs.
@@ -106,6 +162,10 @@ impl Manager {
 
     fn has_room_for(&self, hit: &Hit, prompt: u64, chunk: u64, leaves: bool) -> bool {
         let end = hit.tokens + chunk;
+        if self.shared.is_some() {
+            // The chunk is one that there is room for.
+            return chunk > 0;
+        }
         let mut each = self.groups.iter().zip(&hit.found);
         chunk > 0
             && each.all(|(group, found)| self.check(group, found, prompt, end, leaves).is_ok())
@@ -141,9 +201,15 @@ impl Manager {
         end: u64,
         leaves: bool,
     ) -> Result<Gotten, Missing> {
+        if self.shared.is_some() {
+            self.make_room(&self.wanted_of_all(&hit, prompt, end, leaves))?;
+        }
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
         for (group, found) in self.groups.iter().zip(&hit.found) {
-            counts.push(self.check(group, found, prompt, end, leaves)?);
+            let count = self.check(group, found, prompt, end, leaves)?;
+            // A claim evicts, so none is made where another one cannot succeed.
+            group.check_claimable(Tier::Primary, tenant, count)?;
+            counts.push(count);
         }
         let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
         for (group, &count) in self.groups.iter().zip(&counts) {
@@ -193,7 +259,10 @@ impl Manager {
         let mut blocks = self.brought(group, found.head, &mut claimed);
         blocks.push_gone(gone);
         blocks.append(self.brought(group, found.tail, &mut claimed));
+        let behind = claimed.split_off(found.gone.start.saturating_sub(blocks.len()));
         blocks.push_own(claimed);
+        blocks.push_gone(found.gone.len());
+        blocks.push_own(behind);
         blocks
     }
 
@@ -242,7 +311,7 @@ impl Group {
             return 1;
         }
         let end = if self.is_window() { end } else { prompt };
-        found.far() + self.blocks_for(end).saturating_sub(found.end())
+        found.far() + self.blocks_for(end).saturating_sub(found.end() + found.gone.len())
     }
 
     /// The first token that is wrong if the content of a block is, which a sequence of `tokens` tokens goes on

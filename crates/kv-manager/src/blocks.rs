@@ -152,12 +152,29 @@ impl Blocks {
 
     /// Releases the blocks from `first` up to `end`, which are needed no more. The others keep their places.
     pub(crate) fn retire(&mut self, first: usize, end: usize) {
+        if self.retire_next(first, end) {
+            return;
+        }
         let behind = self.split_off(end);
         let gone = self.split_off(first);
         self.push_gone(gone.len());
         drop(gone);
         self.append(behind);
         self.find_own();
+    }
+
+    /// The common case, without the list being taken apart: blocks with names, right behind those that went before.
+    fn retire_next(&mut self, first: usize, end: usize) -> bool {
+        let Some((at, 0)) = self.find(first) else { return false };
+        let [Run::Gone(before), Run::Shared(kept), ..] = &mut self.runs[at..] else { return false };
+        let count = end.saturating_sub(first + *before);
+        if count >= kept.len() {
+            return false;
+        }
+        let behind = kept.split_off(count);
+        drop(std::mem::replace(kept, behind));
+        *before += count;
+        true
     }
 
     /// Releases the blocks from `len` on, the last one first.
@@ -405,6 +422,12 @@ impl Blocks {
         let settled = |run: &&Run| matches!(run, Run::Shared(_) | Run::Gone(_));
         let shared = self.runs.iter().take_while(settled);
         shared.map(Run::len).sum()
+    }
+
+    /// The places from the first block without a name on, up to `end`, of blocks that are needed.
+    pub(crate) fn unnamed(&self, end: usize) -> impl Iterator<Item = usize> + use<> {
+        let gone = self.gone();
+        (self.shared_len()..end).filter(move |place| !gone.contains(place))
     }
 
     /// The places of blocks that are needed no more.

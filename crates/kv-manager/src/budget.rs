@@ -17,7 +17,7 @@ pub struct Budgeted {
     pub in_use: u64,
 }
 
-/// Of each tier of each group, the first block id behind all that a plan copies or scrubs.
+/// Of each tier of each group, the first block id behind all that a plan copies, loads or scrubs.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Reach(SmallVec<[[u64; Tier::ALL.len()]; 1]>);
 
@@ -27,6 +27,10 @@ impl Reach {
         for copy in &plan.copies {
             reach.extend(copy.group, copy.from.tier, copy.from.id.index());
             reach.extend(copy.group, copy.to.tier, copy.to.id.index());
+        }
+        for load in &plan.layer_loads {
+            reach.extend(load.group, Tier::Primary, load.to.index());
+            reach.extend(load.group, Tier::Secondary, load.from.index());
         }
         for scrub in &plan.scrubs {
             reach.extend(scrub.group, Tier::Primary, scrub.block.index());

@@ -9,15 +9,18 @@ use kv_pool::{BlockHash, BlockId, Location, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::plan::{
-    BatchRow, BlockCopy, BlockScrub, Completion, GroupId, Outcome, RowEdit, Snapshot,
-    SnapshotTable, Start, StepPlan,
+    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, GroupId, LayerLoad, Outcome, RowEdit,
+    Snapshot, SnapshotTable, Start, StepPlan,
 };
 use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
 use crate::tiers::BlockFault;
 use crate::{Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
-const VERSION: u16 = 4;
+const VERSION: u16 = 8;
+/// The owner of a granule that is nobody's.
+const NOBODY: u32 = 1 << 16;
+
 const HEAD: usize = 12;
 const TAIL: usize = 8;
 
@@ -123,12 +126,13 @@ impl StepPlan {
                 out.u64(upper);
             });
             out.list(&self.forgets, |out, forget| {
-                let (all, name) = match *forget {
-                    Forget::Name(_, name) => (0, name),
-                    Forget::All(_) => (1, BlockHash::ROOT),
+                let (all, group, name) = match *forget {
+                    Forget::Block(_, group, name) => (0, group, name),
+                    Forget::All(_) => (1, GroupId(0), BlockHash::ROOT),
                 };
                 out.u32(forget.tier().index() as u32);
                 out.u32(all);
+                out.u32(group.0.into());
                 out.name(name);
             });
             out.list(&self.transfers, |out, transfer| {
@@ -140,6 +144,17 @@ impl StepPlan {
                     out.name(name);
                     out.u32(block.index() as u32);
                 });
+            });
+            out.list(&self.layer_loads, |out, load| {
+                out.u64(load.ticket.0);
+                out.u32(load.group.0.into());
+                out.u32(load.from.index() as u32);
+                out.u32(load.to.index() as u32);
+            });
+            out.list(&self.moves, |out, one| {
+                out.u32(one.granule);
+                out.owner(one.from);
+                out.owner(one.to);
             });
         });
     }
@@ -165,7 +180,10 @@ impl Dropped {
         message(into, DROPPED, |out| {
             out.u32(self.worker.0.into());
             out.u32(self.tier.index() as u32);
-            out.list(&self.names, |out, &name| out.name(name));
+            out.list(&self.blocks, |out, &(group, name)| {
+                out.u32(group.0.into());
+                out.name(name);
+            });
         });
     }
 }
@@ -179,6 +197,7 @@ impl Snapshot {
                 out.u32(table.width);
                 out.list(&table.ids, |out, &id| out.u32(id as u32));
             });
+            out.list(&self.granules, |out, &owner| out.owner(owner));
         });
     }
 }
@@ -298,6 +317,11 @@ impl Writer<'_> {
         self.into.extend_from_slice(&name.to_u128().to_le_bytes());
     }
 
+    /// A group, or 65,536 for none.
+    fn owner(&mut self, owner: Option<GroupId>) {
+        self.u32(owner.map_or(NOBODY, |group| group.0.into()));
+    }
+
     fn location(&mut self, location: Location) {
         self.u32(location.tier.index() as u32);
         self.u32(location.id.index() as u32);
@@ -386,6 +410,13 @@ impl Reader<'_> {
         group.map_err(|_| BytesError::Value { field: "group", value: value.into() })
     }
 
+    fn owner(&mut self) -> Result<Option<GroupId>, BytesError> {
+        match self.choice("owner of a granule", NOBODY + 1)? {
+            NOBODY => Ok(None),
+            group => Ok(Some(GroupId(group as u16))),
+        }
+    }
+
     fn row(&mut self) -> Result<Row, BytesError> {
         Ok(Row::new(self.u32()?))
     }
@@ -410,9 +441,10 @@ impl Reader<'_> {
             })?,
             edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
             batch: self.list(28, Self::batch_row)?,
-            forgets: self.list(24, |from| {
-                let (tier, all, name) = (from.tier()?, from.choice("forget", 2)?, from.name()?);
-                Ok(if all == 1 { Forget::All(tier) } else { Forget::Name(tier, name) })
+            forgets: self.list(28, |from| {
+                let (tier, all) = (from.tier()?, from.choice("forget", 2)?);
+                let (group, name) = (from.group()?, from.name()?);
+                Ok(if all == 1 { Forget::All(tier) } else { Forget::Block(tier, group, name) })
             })?,
             transfers: self.list(24, |from| {
                 Ok(Transfer {
@@ -426,6 +458,15 @@ impl Reader<'_> {
                     blocks: from
                         .list(20, |from| Ok((from.name()?, from.block("transferred block")?)))?,
                 })
+            })?,
+            layer_loads: self.list(20, |from| {
+                let (ticket, group) = (TicketId(from.u64()?), from.group()?);
+                let (from, to) = (from.block("loaded block")?, from.block("device block")?);
+                Ok(LayerLoad { ticket, group, from, to })
+            })?,
+            moves: self.list(12, |from| {
+                let granule = from.u32()?;
+                Ok(GranuleMove { granule, from: from.owner()?, to: from.owner()? })
             })?,
         })
     }
@@ -442,7 +483,8 @@ impl Reader<'_> {
 
     fn dropped(&mut self) -> Result<Dropped, BytesError> {
         let (worker, tier) = (self.worker()?, self.tier()?);
-        Ok(Dropped { worker, tier, names: self.list(16, Self::name)? })
+        let blocks = self.list(20, |from| Ok((from.group()?, from.name()?)))?;
+        Ok(Dropped { worker, tier, blocks })
     }
 
     fn batch_row(&mut self) -> Result<BatchRow, BytesError> {
@@ -462,7 +504,7 @@ impl Reader<'_> {
             let width = from.u32()?;
             Ok(SnapshotTable { width, ids: from.list(4, |from| Ok(from.u32()? as i32))? })
         })?;
-        Ok(Snapshot { step, tables })
+        Ok(Snapshot { step, tables, granules: self.list(4, Self::owner)? })
     }
 
     fn completion(&mut self) -> Result<Completion, BytesError> {

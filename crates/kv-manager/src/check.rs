@@ -1,10 +1,12 @@
 //! What a worker checks of a plan before it carries it out: what came from another process is not believed.
 
+use std::collections::{HashMap, HashSet};
+
 use kv_pool::{BlockId, Tier};
 
 use crate::Row;
-use crate::plan::{BlockScrub, GroupId, Snapshot, StepPlan};
-use crate::tickets::Forget;
+use crate::plan::{BlockScrub, GroupId, LayerLoad, Snapshot, StepPlan};
+use crate::tickets::{Direction, Forget, TicketId, Transfer};
 use crate::tiers::index_of;
 
 /// Why a plan was not carried out. Nothing has changed.
@@ -96,6 +98,46 @@ pub enum PlanError {
         /// Tiers below host memory.
         tiers: usize,
     },
+    /// A transfer has a ticket that has been given out before.
+    #[error("plan {step} opens ticket {} behind ticket {}", ticket.0, last.0)]
+    Ticket {
+        /// The plan.
+        step: u64,
+        /// The ticket.
+        ticket: TicketId,
+        /// The ticket before it.
+        last: TicketId,
+    },
+    /// A load writes a block that another transfer reads or writes.
+    #[error("plan {step} has ticket {} use host block {block}, as does ticket {}, and one is a load", ticket.0, other.0)]
+    Shared {
+        /// The plan.
+        step: u64,
+        /// The ticket.
+        ticket: TicketId,
+        /// The other ticket, or the same.
+        other: TicketId,
+        /// The block.
+        block: BlockId,
+    },
+    /// A block is copied layer by layer of a load that does not bring it.
+    #[error("plan {step} copies host block {block} as it arrives by ticket {}, which does not bring it", ticket.0)]
+    NotLoaded {
+        /// The plan.
+        step: u64,
+        /// The ticket.
+        ticket: TicketId,
+        /// The host block.
+        block: BlockId,
+    },
+    /// Two blocks are copied layer by layer to one.
+    #[error("plan {step} copies two blocks to device block {block} as they arrive")]
+    LoadedTwice {
+        /// The plan.
+        step: u64,
+        /// The device block.
+        block: BlockId,
+    },
     /// A scrub comes after more copies than there are, or before the scrub ahead of it.
     #[error("plan {step} scrubs after {after} copies, where {least} to {most} are possible")]
     Scrub {
@@ -107,6 +149,46 @@ pub enum PlanError {
         least: u32,
         /// Copies of the plan.
         most: usize,
+    },
+    /// A move names a granule that there is not. Where groups have memory of their own, there is none.
+    #[error("plan {step} moves granule {granule}, where there are {granules}")]
+    NoGranule {
+        /// The plan.
+        step: u64,
+        /// The granule named.
+        granule: u32,
+        /// Granules that there are.
+        granules: usize,
+    },
+    /// A move takes a granule from a group that has it not: it would belong to two.
+    #[error("plan {step} takes granule {granule} from {from:?}, and {owner:?} has it")]
+    GranuleOwner {
+        /// The plan.
+        step: u64,
+        /// The granule named.
+        granule: u32,
+        /// The group that the plan takes it from; `None` for nobody.
+        from: Option<GroupId>,
+        /// The group that has it.
+        owner: Option<GroupId>,
+    },
+    /// A copy or a scrub names a block in a granule that its group has not.
+    #[error("plan {step} names block {id} of group {}, which has not its granule", group.0)]
+    NotOwned {
+        /// The plan.
+        step: u64,
+        /// The group.
+        group: GroupId,
+        /// The block named.
+        id: u64,
+    },
+    /// A snapshot of other granules.
+    #[error("a snapshot of {granules} granules where there are {expected}")]
+    SnapshotGranules {
+        /// Granules of the snapshot.
+        granules: usize,
+        /// Granules that there are.
+        expected: usize,
     },
     /// A snapshot of more groups, or of fewer.
     #[error("a snapshot of {tables} block tables for {groups} groups")]
@@ -171,7 +253,7 @@ impl StepPlan {
         }
     }
 
-    /// Checks that copies, scrubs and edits name blocks of tiers with so many blocks, of each group on the device
+    /// Checks that copies, loads, scrubs and edits name blocks of tiers with so many blocks, of each group on the device
     /// and in host memory.
     ///
     /// # Errors
@@ -207,6 +289,10 @@ impl StepPlan {
             least = after;
             check(group, Tier::Primary, block)?;
         }
+        for load in &self.layer_loads {
+            check(load.group, Tier::Secondary, load.from)?;
+            check(load.group, Tier::Primary, load.to)?;
+        }
         let mut ids = &self.edit_ids[..];
         for edit in &self.edits {
             let (here, rest) = ids.split_at_checked(edit.count as usize).unwrap_or((ids, &[]));
@@ -217,13 +303,35 @@ impl StepPlan {
     }
 }
 
+/// What a worker knows of transfers: its tiers, and the tickets that plans have brought.
+#[derive(Debug, Default)]
+pub(crate) struct OpenTransfers<'a> {
+    /// Tiers below host memory.
+    pub(crate) tiers: usize,
+    /// The last ticket.
+    pub(crate) last: TicketId,
+    /// Transfers that have not ended.
+    pub(crate) open: Vec<OpenTransfer<'a>>,
+}
+
+/// A transfer that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenTransfer<'a> {
+    pub(crate) ticket: TicketId,
+    pub(crate) group: GroupId,
+    pub(crate) direction: Direction,
+    pub(crate) blocks: &'a [BlockId],
+}
+
 impl StepPlan {
-    /// Checks that transfers and forgotten names are of the first `tiers` tiers below host memory, and the
-    /// transfers of the first `host` host blocks.
-    ///
-    /// # Errors
-    /// [`PlanError`].
-    pub fn check_transfers(&self, tiers: usize, host: u64) -> Result<(), PlanError> {
+    /// Checks that transfers and forgotten names are of tiers that there are, and the transfers of new tickets and
+    /// of host blocks that there are, so many of each group, of which no load shares one.
+    pub(crate) fn check_transfers(
+        &self,
+        known: &OpenTransfers<'_>,
+        host: &[u64],
+    ) -> Result<(), PlanError> {
+        let &OpenTransfers { tiers, mut last, ref open } = known;
         let step = self.step;
         let named = self.forgets.iter().map(Forget::tier);
         let mut named = named.chain(self.transfers.iter().map(|transfer| transfer.tier));
@@ -231,14 +339,75 @@ impl StepPlan {
         if let Some(tier) = named.find(|tier| !is_there(tier)) {
             return Err(PlanError::Tier { step, tier, tiers });
         }
-        let mut blocks = self.transfers.iter().flat_map(|transfer| &transfer.blocks);
-        match blocks.find(|(_, block)| block.index() as u64 >= host) {
-            Some((_, block)) => {
-                let (tier, id) = (Tier::Secondary, block.index() as i64);
-                Err(PlanError::Block { step, tier, id, blocks: host })
+        for forget in &self.forgets {
+            if let Forget::Block(_, group, _) = *forget {
+                of_group(host, group, step)?;
             }
-            None => Ok(()),
         }
+        let mut users: HashMap<(GroupId, BlockId), (TicketId, Direction)> = HashMap::new();
+        if !self.transfers.is_empty() || !self.layer_loads.is_empty() {
+            for &OpenTransfer { ticket, group, direction, blocks } in open {
+                users.extend(blocks.iter().map(|&block| ((group, block), (ticket, direction))));
+            }
+        }
+        for transfer in &self.transfers {
+            let &Transfer { ticket, group, direction, ref blocks, .. } = transfer;
+            let host = *of_group(host, group, step)?;
+            if ticket <= last {
+                return Err(PlanError::Ticket { step, ticket, last });
+            }
+            last = ticket;
+            for &(_, block) in blocks {
+                if block.index() as u64 >= host {
+                    let (tier, id) = (Tier::Secondary, block.index() as i64);
+                    return Err(PlanError::Block { step, tier, id, blocks: host });
+                }
+                if let Some((other, way)) = users.insert((group, block), (ticket, direction))
+                    && (way == Direction::Load || direction == Direction::Load)
+                {
+                    return Err(PlanError::Shared { step, ticket, other, block });
+                }
+            }
+        }
+        self.check_layer_loads(known, &users, host)
+    }
+
+    /// Checks that blocks which are copied layer by layer are of loads from before, that no other load writes them, and
+    /// that each goes to a block of its own. `users` are all that use a host block.
+    fn check_layer_loads(
+        &self,
+        known: &OpenTransfers<'_>,
+        users: &HashMap<(GroupId, BlockId), (TicketId, Direction)>,
+        host: &[u64],
+    ) -> Result<(), PlanError> {
+        let step = self.step;
+        let (first, mut targets) = (&host[..host.len().min(1)], HashSet::new());
+        for &LayerLoad { ticket, group, from: block, to } in &self.layer_loads {
+            // They are of the first group.
+            let host = *of_group(first, group, step)?;
+            if block.index() as u64 >= host {
+                let (tier, id) = (Tier::Secondary, block.index() as i64);
+                return Err(PlanError::Block { step, tier, id, blocks: host });
+            }
+            let open = known.open.iter().find(|open| open.ticket == ticket);
+            let brings = |open: &OpenTransfer<'_>| {
+                open.direction == Direction::Load
+                    && open.group == group
+                    && open.blocks.contains(&block)
+            };
+            if ticket > known.last || !open.is_none_or(brings) {
+                return Err(PlanError::NotLoaded { step, ticket, block });
+            }
+            if let Some(&(other, Direction::Load)) = users.get(&(group, block))
+                && other != ticket
+            {
+                return Err(PlanError::Shared { step, ticket, other, block });
+            }
+            if !targets.insert(to) {
+                return Err(PlanError::LoadedTwice { step, block: to });
+            }
+        }
+        Ok(())
     }
 }
 

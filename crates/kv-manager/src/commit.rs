@@ -11,7 +11,8 @@ pub enum Committed {
     /// The sequence has been truncated, suspended or set back since the step was staged: the ids
     /// change nothing.
     Stale,
-    /// A step has failed that the sequence was in, or whose blocks it reads. The ids are void, as are those
+    /// A step has failed that the sequence was in, or whose blocks it reads, or a load that it was
+    /// [admitted with](crate::Request::by_layers). The ids are void, as are those
     /// from void steps before. The sequence has been set back: its KV ends at `from`.
     ///
     /// Or fewer ids were committed than the step has computed tokens for, of a sequence with a recurrent state,
@@ -51,6 +52,9 @@ impl Manager {
         }
         if sequence.ends.is_stale(step) {
             return Ok(Committed::Stale);
+        }
+        if let Some(ticket) = sequence.loads() {
+            return Err(SequenceError::Loading { ticket }.into());
         }
         sequence.known.check(&self.namer, &tokens)?;
         let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());

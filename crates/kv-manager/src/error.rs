@@ -2,7 +2,7 @@
 
 use kv_pool::{ClaimError, ConfigError, moves::OnboardError, one_line_debug};
 
-use crate::{GroupId, WorkerId};
+use crate::{GroupFormat, GroupId, TicketId, WorkerId};
 
 /// Why a manager was not made.
 #[derive(thiserror::Error)]
@@ -22,14 +22,6 @@ pub enum OptionsError {
         /// The most there can be.
         max: u8,
     },
-    /// Tiers below host memory are for one group of full attention.
-    #[error("{tiers} tiers below host memory for {groups} groups of layers")]
-    TiersOfGroups {
-        /// Tiers asked for.
-        tiers: u8,
-        /// Groups of the manager.
-        groups: usize,
-    },
     /// A block size is no multiple of the smallest one, or the distance of checkpoints is none of all block sizes.
     #[error("{tokens} tokens are not a multiple of {unit}")]
     Unaligned {
@@ -37,6 +29,24 @@ pub enum OptionsError {
         tokens: u32,
         /// What they have to be a multiple of.
         unit: u64,
+    },
+    /// Not one number of blocks of a granule for each of two groups or more.
+    #[error("shared memory of {given} groups' blocks for {groups} groups, where two or more share")]
+    SharedGroups {
+        /// Numbers of blocks given.
+        given: usize,
+        /// Groups of the manager.
+        groups: usize,
+    },
+    /// The pool of a group has other blocks than the memory that it shares.
+    #[error("group {} has {blocks} device blocks, where shared memory holds {expected}", group.0)]
+    SharedBlocks {
+        /// The group.
+        group: GroupId,
+        /// Its device blocks.
+        blocks: u64,
+        /// Blocks of the group in all granules.
+        expected: u64,
     },
     /// There are more groups than a manager has.
     #[error("{groups} groups of layers are more than {max}")]
@@ -121,11 +131,32 @@ pub enum AdmitError {
         /// Blocks of the device.
         capacity: u64,
     },
-    /// Content of other processes comes to managers with one group of full attention only.
-    #[error("a request with content of another process, where a manager has {groups} groups")]
-    Groups {
-        /// Groups of the manager.
-        groups: usize,
+    /// The sequence needs more granules of shared memory than there are.
+    #[error("a sequence of {granules} granules never fits: the shared memory has {capacity}")]
+    NeverFitsShared {
+        /// Granules needed, of all groups together.
+        granules: u64,
+        /// Granules of the memory.
+        capacity: u64,
+    },
+    /// Content of another process has other groups.
+    #[error("group {group} is {here:?} here, and {there:?} in the other process")]
+    Format {
+        /// The first group that differs, counted from 0.
+        group: usize,
+        /// What it is here; `None` if there is none here.
+        here: Option<GroupFormat>,
+        /// What it is in the other process.
+        there: Option<GroupFormat>,
+    },
+    /// Content of another process ends behind the last token that need not be computed, where a group does not keep
+    /// all.
+    #[error("{tokens} tokens of another process, of which {max} at most are of use")]
+    Behind {
+        /// Tokens that have KV there.
+        tokens: u64,
+        /// Tokens of the request but for the last.
+        max: u64,
     },
     /// The tokens and their names do not fit together.
     #[error("the request's tokens were not taken")]
@@ -154,9 +185,16 @@ pub enum SequenceError {
         /// The worker.
         worker: WorkerId,
     },
-    /// A step that it was in, or whose blocks it reads, has failed. It has been set back, and is told so
-    /// once: its KV ends at `from`, and ids that came out of void steps are forgotten.
-    #[error("a step has failed: the sequence is to be computed again from token {from}")]
+    /// A load that it was [admitted with](crate::Request::by_layers) has not ended at all workers: what it computes is
+    /// not known to be right. Take in what workers say, and ask again.
+    #[error("ticket {} brings a part of the sequence's prefix, and has not ended", ticket.0)]
+    Loading {
+        /// The ticket.
+        ticket: TicketId,
+    },
+    /// A step that it was in, or whose blocks it reads, has failed, or a load that it was admitted with. It has been
+    /// set back, and is told so once: its KV ends at `from`, and ids that came out of void steps are forgotten.
+    #[error("a step or a load has failed: the sequence is to be computed again from token {from}")]
     Redo {
         /// The first token to be computed again.
         from: u64,
@@ -282,6 +320,17 @@ pub enum BudgetError {
     NoGroup {
         /// The group named.
         group: GroupId,
+    },
+    /// The groups share no memory.
+    #[error("the groups have device memory of their own, not granules")]
+    NotShared,
+    /// There are fewer granules.
+    #[error("{granules} granules are more than the {most} of the shared memory")]
+    OverGranules {
+        /// The budget asked for.
+        granules: u32,
+        /// The most that is possible.
+        most: u32,
     },
     /// The pool refuses a tenant's bounds.
     #[error("the bounds of a tenant were not changed")]

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use kv_pool::{BlockId, Claimed};
+use kv_pool::{BlockHash, BlockId, Claimed};
+use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request};
+use crate::group::Group;
+use crate::hit::{Found, Hit};
+use crate::options::GroupFormat;
 use crate::rows::Home;
-use crate::{AdmitError, Manager, Sequence, SequenceError};
+use crate::{AdmitError, GroupId, Manager, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
 ///
@@ -16,7 +20,9 @@ use crate::{AdmitError, Manager, Sequence, SequenceError};
 #[must_use = "dropping it releases the blocks that a transfer reads"]
 pub struct Export {
     sequence: Sequence,
-    blocks: Vec<BlockId>,
+    formats: Vec<GroupFormat>,
+    /// Of each group.
+    blocks: Vec<Vec<(usize, BlockId)>>,
 }
 
 /// Why a sequence was not exported.
@@ -26,12 +32,6 @@ pub enum ExportError {
     /// The sequence cannot go on as it is.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
-    /// Sequences leave managers with one group of full attention only.
-    #[error("a sequence of {groups} groups of layers does not leave")]
-    Groups {
-        /// Groups of the manager.
-        groups: usize,
-    },
     /// Ids of a step are to come, or a step that writes its KV is not complete.
     #[error("step {step} writes its KV and is not complete")]
     Later {
@@ -66,10 +66,20 @@ impl Export {
         self.sequence.resolved()
     }
 
-    /// The device blocks of these tokens, in order. All workers have completed writing them.
+    /// What the blocks of each group are: [`Manager::adopt`] takes no others.
     #[must_use]
-    pub fn blocks(&self) -> &[BlockId] {
-        &self.blocks
+    pub fn formats(&self) -> &[GroupFormat] {
+        &self.formats
+    }
+
+    /// The device blocks of a group that a sequence needs to go on behind these tokens, each with its place, in
+    /// the order of the places; none for a group that there is not. All workers have completed writing them.
+    ///
+    /// Of a group that keeps all, these are the blocks of all tokens. Of a window, the sinks and the blocks that
+    /// the next token reads. Of a state, at place 0 the one behind these tokens.
+    #[must_use]
+    pub fn blocks(&self, group: GroupId) -> &[(usize, BlockId)] {
+        self.blocks.get(usize::from(group.0)).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -84,23 +94,32 @@ pub struct Adoption {
     number: u64,
     /// The rows of its manager, which identify it.
     home: Home,
-    blocks: Arc<Claimed>,
-    /// The first block to be filled, of the sequence's blocks.
-    first: usize,
+    lent: Vec<Lent>,
     tokens: u64,
 }
 
+/// Consecutive blocks of a group that a transfer fills.
+#[derive(Debug)]
+struct Lent {
+    group: GroupId,
+    /// The place of the first.
+    first: usize,
+    blocks: Arc<Claimed>,
+}
+
 impl Adoption {
-    /// The position of the first block to be filled: those before it are cached here.
-    #[must_use]
-    pub fn first(&self) -> usize {
-        self.first
+    /// The device blocks of a group to be filled, each with its place, in the order of the places: those that the
+    /// [export](Export::blocks) has at the same places, but for what is cached here. They may be written when the
+    /// step that is staged next is complete: its copies and scrubs may have to read or write them before.
+    pub fn blocks(&self, group: GroupId) -> impl Iterator<Item = (usize, BlockId)> + '_ {
+        let lent = self.lent.iter().filter(move |lent| lent.group == group);
+        lent.flat_map(|lent| (lent.first..).zip(lent.blocks.ids()))
     }
 
-    /// The device blocks to be filled, in order. They may be written when the step that is staged next is
-    /// complete: its copies and scrubs may have to read or write them before.
-    pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + '_ {
-        self.blocks.ids()
+    /// Blocks to be filled, of all groups together.
+    #[must_use]
+    pub fn block_count(&self) -> usize {
+        self.lent.iter().map(|lent| lent.blocks.len()).sum()
     }
 
     /// Tokens that have KV when all blocks are filled.
@@ -111,17 +130,19 @@ impl Adoption {
 }
 
 impl Manager {
+    /// What the blocks of each group are.
+    #[must_use]
+    pub fn formats(&self) -> Vec<GroupFormat> {
+        self.groups.iter().map(Group::format).collect()
+    }
+
     /// Takes a sequence out of this manager, for another process to [adopt](Self::adopt).
     ///
     /// # Errors
     /// [`ExportRefused`], with the sequence. [`Later`](ExportError::Later) until all steps that write its KV are
     /// complete: pending blocks do not leave.
     pub fn export(&mut self, mut sequence: Sequence) -> Result<Export, Box<ExportRefused>> {
-        if !self.keeps_all {
-            let reason = ExportError::Groups { groups: self.groups.len() };
-            return Err(Box::new(ExportRefused { reason, sequence }));
-        }
-        if let Err(error) = self.look_at_running(&mut sequence) {
+        if let Err(error) = self.look_at_loaded(&mut sequence) {
             return Err(Box::new(ExportRefused { reason: error.into(), sequence }));
         }
         sequence.ends.prune(self.completed);
@@ -133,49 +154,152 @@ impl Manager {
             let reason = ExportError::Later { step };
             return Err(Box::new(ExportRefused { reason, sequence }));
         }
-        let count = self.groups[0].blocks_for(sequence.ends.resolved());
-        let mut blocks = Vec::with_capacity(count);
-        sequence.held[0].blocks.truncate(count);
-        sequence.held[0].blocks.for_each_id(0, |id| blocks.extend(id));
+        let resolved = sequence.ends.resolved();
+        let mut all = Vec::with_capacity(self.groups.len());
+        for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
+            held.blocks.truncate(group.blocks_for(resolved));
+            let (sinks, first) = group.needed_places(resolved);
+            let mut blocks = Vec::new();
+            let mut places = 0..;
+            held.blocks.for_each_id(0, |id| {
+                let needed = places.next().filter(|&place| place < sinks || place >= first);
+                blocks.extend(needed.zip(id));
+            });
+            all.push(blocks);
+        }
         sequence.row = None;
         sequence.frontier = None;
-        Ok(Export { sequence, blocks })
+        Ok(Export { sequence, formats: self.formats(), blocks: all })
     }
 
     /// Admits a request whose first `tokens` tokens have KV in another process, and returns the blocks that
-    /// a transfer is to fill: those that are not cached here.
+    /// a transfer is to fill: those that are not cached here. `there` says what the blocks of each group are in the
+    /// other process, as its [export](Export::formats) has it.
     ///
     /// The sequence can be staged once the transfer has ended and [`adopted`](Self::adopted) was called; if
     /// all is cached here, at once.
     ///
-    /// Answers like [`admit`](Self::admit), without waiting for a prefix.
-    pub fn adopt(&mut self, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {
-        if !self.keeps_all {
-            let error = AdmitError::Groups { groups: self.groups.len() };
-            return (Answer::Refused(error), None);
+    /// Answers like [`admit`](Self::admit), without waiting for a prefix. Besides,
+    /// [`AdmitError::Format`] if the groups here are others, and, where a group does not keep all,
+    /// [`AdmitError::Behind`] if not even the last token of the request is left to be computed.
+    pub fn adopt(
+        &mut self,
+        request: &mut Request,
+        tokens: u64,
+        there: &[GroupFormat],
+    ) -> (Answer, Option<Adoption>) {
+        let here = self.formats();
+        let differs = |&at: &usize| here.get(at) != there.get(at);
+        if let Some(at) = (0..here.len().max(there.len())).find(differs) {
+            let (here, there) = (here.get(at).copied(), there.get(at).copied());
+            return (Answer::Refused(AdmitError::Format { group: at, here, there }), None);
         }
         request.waits = false;
+        if !self.keeps_all {
+            return self.adopt_in_groups(request, tokens);
+        }
         let tokens = tokens.min(request.tokens());
         let Some(answer) = self.admit(std::slice::from_mut(request), u64::MAX).pop() else {
             return (Answer::NoRow, None);
         };
         let Answer::Admitted(mut sequence) = answer else { return (answer, None) };
         let first = sequence.held[0].named;
-        let end = self.groups[0].blocks_for(tokens);
-        if end <= first || sequence.ends.resolved() >= tokens {
+        if self.groups[0].blocks_for(tokens) <= first || sequence.ends.resolved() >= tokens {
             return (Answer::Admitted(sequence), None);
         }
-        let blocks = sequence.held[0].blocks.lend(first, end);
-        sequence.ends.next = 0;
-        sequence.frontier = None;
-        sequence.arrives = true;
-        let (number, home) = (sequence.number, self.home.clone());
-        let adoption = Adoption { number, home, blocks, first, tokens };
+        let adoption = self.lend_all(&mut sequence, tokens, &[first]);
         (Answer::Admitted(sequence), Some(adoption))
     }
 
-    /// Takes in the end of a transfer: the first `right` of its blocks hold what they should. The sequence
-    /// computes its tokens from there on, and these blocks get their names. Returns where its KV ends.
+    /// The same where a group does not keep all. Of groups that keep all, what is cached here is not transferred;
+    /// of the others, everything is.
+    fn adopt_in_groups(
+        &mut self,
+        request: &mut Request,
+        tokens: u64,
+    ) -> (Answer, Option<Adoption>) {
+        let (answers, places, mut rows) = self.prepare_all(std::slice::from_mut(request));
+        let (Some(_), Some(row)) = (places.first(), rows.pop()) else {
+            return (self.counted(answers).pop().unwrap_or(Answer::NoRow), None);
+        };
+        let prompt = request.tokens();
+        // A state cannot go back, and a window that ends further ahead begins further ahead.
+        let max = prompt.saturating_sub(1);
+        if tokens > max {
+            return (Answer::Refused(AdmitError::Behind { tokens, max }), None);
+        }
+        let (names, most) = self.wanted(request);
+        if self.reach(names, most) >= tokens {
+            drop(row);
+            let answer = self.admit(std::slice::from_mut(request), u64::MAX).pop();
+            return (answer.unwrap_or(Answer::NoRow), None);
+        }
+        let cached = tokens.min(most);
+        let found: SmallVec<[Found; 4]> = self
+            .groups
+            .iter()
+            .map(|group| self.found_before(group, names, cached, tokens))
+            .collect();
+        let firsts: SmallVec<[usize; 4]> = found.iter().map(|found| found.head.len()).collect();
+        let leaves = self.leaves(1);
+        let hit = Hit { tokens: 0, found };
+        let mut gotten = match self.get(request.tenant, hit, prompt, tokens, leaves) {
+            Ok(gotten) => gotten,
+            Err(missing) => {
+                self.stats.stalls.room += 1;
+                return (Answer::NoRoom(missing), None);
+            }
+        };
+        for (held, &first) in gotten.held.iter_mut().zip(&firsts) {
+            held.named = first;
+        }
+        let mut sequence = self.sequence(request, 0, gotten);
+        sequence.row = Some(row);
+        self.write_rows(&sequence);
+        let adoption = self.lend_all(&mut sequence, tokens, &firsts);
+        (Answer::Admitted(sequence), Some(adoption))
+    }
+
+    /// What a sequence has of a group before a transfer fills it up to `tokens` tokens: of a group that keeps all,
+    /// what is cached of the first `cached` tokens and not being computed; of a window, places without a block.
+    fn found_before(&self, group: &Group, names: &[BlockHash], cached: u64, tokens: u64) -> Found {
+        if group.is_chained() {
+            let blocks = group.whole_blocks(cached).min(names.len() / group.stride);
+            let mut head = group.look(names, 0, blocks, true);
+            let ready = |&record: &_| group.pending(record, self.completed).is_none();
+            let ready = head.records().take_while(ready).count();
+            head.truncate(ready);
+            return Found::head(head);
+        }
+        let (sinks, first) = group.needed_places(tokens);
+        Found { gone: sinks..first, ..Found::default() }
+    }
+
+    /// Lends the blocks of a sequence that a transfer fills up to `tokens` tokens: of each group those from the
+    /// given place on that are needed then.
+    fn lend_all(&self, sequence: &mut Sequence, tokens: u64, firsts: &[usize]) -> Adoption {
+        let mut lent = Vec::new();
+        for ((group, held), &from) in self.groups.iter().zip(sequence.held.iter_mut()).zip(firsts) {
+            let (sinks, first) = group.needed_places(tokens);
+            for places in [from..sinks, first.max(from)..group.blocks_for(tokens)] {
+                if !places.is_empty() {
+                    let blocks = held.blocks.lend(places.start, places.end);
+                    lent.push(Lent { group: group.id, first: places.start, blocks });
+                }
+            }
+        }
+        sequence.ends.next = 0;
+        sequence.frontier = None;
+        sequence.arrives = true;
+        Adoption { number: sequence.number, home: self.home.clone(), lent, tokens }
+    }
+
+    /// Takes in the end of a transfer: the first `right` of its blocks, counted through the groups in their order,
+    /// hold what they should. The sequence computes its tokens from there on, and these blocks get their names.
+    /// Returns where its KV ends.
+    ///
+    /// Where a group does not keep all, a part is of no use: unless all blocks are right, the KV ends at 0. A
+    /// request that is admitted anew finds what is cached.
     ///
     /// # Errors
     /// [`SequenceError`], and [`SequenceError::Foreign`] for the transfer of another sequence. The transfer
@@ -186,18 +310,24 @@ impl Manager {
         adoption: Adoption,
         right: usize,
     ) -> Result<u64, SequenceError> {
-        let Adoption { number, home, blocks, first, tokens } = adoption;
-        let right = right.min(blocks.len());
-        drop(blocks);
+        let count = adoption.block_count();
+        let right = right.min(count);
+        let Adoption { number, home, lent, tokens } = adoption;
+        let first = lent.first().map_or(0, |lent| lent.first);
+        drop(lent);
         self.check_whole(sequence)?;
         if number != sequence.number || !self.home.is(&home) {
             return Err(SequenceError::Foreign);
         }
         sequence.arrives = false;
-        sequence.held[0].blocks.claim_all_back();
+        sequence.held.iter_mut().for_each(|held| held.blocks.claim_all_back());
         self.look_at(sequence)?;
         let group = &self.groups[0];
-        let (begins, filled) = (group.tokens_of(first), group.tokens_of(first + right));
+        let (begins, filled) = match self.keeps_all {
+            true => (group.tokens_of(first), group.tokens_of(first + right)),
+            false if right == count => (0, tokens),
+            false => return Ok(self.cut(sequence, 0)),
+        };
         let before = sequence.ends.resolved();
         if before < begins {
             // A failed step has spoilt what comes before, and the sequence was told.
@@ -206,8 +336,16 @@ impl Manager {
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
         sequence.ends.skip(filled.min(tokens).min(last).saturating_sub(before));
+        let (end, prompt) = (sequence.ends.resolved(), sequence.prompt_tokens);
+        for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
+            // A state that arrives where a checkpoint is due is one.
+            let due = group.next_checkpoint(end.saturating_sub(1), prompt);
+            held.turn = if group.is_window() { 0 } else { due };
+        }
         let mut names = Vec::new();
         self.name_new(sequence, self.completed, &mut names);
+        // The transfer was waited for, so it is complete.
+        self.want_stored(&names);
         Ok(sequence.ends.resolved())
     }
 }

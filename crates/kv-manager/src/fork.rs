@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::group::Held;
+use crate::holding::Holding;
 use crate::{ForkError, Manager, Sequence};
 
 impl Manager {
@@ -13,7 +14,7 @@ impl Manager {
     /// # Errors
     /// [`ForkError`]. [`Later`](ForkError::Later) while ids of the sequence's steps are to come.
     pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
-        self.look_at_running(sequence)?;
+        self.look_at_loaded(sequence)?;
         if sequence.ends.is_open() {
             return Err(ForkError::Later);
         }
@@ -21,7 +22,7 @@ impl Manager {
         let row = self.home.lease().ok_or(ForkError::NoRow { rows })?;
         let resolved = sequence.ends.resolved();
         let mut held = SmallVec::new();
-        for (group, own) in self.groups.iter_mut().zip(&mut sequence.held) {
+        for (group, own) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {
             let all = group.blocks_for(resolved);
             let full = if group.is_state() { all } else { group.full_blocks(resolved) };
             // A twin of a state has its next checkpoint where the other has it.
@@ -38,7 +39,7 @@ impl Manager {
             number: self.next_number - 1,
             home: sequence.home.clone(),
             row: Some(row),
-            held,
+            held: Holding::new(held),
             known: sequence.known.clone(),
             ends,
             prompt_tokens: sequence.prompt_tokens,
@@ -49,6 +50,7 @@ impl Manager {
             copied: sequence.copied,
             failures_seen: sequence.failures_seen,
             frontier: None,
+            load: None,
             arrives: false,
             suspended: false,
             tenant: sequence.tenant,

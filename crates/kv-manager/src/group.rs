@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::TenantId;
@@ -9,7 +10,7 @@ use kv_pool::{BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBu
 
 use crate::blocks::Blocks;
 use crate::manager::Writer;
-use crate::options::{GroupKind, GroupOptions, common_multiple, repeated};
+use crate::options::{GroupFormat, GroupKind, GroupOptions, common_multiple, repeated};
 use crate::plan::{BlockCopy, BlockScrub, StepPlan};
 use crate::stats::ManagerStats;
 use crate::table::Table;
@@ -50,6 +51,8 @@ pub(crate) struct Held {
     /// While the sequence is suspended: host blocks with the content of blocks from `host_first` on.
     pub(crate) host: Claimed,
     pub(crate) host_first: usize,
+    /// Those of these blocks that were needed no more: they have no host blocks.
+    pub(crate) host_gone: Range<usize>,
     /// The tokens that it had then.
     pub(crate) host_tokens: u64,
 }
@@ -73,7 +76,11 @@ impl Group {
         options: &ManagerOptions,
         build: &mut impl FnMut(PoolBuilder) -> PoolBuilder,
     ) -> Result<Self, OptionsError> {
-        let pool = build(BlockPool::builder(&own.pool)).build()?;
+        let mut builder = build(BlockPool::builder(&own.pool));
+        if let Some(shared) = &options.shared {
+            builder = builder.granules(Tier::Primary, shared.granule_blocks[usize::from(id.0)]);
+        }
+        let pool = builder.build()?;
         let [third, fourth] = own.pool.further_blocks;
         let device = own.pool.primary_blocks as usize;
         let records = device + (own.pool.secondary_blocks + third + fourth) as usize;
@@ -93,6 +100,11 @@ impl Group {
             writers: repeated(Writer::Nobody, if options.scrubs { device } else { 0 })?,
             epochs: VecDeque::with_capacity(options.steps_in_flight_max.min(64) as usize + 2),
         })
+    }
+
+    /// What its blocks are.
+    pub(crate) fn format(&self) -> GroupFormat {
+        GroupFormat { kind: self.kind, block_tokens: self.block_tokens }
     }
 
     pub(crate) fn is_state(&self) -> bool {
@@ -164,9 +176,8 @@ impl Group {
         }
     }
 
-    /// Whether what a sequence has is enough to go on behind `end` tokens that it has KV for.
-    pub(crate) fn covers(&self, blocks: &Blocks, end: u64) -> bool {
-        let gone = blocks.gone();
+    /// Whether a sequence that has all blocks but those in `gone` can go on behind `end` tokens that it has KV for.
+    pub(crate) fn covers(&self, gone: &Range<usize>, end: u64) -> bool {
         gone.is_empty() || self.blocks_for(end) <= gone.start || self.first_read(end) >= gone.end
     }
 
@@ -210,13 +221,15 @@ impl Group {
         debug_assert!(ended.is_ok(), "{ended:?}");
     }
 
-    /// Checks that so many device blocks can be claimed. A tenant's bounds may forbid it all the same.
-    pub(crate) fn check_claimable(&self, requested: usize) -> Result<(), Missing> {
-        let claimable = self.pool.claimable();
-        if requested > claimable {
-            return Err(self.exhausted(requested, claimable));
-        }
-        Ok(())
+    /// Checks that a tenant can claim so many blocks of a tier.
+    pub(crate) fn check_claimable(
+        &self,
+        tier: Tier,
+        tenant: TenantId,
+        count: usize,
+    ) -> Result<(), Missing> {
+        let checked = self.pool.check_claim(tier, self.tenant(tenant), count);
+        checked.map_err(|reason| Missing { group: self.id, reason })
     }
 
     pub(crate) fn exhausted(&self, requested: usize, claimable: usize) -> Missing {

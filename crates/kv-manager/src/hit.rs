@@ -1,9 +1,12 @@
 //! What of a prefix is cached, decided in one place for all groups.
 
+use std::ops::Range;
+
 use kv_pool::{BlockHash, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::group::{Group, names_of};
+use crate::lower::Key;
 use crate::{GroupKind, Manager};
 
 /// What was found of a prefix in a group: pins of all blocks that a token behind it reads.
@@ -14,11 +17,13 @@ pub(crate) struct Found {
     /// The position of the first block of `tail`: those between are not needed.
     pub(crate) tail_first: usize,
     pub(crate) tail: Pinned,
+    /// Places behind the tail of blocks that are not needed either.
+    pub(crate) gone: Range<usize>,
 }
 
 impl Found {
     pub(crate) fn head(head: Pinned) -> Self {
-        Self { tail_first: head.len(), head, tail: Pinned::default() }
+        Self { tail_first: head.len(), head, ..Self::default() }
     }
 
     /// The position behind the last block.
@@ -45,10 +50,13 @@ pub(crate) struct Hit {
 }
 
 impl Manager {
-    /// Finds and pins the longest prefix, of at most `most` tokens, that every group can serve. A group that
-    /// lags shortens it, and then it is judged anew in all: a window needs other blocks, and a state is there
-    /// behind certain tokens only (H26).
+    /// Finds and pins the longest prefix, of at most `most` tokens, that every group can serve.
     pub(crate) fn hit(&self, names: &[BlockHash], most: u64) -> Hit {
+        self.pinned_hit(names, self.reach(names, most))
+    }
+
+    /// Pins what a sequence needs that goes on behind `most` tokens, which every group can serve.
+    pub(crate) fn pinned_hit(&self, names: &[BlockHash], most: u64) -> Hit {
         let mut found: SmallVec<[Option<Found>; 4]> = self.groups.iter().map(|_| None).collect();
         let tokens = self.agree(most, |index, end| {
             self.groups[index].find(names, end, false, &mut found[index])
@@ -57,6 +65,54 @@ impl Manager {
         let trimmed =
             trimmed.map(|(group, found)| group.trimmed(found.unwrap_or_default(), tokens));
         Hit { tokens, found: trimmed.collect() }
+    }
+
+    /// The longest prefix, of at most `most` tokens, that every group can serve. A group that lags shortens it, and
+    /// then it is judged anew in all: a window needs other blocks, and a state is there behind certain tokens
+    /// only (H26).
+    ///
+    /// Pins nothing: a block that was pinned for a longer prefix could not be claimed until the step is complete,
+    /// though nobody has used it.
+    pub(crate) fn reach(&self, names: &[BlockHash], most: u64) -> u64 {
+        self.reach_with(names, most, &self.cached_first(names, most), |_| false)
+    }
+
+    /// The same if what `is_below` says of can be served too, where the first blocks are
+    /// [cached](Self::cached_first).
+    pub(crate) fn reach_with(
+        &self,
+        names: &[BlockHash],
+        most: u64,
+        first: &[usize],
+        is_below: impl Fn(Key) -> bool,
+    ) -> u64 {
+        self.agree(most, |index, end| {
+            let group = &self.groups[index];
+            let is_there = |name| group.pool.locate(name).is_some() || is_below((group.id, name));
+            group.reach(names, end, first[index], is_there)
+        })
+    }
+
+    /// The same of what is on the device.
+    pub(crate) fn reach_near(&self, names: &[BlockHash], most: u64) -> u64 {
+        self.agree(most, |index, end| {
+            let group = &self.groups[index];
+            let is_near =
+                |name| group.pool.locate(name).is_some_and(|(_, at)| at.tier == Tier::Primary);
+            group.reach(names, end, 0, is_near)
+        })
+    }
+
+    /// The first blocks of a prefix that are cached, in groups that keep all.
+    pub(crate) fn cached_first(&self, names: &[BlockHash], most: u64) -> SmallVec<[usize; 4]> {
+        let of = |group: &Group| {
+            let blocks = group.whole_blocks(most).min(names.len() / group.stride);
+            match group.is_chained() {
+                true => group.pool.prefix_len(&names_of(names, group.stride, 0, blocks)),
+                false => 0,
+            }
+        };
+        self.groups.iter().map(of).collect()
     }
 
     /// The largest end, `most` or less, that all groups agree on: `serve` says how far a group can go with an
@@ -76,6 +132,66 @@ impl Manager {
 }
 
 impl Group {
+    /// The largest end, `end` or less, for which all blocks are there that a token behind it reads. The `first` are.
+    pub(crate) fn reach(
+        &self,
+        names: &[BlockHash],
+        end: u64,
+        first: usize,
+        is_there: impl Fn(BlockHash) -> bool,
+    ) -> u64 {
+        let mut blocks = self.whole_blocks(end).min(names.len() / self.stride);
+        while let Some((missing, _)) =
+            self.needed_names(names, blocks, first).find(|(_, name)| !is_there(*name))
+        {
+            // Every smaller end behind it needs it too.
+            blocks = missing;
+            if self.is_chained() {
+                break;
+            }
+        }
+        self.tokens_of(blocks)
+    }
+
+    /// What a sequence needs that goes on behind so many blocks: so many first ones, and those from this one on.
+    fn needed(&self, blocks: usize) -> (usize, usize) {
+        let sinks = self.sink_blocks().min(blocks);
+        match self.kind {
+            GroupKind::Full => (blocks, blocks),
+            GroupKind::Window { .. } => {
+                (sinks, self.first_read(self.tokens_of(blocks)).max(sinks).min(blocks))
+            }
+            GroupKind::State { .. } => (0, blocks.saturating_sub(1)),
+        }
+    }
+
+    /// The places and names of these blocks, but for the `first`.
+    pub(crate) fn needed_names<'a>(
+        &'a self,
+        names: &'a [BlockHash],
+        blocks: usize,
+        first: usize,
+    ) -> impl Iterator<Item = (usize, BlockHash)> + 'a {
+        let (head, tail) = self.needed(blocks);
+        let places = (first.min(head)..head).chain(tail..blocks);
+        places.map(|place| (place, names[(place + 1) * self.stride - 1]))
+    }
+
+    /// The places of the blocks that a sequence needs that goes on behind `end` tokens, a partly filled one included:
+    /// so many sinks, and the places from this one on.
+    pub(crate) fn needed_places(&self, end: u64) -> (usize, usize) {
+        let sinks = self.sink_blocks().min(self.blocks_for(end));
+        (sinks, self.first_read(end).max(sinks))
+    }
+
+    /// Device blocks that a pin of what a sequence needs behind `end` tokens takes from what can be claimed.
+    pub(crate) fn unused(&self, names: &[BlockHash], end: u64) -> usize {
+        let blocks = self.whole_blocks(end);
+        let (head, tail) = self.needed(blocks);
+        let unused = |first, end| self.pool.unused_among(&names_of(names, self.stride, first, end));
+        unused(0, head) + unused(tail, blocks)
+    }
+
     /// Finds and pins what a sequence needs that goes on behind `end` tokens, or less: the end for which it is
     /// there. `found` is what was found for a larger end.
     pub(crate) fn find(
@@ -130,12 +246,11 @@ impl Group {
         found: &mut Found,
     ) -> usize {
         loop {
-            let sinks = self.sink_blocks().min(blocks);
+            let (sinks, first) = self.needed(blocks);
             if found.head.len() < sinks {
                 blocks = found.head.len();
                 continue;
             }
-            let first = self.first_read(self.tokens_of(blocks)).max(sinks).min(blocks);
             let there = found.tail_first <= first && blocks <= found.end();
             if first == blocks || there {
                 return blocks;
@@ -169,9 +284,8 @@ impl Group {
                 found.tail_first = found.head.len();
             }
             GroupKind::Window { .. } => {
-                let sinks = self.sink_blocks().min(blocks);
+                let (sinks, first) = self.needed(blocks);
                 found.head.truncate(sinks);
-                let first = self.first_read(end).max(sinks).min(blocks);
                 if first == blocks {
                     found.tail = Pinned::default();
                 } else {

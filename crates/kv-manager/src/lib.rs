@@ -40,10 +40,12 @@ mod fork;
 mod frontier;
 mod group;
 mod hit;
+mod holding;
 mod lower;
 mod manager;
 mod names;
 mod options;
+mod owners;
 mod pins;
 mod plan;
 mod replica;
@@ -51,6 +53,7 @@ mod reserve;
 mod rewind;
 mod rows;
 mod sequence;
+mod shared;
 mod slots;
 mod stage;
 mod stats;
@@ -78,11 +81,11 @@ pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use lower::{LowerOptions, LowerStats, StoreAll, StorePolicy};
 pub use manager::Manager;
 pub use names::{Content, Tokens};
-pub use options::{GroupKind, GroupOptions, ManagerOptions};
+pub use options::{GroupFormat, GroupKind, GroupOptions, ManagerOptions, SharedMemory};
 pub use pins::PinnedPrefix;
 pub use plan::{
-    BatchRow, BlockCopy, BlockScrub, Completion, GroupId, Outcome, RowEdit, Snapshot,
-    SnapshotTable, Start, StepPlan,
+    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, GroupId, LayerLoad, Outcome, RowEdit,
+    Snapshot, SnapshotTable, Start, StepPlan,
 };
 pub use replica::Replica;
 pub use reserve::Reserved;

@@ -7,15 +7,18 @@ use std::sync::atomic::AtomicU64;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{Admitted, BlockHash, Claimed, Location, PoolBuilder, PoolView, Tier};
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::budget::Reach;
+use crate::ends::Redo;
 use crate::feed::Feed;
 use crate::frontier::Frontiers;
-use crate::group::Group;
+use crate::group::{Group, names_of};
 use crate::lower::Lower;
 use crate::names::Namer;
 use crate::plan::{BatchRow, Snapshot, SnapshotTable, StepPlan};
 use crate::rows::Home;
+use crate::shared::Shared;
 use crate::stats::ManagerStats;
 use crate::steps::Latest;
 use crate::workers::Worker;
@@ -78,6 +81,7 @@ pub struct Manager {
     /// Blocks that pins hold.
     pub(crate) pinned: Arc<AtomicU64>,
     pub(crate) lower: Lower,
+    pub(crate) shared: Option<Shared>,
     pub(crate) stats: ManagerStats,
 }
 
@@ -114,7 +118,6 @@ impl Manager {
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
             namer: Namer { hasher: options.hasher, block_tokens: options.unit(), generation: 0 },
             home: Home::new(options.sequences_max, &groups, feed)?,
-            groups,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
             workers: vec![Worker::Runs(0); usize::from(options.workers)],
@@ -130,8 +133,10 @@ impl Manager {
             next_number: 0,
             frontiers: Frontiers::default(),
             pinned: Arc::default(),
-            lower: Lower::new(options.lower),
+            lower: Lower::new(options.lower, groups.len()),
+            shared: options.shared.as_ref().map(Shared::new).transpose()?,
             stats: ManagerStats::default(),
+            groups,
             options,
         })
     }
@@ -215,7 +220,7 @@ impl Manager {
         Ok(group.pool.set_quota(group.tenant(tenant), tier, quota)?)
     }
 
-    /// What a worker begins with that was started anew: the block tables. They may be ahead of the last plan
+    /// What a worker begins with that was started anew: the block tables, and whose each granule is. Tables may be ahead of the last plan
     /// by changes that the next one repeats.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -223,7 +228,8 @@ impl Manager {
             let (width, ids) = (group.table.width() as u32, group.table.ids().to_vec());
             SnapshotTable { width, ids }
         };
-        Snapshot { step: self.latest_staged, tables: self.groups.iter().map(table).collect() }
+        let tables = self.groups.iter().map(table).collect();
+        Snapshot { step: self.latest_staged, tables, granules: self.staged_owners() }
     }
 
     /// The device blocks of a sequence in the first group, as its row of the block table has them: the ids of its
@@ -248,10 +254,11 @@ impl Manager {
         &self.staged
     }
 
-    /// Whether something has been decided since that plan, which the next one tells the workers.
+    /// Whether a plan without sequences would tell the workers something: what has been decided since that one, or stores
+    /// that wait for an idle link.
     #[must_use]
     pub fn has_decided(&self) -> bool {
-        !self.plan.is_empty()
+        !self.plan.is_empty() || self.lower.may_store_any()
     }
 
     /// Entries of a row of the first group's block table.
@@ -335,23 +342,28 @@ impl Manager {
         retention: impl Into<kv_pool::retention::Retention>,
     ) {
         let retention = retention.into();
-        for (group, held) in self.groups.iter().zip(&sequence.held) {
+        for (group, held) in self.groups.iter().zip(sequence.held.iter()) {
             for pinned in held.blocks.shared() {
                 group.pool.retain(pinned, retention);
             }
         }
-        if let Some(held) = sequence.held.first()
-            && sequence.known.generation() == self.namer.generation
-        {
-            let known = sequence.known.names();
-            self.retain_below(&known[..held.named.min(known.len())], retention);
+        if sequence.known.generation() != self.namer.generation {
+            return;
+        }
+        for (index, held) in sequence.held.iter().enumerate() {
+            let group = &self.groups[index];
+            let (id, stride, known) = (group.id, group.stride, sequence.known.names());
+            // Of a state, any of its checkpoints.
+            let named = if group.is_state() { usize::MAX } else { held.named };
+            let names = names_of(known, stride, 0, named.min(known.len() / stride));
+            self.retain_below(id, &names, retention);
         }
     }
 
     /// Checks that the sequence is of this manager and not lost, and sets it back if a step of it failed.
     pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
         self.check_whole(sequence)?;
-        if sequence.failures_seen < self.failures.len()
+        if (sequence.failures_seen < self.failures.len() || sequence.has_loaded(self.latest_staged))
             && let Some(from) = self.set_back(sequence)
         {
             return Err(SequenceError::Redo { from });
@@ -370,6 +382,12 @@ impl Manager {
         self.look_at(sequence)
     }
 
+    /// The same, for what cannot be done before the loads of a sequence have ended.
+    pub(crate) fn look_at_loaded(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
+        self.look_at_running(sequence)?;
+        sequence.loads().map_or(Ok(()), |ticket| Err(SequenceError::Loading { ticket }))
+    }
+
     pub(crate) fn check_whole(&self, sequence: &Sequence) -> Result<(), SequenceError> {
         if !self.home.is(&sequence.home) {
             return Err(SequenceError::Foreign);
@@ -380,22 +398,22 @@ impl Manager {
         }
     }
 
-    /// Sets a sequence back behind what failed steps have spoilt; where its KV ends then, if it was in any.
+    /// Sets a sequence back behind what failed steps and loads have spoilt; where its KV ends then, if it was in any.
     fn set_back(&mut self, sequence: &mut Sequence) -> Option<u64> {
-        let mut redo: Option<u64> = None;
-        for at in sequence.failures_seen..self.failures.len() {
-            let step = self.failures[at];
-            let known = sequence.known.tokens();
+        let mut parts: SmallVec<[Redo; 2]> = self.end_layers(sequence).into_iter().collect();
+        let known = sequence.known.tokens();
+        for &step in &self.failures[sequence.failures_seen..] {
             let own = sequence.ends.redo(step, known);
             let read = sequence.depends.iter().filter(|(on, _)| *on == step);
             let read = read.map(|&(_, token)| token).min();
             let read = read.map(|from| sequence.ends.redo_from(from, step, known));
-            for part in own.into_iter().chain(read) {
-                redo = Some(redo.map_or(part.from, |from| from.min(part.from)));
-                sequence.known.truncate(&self.namer, part.known);
-            }
+            parts.extend(own.into_iter().chain(read));
         }
         sequence.failures_seen = self.failures.len();
+        let redo = parts.iter().map(|part| part.from).min();
+        for part in parts {
+            sequence.known.truncate(&self.namer, part.known);
+        }
         // The id that came out behind the last known token is forgotten, so its output is wanted again.
         let from = redo?.min(sequence.known.tokens().saturating_sub(1));
         Some(self.cut(sequence, from))
@@ -427,7 +445,7 @@ impl Manager {
     /// Writes the rows of a sequence in all block tables.
     pub(crate) fn write_rows(&mut self, sequence: &Sequence) {
         let Some(row) = sequence.row() else { return };
-        for (group, held) in self.groups.iter_mut().zip(&sequence.held) {
+        for (group, held) in self.groups.iter_mut().zip(sequence.held.iter()) {
             group.write_row(&mut self.plan, row, held, 0);
         }
     }

@@ -3,7 +3,7 @@
 use kv_pool::{BlockHasher, PoolConfig};
 
 use crate::lower::TIERS_MAX;
-use crate::{LowerOptions, OptionsError};
+use crate::{GroupId, LowerOptions, OptionsError};
 
 /// What a group of layers keeps of a sequence.
 ///
@@ -40,6 +40,19 @@ pub enum GroupKind {
 }
 
 impl GroupKind {
+    /// Checks what can be checked of a group alone.
+    pub(crate) fn check(self) -> Result<(), OptionsError> {
+        match self {
+            Self::Window { tokens: 0, .. } => {
+                Err(OptionsError::Zero { field: "a window's tokens" })
+            }
+            Self::State { checkpoint_tokens: 0 } => {
+                Err(OptionsError::Zero { field: "checkpoint_tokens" })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Entries of a row for `blocks` blocks of a sequence.
     pub(crate) fn width(self, blocks: u32) -> u32 {
         if let Self::State { .. } = self { 1 } else { blocks }
@@ -66,6 +79,15 @@ impl GroupKind {
     }
 }
 
+/// What the blocks of a group are: those of two managers mean the same only if this is the same.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct GroupFormat {
+    /// What the group keeps of a sequence.
+    pub kind: GroupKind,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+}
+
 /// What a further group of layers is made with.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
@@ -81,6 +103,19 @@ pub struct GroupOptions {
     pub blocks_per_sequence_max: u32,
     /// Device blocks that admission leaves for the growth of running sequences, while there are any.
     pub watermark_blocks: u32,
+}
+
+/// Device memory that the blocks of all groups lie in.
+///
+/// It is divided into granules. Each is one group's at a time, and holds blocks of that group only, so no block is
+/// padded to another group's size. Block `b` of a group lies in granule `b / granule_blocks`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SharedMemory {
+    /// Granules of the memory, 1 or more.
+    pub granules: u32,
+    /// Blocks of a granule in each group, in their order; 1 or more. Where blocks of several groups have so many
+    /// bytes together, a granule of as many bytes has no room to spare.
+    pub granule_blocks: Vec<u32>,
 }
 
 /// What a [`Manager`](crate::Manager) is made with.
@@ -105,7 +140,7 @@ pub struct ManagerOptions {
     /// Device blocks of the first group that admission leaves for the growth of running sequences, while there
     /// are any.
     pub watermark_blocks: u32,
-    /// Device blocks of the first group that [pins](crate::Manager::pin) hold at most, all together.
+    /// Device blocks that [pins](crate::Manager::pin) hold at most, all together, of all groups.
     pub pinned_blocks_max: u64,
     /// Whether a block is overwritten with zeros, on the device, before another tenant gets it.
     pub scrubs: bool,
@@ -113,12 +148,17 @@ pub struct ManagerOptions {
     /// up to a power of two. 0 keeps none, and [`Manager::events`](crate::Manager::events) gives no readers.
     ///
     /// With events, a manager keeps the token ids of every block that has a name: `4 * block_tokens + 64`
-    /// bytes of host memory for each block of the pool, and 64 for each event.
+    /// bytes of host memory for each block of the pool, and 64 for each event. For each block in a tier below
+    /// host memory it keeps as much, so a large tier needs memory for them: 16 tokens a block are 128 MB for each
+    /// million blocks.
     pub events_max: usize,
     /// How blocks are named. Managers that exchange names use the same.
     pub hasher: BlockHasher,
     /// The tiers below host memory.
     pub lower: LowerOptions,
+    /// Device memory that two groups or more share; `None` where each group has memory of its own. The pool of each
+    /// group then has `granules * granule_blocks` device blocks, of which the group is given those that it needs.
+    pub shared: Option<SharedMemory>,
 }
 
 impl Default for ManagerOptions {
@@ -140,6 +180,7 @@ impl Default for ManagerOptions {
             events_max: 0,
             hasher: BlockHasher::FAST,
             lower: LowerOptions::default(),
+            shared: None,
         }
     }
 }
@@ -169,33 +210,53 @@ impl ManagerOptions {
         further.fold(self.block_tokens, u32::min)
     }
 
-    pub(crate) fn check(&self) -> Result<(), OptionsError> {
+    fn check_shared(&self, shared: &SharedMemory) -> Result<(), OptionsError> {
+        let (given, groups) = (shared.granule_blocks.len(), self.further_groups.len() + 1);
+        if groups < 2 || given != groups {
+            return Err(OptionsError::SharedGroups { given, groups });
+        }
+        for ((group, id), &blocks) in self.groups().zip(0..).zip(&shared.granule_blocks) {
+            if shared.granules == 0 || blocks == 0 {
+                let field = if blocks == 0 { "granule_blocks" } else { "granules" };
+                return Err(OptionsError::Zero { field });
+            }
+            let expected = u64::from(shared.granules) * u64::from(blocks);
+            let (group, blocks) = (GroupId(id), group.pool.primary_blocks);
+            if blocks != expected {
+                return Err(OptionsError::SharedBlocks { group, blocks, expected });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what a manager can be made with, but for the memory that it takes. A worker that gets its plans from
+    /// another process is to have groups that pass, too.
+    ///
+    /// # Errors
+    /// [`OptionsError`] names the number that cannot be.
+    pub fn check(&self) -> Result<(), OptionsError> {
         let zero = [
             ("sequences_max", u64::from(self.sequences_max)),
             ("workers", u64::from(self.workers)),
             ("steps_in_flight_max", u64::from(self.steps_in_flight_max)),
         ];
         let groups = self.groups().flat_map(|group| {
-            let window = if let GroupKind::Window { tokens, .. } = group.kind { tokens } else { 1 };
             [
                 ("block_tokens", group.block_tokens.into()),
                 ("blocks_per_sequence_max", group.blocks_per_sequence_max.into()),
-                ("a window's tokens", window.into()),
             ]
         });
         if let Some((field, _)) = groups.chain(zero).find(|&(_, value)| value == 0) {
             return Err(OptionsError::Zero { field });
         }
+        self.groups().try_for_each(|group| group.kind.check())?;
         let tiers = self.lower.tiers;
         if tiers > TIERS_MAX {
             return Err(OptionsError::Tiers { tiers, max: TIERS_MAX });
         }
-        let groups = self.further_groups.len() + 1;
-        if tiers > 0 && (groups > 1 || self.kind != GroupKind::Full) {
-            return Err(OptionsError::TiersOfGroups { tiers, groups });
-        }
-        if groups > GROUPS_MAX {
-            return Err(OptionsError::TooManyGroups { groups, max: GROUPS_MAX });
+        check_groups(self.further_groups.len() + 1)?;
+        if let Some(shared) = &self.shared {
+            self.check_shared(shared)?;
         }
         let unit = self.unit();
         let mut aligned = 1;
@@ -209,13 +270,21 @@ impl ManagerOptions {
         }
         for group in self.groups() {
             if let GroupKind::State { checkpoint_tokens: tokens } = group.kind
-                && (tokens == 0 || !u64::from(tokens).is_multiple_of(aligned))
+                && !u64::from(tokens).is_multiple_of(aligned)
             {
                 return Err(OptionsError::Unaligned { tokens, unit: aligned });
             }
         }
         Ok(())
     }
+}
+
+/// Checks that so many groups are possible.
+pub(crate) fn check_groups(groups: usize) -> Result<(), OptionsError> {
+    if groups > GROUPS_MAX {
+        return Err(OptionsError::TooManyGroups { groups, max: GROUPS_MAX });
+    }
+    Ok(())
 }
 
 /// The least common multiple of two numbers that are not 0, or the most there is.

@@ -3,43 +3,50 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kv_pool::{BlockHash, Pinned, Tier};
+use kv_pool::BlockHash;
+use smallvec::SmallVec;
 
+use crate::hit::Found;
 use crate::{Manager, PinError};
 
 /// A cached prefix that stays on the device as long as this lives, used or not.
 #[derive(Debug)]
 #[must_use = "dropping it ends the pin"]
 pub struct PinnedPrefix {
-    blocks: Pinned,
+    /// What is held of each group.
+    held: SmallVec<[Found; 4]>,
     /// Blocks of all prefixes of the manager.
     all: Arc<AtomicU64>,
 }
 
 impl PinnedPrefix {
-    /// Blocks of the prefix.
+    /// Blocks that it holds, of all groups.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.blocks.len()
+        blocks_of(&self.held) as usize
     }
 
     /// Whether nothing of the prefix was on the device.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.len() == 0
     }
 }
 
 impl Drop for PinnedPrefix {
     fn drop(&mut self) {
         // The count bounds later pins only; the pool orders what becomes of the blocks.
-        self.all.fetch_sub(self.blocks.len() as u64, Ordering::Relaxed);
+        self.all.fetch_sub(blocks_of(&self.held), Ordering::Relaxed);
     }
 }
 
+fn blocks_of(held: &[Found]) -> u64 {
+    held.iter().map(|found| found.locations().count() as u64).sum()
+}
+
 impl Manager {
-    /// Keeps a prefix on the device: the first blocks of it, up to one that is not there, and up to one that
-    /// its tenant may not hold ([`TenantQuota`](kv_pool::tenants::TenantQuota)). So a pin takes nothing of the
+    /// Keeps a prefix on the device: as much of it as is there, in every group, for a sequence to go on behind it,
+    /// and up to a block that its tenant may not hold ([`TenantQuota`](kv_pool::tenants::TenantQuota)). So a pin takes nothing of the
     /// blocks that are reserved for other tenants. To bring content back from host memory first,
     /// [`prefetch`](Self::prefetch) it.
     ///
@@ -50,16 +57,14 @@ impl Manager {
     /// # Errors
     /// [`PinError::TooMany`]; nothing was pinned.
     pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
-        let mut blocks = self.groups[0].pool.match_prefix(names);
-        let near = blocks.locations().take_while(|at| at.tier == Tier::Primary).count();
-        blocks.truncate(near);
-        let (more, pinned) = (near as u64, self.pinned_blocks());
+        let held = self.pinned_hit(names, self.reach_near(names, u64::MAX)).found;
+        let (more, pinned) = (blocks_of(&held), self.pinned_blocks());
         let max = self.options.pinned_blocks_max;
         if more > max.saturating_sub(pinned) {
             return Err(PinError::TooMany { more, pinned, max });
         }
         self.pinned.fetch_add(more, Ordering::Relaxed);
-        Ok(PinnedPrefix { blocks, all: Arc::clone(&self.pinned) })
+        Ok(PinnedPrefix { held, all: Arc::clone(&self.pinned) })
     }
 
     /// Blocks that pins hold, each counted as often as it is pinned.

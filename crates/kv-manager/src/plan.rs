@@ -2,7 +2,7 @@
 
 use kv_pool::{BlockId, Location};
 
-use crate::tickets::{Forget, Transfer};
+use crate::tickets::{Forget, TicketId, Transfer};
 use crate::{Row, WorkerId};
 
 /// Layers that share one block table and one rule for what they keep.
@@ -23,6 +23,19 @@ pub struct BlockCopy {
     /// The last step whose batch may write what is read: the copy comes after its work. 0 where nothing is
     /// being written, as in an evicted block.
     pub written_by: u64,
+}
+
+/// A block of a load that is copied to the device layer by layer, as its layers arrive.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct LayerLoad {
+    /// The load, of a plan before. It may have ended at the worker: then the block is copied as it is.
+    pub ticket: TicketId,
+    /// Whose block it is.
+    pub group: GroupId,
+    /// Where it arrives in host memory.
+    pub from: BlockId,
+    /// The device block.
+    pub to: BlockId,
 }
 
 /// Consecutive entries of a row of the block table, whose ids lie in [`StepPlan::edit_ids`].
@@ -47,6 +60,20 @@ pub struct BlockScrub {
     pub block: BlockId,
     /// Copies of the plan that come before.
     pub after: u32,
+}
+
+/// A granule of shared memory that gets another owner.
+///
+/// Nothing reads or writes the memory any more when the plan is carried out, as far as plans say: the steps that
+/// used it are complete, and so are copies from there. The new owner finds zeros.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct GranuleMove {
+    /// The granule.
+    pub granule: u32,
+    /// The group that has had it; `None` for nobody.
+    pub from: Option<GroupId>,
+    /// The group that has it from this plan on.
+    pub to: Option<GroupId>,
 }
 
 /// Where the tokens of a row begin in a step.
@@ -75,7 +102,7 @@ pub struct BatchRow {
     pub tokens: u32,
 }
 
-/// What a worker does in one step, in this order: copies, scrubs and table changes, and then the batch.
+/// What a worker does in one step, in this order: moves of granules, copies, scrubs and table changes, and then the batch.
 ///
 /// The copies and scrubs mean what they mean one after the other, [scrubs](Self::scrubs) at their
 /// positions. A worker may run them at the same time where they concern different blocks. All come after
@@ -87,6 +114,8 @@ pub struct StepPlan {
     /// The step of the plan before; 0 for none. A worker that has not carried out that one needs a
     /// snapshot.
     pub after: u64,
+    /// Granules of shared memory that get another owner, one after the other.
+    pub moves: Vec<GranuleMove>,
     /// Copies between tiers, and within the device for copy-on-write.
     pub copies: Vec<BlockCopy>,
     /// Device blocks to be overwritten with zeros.
@@ -102,22 +131,29 @@ pub struct StepPlan {
     /// Stores to tiers below host memory, and loads from them. Each begins when the copies of this plan and of
     /// those before are complete, and ends at any time. No step waits for it.
     pub transfers: Vec<Transfer>,
+    /// Blocks of loads that sequences of this step or later ones read. They are copied behind the plan's copies and
+    /// scrubs, each layer before the batch reads it. The step is over at a worker when these copies are made, and the
+    /// worker has said before what became of the loads.
+    pub layer_loads: Vec<LayerLoad>,
 }
 
 impl StepPlan {
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.copies.is_empty()
+        self.moves.is_empty()
+            && self.copies.is_empty()
             && self.scrubs.is_empty()
             && self.edits.is_empty()
             && self.batch.is_empty()
             && self.forgets.is_empty()
             && self.transfers.is_empty()
+            && self.layer_loads.is_empty()
     }
 
     /// Empties it, and keeps its memory.
     pub(crate) fn clear(&mut self) {
+        self.moves.clear();
         self.copies.clear();
         self.scrubs.clear();
         self.edits.clear();
@@ -125,6 +161,7 @@ impl StepPlan {
         self.batch.clear();
         self.forgets.clear();
         self.transfers.clear();
+        self.layer_loads.clear();
     }
 }
 
@@ -136,6 +173,8 @@ pub struct Snapshot {
     pub step: u64,
     /// The block table of each group.
     pub tables: Vec<SnapshotTable>,
+    /// Whose each granule of shared memory is; empty where groups have memory of their own.
+    pub granules: Vec<Option<GroupId>>,
 }
 
 /// A block table.

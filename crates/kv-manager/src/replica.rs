@@ -2,10 +2,11 @@
 
 use smallvec::SmallVec;
 
-use crate::options::{check_table, repeated};
+use crate::options::{check_groups, check_table, repeated};
+use crate::owners::Owners;
 use crate::plan::{GroupId, RowEdit, Snapshot, Start, StepPlan};
 use crate::table::NO_BLOCK;
-use crate::{GroupKind, OptionsError, PlanError, Row};
+use crate::{GroupKind, OptionsError, PlanError, Row, SharedMemory};
 
 /// The block tables as a worker knows it.
 ///
@@ -25,6 +26,7 @@ pub struct Replica {
     step: u64,
     rows: usize,
     groups: Vec<Copied>,
+    owners: Owners,
     /// What the changes of the last plan have replaced.
     before: Vec<i32>,
 }
@@ -57,13 +59,34 @@ impl Replica {
         groups: impl IntoIterator<Item = (GroupKind, u32)>,
     ) -> Result<Self, OptionsError> {
         let table = |(kind, width): (GroupKind, u32)| {
+            kind.check()?;
             let width = kind.width(width);
             check_table(rows, width)?;
             let width = width as usize;
             Ok(Copied { kind, width, ids: repeated(NO_BLOCK, rows as usize * width)? })
         };
-        let groups = groups.into_iter().map(table).collect::<Result<_, OptionsError>>()?;
-        Ok(Self { step: 0, rows: rows as usize, groups, before: Vec::new() })
+        let groups = groups.into_iter().map(table).collect::<Result<Vec<_>, OptionsError>>()?;
+        check_groups(groups.len())?;
+        let owners = Owners::default();
+        Ok(Self { step: 0, rows: rows as usize, groups, owners, before: Vec::new() })
+    }
+
+    /// The same where the groups share [memory](SharedMemory), of which nobody has a granule yet.
+    ///
+    /// # Errors
+    /// [`OptionsError`], as for the manager.
+    pub fn sharing(self, memory: &SharedMemory) -> Result<Self, OptionsError> {
+        let (given, groups) = (memory.granule_blocks.len(), self.groups.len());
+        if given != groups {
+            return Err(OptionsError::SharedGroups { given, groups });
+        }
+        Ok(Self { owners: Owners::new(memory)?, ..self })
+    }
+
+    /// Whose each granule of shared memory is.
+    #[must_use]
+    pub fn granules(&self) -> &[Option<GroupId>] {
+        self.owners.all()
     }
 
     /// The step of the last plan that was applied.
@@ -92,6 +115,7 @@ impl Replica {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), PlanError> {
         let widths = self.widths();
         snapshot.check(self.rows, &widths, &vec![u64::MAX; widths.len()])?;
+        self.owners.restore(snapshot, widths.len())?;
         for (own, table) in self.groups.iter_mut().zip(&snapshot.tables) {
             own.ids.copy_from_slice(&table.ids);
         }
@@ -111,6 +135,7 @@ impl Replica {
     pub fn apply(&mut self, plan: &StepPlan) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
         plan.check_table(self.rows, &self.widths())?;
+        self.owners.apply(plan)?;
         self.write(plan);
         self.step = plan.step;
         Ok(())
@@ -129,9 +154,12 @@ impl Replica {
     ) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
         plan.check_table(self.rows, &self.widths())?;
+        self.owners.apply(plan)?;
         self.write(plan);
-        if let Err(error) = self.check_batch(plan, memory) {
+        let checked = self.owners.check_blocks(plan).and_then(|()| self.check_batch(plan, memory));
+        if let Err(error) = checked {
             self.take_back(plan);
+            self.owners.take_back(plan);
             return Err(error);
         }
         self.step = plan.step;
@@ -173,7 +201,9 @@ impl Replica {
                 };
                 let end = upper.saturating_add(batch.tokens.into());
                 let row = self.row_of(group, batch.row).unwrap_or_default();
-                let is_ready = |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks);
+                let is_ready = |&id: &i32| {
+                    u64::try_from(id).is_ok_and(|id| id < blocks && self.owners.has(group, id))
+                };
                 let there = |(first, end): (u64, u64)| {
                     let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
                     Some(row.get(first..end)?.iter().all(is_ready))

@@ -5,6 +5,7 @@ use kv_pool::{Claimed, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
+use crate::shared::Wanted;
 use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
 
 /// What a sequence was given.
@@ -58,7 +59,7 @@ impl Manager {
         sequence.ends.prune(self.completed);
         self.retire_windows(sequence);
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
-        for (group, held) in self.groups.iter().zip(&mut sequence.held) {
+        for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
             needs.push(need(group, held, upper, tokens, computed.len())?);
         }
         let claimed = self.claim_all(sequence.tenant, &needs)?;
@@ -105,11 +106,15 @@ impl Manager {
         tenant: TenantId,
         needs: &[Need],
     ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        if self.shared.is_some() {
+            let wanted = |need: &Need| Wanted { count: need.count(), leave: 0 };
+            self.make_room(&needs.iter().map(wanted).collect::<SmallVec<[_; 4]>>())?;
+        }
         let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
         if needs.iter().filter(|need| need.count() > 0).count() > 1 {
             // A claim evicts, so it is not tried where another one cannot succeed.
             for (group, need) in self.groups.iter().zip(needs) {
-                group.check_claimable(need.count())?;
+                group.check_claimable(Tier::Primary, tenant, need.count())?;
             }
         }
         for (group, need) in self.groups.iter().zip(needs) {
@@ -126,18 +131,13 @@ impl Manager {
         Ok(all)
     }
 
-    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case, without a
-    /// division.
-    fn has_room(&self, sequence: &Sequence, tokens: u32) -> bool {
+    /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case.
+    fn has_room(&self, sequence: &mut Sequence, tokens: u32) -> bool {
+        let bounds = sequence.held.bounds(&self.groups);
         let upper = sequence.ends.upper();
-        let end = upper + u64::from(tokens);
-        self.groups.iter().zip(&sequence.held).all(|(group, held)| {
-            let (own_from, len) = (held.blocks.own_from(), held.blocks.len());
-            match group.is_state() {
-                true => own_from == 0 && len > 0 && tokens <= 1 && end <= held.turn,
-                false => group.tokens_of(own_from) <= upper && end <= group.tokens_of(len),
-            }
-        })
+        bounds.writes_from <= upper
+            && upper + u64::from(tokens) <= bounds.writes_to
+            && tokens <= bounds.at_once
     }
 
     /// Of `tokens` more tokens, those up to the next checkpoint of a state.

@@ -44,7 +44,7 @@ impl Manager {
                 || end == 0
                 || match group.is_state() {
                     true => end == state_at,
-                    false => group.covers(&held.blocks, end),
+                    false => group.covers(&held.blocks.gone(), end),
                 };
             if keeps {
                 held.blocks.truncate(kept);
@@ -93,7 +93,7 @@ impl Manager {
             let has = end == 0
                 || match group.is_state() {
                     true => end == state_at,
-                    false => group.covers(&held.blocks, end),
+                    false => group.covers(&held.blocks.gone(), end),
                 };
             if has { end } else { group.find(names, end, true, &mut found[index]) }
         })

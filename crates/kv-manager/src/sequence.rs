@@ -12,7 +12,9 @@ use smallvec::SmallVec;
 use crate::ends::Ends;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
-use crate::group::{Held, names_of};
+use crate::group::names_of;
+use crate::holding::Holding;
+use crate::lower::OpenLoad;
 use crate::names::Known;
 use crate::rows::{Home, RowLease};
 use crate::{GroupId, Row};
@@ -36,13 +38,15 @@ pub struct Sequence {
     /// Failed steps that this sequence has heard of.
     pub(crate) failures_seen: usize,
     pub(crate) frontier: Option<FrontierLease>,
+    /// What loads bring of its prefix, until it has heard of their end.
+    pub(crate) load: Option<Box<OpenLoad>>,
     pub(crate) ends: Ends,
     pub(crate) known: Known,
     /// A transfer fills its blocks.
     pub(crate) arrives: bool,
     pub(crate) suspended: bool,
     /// What it has of each group.
-    pub(crate) held: SmallVec<[Held; 1]>,
+    pub(crate) held: Holding,
     /// Steps that were not complete when this sequence pinned blocks that they name, each with the first
     /// token of these blocks.
     pub(crate) depends: SmallVec<[(u64, u64); 2]>,

@@ -66,6 +66,9 @@ impl Manager {
         if !self.staged.copies.is_empty() {
             self.copied = number;
         }
+        if let Some(shared) = &mut self.shared {
+            shared.staged(&self.staged);
+        }
         self.latest_staged = number;
         self.stats.steps += 1;
         let reach = Reach::of(&self.staged);
@@ -76,6 +79,7 @@ impl Manager {
             reach,
             failed: false,
         });
+        self.stage_layers(number);
         self.stage_tickets();
         // Nobody may be left to carry it out.
         self.advance();
@@ -83,14 +87,8 @@ impl Manager {
     }
 
     /// Whether blocks are full and certain that have not been offered to the prefix index.
-    pub(crate) fn has_unnamed(&self, sequence: &Sequence) -> bool {
-        // Every step asks this of every sequence, so without a division.
-        let certain = certain(sequence);
-        let mut each = self.groups.iter().zip(&sequence.held);
-        each.any(|(group, held)| match group.is_state() {
-            true => certain >= held.turn,
-            false => certain >= group.tokens_of(held.named + 1),
-        })
+    pub(crate) fn has_unnamed(&self, sequence: &mut Sequence) -> bool {
+        certain(sequence) >= sequence.held.bounds(&self.groups).names_at
     }
 
     /// Names the blocks whose ids are known and whose KV `step` writes, or an earlier one, and notes the
@@ -107,7 +105,7 @@ impl Manager {
         }
         let certain = certain(sequence);
         let Sequence { held, known, ends, retention, prompt_tokens, .. } = sequence;
-        for (index, (group, held)) in self.groups.iter_mut().zip(held).enumerate() {
+        for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
             // The place of the first block to be named, and of which blocks it has the content.
             let (place, first, full) = match group.is_state() {
                 false => (held.named, held.named, group.full_blocks(certain)),
@@ -154,12 +152,12 @@ impl Manager {
     /// Releases the blocks of a sequence that no step reads any more, the open one included: those behind the
     /// windows of all tokens that a later step, or one that is not complete, can begin with (H27).
     pub(crate) fn retire_windows(&mut self, sequence: &mut Sequence) {
-        if self.keeps_all {
+        let resolved = sequence.ends.resolved();
+        if resolved < sequence.held.bounds(&self.groups).retires_at {
             return;
         }
         let Some(row) = sequence.row() else { return };
-        let resolved = sequence.ends.resolved();
-        for (group, held) in self.groups.iter_mut().zip(&mut sequence.held) {
+        for (group, held) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {
             if !group.is_window() || resolved < held.turn {
                 continue;
             }
@@ -196,7 +194,7 @@ impl Manager {
     }
 }
 
-/// Tokens whose ids are known and that have KV for certain.
+/// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.
 fn certain(sequence: &Sequence) -> u64 {
-    sequence.known.tokens().min(sequence.ends.resolved())
+    sequence.known.tokens().min(sequence.ends.resolved()).min(sequence.loads_from())
 }

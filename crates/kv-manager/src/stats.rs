@@ -35,6 +35,10 @@ pub struct ManagerStats {
     pub suspended_blocks: u64,
     /// Device blocks scrubbed between tenants.
     pub scrubbed_blocks: u64,
+    /// Granules of shared memory that groups were given.
+    pub granted_granules: u64,
+    /// Of these, granules that were taken from another group for it.
+    pub taken_granules: u64,
     /// What was waited for.
     pub stalls: Stalls,
     /// What blocks are doing now, on the device and in host memory.

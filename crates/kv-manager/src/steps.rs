@@ -76,6 +76,7 @@ impl Manager {
             self.lower.tick(now);
             group.begin_epoch(self.latest_step);
         }
+        self.free_left();
         *self.latest.lock() = Latest::Open { staged: false };
         Ok(OpenStep { number: self.latest_step, latest: Arc::clone(&self.latest) })
     }
@@ -150,6 +151,7 @@ impl Manager {
             self.spare_names.push(names);
             self.end_epochs(ends);
         }
+        self.lower.note_completed(self.completed);
         if let Some(mut feed) = self.home.feed() {
             feed.completed = self.completed;
         }

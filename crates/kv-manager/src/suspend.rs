@@ -1,10 +1,10 @@
 //! Suspension to host memory, and the way back.
 
-use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier};
+use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier, tenants::TenantId};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
-use crate::group::{Group, Held};
+use crate::group::{Group, Held, names_of};
 use crate::hit::{Found, Hit};
 use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
@@ -23,12 +23,18 @@ impl Manager {
     /// # Errors
     /// [`SuspendError`]; the sequence is as it was.
     pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
-        self.look_at_running(sequence)?;
+        self.look_at_loaded(sequence)?;
         let upper = sequence.ends.upper();
+        let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
+        for (group, held) in self.groups.iter().zip(sequence.held.iter()) {
+            let count = held.blocks.unnamed(group.blocks_for(upper)).count();
+            // A claim evicts, so none is made where another one cannot succeed.
+            group.check_claimable(Tier::Secondary, TenantId::NOBODY, count)?;
+            counts.push(count);
+        }
         let mut hosts: SmallVec<[Claimed; 4]> = SmallVec::new();
-        for (group, held) in self.groups.iter().zip(&sequence.held) {
-            // Blocks that have no name in the index.
-            hosts.push(match group.blocks_for(upper) - held.blocks.shared_len() {
+        for (group, count) in self.groups.iter().zip(counts) {
+            hosts.push(match count {
                 0 => Claimed::default(),
                 count => group
                     .pool
@@ -52,12 +58,14 @@ impl Manager {
         }
         let resolved = sequence.ends.resolved();
         let written_by = sequence.ends.latest().unwrap_or(0);
-        for (group, held) in self.groups.iter().zip(&mut sequence.held) {
+        for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
             let (first, end) = (held.blocks.shared_len(), group.blocks_for(resolved));
+            let gone = held.blocks.gone();
+            held.host_gone = gone.start.max(first)..gone.end.max(first);
             // There was room for the longest outcome.
-            drop(held.host.split_off(end - first));
+            drop(held.host.split_off(held.blocks.unnamed(end).count()));
             let block_tokens = u64::from(group.block_tokens);
-            for (to, index) in held.host.ids().zip(first..) {
+            for (to, index) in held.host.ids().zip(held.blocks.unnamed(end)) {
                 let Some(from) = held.blocks.id(index) else { continue };
                 let filled = match group.is_state() {
                     true => block_tokens,
@@ -168,12 +176,14 @@ impl Manager {
         let known = &sequence.known;
         let current = known.generation() == self.namer.generation;
         let names = if current { known.names() } else { &[] };
-        let whole = self
-            .groups
-            .iter()
-            .zip(&sequence.held)
-            .map(|(group, held)| group.find_before(held, names, resolved))
-            .collect::<Option<SmallVec<[Found; 4]>>>();
+        let each = || self.groups.iter().zip(sequence.held.iter());
+        // Nothing is pinned before all of it is there: what is given back could not be claimed for the rest.
+        let whole = each().all(|(group, held)| group.has_before(held, names, resolved));
+        let found = each().map(|(group, held)| group.find_before(held, names, resolved));
+        let whole = match whole {
+            true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
+            false => None,
+        };
         let (hit, is_whole) = match whole {
             Some(found) => (Hit { tokens: resolved, found }, true),
             None => (self.hit(names, resolved.min(known.tokens().saturating_sub(1))), false),
@@ -187,7 +197,8 @@ impl Manager {
             // The copies come before every later use of the host blocks, in the order of the plans.
             let host = std::mem::take(&mut own.host);
             let block_tokens = u64::from(group.block_tokens);
-            for (from, index) in host.ids().zip(own.host_first..).filter(|_| is_whole) {
+            let places = (own.host_first..).filter(|place| !own.host_gone.contains(place));
+            for (from, index) in host.ids().zip(places).filter(|_| is_whole) {
                 let Some(to) = back.blocks.id(index) else { continue };
                 let tokens = match group.is_state() {
                     true => block_tokens,
@@ -215,6 +226,31 @@ impl Manager {
 }
 
 impl Group {
+    /// Whether all is there that a suspended sequence needs before its blocks in host memory, to go on behind `end`
+    /// tokens.
+    fn has_before(&self, held: &Held, names: &[BlockHash], end: u64) -> bool {
+        if self.is_state() {
+            return match !held.host.is_empty() || end == 0 {
+                true => held.host_tokens == end,
+                false => self.reach(names, end, 0, |name| self.pool.locate(name).is_some()) == end,
+            };
+        }
+        let first = held.host_first.min(self.blocks_for(end));
+        if first * self.stride > names.len() || !self.covers(&held.host_gone, end) {
+            return false;
+        }
+        let sinks = self.sink_blocks().min(first);
+        let (sinks, tail_first) = match self.is_window() {
+            true => (sinks, self.first_read(end).max(sinks).min(first)),
+            false => (0, 0),
+        };
+        let is_there = |first, end| {
+            let names = names_of(names, self.stride, first, end);
+            self.pool.prefix_len(&names) == names.len()
+        };
+        is_there(0, sinks) && is_there(tail_first, first)
+    }
+
     /// What a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
     /// it has not all of it.
     fn find_before(&self, held: &Held, names: &[BlockHash], end: u64) -> Option<Found> {
@@ -233,11 +269,16 @@ impl Group {
             let found = Found::head(self.look(names, 0, first, false));
             return (found.head.len() == first).then_some(found);
         }
+        if !self.covers(&held.host_gone, end) {
+            return None;
+        }
         let sinks = self.sink_blocks().min(first);
         let tail_first = self.first_read(end).max(sinks).min(first);
         let head = self.look(names, 0, sinks, false);
         let tail = self.look(names, tail_first, first, false);
         let all = head.len() == sinks && tail.len() == first - tail_first;
-        all.then_some(Found { head, tail_first, tail })
+        let blocks = self.blocks_for(end);
+        let gone = held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks);
+        all.then_some(Found { head, tail_first, tail, gone })
     }
 }

@@ -6,8 +6,8 @@ use kv_pool::{BlockHash, BlockId, Tier};
 use crate::tiers::BlockFault;
 use crate::{GroupId, WorkerId};
 
-/// A store or a load that ends later, on all workers.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+/// A store or a load that ends later, on all workers. Later ones have greater numbers; the first is 1.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct TicketId(pub u64);
 
 /// Which way blocks go.
@@ -37,8 +37,8 @@ pub struct Transfer {
 /// What a tier below host memory is to forget.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Forget {
-    /// The blocks of a name.
-    Name(Tier, BlockHash),
+    /// A group's block of a name.
+    Block(Tier, GroupId, BlockHash),
     /// Everything that was stored before.
     All(Tier),
 }
@@ -48,7 +48,7 @@ impl Forget {
     #[must_use]
     pub fn tier(&self) -> Tier {
         match *self {
-            Self::Name(tier, _) | Self::All(tier) => tier,
+            Self::Block(tier, ..) | Self::All(tier) => tier,
         }
     }
 }
@@ -64,15 +64,15 @@ pub struct Settled {
     pub wrong: Vec<(u32, BlockFault)>,
 }
 
-/// Names that a tier of a worker has dropped by itself.
+/// Blocks that a tier of a worker has dropped by itself.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Dropped {
     /// Who says it.
     pub worker: WorkerId,
     /// The tier.
     pub tier: Tier,
-    /// The names.
-    pub names: Vec<BlockHash>,
+    /// The blocks, each by its group and name.
+    pub blocks: Vec<(GroupId, BlockHash)>,
 }
 
 /// Why what a worker said of a ticket was not taken in.

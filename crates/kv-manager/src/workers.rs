@@ -43,6 +43,7 @@ impl Manager {
         if outcome == Outcome::Failed {
             self.fail(step);
         }
+        self.end_unsettled(worker, step);
         *self.worker(worker)? = Worker::Runs(step);
         self.advance();
         Ok(())
@@ -103,6 +104,8 @@ impl Manager {
         self.home.void_below(self.next_number);
         self.forget_all();
         self.forget_all_below();
+        // A worker that joins anew has none of the loads.
+        self.plan.layer_loads.clear();
     }
 
     fn worker(&mut self, worker: crate::WorkerId) -> Result<&mut Worker, CompletionError> {

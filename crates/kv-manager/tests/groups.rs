@@ -6,10 +6,11 @@ mod common;
 
 use common::{BLOCK, admit, admitted, complete, computed, options, step};
 use kv_manager::{
-    AdmitError, Answer, Committed, ExportError, GroupId, GroupKind, GroupOptions, Manager,
-    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
+    AdmitError, Answer, Committed, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions,
+    Message, Outcome, Replica, Request, ReserveError, SequenceError, Start, SuspendError,
 };
-use kv_pool::{BlockId, ClaimError, PoolConfig};
+use kv_pool::tenants::TenantQuota;
+use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8 };
@@ -305,16 +306,17 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(vec![state]), "6 tokens are not a multiple of 4");
     let none = group(GroupKind::Window { tokens: 0, sinks: 1 }, 8);
     assert_eq!(refused(vec![none]), "a window's tokens is 0");
+    let unnamed = group(GroupKind::State { checkpoint_tokens: 0 }, 8);
+    assert_eq!(refused(vec![unnamed]), "checkpoint_tokens is 0");
     let many = vec![group(GroupKind::Full, 1); 64];
     assert_eq!(refused(many), "65 groups of layers are more than 64");
-
-    let mut manager = manager([group(STATE, 8)]);
-    let sequence = computed(&mut manager, 0..4);
-    let refused = manager.export(sequence).unwrap_err();
-    assert_eq!(refused.reason, ExportError::Groups { groups: 2 });
-    let (answer, adoption) = manager.adopt(&mut Request::new(vec![1; 9]), 9);
-    assert!(matches!(answer, Answer::Refused(AdmitError::Groups { groups: 2 })));
-    assert!(adoption.is_none());
+    // What a worker knows of the groups.
+    let refused = |groups: &[(GroupKind, u32)]| {
+        Replica::of_groups(4, groups.iter().copied()).unwrap_err().to_string()
+    };
+    let none = GroupKind::Window { tokens: 0, sinks: 1 };
+    assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens is 0");
+    assert_eq!(refused(&[(GroupKind::Full, 4); 65]), "65 groups of layers are more than 64");
 }
 
 #[test]
@@ -370,4 +372,234 @@ fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
     let copies = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
     let from: Vec<_> = copies.map(|copy| copy.from.tier).collect();
     assert_eq!(from, [kv_pool::Tier::Primary], "the checkpoint is gone on from");
+}
+
+#[test]
+fn h26_gone_places_stay_gone_in_host_memory() {
+    // Nothing of the sequence has a name, since the weights changed before it was staged. Of 27 tokens it keeps
+    // 5 sinks and a window of 6: blocks 0, 1, 5 and 6 of 7, which is all that there is in host memory.
+    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
+    let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(7) };
+    let further_groups = vec![GroupOptions { pool, ..group(kind, 7) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..26);
+    manager.reset();
+    step(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 1, &[26]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let kept = [true, true, false, false, false, true, true];
+    assert_eq!(row(&manager, 1, &sequence, 7), kept);
+    manager.commit(&mut sequence, 2, &[27]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    settle(&mut manager);
+    // Three of the window's seven blocks are another's.
+    let _other = admit(&mut manager, 100..112);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 27);
+    assert_eq!(row(&manager, 1, &sequence, 7), kept);
+    let plan = step(&mut manager, &mut []);
+    let back = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
+    let back: Vec<_> = back.map(|copy| copy.to.id).collect();
+    let blocks = [0, 1, 5, 6].map(|place| sequence.block_of(GroupId(1), place).unwrap());
+    assert_eq!(back, blocks, "each place has its own content");
+    // Token 20 reads from token 15 on, which it has no more.
+    assert_eq!(manager.truncate(&mut sequence, 20).unwrap(), 0);
+}
+
+#[test]
+fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
+    // As above, but the last step failed after the sequence was suspended, and had moved the window.
+    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
+    let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(16) };
+    let further_groups = vec![GroupOptions { pool, ..group(kind, 16) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..26);
+    manager.reset();
+    step(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 1, &[26]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut sequence, 2, &[27]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    complete(&mut manager, 2, Outcome::Failed);
+    settle(&mut manager);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 26);
+    assert_eq!(row(&manager, 1, &sequence, 7), [true, true, false, false, false, true, true]);
+}
+
+#[test]
+fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
+    let further_groups = vec![group(GroupKind::Full, 64)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    let quota = TenantQuota { held_max: 2, ..TenantQuota::default() };
+    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    // All blocks of the first group have content.
+    drop(computed(&mut manager, 100..116));
+    let asked = |ids: std::ops::Range<u32>| {
+        let mut request = Request::new(ids.collect());
+        request.tenant = tenant;
+        request
+    };
+    let mut held = admitted(manager.admit(&mut [asked(0..8)], u64::MAX).pop().unwrap());
+    step(&mut manager, &mut [&mut held]);
+    settle(&mut manager);
+    let is_bound = |reason: &ClaimError| matches!(reason, ClaimError::Tenant(_));
+    let answer = manager.admit(&mut [asked(200..204)], u64::MAX).pop().unwrap();
+    let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
+    assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
+    manager.commit(&mut held, 1 + 1, &[8]).unwrap();
+    let refused = manager.reserve(&mut held, 1).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
+    assert_eq!(manager.pool().counters().evicted, 0);
+    assert_eq!(manager.pool().stats().primary.cached, 4);
+}
+
+#[test]
+fn a_suspension_that_has_no_room_in_all_groups_evicts_nothing() {
+    let further_groups = vec![group(GroupKind::Full, 16)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(4, 2) }).unwrap();
+    // Two blocks of the first group are cached in host memory, which has none of the second.
+    drop(computed(&mut manager, 100..108));
+    drop(computed(&mut manager, 200..216));
+    settle(&mut manager);
+    let mut sequence = computed(&mut manager, 0..6);
+    let cached = |manager: &Manager| manager.pool().stats().secondary.cached;
+    assert_eq!(cached(&manager), 2);
+    manager.commit(&mut sequence, 4, &[6]).unwrap();
+    let refused = manager.suspend(&mut sequence).unwrap_err();
+    let SuspendError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert_eq!((missing.group, cached(&manager)), (GroupId(1), 2));
+}
+
+#[test]
+fn a_budget_is_charged_with_what_a_step_computes() {
+    // Each prompt's first chunk ends at the checkpoint behind 8 tokens.
+    let mut manager = manager([group(STATE, 16)]);
+    let mut requests = [0, 100, 200].map(|first| Request::new((first..first + 40).collect()));
+    let answers = manager.admit(&mut requests, 20);
+    let chunks = answers.into_iter().map(|answer| admitted(answer).next());
+    assert_eq!(chunks.collect::<Vec<_>>(), [8, 8, 4]);
+}
+
+#[test]
+fn a_twin_names_the_checkpoint_that_its_first_step_ends_at() {
+    let mut manager = manager([group(STATE, 16)]);
+    // Of a prompt of 20 tokens, 10 are computed. The next checkpoint is behind 16.
+    let mut sequence = computed(&mut manager, 0..20);
+    manager.reserve(&mut sequence, 2).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let mut twin = manager.fork(&mut sequence).unwrap();
+    drop(sequence);
+    manager.reserve(&mut twin, 10).unwrap();
+    assert_eq!((twin.resolved(), twin.next()), (10, 6));
+    step(&mut manager, &mut [&mut twin]);
+    drop(twin);
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 17), 16);
+}
+
+#[test]
+fn a_state_that_is_its_own_takes_no_drafts() {
+    let mut manager = manager([group(STATE, 8)]);
+    let mut sequence = computed_in_chunks(&mut manager, 0..5);
+    manager.commit(&mut sequence, 2, &[5]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    // The blocks of the full group reach to token 8, and so does the state's next checkpoint.
+    let drafts = manager.reserve(&mut sequence, 3);
+    assert_eq!(drafts, Err(ReserveError::Drafts { tokens: 2, max: 0 }));
+    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().blocks, 0);
+}
+
+#[test]
+fn a_block_is_named_when_its_own_group_has_filled_it() {
+    let mut manager = manager([GroupOptions { block_tokens: 2 * BLOCK, ..group(WINDOW, 8) }]);
+    let _sequence = computed_in_chunks(&mut manager, 0..BLOCK + 1);
+    let named = |group| {
+        let blocks = manager.pool_of(GroupId(group)).unwrap().snapshot().blocks;
+        blocks.iter().filter(|block| block.hash.is_some()).count()
+    };
+    assert_eq!((named(0), named(1)), (1, 0));
+}
+
+/// Two prompts of seven full blocks are cached, and all 16 blocks but two.
+fn two_cached_prompts() -> Manager {
+    let further_groups = vec![group(WINDOW, 64)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 0) }).unwrap();
+    for first in [0, 1000] {
+        drop(computed_in_chunks(&mut manager, first..first + 30));
+        settle(&mut manager);
+    }
+    manager
+}
+
+#[test]
+fn what_others_have_found_takes_no_room_from_the_first() {
+    let mut manager = two_cached_prompts();
+    let open = manager.begin_step().unwrap();
+    let mut requests: Vec<_> =
+        [2000..2040, 0..31, 1000..1031].map(|ids| Request::new(ids.collect())).into();
+    let mut answers = manager.admit(&mut requests, u64::MAX).into_iter();
+    // Ten blocks, of which eight are evicted from what the others would find.
+    let mut first = admitted(answers.next().unwrap());
+    assert_eq!((first.cached_tokens(), first.block_count()), (0, 10));
+    assert!(
+        matches!(answers.next(), Some(Answer::NoRoom(_))),
+        "the second has too few blocks left"
+    );
+    manager.stage(&open, &mut [&mut first]).unwrap();
+    manager.finish_step(open).unwrap();
+}
+
+#[test]
+fn the_first_evicts_what_nobody_has_found() {
+    let mut manager = two_cached_prompts();
+    // Six blocks: two are empty. The prompt that was used longest ago is what the second request finds.
+    let mut requests: Vec<_> = [2000..2024, 0..31].map(|ids| Request::new(ids.collect())).into();
+    let sequences: Vec<_> =
+        manager.admit(&mut requests, u64::MAX).into_iter().map(admitted).collect();
+    assert_eq!(
+        sequences.iter().map(kv_manager::Sequence::cached_tokens).collect::<Vec<_>>(),
+        [0, 28]
+    );
+}
+
+#[test]
+fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
+    // The only checkpoint is behind the last block, so a shorter prompt finds nothing that it can use.
+    let further_groups = vec![group(STATE, 2)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    drop(computed_in_chunks(&mut manager, 0..30));
+    settle(&mut manager);
+    let _open = manager.begin_step().unwrap();
+    let blocks = manager.pool().snapshot().blocks;
+    assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 7, "they are cached");
+    let mut request = Request::new((0..28).collect());
+    request.waits = false;
+    let sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(sequence.cached_tokens(), 0);
+}
+
+#[test]
+fn a_resumption_takes_no_room_that_it_cannot_use() {
+    let further_groups = vec![group(WINDOW, 12)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..32);
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, plan.step, &[32]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    settle(&mut manager);
+    // The window is lost, so that none of the eight blocks of the other group is of use.
+    for blocks in [0, 12] {
+        manager.set_budget(GroupId(1), Tier::Primary, blocks).unwrap();
+        settle(&mut manager);
+    }
+    let blocks = manager.pool().snapshot().blocks;
+    assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 8, "they are cached");
+    let _open = manager.begin_step().unwrap();
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 0);
+    assert_eq!(manager.reserve(&mut sequence, 32).unwrap().blocks, 16, "all eight of both groups");
 }

@@ -5,8 +5,11 @@
 mod common;
 
 use common::{admit, admitted, check_empty, complete, computed, options, step};
-use kv_manager::{Manager, ManagerOptions, Outcome, PinError, PinnedPrefix, Request};
-use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
+use kv_manager::{
+    GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Outcome, PinError, PinnedPrefix,
+    Request,
+};
+use kv_pool::{BlockHash, PoolConfig, Tier, tenants::TenantQuota};
 
 /// 8 device blocks, of which pins may hold `max`.
 fn manager(max: u64) -> Manager {
@@ -130,4 +133,38 @@ fn what_is_in_host_memory_is_not_pinned() {
     step(&mut manager, &mut []);
     assert_eq!(manager.pin(&names).unwrap().len(), 4);
     check_empty(&mut manager);
+}
+
+#[test]
+fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
+    let group = |kind| GroupOptions {
+        kind,
+        block_tokens: 4,
+        pool: PoolConfig::primary_only(8),
+        blocks_per_sequence_max: 16,
+        watermark_blocks: 0,
+    };
+    let window = group(GroupKind::Window { tokens: 6, sinks: 0 });
+    let state = group(GroupKind::State { checkpoint_tokens: 16 });
+    let further_groups = vec![window, state];
+    let options = ManagerOptions { pinned_blocks_max: 7, further_groups, ..options(8, 0) };
+    let mut manager = Manager::new(options).unwrap();
+    let names = cached(&mut manager, 4);
+    step(&mut manager, &mut []);
+    // There is no state behind fewer tokens than 16, whose window begins with token 11.
+    assert!(manager.pin(&names[..3]).unwrap().is_empty());
+    let pin = manager.pin(&names).unwrap();
+    assert_eq!((pin.len(), manager.pinned_blocks()), (4 + 2 + 1, 7));
+    let refused = manager.pin(&names).unwrap_err();
+    assert_eq!(refused, PinError::TooMany { more: 7, pinned: 7, max: 7 });
+    step(&mut manager, &mut []);
+    // All that can be had leaves, of every group.
+    for group in [GroupId(0), GroupId(1), GroupId(2)] {
+        manager.set_budget(group, Tier::Primary, 0).unwrap();
+        manager.set_budget(group, Tier::Primary, 8).unwrap();
+    }
+    step(&mut manager, &mut []);
+    assert_eq!(found(&mut manager), 16);
+    drop(pin);
+    assert_eq!(manager.pinned_blocks(), 0);
 }

@@ -17,9 +17,10 @@ use kv_manager::tiers::{
 };
 use kv_manager::{
     Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Direction,
-    Dropped, Forget, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Message, Outcome,
-    Replica, Request, ReserveError, Row, RowEdit, Sequence, Settled, Snapshot, SnapshotTable,
-    Start, StepPlan, TicketId, Tokens, Transfer, WorkerId,
+    Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, LayerLoad, Manager,
+    ManagerOptions, Message, Outcome, PlanError, Replica, Request, ReserveError, Row, RowEdit,
+    Sequence, Settled, SharedMemory, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Tokens,
+    Transfer, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
@@ -143,7 +144,8 @@ fn tokens_of_any_number_are_taken_or_refused() {
 
         let mut request = Request::new((0..10).collect());
         (request.tokens_max, request.hit_max) = (tokens, tokens);
-        let (answer, adoption) = manager.adopt(&mut request, tokens);
+        let formats = manager.formats();
+        let (answer, adoption) = manager.adopt(&mut request, tokens, &formats);
         let mut sequence = admitted(answer);
         if let Some(adoption) = adoption {
             let right = usize::try_from(tokens).unwrap();
@@ -206,6 +208,11 @@ fn plan_of(number: u64) -> StepPlan {
     StepPlan {
         step: number,
         after: number,
+        moves: vec![GranuleMove {
+            granule: small,
+            from: Some(GroupId(small as u16)),
+            to: Some(GroupId(small as u16)),
+        }],
         copies: vec![BlockCopy {
             group: GroupId(small as u16),
             from: at(Tier::Fourth),
@@ -220,13 +227,22 @@ fn plan_of(number: u64) -> StepPlan {
         }],
         edits: vec![RowEdit { group: GroupId(small as u16), row, first: small, count: small }],
         edit_ids: vec![small as i32],
-        forgets: vec![Forget::Name(Tier::Third, BlockHash::ROOT), Forget::All(Tier::Fourth)],
+        forgets: vec![
+            Forget::Block(Tier::Third, GroupId(number as u16), BlockHash::ROOT),
+            Forget::All(Tier::Fourth),
+        ],
         transfers: vec![Transfer {
             ticket: TicketId(number),
             tier: Tier::Third,
             group: GroupId(small as u16),
             direction: Direction::Load,
             blocks: vec![(BlockHash::from_u128(number.into()), BlockId::new(small >> 1))],
+        }],
+        layer_loads: vec![LayerLoad {
+            ticket: TicketId(number),
+            group: GroupId(small as u16),
+            from: BlockId::new(small >> 1),
+            to: BlockId::new(small >> 1),
         }],
         batch: vec![
             BatchRow { row, start: Start::At(number), tokens: small },
@@ -252,6 +268,7 @@ fn messages_of_any_size_are_read_or_refused() {
         let snapshot = Snapshot {
             step: number,
             tables: vec![SnapshotTable { width: small, ids: vec![small as i32] }],
+            granules: vec![None, Some(GroupId(small as u16))],
         };
         let worker = WorkerId(small as u16);
         let done = Completion { worker, step: number, outcome: Outcome::Failed };
@@ -270,8 +287,8 @@ fn messages_of_any_size_are_read_or_refused() {
         assert_eq!(read, sent);
         let wrong = vec![(small, BlockFault::Fenced)];
         let settled = Settled { worker, ticket: TicketId(number), wrong };
-        let names = vec![BlockHash::from_u128(number.into())];
-        let dropped = Dropped { worker, tier: Tier::Fourth, names };
+        let blocks = vec![(GroupId(number as u16), BlockHash::from_u128(number.into()))];
+        let dropped = Dropped { worker, tier: Tier::Fourth, blocks };
         let mut bytes = Vec::new();
         Settled::to_bytes(&settled, &mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Settled(settled)));
@@ -298,6 +315,50 @@ fn blocks_of_any_position_are_there_or_not() {
     }
 }
 
+/// Two groups that share `granules` granules of so many blocks.
+fn sharing(granules: u32, blocks: [u32; 2]) -> ManagerOptions {
+    let pool = |blocks: u32| PoolConfig::primary_only(u64::from(granules) * u64::from(blocks));
+    let second = GroupOptions {
+        kind: GroupKind::Full,
+        block_tokens: 16,
+        pool: pool(blocks[1]),
+        blocks_per_sequence_max: 4,
+        watermark_blocks: 0,
+    };
+    ManagerOptions {
+        pool: pool(blocks[0]),
+        sequences_max: 4,
+        blocks_per_sequence_max: 4,
+        further_groups: vec![second],
+        shared: Some(SharedMemory { granules, granule_blocks: blocks.to_vec() }),
+        ..ManagerOptions::default()
+    }
+}
+
+#[test]
+fn granules_of_any_number_are_shared_or_refused() {
+    let (mut made, mut refused) = (0, 0);
+    for granules in NUMBERS {
+        for blocks in NUMBERS {
+            match Manager::new(sharing(granules, [blocks, 1])) {
+                Ok(mut manager) => {
+                    made += 1;
+                    for budget in NUMBERS {
+                        let set = Manager::set_granules(&mut manager, budget);
+                        assert_eq!(set.is_ok(), budget <= granules);
+                    }
+                }
+                Err(_) => refused += 1,
+            }
+            let memory = SharedMemory { granules, granule_blocks: vec![blocks, 1] };
+            let replica = Replica::of_groups(4, [(GroupKind::Full, 4); 2]).unwrap();
+            let replica = Replica::sharing(replica, &memory);
+            assert!(replica.is_err() || granules > 0 && blocks > 0);
+        }
+    }
+    assert!(made >= 6 && refused >= 20, "{made} and {refused}");
+}
+
 #[test]
 fn plans_and_snapshots_of_any_size_are_checked() {
     for number in LONG {
@@ -316,6 +377,7 @@ fn plans_and_snapshots_of_any_size_are_checked() {
         let snapshot = Snapshot {
             step: number,
             tables: vec![SnapshotTable { width: 1, ids: vec![small as i32; 2] }],
+            granules: Vec::new(),
         };
         assert_eq!(Snapshot::check(&snapshot, 2, &[1], &[u64::MAX]).is_ok(), there, "{number}");
         assert!(Snapshot::check(&snapshot, 1, &[1], &[number]).is_err());
@@ -325,18 +387,27 @@ fn plans_and_snapshots_of_any_size_are_checked() {
 #[test]
 fn transfers_of_any_size_are_checked() {
     let name = BlockHash::ROOT;
+    let tier = || -> Box<dyn LowerTier> { Box::new(MemoryTier::new(MemoryTierOptions::default())) };
     for number in LONG {
-        let size = usize::try_from(number).unwrap();
-        let blocks = vec![(name, BlockId::new(7))];
-        let (ticket, tier, direction) = (TicketId(number), Tier::Third, Direction::Store);
+        let (ticket, direction) = (TicketId(number), Direction::Load);
+        let block = BlockId::new((number % (1 << 31)) as u32);
         let group = GroupId(number as u16);
-        let transfer = Transfer { ticket, tier, group, direction, blocks };
-        let plan = StepPlan { transfers: vec![transfer], ..StepPlan::default() };
-        assert_eq!(StepPlan::check_transfers(&plan, size, 8).is_ok(), number > 0);
-        assert_eq!(StepPlan::check_transfers(&plan, 1, number).is_ok(), number > 7);
-        let forgets = vec![Forget::All(Tier::Fourth)];
-        let plan = StepPlan { forgets, ..StepPlan::default() };
-        assert_eq!(StepPlan::check_transfers(&plan, size, 0).is_ok(), number > 1);
+        let transfer =
+            Transfer { ticket, tier: Tier::Third, group, direction, blocks: vec![(name, block)] };
+        let of = |transfer: &Transfer| {
+            let (step, transfers) = (number, vec![transfer.clone()]);
+            StepPlan { step, transfers, ..StepPlan::default() }
+        };
+        let first = Transfer { group: GroupId(0), ..transfer.clone() };
+        let tiers = TierTransfers::new(vec![tier()], 0);
+        let check = |plan: &StepPlan, host| TierTransfers::check(&tiers, plan, &[host], []);
+        assert_eq!(check(&of(&transfer), u64::MAX).is_ok(), number > 0 && number as u16 == 0);
+        assert_eq!(check(&of(&first), u64::MAX).is_ok(), number > 0);
+        assert_eq!(check(&of(&first), number).is_ok(), number > block.index() as u64);
+        let again = TierTransfers::check(&tiers, &of(&first), &[u64::MAX], [&first]);
+        assert!(matches!(again, Err(PlanError::Ticket { .. })), "{again:?}");
+        let farther = Transfer { tier: Tier::Fourth, ..first };
+        assert!(matches!(check(&of(&farther), u64::MAX), Err(PlanError::Tier { .. })));
     }
 }
 
@@ -381,18 +452,20 @@ impl LowerTier for Anywhere {
             for (offset, bytes) in PLACES {
                 let written = BlockSink::write_at(block, offset, &vec![0; bytes]);
                 let fits = offset.checked_add(bytes).is_some_and(|end| end <= block.len());
-                assert_eq!(written.is_ok(), fits, "{bytes} bytes at {offset}");
+                // Within them, it is wrong: zeros are no record.
+                let beyond = written == Err(BlockFault::Foreign);
+                assert_eq!(beyond, !fits, "{bytes} bytes at {offset}: {written:?}");
             }
         }
     }
 
-    fn forget(&mut self, _: &[BlockHash]) {}
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
     fn clear(&mut self) {}
-    fn poll(&mut self, _: &mut Vec<BlockHash>) {}
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
 }
 
 const PLACES: [(usize, usize); 9] =
-    [(0, 0), (0, 1), (99, 2), (100, 64), (100, 65), (163, 1), (164, 0), (165, 0), (usize::MAX, 1)];
+    [(0, 0), (0, 1), (71, 2), (72, 100), (72, 101), (171, 1), (172, 0), (173, 0), (usize::MAX, 1)];
 
 #[test]
 fn records_are_read_and_written_within_their_bounds() {
@@ -404,9 +477,19 @@ fn records_are_read_and_written_within_their_bounds() {
             let blocks = vec![(BlockHash::ROOT, BlockId::new(0))];
             let transfer = Transfer { ticket, tier, group, direction, blocks };
             TierTransfers::begin(&mut tiers, &transfer, &host).unwrap();
+            for block in [0, 1, u32::MAX / 2] {
+                let arrived = TierTransfers::arrived(&tiers, ticket, BlockId::new(block));
+                assert_eq!(
+                    arrived.is_some(),
+                    block == 0 && direction == Direction::Load,
+                    "{block}"
+                );
+            }
         }
         let rules = FaultRules::all(format);
-        let options = MemoryTierOptions { faults: rules, ..MemoryTierOptions::default() };
+        let load_pieces = format as u32;
+        let options =
+            MemoryTierOptions { faults: rules, load_pieces, ..MemoryTierOptions::default() };
         assert!(MemoryTier::new(options).is_empty());
     }
 }

@@ -4,146 +4,18 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{BLOCK, admitted, options};
-use kv_manager::tiers::{
-    BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, LowerTier, MemoryTier,
-    MemoryTierOptions, TRAILER_BYTES, TierTransfers,
-};
+use common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
+use common::{admitted, options};
+use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    Answer, Completion, Direction, Dropped, Forget, LowerOptions, Manager, ManagerOptions, Outcome,
-    Request, Sequence, Settled, StepPlan, StorePolicy, TicketError, TicketId, Transfer, Waiting,
-    WorkerId,
+    Answer, Completion, Direction, Dropped, Forget, GroupId, ManagerOptions, Outcome, Settled,
+    TicketError, Waiting, WorkerId,
 };
-use kv_pool::clock::ManualClock;
 use kv_pool::retention::{Retention, RetentionPolicy, TokenRange};
-use kv_pool::{BlockHash, BlockId, Priority, Tier};
-
-const WAIT: Duration = Duration::from_millis(100);
-
-/// A manager with one tier below the host, and the time.
-struct Rig {
-    manager: Manager,
-    clock: ManualClock,
-    workers: u16,
-    /// Tickets that plans have brought and nobody has settled.
-    transfers: Vec<Transfer>,
-    forgets: Vec<Forget>,
-}
-
-fn lower() -> LowerOptions {
-    LowerOptions { tiers: 1, wait_max: WAIT, ..LowerOptions::default() }
-}
-
-impl Rig {
-    fn new(device: u64, host: u64) -> Self {
-        Self::with(ManagerOptions { lower: lower(), ..options(device, host) })
-    }
-
-    fn with(options: ManagerOptions) -> Self {
-        let (clock, workers) = (ManualClock::new(), options.workers);
-        let manager = Manager::with_pool(options, |builder| builder.clock(clock.clone())).unwrap();
-        Self { manager, clock, workers, transfers: Vec::new(), forgets: Vec::new() }
-    }
-
-    /// A whole step, which all workers complete.
-    fn step(&mut self, batch: &mut [&mut Sequence]) -> StepPlan {
-        let step = self.manager.begin_step().unwrap();
-        let plan = self.manager.stage(&step, batch).unwrap().clone();
-        self.manager.finish_step(step).unwrap();
-        for worker in (0..self.workers).map(WorkerId) {
-            let completion = Completion { worker, step: plan.step, outcome: Outcome::Done };
-            self.manager.complete(completion).unwrap();
-        }
-        self.transfers.extend(plan.transfers.iter().cloned());
-        self.forgets.extend(&plan.forgets);
-        plan
-    }
-
-    fn ask(&mut self, ids: std::ops::Range<u32>) -> (Request, Answer) {
-        let mut request = Request::new(ids.collect());
-        let answer = self.again(&mut request);
-        (request, answer)
-    }
-
-    fn again(&mut self, request: &mut Request) -> Answer {
-        self.manager.admit(std::slice::from_mut(request), u64::MAX).pop().unwrap()
-    }
-
-    fn settle(&mut self, worker: u16, ticket: TicketId, wrong: &[(u32, BlockFault)]) {
-        let settled = Settled { worker: WorkerId(worker), ticket, wrong: wrong.to_vec() };
-        self.manager.settle(&settled).unwrap();
-    }
-
-    /// Settles all tickets, without a fault.
-    fn settle_all(&mut self) {
-        for transfer in std::mem::take(&mut self.transfers) {
-            (0..self.workers).for_each(|worker| self.settle(worker, transfer.ticket, &[]));
-        }
-    }
-
-    /// Computes a prompt and has it stored below; its names.
-    fn store(&mut self, ids: std::ops::Range<u32>) -> Vec<BlockHash> {
-        let (_, answer) = self.ask(ids);
-        let mut sequence = admitted(answer);
-        self.step(&mut [&mut sequence]);
-        drop(sequence);
-        let plan = self.step(&mut []);
-        let names = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
-        let names = names.map(|(name, _)| *name).collect();
-        self.settle_all();
-        names
-    }
-
-    /// Has everything leave the device and the host.
-    fn push_out(&mut self) {
-        let pool = self.manager.options().pool.clone();
-        self.manager.set_store_policy(Box::new(StoreNone));
-        for turn in 0..2 + pool.secondary_blocks / pool.primary_blocks {
-            let first = 100_000 * (turn as u32 + 1);
-            let (_, answer) = self.ask(first..first + pool.primary_blocks as u32 * BLOCK);
-            let mut sequence = admitted(answer);
-            self.step(&mut [&mut sequence]);
-            drop(sequence);
-            self.step(&mut []);
-        }
-        self.manager.set_store_policy(Box::new(kv_manager::StoreAll));
-    }
-
-    /// A ticket that a request waits for.
-    fn load(&mut self, request: &mut Request) -> Transfer {
-        let Answer::Waiting(Waiting::Load { ticket, .. }) = self.again(request) else { panic!() };
-        let plan = self.step(&mut []);
-        let load = plan.transfers.iter().find(|transfer| transfer.ticket == ticket).unwrap();
-        assert_eq!(load.direction, Direction::Load);
-        load.clone()
-    }
-
-    fn is_stored(&self, name: BlockHash) -> bool {
-        self.manager.find_below(name) == Some(Tier::Third)
-    }
-
-    fn found(&self, name: BlockHash) -> Option<Tier> {
-        let pool = self.manager.pool();
-        let here = |tier: &Tier| pool.find_and_pin(name, *tier).is_some();
-        [Tier::Primary, Tier::Secondary].into_iter().find(here)
-    }
-}
-
-#[derive(Debug)]
-struct StoreNone;
-
-impl StorePolicy for StoreNone {
-    fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
-        false
-    }
-}
-
-fn request(ids: std::ops::Range<u32>) -> Request {
-    Request::new(ids.collect())
-}
+use kv_pool::{BlockHash, Priority, Tier};
 
 #[test]
 fn a_block_is_found_below_once_every_worker_has_stored_it() {
@@ -163,9 +35,10 @@ fn a_block_is_found_below_once_every_worker_has_stored_it() {
     assert_eq!(names.iter().map(|name| rig.is_stored(*name)).collect::<Vec<_>>(), [true, false]);
     // What was stored in part is to go.
     let plan = rig.step(&mut []);
-    assert_eq!(plan.forgets, [Forget::Name(Tier::Third, names[1])]);
+    assert_eq!(plan.forgets, [Forget::Block(Tier::Third, GroupId(0), names[1])]);
     let stats = rig.manager.lower_stats();
-    assert_eq!((stats.stored_blocks, stats.unstored_blocks, stats.open_tickets), ([1, 0], 1, 0));
+    assert_eq!((stats.stored_blocks, stats.unstored_blocks, stats.open_tickets), ([1, 0], 1, 1));
+    assert_eq!(plan.transfers[0].blocks[0].0, names[1], "it is tried once more");
 }
 
 #[test]
@@ -232,6 +105,20 @@ fn content_on_the_device_waits_for_an_idle_link() {
 }
 
 #[test]
+fn an_idle_engine_is_told_that_stores_wait() {
+    let mut rig = Rig::new(9, 8);
+    assert!(!rig.manager.has_decided());
+    let mut sequence = admitted(rig.ask(0..8).1);
+    rig.step(&mut [&mut sequence]);
+    drop(sequence);
+    let _ = rig.manager.begin_step().unwrap();
+    assert!(rig.manager.has_decided(), "its two blocks are complete, and are not stored");
+    let plan = rig.step(&mut []);
+    assert_eq!(plan.transfers.len(), 1);
+    assert!(!rig.manager.has_decided(), "all that there is is on its way");
+}
+
+#[test]
 fn the_policy_decides_what_is_stored() {
     let mut rig = Rig::new(16, 8);
     rig.manager.set_store_policy(Box::new(StoreNone));
@@ -244,11 +131,11 @@ fn the_policy_decides_what_is_stored() {
 fn a_name_that_a_tier_dropped_is_not_found_and_goes_everywhere() {
     let mut rig = Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(16, 8) });
     let names = rig.store(0..8);
-    let dropped =
-        Dropped { worker: WorkerId(1), tier: Tier::Third, names: vec![names[0], BlockHash::ROOT] };
+    let blocks = blocks_of(&[names[0], BlockHash::ROOT]);
+    let dropped = Dropped { worker: WorkerId(1), tier: Tier::Third, blocks };
     rig.manager.dropped(&dropped).unwrap();
     assert!(!rig.is_stored(names[0]) && rig.is_stored(names[1]));
-    assert_eq!(rig.step(&mut []).forgets, [Forget::Name(Tier::Third, names[0])]);
+    assert_eq!(rig.step(&mut []).forgets, [Forget::Block(Tier::Third, GroupId(0), names[0])]);
     let tiers = 1;
     let nowhere = Dropped { tier: Tier::Fourth, ..dropped };
     let refused = rig.manager.dropped(&nowhere);
@@ -263,7 +150,9 @@ fn a_name_that_is_dropped_while_it_is_stored_is_not_found() {
     let store = rig.step(&mut []).transfers[0].clone();
     rig.settle(0, store.ticket, &[]);
     let (name, tier) = (store.blocks[0].0, Tier::Third);
-    rig.manager.dropped(&Dropped { worker: WorkerId(0), tier, names: vec![name] }).unwrap();
+    rig.manager
+        .dropped(&Dropped { worker: WorkerId(0), tier, blocks: blocks_of(&[name]) })
+        .unwrap();
     rig.settle(1, store.ticket, &[]);
     assert!(!rig.is_stored(name));
 }
@@ -313,7 +202,7 @@ fn a_wrong_block_is_a_miss_and_the_request_computes_from_there() {
     let mut sequence = admitted(rig.again(&mut wanted));
     assert_eq!(sequence.cached_tokens(), 4);
     let plan = rig.step(&mut [&mut sequence]);
-    assert_eq!(plan.forgets, [Forget::Name(Tier::Third, names[1])]);
+    assert_eq!(plan.forgets, [Forget::Block(Tier::Third, GroupId(0), names[1])]);
     assert_eq!(rig.manager.lower_stats().faults[BlockFault::Checksum.index()], 1);
 }
 
@@ -500,7 +389,7 @@ fn a_store_that_ends_after_a_reset_is_forgotten() {
     rig.settle(0, store.ticket, &[]);
     let name = store.blocks[0].0;
     assert!(!rig.is_stored(name));
-    assert!(rig.step(&mut []).forgets.contains(&Forget::Name(Tier::Third, name)));
+    assert!(rig.step(&mut []).forgets.contains(&Forget::Block(Tier::Third, GroupId(0), name)));
 }
 
 #[test]
@@ -515,7 +404,7 @@ fn a_forgotten_name_goes_from_every_tier_and_does_not_arrive() {
     let here = names.iter().map(|name| rig.found(*name).is_some()).collect::<Vec<_>>();
     assert_eq!(here, [true, false, true]);
     assert!(!rig.is_stored(names[1]));
-    assert_eq!(rig.step(&mut []).forgets, [Forget::Name(Tier::Third, names[1])]);
+    assert_eq!(rig.step(&mut []).forgets, [Forget::Block(Tier::Third, GroupId(0), names[1])]);
     assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 4);
 }
 
@@ -571,230 +460,4 @@ fn retention_follows_a_name_down_and_back() {
     let load = rig.load(&mut request(0..14));
     rig.settle(0, load.ticket, &[]);
     assert_eq!((priority(&rig, names[0]), priority(&rig, names[1])), (Some(33), Some(33)));
-}
-
-#[derive(Debug)]
-struct Host {
-    block_bytes: usize,
-    bytes: Mutex<Vec<u8>>,
-}
-
-impl Host {
-    fn new(blocks: usize, block_bytes: usize) -> Arc<Self> {
-        let bytes =
-            Mutex::new((0..blocks * block_bytes).map(|at| (at / block_bytes) as u8).collect());
-        Arc::new(Self { block_bytes, bytes })
-    }
-
-    fn block(&self, at: usize) -> Vec<u8> {
-        self.bytes.lock().unwrap()[at * self.block_bytes..][..self.block_bytes].to_vec()
-    }
-}
-
-impl HostBlocks for Host {
-    fn block_bytes(&self) -> usize {
-        self.block_bytes
-    }
-
-    fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
-        let from = block.index() * self.block_bytes + offset;
-        into.copy_from_slice(&self.bytes.lock().unwrap()[from..from + into.len()]);
-        true
-    }
-
-    fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool {
-        let at = block.index() * self.block_bytes + offset;
-        self.bytes.lock().unwrap()[at..at + from.len()].copy_from_slice(from);
-        true
-    }
-}
-
-fn name(number: u128) -> BlockHash {
-    BlockHash::from_u128(number)
-}
-
-fn transfer(ticket: u64, direction: Direction, blocks: &[(u128, u32)]) -> Transfer {
-    let blocks = blocks.iter().map(|&(of, at)| (name(of), BlockId::new(at))).collect();
-    let (ticket, tier) = (TicketId(ticket), Tier::Third);
-    Transfer { ticket, tier, group: Default::default(), direction, blocks }
-}
-
-fn poll(transfers: &mut TierTransfers) -> Vec<Settled> {
-    let (mut settled, mut dropped) = (Vec::new(), Vec::new());
-    transfers.poll(WorkerId(0), &mut settled, &mut dropped);
-    settled
-}
-
-/// A tier that loads what it is told to, whatever was stored.
-#[derive(Debug, Default)]
-struct Liar {
-    stored: Vec<Vec<u8>>,
-    /// What each load gets, and says that it is right.
-    answers: Arc<Mutex<Vec<Vec<u8>>>>,
-    held: Arc<Mutex<Vec<BlockSink>>>,
-    holds: bool,
-}
-
-impl LowerTier for Liar {
-    fn store(&mut self, blocks: Vec<BlockSource>) {
-        for block in blocks {
-            let mut record = vec![0; block.len()];
-            // In odd pieces.
-            for (at, piece) in record.chunks_mut(37).enumerate() {
-                block.read_at(at * 37, piece).unwrap();
-            }
-            assert_eq!(block.record().unwrap(), record);
-            self.stored.push(record.clone());
-            self.answers.lock().unwrap().push(record);
-            block.done();
-        }
-    }
-
-    fn load(&mut self, blocks: Vec<BlockSink>) {
-        for mut block in blocks {
-            if self.holds {
-                self.held.lock().unwrap().push(block);
-                continue;
-            }
-            let record = self.answers.lock().unwrap().remove(0);
-            for (at, piece) in record.chunks(29).enumerate() {
-                let _ = block.write_at(at * 29, piece);
-            }
-            let _ = block.done();
-        }
-    }
-
-    fn forget(&mut self, _: &[BlockHash]) {}
-    fn clear(&mut self) {}
-    fn poll(&mut self, _: &mut Vec<BlockHash>) {}
-}
-
-#[test]
-fn a_record_counts_as_loaded_only_if_every_bit_of_it_is_right() {
-    let host = Host::new(4, 100);
-    let shared: Arc<dyn HostBlocks> = host.clone();
-    let liar = Liar::default();
-    let answers = Arc::clone(&liar.answers);
-    let mut tiers = TierTransfers::new(vec![Box::new(liar)], 7);
-    tiers.begin(&transfer(1, Direction::Store, &[(1, 1), (2, 2)]), &shared).unwrap();
-    assert_eq!(poll(&mut tiers)[0].wrong, []);
-    let [first, second]: [Vec<u8>; 2] =
-        std::mem::take(&mut *answers.lock().unwrap()).try_into().unwrap();
-    assert_eq!(first.len(), 100 + TRAILER_BYTES);
-    let mut load = |record: &[u8]| {
-        *answers.lock().unwrap() = vec![record.to_vec()];
-        tiers.begin(&transfer(2, Direction::Load, &[(1, 3)]), &shared).unwrap();
-        let mut wrong = poll(&mut tiers).pop().unwrap().wrong;
-        wrong.pop().map(|(_, fault)| fault)
-    };
-    assert_eq!((load(&first), host.block(3)), (None, vec![1; 100]));
-    for bit in 0..first.len() * 8 {
-        let mut record = first.clone();
-        record[bit / 8] ^= 1 << (bit % 8);
-        assert!(load(&record).is_some(), "bit {bit} was changed");
-    }
-    for length in 0..first.len() {
-        assert_eq!(load(&first[..length]), Some(BlockFault::Short), "{length} bytes");
-        // What was short once leaves right bytes behind, which count for nothing.
-        assert_eq!(load(&first), None);
-    }
-    assert_eq!(load(&second), Some(BlockFault::Foreign), "another block's record");
-    assert_eq!(load(&[&first[..], &[0]].concat()), Some(BlockFault::Short), "too long");
-    let torn = [&first[..50], &second[50..]].concat();
-    assert!(load(&torn).is_some(), "half of two records");
-    // A cache of another format reads none of it.
-    let mut other = TierTransfers::new(
-        vec![Box::new(Liar { answers: Arc::clone(&answers), ..Liar::default() })],
-        8,
-    );
-    *answers.lock().unwrap() = vec![first];
-    other.begin(&transfer(3, Direction::Load, &[(1, 3)]), &shared).unwrap();
-    assert_eq!(poll(&mut other)[0].wrong, [(0, BlockFault::Foreign)]);
-}
-
-#[test]
-fn a_fenced_worker_has_its_memory_back() {
-    let host = Host::new(4, 100);
-    let shared: Arc<dyn HostBlocks> = host.clone();
-    let liar = Liar { holds: true, ..Liar::default() };
-    let held = Arc::clone(&liar.held);
-    let mut tiers = TierTransfers::new(vec![Box::new(liar)], 7);
-    tiers.begin(&transfer(1, Direction::Load, &[(1, 1), (2, 2)]), &shared).unwrap();
-    let mut sinks = std::mem::take(&mut *held.lock().unwrap());
-    sinks[0].write_at(0, &[9; 10]).unwrap();
-    assert_eq!((poll(&mut tiers), tiers.open()), (Vec::new(), 1));
-    tiers.fence();
-    assert_eq!(sinks[0].write_at(10, &[9; 10]), Err(BlockFault::Fenced));
-    assert_eq!(sinks[1].write_at(0, &[9; 10]), Err(BlockFault::Fenced));
-    assert_eq!(
-        (&host.block(1)[..12], host.block(2)),
-        (&[9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 1, 1][..], vec![2; 100])
-    );
-    assert_eq!((poll(&mut tiers), tiers.open()), (Vec::new(), 0));
-}
-
-#[test]
-fn a_dropped_block_has_failed() {
-    let shared: Arc<dyn HostBlocks> = Host::new(4, 100);
-    let liar = Liar { holds: true, ..Liar::default() };
-    let held = Arc::clone(&liar.held);
-    let mut tiers = TierTransfers::new(vec![Box::new(liar)], 7);
-    tiers.begin(&transfer(1, Direction::Load, &[(1, 1), (2, 2)]), &shared).unwrap();
-    let mut sinks = std::mem::take(&mut *held.lock().unwrap());
-    sinks.pop().unwrap().failed(BlockFault::Missing);
-    assert_eq!(poll(&mut tiers), []);
-    drop(sinks);
-    let mut wrong = poll(&mut tiers).pop().unwrap().wrong;
-    wrong.sort_unstable();
-    assert_eq!(wrong, [(0, BlockFault::Failed), (1, BlockFault::Missing)]);
-    let lost = Transfer { tier: Tier::Fourth, ..transfer(2, Direction::Load, &[(1, 1)]) };
-    let refused = tiers.begin(&lost, &shared).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "ticket 2 is of the Fourth tier, and the worker has 1 below host memory"
-    );
-}
-
-#[test]
-fn a_tier_that_does_everything_wrong_never_delivers_a_wrong_block() {
-    let host = Host::new(40, 64);
-    let shared: Arc<dyn HostBlocks> = host.clone();
-    let faults = FaultRules { late_polls_max: 5, ..FaultRules::all(3) };
-    let tier = MemoryTier::new(MemoryTierOptions {
-        faults,
-        records_max: 15,
-        ..MemoryTierOptions::default()
-    });
-    let made = tier.faults();
-    let mut tiers = TierTransfers::new(vec![Box::new(tier)], 7);
-    let (mut right, mut wrong, mut ticket) = (0, [0; BlockFault::ALL.len()], 0);
-    for _ in 0..200 {
-        for direction in [Direction::Store, Direction::Load] {
-            let to = if direction == Direction::Store { 0 } else { 20 };
-            let blocks: Vec<_> = (0..20).map(|at| (u128::from(at), at + to)).collect();
-            ticket += 1;
-            host.bytes.lock().unwrap()[20 * 64..].fill(0xff);
-            tiers.begin(&transfer(ticket, direction, &blocks), &shared).unwrap();
-            let settled = loop {
-                if let Some(settled) = poll(&mut tiers).pop() {
-                    break settled;
-                }
-            };
-            for (at, _) in blocks.iter().filter(|_| direction == Direction::Load) {
-                let fault = settled.wrong.iter().find(|(index, _)| u128::from(*index) == *at);
-                match fault {
-                    Some((_, fault)) => wrong[fault.index()] += 1,
-                    None => {
-                        assert_eq!(host.block(*at as usize + 20), vec![*at as u8; 64]);
-                        right += 1;
-                    }
-                }
-            }
-        }
-    }
-    assert!(right > 1000, "{right}");
-    let [missing, failed, short, checksum, foreign, fenced] = wrong;
-    assert!(missing > 0 && failed > 0 && short > 0 && checksum > 0 && foreign > 0, "{wrong:?}");
-    assert_eq!(fenced, 0);
-    assert!(made.by_name().all(|(_, count)| count > 0), "{made:?}");
 }

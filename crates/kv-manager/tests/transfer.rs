@@ -6,9 +6,27 @@ mod common;
 
 use common::{admit, admitted, check_empty, computed, manager, step};
 use kv_manager::{
-    Adoption, Answer, Committed, ExportError, Manager, Outcome, Request, Sequence, SequenceError,
+    AdmitError, Adoption, Answer, Committed, ExportError, GroupFormat, GroupId, GroupKind,
+    GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, SequenceError, Start,
 };
+use kv_pool::PoolConfig;
 use kv_pool::events::BlockUse;
+
+const FIRST: GroupId = GroupId(0);
+
+/// Adopts from a manager like this one.
+fn adopt(manager: &mut Manager, request: &mut Request, tokens: u64) -> (Answer, Option<Adoption>) {
+    let formats = manager.formats();
+    manager.adopt(request, tokens, &formats)
+}
+
+/// The places that a transfer fills.
+fn places(adoption: &Adoption) -> std::ops::Range<usize> {
+    let places: Vec<_> = adoption.blocks(FIRST).map(|(place, _)| place).collect();
+    let (first, end) = (places[0], places[places.len() - 1] + 1);
+    assert_eq!((first..end).collect::<Vec<_>>(), places);
+    first..end
+}
 
 #[test]
 fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
@@ -25,9 +43,9 @@ fn a_sequence_leaves_when_all_that_writes_it_is_complete() {
     assert_eq!(refused.reason, ExportError::Later { step: 1 }, "its id is to come");
     sequence = refused.sequence;
     manager.commit(&mut sequence, 1, &[7]).unwrap();
-    let blocks: Vec<_> = (0..3).map(|at| sequence.block(at).unwrap()).collect();
+    let blocks: Vec<_> = (0..3).map(|at| (at, sequence.block(at).unwrap())).collect();
     let export = manager.export(sequence).unwrap();
-    assert_eq!((export.tokens(), export.blocks()), (10, &blocks[..]));
+    assert_eq!((export.tokens(), export.blocks(FIRST)), (10, &blocks[..]));
     assert_eq!(export.ids().unwrap().len(), 11);
     assert_eq!(manager.free_rows(), 256);
     // Nobody gets the blocks while a transfer reads them.
@@ -58,9 +76,9 @@ fn an_adopted_sequence_goes_on_behind_what_arrived_right() {
     for (right, end) in [(0, 0), (1, 4), (2, 8), (3, 10), (9, 10)] {
         let mut manager = manager(8, 0);
         let mut request = Request::new((0..11).collect());
-        let (answer, adoption) = manager.adopt(&mut request, 10);
+        let (answer, adoption) = adopt(&mut manager, &mut request, 10);
         let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
-        assert_eq!((adoption.first(), adoption.blocks().len(), adoption.tokens()), (0, 3, 10));
+        assert_eq!((places(&adoption), adoption.tokens()), (0..3, 10));
         let early = manager.reserve(&mut sequence, 1).unwrap_err();
         assert!(matches!(early, kv_manager::ReserveError::Sequence(SequenceError::Arriving)));
         assert_eq!(manager.adopted(&mut sequence, adoption, right).unwrap(), end);
@@ -79,16 +97,16 @@ fn what_is_cached_is_not_transferred() {
     let mut manager = manager(16, 0);
     drop(computed(&mut manager, 0..8));
     let mut request = Request::new((0..12).collect());
-    let (answer, adoption) = manager.adopt(&mut request, 11);
+    let (answer, adoption) = adopt(&mut manager, &mut request, 11);
     let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
-    assert_eq!((adoption.first(), adoption.blocks().len()), (2, 1));
+    assert_eq!(places(&adoption), 2..3);
     assert_eq!(manager.adopted(&mut sequence, adoption, 1).unwrap(), 11);
     let mut request = Request::new((0..9).collect());
-    let (answer, adoption) = manager.adopt(&mut request, 8);
+    let (answer, adoption) = adopt(&mut manager, &mut request, 8);
     assert!(adoption.is_none());
     assert_eq!(admitted(answer).cached_tokens(), 8);
     let mut request = Request::new((100..200).collect());
-    let (answer, adoption) = manager.adopt(&mut request, 50);
+    let (answer, adoption) = adopt(&mut manager, &mut request, 50);
     assert!(matches!(answer, Answer::Refused(_)) && adoption.is_none());
 }
 
@@ -96,7 +114,7 @@ fn what_is_cached_is_not_transferred() {
 fn blocks_that_a_transfer_fills_are_nobody_elses() {
     let mut manager = manager(4, 0);
     let mut request = Request::new((0..11).collect());
-    let (answer, adoption) = manager.adopt(&mut request, 10);
+    let (answer, adoption) = adopt(&mut manager, &mut request, 10);
     let sequence = admitted(answer);
     drop(sequence);
     step(&mut manager, &mut []);
@@ -111,8 +129,8 @@ fn a_transfer_belongs_to_one_sequence() {
     let mut manager = manager(16, 0);
     let mut requests = [Request::new((0..11).collect()), Request::new((50..61).collect())];
     let [first, second] = &mut requests;
-    let (one, adoption) = manager.adopt(first, 10);
-    let (other, _kept) = manager.adopt(second, 10);
+    let (one, adoption) = adopt(&mut manager, first, 10);
+    let (other, _kept) = adopt(&mut manager, second, 10);
     let (mut one, mut other) = (admitted(one), admitted(other));
     let foreign = manager.adopted(&mut other, adoption.unwrap(), 3).unwrap_err();
     assert_eq!(foreign, SequenceError::Foreign);
@@ -177,9 +195,9 @@ fn arriving(manager: &mut Manager) -> (Sequence, Adoption) {
     manager.stage(&open, &mut [&mut first]).unwrap();
     manager.finish_step(open).unwrap();
     let mut request = Request::new((0..17).collect());
-    let (answer, adoption) = manager.adopt(&mut request, 16);
+    let (answer, adoption) = adopt(manager, &mut request, 16);
     let adoption = adoption.unwrap();
-    assert_eq!(adoption.first(), 2);
+    assert_eq!(places(&adoption), 2..4);
     (admitted(answer), adoption)
 }
 
@@ -207,4 +225,172 @@ fn a_transfer_of_another_manager_is_refused() {
     let (_sequence, foreign) = arriving(&mut other);
     assert_eq!(manager.adopted(&mut sequence, foreign, 2), Err(SequenceError::Foreign));
     assert_eq!(sequence.resolved(), 8);
+}
+
+const WINDOW: GroupId = GroupId(1);
+const STATE: GroupId = GroupId(2);
+
+/// Full attention, windows of 6 tokens behind one of 2 sinks, and states behind every 8 tokens.
+fn several() -> Manager {
+    let kinds =
+        [GroupKind::Window { tokens: 6, sinks: 2 }, GroupKind::State { checkpoint_tokens: 8 }];
+    let further = kinds.map(|kind| GroupOptions {
+        kind,
+        block_tokens: common::BLOCK,
+        pool: PoolConfig::primary_only(16),
+        blocks_per_sequence_max: 64,
+        watermark_blocks: 0,
+    });
+    let further_groups = further.into();
+    Manager::new(ManagerOptions { further_groups, ..common::options(16, 0) }).unwrap()
+}
+
+/// A sequence whose first `tokens` tokens have KV, and the id behind them.
+fn computed_by_several(manager: &mut Manager, tokens: u32) -> Sequence {
+    let mut sequence = admit(manager, 0..tokens);
+    loop {
+        let plan = step(manager, &mut [&mut sequence]);
+        match sequence.to_compute() as u32 {
+            0 => {
+                manager.commit(&mut sequence, plan.step, &[tokens]).unwrap();
+                return sequence;
+            }
+            left => drop(manager.reserve(&mut sequence, left).unwrap()),
+        }
+    }
+}
+
+fn in_group(adoption: &Adoption, group: GroupId) -> Vec<usize> {
+    adoption.blocks(group).map(|(place, _)| place).collect()
+}
+
+#[test]
+fn a_sequence_of_several_groups_takes_along_what_a_step_reads() {
+    let mut manager = several();
+    let sequence = computed_by_several(&mut manager, 22);
+    let state = sequence.block_of(STATE, 0).unwrap();
+    let export = manager.export(sequence).unwrap();
+    assert_eq!((export.tokens(), export.blocks(FIRST).len()), (22, 6));
+    // Token 22 reads from token 17 on, and the first two.
+    let places = |group| export.blocks(group).iter().map(|&(place, _)| place).collect::<Vec<_>>();
+    assert_eq!(places(WINDOW), [0, 4, 5]);
+    assert_eq!(export.blocks(STATE), [(0, state)]);
+    assert_eq!(places(GroupId(3)), []);
+    assert_eq!(export.formats(), manager.formats());
+    drop(export);
+    common::step(&mut manager, &mut []);
+    assert_eq!(manager.pool_of(STATE).unwrap().claimable(), 16);
+}
+
+#[test]
+fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
+    let mut manager = several();
+    let mut request = Request::new((0..23).collect());
+    let (answer, adoption) = adopt(&mut manager, &mut request, 22);
+    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    assert_eq!(in_group(&adoption, FIRST), [0, 1, 2, 3, 4, 5]);
+    assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
+    assert_eq!(
+        manager.block_ids_of(WINDOW, &sequence)[..6].iter().filter(|&&id| id < 0).count(),
+        3
+    );
+    let all = adoption.block_count();
+    assert_eq!(manager.adopted(&mut sequence, adoption, all).unwrap(), 22);
+    manager.reserve(&mut sequence, 1).unwrap();
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    assert_eq!((plan.batch[0].start, plan.copies.len()), (Start::At(22), 0));
+    drop(sequence);
+    step(&mut manager, &mut []);
+    // Full blocks have names, and no state is behind any of them.
+    let cached = |group| {
+        let blocks = manager.pool_of(group).unwrap().snapshot().blocks;
+        blocks.iter().filter(|block| block.hash.is_some()).count()
+    };
+    assert_eq!([FIRST, WINDOW, STATE].map(cached), [5, 2, 0]);
+}
+
+#[test]
+fn a_state_that_arrives_where_a_checkpoint_is_due_is_one() {
+    let mut manager = several();
+    let mut request = Request::new((0..20).collect());
+    let (answer, adoption) = adopt(&mut manager, &mut request, 16);
+    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    assert_eq!(manager.adopted(&mut sequence, adoption, 99).unwrap(), 16);
+    let mut request = Request::new((0..18).collect());
+    request.waits = false;
+    let found = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(found.cached_tokens(), 16);
+    // The sequence writes a copy.
+    manager.reserve(&mut sequence, 3).unwrap();
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    assert!(plan.copies.iter().any(|copy| copy.group == STATE));
+}
+
+#[test]
+fn a_part_of_several_groups_is_of_no_use() {
+    let mut manager = several();
+    drop(computed_by_several(&mut manager, 9));
+    step(&mut manager, &mut []);
+    let mut request = Request::new((0..23).collect());
+    let (answer, adoption) = adopt(&mut manager, &mut request, 22);
+    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    assert_eq!(in_group(&adoption, FIRST), [2, 3, 4, 5], "two blocks are cached here");
+    assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
+    let all = adoption.block_count();
+    assert_eq!(manager.adopted(&mut sequence, adoption, all - 1).unwrap(), 0);
+    manager.reserve(&mut sequence, 23).unwrap();
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 8));
+    drop(sequence);
+    // The request finds what was cached before, and what was computed just now.
+    assert_eq!(admit(&mut manager, 0..23).cached_tokens(), 8);
+}
+
+#[test]
+fn what_is_being_computed_is_transferred_to_several_groups() {
+    let mut manager = several();
+    let mut first = admit(&mut manager, 0..9);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut first]).unwrap();
+    manager.finish_step(open).unwrap();
+    let mut request = Request::new((0..23).collect());
+    let (answer, adoption) = adopt(&mut manager, &mut request, 22);
+    let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
+    assert_eq!(in_group(&adoption, FIRST), [0, 1, 2, 3, 4, 5]);
+    common::complete(&mut manager, 1, Outcome::Failed);
+    assert_eq!(manager.adopted(&mut sequence, adoption, 99).unwrap(), 22);
+}
+
+#[test]
+fn managers_of_other_groups_exchange_nothing() {
+    let mut manager = several();
+    let refused = |manager: &mut Manager, tokens, there: &[GroupFormat]| match manager.adopt(
+        &mut Request::new((0..23).collect()),
+        tokens,
+        there,
+    ) {
+        (Answer::Refused(error), None) => error,
+        other => panic!("{other:?}"),
+    };
+    let formats = manager.formats();
+    let mut others = formats.clone();
+    others[1].kind = GroupKind::Window { tokens: 7, sinks: 2 };
+    let error = refused(&mut manager, 22, &others);
+    let (here, there) = (Some(formats[1]), Some(others[1]));
+    assert_eq!(error, AdmitError::Format { group: 1, here, there });
+    let error = refused(&mut manager, 22, &formats[..2]);
+    assert_eq!(error, AdmitError::Format { group: 2, here: Some(formats[2]), there: None });
+    let mut one = manager_of(16);
+    let error = refused(&mut one, 22, &formats);
+    assert_eq!(error, AdmitError::Format { group: 1, here: None, there: Some(formats[1]) });
+    let mut others = one.formats();
+    others[0].block_tokens = 8;
+    assert!(matches!(refused(&mut one, 22, &others), AdmitError::Format { group: 0, .. }));
+    // The last token is computed in any case, and a state does not go back.
+    assert_eq!(refused(&mut manager, 23, &formats), AdmitError::Behind { tokens: 23, max: 22 });
+    assert_eq!(manager.free_rows(), 256);
+}
+
+fn manager_of(blocks: u64) -> Manager {
+    manager(blocks, 0)
 }

@@ -1,54 +1,115 @@
 //! Loads: what follows the cached part of a prefix comes back to host memory, while its request waits.
 
-use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier};
+use std::borrow::Cow;
 
-use super::{Kept, LOADS_OF_REQUEST, LoadWait, Lower, Ticket};
-use crate::Manager;
+use kv_pool::tenants::TenantId;
+use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier};
+use smallvec::SmallVec;
+
+use super::{Kept, Key, LoadWait, Lower, Ticket, VAIN_LOADS_MAX};
 use crate::admit::{Request, Waiting};
+use crate::group::{Group, names_of};
 use crate::tickets::{Direction, TicketId};
-use crate::tiers::tier_at;
+use crate::tiers::{BlockFault, tier_at};
+use crate::{GroupId, Manager};
+
+/// How often a shorter prefix is tried for which host memory has room: the search is part of a step's cost.
+const ROOM_TRIES: usize = 4;
+
+/// What is to be loaded so that a prefix is cached in all groups.
+#[derive(Debug, Default)]
+struct Lacks {
+    /// Tokens of the prefix.
+    end: u64,
+    /// What is to be loaded of each group, in order.
+    groups: SmallVec<[Vec<Lack>; 4]>,
+    /// Blocks that the prefix needs and that are cached.
+    cached: usize,
+    /// Those in host memory, while others are claimed.
+    pinned: Vec<Pinned>,
+}
+
+/// A block that a prefix lacks.
+#[derive(Clone, Copy, Debug)]
+struct Lack {
+    place: usize,
+    name: BlockHash,
+    /// The name before it.
+    before: Option<BlockHash>,
+}
+
+impl Lacks {
+    fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        let each = (0..).map(GroupId).zip(&self.groups);
+        each.flat_map(|(group, lacking)| lacking.iter().map(move |lack| (group, lack.name)))
+    }
+}
 
 impl Manager {
     pub(super) fn end_load(&mut self, ticket: Ticket) {
-        let Ticket { id, tier, names, parent, claimed, faults, void, awaited, deadline, .. } =
-            ticket;
+        let Ticket {
+            id,
+            tier,
+            group,
+            names,
+            parents,
+            claimed,
+            faults,
+            void,
+            waiters,
+            deadline,
+            readers,
+            ..
+        } = ticket;
+        let of = usize::from(group.0);
         let blocks = claimed.into_iter().flatten();
-        let (mut parent, mut loaded) = (parent, Pinned::default());
-        for (((&name, mut block), fault), void) in names.iter().zip(blocks).zip(faults).zip(void) {
-            if self.lower.arriving.get(&name) == Some(&id) {
-                self.lower.arriving.remove(&name);
+        let (mut loaded, mut wrong) = (Pinned::default(), Vec::new());
+        let all_faults = faults.clone();
+        let ends = names.into_iter().zip(parents).zip(blocks).zip(faults.into_iter().zip(void));
+        for (((name, before), mut block), (fault, void)) in ends {
+            let key: Key = (group, name);
+            if self.lower.arriving.get(&key) == Some(&id) {
+                self.lower.arriving.remove(&key);
             }
-            let before = parent.replace(name);
+            self.lower.tiers[tier].loading.remove(&key);
             if void {
                 self.lower.stats.void_blocks += 1;
+                wrong.push(block);
+                // Its store had to wait, if it has become complete meanwhile.
+                self.lower.want_in(tier, key, false);
                 continue;
             }
             if let Some(fault) = fault {
                 self.lower.stats.faults[fault.index()] += 1;
-                // What is wrong once is not asked for again.
-                if self.lower.tiers[tier].index.remove(&name).is_some() {
-                    self.forget_in(tier, name);
+                wrong.push(block);
+                // What is wrong once is not asked for again. What is late is there.
+                if fault != BlockFault::Late && self.lower.tiers[tier].index.remove(&key).is_some()
+                {
+                    self.forget_in(tier, key);
                 }
+                self.lower.want_in(tier, key, false);
                 continue;
             }
             self.lower.stats.loaded_blocks[tier] += 1;
-            let retention = self.lower.tiers[tier].index.get(&name).copied().unwrap_or_default();
+            let retention = self.lower.tiers[tier].index.get(&key).copied().unwrap_or_default();
             let own = block.records().next();
             let mut feed = self.home.feed();
-            let named = block.register(&[name], Naming { parent: before, retention });
+            let parent = before.filter(|_| self.groups[of].is_chained());
+            let named = block.register(&[name], Naming { parent, retention });
             let Ok(named) = named else { unreachable!("one block for one name") };
             // Unless another block bore the name already, it bears it now, and is complete.
             if let Some(record) = named.records().next().filter(|record| Some(*record) == own) {
-                self.groups[0].written[record.index()] = 0;
+                self.groups[of].written[record.index()] = 0;
                 if let (Some(feed), Some(tier)) = (&mut feed, tier_at(tier)) {
-                    feed.loaded((0, tier, name), record, before);
+                    feed.loaded((of, tier, name), record, before);
                 }
             }
             // Lists of one pool are joined.
             drop(loaded.append(named));
         }
-        if awaited && self.lower.now < deadline && !loaded.is_empty() {
-            self.lower.kept.push(Kept { ticket: id, until: deadline, blocks: loaded });
+        self.lower.end_read(readers, &all_faults, wrong, &loaded);
+        if waiters > 0 && self.lower.now < deadline && !loaded.is_empty() {
+            self.lower.kept.push(Kept { ticket: id, waiters, until: deadline, blocks: loaded });
         }
     }
 
@@ -58,98 +119,231 @@ impl Manager {
             return None;
         }
         let now = self.lower.now;
-        let before = request.load;
-        if let Some(wait) = before.filter(|wait| wait.waits) {
-            if let Some(open) = self.lower.open.iter().find(|open| open.id == wait.ticket) {
-                if now < wait.deadline {
-                    return Some(waiting_for(open));
-                }
-                self.lower.stats.late += 1;
-            }
-            request.load = Some(LoadWait { waits: false, ..wait });
-        }
-        let (begun, deadline) = before.map_or_else(
-            || (0, now.saturating_add(self.lower.options.wait_max)),
-            |wait| (wait.begun, wait.deadline),
-        );
-        if now >= deadline {
-            return None;
-        }
-        let names = self.names_of(request);
-        let (ticket, is_new) = self.load_rest(names, begun < LOADS_OF_REQUEST)?;
-        let begun = begun + u32::from(is_new);
-        let open = self.lower.open.iter_mut().find(|open| open.id == ticket)?;
-        open.awaited = true;
-        self.lower.stats.waits += 1;
-        let waiting = waiting_for(open);
-        request.load = Some(LoadWait { ticket, deadline, waits: true, begun });
-        Some(waiting)
+        let mut wait = request.load.take().unwrap_or_else(|| LoadWait {
+            ticket: None,
+            counted: SmallVec::new(),
+            deadline: now.saturating_add(self.lower.options.wait_max),
+            cached: 0,
+            begun: 0,
+            enters: false,
+        });
+        let (names, most) = self.wanted(request);
+        let waiting = self.next_wait(&mut wait, names, most);
+        wait.enters = waiting.is_some() && request.by_layers && self.enters(request);
+        let enters = wait.enters;
+        request.load = Some(wait);
+        waiting.filter(|_| !enters)
     }
 
-    /// The ticket that brings what follows the cached part of a prefix, and whether it was opened now.
-    fn load_rest(&mut self, names: &[BlockHash], opens: bool) -> Option<(TicketId, bool)> {
-        let below = |lower: &Lower, name| {
-            lower.arriving.contains_key(name) || lower.tier_with(*name).is_some()
-        };
-        if !names.iter().any(|name| below(&self.lower, name)) {
+    fn next_wait(
+        &mut self,
+        wait: &mut LoadWait,
+        names: &[BlockHash],
+        most: u64,
+    ) -> Option<Waiting> {
+        let is_late = self.lower.now >= wait.deadline;
+        if let Some(ticket) = wait.ticket
+            && let Some(open) = self.lower.open.iter().find(|open| open.id == ticket)
+            // What brings nothing any more is not waited for.
+            && open.is_useful()
+        {
+            if !is_late {
+                return Some(waiting_for(open));
+            }
+            self.lower.stats.late += 1;
+        }
+        wait.ticket = None;
+        if is_late {
+            return None;
+        }
+        let mut lacks = self.lacks(names, most)?;
+        if lacks.cached > wait.cached {
+            (wait.cached, wait.begun) = (lacks.cached, 0);
+        }
+        if wait.begun < VAIN_LOADS_MAX && self.may_load(&lacks) {
+            lacks = self.with_room(names, lacks)?;
+            wait.begun += u32::from(self.load(&lacks) > 0);
+        }
+        let brought = lacks.keys().filter_map(|key| self.lower.arriving.get(&key).copied());
+        let brought: SmallVec<[TicketId; 8]> = brought.collect();
+        let ticket = *brought.first()?;
+        for brings in brought {
+            if !wait.counted.contains(&brings) {
+                wait.counted.push(brings);
+                let open = self.lower.open.iter_mut().find(|open| open.id == brings);
+                open.into_iter().for_each(|open| open.waiters += 1);
+            }
+        }
+        let open = self.lower.open.iter().find(|open| open.id == ticket)?;
+        self.lower.stats.waits += 1;
+        wait.ticket = Some(ticket);
+        Some(waiting_for(open))
+    }
+
+    /// What a prefix of at most `most` tokens lacks to be cached in all groups, as far as tiers below have it. Nothing
+    /// if that is no further than it is cached.
+    fn lacks(&self, names: &[BlockHash], most: u64) -> Option<Lacks> {
+        if !self.groups.iter().any(|group| self.lower.has_any_of(group, names)) {
             return None;
         }
         // Without a pin, which would keep the blocks from others in this step, however often a request asks.
-        let near = self.groups[0].pool.prefix_len(names);
-        let rest = &names[near..];
-        let first = *rest.first()?;
-        if let Some(&ticket) = self.lower.arriving.get(&first) {
-            return Some((ticket, false));
-        }
-        let tier = self.lower.tier_with(first).filter(|_| opens)?;
-        let options = &self.lower.options;
-        let (least, most) = (options.load_blocks_min.max(1), options.ticket_blocks_max.max(1));
-        if self.lower.open_of(tier, Direction::Load) >= options.loads_open_max as usize {
+        let firsts = self.cached_first(names, most);
+        let is_below =
+            |key| self.lower.arriving.contains_key(&key) || self.lower.tier_with(key).is_some();
+        let near = self.reach_with(names, most, &firsts, |_| false);
+        let end = self.reach_with(names, most, &firsts, is_below);
+        let least = u64::from(self.lower.options.load_blocks_min.max(1));
+        if end - near < least * u64::from(self.namer.block_tokens) {
             return None;
         }
-        let there = rest.iter().take(most as usize).take_while(|name| {
-            self.lower.tiers[tier].index.contains_key(name)
-                && !self.lower.arriving.contains_key(name)
-        });
-        let mut count = there.count();
-        let claimed = loop {
-            if count < least as usize {
-                return None;
-            }
-            match self.groups[0].pool.claim_in(Tier::Secondary, count) {
-                Ok(claimed) => break claimed,
-                Err(ClaimError::Exhausted { claimable, .. }) if claimable < count => {
-                    count = claimable;
+        let mut lacks = Lacks::default();
+        for (group, first) in self.groups.iter().zip(firsts) {
+            let mut lacking = Vec::new();
+            for (place, name) in group.needed_names(names, group.whole_blocks(end), 0) {
+                if place < first || group.pool.locate(name).is_some() {
+                    lacks.cached += 1;
+                    continue;
                 }
-                Err(_) => return None,
+                let before = (place * group.stride).checked_sub(1).map(|before| names[before]);
+                lacking.push(Lack { place, name, before });
             }
-        };
-        let places = claimed.ids().collect();
-        let mut ticket = Ticket::new(tier, Direction::Load, rest[..count].to_vec());
-        ticket.parent = near.checked_sub(1).map(|last| names[last]);
-        ticket.claimed.push(claimed);
-        let id = self.open_ticket(ticket, places);
-        self.lower.arriving.extend(rest[..count].iter().map(|&name| (name, id)));
-        Some((id, true))
+            lacks.groups.push(lacking);
+        }
+        lacks.end = end;
+        Some(lacks)
     }
 
-    /// Begins to load what follows the cached part of a prefix; how many blocks are on their way.
+    /// Whether tickets are left for some of it.
+    fn may_load(&self, lacks: &Lacks) -> bool {
+        let max = self.lower.options.loads_open_max as usize;
+        let left = |tier| self.lower.open_of(tier, Direction::Load) < max;
+        let tiers: SmallVec<[bool; 2]> = (0..self.lower.tiers.len()).map(left).collect();
+        let is_left = |key| {
+            !self.lower.arriving.contains_key(&key)
+                && self.lower.tier_with(key).is_some_and(|tier| tiers[tier])
+        };
+        lacks.keys().any(is_left)
+    }
+
+    /// The same for so much of a prefix that host memory has room for what it lacks, in all groups. What is cached of
+    /// it stays until the tickets are opened.
+    fn with_room(&self, names: &[BlockHash], mut lacks: Lacks) -> Option<Lacks> {
+        for _ in 0..ROOM_TRIES {
+            // Claims must not evict what is there.
+            lacks.pinned = self.pin_in_host(names, lacks.end);
+            let Some(end) = self.without_room(&lacks) else { return Some(lacks) };
+            lacks = self.lacks(names, end)?;
+        }
+        None
+    }
+
+    fn pin_in_host(&self, names: &[BlockHash], end: u64) -> Vec<Pinned> {
+        let mut pinned = Vec::new();
+        for group in &self.groups {
+            let reads = group.needed_names(names, group.whole_blocks(end), 0);
+            pinned.extend(
+                reads.filter_map(|(_, name)| group.pool.find_and_pin(name, Tier::Secondary)),
+            );
+        }
+        pinned
+    }
+
+    /// Tokens before the first block that host memory has no room for.
+    fn without_room(&self, lacks: &Lacks) -> Option<u64> {
+        let first = |(group, lacking): (&Group, &Vec<Lack>)| {
+            let mut missing = lacking
+                .iter()
+                .filter(|lack| !self.lower.arriving.contains_key(&(group.id, lack.name)));
+            let count = missing.clone().count();
+            match group.pool.check_claim(Tier::Secondary, TenantId::NOBODY, count) {
+                Ok(()) => None,
+                Err(ClaimError::Exhausted { claimable, .. }) => missing.nth(claimable),
+                Err(_) => missing.next(),
+            }
+            .map(|lack| group.tokens_of(lack.place))
+        };
+        self.groups.iter().zip(&lacks.groups).filter_map(first).min()
+    }
+
+    /// Opens tickets for what a prefix lacks and is not on its way, in order, as many as are left; how many.
+    fn load(&mut self, lacks: &Lacks) -> usize {
+        let most = self.lower.options.ticket_blocks_max.max(1) as usize;
+        let mut opened = 0;
+        for (group, lacking) in (0..).map(GroupId).zip(&lacks.groups) {
+            for tier in 0..self.lower.tiers.len() {
+                let from_here = |lack: &&Lack| {
+                    let key = (group, lack.name);
+                    !self.lower.arriving.contains_key(&key)
+                        && self.lower.tier_with(key) == Some(tier)
+                };
+                let from_here: Vec<Lack> = lacking.iter().filter(from_here).copied().collect();
+                for lacking in from_here.chunks(most) {
+                    opened += usize::from(self.load_from(tier, group, lacking));
+                }
+            }
+        }
+        opened
+    }
+
+    /// Opens a ticket for blocks of a group that a tier has; whether one was left, and room.
+    fn load_from(&mut self, tier: usize, group: GroupId, lacking: &[Lack]) -> bool {
+        let max = self.lower.options.loads_open_max as usize;
+        if self.lower.open_of(tier, Direction::Load) >= max {
+            return false;
+        }
+        let pool = &self.groups[usize::from(group.0)].pool;
+        let Ok(claimed) = pool.claim_in(Tier::Secondary, lacking.len()) else { return false };
+        let places = claimed.ids().collect();
+        let names: Vec<_> = lacking.iter().map(|lack| lack.name).collect();
+        let keys = names.iter().map(|&name| (group, name)).collect::<Vec<Key>>();
+        let mut ticket = Ticket::new(tier, group, Direction::Load, names);
+        ticket.parents = lacking.iter().map(|lack| lack.before).collect();
+        ticket.claimed.push(claimed);
+        let id = self.open_ticket(ticket, places);
+        self.lower.tiers[tier].loading.extend(&keys);
+        self.lower.arriving.extend(keys.into_iter().map(|key| (key, id)));
+        true
+    }
+
+    /// Begins to load what a prefix lacks; how many blocks are on their way.
     pub(crate) fn prefetch_below(&mut self, names: &[BlockHash]) -> usize {
-        if self.lower.tiers.is_empty() {
-            return 0;
+        let Some(mut lacks) = self.lacks(names, u64::MAX) else { return 0 };
+        if self.may_load(&lacks) {
+            let Some(with_room) = self.with_room(names, lacks) else { return 0 };
+            self.load(&with_room);
+            lacks = with_room;
         }
-        match self.load_rest(names, true) {
-            Some(_) => names.iter().filter(|name| self.lower.arriving.contains_key(name)).count(),
-            None => 0,
-        }
+        lacks.keys().filter(|key| self.lower.arriving.contains_key(key)).count()
     }
 
     /// A request is admitted: it has pinned what was kept for it.
     pub(crate) fn end_wait(&mut self, request: &mut Request) {
-        if let Some(wait) = request.load.take() {
-            self.lower.kept.retain(|kept| kept.ticket != wait.ticket);
+        let Some(wait) = request.load.take() else { return };
+        for ticket in wait.counted {
+            let open = self.lower.open.iter_mut().find(|open| open.id == ticket);
+            let kept = self.lower.kept.iter_mut().find(|kept| kept.ticket == ticket);
+            let open = open.map(|open| &mut open.waiters);
+            let waiters = open.or(kept.map(|kept| &mut kept.waiters));
+            waiters.into_iter().for_each(|waiters| *waiters = waiters.saturating_sub(1));
         }
+        self.lower.kept.retain(|kept| kept.waiters > 0);
     }
+}
+
+impl Lower {
+    /// Whether a tier has one of these names of a group, or one is on its way.
+    fn has_any_of(&self, group: &Group, names: &[BlockHash]) -> bool {
+        let has = |&name: &BlockHash| {
+            let key = (group.id, name);
+            self.arriving.contains_key(&key) || self.tier_with(key).is_some()
+        };
+        names_of_all(names, group).iter().any(has)
+    }
+}
+
+/// The names of a group's whole blocks.
+fn names_of_all<'a>(names: &'a [BlockHash], group: &Group) -> Cow<'a, [BlockHash]> {
+    names_of(names, group.stride, 0, names.len() / group.stride)
 }
 
 fn waiting_for(ticket: &Ticket) -> Waiting {

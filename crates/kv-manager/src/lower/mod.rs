@@ -5,6 +5,7 @@
 //! ticket belong to the ticket, whoever asked for it, until every worker has settled it or is fenced (H30): a
 //! deadline ends waiting for it, and nothing else.
 
+mod layers;
 mod loads;
 mod options;
 mod stores;
@@ -15,6 +16,8 @@ use std::time::Duration;
 use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, retention::Retention};
 use smallvec::SmallVec;
 
+pub(crate) use layers::OpenLoad;
+use layers::{Read, Readers};
 pub(crate) use options::TIERS_MAX;
 pub use options::{LowerOptions, LowerStats, StoreAll, StorePolicy};
 
@@ -23,19 +26,27 @@ use crate::tiers::{BlockFault, index_of, tier_at};
 use crate::workers::Worker;
 use crate::{GroupId, Manager, WorkerId};
 
+/// A block below host memory: its group, and its name.
+pub(crate) type Key = (GroupId, BlockHash);
+
 /// What a waiting request has to do with loads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct LoadWait {
-    ticket: TicketId,
+    /// The load that it waits for, if it does still.
+    ticket: Option<TicketId>,
+    /// The loads that count it among their waiters.
+    counted: SmallVec<[TicketId; 2]>,
     deadline: Duration,
-    /// It waits for it still.
-    waits: bool,
-    /// Loads that were begun for it.
+    /// Blocks that it needs that were cached when it was last looked at.
+    cached: usize,
+    /// Times that loads were begun for it since there were more of these.
     begun: u32,
+    /// It is admitted with the loads that are open.
+    pub(crate) enters: bool,
 }
 
-/// Loads that are begun for one request: one for each tier.
-const LOADS_OF_REQUEST: u32 = TIERS_MAX as u32;
+/// Times that loads are begun for a request without more of what it needs being cached: once for each tier.
+const VAIN_LOADS_MAX: u32 = TIERS_MAX as u32;
 
 /// The manager's side of the tiers below host memory.
 #[derive(Debug)]
@@ -44,10 +55,12 @@ pub(crate) struct Lower {
     tiers: Vec<TierState>,
     open: Vec<Ticket>,
     next_ticket: u64,
-    /// Names that open loads bring.
-    arriving: HashMap<BlockHash, TicketId>,
-    /// Loaded blocks that a request is expected to come back for.
+    /// Blocks that open loads bring.
+    arriving: HashMap<Key, TicketId>,
+    /// Loaded blocks that requests are expected to come back for.
     kept: Vec<Kept>,
+    /// Blocks of loads that have ended, which plans copy to the device.
+    read: Vec<Read>,
     policy: Box<dyn StorePolicy>,
     /// The time of the latest step.
     now: Duration,
@@ -57,23 +70,36 @@ pub(crate) struct Lower {
 #[derive(Debug, Default)]
 struct TierState {
     /// What is complete there, and what it is worth when it comes back.
-    index: HashMap<BlockHash, Retention>,
-    /// Names to be stored, the oldest first.
-    wanted: VecDeque<BlockHash>,
-    /// Names in open stores.
-    storing: HashSet<BlockHash>,
+    index: HashMap<Key, Retention>,
+    /// Blocks to be stored, of each group.
+    wanted: Vec<VecDeque<Wanted>>,
+    /// The group that stores next.
+    turn: usize,
+    /// These blocks, and blocks in open stores: each once.
+    asked: HashSet<Key>,
+    /// Blocks in open loads.
+    loading: HashSet<Key>,
+}
+
+/// A block to be stored.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    name: BlockHash,
+    /// A store of it has failed before.
+    again: bool,
 }
 
 #[derive(Debug)]
 struct Ticket {
     id: TicketId,
     tier: usize,
+    group: GroupId,
     direction: Direction,
     names: Vec<BlockHash>,
-    /// Of a store: what the blocks are worth.
-    worth: Vec<Retention>,
-    /// Of a load: the name before the first.
-    parent: Option<BlockHash>,
+    /// Of a store: what the blocks are worth, and whether a store of them has failed before.
+    worth: Vec<(Retention, bool)>,
+    /// Of a load: the name before each.
+    parents: Vec<Option<BlockHash>>,
     /// Blocks that the tier writes, or that were made for it to read.
     claimed: Vec<Claimed>,
     /// Blocks that it reads where they are cached.
@@ -85,18 +111,21 @@ struct Ticket {
     left: SmallVec<[WorkerId; 4]>,
     staged: bool,
     deadline: Duration,
-    /// A request waits for it.
-    awaited: bool,
+    /// Requests that wait for it.
+    waiters: u32,
+    /// What sequences have of it that were admitted before it has ended.
+    readers: Option<Readers>,
 }
 
 impl Ticket {
-    fn new(tier: usize, direction: Direction, names: Vec<BlockHash>) -> Self {
+    fn new(tier: usize, group: GroupId, direction: Direction, names: Vec<BlockHash>) -> Self {
         Self {
             id: TicketId(0),
             tier,
+            group,
             direction,
             worth: Vec::new(),
-            parent: None,
+            parents: Vec::new(),
             claimed: Vec::new(),
             pinned: Vec::new(),
             faults: vec![None; names.len()],
@@ -105,32 +134,43 @@ impl Ticket {
             left: SmallVec::new(),
             staged: false,
             deadline: Duration::ZERO,
-            awaited: false,
+            waiters: 0,
+            readers: None,
         }
     }
 
     fn blocks(&self) -> usize {
         self.names.len()
     }
+
+    /// Whether anything that it brings is of use.
+    fn is_useful(&self) -> bool {
+        !self.void.iter().all(|void| *void)
+    }
 }
 
 #[derive(Debug)]
 struct Kept {
     ticket: TicketId,
+    /// Requests that have waited for it and were not admitted.
+    waiters: u32,
     until: Duration,
     blocks: Pinned,
 }
 
 impl Lower {
-    pub(crate) fn new(options: LowerOptions) -> Self {
+    pub(crate) fn new(options: LowerOptions, groups: usize) -> Self {
         let tiers = usize::from(options.tiers.min(TIERS_MAX));
+        let wanted = vec![VecDeque::new(); groups];
+        let tier = || TierState { wanted: wanted.clone(), ..TierState::default() };
         Self {
             options,
-            tiers: (0..tiers).map(|_| TierState::default()).collect(),
+            tiers: (0..tiers).map(|_| tier()).collect(),
             open: Vec::new(),
             next_ticket: 1,
             arriving: HashMap::new(),
             kept: Vec::new(),
+            read: Vec::new(),
             policy: Box::new(StoreAll),
             now: Duration::ZERO,
             stats: LowerStats::default(),
@@ -142,22 +182,44 @@ impl Lower {
         self.open.iter().filter(same).count()
     }
 
-    /// The nearest tier that has a name.
-    fn tier_with(&self, name: BlockHash) -> Option<usize> {
-        self.tiers.iter().position(|tier| tier.index.contains_key(&name))
+    /// The nearest tier that has a block.
+    fn tier_with(&self, key: Key) -> Option<usize> {
+        self.tiers.iter().position(|tier| tier.index.contains_key(&key))
     }
 
-    /// Asks for content that has become complete to be stored.
-    fn want(&mut self, name: BlockHash) {
-        for state in &mut self.tiers {
-            if state.index.contains_key(&name) || state.storing.contains(&name) {
-                continue;
-            }
-            if state.wanted.len() >= self.options.queue_max {
-                state.wanted.pop_front();
-            }
-            state.wanted.push_back(name);
+    /// Whether content waits to be stored in a tier, and a ticket is left for it.
+    fn may_store(&self, tier: usize) -> bool {
+        let max = self.options.stores_open_max as usize;
+        let waits = self.tiers[tier].wanted.iter().any(|wanted| !wanted.is_empty());
+        waits && self.open_of(tier, Direction::Store) < max
+    }
+
+    /// The same of any tier.
+    pub(crate) fn may_store_any(&self) -> bool {
+        (0..self.tiers.len()).any(|tier| self.may_store(tier))
+    }
+
+    /// Asks for complete content to be stored in all tiers.
+    fn want(&mut self, key: Key) {
+        (0..self.tiers.len()).for_each(|tier| self.want_in(tier, key, false));
+    }
+
+    /// Asks for complete content to be stored in a tier, unless that was asked before.
+    fn want_in(&mut self, tier: usize, key: Key, again: bool) {
+        let state = &mut self.tiers[tier];
+        let (group, name) = key;
+        if state.index.contains_key(&key) || !state.asked.insert(key) {
+            return;
         }
+        let waiting: usize = state.wanted.iter().map(VecDeque::len).sum();
+        if waiting >= self.options.queue_max
+            && let Some((of, longest)) =
+                (0..).zip(&mut state.wanted).max_by_key(|(_, wanted)| wanted.len())
+            && let Some(oldest) = longest.pop_front()
+        {
+            state.asked.remove(&(GroupId(of), oldest.name));
+        }
+        state.wanted[usize::from(group.0)].push_back(Wanted { name, again });
     }
 
     /// Takes in the time of a new step: requests that did not come back for loaded blocks lose them.
@@ -166,10 +228,11 @@ impl Lower {
         self.kept.retain(|kept| kept.until > now);
     }
 
-    /// Makes a name that is on its way mean nothing.
-    fn void(&mut self, name: BlockHash) {
-        self.arriving.remove(&name);
-        for ticket in &mut self.open {
+    /// Makes a block that is on its way mean nothing.
+    fn void(&mut self, key: Key) {
+        self.arriving.remove(&key);
+        let (group, name) = key;
+        for ticket in self.open.iter_mut().filter(|ticket| ticket.group == group) {
             for (void, _) in
                 ticket.void.iter_mut().zip(&ticket.names).filter(|(_, of)| **of == name)
             {
@@ -207,10 +270,16 @@ impl Manager {
         stats
     }
 
-    /// Whether a tier below host memory has a block, on all workers, and which.
+    /// Whether a tier below host memory has a block of the first group, on all workers, and which.
     #[must_use]
     pub fn find_below(&self, name: BlockHash) -> Option<Tier> {
-        self.lower.tier_with(name).and_then(tier_at)
+        self.find_below_of(GroupId(0), name)
+    }
+
+    /// The same of any group.
+    #[must_use]
+    pub fn find_below_of(&self, group: GroupId, name: BlockHash) -> Option<Tier> {
+        self.lower.tier_with((group, name)).and_then(tier_at)
     }
 
     /// Takes in that a ticket has ended at a worker. When it has ended at all workers, the blocks that are right at
@@ -238,25 +307,27 @@ impl Manager {
         Ok(())
     }
 
-    /// Takes in that a worker's tier has dropped names by itself. They are found there no more, and the tiers of
+    /// Takes in that a worker's tier has dropped blocks by itself. They are found there no more, and the tiers of
     /// the other workers are told to forget them.
     ///
     /// # Errors
     /// [`TicketError`]; nothing was taken in.
     pub fn dropped(&mut self, dropped: &Dropped) -> Result<(), TicketError> {
-        let &Dropped { worker, tier, ref names } = dropped;
+        let &Dropped { worker, tier, ref blocks } = dropped;
         self.check_runs(worker)?;
         let tiers = self.lower.tiers.len();
         let at = index_of(tier).filter(|&at| at < tiers);
         let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
-        for &name in names {
-            if self.lower.tiers[at].index.remove(&name).is_some() {
+        for &key in blocks {
+            if self.lower.tiers[at].index.remove(&key).is_some() {
                 self.lower.stats.dropped_names[at] += 1;
-                self.forget_in(at, name);
+                self.forget_in(at, key);
             }
             // What is being stored may have been dropped since it was there.
+            let (group, name) = key;
             for ticket in self.lower.open.iter_mut().filter(|ticket| ticket.tier == at) {
                 if ticket.direction == Direction::Store
+                    && ticket.group == group
                     && let Some(index) = ticket.names.iter().position(|of| *of == name)
                 {
                     ticket.faults[index].get_or_insert(BlockFault::Missing);
@@ -275,18 +346,19 @@ impl Manager {
         }
     }
 
-    fn forget_in(&mut self, tier: usize, name: BlockHash) {
+    fn forget_in(&mut self, tier: usize, key: Key) {
         let Some(tier) = tier_at(tier) else { return };
-        self.plan.forgets.push(Forget::Name(tier, name));
+        let (group, name) = key;
+        self.plan.forgets.push(Forget::Block(tier, group, name));
         if let Some(mut feed) = self.home.feed() {
-            feed.removed_below(0, tier, name);
+            feed.removed_below(group.0.into(), tier, name);
         }
     }
 
-    /// Content with these names is complete, each of a group. What hits several groups together is not stored.
+    /// Content with these names is complete, each of a group.
     pub(crate) fn want_stored(&mut self, names: &[(usize, BlockHash)]) {
-        if !self.lower.tiers.is_empty() && self.groups.len() == 1 {
-            names.iter().for_each(|&(_, name)| self.lower.want(name));
+        if !self.lower.tiers.is_empty() {
+            names.iter().for_each(|&(group, name)| self.lower.want((GroupId(group as u16), name)));
         }
     }
 
@@ -295,12 +367,14 @@ impl Manager {
         if self.lower.tiers.is_empty() {
             return false;
         }
-        self.lower.void(name);
         let mut found = false;
-        for tier in 0..self.lower.tiers.len() {
-            if self.lower.tiers[tier].index.remove(&name).is_some() {
-                self.forget_in(tier, name);
-                found = true;
+        for key in (0..self.groups.len()).map(|group| (GroupId(group as u16), name)) {
+            self.lower.void(key);
+            for tier in 0..self.lower.tiers.len() {
+                if self.lower.tiers[tier].index.remove(&key).is_some() {
+                    self.forget_in(tier, key);
+                    found = true;
+                }
             }
         }
         found
@@ -314,16 +388,25 @@ impl Manager {
         open.iter_mut().for_each(|ticket| ticket.void.fill(true));
         for (at, tier) in tiers.iter_mut().enumerate() {
             tier.index.clear();
-            tier.wanted.clear();
+            for (group, wanted) in (0..).zip(&mut tier.wanted) {
+                for wanted in wanted.drain(..) {
+                    tier.asked.remove(&(GroupId(group), wanted.name));
+                }
+            }
             self.plan.forgets.extend(tier_at(at).map(Forget::All));
         }
     }
 
-    /// What content is worth from now on, wherever it is.
-    pub(crate) fn retain_below(&mut self, names: &[BlockHash], retention: Retention) {
+    /// What content of a group is worth from now on, wherever it is.
+    pub(crate) fn retain_below(
+        &mut self,
+        group: GroupId,
+        names: &[BlockHash],
+        retention: Retention,
+    ) {
         for tier in &mut self.lower.tiers {
-            for name in names {
-                if let Some(worth) = tier.index.get_mut(name) {
+            for &name in names {
+                if let Some(worth) = tier.index.get_mut(&(group, name)) {
                     *worth = retention;
                 }
             }
@@ -380,7 +463,7 @@ impl Manager {
         let blocks = ticket.names.iter().copied().zip(places).collect();
         ticket.id = id;
         ticket.deadline = self.lower.now.saturating_add(self.lower.options.wait_max);
-        let (group, direction) = (GroupId::default(), ticket.direction);
+        let (group, direction) = (ticket.group, ticket.direction);
         let transfer = |tier| Transfer { ticket: id, tier, group, direction, blocks };
         self.plan.transfers.extend(tier_at(ticket.tier).map(transfer));
         self.lower.open.push(ticket);

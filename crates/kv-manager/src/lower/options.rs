@@ -23,9 +23,10 @@ pub struct LowerOptions {
     pub ticket_blocks_max: u32,
     /// The shortest prefix, in blocks, that is worth loading instead of computing it.
     pub load_blocks_min: u32,
-    /// Names that wait to be stored, for each tier. Beyond these, the oldest are given up.
+    /// Names that wait to be stored, for each tier. Beyond these, those that have waited longest are given up.
     pub queue_max: usize,
-    /// How long a request waits for loads, by the pool's clock as of the latest step. Then it is computed.
+    /// How long a request waits for its loads, all together, by the pool's clock as of the latest step. Then it is
+    /// computed.
     pub wait_max: Duration,
 }
 
@@ -46,8 +47,8 @@ impl Default for LowerOptions {
 
 /// Decides what is worth storing below host memory.
 pub trait StorePolicy: fmt::Debug + Send {
-    /// Whether a block is to be stored in a tier. Asked when its content is complete, and again when it is about to
-    /// be stored.
+    /// Whether a block, whose content is complete, is to be stored in a tier. Asked when it is about to be stored,
+    /// and again whenever the block has to wait.
     fn stores(&mut self, tier: Tier, name: BlockHash, retention: Retention) -> bool;
 }
 
@@ -82,6 +83,10 @@ pub struct LowerStats {
     pub waits: u64,
     /// Times that a wait ended by its deadline.
     pub late: u64,
+    /// Requests that were admitted while loads brought a part of their prefix.
+    pub entered: u64,
+    /// Of these, sequences that were set back because a load was wrong or late.
+    pub redone: u64,
     /// Tickets that are open now.
     pub open_tickets: u64,
     /// Host blocks that open tickets hold now.

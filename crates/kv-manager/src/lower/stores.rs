@@ -1,11 +1,11 @@
 //! Stores: complete content goes down ahead of need, while the link is idle.
 
-use kv_pool::{BlockHash, BlockId, Claimed, Location, Tier};
+use kv_pool::{BlockId, Claimed, Location, Tier};
 
-use super::Ticket;
+use super::{Key, Ticket, Wanted};
 use crate::tickets::Direction;
-use crate::tiers::tier_at;
-use crate::{BlockCopy, Manager};
+use crate::tiers::{BlockFault, tier_at};
+use crate::{BlockCopy, GroupId, Manager};
 
 /// What becomes of a block that is to be stored.
 #[derive(Clone, Copy, Debug)]
@@ -16,45 +16,65 @@ enum Storing {
     Never,
 }
 
+/// Blocks that have to wait of which a step looks at no more for each store: the search is part of a step's cost.
+const LATER_MAX: usize = 8;
+
 impl Manager {
     /// Begins stores of what is complete, as far as tickets are left. Content in host memory is stored from there.
     /// Content on the device is copied to a host block first, if the plan makes no other copies between the two: the
     /// link is idle.
     pub(crate) fn plan_stores(&mut self) {
+        let before = self.plan.copies.len();
         for tier in 0..self.lower.tiers.len() {
-            while !self.lower.tiers[tier].wanted.is_empty()
-                && self.lower.open_of(tier, Direction::Store)
-                    < self.lower.options.stores_open_max as usize
-            {
-                if !self.plan_store(tier) {
-                    break;
-                }
-            }
+            while self.lower.may_store(tier) && self.plan_store(tier, before) {}
         }
     }
 
-    /// Begins one store; whether anything was stored.
-    fn plan_store(&mut self, tier: usize) -> bool {
-        let crosses =
-            |copy: &BlockCopy| (copy.from.tier == Tier::Primary) != (copy.to.tier == Tier::Primary);
-        let idle = !self.plan.copies.iter().any(crosses);
-        let most = self.lower.options.ticket_blocks_max.max(1) as usize;
-        let mut ticket = Ticket::new(tier, Direction::Store, Vec::new());
-        let (mut places, mut later) = (Vec::new(), Vec::new());
-        // What waits for an idle link is looked at once a step.
-        for _ in 0..self.lower.tiers[tier].wanted.len().min(4 * most) {
-            if places.len() == most {
-                break;
-            }
-            let Some(name) = self.lower.tiers[tier].wanted.pop_front() else { break };
-            match self.begin_store(&mut ticket, name, idle) {
-                Storing::At(place) => places.push(place),
-                Storing::Later => later.push(name),
-                Storing::Never => {}
+    /// Begins one store, of the next group that has something to be stored; whether there was one. Other copies than
+    /// those for stores are the first `before` of the plan.
+    fn plan_store(&mut self, tier: usize, before: usize) -> bool {
+        let groups = self.groups.len();
+        let turn = self.lower.tiers[tier].turn;
+        for group in (turn..turn + groups).map(|group| group % groups) {
+            if self.plan_store_of(tier, GroupId(group as u16), before) {
+                self.lower.tiers[tier].turn = group + 1;
+                return true;
             }
         }
-        let wanted = &mut self.lower.tiers[tier].wanted;
-        later.into_iter().rev().for_each(|name| wanted.push_front(name));
+        false
+    }
+
+    /// The same of a group.
+    fn plan_store_of(&mut self, tier: usize, group: GroupId, before: usize) -> bool {
+        let of = usize::from(group.0);
+        if self.lower.tiers[tier].wanted[of].is_empty() {
+            return false;
+        }
+        let crosses =
+            |copy: &BlockCopy| (copy.from.tier == Tier::Primary) != (copy.to.tier == Tier::Primary);
+        // Of each group, a step copies down for one store.
+        let copies = (0..).zip(&self.plan.copies);
+        let idle = !copies
+            .filter(|(at, copy)| *at < before || copy.group == group)
+            .any(|(_, copy)| crosses(copy));
+        let most = self.lower.options.ticket_blocks_max.max(1) as usize;
+        let mut ticket = Ticket::new(tier, group, Direction::Store, Vec::new());
+        let mut places = Vec::new();
+        let mut later = Vec::new();
+        // What has left the cache since is passed over, up to a bound.
+        for _ in 0..self.lower.tiers[tier].wanted[of].len().min(4 * most) {
+            if places.len() == most || later.len() == LATER_MAX {
+                break;
+            }
+            let Some(wanted) = self.lower.tiers[tier].wanted[of].pop_front() else { break };
+            match self.begin_store(&mut ticket, wanted, idle) {
+                Storing::At(place) => places.push(place),
+                Storing::Later => later.push(wanted),
+                Storing::Never => drop(self.lower.tiers[tier].asked.remove(&(group, wanted.name))),
+            }
+        }
+        // Behind the others, which need not wait for the same.
+        self.lower.tiers[tier].wanted[of].extend(later);
         if places.is_empty() {
             return false;
         }
@@ -63,12 +83,15 @@ impl Manager {
     }
 
     /// Adds a block to a store; where it lies in host memory.
-    fn begin_store(&mut self, ticket: &mut Ticket, name: BlockHash, idle: bool) -> Storing {
+    fn begin_store(&mut self, ticket: &mut Ticket, wanted: Wanted, idle: bool) -> Storing {
+        let Wanted { name, again } = wanted;
         let state = &self.lower.tiers[ticket.tier];
-        if state.index.contains_key(&name) || state.storing.contains(&name) {
+        // No tier is told to store what it is loading. If the load fails, the name is wanted again.
+        let key = (ticket.group, name);
+        if state.index.contains_key(&key) || state.loading.contains(&key) {
             return Storing::Never;
         }
-        let group = &self.groups[0];
+        let group = &self.groups[usize::from(ticket.group.0)];
         let worth = group.pool.retention(name).unwrap_or_default();
         // What has left the cache, or is being computed anew, is wanted again when it is complete.
         let Some((record, at)) = group.pool.locate(name) else { return Storing::Never };
@@ -84,7 +107,7 @@ impl Manager {
             Tier::Primary if !idle => return Storing::Later,
             // Not pinned: every later use of the block comes later in the plans than the copy.
             Tier::Primary => {
-                let Some(host) = self.copy_down(at) else { return Storing::Later };
+                let Some(host) = self.copy_down(ticket.group, at) else { return Storing::Later };
                 let place = host.ids().next();
                 ticket.claimed.push(host);
                 place
@@ -102,35 +125,41 @@ impl Manager {
         };
         let Some(place) = place else { return Storing::Never };
         if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(ticket.tier)) {
-            feed.storing_below(0, tier, record);
+            feed.storing_below(ticket.group.0.into(), tier, record);
         }
-        self.lower.tiers[ticket.tier].storing.insert(name);
         ticket.names.push(name);
-        ticket.worth.push(worth);
+        ticket.worth.push((worth, again));
         ticket.faults.push(None);
         ticket.void.push(false);
         Storing::At(place)
     }
 
-    /// Plans the copy of a device block to a host block that is claimed for it.
-    fn copy_down(&mut self, from: Location) -> Option<Claimed> {
-        let host = self.groups[0].pool.claim_in(Tier::Secondary, 1).ok()?;
-        let id = host.ids().next()?;
-        let (group, to) = (&self.groups[0], Location { tier: Tier::Secondary, id });
+    /// Plans the copy of a device block to a host block that is claimed for it, if one has no content: what is there
+    /// may be in no tier below.
+    fn copy_down(&mut self, group: GroupId, from: Location) -> Option<Claimed> {
+        let group = &self.groups[usize::from(group.0)];
+        if group.pool.stats().secondary.empty == 0 {
+            return None;
+        }
+        let host = group.pool.claim_in(Tier::Secondary, 1).ok()?;
+        let to = Location { tier: Tier::Secondary, id: host.ids().next()? };
         group.plan_copy(&mut self.plan, from, to, group.block_tokens);
         Some(host)
     }
 
     pub(super) fn end_store(&mut self, ticket: Ticket) {
-        let Ticket { tier, names, worth, faults, void, claimed, pinned, .. } = ticket;
+        let Ticket { tier, group, names, worth, faults, void, claimed, pinned, .. } = ticket;
         drop((claimed, pinned));
-        for (((name, worth), fault), void) in names.into_iter().zip(worth).zip(faults).zip(void) {
-            self.lower.tiers[tier].storing.remove(&name);
+        for (((name, (worth, again)), fault), void) in
+            names.into_iter().zip(worth).zip(faults).zip(void)
+        {
+            let key: Key = (group, name);
+            self.lower.tiers[tier].asked.remove(&key);
             if !void && fault.is_none() {
-                self.lower.tiers[tier].index.insert(name, worth);
+                self.lower.tiers[tier].index.insert(key, worth);
                 self.lower.stats.stored_blocks[tier] += 1;
                 if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(tier)) {
-                    feed.stored_below(0, tier, name);
+                    feed.stored_below(group.0.into(), tier, name);
                 }
                 continue;
             }
@@ -139,7 +168,11 @@ impl Manager {
                 false => self.lower.stats.unstored_blocks += 1,
             }
             // It may be there, at some worker.
-            self.forget_in(tier, name);
+            self.forget_in(tier, key);
+            // Once more, if it is cached still, or again.
+            if void || !again && fault != Some(BlockFault::Fenced) {
+                self.lower.want_in(tier, key, !void);
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A tier in a thread of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use kv_pool::BlockHash;
 use parking_lot::Mutex;
 
 use super::{BlockSink, BlockSource, LowerTier};
+use crate::GroupId;
 
 /// How often an idle thread lets its tier work.
 const LOOK: Duration = Duration::from_micros(200);
@@ -19,7 +21,9 @@ const LOOK: Duration = Duration::from_micros(200);
 #[derive(Debug)]
 pub struct Background {
     orders: Option<Sender<Order>>,
-    dropped: Arc<Mutex<Vec<BlockHash>>>,
+    /// Set when the orders that wait are not to be begun.
+    ends: Arc<AtomicBool>,
+    dropped: Arc<Mutex<Vec<(GroupId, BlockHash)>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -27,7 +31,7 @@ pub struct Background {
 enum Order {
     Store(Vec<BlockSource>),
     Load(Vec<BlockSink>),
-    Forget(Vec<BlockHash>),
+    Forget(Vec<(GroupId, BlockHash)>),
     Clear,
 }
 
@@ -38,11 +42,13 @@ impl Background {
     /// The system's, if it has no thread.
     pub fn new(tier: impl LowerTier + 'static) -> std::io::Result<Self> {
         let (orders, received) = mpsc::channel();
-        let dropped: Arc<Mutex<Vec<BlockHash>>> = Arc::default();
+        let dropped: Arc<Mutex<Vec<(GroupId, BlockHash)>>> = Arc::default();
         let told = Arc::clone(&dropped);
+        let ends = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&ends);
         let thread = std::thread::Builder::new().name("kv-tier".to_owned());
-        let thread = thread.spawn(move || work(tier, &received, &told))?;
-        Ok(Self { orders: Some(orders), dropped, thread: Some(thread) })
+        let thread = thread.spawn(move || work(tier, &received, &ended, &told))?;
+        Ok(Self { orders: Some(orders), ends, dropped, thread: Some(thread) })
     }
 
     fn send(&self, order: Order) {
@@ -53,13 +59,20 @@ impl Background {
     }
 }
 
-fn work(mut tier: impl LowerTier, orders: &Receiver<Order>, told: &Mutex<Vec<BlockHash>>) {
+fn work(
+    mut tier: impl LowerTier,
+    orders: &Receiver<Order>,
+    ends: &AtomicBool,
+    told: &Mutex<Vec<(GroupId, BlockHash)>>,
+) {
     let mut dropped = Vec::new();
     loop {
         match orders.recv_timeout(LOOK) {
+            // Its blocks, and those of the orders behind it, have failed: they are dropped.
+            _ if ends.load(Ordering::Acquire) => return,
             Ok(Order::Store(blocks)) => tier.store(blocks),
             Ok(Order::Load(blocks)) => tier.load(blocks),
-            Ok(Order::Forget(names)) => tier.forget(&names),
+            Ok(Order::Forget(blocks)) => tier.forget(&blocks),
             Ok(Order::Clear) => tier.clear(),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -80,25 +93,76 @@ impl LowerTier for Background {
         self.send(Order::Load(blocks));
     }
 
-    fn forget(&mut self, names: &[BlockHash]) {
-        self.send(Order::Forget(names.to_vec()));
+    fn forget(&mut self, blocks: &[(GroupId, BlockHash)]) {
+        self.send(Order::Forget(blocks.to_vec()));
     }
 
     fn clear(&mut self) {
         self.send(Order::Clear);
     }
 
-    fn poll(&mut self, dropped: &mut Vec<BlockHash>) {
+    fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
         dropped.append(&mut self.dropped.lock());
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
+        self.ends.store(true, Ordering::Release);
         self.orders = None;
         if let Some(thread) = self.thread.take() {
             // What it panicked with was printed, and its blocks have failed.
             drop(thread.join());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tier whose first call waits for a word.
+    #[derive(Debug)]
+    struct Slow {
+        go: Receiver<()>,
+        calls: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl LowerTier for Slow {
+        fn store(&mut self, _: Vec<BlockSource>) {}
+        fn load(&mut self, _: Vec<BlockSink>) {}
+        fn forget(&mut self, blocks: &[(GroupId, BlockHash)]) {
+            let first = self.calls.lock().is_empty();
+            self.calls.lock().push(blocks.len());
+            if first {
+                let _ = self.go.recv();
+            }
+        }
+        fn clear(&mut self) {}
+        fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+    }
+
+    #[test]
+    fn orders_that_wait_are_not_begun_after_the_drop() {
+        let (word, go) = mpsc::channel();
+        let calls: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let mut tier = Background::new(Slow { go, calls: Arc::clone(&calls) }).unwrap();
+        for count in 1..4 {
+            tier.forget(&vec![(GroupId(0), BlockHash::ROOT); count]);
+        }
+        while calls.lock().is_empty() {
+            std::thread::yield_now();
+        }
+        let ends = Arc::clone(&tier.ends);
+        let speaks = std::thread::spawn(move || {
+            // The drop has begun, and waits for the call that the tier is in.
+            while !ends.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            word.send(())
+        });
+        drop(tier);
+        speaks.join().unwrap().unwrap();
+        assert_eq!(*calls.lock(), [1]);
     }
 }

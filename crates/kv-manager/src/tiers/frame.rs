@@ -1,4 +1,4 @@
-//! The trailer of a stored block: what it is, and a checksum over all of it.
+//! What stands before a stored block's bytes: what they are, and a checksum for each section of them.
 
 use kv_pool::BlockHash;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -6,16 +6,24 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::BlockFault;
 use crate::GroupId;
 
-/// Bytes that a record has behind the bytes of its block.
-pub const TRAILER_BYTES: usize = 64;
+/// Bytes that a record of a block with `sections` sections has before the block's bytes.
+#[must_use]
+pub const fn header_bytes(sections: usize) -> usize {
+    FIXED + sections * SUM
+}
 
-/// The layout of the trailer. Another layout has another one.
-const MAGIC: [u8; 8] = *b"KVTIER01";
+/// The layout of the header. Another layout has another one.
+const MAGIC: [u8; 8] = *b"KVTIER02";
 const NAME: usize = 8;
 const FORMAT: usize = 24;
 const LENGTH: usize = 32;
-const GROUP: usize = 40;
-const CHECKSUM: usize = TRAILER_BYTES - 8;
+const SECTION: usize = 40;
+const GROUP: usize = 48;
+const CHECKSUM: usize = 56;
+/// Behind these come the checksums of the sections.
+const FIXED: usize = 64;
+/// Bytes of a checksum.
+const SUM: usize = 8;
 
 /// What a record is of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -26,33 +34,80 @@ pub(crate) struct Label {
     pub(crate) format: u64,
 }
 
-impl Label {
-    /// The trailer of a block with these bytes.
-    pub(crate) fn trailer(&self, bytes: &[u8]) -> [u8; TRAILER_BYTES] {
-        let mut trailer = [0; TRAILER_BYTES];
-        trailer[..NAME].copy_from_slice(&MAGIC);
-        trailer[NAME..FORMAT].copy_from_slice(&self.name.to_u128().to_le_bytes());
-        trailer[FORMAT..LENGTH].copy_from_slice(&self.format.to_le_bytes());
-        trailer[LENGTH..GROUP].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-        trailer[GROUP..GROUP + 2].copy_from_slice(&self.group.0.to_le_bytes());
-        let checksum = xxh3_64_with_seed(&trailer[..CHECKSUM], xxh3_64(bytes));
-        trailer[CHECKSUM..].copy_from_slice(&checksum.to_le_bytes());
-        trailer
+/// How the bytes of a block are divided: into sections of one length, of which the last may be shorter.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Sections {
+    pub(crate) block_bytes: usize,
+    pub(crate) section_bytes: usize,
+}
+
+impl Sections {
+    pub(crate) fn new(block_bytes: usize, section_bytes: usize) -> Self {
+        Self { block_bytes, section_bytes: section_bytes.clamp(1, block_bytes.max(1)) }
     }
 
-    /// Checks that a trailer is that of this block, with these bytes.
-    pub(crate) fn check(
-        &self,
-        bytes: &[u8],
-        trailer: &[u8; TRAILER_BYTES],
-    ) -> Result<(), BlockFault> {
-        let expected = self.trailer(bytes);
-        if *trailer == expected {
-            return Ok(());
+    pub(crate) fn count(&self) -> usize {
+        self.block_bytes.div_ceil(self.section_bytes)
+    }
+
+    pub(crate) fn header_bytes(&self) -> usize {
+        header_bytes(self.count())
+    }
+
+    /// Where the first sections end.
+    pub(crate) fn end_of(&self, sections: usize) -> usize {
+        (sections * self.section_bytes).min(self.block_bytes)
+    }
+}
+
+/// The checksum of a section.
+pub(crate) fn sum_of(section: &[u8]) -> u64 {
+    xxh3_64(section)
+}
+
+impl Label {
+    /// The header of a block with these bytes.
+    pub(crate) fn header(&self, sections: Sections, bytes: &[u8]) -> Vec<u8> {
+        let mut header = self.fixed(sections).to_vec();
+        for section in bytes.chunks(sections.section_bytes) {
+            header.extend_from_slice(&sum_of(section).to_le_bytes());
+        }
+        let checksum = checksum(&header);
+        header[CHECKSUM..FIXED].copy_from_slice(&checksum.to_le_bytes());
+        header
+    }
+
+    /// Checks that a header is that of this block; the checksums of its sections.
+    pub(crate) fn check(&self, sections: Sections, header: &[u8]) -> Result<Vec<u64>, BlockFault> {
+        if header.len() != sections.header_bytes() {
+            return Err(BlockFault::Short);
         }
         // A record of something else that is right in itself is told apart from a spoilt one.
-        let label = |of: &[u8; TRAILER_BYTES]| of[NAME..CHECKSUM].to_vec();
-        let whole = trailer[..NAME] == MAGIC && label(trailer) != label(&expected);
-        Err(if whole { BlockFault::Foreign } else { BlockFault::Checksum })
+        if header[CHECKSUM..FIXED] != checksum(header).to_le_bytes() {
+            return Err(BlockFault::Checksum);
+        }
+        if header[..CHECKSUM] != self.fixed(sections)[..CHECKSUM] {
+            return Err(BlockFault::Foreign);
+        }
+        let sums = header[FIXED..].as_chunks::<SUM>().0.iter();
+        Ok(sums.map(|sum| u64::from_le_bytes(*sum)).collect())
     }
+
+    /// What is the same for all bytes, and no checksum yet.
+    fn fixed(&self, sections: Sections) -> [u8; FIXED] {
+        let Sections { block_bytes, section_bytes } = sections;
+        let mut fixed = [0; FIXED];
+        fixed[..NAME].copy_from_slice(&MAGIC);
+        fixed[NAME..FORMAT].copy_from_slice(&self.name.to_u128().to_le_bytes());
+        fixed[FORMAT..LENGTH].copy_from_slice(&self.format.to_le_bytes());
+        fixed[LENGTH..SECTION].copy_from_slice(&(block_bytes as u64).to_le_bytes());
+        fixed[SECTION..GROUP].copy_from_slice(&(section_bytes as u64).to_le_bytes());
+        fixed[GROUP..GROUP + 2].copy_from_slice(&self.group.0.to_le_bytes());
+        fixed
+    }
+}
+
+/// The checksum of a header, but for its own place.
+fn checksum(header: &[u8]) -> u64 {
+    xxh3_64_with_seed(&header[..CHECKSUM], xxh3_64(&header[FIXED..]))
 }

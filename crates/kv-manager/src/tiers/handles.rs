@@ -1,13 +1,14 @@
 //! The blocks of a store or load: handles that copy bytes, check them, and end once.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use kv_pool::{BlockHash, BlockId};
 use parking_lot::{Mutex, RwLock};
 
 use super::HostBlocks;
-use super::frame::{Label, TRAILER_BYTES};
+use super::frame::{Label, Sections, sum_of};
 use crate::GroupId;
 
 /// Why a block was not stored or loaded.
@@ -32,12 +33,22 @@ pub enum BlockFault {
     /// The worker has taken back its memory.
     #[error("the transfer was fenced")]
     Fenced,
+    /// It had not come when a step needed it that could wait no longer. The worker has taken back its memory.
+    #[error("the block is late")]
+    Late,
 }
 
 impl BlockFault {
     /// All faults.
-    pub const ALL: [Self; 6] =
-        [Self::Missing, Self::Failed, Self::Short, Self::Checksum, Self::Foreign, Self::Fenced];
+    pub const ALL: [Self; 7] = [
+        Self::Missing,
+        Self::Failed,
+        Self::Short,
+        Self::Checksum,
+        Self::Foreign,
+        Self::Fenced,
+        Self::Late,
+    ];
 
     /// The fault's place among [all](Self::ALL).
     #[must_use]
@@ -50,6 +61,7 @@ impl BlockFault {
 #[derive(Debug)]
 pub(crate) struct Batch {
     host: Arc<dyn HostBlocks>,
+    sections: Sections,
     /// Set when the worker takes its memory back. Held while bytes are copied, so that no copy goes on
     /// after that.
     fenced: RwLock<bool>,
@@ -59,13 +71,27 @@ pub(crate) struct Batch {
 #[derive(Debug)]
 struct State {
     left: usize,
+    blocks: Vec<Arrived>,
     wrong: Vec<(u32, BlockFault)>,
+}
+
+/// How much of a block is in host memory and right.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Arrived {
+    /// So many of its first [sections](HostBlocks::section_bytes). They stay as they are.
+    Sections(usize),
+    /// All of it. Its transfer has ended.
+    Right,
+    /// Its transfer has ended, and it is not right.
+    Wrong,
 }
 
 impl Batch {
     pub(crate) fn new(host: Arc<dyn HostBlocks>, blocks: usize) -> Arc<Self> {
-        let state = Mutex::new(State { left: blocks, wrong: Vec::new() });
-        Arc::new(Self { host, fenced: RwLock::new(false), state })
+        let arrived = vec![Arrived::Sections(0); blocks];
+        let state = Mutex::new(State { left: blocks, blocks: arrived, wrong: Vec::new() });
+        let sections = Sections::new(host.block_bytes(), host.section_bytes());
+        Arc::new(Self { host, sections, fenced: RwLock::new(false), state })
     }
 
     /// The blocks that are wrong, once all have ended.
@@ -74,9 +100,31 @@ impl Batch {
         (state.left == 0).then(|| std::mem::take(&mut state.wrong))
     }
 
+    pub(crate) fn arrived(&self, index: usize) -> Option<Arrived> {
+        self.state.lock().blocks.get(index).copied()
+    }
+
     /// Takes the memory back: no byte of it is read or written after this call.
     pub(crate) fn fence(&self) {
         *self.fenced.write() = true;
+    }
+
+    /// Takes the memory back, and ends the blocks that have not ended as late.
+    pub(crate) fn give_up(&self) {
+        self.fence();
+        let blocks = self.state.lock().blocks.len();
+        (0..blocks as u32).for_each(|index| self.end(index, Err(BlockFault::Late)));
+    }
+
+    /// Ends a block, unless it has ended.
+    fn end(&self, index: u32, outcome: Result<(), BlockFault>) {
+        let mut state = self.state.lock();
+        let Some(block @ Arrived::Sections(_)) = state.blocks.get_mut(index as usize) else {
+            return;
+        };
+        *block = if outcome.is_ok() { Arrived::Right } else { Arrived::Wrong };
+        state.left -= 1;
+        state.wrong.extend(outcome.err().map(|fault| (index, fault)));
     }
 }
 
@@ -88,37 +136,46 @@ struct Slot {
     index: u32,
     block: BlockId,
     label: Label,
-    ended: bool,
 }
 
 impl Slot {
+    fn sections(&self) -> Sections {
+        self.batch.sections
+    }
+
+    /// Bytes of the record.
+    fn record_bytes(&self) -> usize {
+        self.sections().header_bytes() + self.sections().block_bytes
+    }
+
     /// Calls `copy` unless the memory was taken back.
-    fn with_host<T>(&self, copy: impl FnOnce(&dyn HostBlocks) -> T) -> Result<T, BlockFault> {
+    fn with_host(&self, copy: impl FnOnce(&dyn HostBlocks) -> bool) -> Result<(), BlockFault> {
         let fenced = self.batch.fenced.read();
         match *fenced {
             true => Err(BlockFault::Fenced),
-            false => Ok(copy(&*self.batch.host)),
-        }
-    }
-
-    /// All bytes of the block.
-    fn bytes(&self) -> Result<Vec<u8>, BlockFault> {
-        let mut bytes = vec![0; self.batch.host.block_bytes()];
-        match self.with_host(|host| host.read(self.block, 0, &mut bytes))? {
-            true => Ok(bytes),
+            false if copy(&*self.batch.host) => Ok(()),
             false => Err(BlockFault::Failed),
         }
     }
 
-    fn end(&mut self, outcome: Result<(), BlockFault>) {
-        if std::mem::replace(&mut self.ended, true) {
-            return;
+    /// Bytes of the block.
+    fn bytes(&self, range: Range<usize>) -> Result<Vec<u8>, BlockFault> {
+        let mut bytes = vec![0; range.len()];
+        self.with_host(|host| host.read(self.block, range.start, &mut bytes))?;
+        Ok(bytes)
+    }
+
+    /// Says that so many sections are right.
+    fn note_right(&self, sections: usize) {
+        if let Some(Arrived::Sections(known)) =
+            self.batch.state.lock().blocks.get_mut(self.index as usize)
+        {
+            *known = sections;
         }
-        let mut state = self.batch.state.lock();
-        state.left -= 1;
-        if let Err(fault) = outcome {
-            state.wrong.push((self.index, fault));
-        }
+    }
+
+    fn end(&self, outcome: Result<(), BlockFault>) {
+        self.batch.end(self.index, outcome);
     }
 }
 
@@ -134,25 +191,34 @@ impl Drop for Slot {
 #[must_use = "dropping it says that the block was not stored"]
 pub struct BlockSource {
     slot: Slot,
-    trailer: OnceLock<[u8; TRAILER_BYTES]>,
+    header: OnceLock<Vec<u8>>,
 }
 
 /// A block to be loaded: takes the record that was stored under its name.
+///
+/// Each [section](HostBlocks::section_bytes) is checked as soon as its last byte is written, if all bytes before were
+/// written. A tier that writes a record from its beginning on, in pieces as they come, lets engines begin with the first
+/// layers before the last have come.
 ///
 /// Dropping it says that it was not loaded.
 #[must_use = "dropping it says that the block was not loaded"]
 pub struct BlockSink {
     slot: Slot,
-    trailer: [u8; TRAILER_BYTES],
+    header: Vec<u8>,
+    /// The checksums of the sections, once the header was found right.
+    sums: Option<Vec<u64>>,
+    /// Sections that were found right. They are not written again.
+    right: usize,
     /// The end of the bytes that were written without a gap.
     written: usize,
+    /// What was found wrong.
+    fault: Option<BlockFault>,
 }
 
 impl BlockSource {
     pub(crate) fn new(batch: &Arc<Batch>, index: u32, block: BlockId, label: Label) -> Self {
-        let batch = Arc::clone(batch);
-        let slot = Slot { batch, index, block, label, ended: false };
-        Self { slot, trailer: OnceLock::new() }
+        let slot = Slot { batch: Arc::clone(batch), index, block, label };
+        Self { slot, header: OnceLock::new() }
     }
 
     /// The block's name, which it is found by.
@@ -169,30 +235,27 @@ impl BlockSource {
 
     /// Bytes of the record.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "a record has a trailer at least")]
+    #[allow(clippy::len_without_is_empty, reason = "a record has a header at least")]
     pub fn len(&self) -> usize {
-        self.slot.batch.host.block_bytes() + TRAILER_BYTES
+        self.slot.record_bytes()
     }
 
-    /// Copies bytes of the record, from `offset` on, into `into`. The first call that reads the trailer reads the
-    /// whole block once, for its checksum.
+    /// Copies bytes of the record, from `offset` on, into `into`. The first call that reads of the header reads the
+    /// whole block once, for its checksums.
     ///
     /// # Errors
     /// [`BlockFault::Fenced`], and [`BlockFault::Short`] for bytes beyond the record.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), BlockFault> {
-        let bytes = self.len() - TRAILER_BYTES;
+        let header_bytes = self.slot.sections().header_bytes();
         let end = offset.checked_add(into.len()).filter(|&end| end <= self.len());
         let end = end.ok_or(BlockFault::Short)?;
-        let (body, tail) = into.split_at_mut(end.min(bytes).saturating_sub(offset));
-        if !body.is_empty()
-            && !self.slot.with_host(|host| host.read(self.slot.block, offset, body))?
-        {
-            return Err(BlockFault::Failed);
+        let (head, body) = into.split_at_mut(end.min(header_bytes).saturating_sub(offset));
+        if !head.is_empty() {
+            head.copy_from_slice(&self.header()?[offset..offset + head.len()]);
         }
-        if !tail.is_empty() {
-            let from = offset.max(bytes) - bytes;
-            let trailer = self.trailer()?;
-            tail.copy_from_slice(&trailer[from..from + tail.len()]);
+        if !body.is_empty() {
+            let from = offset.max(header_bytes) - header_bytes;
+            self.slot.with_host(|host| host.read(self.slot.block, from, body))?;
         }
         Ok(())
     }
@@ -202,36 +265,36 @@ impl BlockSource {
     /// # Errors
     /// [`BlockFault::Fenced`].
     pub fn record(&self) -> Result<Vec<u8>, BlockFault> {
-        let mut record = self.slot.bytes()?;
-        let trailer = *self.trailer.get_or_init(|| self.slot.label.trailer(&record));
-        record.extend_from_slice(&trailer);
+        let mut record = vec![0; self.len()];
+        self.read_at(0, &mut record)?;
         Ok(record)
     }
 
-    fn trailer(&self) -> Result<[u8; TRAILER_BYTES], BlockFault> {
-        if let Some(trailer) = self.trailer.get() {
-            return Ok(*trailer);
+    fn header(&self) -> Result<&[u8], BlockFault> {
+        if let Some(header) = self.header.get() {
+            return Ok(header);
         }
-        let trailer = self.slot.label.trailer(&self.slot.bytes()?);
-        Ok(*self.trailer.get_or_init(|| trailer))
+        let sections = self.slot.sections();
+        let bytes = self.slot.bytes(0..sections.block_bytes)?;
+        Ok(self.header.get_or_init(|| self.slot.label.header(sections, &bytes)))
     }
 
     /// Says that the whole record is kept, so that a load finds it.
-    pub fn done(mut self) {
+    pub fn done(self) {
         self.slot.end(Ok(()));
     }
 
     /// Says that the block was not stored.
-    pub fn failed(mut self, fault: BlockFault) {
+    pub fn failed(self, fault: BlockFault) {
         self.slot.end(Err(fault));
     }
 }
 
 impl BlockSink {
     pub(crate) fn new(batch: &Arc<Batch>, index: u32, block: BlockId, label: Label) -> Self {
-        let batch = Arc::clone(batch);
-        let slot = Slot { batch, index, block, label, ended: false };
-        Self { slot, trailer: [0; TRAILER_BYTES], written: 0 }
+        let slot = Slot { batch: Arc::clone(batch), index, block, label };
+        let header = vec![0; slot.sections().header_bytes()];
+        Self { slot, header, sums: None, right: 0, written: 0, fault: None }
     }
 
     /// The block's name.
@@ -248,37 +311,64 @@ impl BlockSink {
 
     /// Bytes of the record.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "a record has a trailer at least")]
+    #[allow(clippy::len_without_is_empty, reason = "a record has a header at least")]
     pub fn len(&self) -> usize {
-        self.slot.batch.host.block_bytes() + TRAILER_BYTES
+        self.slot.record_bytes()
     }
 
-    /// Takes bytes of the record, from `offset` on.
+    /// Takes bytes of the record, from `offset` on, and checks the sections that are complete with them: their
+    /// block's name, its group, the format of the cache and the checksum. What was found right before stays.
     ///
     /// # Errors
-    /// [`BlockFault::Fenced`], and [`BlockFault::Foreign`] for bytes beyond the record.
+    /// What is wrong with the record; [`BlockFault::Fenced`]; [`BlockFault::Foreign`] for bytes beyond the record.
     pub fn write_at(&mut self, offset: usize, from: &[u8]) -> Result<(), BlockFault> {
-        let bytes = self.len() - TRAILER_BYTES;
+        let header_bytes = self.header.len();
         let end = offset.checked_add(from.len()).filter(|&end| end <= self.len());
         let end = end.ok_or(BlockFault::Foreign)?;
-        let (body, tail) = from.split_at(end.min(bytes).saturating_sub(offset));
-        if !body.is_empty()
-            && !self.slot.with_host(|host| host.write(self.slot.block, offset, body))?
-        {
-            return Err(BlockFault::Failed);
+        let (head, body) = from.split_at(end.min(header_bytes).saturating_sub(offset));
+        if !head.is_empty() && self.sums.is_none() {
+            self.header[offset..offset + head.len()].copy_from_slice(head);
         }
-        if !tail.is_empty() {
-            let at = offset.max(bytes) - bytes;
-            self.trailer[at..at + tail.len()].copy_from_slice(tail);
-        }
+        let at = offset.max(header_bytes) - header_bytes;
+        // Others may read what was found right.
+        let right = self.slot.sections().end_of(self.right).saturating_sub(at);
+        let body = body.get(right..).unwrap_or_default();
+        let (block, at) = (self.slot.block, at + right);
+        self.slot.with_host(|host| body.is_empty() || host.write(block, at, body))?;
         if offset <= self.written {
             self.written = self.written.max(end);
+        }
+        let checked = self.check_written();
+        self.fault = self.fault.or(checked.err());
+        checked
+    }
+
+    /// Checks the sections that are written and were not checked.
+    fn check_written(&mut self) -> Result<(), BlockFault> {
+        if let Some(fault) = self.fault {
+            return Err(fault);
+        }
+        let sections = self.slot.sections();
+        let Some(written) = self.written.checked_sub(self.header.len()) else { return Ok(()) };
+        let sums = match &self.sums {
+            Some(sums) => sums,
+            None => self.sums.insert(self.slot.label.check(sections, &self.header)?),
+        };
+        while let Some(sum) = sums.get(self.right) {
+            let range = sections.end_of(self.right)..sections.end_of(self.right + 1);
+            if written < range.end {
+                break;
+            }
+            if sum_of(&self.slot.bytes(range)?) != *sum {
+                return Err(BlockFault::Checksum);
+            }
+            self.right += 1;
+            self.slot.note_right(self.right);
         }
         Ok(())
     }
 
-    /// Says that the record was written. Reads the block once, and compares its name, its group, the format of the
-    /// cache and the checksum: only then the block counts as loaded (H21, H32).
+    /// Says that the record was written. The block counts as loaded if all its sections were found right (H21, H32).
     ///
     /// # Errors
     /// What is wrong with it. The block has ended all the same.
@@ -288,15 +378,16 @@ impl BlockSink {
         checked
     }
 
-    fn check(&self) -> Result<(), BlockFault> {
+    fn check(&mut self) -> Result<(), BlockFault> {
+        self.check_written()?;
         if self.written < self.len() {
             return Err(BlockFault::Short);
         }
-        self.slot.label.check(&self.slot.bytes()?, &self.trailer)
+        Ok(())
     }
 
     /// Says that the block was not loaded.
-    pub fn failed(mut self, fault: BlockFault) {
+    pub fn failed(self, fault: BlockFault) {
         self.slot.end(Err(fault));
     }
 }

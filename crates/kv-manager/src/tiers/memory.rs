@@ -20,17 +20,20 @@ pub struct MemoryTierOptions {
     pub latency: Duration,
     /// The clock of `latency`.
     pub clock: Arc<dyn Clock>,
+    /// Pieces in which a record is loaded, one with each poll.
+    pub load_pieces: u32,
     /// What it does wrong.
     pub faults: FaultRules,
 }
 
 impl Default for MemoryTierOptions {
-    /// 1,024 records, at once, without a fault.
+    /// 1,024 records, each at once and in one piece, without a fault.
     fn default() -> Self {
         Self {
             records_max: 1024,
             latency: Duration::ZERO,
             clock: Arc::new(SystemClock::new()),
+            load_pieces: 1,
             faults: FaultRules::default(),
         }
     }
@@ -107,7 +110,7 @@ pub struct MemoryTier {
     polls: u64,
     random: u64,
     faults: Arc<FaultsMade>,
-    dropped: Vec<BlockHash>,
+    dropped: Vec<Key>,
 }
 
 #[derive(Debug)]
@@ -121,6 +124,8 @@ struct Job {
 enum Work {
     Store(BlockSource),
     Load(BlockSink),
+    /// A load of this record, of which so many bytes were written.
+    Rest(BlockSink, Vec<u8>, usize),
 }
 
 impl MemoryTier {
@@ -220,12 +225,12 @@ impl MemoryTier {
             && let Some(oldest) = self.order.pop_front()
         {
             if self.records.remove(&oldest).is_some() {
-                self.dropped.push(oldest.1);
+                self.dropped.push(oldest);
             }
         }
     }
 
-    fn load(&mut self, mut block: BlockSink) {
+    fn load(&mut self, block: BlockSink) {
         let rules = self.options.faults;
         let mut key = (block.group(), block.name());
         if self.happens(rules.fails, |made| &made.failed) {
@@ -245,7 +250,18 @@ impl MemoryTier {
         if !record.is_empty() && self.happens(rules.corrupts, |made| &made.corrupted) {
             self.corrupt(&mut record);
         }
-        match block.write_at(0, &record) {
+        self.write_piece(block, record, 0);
+    }
+
+    /// Writes the next piece of a record; the others follow with later polls.
+    fn write_piece(&mut self, mut block: BlockSink, record: Vec<u8>, from: usize) {
+        let piece = block.len().div_ceil(self.options.load_pieces.max(1) as usize).max(1);
+        let end = record.len().min(from.saturating_add(piece));
+        match block.write_at(from, &record[from..end]) {
+            Ok(()) if end < record.len() => {
+                let (at, poll) = (Duration::ZERO, self.polls);
+                self.jobs.push_back(Job { at, poll, work: Work::Rest(block, record, end) });
+            }
             // Whatever is wrong with it, the handle has seen and told.
             Ok(()) => drop(block.done()),
             Err(fault) => block.failed(fault),
@@ -262,13 +278,14 @@ impl LowerTier for MemoryTier {
         blocks.into_iter().for_each(|block| self.push(Work::Load(block)));
     }
 
-    fn forget(&mut self, names: &[BlockHash]) {
-        if names.is_empty() {
-            return;
+    fn forget(&mut self, blocks: &[Key]) {
+        for key in blocks {
+            self.records.remove(key);
         }
-        let names: std::collections::HashSet<_> = names.iter().collect();
-        self.records.retain(|(_, name), _| !names.contains(name));
-        self.order.retain(|key| self.records.contains_key(key));
+        // Their places in the order are given up together, now and then.
+        if self.order.len() > 2 * self.records.len() + blocks.len() {
+            self.order.retain(|key| self.records.contains_key(key));
+        }
     }
 
     fn clear(&mut self) {
@@ -276,7 +293,7 @@ impl LowerTier for MemoryTier {
         self.order.clear();
     }
 
-    fn poll(&mut self, dropped: &mut Vec<BlockHash>) {
+    fn poll(&mut self, dropped: &mut Vec<Key>) {
         self.polls += 1;
         let now = self.options.clock.now();
         for _ in 0..self.jobs.len() {
@@ -285,6 +302,9 @@ impl LowerTier for MemoryTier {
                 Job { at, poll, .. } if at > now || poll >= self.polls => self.jobs.push_back(job),
                 Job { work: Work::Store(block), .. } => Self::store(self, block),
                 Job { work: Work::Load(block), .. } => Self::load(self, block),
+                Job { work: Work::Rest(block, record, from), .. } => {
+                    self.write_piece(block, record, from);
+                }
             }
         }
         dropped.append(&mut self.dropped);

@@ -7,9 +7,9 @@
 //! [`failed`](BlockSource::failed), or dropped, which counts as failed. So each block ends once, and no tier needs
 //! to report anything else.
 //!
-//! A stored block is a *record*: its bytes, and a trailer with its name, its group, the format of
-//! the cache and a checksum over all of these. The handles write the trailer and check it. A tier that tears, mixes up
-//! or changes a record cannot pass it off as right.
+//! A stored block is a *record*: a header with its name, its group, the format of the cache and a checksum for each
+//! section of its bytes, such as a layer, and then its bytes. The handles write the header, and check each section as
+//! it arrives. A tier that tears, mixes up or changes a record cannot pass it off as right.
 //!
 //! All of this is without a device, so that tiers can be written and tested on their own.
 
@@ -23,9 +23,11 @@ use std::fmt;
 
 use kv_pool::{BlockHash, BlockId};
 
+use crate::GroupId;
+
 pub use background::Background;
-pub use frame::TRAILER_BYTES;
-pub use handles::{BlockFault, BlockSink, BlockSource};
+pub use frame::header_bytes;
+pub use handles::{Arrived, BlockFault, BlockSink, BlockSource};
 pub use memory::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
 pub use transfers::{TierError, TierTransfers};
 pub(crate) use transfers::{index_of, tier_at};
@@ -34,6 +36,12 @@ pub(crate) use transfers::{index_of, tier_at};
 pub trait HostBlocks: fmt::Debug + Send + Sync {
     /// Bytes of a block.
     fn block_bytes(&self) -> usize;
+
+    /// Bytes of a section of a block, which is checked alone when it arrives: a layer, where steps are to begin before
+    /// the last layer has come. The last section may be shorter.
+    fn section_bytes(&self) -> usize {
+        self.block_bytes()
+    }
 
     /// Copies the bytes of a block from `offset` on into `into`. False, and nothing is copied, if there are
     /// none.
@@ -61,13 +69,13 @@ pub trait LowerTier: fmt::Debug + Send {
     /// Loads blocks. One that is not there [fails](BlockSink::failed) as [`BlockFault::Missing`].
     fn load(&mut self, blocks: Vec<BlockSink>);
 
-    /// Removes blocks of all groups by name.
-    fn forget(&mut self, names: &[BlockHash]);
+    /// Removes blocks, each by its group and name.
+    fn forget(&mut self, blocks: &[(GroupId, BlockHash)]);
 
     /// Removes everything that was stored before.
     fn clear(&mut self);
 
-    /// Lets the tier work, and appends the names that it has dropped by itself since the last call, to make room or because
-    /// they were lost.
-    fn poll(&mut self, dropped: &mut Vec<BlockHash>);
+    /// Lets the tier work, and appends the blocks that it has dropped by itself since the last call, to make room or
+    /// because they were lost.
+    fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>);
 }

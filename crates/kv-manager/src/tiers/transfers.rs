@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, BlockId, Tier};
 
 use super::frame::Label;
 use super::handles::Batch;
-use super::{BlockSink, BlockSource, HostBlocks, LowerTier};
-use crate::WorkerId;
+use super::{Arrived, BlockSink, BlockSource, HostBlocks, LowerTier};
+use crate::check::{OpenTransfer, OpenTransfers};
 use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
+use crate::{GroupId, PlanError, StepPlan, WorkerId};
 
 /// Why a worker did not begin a transfer.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
@@ -36,9 +37,21 @@ kv_pool::one_line_debug!(TierError);
 pub struct TierTransfers {
     tiers: Vec<Box<dyn LowerTier>>,
     format: u64,
-    open: Vec<(TicketId, Arc<Batch>)>,
+    open: Vec<Open>,
+    /// The last ticket that was begun.
+    last: TicketId,
     /// Kept to avoid allocation.
-    names: Vec<BlockHash>,
+    forgotten: Vec<(GroupId, BlockHash)>,
+}
+
+/// A transfer that has not ended.
+#[derive(Debug)]
+struct Open {
+    ticket: TicketId,
+    group: GroupId,
+    direction: Direction,
+    blocks: Vec<BlockId>,
+    batch: Arc<Batch>,
 }
 
 impl TierTransfers {
@@ -47,7 +60,7 @@ impl TierTransfers {
     /// layout of the KV, and which share of it this worker holds. A record of another format is not read.
     #[must_use]
     pub fn new(tiers: Vec<Box<dyn LowerTier>>, format: u64) -> Self {
-        Self { tiers, format, open: Vec::new(), names: Vec::new() }
+        Self { tiers, format, open: Vec::new(), last: TicketId::default(), forgotten: Vec::new() }
     }
 
     /// Number of tiers.
@@ -62,7 +75,44 @@ impl TierTransfers {
         self.open.len()
     }
 
-    /// Begins a store or a load. Its blocks hold what is to be stored, or may be written, from now on until
+    /// Checks that transfers and forgotten names of a plan are of tiers that there are, and the transfers of new
+    /// tickets and of host blocks that there are, so many of each group, where a load shares no block with another
+    /// transfer that has not ended, and blocks that are copied layer by layer are of loads from before. `waiting` are
+    /// transfers of plans before that were not [begun](Self::begin).
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn check<'a>(
+        &self,
+        plan: &StepPlan,
+        host: &[u64],
+        waiting: impl IntoIterator<Item = &'a Transfer>,
+    ) -> Result<(), PlanError> {
+        if plan.transfers.is_empty() && plan.forgets.is_empty() && plan.layer_loads.is_empty() {
+            return Ok(());
+        }
+        let waiting: Vec<_> = waiting
+            .into_iter()
+            .map(|of| (of, of.blocks.iter().map(|&(_, block)| block).collect::<Vec<_>>()))
+            .collect::<Vec<_>>();
+        let begun = self.open.iter().map(|open| OpenTransfer {
+            ticket: open.ticket,
+            group: open.group,
+            direction: open.direction,
+            blocks: &open.blocks,
+        });
+        let waits = waiting.iter().map(|(of, blocks)| OpenTransfer {
+            ticket: of.ticket,
+            group: of.group,
+            direction: of.direction,
+            blocks,
+        });
+        let open: Vec<_> = begun.chain(waits).collect();
+        let last = open.iter().map(|open| open.ticket).fold(self.last, TicketId::max);
+        plan.check_transfers(&OpenTransfers { tiers: self.tiers.len(), last, open }, host)
+    }
+
+    /// Begins a store or a load of blocks of `host`, the host memory of the transfer's group. The blocks hold what is to be stored, or may be written, from now on until
     /// [`poll`](Self::poll) tells of the ticket.
     ///
     /// # Errors
@@ -77,7 +127,15 @@ impl TierTransfers {
         let at = index_of(tier).and_then(|at| self.tiers.get_mut(at));
         let Some(at) = at else { return Err(TierError::NoTier { ticket, tier, tiers }) };
         let batch = Batch::new(Arc::clone(host), blocks.len());
-        self.open.push((ticket, Arc::clone(&batch)));
+        self.last = self.last.max(ticket);
+        let places = blocks.iter().map(|&(_, block)| block).collect();
+        self.open.push(Open {
+            ticket,
+            group,
+            direction,
+            blocks: places,
+            batch: Arc::clone(&batch),
+        });
         let blocks = blocks
             .iter()
             .zip(0..)
@@ -97,30 +155,30 @@ impl TierTransfers {
         Ok(())
     }
 
-    /// Removes names from tiers, as a plan says. Tiers that the worker does not have are passed over.
+    /// Removes blocks from tiers, as a plan says. Tiers that the worker does not have are passed over.
     pub fn forget(&mut self, forgets: &[Forget]) {
         for chunk in forgets.chunk_by(|a, b| a.tier() == b.tier()) {
             let Some(tier) = chunk.first().and_then(|first| index_of(first.tier())) else {
                 continue;
             };
             let Some(tier) = self.tiers.get_mut(tier) else { continue };
-            self.names.clear();
+            self.forgotten.clear();
             for forget in chunk {
                 match *forget {
-                    Forget::Name(_, name) => self.names.push(name),
+                    Forget::Block(_, group, name) => self.forgotten.push((group, name)),
                     Forget::All(_) => {
-                        self.names.clear();
+                        self.forgotten.clear();
                         tier.clear();
                     }
                 }
             }
-            if !self.names.is_empty() {
-                tier.forget(&self.names);
+            if !self.forgotten.is_empty() {
+                tier.forget(&self.forgotten);
             }
         }
     }
 
-    /// Lets the tiers work, and appends tickets that have ended, and names that tiers have dropped by themselves.
+    /// Lets the tiers work, and appends tickets that have ended, and blocks that tiers have dropped by themselves.
     pub fn poll(
         &mut self,
         worker: WorkerId,
@@ -128,13 +186,13 @@ impl TierTransfers {
         dropped: &mut Vec<Dropped>,
     ) {
         for (index, tier) in self.tiers.iter_mut().enumerate() {
-            let mut names = Vec::new();
-            tier.poll(&mut names);
-            if let (false, Some(tier)) = (names.is_empty(), tier_at(index)) {
-                dropped.push(Dropped { worker, tier, names });
+            let mut blocks = Vec::new();
+            tier.poll(&mut blocks);
+            if let (false, Some(tier)) = (blocks.is_empty(), tier_at(index)) {
+                dropped.push(Dropped { worker, tier, blocks });
             }
         }
-        self.open.retain(|(ticket, batch)| match batch.ended() {
+        self.open.retain(|Open { ticket, batch, .. }| match batch.ended() {
             Some(wrong) => {
                 settled.push(Settled { worker, ticket: *ticket, wrong });
                 false
@@ -143,10 +201,25 @@ impl TierTransfers {
         });
     }
 
+    /// How much of a host block is there that a load brings; `None` if no such load is open here.
+    #[must_use]
+    pub fn arrived(&self, ticket: TicketId, block: BlockId) -> Option<Arrived> {
+        let is_it = |open: &&Open| open.ticket == ticket && open.direction == Direction::Load;
+        let open = self.open.iter().find(is_it)?;
+        open.batch.arrived(open.blocks.iter().position(|of| *of == block)?)
+    }
+
+    /// Ends a ticket here: no tier reads or writes a block of it after this call, and blocks that had not ended are
+    /// [late](super::BlockFault::Late).
+    pub fn give_up(&mut self, ticket: TicketId) {
+        self.open.iter().filter(|open| open.ticket == ticket).for_each(|open| open.batch.give_up());
+    }
+
     /// Takes the memory of all open tickets back, and forgets the tickets: no tier reads or writes a block of
-    /// theirs after this call. For a worker whose manager has given it up.
+    /// theirs after this call. For a worker whose manager has given it up: tickets may be numbered from 1 again.
     pub fn fence(&mut self) {
-        self.open.drain(..).for_each(|(_, batch)| batch.fence());
+        self.open.drain(..).for_each(|open| open.batch.fence());
+        self.last = TicketId::default();
     }
 }
 

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+pub(crate) mod below;
+
 use kv_manager::{
     Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
 };

@@ -83,6 +83,7 @@ impl Engine {
         request.content = facts.content(facts.salt >= EXPLICIT);
         request.tenant = self.tenants[usize::from(facts.tenant)];
         request.waits = random.chance(60);
+        request.by_layers = random.chance(70);
         request.tokens_max = random.below(2 * most);
         if random.chance(15) {
             request.hit_max = if random.chance(50) { 0 } else { random.below(tokens + 1) };
@@ -95,7 +96,7 @@ impl Engine {
             let wish = self.wish();
             self.wishes.push(wish);
         }
-        if self.random.chance(20) {
+        if self.random.chance(5) {
             let at = self.random.index(self.wishes.len());
             self.wishes.remove(at);
         }
@@ -106,7 +107,7 @@ impl Engine {
         let answers = self.manager.admit(&mut requests, budget);
         assert!(answers.len() <= requests.len());
         let mut left = budget;
-        let (mut admitted, mut waiting) = (Vec::new(), 0);
+        let (mut admitted, mut waiting, mut loads) = (Vec::new(), 0, false);
         let ended = answers.iter().position(|one| matches!(one, Answer::NoRoom(_) | Answer::NoRow));
         assert!(ended.is_none_or(|at| at + 1 == answers.len()), "an answer behind the last one");
         for (at, answer) in answers.into_iter().enumerate() {
@@ -126,6 +127,7 @@ impl Engine {
                     let stats = self.manager.lower_stats();
                     assert!(blocks > 0 && stats.ticket_blocks >= blocks, "{blocks} of {stats:?}");
                     self.saw("a request that waits for a load");
+                    loads = true;
                 }
                 Answer::NoRow => {
                     // One that waits for another of the same call has held a row until the end.
@@ -148,9 +150,19 @@ impl Engine {
         }
         for (at, sequence) in admitted.into_iter().rev() {
             let wish = self.wishes.remove(at);
-            self.enter(wish, sequence);
+            let hits = sequence.cached_tokens() as usize / self.size.block_tokens;
+            self.enter(wish, sequence, hits);
         }
         self.wishes.retain(|wish| wish.request.tokens_max != u64::MAX);
+        if loads && self.random.chance(80) {
+            // Asked again as soon as the load has begun, and before it has ended.
+            self.stage();
+            self.finish();
+            self.carry_out_all();
+            self.begin();
+            self.admit();
+            self.stage();
+        }
     }
 
     /// Checks that another sequence, or an earlier request of the call, computes what a request waits for.
@@ -167,6 +179,9 @@ impl Engine {
         let further = !self.size.further.is_empty();
         match error {
             AdmitError::TooLong { .. } => assert!(further || blocks > self.size.width),
+            AdmitError::NeverFitsShared { granules, capacity } => {
+                assert!(granules > capacity && self.size.shared.is_some());
+            }
             AdmitError::NeverFits { .. } => assert!(further || blocks > self.size.device),
             other => panic!("{other:?}"),
         }
@@ -174,8 +189,8 @@ impl Engine {
         self.wishes[at].request.tokens_max = u64::MAX;
     }
 
-    /// A request has been admitted.
-    pub fn enter(&mut self, wish: Wish, sequence: Sequence) {
+    /// A request has been admitted, with `hits` blocks of the first group that were there.
+    pub fn enter(&mut self, wish: Wish, sequence: Sequence, hits: usize) {
         let Wish { mut ideal, request } = wish;
         let cached = sequence.cached_tokens();
         let length = ideal.ids.len() as u64;
@@ -184,7 +199,6 @@ impl Engine {
         assert_eq!(sequence.prompt_tokens(), length);
         ideal.fill(cached, self.generation);
         let blocks = blocks_of(&sequence);
-        let hits = cached as usize / self.size.block_tokens;
         assert_eq!(blocks.len(), ideal.ids.len().div_ceil(self.size.block_tokens));
         self.check_claimed(&blocks[hits..]);
         self.saw_if(cached > 0, "a hit");

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use kv_manager::{
-    Completion, CompletionError, GroupId, GroupKind, Manager, ManagerOptions, OpenStep, Outcome,
-    Request, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
+    Completion, CompletionError, Direction, GroupId, GroupKind, Manager, ManagerOptions, OpenStep,
+    Outcome, Request, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
@@ -86,7 +86,7 @@ pub struct Engine {
     /// The latest step that was staged.
     latest: u64,
     /// Plans that not all workers have completed, as far as the manager knows.
-    jobs: Vec<Rc<Job>>,
+    pub jobs: Vec<Rc<Job>>,
     pub failures: Failures,
     pub departures: Vec<Departure>,
     pub arrivals: Vec<Arrival>,
@@ -152,8 +152,9 @@ impl Engine {
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let mut size = Size::random(&mut random);
-        if size.tiers == 0 {
-            size.further = further(&size, &mut random);
+        size.further = further(&size, &mut random);
+        if !size.further.is_empty() && random.chance(50) {
+            size.share(&mut random);
         }
         let block_tokens = size.block_tokens as u32;
         let workers = random.from(1, 2) as usize;
@@ -172,13 +173,14 @@ impl Engine {
             watermark_blocks: [0, 0, 1, 3][random.index(4)],
             scrubs: random.chance(50),
             lower: lower_options(size.tiers, &mut random),
+            shared: size.shared.clone(),
             events_max: [1, 8, 32, 1024][random.index(4)],
             ..ManagerOptions::default()
         };
         let clock = ManualClock::new();
         let mut manager =
             Manager::with_pool(options, |builder| builder.clock(clock.clone())).unwrap();
-        if random.chance(20) {
+        if size.shared.is_none() && random.chance(20) {
             manager.set_budget(GroupId(0), Tier::Primary, 5).unwrap();
         }
         let tenants = add_tenants(&mut manager, size.device as u64, &mut random);
@@ -303,7 +305,7 @@ impl Engine {
             return;
         }
         let back = self.manager.prefetch(&[name]);
-        assert!(back <= 1);
+        assert!(back <= 1 + self.size.further.len());
         self.saw_if(back > 0, "a prefetch");
     }
 
@@ -430,6 +432,7 @@ impl Engine {
         }
         let void = !self.failures.untold.is_empty();
         self.note_plan(&plan);
+        self.check_moves(&plan);
         let (mut lines, mut moved) = (Vec::new(), false);
         for ((&at, &tokens), batch) in chosen.iter().zip(tokens).zip(&plan.batch) {
             assert_eq!(batch.tokens, tokens);
@@ -450,11 +453,17 @@ impl Engine {
                 groups.map(|group| places_of(&run.sequence, GroupId(group))).collect();
             moved |= further.iter().flatten().any(Option::is_none);
             let (facts, kv) = (Rc::clone(&run.ideal.facts), run.ideal.kv.clone());
-            lines.push(Line { key: run.key, facts, ids, kv, start, blocks, further });
+            let loading = run.sequence.loads().is_some();
+            lines.push(Line { key: run.key, facts, ids, kv, start, loading, blocks, further });
         }
         self.saw_if(moved, "a window that has moved");
         let scrubs = self.manager.options().scrubs;
-        let job = Job { plan, lines, generation: self.generation, void, fails_at, scrubs };
+        let owner = |load: &kv_manager::LayerLoad| {
+            let mut runs = self.runs.iter().filter(|run| run.sequence.loads().is_some());
+            runs.find(|run| run.blocks.contains(&load.to)).map(|run| run.key)
+        };
+        let loads = plan.layer_loads.iter().map(owner).collect();
+        let job = Job { plan, lines, generation: self.generation, void, fails_at, scrubs, loads };
         let job = Rc::new(job);
         for worker in self.workers.iter_mut().flatten() {
             worker.queue.push_back(Rc::clone(&job));
@@ -480,6 +489,14 @@ impl Engine {
             let state = matches!(size.kind, GroupKind::State { .. });
             let mut copies = plan.copies.iter().filter(|copy| copy.group == GroupId(group));
             self.saw_if(state && copies.next().is_some(), "a state that was copied");
+            let mut loads = plan.transfers.iter().filter(|transfer| {
+                (transfer.group, transfer.direction) == (GroupId(group), Direction::Load)
+            });
+            let window = matches!(size.kind, GroupKind::Window { .. });
+            if loads.next().is_some() {
+                self.saw_if(state, "a load of a state");
+                self.saw_if(window, "a load of a window");
+            }
         }
         let open = plan.batch.iter().any(|row| matches!(row.start, Start::Open { .. }));
         self.saw_if(open, "a start that the worker works out");
@@ -494,6 +511,7 @@ impl Engine {
                 let free = view.usage == BlockUse::Unused && empty;
                 for worker in self.workers.iter_mut().flatten() {
                     let at = view.location;
+                    let free = free && worker.owns(group, at);
                     if free && self.random.chance(50) && !worker.moves(group, at) {
                         worker.poison(group, at);
                     }
@@ -519,6 +537,10 @@ impl Engine {
 
     /// A worker says how far it has come: of a failed step, one by one.
     pub fn report(&mut self, at: usize) {
+        // What a worker has not settled before counts as wrong.
+        if !self.random.chance(3) {
+            self.tell_settled(at);
+        }
         let Some(worker) = &mut self.workers[at] else { return };
         let id = WorkerId(at as u16);
         let failed = worker.failed.pop_front();
@@ -676,6 +698,9 @@ impl Engine {
         for tier in [Tier::Primary, Tier::Secondary] {
             self.budget(tier, self.size.of(tier));
         }
+        if let Some(memory) = &self.size.shared {
+            self.manager.set_granules(memory.granules).unwrap();
+        }
         // What was decided and not staged goes with the next plan.
         for _ in 0..2 {
             self.carry_out_all();
@@ -693,7 +718,7 @@ impl Engine {
             for view in pool.snapshot().blocks {
                 assert_eq!(view.usage, BlockUse::Unused, "group {group}: {view:?}");
             }
-            assert_eq!(pool.claimable(), device, "group {group}");
+            assert_eq!(pool.claimable(), self.owned(group, device), "group {group}");
         }
         self.seen
     }

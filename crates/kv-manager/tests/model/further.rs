@@ -12,13 +12,20 @@ impl Worker {
     fn place(&self, group: usize, batch: &BatchRow, at: u64) -> usize {
         let size = &self.groups[group];
         let row = self.replica.row_of(GroupId(group as u16), batch.row).unwrap();
-        let (place, offset) = match size.kind {
-            GroupKind::State { .. } => (0, 0),
-            _ => (at as usize / size.block_tokens, at as usize % size.block_tokens),
-        };
+        let (place, offset) = self.place_of(group, at);
         let block = row[place];
         assert!(block >= 0, "group {group}: token {at} of row {} has no block", batch.row);
+        self.check_owned(group, block as usize);
         block as usize * size.block_tokens + offset
+    }
+
+    /// The place of a token's block in a group, and the token's position in it.
+    pub fn place_of(&self, group: usize, at: u64) -> (usize, usize) {
+        let size = &self.groups[group];
+        match size.kind {
+            GroupKind::State { .. } => (0, 0),
+            _ => (at as usize / size.block_tokens, at as usize % size.block_tokens),
+        }
     }
 
     fn cell_in(&self, group: usize, batch: &BatchRow, at: u64) -> Cell {
@@ -26,7 +33,7 @@ impl Worker {
     }
 
     /// The tokens before `start` whose KV a step reads that begins there; of a state, the last one.
-    fn read(&self, group: usize, start: u64) -> Vec<u64> {
+    pub fn read(&self, group: usize, start: u64) -> Vec<u64> {
         match self.groups[group].kind {
             GroupKind::Window { tokens, sinks } => {
                 let first = start.saturating_sub(u64::from(tokens) - 1);

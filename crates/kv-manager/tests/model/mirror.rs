@@ -167,6 +167,12 @@ impl Mirror {
         }
         let mut below = [0; 2];
         for &(group, name, tier) in &self.further {
+            if tier > Tier::Secondary {
+                below[tier.index() - 2] += 1;
+                let found = manager.find_below_of(group, name);
+                assert!(found.is_some_and(|found| found <= tier), "{name:?} is not in {tier:?}");
+                continue;
+            }
             // What the pool has beside may be told of later.
             let found = manager.pool_of(group).unwrap().find_and_pin(name, tier);
             assert!(found.is_some(), "{name:?} is not there in group {}", group.0);

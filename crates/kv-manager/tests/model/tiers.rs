@@ -1,5 +1,6 @@
 //! Tiers below host memory that are late and wrong, and what becomes of the blocks on their way.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -8,7 +9,8 @@ use kv_manager::tiers::{
     FaultRules, HostBlocks, LowerTier, MemoryTier, MemoryTierOptions, TierTransfers,
 };
 use kv_manager::{
-    Dropped, LowerOptions, Message, Settled, StorePolicy, TicketError, TicketId, WorkerId,
+    Dropped, GroupId, LowerOptions, Message, Settled, StorePolicy, TicketError, TicketId, Transfer,
+    WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::retention::Retention;
@@ -56,6 +58,11 @@ impl HostBlocks for HostCells {
         self.block_tokens * CELL
     }
 
+    /// A layer of a token.
+    fn section_bytes(&self) -> usize {
+        CELL
+    }
+
     fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
         let cells = self.lock();
         for (at, byte) in (offset..).zip(into) {
@@ -73,6 +80,40 @@ impl HostBlocks for HostCells {
             *cell = Cell::from_le_bytes(bytes);
         }
         true
+    }
+}
+
+/// What a worker knows of its loads.
+#[derive(Debug, Default)]
+pub struct Loads {
+    /// The blocks of each that has not ended.
+    open: HashMap<TicketId, Vec<BlockId>>,
+    wrong: HashSet<(TicketId, BlockId)>,
+    /// Sequences with a load that was wrong here.
+    pub void: HashSet<u64>,
+    /// What the manager is to be told.
+    settled: Vec<Settled>,
+    dropped: Vec<Dropped>,
+}
+
+impl Loads {
+    pub fn begin(&mut self, transfer: &Transfer) {
+        let blocks = transfer.blocks.iter().map(|&(_, block)| block).collect();
+        self.open.insert(transfer.ticket, blocks);
+    }
+
+    pub fn poll(&mut self, worker: usize, tiers: &mut TierTransfers) {
+        let before = self.settled.len();
+        tiers.poll(WorkerId(worker as u16), &mut self.settled, &mut self.dropped);
+        for settled in &self.settled[before..] {
+            let blocks = self.open.remove(&settled.ticket).unwrap();
+            let wrong = settled.wrong.iter().map(|&(at, _)| (settled.ticket, blocks[at as usize]));
+            self.wrong.extend(wrong);
+        }
+    }
+
+    pub fn is_wrong(&self, ticket: TicketId, block: BlockId) -> bool {
+        self.wrong.contains(&(ticket, block))
     }
 }
 
@@ -95,12 +136,14 @@ pub fn faults_of(random: &mut Random) -> FaultRules {
 pub fn tiers_of(size: &Size, random: &mut Random) -> TierTransfers {
     let tier = |seed| -> Box<dyn LowerTier> {
         let faults = FaultRules { seed, ..size.faults };
+        let load_pieces = (seed % 5) as u32;
         let clock = Arc::new(ManualClock::new());
         let records_max = size.records;
         Box::new(MemoryTier::new(MemoryTierOptions {
             records_max,
             faults,
             clock,
+            load_pieces,
             latency: Duration::ZERO,
         }))
     };
@@ -154,8 +197,14 @@ impl Engine {
     /// Tells the manager which tickets have ended at a worker.
     fn settle(&mut self, at: usize) {
         let Some(worker) = &mut self.workers[at] else { return };
-        let (mut settled, mut dropped) = (Vec::new(), Vec::new());
-        worker.tiers.poll(WorkerId(at as u16), &mut settled, &mut dropped);
+        worker.loads.poll(at, &mut worker.tiers);
+        self.tell_settled(at);
+    }
+
+    pub fn tell_settled(&mut self, at: usize) {
+        let Some(worker) = &mut self.workers[at] else { return };
+        let settled = std::mem::take(&mut worker.loads.settled);
+        let dropped = std::mem::take(&mut worker.loads.dropped);
         // They come as bytes.
         let mut bytes = Vec::new();
         for dropped in dropped {
@@ -185,8 +234,8 @@ impl Engine {
         };
         assert_eq!(refused, Err(expected));
         let (worker, workers) = (WorkerId(9), self.workers.len());
-        let names = Vec::new();
-        let refused = self.manager.dropped(&Dropped { worker, tier: Tier::Third, names });
+        let blocks = Vec::new();
+        let refused = self.manager.dropped(&Dropped { worker, tier: Tier::Third, blocks });
         assert_eq!(refused, Err(TicketError::NoWorker { worker, workers }));
     }
 
@@ -201,14 +250,18 @@ impl Engine {
             return;
         }
         let names: Vec<BlockHash> = facts.names(&wish.ideal.ids);
-        let below = names.iter().filter(|name| self.manager.find_below(**name).is_some()).count();
+        let groups = self.size.further.len() as u16 + 1;
+        let is_below = |engine: &Self, name: &BlockHash| {
+            (0..groups).any(|of| engine.manager.find_below_of(GroupId(of), *name).is_some())
+        };
+        let below = names.iter().filter(|name| is_below(self, name)).count();
         if self.random.chance(70) {
             let back = self.manager.prefetch(&names);
-            assert!(back <= names.len());
+            assert!(back <= names.len() * usize::from(groups));
             self.saw_if(back > 0 && below > 0, "a prefetch from below");
         } else if below > 0 {
             assert!(self.manager.forget(&names) >= below);
-            assert!(names.iter().all(|name| self.manager.find_below(*name).is_none()));
+            assert!(names.iter().all(|name| !is_below(self, name)));
         }
     }
 
@@ -246,12 +299,16 @@ impl Engine {
         self.saw_if(all(stats.dropped_names), "a name that a tier has dropped");
         self.saw_if(stats.void_blocks > 0, "a void block of a ticket");
         self.saw_if(stats.late > 0, "a wait that ended before its load");
+        self.saw_if(stats.entered > 0, "an admission before its load had ended");
+        self.saw_if(stats.redone > 0, "a load that was wrong after its admission");
         let faults = [
             "a missing block below",
             "a failed load",
             "a short block",
             "a corrupt block below",
             "a foreign block below",
+            "a fenced block",
+            "a load that was given up",
         ];
         for (count, fault) in stats.faults.into_iter().zip(faults) {
             self.saw_if(count > 0, fault);

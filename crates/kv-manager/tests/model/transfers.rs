@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use kv_manager::{Adoption, Answer, Export, ExportError, ExportRefused, SequenceError};
+use kv_manager::{
+    Adoption, Answer, Export, ExportError, ExportRefused, GroupId, GroupKind, SequenceError,
+};
 use kv_pool::BlockId;
 
 use crate::engine::Engine;
@@ -31,9 +33,6 @@ pub struct Arrival {
 
 impl Engine {
     pub fn transfer(&mut self) {
-        if !self.size.further.is_empty() {
-            return;
-        }
         match self.random.below(4) {
             0 => self.depart(),
             1 => self.end_departure(),
@@ -53,6 +52,7 @@ impl Engine {
                 assert_eq!(export.tokens(), kv.len() as u64);
                 self.departures.push(Departure { export, facts: run.ideal.facts, kv });
                 self.saw("a departure");
+                self.saw_if(!self.size.further.is_empty(), "a departure of several groups");
             }
             Err(refused) => {
                 let ExportRefused { reason, sequence } = *refused;
@@ -71,7 +71,7 @@ impl Engine {
     fn end_departure(&mut self) {
         let Some(Departure { export, facts, kv }) = self.departures.pop() else { return };
         for worker in self.workers.iter().flatten() {
-            worker.check_all(export.blocks(), &facts, &kv);
+            worker.check_all(&export, &facts, &kv);
         }
         drop(export);
     }
@@ -80,26 +80,38 @@ impl Engine {
         let mut wish = self.wish();
         let length = wish.ideal.ids.len() as u64;
         let tokens = self.random.from(1, length + 2);
-        let (answer, adoption) = self.manager.adopt(&mut wish.request, tokens);
+        let formats = self.manager.formats();
+        let (answer, adoption) = self.manager.adopt(&mut wish.request, tokens, &formats);
         let Answer::Admitted(sequence) = answer else {
             assert!(adoption.is_none());
             return;
         };
+        let several = !self.size.further.is_empty();
+        assert!(!several || tokens < length, "the last token is to be computed");
         let mut ideal = wish.ideal.clone();
         ideal.fill(length, self.generation);
         let (key, facts) = (self.next_key, Rc::clone(&wish.ideal.facts));
         let resolved = sequence.resolved();
-        self.enter(wish, sequence);
+        let block_tokens = self.size.block_tokens;
+        let all = tokens.min(length).div_ceil(block_tokens as u64) as usize;
+        let first = adoption.as_ref().and_then(|adoption| adoption.blocks(GroupId(0)).next());
+        let hits = match adoption {
+            Some(_) => first.map_or(all, |(place, _)| place),
+            None => resolved as usize / block_tokens,
+        };
+        self.enter(wish, sequence, hits);
         let Some(adoption) = adoption else {
             assert!(resolved >= tokens.min(length) || adopted_end(tokens, length) <= resolved);
             return;
         };
         assert_eq!(adoption.tokens(), tokens.min(length));
-        assert_eq!(adoption.first() * self.size.block_tokens, resolved as usize);
+        assert!(several || hits * block_tokens == resolved as usize);
+        assert!(!several || resolved == 0);
         self.runs.last_mut().unwrap().arriving = true;
         let behind = self.latest_staged();
         self.arrivals.push(Arrival { key, adoption, facts, kv: ideal.kv, behind });
         self.saw("an arrival");
+        self.saw_if(several, "an arrival in several groups");
     }
 
     fn end_arrival(&mut self) {
@@ -108,18 +120,28 @@ impl Engine {
         let ready = |arrival: &Arrival| carried.is_some_and(|carried| carried > arrival.behind);
         let Some(at) = self.arrivals.iter().position(ready) else { return };
         let Arrival { key, adoption, facts, kv, .. } = self.arrivals.swap_remove(at);
-        let blocks: Vec<BlockId> = adoption.blocks().collect();
-        let right = self.random.index(blocks.len() + 1);
-        let first = adoption.first();
+        let groups = 0..=self.size.further.len() as u16;
+        let of = |group| adoption.blocks(GroupId(group)).map(move |(at, id)| (group, at, id));
+        let blocks: Vec<_> = groups.flat_map(of).collect();
+        assert_eq!(blocks.len(), adoption.block_count());
+        let several = !self.size.further.is_empty();
+        let right = match several && self.random.chance(60) {
+            true => blocks.len(),
+            false => self.random.index(blocks.len() + 1),
+        };
+        let first = if several { 0 } else { blocks[0].1 };
         for worker in self.workers.iter_mut().flatten() {
-            worker.receive(&blocks, right, first, &facts, &kv);
+            worker.receive(&blocks, right, &facts, &kv[..adoption.tokens() as usize]);
         }
         let Some(at) = self.runs.iter().position(|run| run.key == key) else {
             self.saw("an arrival of a dropped sequence");
             return;
         };
-        let filled = ((first + right) * self.size.block_tokens) as u64;
         let tokens = adoption.tokens();
+        let filled = match (several, right == blocks.len()) {
+            (false, _) => ((first + right) * self.size.block_tokens) as u64,
+            (true, right) => u64::from(right) * tokens,
+        };
         let run = &mut self.runs[at];
         let before = run.sequence.resolved();
         run.arriving = false;
@@ -139,6 +161,9 @@ impl Engine {
             assert_eq!(end, filled.min(tokens).min(last).max(before));
             run.ideal.kv.extend(&kv[before as usize..end as usize]);
         }
+        if several && end == 0 {
+            run.blocks.clear();
+        }
         assert_eq!(blocks_of(&run.sequence), run.blocks, "an arrival changes no block");
         run.check();
     }
@@ -156,34 +181,50 @@ fn adopted_end(tokens: u64, length: u64) -> u64 {
 }
 
 impl crate::worker::Worker {
-    /// Checks the KV of a sequence in these blocks.
-    pub fn check_all(&self, blocks: &[BlockId], facts: &Facts, kv: &[u64]) {
-        for (at, &value) in kv.iter().enumerate() {
-            let id = blocks[at / facts.block_tokens as usize];
-            let expected = facts.cell(Kind::Token, at as u64, value) << 8 >> 8;
-            let found = self.cell_of(id, at % facts.block_tokens as usize) << 8 >> 8;
-            assert_eq!(found, expected, "token {at} of a sequence that leaves");
+    /// Checks what a sequence that leaves takes along: of every group all that a step reads behind it, and no
+    /// block but those.
+    pub fn check_all(&self, export: &Export, facts: &Facts, kv: &[u64]) {
+        for (group, size) in self.groups.iter().enumerate() {
+            let blocks = export.blocks(GroupId(group as u16));
+            let mut places = Vec::new();
+            for at in self.read(group, kv.len() as u64) {
+                let (place, offset) = self.place_of(group, at);
+                let found = blocks.iter().find(|(there, _)| *there == place);
+                let &(_, id) = found.unwrap_or_else(|| panic!("group {group}: no place {place}"));
+                let expected = facts.cell(Kind::Token, at, kv[at as usize]) << 8 >> 8;
+                let found = facts.seen(self.cell_of(group, id, offset), at, size.block_tokens);
+                assert_eq!(found, expected, "group {group}: token {at} of a sequence that leaves");
+                places.push(place);
+            }
+            places.dedup();
+            // A window of one token reads nothing, and its last block goes on being written.
+            let more = blocks.len() - places.len();
+            assert!(
+                more <= usize::from(matches!(size.kind, GroupKind::Window { .. })),
+                "{blocks:?}"
+            );
         }
     }
 
-    /// A transfer writes blocks, of which the first `right` are what they should be.
+    /// A transfer writes blocks of groups, each for its place, of which the first `right` are what they should be.
     pub fn receive(
         &mut self,
-        blocks: &[BlockId],
+        blocks: &[(u16, usize, BlockId)],
         right: usize,
-        first: usize,
         facts: &Facts,
         kv: &[u64],
     ) {
-        let block_tokens = facts.block_tokens as usize;
-        for (index, &id) in blocks.iter().enumerate() {
-            for offset in 0..block_tokens {
-                let at = (first + index) * block_tokens + offset;
+        for (index, &(group, place, id)) in blocks.iter().enumerate() {
+            let group = usize::from(group);
+            let block_tokens = self.groups[group].block_tokens;
+            let is_state = matches!(self.groups[group].kind, GroupKind::State { .. });
+            for offset in 0..if is_state { 1 } else { block_tokens } {
+                let at = if is_state { kv.len() - 1 } else { place * block_tokens + offset };
                 let cell = match kv.get(at).filter(|_| index < right) {
                     Some(&value) => facts.cell(Kind::Token, at as u64, value),
                     None => facts.cell(Kind::Void, at as u64, at as u64),
                 };
-                self.write_cell(id, offset, cell);
+                self.write_cell(group, id, offset, cell);
             }
         }
     }

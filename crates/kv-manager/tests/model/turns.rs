@@ -25,6 +25,10 @@ impl Engine {
                 self.saw("a lost sequence");
             }
             SequenceError::Arriving => assert!(run.arriving),
+            SequenceError::Loading { ticket } => {
+                assert_eq!(run.sequence.loads(), Some(ticket));
+                self.saw("a call that waits for a load to end");
+            }
             SequenceError::Suspended => assert!(run.sequence.is_suspended()),
             other => panic!("{other:?}"),
         }

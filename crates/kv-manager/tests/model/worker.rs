@@ -5,14 +5,15 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kv_manager::tiers::{FaultRules, HostBlocks, TierTransfers};
+use kv_manager::tiers::{Arrived, FaultRules, HostBlocks, TierTransfers};
 use kv_manager::{
-    GroupId, GroupKind, GroupOptions, Message, Replica, Row, Snapshot, Start, StepPlan,
+    GroupId, GroupKind, GroupOptions, Message, Replica, Row, SharedMemory, Snapshot, Start,
+    StepPlan,
 };
 use kv_pool::{BlockId, Location, PoolConfig, Tier};
 
 use crate::random::Random;
-use crate::tiers::{HostCells, faults_of, tiers_of};
+use crate::tiers::{HostCells, Loads, faults_of, tiers_of};
 use crate::truth::{Cell, Facts, Kind, garbage, is_private_to_others, sampled};
 
 /// A plan, and what the engine hands a worker with it.
@@ -27,6 +28,8 @@ pub struct Job {
     /// The worker that fails in this step.
     pub fails_at: Option<usize>,
     pub scrubs: bool,
+    /// Whose each block is that loads bring layer by layer, unless it is nobody's any more.
+    pub loads: Vec<Option<u64>>,
 }
 
 /// One sequence of a batch.
@@ -40,10 +43,21 @@ pub struct Line {
     pub kv: Vec<u64>,
     /// The first token of the step.
     pub start: u64,
+    /// Loads have not ended that the sequence was admitted with.
+    pub loading: bool,
     /// The sequence's blocks of the first group.
     pub blocks: Vec<BlockId>,
     /// Those of the others, at their places.
     pub further: Vec<Vec<Option<BlockId>>>,
+}
+
+impl Line {
+    /// The sequence's blocks of a group.
+    pub fn blocks_of(&self, group: GroupId) -> impl Iterator<Item = BlockId> + '_ {
+        let first = self.blocks.iter().copied().filter(move |_| group == GroupId(0));
+        let further = usize::from(group.0).checked_sub(1).map(|at| &self.further[at]);
+        first.chain(further.into_iter().flatten().copied().flatten())
+    }
 }
 
 /// What a worker knows of a row of the table.
@@ -64,9 +78,13 @@ pub struct Worker {
     /// The host's memory, of each group.
     host: Vec<Arc<HostCells>>,
     pub tiers: TierTransfers,
+    pub loads: Loads,
     /// Blocks of the first group's that have memory.
     mapped: [usize; 2],
     pub replica: Replica,
+    shared: Option<SharedMemory>,
+    /// Whose each granule of shared memory is.
+    pub owners: Vec<Option<GroupId>>,
     rows: Vec<RowState>,
     pub queue: VecDeque<Rc<Job>>,
     /// The last plan that was carried out.
@@ -96,13 +114,16 @@ impl Worker {
             memory,
             host,
             tiers: tiers_of(size, &mut random),
+            loads: Loads::default(),
             mapped: [size.device, size.host],
-            replica: Replica::of_groups(
-                size.rows as u32,
-                groups.iter().map(|group| (group.kind, group.width as u32)),
-            )
-            .unwrap(),
+            replica: replica_of(size, &groups),
             groups,
+            shared: size.shared.clone(),
+            owners: size
+                .shared
+                .iter()
+                .flat_map(|memory| vec![None; memory.granules as usize])
+                .collect(),
             rows: vec![RowState::default(); size.rows],
             queue: VecDeque::new(),
             carried: 0,
@@ -112,12 +133,45 @@ impl Worker {
         }
     }
 
+    /// Makes the moves of a plan: what leaves a group has no content there any more, what comes to one has zeros.
+    fn move_granules(&mut self, plan: &StepPlan) {
+        let Some(memory) = self.shared.clone() else { return assert!(plan.moves.is_empty()) };
+        for one in &plan.moves {
+            assert_eq!(self.owners[one.granule as usize], one.from, "{one:?}");
+            self.owners[one.granule as usize] = one.to;
+            for (group, zeroes) in [(one.from, false), (one.to, true)] {
+                let Some(group) = group.map(|group| usize::from(group.0)) else { continue };
+                let cells = memory.granule_blocks[group] as usize * self.groups[group].block_tokens;
+                let first = one.granule as usize * cells;
+                for cell in &mut self.memory[group][first..first + cells] {
+                    *cell = if zeroes { 0 } else { garbage(self.random.next()) };
+                }
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn check_owned(&self, group: usize, block: usize) {
+        let at = Location { tier: Tier::Primary, id: BlockId::new(block as u32) };
+        assert!(self.owns(group, at), "block {block} of group {group}: {:?}", self.owners);
+    }
+
+    /// Whether a block of a group has memory, as far as that is shared.
+    pub fn owns(&self, group: usize, at: Location) -> bool {
+        let Some(memory) = self.shared.as_ref().filter(|_| at.tier == Tier::Primary) else {
+            return true;
+        };
+        let granule = at.id.index() / memory.granule_blocks[group] as usize;
+        self.owners[granule] == Some(GroupId(group as u16))
+    }
+
     /// Begins with a snapshot, as a worker that was started anew.
     pub fn load(&mut self, snapshot: &Snapshot) {
         let mut bytes = Vec::new();
         snapshot.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Snapshot(snapshot.clone())));
         self.replica.restore(snapshot).unwrap();
+        self.owners.clone_from(&snapshot.granules);
         (self.carried, self.reported) = (snapshot.step, snapshot.step);
     }
 
@@ -148,6 +202,9 @@ impl Worker {
         if group == 0 {
             self.check_mapped(at);
         }
+        if at.tier == Tier::Primary {
+            self.check_owned(group, at.id.index());
+        }
         let tokens = self.groups[group].block_tokens;
         let range = at.id.index() * tokens..(at.id.index() + 1) * tokens;
         match at.tier {
@@ -158,22 +215,75 @@ impl Worker {
 
     /// Begins the transfers of a plan, whose copies are made.
     fn begin_transfers(&mut self, plan: &StepPlan) {
-        plan.check_transfers(self.tiers.tiers(), self.mapped[1] as u64).unwrap();
+        let further = self.groups.iter().skip(1).map(|group| group.host as u64);
+        let host: Vec<u64> = [self.mapped[1] as u64].into_iter().chain(further).collect();
+        self.tiers.check(plan, &host, []).unwrap();
         self.tiers.forget(&plan.forgets);
-        let host: Arc<dyn HostBlocks> = self.host[0].clone();
         for transfer in &plan.transfers {
+            let host: Arc<dyn HostBlocks> = self.host[usize::from(transfer.group.0)].clone();
             self.tiers.begin(transfer, &host).unwrap();
+            self.loads.begin(transfer);
         }
     }
 
-    pub fn cell_of(&self, id: BlockId, offset: usize) -> Cell {
-        self.check_mapped(Location { tier: Tier::Primary, id });
-        self.memory[0][id.index() * self.block_tokens + offset]
+    /// Copies what loads bring, each cell once it is right, and gives up loads that are late.
+    fn copy_layers(&mut self, job: &Job) {
+        if job.plan.layer_loads.is_empty() {
+            return;
+        }
+        let at = |tier, id| Location { tier, id };
+        let patience = self.random.below(60);
+        for turn in 0..=patience {
+            let mut waits = false;
+            for load in &job.plan.layer_loads {
+                let arrived = self.tiers.arrived(load.ticket, load.from);
+                let cells = match arrived {
+                    Some(Arrived::Sections(cells)) => cells,
+                    // What is wrong is copied, too: nobody relies on it.
+                    _ => self.block_tokens,
+                };
+                // The step is over when the manager can be told of all blocks of the ticket.
+                waits |= arrived.is_some();
+                let from = self.cells(0, at(Tier::Secondary, load.from), |from| from.to_vec());
+                self.cells(0, at(Tier::Primary, load.to), |to| {
+                    to[..cells].copy_from_slice(&from[..cells]);
+                });
+                if waits && turn == patience {
+                    self.tiers.give_up(load.ticket);
+                }
+            }
+            self.loads.poll(self.index, &mut self.tiers);
+            if !waits {
+                break;
+            }
+        }
+        for (load, key) in job.plan.layer_loads.iter().zip(&job.loads) {
+            if self.loads.is_wrong(load.ticket, load.from) {
+                self.loads.void.extend(key);
+            }
+        }
     }
 
-    pub fn write_cell(&mut self, id: BlockId, offset: usize, cell: Cell) {
-        self.check_mapped(Location { tier: Tier::Primary, id });
-        self.memory[0][id.index() * self.block_tokens + offset] = cell;
+    /// Whether a line reads what a load has not brought here.
+    fn is_void(&self, line: &Line) -> bool {
+        line.loading && self.loads.void.contains(&line.key)
+    }
+
+    pub fn cell_of(&self, group: usize, id: BlockId, offset: usize) -> Cell {
+        self.check_there(group, id);
+        self.memory[group][id.index() * self.groups[group].block_tokens + offset]
+    }
+
+    pub fn write_cell(&mut self, group: usize, id: BlockId, offset: usize, cell: Cell) {
+        self.check_there(group, id);
+        self.memory[group][id.index() * self.groups[group].block_tokens + offset] = cell;
+    }
+
+    fn check_there(&self, group: usize, id: BlockId) {
+        if group == 0 {
+            self.check_mapped(Location { tier: Tier::Primary, id });
+        }
+        self.check_owned(group, id.index());
     }
 
     /// Overwrites a block that nobody uses.
@@ -188,7 +298,15 @@ impl Worker {
         self.queue.iter().any(|job| {
             let mut copies = job.plan.copies.iter().filter(|copy| copy.group == group);
             let mut scrubs = job.plan.scrubs.iter().filter(|scrub| scrub.group == group);
+            let loads = job
+                .plan
+                .layer_loads
+                .iter()
+                .flat_map(|load| [(Tier::Secondary, load.from), (Tier::Primary, load.to)]);
             copies.any(|copy| copy.from == at || copy.to == at)
+                || loads
+                    .filter(|_| group == GroupId(0))
+                    .any(|(tier, id)| at == Location { tier, id })
                 || at.tier == Tier::Primary && scrubs.any(|scrub| scrub.block == at.id)
         })
     }
@@ -201,6 +319,7 @@ impl Worker {
         let mut bytes = Vec::new();
         plan.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Plan(plan.clone())));
+        self.move_granules(plan);
         for at in 0..=plan.copies.len() {
             for scrub in plan.scrubs.iter().filter(|scrub| scrub.after as usize == at) {
                 let block = Location { tier: Tier::Primary, id: scrub.block };
@@ -212,6 +331,7 @@ impl Worker {
             self.cells(group, copy.to, |to| to[..tokens].copy_from_slice(&cells));
         }
         self.begin_transfers(plan);
+        self.copy_layers(&job);
         let memory = self.groups.iter().map(|group| (group.block_tokens as u32, u64::MAX));
         self.replica.apply_to_memory(plan, &memory.collect::<Vec<_>>()).unwrap();
         assert_eq!(plan.batch.len(), job.lines.len());
@@ -223,9 +343,13 @@ impl Worker {
         let garbles = fails || job.void && self.random.chance(50);
         if !job.void {
             // All rows read before any writes: no row relies on what another one computes in this step.
-            (0..job.lines.len()).for_each(|row| self.check(&job, row));
+            let right = |row: &usize| !self.is_void(&job.lines[*row]);
+            (0..job.lines.len()).filter(right).for_each(|row| self.check(&job, row));
         }
-        (0..job.lines.len()).for_each(|row| self.compute(&job, row, garbles));
+        for row in 0..job.lines.len() {
+            let garbles = garbles || self.is_void(&job.lines[row]);
+            self.compute(&job, row, garbles);
+        }
         if job.scrubs && !job.void {
             (0..job.lines.len()).for_each(|row| self.check_scrubbed(&job, row));
         }
@@ -241,6 +365,7 @@ impl Worker {
         let block = self.entries(row)[at as usize / self.block_tokens];
         assert!(block >= 0, "token {at} of row {row} has no block");
         self.check_mapped(Location { tier: Tier::Primary, id: BlockId::new(block as u32) });
+        self.check_owned(0, block as usize);
         block as usize * self.block_tokens + at as usize % self.block_tokens
     }
 
@@ -340,6 +465,15 @@ impl Worker {
     }
 }
 
+fn replica_of(size: &Size, groups: &[GroupSize]) -> Replica {
+    let tables = groups.iter().map(|group| (group.kind, group.width as u32));
+    let replica = Replica::of_groups(size.rows as u32, tables).unwrap();
+    match &size.shared {
+        Some(memory) => replica.sharing(memory).unwrap(),
+        None => replica,
+    }
+}
+
 /// How large a further group is.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSize {
@@ -381,6 +515,8 @@ pub struct Size {
     pub width: usize,
     /// Groups beside the first.
     pub further: Vec<GroupSize>,
+    /// Device memory that the groups share.
+    pub shared: Option<SharedMemory>,
 }
 
 impl Size {
@@ -404,7 +540,21 @@ impl Size {
             rows: random.from(2, 6) as usize,
             width: random.from(6, 12) as usize,
             further: Vec::new(),
+            shared: None,
         }
+    }
+
+    /// Has the groups share their memory, in granules of any size.
+    pub fn share(&mut self, random: &mut Random) {
+        let groups = self.further.len() + 1;
+        let granules = random.from(groups as u64 + 1, 24) as u32;
+        let granule_blocks: Vec<_> = (0..groups).map(|_| random.from(1, 4) as u32).collect();
+        let devices = [&mut self.device].into_iter();
+        let devices = devices.chain(self.further.iter_mut().map(|group| &mut group.device));
+        for (device, &blocks) in devices.zip(&granule_blocks) {
+            *device = (granules * blocks) as usize;
+        }
+        self.shared = Some(SharedMemory { granules, granule_blocks });
     }
 
     pub fn first(&self) -> GroupSize {

@@ -1,0 +1,145 @@
+//! A manager with a tier below host memory, whose workers are as quick and as right as a test says.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::time::Duration;
+
+use kv_manager::tiers::BlockFault;
+use kv_manager::{
+    Answer, Completion, Direction, Forget, GroupId, LowerOptions, Manager, ManagerOptions, Outcome,
+    Request, Sequence, Settled, StepPlan, StorePolicy, TicketId, Transfer, Waiting, WorkerId,
+};
+use kv_pool::clock::ManualClock;
+use kv_pool::retention::Retention;
+use kv_pool::{BlockHash, Tier};
+
+use super::{BLOCK, admitted, options};
+
+pub(crate) const WAIT: Duration = Duration::from_millis(100);
+
+/// A manager with one tier below the host, and the time.
+pub(crate) struct Rig {
+    pub(crate) manager: Manager,
+    pub(crate) clock: ManualClock,
+    pub(crate) workers: u16,
+    /// Tickets that plans have brought and nobody has settled.
+    pub(crate) transfers: Vec<Transfer>,
+    pub(crate) forgets: Vec<Forget>,
+}
+
+pub(crate) fn lower() -> LowerOptions {
+    LowerOptions { tiers: 1, wait_max: WAIT, ..LowerOptions::default() }
+}
+
+impl Rig {
+    pub(crate) fn new(device: u64, host: u64) -> Self {
+        Self::with(ManagerOptions { lower: lower(), ..options(device, host) })
+    }
+
+    pub(crate) fn with(options: ManagerOptions) -> Self {
+        let (clock, workers) = (ManualClock::new(), options.workers);
+        let manager = Manager::with_pool(options, |builder| builder.clock(clock.clone())).unwrap();
+        Self { manager, clock, workers, transfers: Vec::new(), forgets: Vec::new() }
+    }
+
+    /// A whole step, which all workers complete.
+    pub(crate) fn step(&mut self, batch: &mut [&mut Sequence]) -> StepPlan {
+        let step = self.manager.begin_step().unwrap();
+        let plan = self.manager.stage(&step, batch).unwrap().clone();
+        self.manager.finish_step(step).unwrap();
+        for worker in (0..self.workers).map(WorkerId) {
+            let completion = Completion { worker, step: plan.step, outcome: Outcome::Done };
+            self.manager.complete(completion).unwrap();
+        }
+        self.transfers.extend(plan.transfers.iter().cloned());
+        self.forgets.extend(&plan.forgets);
+        plan
+    }
+
+    pub(crate) fn ask(&mut self, ids: std::ops::Range<u32>) -> (Request, Answer) {
+        let mut request = Request::new(ids.collect());
+        let answer = self.again(&mut request);
+        (request, answer)
+    }
+
+    pub(crate) fn again(&mut self, request: &mut Request) -> Answer {
+        self.manager.admit(std::slice::from_mut(request), u64::MAX).pop().unwrap()
+    }
+
+    pub(crate) fn settle(&mut self, worker: u16, ticket: TicketId, wrong: &[(u32, BlockFault)]) {
+        let settled = Settled { worker: WorkerId(worker), ticket, wrong: wrong.to_vec() };
+        self.manager.settle(&settled).unwrap();
+    }
+
+    /// Settles all tickets, without a fault.
+    pub(crate) fn settle_all(&mut self) {
+        for transfer in std::mem::take(&mut self.transfers) {
+            (0..self.workers).for_each(|worker| self.settle(worker, transfer.ticket, &[]));
+        }
+    }
+
+    /// Computes a prompt and has it stored below; its names.
+    pub(crate) fn store(&mut self, ids: std::ops::Range<u32>) -> Vec<BlockHash> {
+        let (_, answer) = self.ask(ids);
+        let mut sequence = admitted(answer);
+        self.step(&mut [&mut sequence]);
+        drop(sequence);
+        let plan = self.step(&mut []);
+        let names = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
+        let names = names.map(|(name, _)| *name).collect();
+        self.settle_all();
+        names
+    }
+
+    /// Has everything leave the device and the host.
+    pub(crate) fn push_out(&mut self) {
+        let pool = self.manager.options().pool.clone();
+        self.manager.set_store_policy(Box::new(StoreNone));
+        for turn in 0..2 + pool.secondary_blocks / pool.primary_blocks {
+            let first = 100_000 * (turn as u32 + 1);
+            let (_, answer) = self.ask(first..first + pool.primary_blocks as u32 * BLOCK);
+            let mut sequence = admitted(answer);
+            self.step(&mut [&mut sequence]);
+            drop(sequence);
+            self.step(&mut []);
+        }
+        self.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    }
+
+    /// A ticket that a request waits for.
+    pub(crate) fn load(&mut self, request: &mut Request) -> Transfer {
+        let Answer::Waiting(Waiting::Load { ticket, .. }) = self.again(request) else { panic!() };
+        let plan = self.step(&mut []);
+        let load = plan.transfers.iter().find(|transfer| transfer.ticket == ticket).unwrap();
+        assert_eq!(load.direction, Direction::Load);
+        load.clone()
+    }
+
+    pub(crate) fn is_stored(&self, name: BlockHash) -> bool {
+        self.manager.find_below(name) == Some(Tier::Third)
+    }
+
+    pub(crate) fn found(&self, name: BlockHash) -> Option<Tier> {
+        let pool = self.manager.pool();
+        let here = |tier: &Tier| pool.find_and_pin(name, *tier).is_some();
+        [Tier::Primary, Tier::Secondary].into_iter().find(here)
+    }
+}
+
+/// Blocks of the first group.
+pub(crate) fn blocks_of(names: &[BlockHash]) -> Vec<(GroupId, BlockHash)> {
+    names.iter().map(|&name| (GroupId(0), name)).collect()
+}
+
+#[derive(Debug)]
+pub(crate) struct StoreNone;
+
+impl StorePolicy for StoreNone {
+    fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
+        false
+    }
+}
+
+pub(crate) fn request(ids: std::ops::Range<u32>) -> Request {
+    Request::new(ids.collect())
+}
