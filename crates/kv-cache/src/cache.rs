@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::Stream;
 use kv_kernels::{KvShape, PagedKv};
-use kv_manager::{GroupId, Manager, ManagerOptions, StepPlan};
-use kv_pool::{PoolBuilder, PoolConfig, PoolView, Tier};
+use kv_manager::{GroupId, Manager, StepPlan};
+use kv_pool::{PoolBuilder, PoolView, Tier};
 
 use crate::growth::Grown;
 use crate::part::Part;
@@ -39,7 +39,7 @@ pub struct WayBytes {
     pub device_to_host: u64,
     /// Of blocks that came back from host memory.
     pub host_to_device: u64,
-    /// Copied within the device, because a fork or a cached block shared them.
+    /// Copied within the device, because a fork or a cached block shared them, or from a checkpoint of a state.
     pub copy_on_write: u64,
     /// Stored in tiers below host memory, on all workers, the nearer tier first.
     pub stored: [u64; 2],
@@ -196,15 +196,10 @@ impl KvCache {
     }
 
     fn way_bytes(&self) -> WayBytes {
-        let (decided, lower) = (self.manager.stats(), self.manager.lower_stats());
+        let lower = self.manager.lower_stats();
         let bytes = |blocks: u64| blocks * self.shape().block_bytes();
-        WayBytes {
-            device_to_host: bytes(decided.offloaded_blocks + decided.suspended_blocks),
-            host_to_device: bytes(decided.onboarded_blocks),
-            copy_on_write: bytes(decided.copied_on_write),
-            stored: lower.stored_blocks.map(bytes),
-            loaded: lower.loaded_blocks.map(bytes),
-        }
+        let (stored, loaded) = (lower.stored_blocks.map(bytes), lower.loaded_blocks.map(bytes));
+        WayBytes { stored, loaded, ..self.worker.ways }
     }
 
     /// Batches and blocks enqueued between the devices and host memory, by way, summed over the
@@ -245,10 +240,7 @@ impl KvCache {
 
 /// The manager that `options` ask for. None of its device blocks has memory yet.
 fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
-    let (primary_blocks, secondary_blocks) =
-        (u64::from(options.device_blocks), u64::from(options.host_blocks));
-    let pool = PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() };
-    let PoolRules { eviction, host_eviction, events, clock, .. } = &options.pool;
+    let PoolRules { eviction, host_eviction, clock, .. } = &options.pool;
     let mut policies = Vec::new();
     for group in options.groups() {
         let blocks = u64::from(group.device_blocks) + u64::from(group.host_blocks);
@@ -265,35 +257,7 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         let own = policies.next().into_iter().flatten();
         own.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     };
-    let further = options.groups().skip(1).map(|group| {
-        let (primary_blocks, secondary_blocks) =
-            (u64::from(group.device_blocks), u64::from(group.host_blocks));
-        kv_manager::GroupOptions {
-            kind: group.kind,
-            block_tokens: options.block_tokens(&group),
-            pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
-            blocks_per_sequence_max: group.blocks_per_sequence_max,
-            watermark_blocks: group.watermark_blocks,
-        }
-    });
-    let first = options.groups().next();
-    let manager_options = ManagerOptions {
-        kind: options.kind,
-        block_tokens: first.map_or(1, |group| options.block_tokens(&group)),
-        further_groups: further.collect(),
-        pool,
-        sequences_max: options.sequences_max,
-        blocks_per_sequence_max: options.blocks_per_sequence_max,
-        workers: 1,
-        steps_in_flight_max: options.overlap_depth + 1,
-        watermark_blocks: options.watermark_blocks,
-        pinned_blocks_max: options.pool.pinned_blocks_max,
-        scrubs: options.scrubs,
-        events_max: events.unwrap_or(0),
-        hasher: options.hasher,
-        lower: options.tiers.options(),
-    };
-    let mut manager = Manager::with_pool(manager_options, build)?;
+    let mut manager = Manager::with_pool(options.manager(), build)?;
     // Nothing is kept for tenants yet, so no budget is too small.
     drop(manager.set_budget(GroupId::default(), Tier::Primary, 0));
     Ok(manager)

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use kv_manager::{
     Adoption, Answer, CommitError, Committed, EventReader, Export, ExportRefused, ForkError,
-    PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError, Tokens,
-    TruncateError,
+    GroupFormat, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
+    Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
 
@@ -22,6 +22,10 @@ impl KvCache {
         step: u64,
         tokens: impl Into<Tokens<'a>>,
     ) -> Result<Committed, CommitError> {
+        if sequence.loads().is_some() {
+            // The step is over for the loads, if not for the devices.
+            self.take_settled();
+        }
         self.manager.commit(sequence, step, tokens)
     }
 
@@ -163,12 +167,13 @@ impl KvCache {
         &mut self,
         request: &mut Request,
         tokens: u64,
+        there: &[GroupFormat],
     ) -> Result<(Answer, Option<Adoption>), DemandError> {
         if self.can_grow() {
             let _site = cuda_driver::site::enter();
             self.make_room(self.blocks_for(request.tokens()))?;
         }
-        Ok(self.manager.adopt(request, tokens))
+        Ok(self.manager.adopt(request, tokens, there))
     }
 
     /// Takes in the end of a transfer; see [`Manager::adopted`](kv_manager::Manager::adopted).

@@ -175,6 +175,14 @@ pub enum StepError {
     /// A plan does not follow the last one, or names what is not there. Nothing was carried out.
     #[error("the plan was not carried out")]
     Plan(#[from] kv_manager::PlanError),
+    /// There is no such layer.
+    #[error("layer {layer} is waited for, where there are {layers}")]
+    Layer {
+        /// The layer named.
+        layer: u32,
+        /// Layers of the first group.
+        layers: u32,
+    },
     /// Blocks could not be sent between device and host memory.
     #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),

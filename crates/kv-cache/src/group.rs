@@ -10,7 +10,8 @@ use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError,
     elastic::{AheadError, AheadStats},
 };
-use kv_kernels::{KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
+use kv_kernels::{BlockPair, KvKernels, KvShape, PagedKv, PagedLayout, link::HostDirection};
+use kv_pool::BlockId;
 use kv_stage::error::{AcquireError, SlabsError, StagingError};
 
 use crate::carrier::{Carrier, lacks_kernel};
@@ -270,6 +271,7 @@ impl GroupPart {
             slabs: self.host.slabs().to_vec(),
             blocks_per_slab: self.host.blocks_per_slab(),
             block_bytes: self.shape().block_bytes() as usize,
+            layers: self.share.layers.len(),
         }
     }
 
@@ -425,6 +427,63 @@ impl GroupPart {
             self.lanes[here].push((place, number));
         }
         (0..LANES).try_for_each(|lane| self.send_lane(streams, runs, lane, u64::MAX))
+    }
+
+    /// Makes copies of blocks that arrive layer by layer come after the copies so far that touch one of them, all of
+    /// which are enqueued.
+    pub(crate) fn order_layers(
+        &mut self,
+        streams: &mut Streams,
+        run: &Run,
+    ) -> Result<(), HostCopyError> {
+        let here = run.kind.lane();
+        for there in (0..LANES).filter(|&lane| lane != here) {
+            if self.order.conflict(run, there).is_some() {
+                streams.wait_for(here, there)?;
+                self.order.ordered(here, there, u64::MAX);
+            }
+        }
+        self.order.touch(run);
+        Ok(())
+    }
+
+    /// Enqueues copies of the bytes `range` of a host block to a device block, as far as they are whole layers; the
+    /// end of what is enqueued, or 0. Where layers lie otherwise on the device than in host memory, the block is
+    /// copied when all of it is there.
+    pub(crate) fn send_layers(
+        &mut self,
+        streams: &mut Streams,
+        (from, to): (BlockId, BlockId),
+        range: Range<u64>,
+    ) -> Result<u64, HostCopyError> {
+        let (shape, here) = (*self.shape(), HostDirection::ToPages);
+        let lane = Kind::Carry(here).lane();
+        let block_bytes = shape.block_bytes();
+        if *self.paged.layout() != PagedLayout::block_major(&shape) {
+            if range.end < block_bytes {
+                return Ok(0);
+            }
+            let pair = BlockPair { source: from.as_i32(), destination: to.as_i32() };
+            let run = Run { kind: Kind::Carry(here), behind_work: false, pairs: vec![pair] };
+            streams.use_lane(lane);
+            self.sent.clear();
+            self.sent.resize(1, false);
+            let sent = self.carry_runs(streams, &[run], lane, &[0]);
+            self.sent.clear();
+            return sent.map(|()| block_bytes);
+        }
+        let layer_bytes = block_bytes / u64::from(shape.layers());
+        let end = range.end / layer_bytes * layer_bytes;
+        if end <= range.start {
+            return Ok(0);
+        }
+        let bytes = end - range.start;
+        let block = self.whole_block(to.index())?;
+        let span = block.slice(range.start, bytes).map_err(CopyError::from)?;
+        streams.use_lane(lane);
+        self.host.load_bytes(streams.lane(lane), from.index(), range.start, span)?;
+        self.transports.count(None, Carried { batches: 1, blocks: 0 });
+        Ok(end)
     }
 
     /// Enqueues the waiting runs of a lane up to the place `last`, by few calls.

@@ -134,6 +134,18 @@ impl HostTier {
         stream.copy_to_device(block, slab, offset)
     }
 
+    /// Enqueues the copy of bytes of host block `id`, from `first` on, into device memory.
+    pub(crate) fn load_bytes(
+        &self,
+        stream: &Stream,
+        id: usize,
+        first: u64,
+        to: DeviceSpan,
+    ) -> Result<(), CopyError> {
+        let (slab, offset) = self.place(id)?;
+        stream.copy_to_device(to, slab, offset + first)
+    }
+
     fn place(&self, id: usize) -> Result<(&PinnedBuffer, u64), CopyError> {
         let (id, per_slab) = (id as u64, self.slabs.blocks_per_slab());
         let slab = self.slabs().get((id / per_slab) as usize);

@@ -56,6 +56,7 @@ mod error;
 mod group;
 mod growth;
 mod host_tier;
+mod layers;
 mod options;
 mod order;
 mod part;

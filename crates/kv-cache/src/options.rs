@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
-use kv_manager::GroupKind;
+use kv_manager::{GroupKind, ManagerOptions};
 use kv_place::Placement;
-use kv_pool::BlockHasher;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
+use kv_pool::{BlockHasher, PoolConfig};
 use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
 
 use crate::{LowerTiers, TransportRules, shares};
@@ -485,6 +485,43 @@ impl KvCacheOptions {
     /// All groups.
     pub fn groups(&self) -> impl Iterator<Item = GroupOptions> + '_ {
         std::iter::once(self.first_group()).chain(self.further_groups.iter().copied())
+    }
+
+    /// What a manager of this cache is made with.
+    pub(crate) fn manager(&self) -> ManagerOptions {
+        let mut groups = self.groups().map(|group| {
+            let [primary_blocks, secondary_blocks] =
+                [group.device_blocks, group.host_blocks].map(u64::from);
+            kv_manager::GroupOptions {
+                kind: group.kind,
+                block_tokens: self.block_tokens(&group),
+                pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
+                blocks_per_sequence_max: group.blocks_per_sequence_max,
+                watermark_blocks: group.watermark_blocks,
+            }
+        });
+        let options = ManagerOptions {
+            sequences_max: self.sequences_max,
+            workers: 1,
+            steps_in_flight_max: self.overlap_depth + 1,
+            pinned_blocks_max: self.pool.pinned_blocks_max,
+            scrubs: self.scrubs,
+            events_max: self.pool.events.unwrap_or(0),
+            hasher: self.hasher,
+            lower: self.tiers.options(),
+            shared: None,
+            ..ManagerOptions::default()
+        };
+        let Some(first) = groups.next() else { return options };
+        ManagerOptions {
+            kind: first.kind,
+            block_tokens: first.block_tokens,
+            pool: first.pool,
+            blocks_per_sequence_max: first.blocks_per_sequence_max,
+            watermark_blocks: first.watermark_blocks,
+            further_groups: groups.collect(),
+            ..options
+        }
     }
 
     /// Tokens of a block of a group, for the manager. Recurrent layers have checkpoints behind multiples of the

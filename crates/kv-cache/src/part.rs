@@ -10,6 +10,7 @@ use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
 use kv_manager::{GroupId, GroupKind, Replica, Start, StepPlan};
+use kv_pool::BlockId;
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
     error::BatchError,
@@ -19,7 +20,6 @@ use crate::group::GroupPart;
 use crate::runs::{COMPUTE, Run};
 use crate::shares::Share;
 use crate::streams::Streams;
-use crate::tiers::PinnedPart;
 use crate::{BuildError, CloseError, GroupOptions, HostCopyError, HostPinning, KvCacheOptions};
 
 /// One device's part of a cache.
@@ -252,6 +252,28 @@ impl Part {
         device.while_current(|| groups[group].send(streams, runs))?
     }
 
+    /// Makes copies of blocks that arrive layer by layer come after the copies so far that touch one of them.
+    pub(crate) fn order_layers(&mut self, run: &Run) -> Result<(), HostCopyError> {
+        let Self { streams, groups, .. } = self;
+        let device = streams.device().clone();
+        device.while_current(|| groups[0].order_layers(streams, run))?
+    }
+
+    /// Enqueues copies of the bytes `range` of a host block to a device block, as far as they are whole layers; the
+    /// end of what is enqueued.
+    pub(crate) fn send_layers(
+        &mut self,
+        blocks: (BlockId, BlockId),
+        range: Range<u64>,
+    ) -> Result<u64, HostCopyError> {
+        if range.is_empty() {
+            return Ok(0);
+        }
+        let Self { streams, groups, .. } = self;
+        let device = streams.device().clone();
+        device.while_current(|| groups[0].send_layers(streams, blocks, range))?
+    }
+
     /// Makes the engine's work wait for the copies of the directions in `needed`, and adds a fence after
     /// all copies that have none yet.
     pub(crate) fn fence_copies(
@@ -269,14 +291,9 @@ impl Part {
         self.streams.fence_after(COMPUTE)
     }
 
-    /// The memory of host blocks.
-    pub(crate) fn pinned_host(&self) -> PinnedPart {
-        self.first().pinned_host()
-    }
-
-    /// What the bytes of a host block mean, as a text that is the same in every process.
+    /// What the bytes of host blocks mean, as a text that is the same in every process.
     pub(crate) fn host_format(&self) -> String {
-        self.first().host_format()
+        self.groups.iter().map(GroupPart::host_format).collect::<Vec<_>>().join(",")
     }
 
     /// Takes over the host memory that was pinned since the last call.

@@ -147,6 +147,8 @@ impl KvCache {
     }
 
     fn note_completed(&mut self, (step, outcome): (u64, Outcome)) {
+        // What a step has read of loads is known before the step is over.
+        self.take_settled();
         let completion = Completion { worker: WorkerId(0), step, outcome };
         if let Err(error) = self.manager.complete(completion) {
             tracing::error!(%error, "a completed step that was not staged");

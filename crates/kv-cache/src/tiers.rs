@@ -5,11 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use cuda_driver::PinnedBuffer;
-use kv_manager::tiers::{HostBlocks, LowerTier, TierTransfers};
-use kv_manager::{Dropped, LowerOptions, Settled, StepPlan, Transfer, WorkerId};
+use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, LowerTier, TierTransfers};
+use kv_manager::{
+    Dropped, GroupId, LowerOptions, PlanError, Settled, StepPlan, TicketId, Transfer, WorkerId,
+};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 
-use crate::{KvCache, KvCacheOptions, KvWorker};
+use crate::{KvCache, KvCacheOptions, KvWorker, Part};
 
 /// Makes a tier for a worker.
 type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
@@ -80,10 +82,15 @@ pub(crate) struct WorkerTiers {
     transfers: TierTransfers,
     /// Transfers that are not begun, each with the step whose copies are the last to touch its blocks.
     waiting: VecDeque<(u64, Transfer)>,
-    /// Of each host block, the last step that copies to it or from it.
-    copied: Vec<u64>,
+    /// Of each group's host blocks, the last step that copies to it or from it.
+    copied: Vec<Vec<u64>>,
+    /// Host blocks of each group.
+    host: Vec<u64>,
     /// The last step that is complete.
     completed: u64,
+    /// What the manager is to be told, of a worker that is numbered then.
+    settled: Vec<Settled>,
+    dropped: Vec<Dropped>,
 }
 
 impl WorkerTiers {
@@ -93,12 +100,17 @@ impl WorkerTiers {
         // The same in every process: what the bytes of a block mean.
         let meaning = [model, layouts.as_bytes()].map(|part| BlockHash::salted(part).to_u128());
         let format = BlockHash::salted(&meaning.map(u128::to_le_bytes).concat()).to_u128() as u64;
-        let blocks = if tiers.is_empty() { 0 } else { options.host_blocks as usize };
+        let host: Vec<u64> = options.groups().map(|group| group.host_blocks.into()).collect();
+        let noted = |blocks: &u64| vec![0; if tiers.is_empty() { 0 } else { *blocks as usize }];
+        let copied = host.iter().map(noted).collect();
         Self {
             transfers: TierTransfers::new(tiers, format),
             waiting: VecDeque::new(),
-            copied: vec![0; blocks],
+            copied,
+            host,
             completed: 0,
+            settled: Vec::new(),
+            dropped: Vec::new(),
         }
     }
 
@@ -107,10 +119,15 @@ impl WorkerTiers {
         self.transfers.tiers()
     }
 
+    /// Checks what a plan says of these tiers.
+    pub(crate) fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
+        self.transfers.check(plan, &self.host, self.waiting.iter().map(|(_, transfer)| transfer))
+    }
+
     /// Notes a copy of a plan.
-    pub(crate) fn note_copy(&mut self, step: u64, ends: [Location; 2]) {
+    pub(crate) fn note_copy(&mut self, step: u64, group: usize, ends: [Location; 2]) {
         let host = ends.into_iter().find(|end| end.tier == Tier::Secondary);
-        if let Some(copied) = host.and_then(|end| self.copied.get_mut(end.id.index())) {
+        if let Some(copied) = host.and_then(|end| self.copied[group].get_mut(end.id.index())) {
             *copied = step;
         }
     }
@@ -119,27 +136,55 @@ impl WorkerTiers {
     pub(crate) fn take(&mut self, plan: &StepPlan) {
         self.transfers.forget(&plan.forgets);
         for transfer in &plan.transfers {
-            let copied =
-                |(_, block): &(BlockHash, BlockId)| self.copied.get(block.index()).copied();
+            let copied = &self.copied[usize::from(transfer.group.0)];
+            let copied = |(_, block): &(BlockHash, BlockId)| copied.get(block.index()).copied();
             let last = transfer.blocks.iter().filter_map(copied).max().unwrap_or(0);
             self.waiting.push_back((last, transfer.clone()));
         }
     }
 
     pub(crate) fn note_completed(&mut self, step: u64) {
-        self.completed = step;
+        self.completed = self.completed.max(step);
+    }
+
+    /// How much of a host block is there that a load brings; `None` if no such load is open, begun or not.
+    pub(crate) fn arrived(&self, ticket: TicketId, block: BlockId) -> Option<Arrived> {
+        let waits = self.waiting.iter().any(|(_, transfer)| transfer.ticket == ticket);
+        let waits = waits.then_some(Arrived::Sections(0));
+        waits.or_else(|| self.transfers.arrived(ticket, block))
+    }
+
+    /// Bytes of a section of a host block.
+    pub(crate) fn section_bytes(&self, parts: &[Part]) -> u64 {
+        let first = parts.iter().map(|part| part.first().pinned_host());
+        Pinned::new(first.collect()).layer_bytes as u64
+    }
+
+    /// Ends a load with what it has brought.
+    pub(crate) fn give_up(&mut self, ticket: TicketId) {
+        self.transfers.give_up(ticket);
+        let Self { waiting, settled, .. } = self;
+        waiting.retain(|(_, transfer)| {
+            let gone = transfer.ticket == ticket;
+            if gone {
+                settled.push(all_wrong(transfer, BlockFault::Late));
+            }
+            !gone
+        });
     }
 
     /// Takes all memory back: what is open here ends nowhere. Copies from before end with the step behind `step`.
     pub(crate) fn restore(&mut self, step: u64) {
         self.fence();
-        self.copied.fill(step.saturating_add(1));
+        self.copied.iter_mut().for_each(|copied| copied.fill(step.saturating_add(1)));
         self.completed = step;
     }
 
     fn fence(&mut self) {
         self.transfers.fence();
         self.waiting.clear();
+        self.settled.clear();
+        self.dropped.clear();
     }
 
     /// Drops the tiers.
@@ -148,30 +193,34 @@ impl WorkerTiers {
         self.transfers = TierTransfers::new(Vec::new(), 0);
     }
 
-    /// Begins the transfers whose copies are complete.
-    fn begin_ready(&mut self, host: impl FnOnce() -> Arc<dyn HostBlocks>) {
-        let completed = self.completed;
-        if !self.waiting.iter().any(|(step, _)| *step <= completed) {
-            return;
-        }
-        let (host, transfers) = (host(), &mut self.transfers);
-        self.waiting.retain(|(step, transfer)| {
-            if *step > completed {
+    /// Begins the transfers whose copies are complete. One that cannot begin has ended, with nothing right.
+    fn begin_ready(&mut self, host: impl Fn(GroupId) -> Arc<dyn HostBlocks>) {
+        let Self { completed, transfers, waiting, settled, .. } = self;
+        waiting.retain(|(step, transfer)| {
+            if *step > *completed {
                 return true;
             }
-            if let Err(error) = transfers.begin(transfer, &host) {
-                tracing::error!(%error, "a plan that was checked");
+            if let Err(error) = transfers.begin(transfer, &host(transfer.group)) {
+                tracing::error!(%error, "a transfer of a plan that was not checked");
+                settled.push(all_wrong(transfer, BlockFault::Failed));
             }
             false
         });
     }
 }
 
-/// The host blocks of all parts as one.
+/// What a worker says of a transfer that was not begun. The worker is numbered when it says so.
+fn all_wrong(transfer: &Transfer, fault: BlockFault) -> Settled {
+    let wrong = (0..transfer.blocks.len() as u32).map(|at| (at, fault)).collect();
+    Settled { worker: WorkerId::default(), ticket: transfer.ticket, wrong }
+}
+
+/// The host blocks of a group, of all parts as one.
 #[derive(Debug)]
 struct Pinned {
     parts: Vec<PinnedPart>,
     block_bytes: usize,
+    layer_bytes: usize,
 }
 
 /// One part's piece of each host block.
@@ -180,9 +229,24 @@ pub(crate) struct PinnedPart {
     pub(crate) slabs: Vec<Arc<PinnedBuffer>>,
     pub(crate) blocks_per_slab: usize,
     pub(crate) block_bytes: usize,
+    pub(crate) layers: usize,
+}
+
+impl PinnedPart {
+    fn layer_bytes(&self) -> usize {
+        self.block_bytes / self.layers.max(1)
+    }
 }
 
 impl Pinned {
+    fn new(parts: Vec<PinnedPart>) -> Self {
+        let block_bytes = parts.iter().map(|part| part.block_bytes).sum();
+        // Devices with unequal shares of a layer are waited for together.
+        let alike = parts.windows(2).all(|pair| pair[0].layer_bytes() == pair[1].layer_bytes());
+        let layer_bytes = parts.first().filter(|_| alike).map(PinnedPart::layer_bytes);
+        Self { parts, block_bytes, layer_bytes: layer_bytes.unwrap_or(block_bytes) }
+    }
+
     /// Calls `copy` for each piece of a range of a block, with its slab, its offset there, and its range of the
     /// caller's bytes.
     fn pieces(
@@ -218,6 +282,10 @@ impl HostBlocks for Pinned {
         self.block_bytes
     }
 
+    fn section_bytes(&self) -> usize {
+        self.layer_bytes
+    }
+
     fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
         let bytes = into.len();
         self.pieces(block, offset, bytes, |slab, at, range| {
@@ -242,16 +310,35 @@ impl KvWorker {
         settled: &mut Vec<Settled>,
         dropped: &mut Vec<Dropped>,
     ) {
-        if self.tiers.len() == 0 {
+        self.work_tiers();
+        self.take_ended(worker, settled, dropped);
+    }
+
+    /// Lets the tiers work, and keeps what the manager is to be told.
+    pub(crate) fn work_tiers(&mut self) {
+        let Self { tiers, parts, .. } = self;
+        if tiers.len() == 0 {
             return;
         }
-        let Self { tiers, parts, .. } = self;
-        tiers.begin_ready(|| {
-            let parts: Vec<_> = parts.iter().map(crate::Part::pinned_host).collect();
-            let block_bytes = parts.iter().map(|part| part.block_bytes).sum();
-            Arc::new(Pinned { parts, block_bytes })
+        tiers.begin_ready(|group: GroupId| -> Arc<dyn HostBlocks> {
+            let group = usize::from(group.0);
+            let parts = parts.iter().map(|part| part.groups[group].pinned_host());
+            Arc::new(Pinned::new(parts.collect()))
         });
-        tiers.transfers.poll(worker, settled, dropped);
+        tiers.transfers.poll(WorkerId::default(), &mut tiers.settled, &mut tiers.dropped);
+    }
+
+    /// Appends what the manager is to be told, which was kept. To be told before the steps that are
+    /// [polled](Self::poll) next.
+    pub fn take_ended(
+        &mut self,
+        worker: WorkerId,
+        settled: &mut Vec<Settled>,
+        dropped: &mut Vec<Dropped>,
+    ) {
+        let named = self.tiers.settled.drain(..).map(|of| Settled { worker, ..of });
+        settled.extend(named);
+        dropped.extend(self.tiers.dropped.drain(..).map(|of| Dropped { worker, ..of }));
     }
 
     /// Stores and loads that have not ended here.
@@ -264,8 +351,14 @@ impl KvWorker {
 impl KvCache {
     /// Tells the manager what has become of stores and loads.
     pub(crate) fn take_transfers(&mut self) {
+        self.worker.work_tiers();
+        self.take_settled();
+    }
+
+    /// The same of what has become known while the worker waited for loads.
+    pub(crate) fn take_settled(&mut self) {
         let (mut settled, mut dropped) = (Vec::new(), Vec::new());
-        self.worker.poll_transfers(WorkerId(0), &mut settled, &mut dropped);
+        self.worker.take_ended(WorkerId(0), &mut settled, &mut dropped);
         for dropped in &dropped {
             if let Err(error) = self.manager.dropped(dropped) {
                 tracing::error!(%error, "names of a tier that the manager does not know");

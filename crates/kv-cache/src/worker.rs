@@ -13,13 +13,14 @@ use smallvec::SmallVec;
 
 use crate::awaited::Awaited;
 use crate::group::GroupPart;
+use crate::layers::OpenLayers;
 use crate::part::Part;
 use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
 use crate::tiers::WorkerTiers;
 use crate::{
     BuildError, CloseError, GroupOptions, HostCopyError, KvCacheOptions, OptionsError, StepError,
-    TransportStats,
+    TransportStats, WayBytes,
 };
 
 /// Carries out the plans of a [`Manager`](kv_manager::Manager) on the devices of this process.
@@ -40,22 +41,24 @@ pub struct KvWorker {
     /// # Invariants
     /// A lease, or its fences, covers all work that may use the parts' memory, of steps and of
     /// copies.
-    gate: EpochGate,
+    pub(crate) gate: EpochGate,
     table: Replica,
     /// The step whose work is being enqueued, with the lease that covers it.
     open: Option<(u64, Lease)>,
     /// Steps that were not yet seen to complete, oldest first.
-    in_flight: VecDeque<InFlight>,
+    pub(crate) in_flight: VecDeque<InFlight>,
     /// Fences after copies that no step in flight has taken over yet.
     arrived: Vec<Fence>,
     /// Of each group, copies and scrubs of the open step that are not enqueued yet, or not on all devices.
     runs: Vec<Runs>,
     /// Held while copies are enqueued and not all have a fence after them.
-    copies: Option<Lease>,
+    pub(crate) copies: Option<Lease>,
     /// Of each group, blocks of copies that the compute streams do not wait for yet.
-    awaited: Vec<Awaited>,
-    copied_bytes: u64,
+    pub(crate) awaited: Vec<Awaited>,
+    /// Of whole blocks. What tiers below host memory have moved is not counted here.
+    pub(crate) ways: WayBytes,
     pub(crate) tiers: WorkerTiers,
+    pub(crate) layers: OpenLayers,
     /// Of each group, bytes of a block on all devices.
     block_bytes: Vec<u64>,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -64,9 +67,9 @@ pub struct KvWorker {
 
 /// A step whose work is enqueued, with a fence after it on every device, and fences of copies before it.
 #[derive(Debug)]
-struct InFlight {
-    step: u64,
-    fences: SmallVec<[Fence; 4]>,
+pub(crate) struct InFlight {
+    pub(crate) step: u64,
+    pub(crate) fences: SmallVec<[Fence; 4]>,
     outcome: Outcome,
 }
 
@@ -110,6 +113,8 @@ impl KvWorker {
     ) -> Result<Self, BuildError> {
         let _site = cuda_driver::site::enter();
         options.check(compute.len())?;
+        // The plans may come from a manager in another process.
+        options.manager().check()?;
         check_placed(&options, compute)?;
         let built = Self::build(compute, adopted, options);
         if built.is_err() {
@@ -163,8 +168,9 @@ impl KvWorker {
             runs: runs_of(&groups, devices),
             copies: None,
             awaited: groups.iter().map(|of| Awaited::new(of.device_blocks as usize)).collect(),
-            copied_bytes: 0,
+            ways: WayBytes::default(),
             tiers,
+            layers: OpenLayers::default(),
             block_bytes: groups.iter().map(|of| of.shape.block_bytes()).collect(),
             #[cfg(all(feature = "sabotage", debug_assertions))]
             sabotage: Sabotage::default(),
@@ -231,7 +237,7 @@ impl KvWorker {
     /// Bytes of the copies between the devices and host memory that plans have asked for.
     #[must_use]
     pub fn copied_bytes(&self) -> u64 {
-        self.copied_bytes
+        self.ways.device_to_host + self.ways.host_to_device
     }
 
     /// Takes the place that a snapshot describes: its plans come next. The memory of the blocks has no
@@ -254,6 +260,7 @@ impl KvWorker {
         snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
         self.runs.iter_mut().for_each(Runs::clear);
         self.forget_sent();
+        self.layers.clear();
         self.leave(Outcome::Failed)?;
         self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
         self.tiers.restore(snapshot.step);
@@ -318,11 +325,13 @@ impl KvWorker {
         F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
         self.open = Some((plan.step, self.gate.lease()));
+        // First, because nothing refuses it: what is decided is done, whatever comes of the batch.
+        self.decide(plan);
+        self.tiers.take(plan);
+        self.layers.take(plan, self.options.shape.layers());
         for part in &mut self.parts {
             part.edit(plan, &self.table)?;
         }
-        self.decide(plan);
-        self.tiers.take(plan);
         self.send_copies()?;
         self.await_copies(plan)?;
         for (index, part) in self.parts.iter_mut().enumerate() {
@@ -337,7 +346,7 @@ impl KvWorker {
         let groups: SmallVec<[_; 4]> = self.options.groups().collect();
         let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
         plan.check_table(self.options.sequences_max as usize, &widths)?;
-        plan.check_transfers(self.tiers.len(), self.options.host_blocks.into())?;
+        self.tiers.check(plan)?;
         let blocks = |of: &GroupOptions| [of.device_blocks, of.host_blocks].map(u64::from);
         let blocks: SmallVec<[_; 4]> = groups.iter().map(blocks).collect();
         plan.check_blocks(&blocks)?;
@@ -350,7 +359,9 @@ impl KvWorker {
         let ends = copies.flat_map(|copy| [copy.from, copy.to]);
         let ids = ends.filter(|end| end.tier == Tier::Primary).map(|end| end.id);
         let scrubs = plan.scrubs.iter().filter(|scrub| scrub.group == group);
-        let ids = ids.chain(scrubs.map(|scrub| scrub.block)).map(|id| id.index() as u64);
+        let loads = plan.layer_loads.iter().filter(|load| load.group == group);
+        let ids = ids.chain(scrubs.map(|scrub| scrub.block)).chain(loads.map(|load| load.to));
+        let ids = ids.map(|id| id.index() as u64);
         let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks_of(group));
         match ids.max().filter(|&id| id >= blocks) {
             Some(id) => Err(PlanError::Block { step, tier, id: id as i64, blocks }),
@@ -380,18 +391,18 @@ impl KvWorker {
                 break;
             };
             let group = usize::from(group.0);
-            let kind = match (from.tier, to.tier) {
-                (Tier::Primary, Tier::Primary) => Kind::Within,
-                (Tier::Primary, _) => Kind::Carry(HostDirection::ToHost),
-                _ => Kind::Carry(HostDirection::ToPages),
+            let (kind, way) = match (from.tier, to.tier) {
+                (Tier::Primary, Tier::Primary) => (Kind::Within, &mut self.ways.copy_on_write),
+                (Tier::Primary, _) => {
+                    (Kind::Carry(HostDirection::ToHost), &mut self.ways.device_to_host)
+                }
+                _ => (Kind::Carry(HostDirection::ToPages), &mut self.ways.host_to_device),
             };
-            if group == 0 {
-                self.tiers.note_copy(plan.step, [from, to]);
-            }
+            *way += self.block_bytes[group];
+            self.tiers.note_copy(plan.step, group, [from, to]);
             if let Kind::Carry(direction) = kind {
                 let block = if direction == HostDirection::ToHost { from.id } else { to.id };
                 self.awaited[group].note(kind.lane(), block.index());
-                self.copied_bytes += self.block_bytes[group];
             }
             // What is complete on the devices is not waited for.
             let behind_work = self.in_flight.iter().any(|step| step.step <= written_by);
@@ -401,7 +412,7 @@ impl KvWorker {
 
     /// Enqueues the decided copies, on every device in the order of the decisions. After a refusal,
     /// copies that a device has already been sent are not sent to it again.
-    fn send_copies(&mut self) -> Result<(), HostCopyError> {
+    pub(crate) fn send_copies(&mut self) -> Result<(), HostCopyError> {
         if self.runs.iter().all(Runs::is_empty) {
             return Ok(());
         }
@@ -452,7 +463,7 @@ impl KvWorker {
 
     /// Records fences after all copies that have none yet, and makes the compute streams wait for the copies
     /// of the directions in `needed`.
-    fn fence_copies(&mut self, needed: [bool; 2]) -> Result<(), DeviceError> {
+    pub(crate) fn fence_copies(&mut self, needed: [bool; 2]) -> Result<(), DeviceError> {
         for part in &mut self.parts {
             part.fence_copies(needed, &mut self.arrived)?;
         }
@@ -482,6 +493,8 @@ impl KvWorker {
             return Ok(());
         }
         self.send_copies()?;
+        let waited = self.end_layers()?;
+        let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(Part::fence_compute);
         let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;

@@ -13,8 +13,8 @@ use cuda_driver::{Device, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use engine::{options, shape, streams};
 use kv_cache::{
-    Answer, BuildError, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, OptionsError,
-    Request, Sequence,
+    Answer, BuildError, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker,
+    OptionsError, Request, Sequence,
 };
 use kv_pool::Tier;
 
@@ -105,6 +105,20 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
 }
 
 #[test]
+fn bytes_by_way_are_those_of_each_groups_blocks() {
+    let (_sim, streams) = machine(1);
+    let mut cache = KvCache::new(&streams, hybrid()).unwrap();
+    drop(computed(&mut cache, 30));
+    // Only states are gone on from: behind the checkpoints of 16 and of 28 tokens.
+    let copied = cache.manager().stats().copied_on_write;
+    assert_eq!(copied, 2);
+    let state = shape(1, 64, 1).block_bytes();
+    assert_eq!(cache.stats().ways.copy_on_write, copied * state);
+    assert_ne!(state, cache.shape().block_bytes());
+    cache.close().unwrap();
+}
+
+#[test]
 fn the_block_that_nobody_owns_stays_whatever_the_budget() {
     let (_sim, streams) = machine(1);
     let mut options = hybrid();
@@ -153,5 +167,81 @@ fn groups_that_cannot_be_are_refused_by_name() {
     assert_eq!(refused(narrow, 1), "the cache option blocks_per_sequence_max is 0");
     let mut placed = hybrid();
     placed.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 6 };
-    assert_eq!(refused(placed, 1), "no manager can have these options");
+    assert_eq!(refused(placed.clone(), 1), "no manager can have these options");
+    // A worker of its own has no manager that would see it.
+    let BuildError::Manager(error) = KvWorker::new(&streams[..1], placed).unwrap_err() else {
+        panic!("it was refused otherwise")
+    };
+    assert_eq!(error.to_string(), "6 tokens are not a multiple of 4");
+}
+
+/// The memory of a block of a group.
+fn block(cache: &KvCache, group: GroupId, id: usize) -> DeviceSpan {
+    let part = &cache.parts()[0].groups()[usize::from(group.0)];
+    part.paged().block_span(id as u64).unwrap().unwrap()
+}
+
+#[test]
+fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
+    const GROUPS: [GroupId; 3] = [GroupId(0), WINDOW, STATE];
+    let (_sim, streams) = machine(1);
+    let stream = &streams[0];
+    let mut there = KvCache::new(&streams, hybrid()).unwrap();
+    let mut here = KvCache::new(&streams, hybrid()).unwrap();
+    // Of 30 tokens, the last is not computed in the other process, as if it had been sampled.
+    let mut sequence = computed(&mut there, 29);
+    let last = there.plan().step;
+    there.commit(&mut sequence, last, &[29]).unwrap();
+    let export = there.export(sequence).unwrap();
+    assert_eq!(export.tokens(), 29);
+    // The bytes of each block are its own.
+    let byte = |group: GroupId, place: usize| 16 * (group.0 as u8 + 1) + place as u8;
+    for group in GROUPS {
+        for &(place, id) in export.blocks(group) {
+            stream.fill(block(&there, group, id.index()), byte(group, place)).unwrap();
+        }
+    }
+    let mut request = Request::new((0..30).collect());
+    let (answer, adoption) = here.adopt(&mut request, 29, export.formats()).unwrap();
+    let (Answer::Admitted(mut sequence), Some(adoption)) = (answer, adoption) else {
+        panic!("it is not admitted")
+    };
+    // The plan that says what is evicted comes first.
+    let step = here.begin_step().unwrap();
+    here.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+    here.finish_step(step).unwrap();
+    here.drain().unwrap();
+    for group in GROUPS {
+        let blocks: Vec<_> = adoption.blocks(group).collect();
+        let places = |blocks: &[(usize, kv_pool::BlockId)]| {
+            blocks.iter().map(|&(place, _)| place).collect::<Vec<_>>()
+        };
+        assert_eq!(places(&blocks), places(export.blocks(group)), "{group:?}");
+        for (&(_, to), &(_, from)) in blocks.iter().zip(export.blocks(group)) {
+            let (to, from) = (block(&here, group, to.index()), block(&there, group, from.index()));
+            stream.copy_on_device(to, from).unwrap();
+        }
+    }
+    stream.synchronize().unwrap();
+    drop(export);
+    let all = adoption.block_count();
+    assert_eq!(here.adopted(&mut sequence, adoption, all).unwrap(), 29);
+    here.reserve(&mut sequence, 1).unwrap();
+    let step = here.begin_step().unwrap();
+    here.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    here.finish_step(step).unwrap();
+    here.drain().unwrap();
+    // What a kernel reads through the staged tables: all tokens, the window of token 29, and the state.
+    for (group, places) in GROUPS.into_iter().zip([0..8, 6..8, 0..1]) {
+        let table = here.parts()[0].batch().tables[usize::from(group.0)].block_table;
+        let ids = read(stream, table);
+        for place in places {
+            let words = read(stream, block(&here, group, ids[place] as usize));
+            let expected = i32::from_le_bytes([byte(group, place); 4]);
+            assert!(words.iter().all(|&word| word == expected), "{group:?}, place {place}");
+        }
+    }
+    drop(sequence);
+    here.close().unwrap();
+    there.close().unwrap();
 }

@@ -296,7 +296,8 @@ fn requests() {
                 answer => panic!("{tokens}, {named}: {answer:?}"),
             }
             let mut request = Request::named(tokens, names[..named].to_vec());
-            let (answer, adoption) = cache.adopt(&mut request, tokens).unwrap();
+            let formats = cache.manager().formats();
+            let (answer, adoption) = cache.adopt(&mut request, tokens, &formats).unwrap();
             assert_eq!(
                 matches!(answer, Answer::Admitted(_)),
                 (1..3).contains(&tokens) && named == 0
@@ -380,7 +381,8 @@ fn adopted_blocks() {
     let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
     for right in [0, 1, 2, 3, usize::MAX] {
         let mut request = Request::new(Prompt::new(right as u32, 9).tokens);
-        let (answer, adoption) = cache.adopt(&mut request, 8).unwrap();
+        let formats = cache.manager().formats();
+        let (answer, adoption) = cache.adopt(&mut request, 8, &formats).unwrap();
         let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
         let end = cache.adopted(&mut sequence, adoption.unwrap(), right).unwrap();
         assert_eq!(end, 4 * right.min(2) as u64);
@@ -502,4 +504,17 @@ fn tiers_of_any_number_and_models_of_any_length_are_taken_or_refused() {
         assert_eq!(made.is_ok(), tiers <= 2, "{tiers} tiers");
         made.into_iter().for_each(|cache| cache.close().unwrap());
     }
+}
+
+#[test]
+fn layers_that_are_waited_for() {
+    let mut cache = KvCache::new(&streams(&[device()]), small()).unwrap();
+    let mut worker = KvWorker::new(&streams(&[device()]), small()).unwrap();
+    for layer in U32 {
+        let waited = KvCache::wait_for_layer(&mut cache, layer);
+        assert_eq!(waited.is_ok(), layer < 4, "layer {layer} of 4: {waited:?}");
+        assert_eq!(KvWorker::wait_for_layer(&mut worker, layer).is_ok(), layer < 4);
+    }
+    cache.close().unwrap();
+    worker.close().unwrap();
 }

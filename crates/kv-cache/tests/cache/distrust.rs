@@ -24,7 +24,7 @@ fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
 fn empty_snapshot(worker: &KvWorker, step: u64) -> Snapshot {
     let width = worker.options().blocks_per_sequence_max;
     let ids = vec![-1; (width * worker.options().sequences_max) as usize];
-    Snapshot { step, tables: vec![SnapshotTable { width, ids }] }
+    Snapshot { step, tables: vec![SnapshotTable { width, ids }], granules: Vec::new() }
 }
 
 fn copy(from: (Tier, u32), to: (Tier, u32)) -> BlockCopy {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cuda_sim::Pace;
 use kv_cache::kv_manager::tiers::{Background, FaultRules, MemoryTier, MemoryTierOptions};
 use kv_cache::kv_manager::{LowerOptions, LowerStats, StepPlan};
 use kv_cache::{KvCacheOptions, KvWorker, LowerTiers, PoolRules, StepError, TransportChoice};
@@ -22,7 +23,9 @@ fn over_tiers(faults: &[FaultRules], clock: &ManualClock) -> KvCacheOptions {
             let clock = Arc::new(clock.clone());
             let records_max = 200;
             let latency = Duration::from_millis(5);
-            Box::new(MemoryTier::new(MemoryTierOptions { records_max, latency, clock, faults }))
+            let load_pieces = 3;
+            let options = MemoryTierOptions { records_max, latency, clock, load_pieces, faults };
+            Box::new(MemoryTier::new(options))
         });
     }
     let pool = PoolRules { clock: Some(Arc::new(clock.clone())), ..PoolRules::default() };
@@ -90,22 +93,68 @@ fn blocks_come_back_from_below_by_every_way_and_on_two_devices() {
         for devices in [1, 2] {
             let stats = play(choice, devices, &[FaultRules::default()]);
             assert!(stats.loaded_blocks[0] > 20, "{choice} on {devices}: {stats:?}");
-            assert_eq!((stats.faults, stats.late), ([0; 6], 0), "{choice} on {devices}");
+            assert_eq!((stats.faults, stats.late), ([0; 7], 0), "{choice} on {devices}");
         }
     }
 }
 
 #[test]
 fn no_fault_of_a_tier_reaches_a_sequence() {
-    let mut faults = [0; 6];
+    let mut faults = [0; 7];
     for seed in 1..=20 {
         let rules = FaultRules { late_polls_max: 4, ..FaultRules::all(seed) };
         let stats = play(TransportChoice::Quickest, 1 + (seed % 2) as u32, &[rules]);
         assert!(stats.loaded_blocks[0] > 0, "{stats:?}");
         faults.iter_mut().zip(stats.faults).for_each(|(all, here)| *all += here);
     }
-    let [missing, failed, short, checksum, foreign, _] = faults;
+    let [missing, failed, short, checksum, foreign, ..] = faults;
     assert!(missing > 0 && failed > 0 && short > 0 && checksum > 0 && foreign > 0, "{faults:?}");
+}
+
+#[test]
+fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
+    let machine = Machine::new(7, 1, small());
+    // The devices run only what the host waits for.
+    machine.sim.set_pace(Pace::Slowest);
+    let clock = ManualClock::new();
+    let mut options = over_tiers(&[], &clock);
+    options.tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
+    let mut engine = machine.rig.engine_with(options);
+    let prompt = Prompt::new(1, 3 * 4 + 2);
+    let mut live = engine.admit(&prompt).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    let stored = |engine: &Engine| engine.cache.manager().lower_stats().stored_blocks[0];
+    engine.drain().unwrap();
+    let step = engine.begin().unwrap();
+    engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+    engine.cache.finish_step(step).unwrap();
+    let plan = engine.cache.plan();
+    assert_eq!((plan.copies.len(), plan.transfers.len()), (3, 1), "{plan:?}");
+    let copies = plan.step;
+    // One step may be in flight, the one with the copies. The tier stores in the call that begins the store.
+    let step = engine.begin().unwrap();
+    assert!(engine.cache.completed_step() < copies);
+    assert_eq!(stored(&engine), 0, "what is being copied was stored");
+    engine.cache.finish_step(step).unwrap();
+    end_tickets(&mut engine, &clock);
+    assert_eq!(stored(&engine), 3);
+    // Everything leaves the device and the host, and comes back as it was.
+    for seed in 2..9 {
+        let mut other = engine.admit(&Prompt::new(seed, 10 * 4)).unwrap();
+        engine.run(&mut [&mut other]).unwrap();
+        drop(other);
+        engine.idle().unwrap();
+        end_tickets(&mut engine, &clock);
+    }
+    let (mut live, waited) = engine.admit_loaded(&prompt).unwrap();
+    assert!(waited > 0 && live.sequence.cached_tokens() == 12, "{live:?}");
+    engine.run(&mut [&mut live]).unwrap();
+    drop(live);
+    engine.drain().unwrap();
+    engine.assert_intact();
+    engine.close();
+    machine.assert_clean();
 }
 
 #[test]

@@ -13,7 +13,7 @@ mod workspace;
 
 use std::collections::VecDeque;
 use std::error::Error;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cuda_driver::{Device, DeviceBuffer, Stream};
@@ -125,12 +125,24 @@ pub(crate) struct Live {
     ahead: bool,
     /// Whether a step has been run since admission.
     started: bool,
+    /// What became of the loads that it was admitted with, if that is not known to it.
+    load: Option<Arc<Load>>,
 }
+
+/// What became of loads: known once, after steps that have read them.
+pub(crate) type Load = OnceLock<bool>;
 
 impl Live {
     fn new(sequence: Sequence, prompt: &Prompt) -> Self {
-        let prompt = prompt.clone();
-        Self { sequence, prompt, drafts: Vec::new(), ahead: false, started: false }
+        let (prompt, load) = (prompt.clone(), sequence.loads().map(|_| Arc::default()));
+        Self { sequence, prompt, drafts: Vec::new(), ahead: false, started: false, load }
+    }
+
+    /// Takes in that its loads have ended.
+    fn note_load(&mut self, right: bool) {
+        if let Some(load) = self.load.take_if(|_| !right || self.sequence.loads().is_none()) {
+            load.set(right).unwrap();
+        }
     }
 
     /// Tokens without KV: what is left to compute, and drafts.
@@ -163,6 +175,8 @@ pub(crate) struct Engine {
     pub(crate) redone: u64,
     /// Goes on while a request waits.
     pub(crate) clock: Option<ManualClock>,
+    /// Admits requests before their loads have ended, and waits for each layer.
+    pub(crate) by_layers: bool,
 }
 
 /// A new stream for each of `devices`, which may name a device twice.
@@ -262,6 +276,7 @@ impl Engine {
             corrupt: 0,
             redone: 0,
             clock: None,
+            by_layers: false,
         }
     }
 
@@ -319,7 +334,7 @@ impl Engine {
     /// Admits a prompt, after the loads of its prefix from below the host; how many steps it waited.
     pub(crate) fn admit_loaded(&mut self, prompt: &Prompt) -> Result<(Live, u64), Failure> {
         let mut request = self.request(prompt);
-        request.waits = true;
+        (request.waits, request.by_layers) = (true, self.by_layers);
         for waited in 0.. {
             let mut answers = self.cache.admit(std::slice::from_mut(&mut request), u64::MAX)?;
             match answers.pop().unwrap() {
@@ -488,7 +503,10 @@ impl Engine {
         let names = live.names(count, self.block_tokens());
         let tokens = Tokens::Named { count, names: &names };
         match self.cache.commit(&mut live.sequence, step, tokens)? {
-            Committed::Taken => live.drafts.clear(),
+            Committed::Taken => {
+                live.note_load(true);
+                live.drafts.clear();
+            }
             Committed::Redo { .. } => self.set_back(live)?,
             Committed::Stale => panic!("ids of step {step} were to come, and are stale"),
         }
@@ -499,6 +517,7 @@ impl Engine {
     fn set_back(&mut self, live: &mut Live) -> Result<(), Failure> {
         assert_eq!(live.sequence.awaits(), None, "ids of a void step are to come");
         self.redone += 1;
+        live.note_load(false);
         live.drafts.clear();
         self.tell(live, 0)
     }
@@ -613,6 +632,9 @@ impl Engine {
         let ring = self.enqueued % (self.cache.options().overlap_depth as usize + 1);
         self.enqueued += 1;
         let width = self.cache.options().blocks_per_sequence_max as usize;
+        if self.by_layers {
+            (0..self.cache.shape().layers()).try_for_each(|at| self.cache.wait_for_layer(at))?;
+        }
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
             compute(part, workspace, &fills)?;
             attend(part, workspace, lives, width, ring)?;
@@ -621,7 +643,8 @@ impl Engine {
             (live.started, live.ahead) = (true, false);
         }
         let keys = fills.into_iter().map(|fill| fill.read).collect();
-        Ok(Check { number: step.number(), ring, width, keys })
+        let loads = lives.iter().map(|live| live.load.clone()).collect();
+        Ok(Check { number: step.number(), ring, width, keys, loads })
     }
 
     /// Reads what a request has in the places of the tokens that its next step computes, by a kernel in a step
@@ -684,7 +707,7 @@ impl Engine {
 
     fn check_completed(&mut self) {
         while let Some(check) = self.checks.front() {
-            if check.number > self.cache.completed_step() {
+            if check.number > self.cache.completed_step() || !check.is_decided() {
                 break;
             }
             let check = self.checks.pop_front().unwrap();

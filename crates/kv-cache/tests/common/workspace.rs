@@ -1,6 +1,7 @@
 //! What a step of the engine enqueues on each device: tokens are written, and all KV of the step is read.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_cache::{KvCache, Part};
@@ -10,7 +11,7 @@ use kv_kernels::{
 };
 
 use super::tensors::{Places, Tensors};
-use super::{Failure, Fill, KEYS, Live, SLOTS};
+use super::{Failure, Fill, KEYS, Live, Load, SLOTS};
 
 /// What one step reads, and what it should be.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Check {
     pub(super) width: usize,
     /// Keys of each sequence, in the order of the step.
     pub(super) keys: Vec<Vec<u64>>,
+    /// The loads that each sequence read before they had ended.
+    pub(super) loads: Vec<Option<Arc<Load>>>,
 }
 
 /// The buffers of one part.
@@ -105,11 +108,21 @@ impl Workspace {
 }
 
 impl Check {
+    /// Whether it is known of all loads what became of them, as far as anybody asks still.
+    pub(super) fn is_decided(&self) -> bool {
+        let mut loads = self.loads.iter().flatten();
+        loads.all(|load| load.get().is_some() || Arc::strong_count(load) == 1)
+    }
+
     /// Asks whether each block is right, by its entry of the table and the keys of its tokens. Blocks, and
     /// those that are not.
     fn count(&self, block_tokens: usize, right: impl Fn(u64, &[u64]) -> bool) -> (u64, u64) {
         let (mut verified, mut corrupt) = (0, 0);
-        for (row, keys) in self.keys.iter().enumerate() {
+        for (row, (keys, load)) in self.keys.iter().zip(&self.loads).enumerate() {
+            if load.as_ref().is_some_and(|load| load.get() != Some(&true)) {
+                // What it has read is void.
+                continue;
+            }
             for (column, keys) in keys.chunks(block_tokens).enumerate() {
                 verified += 1;
                 corrupt += u64::from(!right((row * self.width + column) as u64, keys));
