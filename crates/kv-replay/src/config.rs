@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use kv_cache::TransportChoice;
-use kv_place::HeadsError;
+use kv_place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
@@ -272,11 +272,15 @@ pub enum ConfigError {
         /// Drafts behind each token.
         drafts: u32,
     },
-    /// Worker processes serve models whose layers are all of one kind.
-    #[error("{option} cannot be combined with --workers")]
-    NotWithWorkers {
-        /// The option.
-        option: &'static str,
+    /// The layers of each group lie on the devices in contiguous runs.
+    #[error(
+        "--place {place} cannot be combined with --window or --state-layers on {devices} devices"
+    )]
+    PlacedGroups {
+        /// The requested division.
+        place: Division,
+        /// Number of devices.
+        devices: usize,
     },
     /// Contiguous ranges have nothing that the option could act on.
     #[error("{option} {value} cannot be combined with --contiguous")]
@@ -400,10 +404,15 @@ impl RunConfig {
     /// # Errors
     ///
     /// [`ConfigError::DevicesOverLayers`] if some device would get no layer, [`ConfigError::Heads`]
-    /// if the heads do not divide evenly.
+    /// if the heads do not divide evenly, [`ConfigError::PlacedGroups`] if the layers of several groups are to
+    /// be placed in another way than in contiguous runs or by heads.
     pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
-        let layers = self.shape.layers;
-        match self.place {
+        let (layers, place) = (self.shape.layers, self.place);
+        let in_runs = matches!(place, Division::Layers(Strategy::Contiguous) | Division::Heads);
+        if self.has_groups() && devices > 1 && !in_runs {
+            return Err(ConfigError::PlacedGroups { place, devices });
+        }
+        match place {
             Division::Layers(_) if devices as u64 > u64::from(layers) => {
                 Err(ConfigError::DevicesOverLayers { devices, layers })
             }

@@ -57,11 +57,14 @@ fn trace(requests: u64) -> Trace {
 }
 
 fn replay(device: &str, config: &RunConfig, requests: u64) -> RunReport {
-    let trace = trace(requests);
-    config.check_trace(&trace).unwrap();
+    replay_trace(device, config, &trace(requests))
+}
+
+fn replay_trace(device: &str, config: &RunConfig, trace: &Trace) -> RunReport {
+    config.check_trace(trace).unwrap();
     let devices = open(&device.parse().unwrap(), SimSizes::for_config(config)).unwrap();
     devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
-    let report = engine::run(config, &trace, &devices, &mut ()).unwrap();
+    let report = engine::run(config, trace, &devices, &mut ()).unwrap();
     assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
     assert_eq!(report.finished + report.cancelled, report.requests);
     let sim = devices.sim.clone().unwrap();
@@ -84,6 +87,29 @@ fn every_byte_is_right_whatever_happens_to_requests() {
         let report = replay("sim", &config(model, LIFE), 8);
         assert!(report.forks > 0 && report.suspensions > 0, "{model:?}: {report:?}");
         assert!(report.budget_changes > 1, "{model:?}: {report:?}");
+    }
+}
+
+#[test]
+fn a_tier_that_does_everything_wrong_lies_below_groups_of_every_kind() {
+    for (seed, model) in [(1, GEMMA), (2, GPT_OSS), (3, JAMBA), (4, ALL)] {
+        let (mut loaded, mut wrong) = (0, 0);
+        for (life, requests) in [(Life::default(), 12), (LIFE, 6)] {
+            // All come twice: the second time, most have left the device and the host.
+            let mut trace = trace(requests);
+            trace.requests.extend(trace.requests.clone());
+            let large = RunConfig { tier_faults: Some(seed), ..config(model, life) };
+            let config = match life == LIFE {
+                // Suspended requests have to have room in host memory.
+                true => large,
+                false => RunConfig { device_blocks: 300, host_blocks: 150, max_batch: 2, ..large },
+            };
+            let tiers = replay_trace("sim", &config, &trace).tiers.unwrap();
+            assert_eq!(tiers.quarantined_at_end, 0, "{model:?}: {tiers:?}");
+            loaded += tiers.blocks_loaded;
+            wrong += tiers.faults.values().sum::<u64>();
+        }
+        assert!(loaded > 0 && wrong > 0, "{model:?}: {loaded} came back, {wrong} were wrong");
     }
 }
 

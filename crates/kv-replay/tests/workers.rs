@@ -29,6 +29,13 @@ const LIFE: &[&str] = &[
     "20",
 ];
 
+/// Two layers with full attention, three with a window of less than five blocks, and two with a state.
+const GROUPS: &[&str] =
+    &["--layers", "5", "--full-layers", "2", "--window", "300", "--state-layers", "2"];
+
+/// Every kind of life that models with states have.
+const LIFE_OF_STATES: &[&str] = &["--fork", "2", "--suspend", "5", "--cancel", "20"];
+
 /// Five conversations of four turns, one turn after the other: what a turn has computed has left the device
 /// when the next one asks for it.
 fn trace() -> Trace {
@@ -151,6 +158,45 @@ fn workers_carry_out_what_one_process_would_decide() {
             assert_eq!(report["bytes_transferred"], local["bytes_transferred"], "{args:?}");
         }
     }
+}
+
+#[test]
+fn workers_have_layers_of_every_group() {
+    let case = Case::new();
+    let windows = &["--layers", "4", "--window", "200"][..];
+    let heads =
+        &["--layers", "1", "--kv-heads", "2", "--state-layers", "3", "--place", "heads"][..];
+    for (model, life) in [
+        (GROUPS, &["--chunk", "700"][..]),
+        (GROUPS, LIFE_OF_STATES),
+        (windows, LIFE),
+        (heads, LIFE_OF_STATES),
+    ] {
+        let args = [model, life].concat();
+        let here: Vec<_> =
+            args.iter().copied().filter(|arg| !["--place", "heads"].contains(arg)).collect();
+        let local = case.clean(&here);
+        assert!(count(&local, "blocks_offloaded") > 0 && count(&local, "block_hits") > 0);
+        for workers in [1, 2] {
+            let number = workers.to_string();
+            let args = [&["--workers", &number], &args[..]].concat();
+            let report = case.clean(&args);
+            assert_eq!(decisions(&report), decisions(&local), "{args:?}");
+            let verified = count(&report, "verified_blocks");
+            assert_eq!(verified, workers * count(&local, "verified_blocks"), "{args:?}");
+            assert_eq!(report["bytes_transferred"], local["bytes_transferred"], "{args:?}");
+        }
+    }
+}
+
+#[test]
+fn workers_of_every_group_are_killed_and_stopped() {
+    let case = Case::new();
+    let drills = ["--workers", "2", "--kill-worker", "1@30", "--stop-worker", "0@60:20"];
+    let swing = ["--chunk", "256", "--budget-swing", "50", "--kill-worker", "0@70"];
+    let report = case.clean(&[&drills, GROUPS, LIFE_OF_STATES, &swing].concat());
+    assert_eq!(restarts(&report).len(), 2, "{report}");
+    assert!(count(&report, "budget_changes") > 1 && count(&report, "suspensions") > 0, "{report}");
 }
 
 #[test]
@@ -352,6 +398,21 @@ fn what_cannot_be_is_refused_by_name() {
             "--layers is 2, expected at least one for each of the 3",
         ),
         (&["--kill-worker", "0@1"], 2, "--workers"),
+        (
+            &["--workers", "2", "--layers", "3", "--window", "64"],
+            2,
+            "a cache on 2 devices has only 1 layers to divide",
+        ),
+        (
+            &["--workers", "2", "--window", "64", "--place", "layers:round-robin"],
+            2,
+            "--place layers:round-robin cannot be combined with --window or --state-layers on 2 devices",
+        ),
+        (
+            &["--device", "sim:2", "--kv-heads", "2", "--window", "64", "--place", "heads"],
+            2,
+            "--place heads cannot be combined with --window or --state-layers on 2 devices",
+        ),
     ] {
         let message = case.fails(args, status);
         assert!(message.contains(expected), "{args:?}: {message}");

@@ -28,7 +28,7 @@ pub(super) struct Rejected {
 }
 
 /// What an iteration writes in a further group.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Eq, PartialEq)]
 pub(super) struct Further {
     /// Of a window, the slot of each token; of a state, the slot of each sequence.
     pub(super) slots: Vec<i64>,
@@ -70,10 +70,9 @@ impl Batch {
         keys: Vec<u64>,
         (lengths, accepted): (Vec<u32>, Vec<u32>),
         rejected: Vec<Rejected>,
-        launches: Vec<Launch>,
+        (further, launches): (Vec<Further>, Vec<Launch>),
     ) -> Self {
         let open = keys.len();
-        let further = Vec::new();
         Self { slots, keys, lengths, accepted, rejected, further, launches, open, written: 0 }
     }
 

@@ -83,7 +83,21 @@ pub(crate) trait Cache {
         sequence: &Sequence,
         tokens: Range<u64>,
         slots: &mut Vec<i64>,
-    );
+    ) {
+        let manager = self.manager();
+        let ids = manager.block_ids_of(group, sequence);
+        if self.further_groups()[usize::from(group.0) - 1] == Reads::State {
+            return slots.push(ids.first().copied().unwrap_or(-1).into());
+        }
+        let block_tokens = i64::from(manager.options().block_tokens);
+        slots.extend(tokens.map(|token| {
+            let (block, offset) = (token as i64 / block_tokens, token as i64 % block_tokens);
+            match ids.get(block as usize) {
+                Some(&id) if id >= 0 => i64::from(id) * block_tokens + offset,
+                _ => -1,
+            }
+        }));
+    }
 
     /// Stages `readers`, and has every device write the batch's tokens and then, if `read`, read all of
     /// `readers`, but for rejected drafts.
@@ -207,27 +221,6 @@ impl Cache for Local {
 
     fn further_groups(&self) -> &[Reads] {
         &self.further
-    }
-
-    fn further_slots(
-        &self,
-        group: GroupId,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<i64>,
-    ) {
-        let ids = self.cache.manager().block_ids_of(group, sequence);
-        if self.further[usize::from(group.0) - 1] == Reads::State {
-            return slots.push(ids.first().copied().unwrap_or(-1).into());
-        }
-        let block_tokens = i64::from(self.cache.shape().block_tokens());
-        slots.extend(tokens.map(|token| {
-            let (block, offset) = (token as i64 / block_tokens, token as i64 % block_tokens);
-            match ids.get(block as usize) {
-                Some(&id) if id >= 0 => i64::from(id) * block_tokens + offset,
-                _ => -1,
-            }
-        }));
     }
 
     fn launch(

@@ -14,6 +14,13 @@ const STATES_PER_SEQUENCE: u64 = 4;
 /// Trace blocks between the checkpoints of a state.
 const CHECKPOINT_BLOCKS: u32 = 4;
 
+/// The shape of each group, and what its readers read.
+pub(super) fn shapes(config: &RunConfig) -> Result<Vec<(KvShape, Reads)>, RunError> {
+    let further = further(config, 1)?;
+    let further = further.iter().map(|group| (group.shape, Reads::of(group.kind)));
+    Ok(std::iter::once((first(config)?, Reads::All)).chain(further).collect())
+}
+
 /// The shape of the layers with full attention.
 pub(super) fn first(config: &RunConfig) -> Result<KvShape, RunError> {
     kv_shape(config, config.shape.layers - config.window_layers())
@@ -79,6 +86,14 @@ impl Reads {
             GroupKind::Window { tokens, .. } => Self::Last(tokens),
             GroupKind::State { .. } => Self::State,
             _ => Self::All,
+        }
+    }
+
+    /// Checksums of a sequence of `tokens` tokens: one for each entry of its row of the block table.
+    pub(super) fn checksums(self, tokens: u64, block_tokens: u64) -> usize {
+        match self {
+            Self::State => 1,
+            _ => tokens.div_ceil(block_tokens) as usize,
         }
     }
 

@@ -46,9 +46,9 @@ use kv_kernels::{
 use kv_place::Placement;
 use kv_pool::BlockHasher;
 
-use crate::config::{Progress, ProgressState, RunConfig};
+use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
 use crate::device::OpenDevices;
-use crate::place::{self, place};
+use crate::place::{self, Division, place};
 use crate::report::RunReport;
 use crate::trace::Trace;
 use cache::{Cache, Local};
@@ -109,6 +109,11 @@ pub fn build_cache(
     let blocks = blocks_of_longest(config, trace);
     let placement = match devices.devices.as_slice() {
         [_] => None,
+        // The heads of one group only can be divided over the devices of one process.
+        several if config.has_groups() && config.place == Division::Heads => {
+            let (place, devices) = (config.place, several.len());
+            return Err(ConfigError::PlacedGroups { place, devices }.into());
+        }
         // Groups are divided over the devices one by one.
         _ if config.has_groups() => None,
         several => Some(place(config, several)?),

@@ -23,7 +23,7 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> LowerTiers {
 
 /// Names of the faults that a manager counts, in the order of [`BlockFault::ALL`].
 const FAULTS: [&str; BlockFault::ALL.len()] =
-    ["missing", "failed", "short", "checksum", "foreign", "fenced"];
+    ["missing", "failed", "short", "checksum", "foreign", "fenced", "late"];
 
 /// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {

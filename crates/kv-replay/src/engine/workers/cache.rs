@@ -16,7 +16,7 @@ use super::fleet::Fleet;
 use crate::engine::batch::Batch;
 use crate::engine::cache::Cache;
 use crate::engine::groups::Reads;
-use crate::engine::verify::Reading;
+use crate::engine::verify::{Reading, SequenceSums};
 use crate::engine::{OVERLAP_DEPTH, RunError};
 
 /// Between two looks at what workers say while nothing but transfers goes on.
@@ -28,22 +28,19 @@ impl Cache for Fleet {
     }
 
     fn shapes(&self) -> Vec<(KvShape, Reads)> {
-        self.workers.iter().map(|place| (place.shape, Reads::All)).collect()
+        self.workers.iter().flat_map(|place| place.shapes.iter().copied()).collect()
     }
 
-    /// Workers have one group.
     fn further_groups(&self) -> &[Reads] {
-        &[]
+        self.reads.get(1..).unwrap_or_default()
     }
-
-    fn further_slots(&self, _: GroupId, _: &Sequence, _: Range<u64>, _: &mut Vec<i64>) {}
 
     fn mapped_blocks(&self) -> u64 {
-        self.memory.device_blocks
+        self.mapped()
     }
 
     fn ready_blocks(&self) -> u64 {
-        self.memory.device_blocks.min(self.budget)
+        self.mapped().min(self.budget)
     }
 
     fn begin_step(&mut self) -> Result<OpenStep, RunError> {
@@ -118,7 +115,7 @@ impl Cache for Fleet {
 
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {
         // More blocks are handed out when all workers have mapped them.
-        let told = blocks.min(self.memory.device_blocks);
+        let told = blocks.min(self.mapped());
         self.manager.set_budget(GroupId::default(), Tier::Primary, told)?;
         self.budget = blocks;
         Ok(())
@@ -150,23 +147,27 @@ impl Cache for Fleet {
         reading: &Reading,
         checksums: &mut Vec<u64>,
     ) -> Result<usize, RunError> {
-        let width = self.manager.table_width();
-        let member = &mut self.workers[part].member;
-        // Those of steps that were void are asked for by nobody.
+        let (worker, group) = (part / self.reads.len(), part % self.reads.len());
+        let member = &mut self.workers[worker].member;
+        // Those of steps that were void are asked for by nobody, and those of earlier steps no more.
         while member.checksums.pop_front_if(|(step, _)| *step < reading.step).is_some() {}
-        let found = member.checksums.pop_front_if(|(step, _)| *step == reading.step);
-        let block_tokens = u64::from(self.manager.options().block_tokens);
-        let blocks = |tokens: u64| tokens.div_ceil(block_tokens) as usize;
-        let expected: usize = reading.rows.iter().map(|row| blocks(row.tokens)).sum();
-        let sums = found.map(|(_, sums)| sums).filter(|sums| sums.len() == expected);
-        let Some(sums) = sums else {
+        let found = member.checksums.front().filter(|(step, _)| *step == reading.step);
+        let block_tokens = self.manager.options().block_tokens.into();
+        let entries = |row: &SequenceSums| self.reads[group].checksums(row.tokens, block_tokens);
+        let (expected, width) = reading
+            .rows
+            .iter()
+            .map(entries)
+            .fold((0, 0), |(sum, most), row| (sum + row, row.max(most)));
+        let sums = found.and_then(|(_, groups)| groups.get(group));
+        let Some(sums) = sums.filter(|sums| sums.len() == expected) else {
             let fault = WorkerFault::NotComputed { step: reading.step };
-            return Err(RunError::Worker { worker: part as u16, source: Box::new(fault) });
+            return Err(RunError::Worker { worker: worker as u16, source: Box::new(fault) });
         };
         checksums.clear();
         let mut rest = &sums[..];
         for row in &reading.rows {
-            let (here, behind) = rest.split_at(blocks(row.tokens));
+            let (here, behind) = rest.split_at(entries(row));
             checksums.extend_from_slice(here);
             checksums.resize(checksums.len() + width - here.len(), 0);
             rest = behind;

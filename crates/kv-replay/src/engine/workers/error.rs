@@ -52,6 +52,14 @@ pub enum FrameError {
         /// Slots.
         slots: usize,
     },
+    /// What is for each group is there for another number of groups.
+    #[error("a frame for {found} groups, expected {expected}")]
+    Groups {
+        /// Groups in the frame.
+        found: usize,
+        /// Groups of the model.
+        expected: usize,
+    },
     /// The body is not the value that the frame is to hold.
     #[error("a frame whose body is not what its kind says")]
     Value(#[source] serde_json::Error),

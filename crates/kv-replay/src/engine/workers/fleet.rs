@@ -16,6 +16,7 @@ use super::setup::{Account, Memory, Open, Opened, Share};
 use crate::engine::RunError;
 use crate::engine::batch::Batch;
 use crate::engine::cache::Cache as _;
+use crate::engine::groups::Reads;
 use crate::report::{RestartReport, StopReport, WorkersReport};
 
 /// Processes that may fail in one worker's place without having completed a step.
@@ -35,9 +36,11 @@ pub(super) struct Fleet {
     pub(super) in_flight: VecDeque<u64>,
     /// The latest staged step.
     staged: u64,
-    /// Device blocks that have memory on every device, and host blocks that are handed out.
-    pub(super) memory: Memory,
-    /// The budget: most device blocks that are handed out.
+    /// Of each group, device blocks that have memory on every device, and host blocks that are handed out.
+    memory: Vec<Memory>,
+    /// What readers of each group read.
+    pub(super) reads: Vec<Reads>,
+    /// The budget: most device blocks of the first group that are handed out.
     pub(super) budget: u64,
     /// See [`Cache::take_loss`].
     pub(super) loss: Option<u64>,
@@ -54,14 +57,20 @@ pub(super) struct Place {
     pub(super) member: Member,
     pub(super) open: Open,
     pub(super) share: Share,
-    pub(super) shape: KvShape,
+    /// The shape of each group, and what its readers read.
+    pub(super) shapes: Vec<(KvShape, Reads)>,
     /// Processes that have failed here since a step was completed.
     failures: u32,
 }
 
 impl Place {
-    pub(super) fn new(member: Member, open: Open, share: Share, shape: KvShape) -> Self {
-        Self { member, open, share, shape, failures: 0 }
+    pub(super) fn new(
+        member: Member,
+        open: Open,
+        share: Share,
+        shapes: Vec<(KvShape, Reads)>,
+    ) -> Self {
+        Self { member, open, share, shapes, failures: 0 }
     }
 }
 
@@ -69,7 +78,8 @@ impl Place {
 pub(super) struct Plan {
     pub(super) manager: Manager,
     pub(super) workers: Vec<Place>,
-    pub(super) memory: Memory,
+    pub(super) memory: Vec<Memory>,
+    pub(super) reads: Vec<Reads>,
     pub(super) command: WorkerCommand,
     pub(super) timeout: Duration,
     pub(super) eager: bool,
@@ -87,9 +97,18 @@ pub(super) fn open(
     Ok(member.expect(Kind::Opened, "an open device", deadline)?.value()?)
 }
 
-/// Waits until a process has memory for its share of the model; how much.
-pub(super) fn ready(member: &mut Member, deadline: Deadline) -> Result<Memory, WorkerFault> {
-    Ok(member.expect(Kind::Ready, "a share that is ready", deadline)?.value()?)
+/// Waits until a process has memory for its share of the model; how much for each of the groups.
+pub(super) fn ready(
+    member: &mut Member,
+    groups: usize,
+    deadline: Deadline,
+) -> Result<Vec<Memory>, WorkerFault> {
+    let what = "a share that is ready";
+    let memory: Vec<Memory> = member.expect(Kind::Ready, what, deadline)?.value()?;
+    if memory.len() != groups {
+        return Err(FrameError::Groups { found: memory.len(), expected: groups }.into());
+    }
+    Ok(memory)
 }
 
 impl Fleet {
@@ -103,8 +122,9 @@ impl Fleet {
             eager: plan.eager,
             in_flight: VecDeque::new(),
             staged: 0,
+            budget: plan.memory.first().map_or(0, |memory| memory.device_blocks),
             memory: plan.memory,
-            budget: plan.memory.device_blocks,
+            reads: plan.reads,
             loss: None,
             judged: 0,
             stops: plan.stops,
@@ -164,7 +184,9 @@ impl Fleet {
         match frame.kind {
             Kind::Checksums => {
                 let mut body = &frame.body[..];
-                let (step, sums) = (frame::take::<u64>(&mut body)?, frame::take(&mut body)?);
+                let step = frame::take::<u64>(&mut body)?;
+                let sums = self.reads.iter().map(|_| frame::take(&mut body));
+                let sums = sums.collect::<Result<_, _>>()?;
                 member.checksums.push_back((step.first().copied().unwrap_or(0), sums));
                 Ok(())
             }
@@ -265,13 +287,15 @@ impl Fleet {
         let deadline = Deadline::after(self.timeout);
         open(&mut member, device, deadline)?;
         member.send(frame::of_value(Kind::Share, share).into());
-        let memory = ready(&mut member, deadline)?;
-        for (tier, blocks, expected) in [
-            ("device", memory.device_blocks, self.memory.device_blocks),
-            ("host", memory.host_blocks, self.memory.host_blocks),
-        ] {
-            if blocks < expected {
-                return Err(WorkerFault::Memory { tier, blocks, expected });
+        let memory = ready(&mut member, self.memory.len(), deadline)?;
+        for (own, all) in memory.iter().zip(&self.memory) {
+            for (tier, blocks, expected) in [
+                ("device", own.device_blocks, all.device_blocks),
+                ("host", own.host_blocks, all.host_blocks),
+            ] {
+                if blocks < expected {
+                    return Err(WorkerFault::Memory { tier, blocks, expected });
+                }
             }
         }
         Ok(member)
@@ -319,10 +343,15 @@ impl Fleet {
         Ok(())
     }
 
-    /// Has the workers map and unmap memory as the budget says: memory beyond it that no plan uses is given
-    /// back, and a larger budget is mapped before blocks are handed out.
+    /// Device blocks of the first group that have memory on every device.
+    pub(super) fn mapped(&self) -> u64 {
+        self.memory.first().map_or(0, |memory| memory.device_blocks)
+    }
+
+    /// Has the workers map and unmap memory of the first group as the budget says: memory beyond it that no plan
+    /// uses is given back, and a larger budget is mapped before blocks are handed out.
     pub(super) fn fit_memory(&mut self) -> Result<(), RunError> {
-        let (group, mapped) = (GroupId::default(), self.memory.device_blocks);
+        let (group, mapped) = (GroupId::default(), self.mapped());
         if self.budget < mapped {
             let unused = self.manager.unmappable_from(group, Tier::Primary)?;
             return match unused.max(self.budget) {
@@ -334,7 +363,7 @@ impl Fleet {
             // What a worker says of steps is taken in first, so that its next answer is about memory.
             self.drain()?;
             self.map(self.budget, true)?;
-            self.manager.set_budget(group, Tier::Primary, self.memory.device_blocks)?;
+            self.manager.set_budget(group, Tier::Primary, self.mapped())?;
         }
         Ok(())
     }
@@ -354,13 +383,13 @@ impl Fleet {
                 match answer.and_then(|frame| Ok(frame.value::<Memory>()?)) {
                     Ok(memory) => mapped = mapped.min(memory.device_blocks),
                     Err(fault) => {
-                        mapped = mapped.min(self.memory.device_blocks);
+                        mapped = mapped.min(self.mapped());
                         self.replace(worker, fault)?;
                     }
                 }
             }
         }
-        self.memory.device_blocks = mapped;
+        self.memory.iter_mut().take(1).for_each(|memory| memory.device_blocks = mapped);
         self.workers.iter_mut().for_each(|place| place.share.mapped_blocks = mapped);
         Ok(())
     }

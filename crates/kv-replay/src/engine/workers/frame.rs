@@ -12,7 +12,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::FrameError;
-use crate::engine::batch::{Batch, Launch, Rejected};
+use crate::engine::batch::{Batch, Further, Launch, Rejected};
 
 const MAGIC: [u8; 4] = *b"KVRW";
 const HEAD: usize = 16;
@@ -167,6 +167,11 @@ impl Batch {
         let launches: Vec<_> =
             launches.map(|one| [one.first, one.tokens, one.skip].map(|all| all as u64)).collect();
         put(into, &launches);
+        put(into, &[self.further.len() as u64]);
+        for further in &self.further {
+            put(into, &further.slots);
+            put(into, &further.keys);
+        }
     }
 
     /// Takes a batch from the front. It is that of a plan only if the worker's buffers have room for it.
@@ -182,13 +187,27 @@ impl Batch {
             .map(|one| one.map(|all| usize::try_from(all).unwrap_or(usize::MAX)))
             .map(|[first, tokens, skip]| Launch { first, tokens, skip })
             .collect();
+        // What is not there is not allocated, whatever the number says.
+        let groups = take::<u64>(from)?.first().copied().unwrap_or(0);
+        let further = (0..groups).map(|_| Ok(Further { slots: take(from)?, keys: take(from)? }));
+        let further = further.collect::<Result<Vec<_>, FrameError>>()?;
         let ends = |launch: &Launch| launch.first.checked_add(launch.tokens);
         let covered =
             launches.iter().all(|launch| ends(launch).is_some_and(|end| end <= keys.len()));
         if !covered || !(slots.is_empty() || slots.len() == keys.len()) {
             return Err(FrameError::Launches { tokens: keys.len(), slots: slots.len() });
         }
-        Ok(Self::received(slots, keys, (lengths, accepted), rejected, launches))
+        for further in &further {
+            // A state of each sequence has a key, and a token the same one in all groups.
+            let expected = match further.keys.len() {
+                0 => slots.len(),
+                states => states,
+            };
+            if further.slots.len() != expected {
+                return Err(FrameError::Launches { tokens: expected, slots: further.slots.len() });
+            }
+        }
+        Ok(Self::received(slots, keys, (lengths, accepted), rejected, (further, launches)))
     }
 }
 
@@ -225,6 +244,12 @@ mod tests {
         assert_eq!(read(&bytes).unwrap().unwrap().value::<u64>().unwrap(), 7);
     }
 
+    /// What is written in a group of windows and in one of states, of one sequence.
+    fn further(window: &[i64]) -> Vec<Further> {
+        let window = Further { slots: window.to_vec(), keys: vec![] };
+        vec![window, Further { slots: vec![3], keys: vec![30] }]
+    }
+
     #[test]
     fn a_batch_arrives_as_it_was() {
         let mut batch = Batch::received(
@@ -232,7 +257,7 @@ mod tests {
             vec![50, 60, 70],
             (vec![3], vec![1]),
             vec![Rejected { index: 0, row: Row::new(9) }],
-            Vec::new(),
+            (further(&[5, -1, 7]), Vec::new()),
         );
         batch.finish();
         let mut bytes = Vec::new();
@@ -242,16 +267,33 @@ mod tests {
         assert_eq!((arrived.slots, arrived.keys), (batch.slots, batch.keys));
         assert_eq!((arrived.lengths, arrived.accepted), (batch.lengths, batch.accepted));
         assert_eq!(arrived.rejected, batch.rejected);
+        assert_eq!(arrived.further, batch.further);
         assert!(Batch::take(&mut &bytes[..bytes.len() - 1]).is_err());
     }
 
     #[test]
     fn a_batch_whose_launches_go_beyond_its_tokens_is_refused() {
         let launch = Launch { first: 1, tokens: usize::MAX, skip: 0 };
-        let batch = Batch::received(vec![], vec![1, 2], (vec![], vec![]), vec![], vec![launch]);
+        let none = (vec![], vec![]);
+        let batch = Batch::received(vec![], vec![1, 2], none, vec![], (vec![], vec![launch]));
         let mut bytes = Vec::new();
         batch.put(&mut bytes);
         let refused = Batch::take(&mut &bytes[..]).unwrap_err();
         assert!(matches!(refused, FrameError::Launches { tokens: 2, slots: 0 }), "{refused}");
+    }
+
+    #[test]
+    fn a_batch_with_too_few_slots_of_a_group_is_refused() {
+        let (window, states) = (further(&[5]), further(&[5, 6]));
+        let states = states.into_iter().map(|one| Further { slots: vec![3, 4], ..one }).collect();
+        for (further, tokens, slots) in [(window, 2, 1), (states, 1, 2)] {
+            let none = (vec![], vec![]);
+            let batch = Batch::received(vec![5, 6], vec![1, 2], none, vec![], (further, vec![]));
+            let mut bytes = Vec::new();
+            batch.put(&mut bytes);
+            let refused = Batch::take(&mut &bytes[..]).unwrap_err();
+            let expected = FrameError::Launches { tokens, slots };
+            assert_eq!(refused.to_string(), expected.to_string());
+        }
     }
 }

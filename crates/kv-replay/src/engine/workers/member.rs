@@ -40,8 +40,8 @@ pub(super) struct Member {
     stopped: Option<Stopped>,
     /// Steps whose plans it was sent and that it has not completed, oldest first, and whether it reads in them.
     pub(super) sent: VecDeque<(u64, bool)>,
-    /// Checksums of steps, oldest first.
-    pub(super) checksums: VecDeque<(u64, Vec<u64>)>,
+    /// Checksums of steps, oldest first, of each group.
+    pub(super) checksums: VecDeque<(u64, Vec<Vec<u64>>)>,
 }
 
 /// A process that is stopped until the manager has waited for it for so long.

@@ -123,13 +123,6 @@ fn check(config: &RunConfig, workers: &WorkersConfig, trace: &Trace) -> Result<(
         let (option, value, limit) = ("--workers", number.into(), WORKERS_MAX.into());
         return Err(ConfigError::TooLarge { option, value, limit }.into());
     }
-    for (option, asked) in
-        [("--window", config.window.is_some()), ("--state-layers", config.state_layers > 0)]
-    {
-        if asked {
-            return Err(ConfigError::NotWithWorkers { option }.into());
-        }
-    }
     super::check_run(config, number.into(), trace)?;
     let stops = workers.stops.iter().map(|drill| (drill.worker, drill.to_string()));
     let kills = workers.kills.iter().map(|drill| (drill.worker, drill.to_string()));

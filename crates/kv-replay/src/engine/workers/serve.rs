@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cuda_driver::Stream;
 use kv_cache::KvWorker;
-use kv_cache::kv_manager::{Completion, Message, Outcome, StepPlan, WorkerId};
+use kv_cache::kv_manager::{Completion, GroupId, Message, Outcome, StepPlan, WorkerId};
 
 use super::error::FrameError;
 use super::frame::{self, Frame, Kind};
@@ -16,6 +16,7 @@ use super::setup::{Account, Memory, Open, Opened, Share};
 use super::wrong::{Misbehave, Wrong};
 use crate::device::{self, DeviceOpenError, DeviceSpecError, OpenDevices, SimSizes};
 use crate::engine::batch::Batch;
+use crate::engine::groups::{self, Reads};
 use crate::engine::work::DeviceWork;
 use crate::engine::{OVERLAP_DEPTH, RunError, WARMUP_ITERATIONS, options};
 use crate::profile::{self, ProfileReadError};
@@ -177,8 +178,10 @@ struct Hands<'a> {
     worker: KvWorker,
     work: DeviceWork,
     devices: &'a OpenDevices,
-    /// Steps in flight, oldest first, each with the blocks that are read of each sequence.
-    reads: VecDeque<(u64, Vec<usize>)>,
+    /// What readers of each group read.
+    reads: Vec<Reads>,
+    /// Steps in flight that read, oldest first, each with the tokens of each sequence.
+    reading: VecDeque<(u64, Vec<u32>)>,
     block_tokens: u32,
     steps: u64,
     /// Device blocks beyond which memory is still to be given back.
@@ -212,7 +215,8 @@ impl<'a> Hands<'a> {
             id: open.worker,
             work,
             devices,
-            reads: VecDeque::new(),
+            reads: groups::shapes(&config)?.into_iter().map(|(_, reads)| reads).collect(),
+            reading: VecDeque::new(),
             block_tokens: config.block_tokens,
             steps: 0,
             gives_back: None,
@@ -228,9 +232,13 @@ impl<'a> Hands<'a> {
         Ok(hands)
     }
 
-    fn memory(&self) -> Memory {
-        let (device_blocks, host_blocks) = (self.worker.ready_blocks(), self.worker.host_blocks());
-        Memory { device_blocks, host_blocks }
+    /// Blocks of each group that have memory.
+    fn memory(&self) -> Vec<Memory> {
+        let of = |group| Memory {
+            device_blocks: self.worker.ready_blocks_of(group),
+            host_blocks: self.worker.host_blocks_of(group),
+        };
+        (0..).map(GroupId).take(self.reads.len()).map(of).collect()
     }
 
     fn grow(&mut self, blocks: u64) -> Result<(), RunError> {
@@ -253,7 +261,8 @@ impl<'a> Hands<'a> {
         if answers == 0 {
             return Ok(());
         }
-        pipes.answer(&frame::of_value(Kind::Mapped, &self.memory()))
+        let memory = self.memory();
+        pipes.answer(&frame::of_value(Kind::Mapped, &memory.first()))
     }
 
     /// Carries out orders until there are no more.
@@ -325,6 +334,10 @@ impl<'a> Hands<'a> {
         let head = frame::take::<u64>(&mut body)?;
         let batch = Batch::take(&mut body)?;
         let read = head == [plan.step, 1];
+        let (found, expected) = (batch.further.len() + 1, self.reads.len());
+        if found != expected && !batch.launches().is_empty() {
+            return Err(FrameError::Groups { found, expected }.into());
+        }
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.serve.does(self.id, plan.step) == Some(Wrong::Deaf) {
             return Ok(());
@@ -347,8 +360,7 @@ impl<'a> Hands<'a> {
         }
         worker.finish(Outcome::Done).map_err(RunError::from)?;
         if read {
-            let blocks = |&tokens: &u32| tokens.div_ceil(self.block_tokens) as usize;
-            self.reads.push_back((plan.step, batch.lengths.iter().map(blocks).collect()));
+            self.reading.push_back((plan.step, batch.lengths));
         }
         self.steps += 1;
         if self.steps == WARMUP_ITERATIONS {
@@ -365,16 +377,19 @@ impl<'a> Hands<'a> {
         pipes: &mut Pipes<impl Write>,
     ) -> Result<(), ServeError> {
         self.answer.clear();
-        if let Some((_, blocks)) = self.reads.pop_front_if(|(read, _)| *read == step) {
-            let width = self.work.arrived(0, step, blocks.len(), &mut self.sums)?;
-            let mut read = Vec::with_capacity(blocks.iter().sum());
-            for (row, &blocks) in self.sums.chunks_exact(width.max(1)).zip(&blocks) {
-                read.extend_from_slice(&row[..blocks.min(row.len())]);
+        if let Some((_, lengths)) = self.reading.pop_front_if(|(read, _)| *read == step) {
+            let mut body = Vec::new();
+            frame::put(&mut body, &[step]);
+            for (group, reads) in self.reads.iter().enumerate() {
+                let width = self.work.arrived(group, step, lengths.len(), &mut self.sums)?;
+                let mut read = Vec::new();
+                for (row, &tokens) in self.sums.chunks_exact(width.max(1)).zip(&lengths) {
+                    let entries = reads.checksums(tokens.into(), self.block_tokens.into());
+                    read.extend_from_slice(&row[..entries.min(row.len())]);
+                }
+                frame::put(&mut body, &read);
             }
-            frame::append(&mut self.answer, Kind::Checksums, |body| {
-                frame::put(body, &[step]);
-                frame::put(body, &read);
-            });
+            frame::append(&mut self.answer, Kind::Checksums, |frame| frame.append(&mut body));
         }
         let completion = Completion { worker: WorkerId(self.id), step, outcome };
         frame::append(&mut self.answer, Kind::Message, |body| completion.to_bytes(body));

@@ -39,13 +39,18 @@ pub(super) struct Opened {
 /// A worker's share of the model, and the sizes of its buffers.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Share {
-    pub(super) layers: u32,
-    pub(super) kv_heads: u32,
+    /// Layers with attention.
+    layers: u32,
+    kv_heads: u32,
     head_size: u32,
     dtype: String,
+    /// Tokens of the window of the layers but the first `full_layers`.
+    window: Option<u32>,
+    full_layers: u32,
+    state_layers: u32,
     block_tokens: u32,
     device_blocks: u64,
-    /// Device blocks that get memory at once.
+    /// Device blocks of the first group that get memory at once.
     pub(super) mapped_blocks: u64,
     host_blocks: u64,
     max_batch: u32,
@@ -60,18 +65,17 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// The share of `config` with these layers and heads.
-    pub(super) fn new(
-        config: &RunConfig,
-        layers: u32,
-        kv_heads: u32,
-        blocks_per_sequence: u64,
-    ) -> Self {
+    /// A share with the layers and heads of `config`.
+    pub(super) fn new(config: &RunConfig, blocks_per_sequence: u64) -> Self {
+        let KvModelShape { layers, kv_heads, head_size, dtype } = config.shape;
         Self {
             layers,
             kv_heads,
-            head_size: config.shape.head_size,
-            dtype: config.shape.dtype.name().to_owned(),
+            head_size,
+            dtype: dtype.name().to_owned(),
+            window: config.window,
+            full_layers: config.full_layers,
+            state_layers: config.state_layers,
             block_tokens: config.block_tokens,
             device_blocks: config.device_blocks,
             mapped_blocks: config.device_blocks,
@@ -98,6 +102,9 @@ impl Share {
         let transport = transport.map_err(|_| unknown(&self.transport, "a transport"))?;
         Ok(RunConfig {
             shape: KvModelShape { layers, kv_heads, head_size, dtype },
+            window: self.window,
+            full_layers: self.full_layers,
+            state_layers: self.state_layers,
             block_tokens: self.block_tokens,
             device_blocks: self.device_blocks,
             host_blocks: self.host_blocks,
@@ -111,11 +118,19 @@ impl Share {
     }
 }
 
-/// Memory of a worker: blocks that have some.
+/// Memory of a worker: blocks of a group that have some.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Memory {
     pub(super) device_blocks: u64,
     pub(super) host_blocks: u64,
+}
+
+impl Memory {
+    /// What both have.
+    pub(super) fn meet(self, other: Self) -> Self {
+        let device_blocks = self.device_blocks.min(other.device_blocks);
+        Self { device_blocks, host_blocks: self.host_blocks.min(other.host_blocks) }
+    }
 }
 
 /// What a worker has done in all.

@@ -2,22 +2,21 @@
 
 use std::sync::Arc;
 
-use kv_cache::kv_manager::{GroupId, Manager, ManagerOptions};
-use kv_kernels::{KvShape, KvShapeOptions};
+use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions};
 use kv_place::Placement;
 use kv_pool::clock::ManualClock;
 use kv_pool::{PoolConfig, Tier};
 
 use super::WorkersConfig;
+use super::error::WorkerFault;
 use super::fleet::{self, Fleet, Place};
 use super::frame;
 use super::member::{Deadline, Member};
 use super::setup::{Memory, Open, Opened, Share};
-use crate::config::RunConfig;
+use crate::config::{ConfigError, RunConfig};
 use crate::device::SimSizes;
-use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted};
-use crate::place::{Division, place_apart};
-use crate::shape::KV_COUNT;
+use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups};
+use crate::place::{self, Division, place_apart};
 use crate::trace::Trace;
 
 /// What was started for a run.
@@ -61,19 +60,23 @@ pub(super) fn start(
     for (member, share) in members.iter().zip(&shares) {
         member.send(frame::of_value(frame::Kind::Share, share).into());
     }
-    let mut memory = Memory { device_blocks: u64::MAX, host_blocks: u64::MAX };
+    let kinds = groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect::<Vec<_>>();
+    let most = Memory { device_blocks: u64::MAX, host_blocks: u64::MAX };
+    let mut memory = vec![most; kinds.len()];
     for (worker, member) in members.iter_mut().enumerate() {
         let deadline = Deadline::after(workers.timeout);
-        let ready = fleet::ready(member, deadline).map_err(failed(worker))?;
-        memory.device_blocks = memory.device_blocks.min(ready.device_blocks);
-        memory.host_blocks = memory.host_blocks.min(ready.host_blocks);
+        let ready = fleet::ready(member, memory.len(), deadline).map_err(failed(worker))?;
+        memory.iter_mut().zip(ready).for_each(|(all, own)| *all = all.meet(own));
     }
-    let places = members.into_iter().zip(opens).zip(shares).map(|((member, open), share)| {
-        let shape = shape(&share)?;
-        Ok(Place::new(member, open, share, shape))
+    let places = members.into_iter().zip(opens).zip(shares).enumerate();
+    let places = places.map(|(worker, ((member, open), share))| {
+        let own = share.config().map_err(WorkerFault::from).map_err(failed(worker))?;
+        let shapes = groups::shapes(&own)?;
+        Ok(Place::new(member, open, share, shapes))
     });
     let plan = fleet::Plan {
-        manager: manager(config, workers.workers, trace, clock, memory)?,
+        manager: manager(config, workers.workers, trace, clock, &memory)?,
+        reads: kinds,
         workers: places.collect::<Result<Vec<_>, RunError>>()?,
         memory,
         command: workers.command.clone(),
@@ -103,9 +106,13 @@ fn shares(
     opened: &[Opened],
     blocks: u64,
 ) -> Result<(Option<Placement>, Vec<Share>), RunError> {
-    let whole = (config.shape.layers, config.shape.kv_heads);
     if let [_] = opened {
-        return Ok((None, vec![Share::new(config, whole.0, whole.1, blocks)]));
+        return Ok((None, vec![Share::new(config, blocks)]));
+    }
+    if config.has_groups() {
+        let shares = (0..opened.len()).map(|worker| share_of_groups(config, worker, opened.len()));
+        let shares = shares.map(|share| Ok(Share::new(&share?, blocks)));
+        return Ok((None, shares.collect::<Result<_, RunError>>()?));
     }
     let free_bytes = |one: &Opened| {
         let here = |other: &&Opened| !one.simulated && other.ordinal == one.ordinal;
@@ -118,31 +125,57 @@ fn shares(
         let options = kv_cache::OptionsError::PlacedTooMany { blocks, fit };
         return Err(RunError::Build(options.into()));
     }
-    let share = |worker: usize| match (config.place, placement.shards()) {
-        (Division::Heads, Some(shards)) => {
-            let heads = shards.kv_heads_of(worker);
-            Ok(Share::new(config, whole.0, (heads.end - heads.start) as u32, blocks))
+    let share = |worker: usize| {
+        let mut own = config.clone();
+        match (config.place, placement.shards()) {
+            (Division::Heads, Some(shards)) => {
+                let heads = shards.kv_heads_of(worker);
+                own.shape.kv_heads = (heads.end - heads.start) as u32;
+            }
+            _ => own.shape.layers = placement.layers_on(worker).count() as u32,
         }
-        _ => match placement.layers_on(worker).count() as u32 {
+        match own.shape.layers {
             0 => Err(RunError::WorkerWithoutLayers { worker: worker as u16 }),
-            layers => Ok(Share::new(config, layers, whole.1, blocks)),
-        },
+            _ => Ok(Share::new(&own, blocks)),
+        }
     };
     let shares = (0..opened.len()).map(share).collect::<Result<_, _>>()?;
     Ok((Some(placement), shares))
 }
 
-/// The shape of a worker's share.
-fn shape(share: &Share) -> Result<KvShape, RunError> {
-    let config = share
-        .config()
-        .map_err(|error| RunError::Worker { worker: 0, source: Box::new(error.into()) })?;
-    Ok(KvShape::new(KvShapeOptions {
-        layers: share.layers,
-        kv_count: KV_COUNT as u32,
-        row_bytes: config.shape.row_bytes()?,
-        block_tokens: config.block_tokens,
-    })?)
+/// What one of `workers` workers has of a model of several groups: a contiguous run of the layers of each, or heads
+/// of all layers.
+fn share_of_groups(
+    config: &RunConfig,
+    worker: usize,
+    workers: usize,
+) -> Result<RunConfig, RunError> {
+    let mut own = config.clone();
+    if config.place == Division::Heads {
+        let shards = place::shards(config.shape.kv_heads, workers);
+        let shards = shards
+            .map_err(|reason| ConfigError::Heads { kv_heads: config.shape.kv_heads, reason })?;
+        let heads = shards.kv_heads_of(worker);
+        own.shape.kv_heads = (heads.end - heads.start) as u32;
+        return Ok(own);
+    }
+    let windows = config.window_layers();
+    let run = |layers: u32| {
+        // As `kv-cache` divides a group over the devices of one process.
+        let (each, more) = (layers / workers as u32, layers % workers as u32);
+        match each {
+            0 if layers > 0 => {
+                let few = kv_cache::OptionsError::DevicesOverLayers { devices: workers, layers };
+                Err(RunError::Build(few.into()))
+            }
+            _ => Ok(each + u32::from((worker as u32) < more)),
+        }
+    };
+    let (full, windows) = (run(config.shape.layers - windows)?, run(windows)?);
+    own.shape.layers = full + windows;
+    own.full_layers = if windows > 0 { full } else { 0 };
+    own.state_layers = run(config.state_layers)?;
+    Ok(own)
 }
 
 /// The manager of a run, which hands out blocks that all workers have memory for.
@@ -151,41 +184,61 @@ fn manager(
     workers: u16,
     trace: &Trace,
     clock: &ManualClock,
-    memory: Memory,
+    memory: &[Memory],
 ) -> Result<Manager, RunError> {
     let (primary_blocks, secondary_blocks) = (config.device_blocks, config.host_blocks);
     let refused = |source| RunError::Build(kv_cache::BuildError::Manager(source));
+    let blocks = blocks_of_longest(config, trace);
+    let further = groups::further(config, blocks)?.into_iter().map(|group| GroupOptions {
+        kind: group.kind,
+        block_tokens: config.block_tokens,
+        pool: PoolConfig {
+            primary_blocks: group.device_blocks.into(),
+            secondary_blocks: group.host_blocks.into(),
+            ..PoolConfig::default()
+        },
+        blocks_per_sequence_max: group.blocks_per_sequence_max,
+        watermark_blocks: group.watermark_blocks,
+    });
     let options = ManagerOptions {
         block_tokens: config.block_tokens,
         pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
+        further_groups: further.collect(),
         sequences_max: config.max_batch,
-        blocks_per_sequence_max: counted(
-            "the longest request, in blocks,",
-            blocks_of_longest(config, trace),
-        )?,
+        blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         workers,
         steps_in_flight_max: OVERLAP_DEPTH + 1,
         lower: super::super::tiers::tiers(config, 0).options(),
         ..ManagerOptions::default()
     };
-    let policy = || match config.policy {
-        kv_pool::policy::PolicyKind::Lru => Ok(None),
-        kind => kind.make(primary_blocks + secondary_blocks).map(Some),
-    };
-    let policy = || policy().map_err(|source| RunError::Build(source.into()));
-    let policies = [(Tier::Primary, policy()?), (Tier::Secondary, policy()?)];
-    let mut policies = Some(policies);
+    let further = options.further_groups.iter().map(|group| &group.pool);
+    let pools: Vec<_> = std::iter::once(&options.pool).chain(further).cloned().collect();
+    let mut policies = Vec::new();
+    for pool in &pools {
+        let policy = || match config.policy {
+            kv_pool::policy::PolicyKind::Lru => Ok(None),
+            kind => kind.make(pool.primary_blocks + pool.secondary_blocks).map(Some),
+        };
+        let policy = || policy().map_err(|source| RunError::Build(source.into()));
+        policies.push([(Tier::Primary, policy()?), (Tier::Secondary, policy()?)]);
+    }
+    let mut policies = policies.into_iter();
+    // Called for each group, in their order.
     let mut manager = Manager::with_pool(options, |builder| {
         let builder = builder.clock(Arc::new(clock.clone()));
         let made =
-            policies.take().into_iter().flatten().filter_map(|(tier, made)| Some((tier, made?)));
+            policies.next().into_iter().flatten().filter_map(|(tier, made)| Some((tier, made?)));
         made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     })
     .map_err(refused)?;
-    let group = GroupId::default();
-    manager.set_budget(group, Tier::Primary, memory.device_blocks.min(primary_blocks))?;
-    if secondary_blocks > 0 {
-        manager.set_budget(group, Tier::Secondary, memory.host_blocks.min(secondary_blocks))?;
+    for ((pool, memory), id) in pools.iter().zip(memory).zip(0..) {
+        let budgets = [
+            (Tier::Primary, memory.device_blocks, pool.primary_blocks),
+            (Tier::Secondary, memory.host_blocks, pool.secondary_blocks),
+        ];
+        for (tier, ready, blocks) in budgets.into_iter().filter(|&(_, _, blocks)| blocks > 0) {
+            manager.set_budget(GroupId(id), tier, ready.min(blocks))?;
+        }
     }
     Ok(manager)
 }
