@@ -94,8 +94,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         };
         assert_eq!(sequence.cached_tokens(), hit);
         drop(sequence);
-        // Steps that have nothing else to copy store what is complete, ahead of need.
-        while kv.manager().lower_stats().names[0] < 6 {
+        // Steps that have nothing else to copy store what is complete, ahead of need. Until a store is complete, it keeps
+        // its blocks in host memory, which a load has to find room in.
+        let unstored = |kv: &KvCache| {
+            let stats = kv.manager().lower_stats();
+            stats.names[0] < 6 || stats.open_tickets > 0
+        };
+        while unstored(&kv) {
             let step = kv.begin_step()?;
             kv.finish_step(step)?;
             std::thread::yield_now();
