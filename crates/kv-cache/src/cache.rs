@@ -105,7 +105,9 @@ impl KvCache {
 
     fn with(worker: KvWorker) -> Result<Self, BuildError> {
         let manager = manager(worker.options())?;
-        let grown = Grown::new(worker.options().device_blocks.into());
+        let blocks = worker.options().device_blocks.into();
+        let shares = worker.options().shared.is_some();
+        let grown = if shares { Grown::granted(blocks) } else { Grown::new(blocks) };
         let pinned = Pinned::new(worker.options());
         let mut cache = Self { manager, worker, staged: None, grown, pinned };
         // An engine's tensors are there already, and host memory that is not pinned in the background.
@@ -258,7 +260,9 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         own.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     };
     let mut manager = Manager::with_pool(options.manager(), build)?;
-    // Nothing is kept for tenants yet, so no budget is too small.
-    drop(manager.set_budget(GroupId::default(), Tier::Primary, 0));
+    if options.shared.is_none() {
+        // Nothing is kept for tenants yet, so no budget is too small.
+        drop(manager.set_budget(GroupId::default(), Tier::Primary, 0));
+    }
     Ok(manager)
 }

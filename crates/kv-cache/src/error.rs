@@ -3,6 +3,7 @@
 use cuda_driver::host_pages::PinError;
 use cuda_driver::messages::{ByteSize, one_line_debug};
 use cuda_driver::{CopyError, DeviceError, ModuleError};
+use cuda_vmm::pages::{MapRefusal, PageError, ReserveError as AddressError};
 use cuda_vmm::{GrowError, elastic::AheadError};
 use kv_kernels::{
     error::{PagedKvError, ShapeError},
@@ -61,6 +62,12 @@ pub enum BuildError {
     /// The memory of a further group was refused, though some is left.
     #[error("the memory of a further group could not be mapped")]
     Grow(#[from] GrowError),
+    /// No addresses could be reserved for a group that shares memory.
+    #[error("no addresses could be reserved for a group that shares memory")]
+    Addresses(#[from] AddressError),
+    /// There are no pages for the memory that groups share.
+    #[error("the memory that groups share could not be made")]
+    Granule(#[from] GranuleError),
     /// The host tier has impossible sizes, or threads to pin it could not be started.
     #[error("the host tier of the cache could not be made")]
     HostTier(#[from] SlabsError),
@@ -70,6 +77,44 @@ pub enum BuildError {
     /// The device refused: a stream or an event.
     #[error("a device refused a call that builds the cache")]
     Device(#[from] DeviceError),
+}
+
+/// Why groups that share memory have none on a device.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum GranuleError {
+    /// The pages of all granules, or of a null block, could not be created.
+    #[error("{pages} pages for shared memory were not to be had on GPU {ordinal}")]
+    Pages {
+        /// Ordinal of the device.
+        ordinal: i32,
+        /// Pages asked for; 0 where pages of their size cannot be.
+        pages: u64,
+        /// The refusal.
+        source: PageError,
+    },
+    /// The null block of a group could not be mapped.
+    #[error("the null block of group {} was not mapped on GPU {ordinal}", group.0)]
+    Null {
+        /// The group.
+        group: GroupId,
+        /// Ordinal of the device.
+        ordinal: i32,
+        /// The refusal.
+        source: MapRefusal,
+    },
+    /// A granule could not be mapped where a group has it.
+    #[error("granule {granule} was not mapped for group {} on GPU {ordinal}", group.0)]
+    Map {
+        /// The group.
+        group: GroupId,
+        /// The granule.
+        granule: u32,
+        /// Ordinal of the device.
+        ordinal: i32,
+        /// The refusal.
+        source: MapRefusal,
+    },
 }
 
 /// Why memory was not mapped under device blocks.
@@ -183,6 +228,10 @@ pub enum StepError {
         /// Layers of the first group.
         layers: u32,
     },
+    /// A granule of shared memory could not be mapped for the group that got it. It is mapped when the step ends,
+    /// before anything is enqueued that uses it.
+    #[error("the step was not staged: a group's memory was not mapped")]
+    Granule(#[from] GranuleError),
     /// Blocks could not be sent between device and host memory.
     #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),
@@ -223,6 +272,7 @@ pub enum CloseError {
 
 one_line_debug!(
     BuildError,
+    GranuleError,
     DemandError,
     QuotaError,
     ReserveError,

@@ -15,6 +15,7 @@ use kv_pool::BlockId;
 use kv_stage::error::{AcquireError, SlabsError, StagingError};
 
 use crate::carrier::{Carrier, lacks_kernel};
+use crate::granules::{Granules, GroupRange};
 use crate::host_tier::HostTier;
 use crate::order::CopyOrder;
 use crate::pieces::Pieces;
@@ -24,8 +25,8 @@ use crate::streams::Streams;
 use crate::tiers::PinnedPart;
 use crate::transport::Carried;
 use crate::{
-    BuildError, CloseError, GroupOptions, Growth, HostCopyError, HostPinning, KvCacheOptions,
-    OptionsError, TransportChoice, TransportStats,
+    BuildError, CloseError, GranuleError, GroupOptions, Growth, HostCopyError, HostPinning,
+    KvCacheOptions, OptionsError, TransportChoice, TransportStats,
 };
 
 /// One device's share of the blocks of a group: layers, or heads of all layers.
@@ -64,13 +65,25 @@ enum Memory {
     Elastic(ElasticPool),
     /// Tensors of the engine.
     Adopted,
+    /// Granules that groups share.
+    Shared(GroupRange),
+}
+
+/// The memory that a group is given.
+pub(crate) enum Given {
+    /// None: it makes its own.
+    Nothing,
+    /// Tensors of the engine.
+    Tensors(Box<PagedKv>),
+    /// Addresses for shared granules.
+    Range(GroupRange),
 }
 
 impl Memory {
     fn elastic(&self) -> Option<&ElasticPool> {
         match self {
             Self::Elastic(memory) => Some(memory),
-            Self::Adopted => None,
+            Self::Adopted | Self::Shared(_) => None,
         }
     }
 
@@ -87,7 +100,7 @@ fn own_memory(
 ) -> Result<ElasticPool, BuildError> {
     let pool = ElasticPoolOptions {
         block_bytes: shape.block_bytes(),
-        capacity_blocks: u64::from(group.memory_blocks()),
+        capacity_blocks: u64::from(options.memory_blocks(group)),
         page_bytes: None,
         initial_blocks: 0,
     };
@@ -132,26 +145,33 @@ impl GroupPart {
         compute: &Stream,
         share: Share,
         (options, group): (&KvCacheOptions, &GroupOptions),
-        (gate, adopted): (&EpochGate, Option<PagedKv>),
+        (gate, given): (&EpochGate, Given),
         (kernels, pinning): (&Arc<KvKernels>, HostPinning),
     ) -> Result<Self, BuildError> {
         let device = compute.device();
         let shape = share.shape(&group.shape)?;
-        let blocks = u64::from(group.memory_blocks());
-        let (memory, paged) = match adopted {
-            Some(paged) => {
+        let blocks = u64::from(options.memory_blocks(group));
+        let describe = |span: DeviceSpan| -> Result<PagedKv, BuildError> {
+            let layout = PagedLayout::block_major(&shape);
+            let extent = layout
+                .extent_bytes(&shape, blocks)
+                .map_err(kv_kernels::error::PagedKvError::from)?;
+            let span = span.slice(0, extent).map_err(CopyError::from)?;
+            Ok(PagedKv::new(compute, shape, layout, span, blocks)?)
+        };
+        let (memory, paged) = match given {
+            Given::Tensors(paged) => {
                 check_adopted(&paged, &shape, blocks)?;
-                (Memory::Adopted, paged)
+                (Memory::Adopted, *paged)
             }
-            None => {
+            Given::Nothing => {
                 let memory = own_memory(device, &shape, (options, group), gate)?;
-                let layout = PagedLayout::block_major(&shape);
-                let extent = layout
-                    .extent_bytes(&shape, blocks)
-                    .map_err(kv_kernels::error::PagedKvError::from)?;
-                let span = memory.span().slice(0, extent).map_err(CopyError::from)?;
-                let paged = PagedKv::new(compute, shape, layout, span, blocks)?;
+                let paged = describe(memory.span())?;
                 (Memory::Elastic(memory), paged)
+            }
+            Given::Range(range) => {
+                let paged = describe(range.span())?;
+                (Memory::Shared(range), paged)
             }
         };
         if group.host_blocks > 0
@@ -198,6 +218,18 @@ impl GroupPart {
         {
             memory.set_ahead(u64::from(*blocks));
             memory.work_on(worker);
+        }
+    }
+
+    /// Has a granule of shared memory mapped.
+    pub(crate) fn map_granule(
+        &mut self,
+        granules: &Granules,
+        granule: u32,
+    ) -> Result<(), GranuleError> {
+        match &mut self.memory {
+            Memory::Shared(range) => range.map(granules, granule),
+            Memory::Elastic(_) | Memory::Adopted => Ok(()),
         }
     }
 
@@ -523,15 +555,23 @@ impl GroupPart {
         }
         for &number in numbers {
             let Run { kind, pairs, .. } = &runs[number];
-            for pair in pairs {
-                // Ids of the pool are not negative.
-                let to = self.whole_block(pair.destination as usize)?;
-                match kind {
-                    Kind::Scrub => compute.fill(to, 0)?,
-                    _ => {
-                        let from = self.whole_block(pair.source as usize)?;
-                        compute.copy_on_device(to, from)?;
-                    }
+            if *kind == Kind::Scrub {
+                // A granule is one piece.
+                let follows =
+                    |one: &BlockPair, next: &BlockPair| next.destination == one.destination + 1;
+                for piece in pairs.chunk_by(follows) {
+                    let first = self.whole_block(piece[0].destination as usize)?;
+                    let start = first.address() - self.paged.span().address();
+                    let bytes = first.bytes() * piece.len() as u64;
+                    let piece = self.paged.span().slice(start, bytes).map_err(CopyError::from)?;
+                    compute.fill(piece, 0)?;
+                }
+            } else {
+                for pair in pairs {
+                    // Ids of the pool are not negative.
+                    let to = self.whole_block(pair.destination as usize)?;
+                    let from = self.whole_block(pair.source as usize)?;
+                    compute.copy_on_device(to, from)?;
                 }
             }
             self.sent[number] = true;
@@ -614,7 +654,8 @@ impl GroupPart {
         let Self { memory, host, carriers, paged, pieces, .. } = self;
         let mut errors = Vec::new();
         let closed = match memory {
-            Memory::Elastic(memory) => Some(memory.close(&[]).wait()),
+            Memory::Elastic(memory) => Some(memory.close(&[]).wait().map_err(drop)),
+            Memory::Shared(range) => Some(range.close()),
             Memory::Adopted => None,
         };
         match closed {

@@ -111,7 +111,8 @@ impl KvCache {
     /// cached on the device and not in use goes to host memory, as far as that has room. Nothing is moved to
     /// another block, and no sequence is disturbed: to have a sequence release its blocks, suspend or drop
     /// it. Content that is in use then is lost to later requests when it is released. A larger budget is
-    /// mapped when it is needed, and pinned in the background.
+    /// mapped when it is needed, and pinned in the background. Device memory that groups share has a budget of
+    /// [granules](Self::set_granules) instead.
     ///
     /// # Ordering
     /// Does not wait. Without [threads that pin](crate::HostPinning::threads), more host memory is pinned now.
@@ -138,6 +139,17 @@ impl KvCache {
             }
         }
         Ok(budgeted)
+    }
+
+    /// Has the groups share only so many granules from now on, where they
+    /// [share memory](crate::KvCacheOptions::shared); see
+    /// [`Manager::set_granules`](kv_manager::Manager::set_granules). The memory stays the cache's: its pages are
+    /// given back when it is closed.
+    ///
+    /// # Errors
+    /// [`BudgetError`]; nothing has changed then.
+    pub fn set_granules(&mut self, granules: u32) -> Result<Budgeted, BudgetError> {
+        self.manager.set_granules(granules)
     }
 
     /// Gives back memory beyond the budget that nothing uses any more.
@@ -205,6 +217,11 @@ impl Grown {
             stalls: 0,
             shortage: None,
         }
+    }
+
+    /// All of `blocks` blocks, which are handed out as granules.
+    pub(crate) fn granted(blocks: u64) -> Self {
+        Self { ready_blocks: blocks, told_blocks: blocks, ..Self::new(blocks) }
     }
 
     /// Takes in the blocks that the worker's threads have mapped.

@@ -8,7 +8,7 @@ use kv_manager::tiers::Arrived;
 use kv_manager::{LayerLoad, StepPlan};
 
 use crate::runs::{Kind, Run};
-use crate::{HostCopyError, KvCache, KvWorker, StepError};
+use crate::{KvCache, KvWorker, StepError};
 
 /// The longest wait for what loads bring, whatever the options say.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
@@ -133,7 +133,7 @@ impl KvWorker {
                 let tickets: Vec<_> = self.layers.loads.iter().map(|load| load.of.ticket).collect();
                 tickets.into_iter().for_each(|ticket| self.tiers.give_up(ticket));
                 self.work_tiers();
-                return Ok(self.send_layers()?);
+                return self.send_layers();
             }
             std::thread::yield_now();
         }
@@ -176,7 +176,7 @@ impl KvWorker {
     }
 
     /// Enqueues copies of the layers that have come.
-    fn send_layers(&mut self) -> Result<(), HostCopyError> {
+    fn send_layers(&mut self) -> Result<(), StepError> {
         // Copies of the plan that were refused come first.
         self.send_copies()?;
         let Self { parts, layers, tiers, awaited, gate, copies, .. } = self;

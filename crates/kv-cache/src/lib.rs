@@ -53,6 +53,7 @@ mod cache;
 mod calls;
 mod carrier;
 mod error;
+mod granules;
 mod group;
 mod growth;
 mod host_tier;
@@ -74,14 +75,14 @@ pub use cache::{CacheStats, KvCache, WayBytes};
 pub use cuda_vmm::worker::SpawnError;
 pub use cuda_vmm::{MemoryLimit, MemoryRules, Worker, WorkerOptions};
 pub use error::{
-    BuildError, CloseError, DemandError, HostCopyError, QuotaError, ReserveError, ResumeError,
-    StepError,
+    BuildError, CloseError, DemandError, GranuleError, HostCopyError, QuotaError, ReserveError,
+    ResumeError, StepError,
 };
 pub use group::GroupPart;
 pub use kv_manager::{
     self, Answer, CacheEvent, Committed, Content, EventReader, EventsLost, GroupId, GroupKind,
-    OpenStep, PinnedPrefix, Request, Reserved, Sequence, SlotError, StepPlan, StoredBlocks, Tokens,
-    Waiting,
+    OpenStep, PinnedPrefix, Request, Reserved, Sequence, SharedMemory, SlotError, StepPlan,
+    StoredBlocks, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{

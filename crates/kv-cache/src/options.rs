@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
-use kv_manager::{GroupKind, ManagerOptions};
+use kv_manager::{GroupId, GroupKind, ManagerOptions, SharedMemory};
 use kv_place::Placement;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
@@ -46,22 +46,6 @@ impl GroupOptions {
         matches!(self.kind, GroupKind::State { .. })
     }
 
-    /// Whether rows have entries without a block that kernels may read, as behind a window, or read and write, as
-    /// the states of padding.
-    pub(crate) fn has_null_block(&self) -> bool {
-        self.kind != GroupKind::Full
-    }
-
-    /// Blocks with memory on the device: where rows lack blocks one more, which no sequence owns.
-    pub(crate) fn memory_blocks(&self) -> u32 {
-        self.device_blocks.saturating_add(self.has_null_block().into())
-    }
-
-    /// The block that stands where a row has none.
-    pub(crate) fn null_block(&self) -> u32 {
-        if self.has_null_block() { self.device_blocks } else { 0 }
-    }
-
     /// Entries of a row of the block table.
     pub(crate) fn width(&self) -> u32 {
         if self.is_state() { 1 } else { self.blocks_per_sequence_max }
@@ -82,6 +66,14 @@ pub struct KvCacheOptions {
     /// memory is mapped when the cache is made, and stays. So does that of a first group that does not keep
     /// everything ([`GroupKind::Full`]), since a block behind its last one stands where rows have none.
     pub further_groups: Vec<GroupOptions>,
+    /// Device memory that all groups draw on, two or more, by granules; `None` where each group has memory of its
+    /// own. Usually made by [`sharing`](Self::sharing). Each group then has `granules * granule_blocks` device
+    /// blocks, of which it is given those that it needs, while there is memory.
+    ///
+    /// A granule takes whole pages of the device in every group, so that no block is padded. Its memory is taken
+    /// when the cache is made, and stays the cache's; [`growth`](Self::growth) means nothing. Where granules of
+    /// two groups have different numbers of bytes, each takes the larger one.
+    pub shared: Option<SharedMemory>,
     /// The layers of each device, or its heads of all layers. `None` splits the layers over the
     /// devices in contiguous runs of nearly equal length.
     pub placement: Option<Placement>,
@@ -323,6 +315,30 @@ pub enum OptionsError {
         "blocks of the adopted tensors lie in several pieces: TransportChoice::EachBlock cannot copy them"
     )]
     BlocksInPieces,
+    /// So much memory has no room for a granule.
+    #[error("{bytes} bytes of shared memory have no room for a granule of {granule_bytes} bytes")]
+    Granule {
+        /// Bytes of a device that groups are to share.
+        bytes: u64,
+        /// Bytes of a granule, and of the blocks of all groups that nobody owns.
+        granule_bytes: u64,
+    },
+    /// A granule ends within a page of the device.
+    #[error(
+        "a granule of group {} has {bytes} bytes, no multiple of the device's pages of {page_bytes}",
+        group.0
+    )]
+    SplitPage {
+        /// The group.
+        group: GroupId,
+        /// Bytes of its blocks in a granule, on one device.
+        bytes: u64,
+        /// Bytes of a page.
+        page_bytes: u64,
+    },
+    /// The engine's tensors cannot be shared by granules.
+    #[error("tensors of the engine have fixed numbers of blocks, and cannot be shared by groups")]
+    SharedAdopted,
     /// The placement is for another device.
     #[error("compute stream {position} is not on the GPU that the placement has in that position")]
     PlacedElsewhere {
@@ -389,6 +405,7 @@ impl KvCacheOptions {
             kind: GroupKind::Full,
             shape,
             further_groups: Vec::new(),
+            shared: None,
             placement: None,
             device_blocks,
             growth: Growth::OnDemand,
@@ -407,6 +424,65 @@ impl KvCacheOptions {
             memory: MemoryRules::default(),
             pool: PoolRules::default(),
         }
+    }
+
+    /// The same with `bytes` bytes on each of `devices` devices, which all groups share: as granules of about the
+    /// same size in each group, in which blocks of all groups waste least, and of at most a 64th of the memory
+    /// where that is possible. The groups' numbers of device blocks follow from it.
+    ///
+    /// # Errors
+    /// [`OptionsError`], for too little memory, too many devices or too many blocks.
+    pub fn sharing(self, bytes: u64, devices: usize) -> Result<Self, OptionsError> {
+        if devices == 0 {
+            return Err(OptionsError::Zero { field: "devices" });
+        }
+        let mut block_bytes = Vec::new();
+        for group in self.groups() {
+            let layers = group.shape.layers();
+            if devices as u64 > u64::from(layers) {
+                return Err(OptionsError::DevicesOverLayers { devices, layers });
+            }
+            // Without a placement, devices have whole layers, the first ones one more.
+            let layer = group.shape.block_bytes() / u64::from(layers);
+            let fewest = u64::from(layers) / devices as u64;
+            let most = u64::from(layers).div_ceil(devices as u64);
+            block_bytes.push([most * layer, fewest * layer]);
+        }
+        let memory = shared_memory(bytes, &block_bytes)?;
+        let blocks = |of: u32| {
+            let blocks = u64::from(memory.granules) * u64::from(of);
+            match u32::try_from(blocks) {
+                Ok(count) if blocks < kv_pool::BLOCKS_MAX => Ok(count),
+                _ => Err(OptionsError::TooManyBlocks { blocks }),
+            }
+        };
+        let counts = memory.granule_blocks.iter().map(|&of| blocks(of));
+        let mut counts = counts.collect::<Result<Vec<_>, _>>()?.into_iter();
+        let mut options = self;
+        options.device_blocks = counts.next().unwrap_or(0);
+        options
+            .further_groups
+            .iter_mut()
+            .zip(counts)
+            .for_each(|(of, count)| of.device_blocks = count);
+        options.shared = Some(memory);
+        Ok(options)
+    }
+
+    /// Whether rows of a group have entries without a block that kernels may read, as behind a window and in padding
+    /// where block 0 may be another group's, or read and write, as the states of padding.
+    pub(crate) fn has_null_block(&self, group: &GroupOptions) -> bool {
+        group.kind != GroupKind::Full || self.shared.is_some()
+    }
+
+    /// Blocks with memory on the device: where rows lack blocks one more, which no sequence owns.
+    pub(crate) fn memory_blocks(&self, group: &GroupOptions) -> u32 {
+        group.device_blocks.saturating_add(self.has_null_block(group).into())
+    }
+
+    /// The block that stands where a row has none.
+    pub(crate) fn null_block(&self, group: &GroupOptions) -> u32 {
+        if self.has_null_block(group) { group.device_blocks } else { 0 }
     }
 
     /// Checks what can be checked without a device.
@@ -457,11 +533,11 @@ impl KvCacheOptions {
             return Err(OptionsError::DevicesOverLayers { devices, layers });
         }
         let block_bytes = group.shape.block_bytes();
-        let all = u64::from(group.memory_blocks()) + u64::from(group.host_blocks);
+        let all = u64::from(self.memory_blocks(group)) + u64::from(group.host_blocks);
         if all > kv_pool::BLOCKS_MAX {
             return Err(OptionsError::TooManyBlocks { blocks: all });
         }
-        for blocks in [group.memory_blocks(), group.host_blocks] {
+        for blocks in [self.memory_blocks(group), group.host_blocks] {
             // Half the address space leaves room for every rounding up to a page.
             if u64::from(blocks).checked_mul(block_bytes).is_none_or(|bytes| bytes > 1 << 62) {
                 return Err(OptionsError::Overflow { blocks, block_bytes });
@@ -509,7 +585,7 @@ impl KvCacheOptions {
             events_max: self.pool.events.unwrap_or(0),
             hasher: self.hasher,
             lower: self.tiers.options(),
-            shared: None,
+            shared: self.shared.clone(),
             ..ManagerOptions::default()
         };
         let Some(first) = groups.next() else { return options };
@@ -551,7 +627,61 @@ impl KvCacheOptions {
             true => i32::MAX as u32,
             false => group.shape.block_tokens(),
         };
-        let null_block = group.null_block() as i32;
+        let null_block = self.null_block(group) as i32;
         BatchTable { width: group.width(), block_tokens: tokens, null_block }
     }
+}
+
+/// Bytes that a granule's end is a multiple of: those of a page of all devices so far, or a multiple of them.
+const PAGE_BYTES: u64 = 2 << 20;
+
+/// Granule sizes that are compared, in pages.
+const SIZES_MAX: u64 = 4096;
+
+/// Divides `bytes` bytes of each device among groups whose blocks have so many bytes on the device with most and on
+/// the one with fewest.
+fn shared_memory(bytes: u64, block_bytes: &[[u64; 2]]) -> Result<SharedMemory, OptionsError> {
+    // Blocks that end with a page on every device, and their bytes where there are most.
+    let unit = |of: &[u64; 2]| {
+        let blocks = of.map(|bytes| PAGE_BYTES / common_divisor(PAGE_BYTES, bytes));
+        let blocks = blocks[0].max(blocks[1]);
+        (blocks, blocks.saturating_mul(of[0]))
+    };
+    let units: Vec<(u64, u64)> = block_bytes.iter().map(unit).collect();
+    let largest = units.iter().map(|&(_, bytes)| bytes).max().unwrap_or(PAGE_BYTES);
+    let fewest = largest / PAGE_BYTES;
+    let most = (bytes / 64 / PAGE_BYTES).clamp(fewest, fewest.saturating_add(SIZES_MAX));
+    // What groups leave of a granule, in millionths. The first of equals is the smallest.
+    let waste = |pages: &u64| {
+        let size = pages.saturating_mul(PAGE_BYTES);
+        let rest = units.iter().map(|&(_, unit)| size % unit).sum::<u64>();
+        u128::from(rest) * 1_000_000 / u128::from(size.max(1))
+    };
+    let size = (fewest..=most).min_by_key(waste).unwrap_or(fewest).saturating_mul(PAGE_BYTES);
+    let taken = units.iter().map(|&(_, unit)| size / unit * unit).max().unwrap_or(size);
+    // The null blocks take whole pages, which are as large as all granules allow.
+    let page = units.iter().fold(0, |page, &(_, unit)| common_divisor(page, size / unit * unit));
+    let page = page.max(PAGE_BYTES);
+    let nulls = block_bytes.iter().map(|of| of[0].div_ceil(page).saturating_mul(page));
+    let nulls = nulls.fold(0, |all: u64, one| all.saturating_add(one));
+    let granules = bytes.saturating_sub(nulls) / taken.max(1);
+    if granules == 0 {
+        let granule_bytes = taken.saturating_add(nulls);
+        return Err(OptionsError::Granule { bytes, granule_bytes });
+    }
+    let blocks = |&(blocks, unit): &(u64, u64)| {
+        let blocks = size / unit * blocks;
+        u32::try_from(blocks).map_err(|_| OptionsError::TooManyBlocks { blocks })
+    };
+    let granule_blocks = units.iter().map(blocks).collect::<Result<_, _>>()?;
+    Ok(SharedMemory { granules: granules.min(u32::MAX.into()) as u32, granule_blocks })
+}
+
+/// The greatest common divisor; of a number and 0, the number.
+pub(crate) fn common_divisor(one: u64, other: u64) -> u64 {
+    let (mut divisor, mut rest) = (one, other);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    divisor
 }

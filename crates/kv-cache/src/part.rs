@@ -9,18 +9,21 @@ use cuda_driver::{Device, DeviceError, Stream};
 use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
-use kv_manager::{GroupId, GroupKind, Replica, Start, StepPlan};
+use kv_manager::{GroupId, GroupKind, Replica, SharedMemory, Start, StepPlan};
 use kv_pool::BlockId;
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
     error::BatchError,
 };
 
-use crate::group::GroupPart;
+use crate::granules::Granules;
+use crate::group::{Given, GroupPart};
 use crate::runs::{COMPUTE, Run};
 use crate::shares::Share;
 use crate::streams::Streams;
-use crate::{BuildError, CloseError, GroupOptions, HostCopyError, HostPinning, KvCacheOptions};
+use crate::{
+    BuildError, CloseError, GranuleError, GroupOptions, HostCopyError, HostPinning, KvCacheOptions,
+};
 
 /// One device's part of a cache.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub struct Part {
     pub(crate) streams: Streams,
     /// One for each group, in their order.
     pub(crate) groups: Vec<GroupPart>,
+    /// Where the groups share memory, its pages.
+    granules: Option<Granules>,
     kernels: Arc<KvKernels>,
     staging: StagingPool,
     pub(crate) batch: DeviceBatch,
@@ -44,9 +49,14 @@ impl Part {
     ) -> Result<Self, BuildError> {
         let device = compute.device();
         let kernels = Arc::new(KvKernels::load(device)?);
-        let mut adopted = adopted.into_iter().flatten();
+        let (granules, given) = match &options.shared {
+            Some(memory) => shared_memory(device, &shares, (options, memory), gate)?,
+            None => (None, Vec::new()),
+        };
+        let adopted = adopted.into_iter().flatten().map(|paged| Given::Tensors(Box::new(paged)));
+        let mut given = given.into_iter().chain(adopted);
         let group = |(share, group): (Share, GroupOptions)| {
-            let memory = (gate, adopted.next());
+            let memory = (gate, given.next().unwrap_or(Given::Nothing));
             GroupPart::new(compute, share, (options, &group), memory, (&kernels, pinning))
         };
         let groups = shares.into_iter().zip(options.groups()).map(group);
@@ -62,7 +72,7 @@ impl Part {
             first.start_growing(&options.growth);
         }
         let lengths = Vec::with_capacity(options.sequences_max as usize);
-        Ok(Self { streams, groups, kernels, staging, batch, lengths })
+        Ok(Self { streams, groups, granules, kernels, staging, batch, lengths })
     }
 
     /// The groups' blocks on this device.
@@ -170,13 +180,13 @@ impl Part {
     }
 
     /// Maps the memory of all groups whose memory stays.
-    pub(crate) fn map_fixed(&mut self, options: &[GroupOptions]) -> Result<(), BuildError> {
+    pub(crate) fn map_fixed(&mut self, options: &KvCacheOptions) -> Result<(), BuildError> {
         let ordinal = self.device().ordinal();
-        for ((group, of), id) in self.groups.iter_mut().zip(options).zip(0..) {
-            if id == 0 && !of.has_null_block() {
+        for ((group, of), id) in self.groups.iter_mut().zip(options.groups()).zip(0..) {
+            if id == 0 && !options.has_null_block(&of) {
                 continue;
             }
-            let blocks = of.memory_blocks().into();
+            let blocks = options.memory_blocks(&of).into();
             let mapped = group.grow_towards(blocks)?;
             if mapped < blocks {
                 let group = GroupId(id);
@@ -243,6 +253,14 @@ impl Part {
             Ok(())
         });
         staged.map_err(BatchError::from)?
+    }
+
+    /// Has a granule of shared memory mapped for a group.
+    pub(crate) fn map_granule(&mut self, group: GroupId, granule: u32) -> Result<(), GranuleError> {
+        match (&self.granules, self.groups.get_mut(usize::from(group.0))) {
+            (Some(granules), Some(group)) => group.map_granule(granules, granule),
+            _ => Ok(()),
+        }
     }
 
     /// Enqueues runs of copies of a group, except those that this device was sent before.
@@ -323,11 +341,33 @@ impl Part {
 
     /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
-        let Self { groups, staging, batch, .. } = self;
+        let Self { groups, granules, staging, batch, .. } = self;
         drop(batch);
         let mut errors: Vec<_> = groups.into_iter().flat_map(GroupPart::close).collect();
+        // The groups have unmapped them.
+        errors.extend(granules.into_iter().flat_map(Granules::close));
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors
     }
+}
+
+/// The pages of shared memory, and the addresses of each group.
+fn shared_memory(
+    device: &Device,
+    shares: &[Share],
+    (options, memory): (&KvCacheOptions, &SharedMemory),
+    gate: &EpochGate,
+) -> Result<(Option<Granules>, Vec<Given>), BuildError> {
+    let shapes = shares.iter().zip(options.groups());
+    let bytes = shapes.map(|(share, group)| Ok(share.shape(&group.shape)?.block_bytes()));
+    let bytes = bytes.collect::<Result<Vec<_>, BuildError>>()?;
+    let granules = Granules::new(device, memory, &bytes, options.memory.clone())?;
+    let groups = bytes.iter().zip(&memory.granule_blocks).zip(0..);
+    let ranges = groups.map(|((&bytes, &blocks), id)| {
+        let granule = bytes * u64::from(blocks);
+        Ok(Given::Range(granules.range(gate, (GroupId(id), granule, bytes))?))
+    });
+    let ranges = ranges.collect::<Result<Vec<_>, BuildError>>()?;
+    Ok((Some(granules), ranges))
 }

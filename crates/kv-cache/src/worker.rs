@@ -19,7 +19,7 @@ use crate::runs::{COMPUTE, Kind, Runs};
 use crate::shares::{Share, shares};
 use crate::tiers::WorkerTiers;
 use crate::{
-    BuildError, CloseError, GroupOptions, HostCopyError, KvCacheOptions, OptionsError, StepError,
+    BuildError, CloseError, GranuleError, GroupOptions, KvCacheOptions, OptionsError, StepError,
     TransportStats, WayBytes,
 };
 
@@ -51,6 +51,8 @@ pub struct KvWorker {
     arrived: Vec<Fence>,
     /// Of each group, copies and scrubs of the open step that are not enqueued yet, or not on all devices.
     runs: Vec<Runs>,
+    /// Granules of shared memory that groups have got, and that may not be mapped for them yet.
+    unmapped: Vec<(GroupId, u32)>,
     /// Held while copies are enqueued and not all have a fence after them.
     pub(crate) copies: Option<Lease>,
     /// Of each group, blocks of copies that the compute streams do not wait for yet.
@@ -116,6 +118,9 @@ impl KvWorker {
         // The plans may come from a manager in another process.
         options.manager().check()?;
         check_placed(&options, compute)?;
+        if adopted.is_some() && options.shared.is_some() {
+            return Err(OptionsError::SharedAdopted.into());
+        }
         let built = Self::build(compute, adopted, options);
         if built.is_err() {
             for stream in compute {
@@ -149,7 +154,7 @@ impl KvWorker {
                 Part::new(compute, shares, &options, (&gate, adopted), pinning)
             })
             .collect::<Result<Vec<_>, _>>()?;
-        parts.iter_mut().try_for_each(|part| part.map_fixed(&groups))?;
+        parts.iter_mut().try_for_each(|part| part.map_fixed(&options))?;
         // Last, because the driver's calls wait for it.
         for part in &mut parts {
             part.groups.iter_mut().try_for_each(GroupPart::start_pinning)?;
@@ -158,14 +163,19 @@ impl KvWorker {
         let devices = compute.len().max(1) as u64;
         let layouts: Vec<_> = parts.iter().map(|part| part.host_format()).collect();
         let tiers = WorkerTiers::new(&options, &layouts.join(";"));
+        let mut table = Replica::of_groups(options.sequences_max, tables)?;
+        if let Some(memory) = &options.shared {
+            table = table.sharing(memory)?;
+        }
         Ok(Self {
             parts,
             gate,
-            table: Replica::of_groups(options.sequences_max, tables)?,
+            table,
             open: None,
             in_flight: VecDeque::with_capacity(options.overlap_depth as usize + 2),
             arrived: Vec::new(),
             runs: runs_of(&groups, devices),
+            unmapped: Vec::new(),
             copies: None,
             awaited: groups.iter().map(|of| Awaited::new(of.device_blocks as usize)).collect(),
             ways: WayBytes::default(),
@@ -265,6 +275,15 @@ impl KvWorker {
         self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
         self.tiers.restore(snapshot.step);
         self.table.restore(snapshot)?;
+        if self.options.shared.is_some() {
+            // Plans that were missed may have given any granule to another group, and back: what copies have left
+            // there, and work, is overwritten before the next plan's.
+            self.fence_copies([true; 2])?;
+            self.awaited.iter_mut().for_each(|awaited| (0..2).for_each(|lane| awaited.clear(lane)));
+            let owned = self.table.granules().iter().zip(0..);
+            let owned: Vec<_> = owned.filter_map(|(owner, at)| Some(((*owner)?, at))).collect();
+            owned.into_iter().for_each(|(group, granule)| self.give(group, granule));
+        }
         let table = &self.table;
         Ok(self.parts.iter_mut().try_for_each(|part| part.write_table(table))?)
     }
@@ -326,6 +345,7 @@ impl KvWorker {
     {
         self.open = Some((plan.step, self.gate.lease()));
         // First, because nothing refuses it: what is decided is done, whatever comes of the batch.
+        self.decide_moves(plan);
         self.decide(plan);
         self.tiers.take(plan);
         self.layers.take(plan, self.options.shape.layers());
@@ -374,6 +394,41 @@ impl KvWorker {
         groups.for_each(|group| group.sent.clear());
     }
 
+    /// Takes in which groups have got granules of shared memory.
+    fn decide_moves(&mut self, plan: &StepPlan) {
+        for one in &plan.moves {
+            // Only the last owner uses it in this plan.
+            let owner = self.table.granules().get(one.granule as usize).copied().flatten();
+            if let Some(group) = owner.filter(|_| one.to == owner) {
+                self.give(group, one.granule);
+            }
+        }
+    }
+
+    /// Has a granule mapped for a group, and zeroed before anything else is done to its blocks.
+    fn give(&mut self, group: GroupId, granule: u32) {
+        let Some(memory) = &self.options.shared else { return };
+        let index = usize::from(group.0);
+        let Some(&blocks) = memory.granule_blocks.get(index) else { return };
+        self.unmapped.push((group, granule));
+        let first = granule * blocks;
+        for block in first..first + blocks {
+            // As many as there can be ids.
+            let block = block as i32;
+            let pair = BlockPair { source: block, destination: block };
+            self.runs[index].push(Kind::Scrub, false, pair);
+        }
+    }
+
+    /// Maps the granules that groups have got, on every device.
+    fn map_granules(&mut self) -> Result<(), GranuleError> {
+        for &(group, granule) in &self.unmapped {
+            self.parts.iter_mut().try_for_each(|part| part.map_granule(group, granule))?;
+        }
+        self.unmapped.clear();
+        Ok(())
+    }
+
     /// Takes in the copies and scrubs of a plan, in their order. Those of the plans before were sent.
     fn decide(&mut self, plan: &StepPlan) {
         let mut scrubs = plan.scrubs.iter().peekable();
@@ -410,9 +465,10 @@ impl KvWorker {
         }
     }
 
-    /// Enqueues the decided copies, on every device in the order of the decisions. After a refusal,
+    /// Maps the granules that groups have got, and enqueues the decided copies, on every device in the order of the decisions. After a refusal,
     /// copies that a device has already been sent are not sent to it again.
-    pub(crate) fn send_copies(&mut self) -> Result<(), HostCopyError> {
+    pub(crate) fn send_copies(&mut self) -> Result<(), StepError> {
+        self.map_granules()?;
         if self.runs.iter().all(Runs::is_empty) {
             return Ok(());
         }

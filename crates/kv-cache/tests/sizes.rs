@@ -7,7 +7,8 @@
 //! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
 //! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens, names and
 //! the budget of `admit` and `adopt`, tokens of `reserve`, `truncate` and `commit`, blocks of `adopted`, names of
-//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, tensors of `over`; `grow_to`
+//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, granules of `set_granules`, bytes and
+//! devices of `sharing`, tensors of `over`; `grow_to`
 //! and `shrink_to` of [`KvWorker`]; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
@@ -517,4 +518,32 @@ fn layers_that_are_waited_for() {
     }
     cache.close().unwrap();
     worker.close().unwrap();
+}
+
+#[test]
+fn memory_to_share_of_any_size_is_divided_or_refused() {
+    let group = kv_cache::GroupOptions {
+        kind: kv_cache::GroupKind::Full,
+        shape: shape(3, 64, 4),
+        device_blocks: 1,
+        host_blocks: 0,
+        blocks_per_sequence_max: 4,
+        watermark_blocks: 0,
+    };
+    for bytes in U64 {
+        for devices in [0, 1, 2, 3, 4, usize::MAX] {
+            let mut options = options(shape(2, 32, 4), 8, 0);
+            options.further_groups = vec![group];
+            let divided = options.sharing(bytes, devices);
+            // Of two devices, each has half of a block, and too many of them for ids.
+            let fits = [(1 << 32, 1), (1 << 32, 2), (1 << 40, 1)].contains(&(bytes, devices));
+            assert_eq!(divided.is_ok(), fits, "{bytes} bytes of {devices} devices");
+        }
+    }
+    let streams = streams(&[device()]);
+    let mut cache = KvCache::new(&streams, options(shape(2, 32, 4), 8, 0)).unwrap();
+    for granules in U32 {
+        assert!(cache.set_granules(granules).is_err(), "its groups share nothing");
+    }
+    cache.close().unwrap();
 }

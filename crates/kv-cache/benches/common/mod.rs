@@ -88,6 +88,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
     KvCacheOptions {
         kind: kv_cache::GroupKind::Full,
         further_groups: Vec::new(),
+        shared: None,
         shape,
         tiers: Default::default(),
         placement: None,

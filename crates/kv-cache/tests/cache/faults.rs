@@ -38,7 +38,7 @@ fn live_through(engine: &mut Engine, failures: &mut Vec<String>) {
     }
 }
 
-fn differences(
+pub(crate) fn differences(
     before: &BTreeMap<&'static str, u64>,
     after: BTreeMap<&'static str, u64>,
 ) -> Vec<(&'static str, u64)> {

@@ -12,6 +12,7 @@ mod contents;
 mod distrust;
 mod events;
 mod faults;
+mod granules;
 mod growth;
 mod handles;
 mod late;

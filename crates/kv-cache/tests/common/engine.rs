@@ -216,6 +216,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
     KvCacheOptions {
         kind: kv_cache::GroupKind::Full,
         further_groups: Vec::new(),
+        shared: None,
         shape,
         placement: None,
         device_blocks,

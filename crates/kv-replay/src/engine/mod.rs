@@ -147,6 +147,7 @@ fn options(
         kind: GroupKind::Full,
         shape: groups::first(config)?,
         further_groups: groups::further(config, blocks)?,
+        shared: None,
         placement,
         device_blocks: counted("--device-blocks", config.device_blocks)?,
         growth: Growth::OnDemand,
