@@ -82,6 +82,9 @@ pub(crate) struct RunArgs {
     /// Adds N layers with a recurrent state instead of keys and values.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
     state_layers: u32,
+    /// Bytes of a layer's state: as many as keys and values of N tokens in a layer have.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().state_tokens, value_parser = whole::<u32>, requires = "state_layers")]
+    state_tokens: u32,
     /// Number of heads of K, and of V, in one layer.
     #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads, value_parser = whole::<u32>)]
     kv_heads: u32,
@@ -101,6 +104,10 @@ pub(crate) struct RunArgs {
     /// Maximum number of blocks in device memory.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
     device_blocks: u64,
+    /// Bytes of each device that all groups of layers share, instead of as many blocks for each; with
+    /// --window or --state-layers.
+    #[arg(long, value_name = "BYTES", value_parser = whole::<u64>, conflicts_with = "device_blocks")]
+    device_memory: Option<u64>,
     /// Maximum number of blocks in pinned host memory; 0 for no host tier [default: 32768, or 0 with
     /// --contiguous].
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
@@ -213,6 +220,7 @@ impl RunArgs {
             block_tokens: self.block_tokens,
             place: self.place,
             device_blocks: self.device_blocks,
+            device_memory: self.device_memory,
             host_blocks: self.host_blocks.unwrap_or(match self.contiguous {
                 true => 0,
                 false => RunConfig::default().host_blocks,
@@ -236,6 +244,7 @@ impl RunArgs {
             window: self.window,
             full_layers: self.full_layers,
             state_layers: self.state_layers,
+            state_tokens: self.state_tokens,
         }
     }
 }

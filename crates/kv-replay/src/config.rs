@@ -34,6 +34,9 @@ pub const STEP_TOKENS_MAX: u32 = 1 << 24;
 /// Maximum number of draft tokens behind a sampled one.
 pub const DRAFTS_MAX: u32 = 1024;
 
+/// Maximum size of a layer's state, in tokens: far beyond any model.
+pub const STATE_TOKENS_MAX: u32 = 1 << 20;
+
 /// Maximum number of answers to a request.
 pub const FORKS_MAX: u32 = 1024;
 
@@ -135,8 +138,10 @@ pub struct RunConfig {
     /// Division of the model over several devices.
     pub place: Division,
     /// Maximum number of blocks in device memory. Each of several devices holds its part of every
-    /// block.
+    /// block. Not used with [`device_memory`](Self::device_memory).
     pub device_blocks: u64,
+    /// Bytes of each device that all groups of layers share; `None` where each group has `device_blocks` blocks.
+    pub device_memory: Option<u64>,
     /// Maximum number of blocks in pinned host memory; 0 for no host tier.
     pub host_blocks: u64,
     /// Maximum number of requests at once.
@@ -161,6 +166,8 @@ pub struct RunConfig {
     pub full_layers: u32,
     /// Layers with a recurrent state, beside those with attention.
     pub state_layers: u32,
+    /// A state of a layer has as many bytes as keys and values of so many tokens; 1 or more.
+    pub state_tokens: u32,
 }
 
 impl Default for RunConfig {
@@ -171,6 +178,7 @@ impl Default for RunConfig {
             block_tokens: 512,
             place: Division::default(),
             device_blocks: 8192,
+            device_memory: None,
             host_blocks: 32_768,
             max_batch: 32,
             step_tokens: 16_384,
@@ -183,6 +191,7 @@ impl Default for RunConfig {
             window: None,
             full_layers: 0,
             state_layers: 0,
+            state_tokens: 1,
         }
     }
 }
@@ -265,6 +274,15 @@ pub enum ConfigError {
         layers: u32,
         /// Layers with full attention; 0 for every second one.
         full_layers: u32,
+    },
+    /// There is only one group of layers, and so nothing to share.
+    #[error(
+        "--device-memory {bytes} is shared by groups of layers, but there is one group without --window and \
+         --state-layers"
+    )]
+    NothingToShare {
+        /// Bytes to share.
+        bytes: u64,
     },
     /// A recurrent state has no room for drafts.
     #[error("--draft {drafts} cannot be combined with --state-layers")]
@@ -433,6 +451,22 @@ impl RunConfig {
         if self.window.is_some() && !(1..layers).contains(&self.window_layers()) {
             return Err(ConfigError::WindowLayers { layers, full_layers: self.full_layers });
         }
+        match self.device_memory {
+            Some(0) => return Err(ConfigError::Zero { option: "--device-memory" }),
+            Some(value) if value > POOL_BYTES_MAX => {
+                let (option, limit) = ("--device-memory", POOL_BYTES_MAX);
+                return Err(ConfigError::TooLarge { option, value, limit });
+            }
+            Some(bytes) if !self.has_groups() => return Err(ConfigError::NothingToShare { bytes }),
+            _ => {}
+        }
+        if self.state_tokens == 0 {
+            return Err(ConfigError::Zero { option: "--state-tokens" });
+        }
+        if self.state_tokens > STATE_TOKENS_MAX {
+            let (value, limit) = (self.state_tokens.into(), STATE_TOKENS_MAX.into());
+            return Err(ConfigError::TooLarge { option: "--state-tokens", value, limit });
+        }
         if self.state_layers > 0 && drafts > 0 {
             return Err(ConfigError::DraftsWithStates { drafts });
         }
@@ -458,6 +492,11 @@ impl RunConfig {
             ("--host-blocks", self.host_blocks.to_string(), self.host_blocks > 0),
             asked("--window", self.window.unwrap_or(0)),
             asked("--state-layers", self.state_layers),
+            changed(
+                "--device-memory",
+                self.device_memory.unwrap_or(0).to_string(),
+                self.device_memory.is_some(),
+            ),
             asked("--draft", drafts),
             asked("--accept", accept),
             asked("--fork", fork),
@@ -483,7 +522,8 @@ impl RunConfig {
         }
     }
 
-    /// Checks that every request of `trace` can at least run alone.
+    /// Checks that every request of `trace` can at least run alone. With
+    /// [`device_memory`](Self::device_memory) the manager finds that out when it is to admit the request.
     ///
     /// # Errors
     ///
@@ -497,7 +537,7 @@ impl RunConfig {
         for (request, entry) in trace.requests.iter().enumerate() {
             let tokens = entry.input_length.saturating_add(entry.output_length);
             let blocks = tokens.div_ceil(block_tokens.into());
-            if blocks > device_blocks {
+            if blocks > device_blocks && self.device_memory.is_none() {
                 return Err(ConfigError::RequestTooLarge {
                     request,
                     tokens,

@@ -171,7 +171,11 @@ impl SimSizes {
         // The tokens of an iteration are in a separate buffer before they are stored in the pool.
         let token_bytes = block_bytes / u64::from(config.block_tokens).max(1);
         let chunk_bytes = token_bytes.saturating_mul(config.step_tokens.into());
-        let device_bytes = room(config.device_blocks).saturating_add(chunk_bytes);
+        let pools = match config.device_memory {
+            None => room(config.device_blocks),
+            Some(bytes) => bytes.saturating_add(BESIDE_POOLS_BYTES),
+        };
+        let device_bytes = pools.saturating_add(chunk_bytes);
         Self {
             // A larger pool is refused by `OpenDevices::check_fits`, which names the option.
             device_bytes: device_bytes.min(SimConfig::DEVICE_BYTES_MAX),
@@ -366,7 +370,8 @@ impl OpenDevices {
             Division::Layers(_) => block_bytes,
             Division::Heads => block_bytes / devices,
         };
-        let needed_bytes = config.device_blocks.saturating_mul(bytes_here);
+        let pools = || config.device_blocks.saturating_mul(bytes_here);
+        let needed_bytes = config.device_memory.unwrap_or_else(pools);
         for device in &self.devices {
             let (_, total_bytes) = device.memory_info().map_err(|source| {
                 DeviceOpenError::MemoryInfo { ordinal: device.ordinal(), source }

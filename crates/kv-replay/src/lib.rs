@@ -36,6 +36,7 @@ pub mod device;
 pub mod engine;
 pub mod generate;
 pub mod json_file;
+pub mod memory;
 pub mod place;
 pub mod policies;
 pub mod profile;

@@ -7,6 +7,7 @@ use kv_cache::TransportStats;
 use serde::Serialize;
 
 use crate::config::{RunConfig, Verify};
+use crate::memory::MemoryReport;
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
 
@@ -69,7 +70,8 @@ pub struct RunReport {
     pub forks: u64,
     /// Number of times that the budget of device blocks was changed.
     pub budget_changes: u64,
-    /// The fewest device blocks with memory after the first budget.
+    /// The fewest device blocks with memory after the first budget. Where groups share memory, see
+    /// [`fewest_granules`](crate::memory::SharedReport::fewest_granules) instead.
     pub fewest_device_blocks: u64,
     /// Number of times that a request was suspended to host memory.
     pub suspensions: u64,
@@ -92,6 +94,8 @@ pub struct RunReport {
     pub pages_mapped_inline: u64,
     /// Number of calls that found too few ready blocks and mapped pages themselves.
     pub growth_stalls: u64,
+    /// The device memory that blocks in use took; `None` for a run over contiguous ranges.
+    pub memory: Option<MemoryReport>,
     /// The tier below host memory; `None` without one.
     pub tiers: Option<TiersReport>,
     /// The figures of a run over contiguous ranges; `None` for a run over blocks.
@@ -106,7 +110,7 @@ pub struct RunReport {
     pub placement: Option<PlaceReport>,
     /// Shape of the KV.
     pub shape: ReportShape,
-    /// Maximum number of blocks in device memory.
+    /// Maximum number of blocks in device memory; where groups share it, of the first group if it had all.
     pub device_blocks: u64,
     /// Maximum number of blocks in host memory.
     pub host_blocks: u64,
@@ -306,6 +310,7 @@ impl RunReport {
             pages_mapped_ahead: 0,
             pages_mapped_inline: 0,
             growth_stalls: 0,
+            memory: None,
             tiers: None,
             contiguous: None,
             driver_calls: BTreeMap::new(),

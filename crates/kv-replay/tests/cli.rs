@@ -138,6 +138,18 @@ fn options_are_named_with_their_values() {
         (&["--head-size", "3"], "has 3 bytes, expected a multiple of 8"),
         (&["--device-blocks", "3"], "tokens, which take"),
         (
+            &["--device-memory", "1073741824"],
+            "error: --device-memory 1073741824 is shared by groups of layers, but there is one group without",
+        ),
+        (
+            &["--state-layers", "1", "--device-memory", "4096", "--device-blocks", "9"],
+            "error: the argument '--device-memory <BYTES>' cannot be used with '--device-blocks <N>'",
+        ),
+        (
+            &["--state-tokens", "0", "--state-layers", "1"],
+            "error: --state-tokens is 0, expected at least 1",
+        ),
+        (
             &["--contiguous", "--host-blocks", "9"],
             "error: --host-blocks 9 cannot be combined with --contiguous",
         ),

@@ -7,6 +7,7 @@ use kv_replay::config::{ConfigError, Life, RunConfig};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::memory::SharedReport;
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::Trace;
@@ -141,6 +142,127 @@ fn a_window_holds_few_blocks_and_moves_few() {
         replay("sim", &config(Model { full: 1, window: Some((1, 128)), states: 0 }, life), 8);
     assert!(windowed.verified_blocks < full.verified_blocks * 2, "no more than a window is read");
     assert_eq!(windowed.prompt_tokens, full.prompt_tokens);
+}
+
+/// The same model with memory that all groups share, in granules that fill pages.
+fn shared(model: Model, life: Life, bytes: u64) -> RunConfig {
+    let config = config(model, life);
+    let shape = KvModelShape { head_size: 256, ..config.shape };
+    RunConfig { shape, device_memory: Some(bytes), state_tokens: 64, ..config }
+}
+
+/// Memory in which few of the requests run at once.
+const TIGHT: [(Model, u64); 4] =
+    [(GEMMA, 68 << 20), (GPT_OSS, 26 << 20), (JAMBA, 76 << 20), (ALL, 20 << 20)];
+
+/// The account of shared memory in a report. Checks that blocks take no more than the granules that groups had.
+fn account(report: &RunReport) -> SharedReport {
+    let memory = report.memory.as_ref().unwrap();
+    let shared = memory.shared.clone().unwrap();
+    let granules = memory.groups.iter().zip(&shared.granule_blocks);
+    let granules = granules.map(|(group, of)| group.blocks.div_ceil(u64::from(*of))).sum::<u64>();
+    assert!(granules <= shared.peak_granules, "{memory:?}");
+    assert!(shared.peak_granules <= u64::from(shared.granules), "{memory:?}");
+    assert!(memory.bytes > 0 && memory.bytes <= memory.common_page_bytes, "{memory:?}");
+    assert!(memory.common_page_bytes <= memory.padded_bytes, "{memory:?}");
+    shared
+}
+
+#[test]
+fn groups_of_every_kind_share_one_memory() {
+    let taken = TIGHT.map(|(model, bytes)| {
+        let report = replay("sim", &shared(model, Life::default(), bytes), 6);
+        let granules = account(&report);
+        assert_eq!(report.device_blocks, u64::from(granules.granules * granules.granule_blocks[0]));
+        granules.taken
+    });
+    assert!(taken.iter().sum::<u64>() > 0, "granules went from group to group: {taken:?}");
+}
+
+#[test]
+fn one_memory_is_shared_whatever_happens_to_requests() {
+    let mut forgotten = 0;
+    for (model, bytes) in TIGHT {
+        let report = replay("sim", &shared(model, LIFE, bytes), 6);
+        let granules = account(&report);
+        assert!(granules.fewest_granules.unwrap() <= granules.granules.into());
+        assert!(report.suspensions > 0 && report.budget_changes > 1, "{model:?}: {report:?}");
+        forgotten += granules.forgotten;
+    }
+    assert!(forgotten > 0, "some requests fit only when their blocks are not spread");
+}
+
+#[test]
+fn drafts_are_computed_in_memory_that_groups_share() {
+    let life = Life { drafts: 3, accept: 60, ..LIFE };
+    let report = replay("sim", &shared(GPT_OSS, life, 36 << 20), 6);
+    assert!(report.staged_behind_open_ids > 0);
+    account(&report);
+}
+
+#[test]
+fn a_tier_that_does_everything_wrong_lies_below_memory_that_groups_share() {
+    let mut trace = trace(6);
+    trace.requests.extend(trace.requests.clone());
+    let (mut loaded, mut wrong) = (0, 0);
+    for (model, bytes) in [TIGHT[0], TIGHT[3]] {
+        let large = shared(model, Life::default(), bytes);
+        let config = RunConfig { tier_faults: Some(5), host_blocks: 150, max_batch: 2, ..large };
+        let report = replay_trace("sim", &config, &trace);
+        account(&report);
+        let tiers = report.tiers.unwrap();
+        loaded += tiers.blocks_loaded;
+        wrong += tiers.faults.values().sum::<u64>();
+    }
+    assert!(loaded > 0 && wrong > 0, "{loaded} came back, {wrong} were wrong");
+}
+
+#[test]
+fn groups_share_the_memory_of_each_device() {
+    let model = Model { full: 2, window: Some((4, 200)), states: 4 };
+    let report = replay("sim:2", &shared(model, LIFE, 48 << 20), 5);
+    let granules = account(&report);
+    // Of two layers on a device, and of one.
+    assert_eq!(granules.granule_blocks, [64, 32, 32]);
+    assert_eq!(granules.granule_bytes, 2 * (2 << 20), "over both devices");
+}
+
+#[test]
+fn memory_that_groups_cannot_share_is_refused_by_name() {
+    let refused = |config: RunConfig| config.check().unwrap_err().to_string();
+    let one = RunConfig { device_memory: Some(1 << 30), ..RunConfig::default() };
+    assert_eq!(
+        refused(one.clone()),
+        "--device-memory 1073741824 is shared by groups of layers, but there is one group without --window and \
+         --state-layers"
+    );
+    let states = RunConfig { state_layers: 1, ..one };
+    let zero = RunConfig { device_memory: Some(0), ..states.clone() };
+    assert_eq!(refused(zero), "--device-memory is 0, expected at least 1");
+    let all = RunConfig { device_memory: Some(u64::MAX), ..states.clone() };
+    assert!(matches!(all.check(), Err(ConfigError::TooLarge { option: "--device-memory", .. })));
+    let stateless = RunConfig { state_tokens: 0, ..states.clone() };
+    assert_eq!(refused(stateless), "--state-tokens is 0, expected at least 1");
+    let vast = RunConfig { state_tokens: u32::MAX, ..states.clone() };
+    assert!(matches!(vast.check(), Err(ConfigError::TooLarge { option: "--state-tokens", .. })));
+    let contiguous = RunConfig { host_blocks: 0, state_layers: 0, ..states };
+    let error = contiguous.check_contiguous(1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "--device-memory 1073741824 cannot be combined with --contiguous"
+    );
+    let run = |bytes| {
+        let config = shared(GEMMA, Life::default(), bytes);
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        engine::run(&config, &trace(2), &devices, &mut ()).unwrap_err()
+    };
+    let error = run(20 << 20);
+    let RunError::Build(kv_cache::BuildError::Options(error)) = error else { panic!("{error}") };
+    assert!(matches!(error, kv_cache::OptionsError::Granule { .. }), "{error}");
+    // One granule for two groups.
+    let error = run(36 << 20);
+    let RunError::Admit { source, .. } = error else { panic!("{error}") };
+    assert_eq!(source.to_string(), "a sequence of 2 granules never fits: the shared memory has 1");
 }
 
 #[test]

@@ -126,6 +126,24 @@ fn try_config(config: &RunConfig) -> bool {
 }
 
 #[test]
+fn shared_memory_and_states_of_any_size() {
+    let states = RunConfig { state_layers: 2, ..small() };
+    let mut played = 0;
+    // Many millions of blocks of a few bytes, which fit between these sizes, take more than the bound.
+    for bytes in [0, 1, 4096, 1 << 22, 1 << 24, 1 << 26, 1 << 60, 1 << 62, u64::MAX] {
+        let shared = RunConfig { device_memory: Some(bytes), ..states.clone() };
+        played += usize::from(try_config(&shared));
+        for state_tokens in U32 {
+            try_config(&RunConfig { state_tokens, ..shared.clone() });
+        }
+    }
+    for state_tokens in U32 {
+        played += usize::from(try_config(&RunConfig { state_tokens, ..states.clone() }));
+    }
+    assert!(played > 8, "{played}");
+}
+
+#[test]
 fn configurations_alone_and_in_pairs() {
     type Setter = fn(&mut RunConfig, u64);
     let setters: [Setter; 8] = [

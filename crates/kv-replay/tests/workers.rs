@@ -69,7 +69,12 @@ impl Case {
         let trace = self.folder.path().join("trace.jsonl");
         let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
         command
-            .args(["run", "--block-tokens", "64", "--device-blocks", "320"])
+            .args(["run", "--block-tokens", "64"])
+            .args(if args.contains(&"--device-memory") {
+                &[][..]
+            } else {
+                &["--device-blocks", "320"]
+            })
             .args(["--max-batch", "6", "--step-tokens", "2048", "--seed", "5", "--trace"])
             .arg(trace)
             .arg("--json")
@@ -187,6 +192,26 @@ fn workers_have_layers_of_every_group() {
             assert_eq!(report["bytes_transferred"], local["bytes_transferred"], "{args:?}");
         }
     }
+}
+
+/// Memory that the groups of [`GROUPS`] share, for a request or two.
+const SHARED: &[&str] =
+    &["--head-size", "128", "--state-tokens", "64", "--device-memory", "41943040"];
+
+#[test]
+fn workers_share_their_memory_among_groups_alike() {
+    let case = Case::new();
+    let args = [&["--workers", "2"], GROUPS, SHARED, LIFE_OF_STATES].concat();
+    let report = case.clean(&args);
+    let shared = &report["memory"]["shared"];
+    assert!(shared["granted"].as_u64() > Some(2), "{shared}");
+    let lost = ["--kill-worker", "1@30", "--budget-swing", "40"];
+    let report = case.clean(&[&args[..], &lost].concat());
+    assert_eq!(restarts(&report).len(), 1, "{report}");
+    assert!(report["memory"]["shared"]["fewest_granules"].is_u64(), "{report}");
+    let heads = ["--workers", "2", "--layers", "1", "--kv-heads", "2", "--state-layers", "4"];
+    let heads = [&heads[..], SHARED, &["--place", "heads"]].concat();
+    assert!(case.clean(&heads)["memory"]["shared"]["granules"].is_u64());
 }
 
 #[test]
@@ -346,7 +371,9 @@ mod sabotage {
     fn the_completion_of_an_old_step_changes_nothing() {
         let case = Case::new();
         let undisturbed = case.clean(&["--workers", "2"]);
-        let report = case.clean(&["--workers", "2", "--misbehave", "1@40:old"]);
+        // A manager that waits for it again would wait for good.
+        let wrong = ["--workers", "2", "--worker-timeout", "5", "--misbehave", "1@40:old"];
+        let report = case.clean(&wrong);
         assert!(restarts(&report).is_empty(), "{report}");
         assert_eq!(decisions(&report), decisions(&undisturbed));
     }

@@ -31,6 +31,9 @@ pub(crate) trait Cache {
     /// Device blocks that can be handed out.
     fn ready_blocks(&self) -> u64;
 
+    /// Has the groups share only so many granules.
+    fn set_granules(&mut self, granules: u32) -> Result<(), RunError>;
+
     fn begin_step(&mut self) -> Result<OpenStep, RunError>;
 
     fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError>;
@@ -154,6 +157,11 @@ impl Cache for Local {
 
     fn ready_blocks(&self) -> u64 {
         self.cache.stats().ready_blocks
+    }
+
+    fn set_granules(&mut self, granules: u32) -> Result<(), RunError> {
+        self.cache.set_granules(granules)?;
+        Ok(())
     }
 
     fn begin_step(&mut self) -> Result<OpenStep, RunError> {

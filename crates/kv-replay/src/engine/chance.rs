@@ -4,7 +4,7 @@ use crate::config::Life;
 use crate::rng::SplitMix64;
 
 /// Longest suspension, in iterations.
-const SLEEP_ITERATIONS_MAX: u64 = 16;
+pub(super) const SLEEP_ITERATIONS_MAX: u64 = 16;
 
 /// Draws what becomes of requests.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! The groups of a run's model: layers with full attention, with a sliding window, and with a recurrent state.
 
-use kv_cache::{GroupKind, GroupOptions};
+use kv_cache::{BuildError, GroupKind, GroupOptions, KvCacheOptions, SharedMemory};
 use kv_kernels::{KvShape, KvShapeOptions};
 
 use super::{RunError, counted};
@@ -9,7 +9,7 @@ use crate::shape::KV_COUNT;
 
 /// Blocks of a sequence's states that are in use at a time, at most: the one that is written, and checkpoints that
 /// are copied.
-const STATES_PER_SEQUENCE: u64 = 4;
+pub(super) const STATES_PER_SEQUENCE: u64 = 4;
 
 /// Trace blocks between the checkpoints of a state.
 const CHECKPOINT_BLOCKS: u32 = 4;
@@ -56,15 +56,43 @@ pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOption
     Ok(groups)
 }
 
+/// How the groups share the memory of each of `devices` devices, between which the layers are divided; `None` where
+/// each group has memory of its own.
+pub(super) fn shared(config: &RunConfig, devices: usize) -> Result<Option<SharedMemory>, RunError> {
+    let Some(bytes) = config.device_memory else { return Ok(None) };
+    let groups = KvCacheOptions {
+        further_groups: further(config, 1)?,
+        ..KvCacheOptions::new(first(config)?, 1)
+    };
+    Ok(groups.sharing(bytes, devices).map_err(BuildError::from)?.shared)
+}
+
+/// The same options with memory that the groups share, if they do.
+pub(super) fn sharing(options: KvCacheOptions, memory: Option<SharedMemory>) -> KvCacheOptions {
+    let Some(memory) = memory else { return options };
+    let mut blocks = blocks_of(&memory).into_iter();
+    let device_blocks = blocks.next().unwrap_or(options.device_blocks);
+    let further = options.further_groups.into_iter().zip(blocks);
+    let further = further.map(|(group, device_blocks)| GroupOptions { device_blocks, ..group });
+    let further_groups = further.collect();
+    KvCacheOptions { device_blocks, further_groups, shared: Some(memory), ..options }
+}
+
+/// Device blocks of each group, if it had all of the shared memory.
+pub(super) fn blocks_of(memory: &SharedMemory) -> Vec<u32> {
+    memory.granule_blocks.iter().map(|of| of.saturating_mul(memory.granules)).collect()
+}
+
 fn kv_shape(config: &RunConfig, layers: u32) -> Result<KvShape, RunError> {
     let row_bytes = config.shape.row_bytes()?;
     let (kv_count, block_tokens) = (KV_COUNT as u32, config.block_tokens);
     Ok(KvShape::new(KvShapeOptions { layers, kv_count, row_bytes, block_tokens })?)
 }
 
-/// A state of a layer has as many bytes as its keys and values of one token would have.
+/// A state of a layer has as many bytes as keys and values of some tokens, in one row of each.
 fn state_shape(config: &RunConfig) -> Result<KvShape, RunError> {
-    let row_bytes = config.shape.row_bytes()?;
+    let (row_bytes, tokens) = (config.shape.row_bytes()?, u64::from(config.state_tokens));
+    let row_bytes = row_bytes.saturating_mul(tokens);
     let (layers, kv_count) = (config.state_layers, KV_COUNT as u32);
     Ok(KvShape::new(KvShapeOptions { layers, kv_count, row_bytes, block_tokens: 1 })?)
 }

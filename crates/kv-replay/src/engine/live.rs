@@ -35,6 +35,8 @@ pub(super) struct Live {
     pub(super) uncounted: bool,
     /// The step after which it is over.
     pub(super) over_in: Option<u64>,
+    /// Number of times that it was computed anew because it was stuck.
+    pub(super) stuck: u32,
     /// Whether it was cancelled.
     pub(super) cancelled: bool,
     /// Whether it is a branch that a fork made.
@@ -76,6 +78,7 @@ impl Live {
             dies: None,
             uncounted: true,
             over_in: None,
+            stuck: 0,
             cancelled: false,
             forked: false,
         }
@@ -97,6 +100,7 @@ impl Live {
             dies: None,
             uncounted: false,
             over_in: None,
+            stuck: 0,
             cancelled: false,
             forked: true,
         }

@@ -24,6 +24,7 @@ mod error;
 mod expected;
 mod groups;
 mod live;
+mod memory;
 mod scheduler;
 mod tiers;
 mod verify;
@@ -118,8 +119,13 @@ pub fn build_cache(
         _ if config.has_groups() => None,
         several => Some(place(config, several)?),
     };
-    let growth = growth(config, blocks, devices)?;
+    let shared = groups::shared(config, devices.devices.len())?;
+    let growth = match shared {
+        Some(_) => Growth::OnDemand,
+        None => growth(config, blocks, devices)?,
+    };
     let options = options(config, blocks, devices, placement, 0)?;
+    let options = groups::sharing(options, shared);
     let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>()?;
     let mut cache = KvCache::new(&streams, KvCacheOptions { growth, ..options })?;
     // A replay measures steps, not the start.
@@ -212,6 +218,7 @@ fn play(
     report.placement = placement.map(|placement| place::report(config.place, placement));
     let worker = cache.options().growth.worker().cloned();
     let local = Local::new(cache)?;
+    memory::begin(&mut report, config, local.cache.manager())?;
     let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)
         .and_then(|()| scheduler.end_transfers());

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use kv_cache::kv_manager::{
-    ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
+    ForkError, GroupKind, ManagerOptions, Missing, ReserveError as Refusal, SequenceError,
+    SharedMemory, SuspendError,
 };
 use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
@@ -12,11 +13,13 @@ use kv_pool::clock::ManualClock;
 use super::RunError;
 use super::batch::Batch;
 use super::cache::Cache;
-use super::chance::Chance;
+use super::chance::{Chance, SLEEP_ITERATIONS_MAX};
 use super::content::Content;
 use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
+use super::groups::STATES_PER_SEQUENCE;
 use super::live::{Live, Staged};
+use super::memory;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
 use crate::config::{Life, RunConfig};
 use crate::report::RunReport;
@@ -24,6 +27,9 @@ use crate::trace::Trace;
 
 /// Number of iterations in a row without work after which a waiting request can never run.
 pub(super) const IDLE_ITERATIONS_MAX: u32 = 4;
+
+/// Number of times that a request is computed anew because nothing else runs and it is stuck.
+const STUCK_MAX: u32 = 3;
 
 /// By how much the clock advances in an iteration without work while blocks are on their way.
 const WAIT: Duration = Duration::from_millis(1);
@@ -131,7 +137,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
 
     /// Number of device blocks in use.
     pub(super) fn blocks_in_use(&self) -> u64 {
-        self.cache.ready_blocks().saturating_sub(self.cache.manager().pool().empty() as u64)
+        memory::filled(self.cache.manager(), self.cache.ready_blocks())
     }
 
     /// Runs one iteration.
@@ -150,6 +156,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             return self.idle(step, report);
         }
         self.idle_iterations = 0;
+        memory::note(report, self.cache.manager());
         self.launch(&step, report)?;
         let number = step.number();
         self.cache.finish_step(step)?;
@@ -197,12 +204,40 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             return Ok(());
         }
         self.idle_iterations += 1;
+        if self.idle_iterations == IDLE_ITERATIONS_MAX / 2 {
+            let refused = self.refused.iter().map(|(request, _)| *request);
+            let stuck: Vec<_> = refused.chain(self.asleep.iter().copied()).collect();
+            stuck.into_iter().for_each(|request| self.forget_scattered(request, report));
+        }
         match self.refused.take() {
-            Some((request, source)) if self.idle_iterations > IDLE_ITERATIONS_MAX => {
+            Some((request, source)) if self.idle_iterations > self.idle_iterations_max() => {
                 Err(RunError::Admit { request, source })
             }
             _ => Ok(()),
         }
+    }
+
+    /// See [`IDLE_ITERATIONS_MAX`]. Suspended requests may share blocks that keep granules from a group, until they
+    /// are resumed.
+    fn idle_iterations_max(&self) -> u32 {
+        let shares = !self.cache.manager().granules().is_empty();
+        match shares && !self.asleep.is_empty() {
+            true => IDLE_ITERATIONS_MAX + SLEEP_ITERATIONS_MAX as u32,
+            false => IDLE_ITERATIONS_MAX,
+        }
+    }
+
+    /// Where groups share memory, a cached prefix may keep more granules from other groups than a request leaves
+    /// them, though the request fits: its blocks are spread over all of them. It is computed again instead.
+    fn forget_scattered(&mut self, number: usize, report: &mut RunReport) {
+        let Some(shared) = report.memory.as_mut().and_then(|memory| memory.shared.as_mut()) else {
+            return;
+        };
+        let Some(request) = self.live.get_mut(&number) else { return };
+        let waits = request.request.as_ref().map(|request| request.tokens());
+        let sleeps = request.sequence.as_ref().map(Sequence::known);
+        self.cache.forget(request.content.names(waits.or(sleeps).unwrap_or(0)));
+        shared.forgotten += 1;
     }
 
     /// Changes the budget of device blocks, if it is time to: it falls by the swing, and rises again. The
@@ -213,12 +248,19 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             return Ok(());
         }
         let options = self.cache.manager().options();
-        let all = options.pool.primary_blocks;
-        let least = u64::from(options.blocks_per_sequence_max);
+        let (all, least) = match &options.shared {
+            None => (options.pool.primary_blocks, options.blocks_per_sequence_max.into()),
+            Some(shared) => (shared.granules.into(), granules_of_longest(options, shared)),
+        };
+        let shares = options.shared.is_some();
         let low = (all - all * percent / 100).max(least).min(all);
         if self.iteration.is_multiple_of(BUDGET_ITERATIONS) {
             let falls = (self.iteration / BUDGET_ITERATIONS) % 2 == 1;
-            self.cache.set_budget(if falls { low } else { all })?;
+            let budget = if falls { low } else { all };
+            match shares {
+                true => self.cache.set_granules(budget as u32)?,
+                false => self.cache.set_budget(budget)?,
+            }
             report.budget_changes += 1;
         }
         if report.budget_changes > 0 {
@@ -311,8 +353,11 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             }
             // Requests behind this one have written nothing in this iteration yet.
             match self.running.len() {
-                1 if self.asleep.is_empty() => {
+                1 if self.asleep.is_empty() && !self.begins_anew(number, report) => {
                     return Err(RunError::Admit { request: number, source: missing.into() });
+                }
+                1 if self.idle_iterations >= IDLE_ITERATIONS_MAX / 2 => {
+                    self.begins_anew(number, report);
                 }
                 1 => {}
                 _ => self.preempt_last(report),
@@ -373,6 +418,20 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         report.preemptions += 1;
     }
 
+    /// Has the only request that runs computed anew, if it is stuck because its blocks are spread over the granules
+    /// that another group needs. Whether it is: a request that is stuck again and again has too little memory.
+    fn begins_anew(&mut self, number: usize, report: &mut RunReport) -> bool {
+        let shares = !self.cache.manager().granules().is_empty();
+        let request = self.live.get_mut(&number).filter(|_| shares);
+        let Some(request) = request.filter(|request| request.stuck < STUCK_MAX) else {
+            return false;
+        };
+        request.stuck += 1;
+        self.preempt_last(report);
+        self.forget_scattered(number, report);
+        true
+    }
+
     /// Has every request computed again that no step up to `step` has completed: all that was computed is
     /// lost.
     fn start_over(&mut self, step: u64) {
@@ -411,11 +470,21 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             0 | 1 => (1 + u64::from(self.life.drafts)).min(left),
             more => more.min(self.life.chunk()),
         };
-        let wanted = wanted.min(budget) as u32;
+        let mut wanted = wanted.min(budget) as u32;
         if wanted == 0 {
             return Ok(Advance::Done);
         }
-        match self.cache.reserve(sequence, wanted) {
+        let shares = !self.cache.manager().granules().is_empty();
+        let mut reserved = self.cache.reserve(sequence, wanted);
+        // Groups that share memory have no blocks of their own for the chunk of a window.
+        while let Err(ReserveError::Refused(Refusal::NoRoom(_))) = &reserved
+            && shares
+            && wanted > 1
+        {
+            wanted /= 2;
+            reserved = self.cache.reserve(sequence, wanted);
+        }
+        match reserved {
             Ok(_) => {}
             Err(ReserveError::Refused(Refusal::NoRoom(missing))) => {
                 return Ok(Advance::Stalled(missing));
@@ -652,6 +721,21 @@ impl Live {
         let computed = self.sequence.as_ref().map_or(0, Sequence::upper);
         self.twins > 0 && computed >= self.content.prompt_tokens()
     }
+}
+
+/// Granules that the longest request needs at most, if nothing else is in use.
+fn granules_of_longest(options: &ManagerOptions, shared: &SharedMemory) -> u64 {
+    let groups =
+        std::iter::once(options.kind).chain(options.further_groups.iter().map(|group| group.kind));
+    let needed = groups.zip(&shared.granule_blocks).map(|(kind, &of)| {
+        let blocks = match kind {
+            GroupKind::State { .. } => STATES_PER_SEQUENCE,
+            // One more for a block that is copied.
+            _ => u64::from(options.blocks_per_sequence_max) + 1,
+        };
+        blocks.div_ceil(of.into())
+    });
+    needed.sum()
 }
 
 /// Whether ids of a sequence are to come.

@@ -121,6 +121,11 @@ impl Cache for Fleet {
         Ok(())
     }
 
+    fn set_granules(&mut self, granules: u32) -> Result<(), RunError> {
+        self.manager.set_granules(granules)?;
+        Ok(())
+    }
+
     fn slots(
         &self,
         sequence: &Sequence,

@@ -351,6 +351,10 @@ impl Fleet {
     /// Has the workers map and unmap memory of the first group as the budget says: memory beyond it that no plan
     /// uses is given back, and a larger budget is mapped before blocks are handed out.
     pub(super) fn fit_memory(&mut self) -> Result<(), RunError> {
+        if !self.manager.granules().is_empty() {
+            // Memory that groups share is all there from the start.
+            return Ok(());
+        }
         let (group, mapped) = (GroupId::default(), self.mapped());
         if self.budget < mapped {
             let unused = self.manager.unmappable_from(group, Tier::Primary)?;

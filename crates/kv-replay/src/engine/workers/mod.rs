@@ -30,7 +30,7 @@ use kv_pool::clock::ManualClock;
 
 use super::cache::Cache as _;
 use super::scheduler::Scheduler;
-use super::{RunError, state_of};
+use super::{RunError, memory, state_of};
 use crate::config::{ConfigError, Progress, RunConfig};
 use crate::device::DeviceSpec;
 use crate::place;
@@ -87,6 +87,7 @@ pub fn run(
     let started = start(config, workers, trace, &clock)?;
     prepare(started.fleet.manager());
     let mut report = RunReport::new(config, &started.description)?;
+    memory::begin(&mut report, config, started.fleet.manager())?;
     report.requests = trace.requests.len() as u64;
     report.placement = started.placement.as_ref().map(|made| place::report(config.place, made));
     report.setup_s = begun.elapsed().as_secs_f64();

@@ -206,6 +206,7 @@ impl<'a> Hands<'a> {
         devices.check_fits(&config)?;
         let options =
             options(&config, share.blocks_per_sequence, devices, None, open.worker.into())?;
+        let options = groups::sharing(options, share.shared());
         let (device_blocks, id) = (share.mapped_blocks, usize::from(open.worker));
         let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
         let streams = streams.map_err(RunError::from)?;

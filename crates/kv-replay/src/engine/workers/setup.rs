@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kv_cache::TransportChoice;
+use kv_cache::{SharedMemory, TransportChoice};
 use serde::{Deserialize, Serialize};
 
 use super::error::FrameError;
@@ -48,6 +48,9 @@ pub(super) struct Share {
     window: Option<u32>,
     full_layers: u32,
     state_layers: u32,
+    state_tokens: u32,
+    /// Granules that the groups share, and blocks of each in every group.
+    shared: Option<(u32, Vec<u32>)>,
     block_tokens: u32,
     device_blocks: u64,
     /// Device blocks of the first group that get memory at once.
@@ -76,6 +79,8 @@ impl Share {
             window: config.window,
             full_layers: config.full_layers,
             state_layers: config.state_layers,
+            state_tokens: config.state_tokens,
+            shared: None,
             block_tokens: config.block_tokens,
             device_blocks: config.device_blocks,
             mapped_blocks: config.device_blocks,
@@ -87,6 +92,21 @@ impl Share {
             tier_faults: config.tier_faults,
             reads: config.verify != Verify::None,
         }
+    }
+
+    /// The same with memory that the groups share. All workers divide it alike.
+    pub(super) fn sharing(self, memory: Option<&SharedMemory>) -> Self {
+        let Some(memory) = memory else { return self };
+        let blocks = super::super::groups::blocks_of(memory);
+        let device_blocks = blocks.first().map_or(self.device_blocks, |&blocks| blocks.into());
+        let shared = Some((memory.granules, memory.granule_blocks.clone()));
+        Self { shared, device_blocks, mapped_blocks: device_blocks, ..self }
+    }
+
+    /// The memory that the groups share.
+    pub(super) fn shared(&self) -> Option<SharedMemory> {
+        let (granules, granule_blocks) = self.shared.clone()?;
+        Some(SharedMemory { granules, granule_blocks })
     }
 
     /// The options of a run with this share as its whole model.
@@ -105,6 +125,7 @@ impl Share {
             window: self.window,
             full_layers: self.full_layers,
             state_layers: self.state_layers,
+            state_tokens: self.state_tokens,
             block_tokens: self.block_tokens,
             device_blocks: self.device_blocks,
             host_blocks: self.host_blocks,

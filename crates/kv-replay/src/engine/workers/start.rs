@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions};
 use kv_place::Placement;
 use kv_pool::clock::ManualClock;
@@ -56,7 +57,10 @@ pub(super) fn start(
         let deadline = Deadline::after(workers.timeout);
         opened.push(fleet::open(member, open, deadline).map_err(failed(worker))?);
     }
+    let shared = shared(config, workers.workers)?;
     let (placement, shares) = shares(config, &opened, blocks_of_longest(config, trace))?;
+    let shares = shares.into_iter().map(|share| share.sharing(shared.as_ref()));
+    let shares = shares.collect::<Vec<_>>();
     for (member, share) in members.iter().zip(&shares) {
         member.send(frame::of_value(frame::Kind::Share, share).into());
     }
@@ -75,7 +79,7 @@ pub(super) fn start(
         Ok(Place::new(member, open, share, shapes))
     });
     let plan = fleet::Plan {
-        manager: manager(config, workers.workers, trace, clock, &memory)?,
+        manager: manager(config, (workers.workers, shared), trace, clock, &memory)?,
         reads: kinds,
         workers: places.collect::<Result<Vec<_>, RunError>>()?,
         memory,
@@ -98,6 +102,15 @@ fn description(workers: &WorkersConfig, opened: &[Opened]) -> String {
     let groups: Vec<_> = groups.collect();
     let processes = if names.len() == 1 { "worker process" } else { "worker processes" };
     format!("{} {processes}, {} ({})", names.len(), workers.device, groups.join(", "))
+}
+
+/// How the groups share the memory of each worker, for all workers alike.
+fn shared(config: &RunConfig, workers: u16) -> Result<Option<SharedMemory>, RunError> {
+    match config.place {
+        // Each worker has as many heads of all layers.
+        Division::Heads => groups::shared(&share_of_groups(config, 0, workers.into())?, 1),
+        Division::Layers(_) => groups::shared(config, workers.into()),
+    }
 }
 
 /// Divides the model over the workers' devices.
@@ -181,19 +194,22 @@ fn share_of_groups(
 /// The manager of a run, which hands out blocks that all workers have memory for.
 fn manager(
     config: &RunConfig,
-    workers: u16,
+    (workers, shared): (u16, Option<SharedMemory>),
     trace: &Trace,
     clock: &ManualClock,
     memory: &[Memory],
 ) -> Result<Manager, RunError> {
-    let (primary_blocks, secondary_blocks) = (config.device_blocks, config.host_blocks);
+    let given = shared.as_ref().map(groups::blocks_of).unwrap_or_default();
+    let given = |group: usize, own| given.get(group).map_or(own, |&blocks| blocks.into());
+    let (primary_blocks, secondary_blocks) = (given(0, config.device_blocks), config.host_blocks);
     let refused = |source| RunError::Build(kv_cache::BuildError::Manager(source));
     let blocks = blocks_of_longest(config, trace);
-    let further = groups::further(config, blocks)?.into_iter().map(|group| GroupOptions {
+    let further = groups::further(config, blocks)?.into_iter().zip(1..);
+    let further = further.map(|(group, index)| GroupOptions {
         kind: group.kind,
         block_tokens: config.block_tokens,
         pool: PoolConfig {
-            primary_blocks: group.device_blocks.into(),
+            primary_blocks: given(index, group.device_blocks.into()),
             secondary_blocks: group.host_blocks.into(),
             ..PoolConfig::default()
         },
@@ -209,6 +225,7 @@ fn manager(
         workers,
         steps_in_flight_max: OVERLAP_DEPTH + 1,
         lower: super::super::tiers::tiers(config, 0).options(),
+        shared,
         ..ManagerOptions::default()
     };
     let further = options.further_groups.iter().map(|group| &group.pool);
@@ -231,12 +248,17 @@ fn manager(
         made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
     })
     .map_err(refused)?;
+    let shares = !manager.granules().is_empty();
     for ((pool, memory), id) in pools.iter().zip(memory).zip(0..) {
         let budgets = [
             (Tier::Primary, memory.device_blocks, pool.primary_blocks),
             (Tier::Secondary, memory.host_blocks, pool.secondary_blocks),
         ];
-        for (tier, ready, blocks) in budgets.into_iter().filter(|&(_, _, blocks)| blocks > 0) {
+        // Memory that groups share is all there.
+        let own = |tier| tier == Tier::Secondary || !shares;
+        for (tier, ready, blocks) in
+            budgets.into_iter().filter(|&(tier, _, blocks)| blocks > 0 && own(tier))
+        {
             manager.set_budget(GroupId(id), tier, ready.min(blocks))?;
         }
     }

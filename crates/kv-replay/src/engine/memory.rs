@@ -1,0 +1,62 @@
+//! Looks at the device memory that blocks in use take, by group.
+
+use kv_cache::kv_manager::{GroupId, Manager};
+
+use crate::config::RunConfig;
+use crate::memory::{MemoryReport, SharedReport};
+use crate::report::RunReport;
+use crate::shape::ShapeError;
+
+/// Begins the account of memory in a report.
+pub(super) fn begin(
+    report: &mut RunReport,
+    config: &RunConfig,
+    manager: &Manager,
+) -> Result<(), ShapeError> {
+    let mut memory = MemoryReport::new(config)?;
+    memory.shared = manager.options().shared.as_ref().map(|shared| {
+        let blocks = memory.groups.iter().zip(&shared.granule_blocks);
+        let bytes = blocks.map(|(group, &of)| group.block_bytes.saturating_mul(of.into()));
+        SharedReport {
+            granules: shared.granules,
+            granule_blocks: shared.granule_blocks.clone(),
+            granule_bytes: bytes.max().unwrap_or(0),
+            ..SharedReport::default()
+        }
+    });
+    if memory.shared.is_some() {
+        report.device_blocks = manager.options().pool.primary_blocks;
+    }
+    report.memory = Some(memory);
+    Ok(())
+}
+
+/// Records what is in use now.
+pub(super) fn note(report: &mut RunReport, manager: &Manager) {
+    let Some(memory) = &mut report.memory else { return };
+    let used = (0..).map_while(|id| manager.pool_of(GroupId(id))).map(|pool| {
+        let blocks = pool.stats().primary;
+        blocks.pinned + blocks.claimed
+    });
+    memory.note(&used.collect::<Vec<_>>());
+    if let Some(shared) = &mut memory.shared {
+        let owned = manager.granules().iter().flatten().count() as u64;
+        shared.peak_granules = shared.peak_granules.max(owned);
+        if report.budget_changes > 0 {
+            let before = shared.fewest_granules.unwrap_or(u64::MAX);
+            shared.fewest_granules = Some(owned.min(before));
+        }
+        let stats = manager.stats();
+        (shared.granted, shared.taken) = (stats.granted_granules, stats.taken_granules);
+    }
+}
+
+/// Blocks of the first group that are in use or cached.
+pub(super) fn filled(manager: &Manager, ready: u64) -> u64 {
+    if manager.granules().is_empty() {
+        return ready.saturating_sub(manager.pool().empty() as u64);
+    }
+    // Only blocks of granules that the group has can be handed out.
+    let blocks = manager.pool().stats().primary;
+    blocks.blocks.saturating_sub(blocks.empty)
+}
