@@ -156,6 +156,11 @@ impl Fleet {
             }
         }
         self.forget_completed();
+        if self.in_flight.front().is_some_and(|&oldest| oldest <= step) {
+            // No worker has anything more to say of it, so waiting again would not end.
+            let fault = Box::new(WorkerFault::NotComputed { step });
+            return Err(RunError::Worker { worker: 0, source: fault });
+        }
         Ok(())
     }
 
