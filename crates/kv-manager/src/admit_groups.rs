@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::admit::{Answer, Request, Waiting};
 use crate::blocks::Blocks;
 use crate::group::{Group, Held};
-use crate::hit::{Found, Hit};
+use crate::hit::{Extent, Extents, Found, Hit};
 use crate::rows::RowLease;
 use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, Manager, Missing};
@@ -40,10 +40,8 @@ impl Manager {
             if left == 0 {
                 return answers.truncate(at);
             }
-            let (names, most) = self.wanted(&requests[at]);
             let hit = match hits[index].take() {
                 Some(hit) => hit,
-                None if index == 0 => Ok(self.hit(names, most)),
                 None => self.hit_beside(&self.left_for_running(leaves), &requests[at]),
             };
             let hit = match hit {
@@ -99,24 +97,52 @@ impl Manager {
         }
     }
 
-    /// What a request finds, pinned, if that leaves room for `wants` in every group; without room, it has none
-    /// behind them either. Nothing is pinned then: what is given back could not be claimed until the step is
-    /// complete, and who asks again in every step would never get it.
+    /// What a request finds, pinned, if that leaves room for `wants` in every group and for its own first chunk;
+    /// without room, it has none behind them either.
     fn hit_beside(&self, wants: &Wants, request: &Request) -> Result<Hit, Missing> {
         let (names, most) = self.wanted(request);
         let tokens = self.reach(names, most);
-        for (group, wanted) in self.groups.iter().zip(wants) {
-            let room = group.pool.claimable().saturating_sub(wanted.count + wanted.leave);
-            let unused = group.unused(names, tokens);
-            if unused > room {
-                return Err(group.exhausted(unused, room));
-            }
-        }
+        let shares = self.shared.is_some();
+        let extent = |group: &Group| group.extent(names, tokens, shares);
+        let extents: Extents = self.groups.iter().map(extent).collect();
+        let prompt = request.tokens();
+        self.foresee(&extents, request.tenant, (prompt, (tokens + 1).min(prompt)), wants)?;
         Ok(self.pinned_hit(names, tokens))
     }
 
+    /// Checks, before anything is pinned, that a sequence can go on behind what it finds: that beside `wants`, each
+    /// group has the blocks that are claimed for a prompt whose first chunk ends behind `end` tokens. A pin that is
+    /// given back cannot be claimed until the step is complete, though nobody has used it: who asked in every
+    /// step, in vain, would keep the running sequences from blocks that are theirs.
+    pub(crate) fn foresee(
+        &self,
+        extents: &[Extent],
+        tenant: TenantId,
+        (prompt, end): (u64, u64),
+        wants: &[Wanted],
+    ) -> Result<(), Missing> {
+        let wanted = |((group, extent), wants): ((&Group, &Extent), &Wanted)| Wanted {
+            count: wants.count.saturating_add(group.to_claim(extent, prompt, end)),
+            leave: wants.leave,
+        };
+        let each = self.groups.iter().zip(extents);
+        let wanted: Wants = each.clone().zip(wants).map(wanted).collect();
+        if self.shared.is_some() {
+            return self.check_room_beside(extents, &wanted);
+        }
+        for ((group, extent), wanted) in each.zip(&wanted) {
+            let room = group.pool.claimable().saturating_sub(wanted.leave);
+            let needed = extent.unused.saturating_add(wanted.count);
+            if needed > room {
+                return Err(group.exhausted(needed, room));
+            }
+            group.check_claimable(Tier::Primary, tenant, wanted.count)?;
+        }
+        Ok(())
+    }
+
     /// What admission leaves of each group for running sequences.
-    fn left_for_running(&self, leaves: bool) -> Wants {
+    pub(crate) fn left_for_running(&self, leaves: bool) -> Wants {
         let left = |group: &Group| Wanted { count: 0, leave: group.leave(leaves) };
         self.groups.iter().map(left).collect()
     }
@@ -149,7 +175,7 @@ impl Manager {
     /// What is to be claimed of each group for a prompt whose first chunk ends behind `end` tokens.
     fn wanted_of_all(&self, hit: &Hit, prompt: u64, end: u64, leaves: bool) -> Wants {
         let wanted = |(group, found): (&Group, &Found)| Wanted {
-            count: group.to_claim(found, prompt, end),
+            count: group.to_claim(&found.extent(), prompt, end),
             leave: group.leave(leaves),
         };
         self.groups.iter().zip(&hit.found).map(wanted).collect()
@@ -181,7 +207,7 @@ impl Manager {
         end: u64,
         leaves: bool,
     ) -> Result<usize, Missing> {
-        let count = group.to_claim(found, prompt, end);
+        let count = group.to_claim(&found.extent(), prompt, end);
         let leave = group.leave(leaves);
         let claimable = group.pool.claimable();
         let room = claimable.saturating_sub(leave);
@@ -306,12 +332,12 @@ impl Group {
     }
 
     /// Blocks to be claimed behind what was found, for a prompt whose first chunk ends behind `end` tokens.
-    fn to_claim(&self, found: &Found, prompt: u64, end: u64) -> usize {
+    fn to_claim(&self, found: &Extent, prompt: u64, end: u64) -> usize {
         if self.is_state() {
             return 1;
         }
         let end = if self.is_window() { end } else { prompt };
-        found.far() + self.blocks_for(end).saturating_sub(found.end() + found.gone.len())
+        found.far + self.blocks_for(end).saturating_sub(found.end + found.gone)
     }
 
     /// The first token that is wrong if the content of a block is, which a sequence of `tokens` tokens goes on

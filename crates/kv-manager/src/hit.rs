@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_pool::{BlockHash, Location, Pinned, Tier};
+use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::group::{Group, names_of};
@@ -40,7 +40,30 @@ impl Found {
     pub(crate) fn far(&self) -> usize {
         self.locations().filter(|at| at.tier != Tier::Primary).count()
     }
+
+    /// How much it is. It takes nothing more from what can be claimed.
+    pub(crate) fn extent(&self) -> Extent {
+        Extent { far: self.far(), end: self.end(), gone: self.gone.len(), ..Extent::default() }
+    }
 }
+
+/// How much a group has of a prefix, whether it is pinned or not.
+#[derive(Debug, Default)]
+pub(crate) struct Extent {
+    /// Blocks that do not lie on the device.
+    pub(crate) far: usize,
+    /// The position behind the last block.
+    pub(crate) end: usize,
+    /// Places behind it of blocks that are not needed.
+    pub(crate) gone: usize,
+    /// Device blocks that a pin takes from what can be claimed.
+    pub(crate) unused: usize,
+    /// The device blocks, where groups share memory.
+    pub(crate) near: Vec<BlockId>,
+}
+
+/// The same of all groups.
+pub(crate) type Extents = SmallVec<[Extent; 4]>;
 
 /// The longest prefix that all groups can serve.
 #[derive(Debug, Default)]
@@ -184,12 +207,34 @@ impl Group {
         (sinks, self.first_read(end).max(sinks))
     }
 
-    /// Device blocks that a pin of what a sequence needs behind `end` tokens takes from what can be claimed.
-    pub(crate) fn unused(&self, names: &[BlockHash], end: u64) -> usize {
+    /// How much there is of what a sequence needs behind `end` tokens, all of which is there.
+    pub(crate) fn extent(&self, names: &[BlockHash], end: u64, shares: bool) -> Extent {
         let blocks = self.whole_blocks(end);
         let (head, tail) = self.needed(blocks);
-        let unused = |first, end| self.pool.unused_among(&names_of(names, self.stride, first, end));
-        unused(0, head) + unused(tail, blocks)
+        self.extent_of(names, head, tail..blocks, shares)
+    }
+
+    /// The same of the first blocks up to `head`, and those in `tail`.
+    pub(crate) fn extent_of(
+        &self,
+        names: &[BlockHash],
+        head: usize,
+        tail: Range<usize>,
+        shares: bool,
+    ) -> Extent {
+        let mut extent = Extent { end: tail.end, ..Extent::default() };
+        for places in [0..head, tail] {
+            let names = names_of(names, self.stride, places.start, places.end);
+            let cost = self.pool.pin_cost(&names);
+            extent.unused += cost.unused;
+            extent.far += cost.far;
+            if shares {
+                let at = names.iter().filter_map(|&name| self.pool.locate(name));
+                let near = at.filter(|(_, at)| at.tier == Tier::Primary);
+                extent.near.extend(near.map(|(_, at)| at.id));
+            }
+        }
+        extent
     }
 
     /// Finds and pins what a sequence needs that goes on behind `end` tokens, or less: the end for which it is

@@ -4,10 +4,13 @@
 //! when its claim would be refused otherwise: one that no sequence, transfer or step uses, the coldest first.
 //! So a granule never leaves a group that could keep it, and none goes to and fro while there is room.
 
-use kv_pool::{GranuleUse, Priority, Tier};
+use std::collections::HashSet;
+
+use kv_pool::{BlockId, GranuleUse, Priority, Tier};
 use smallvec::SmallVec;
 
 use crate::group::Group;
+use crate::hit::Extent;
 use crate::manager::Writer;
 use crate::plan::StepPlan;
 use crate::{
@@ -123,6 +126,16 @@ impl Shared {
         if to.is_none() {
             self.free.push(granule);
         }
+    }
+}
+
+impl Has {
+    /// Takes off what a pin would take.
+    fn pin(&mut self, extent: &Extent) {
+        self.claimable = self.claimable.saturating_sub(extent.unused);
+        let granule = |id: &BlockId| (id.index() / self.blocks) as u32;
+        let pinned: HashSet<u32> = extent.near.iter().map(granule).collect();
+        self.idle.retain(|idle| !pinned.contains(&idle.granule));
     }
 }
 
@@ -366,6 +379,19 @@ impl Manager {
         self.carry_out(&supply, &moves?)
     }
 
+    /// Checks that so much can be claimed of each group once what `extents` say is pinned.
+    pub(crate) fn check_room_beside(
+        &self,
+        extents: &[Extent],
+        wanted: &[Wanted],
+    ) -> Result<(), Missing> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let mut supply = self.supply(shared, true);
+        supply.groups.iter_mut().zip(extents).for_each(|(has, extent)| has.pin(extent));
+        let planned = supply.plan(wanted).map(drop);
+        planned.map_err(|(group, room)| self.groups[group].exhausted(wanted[group].count, room))
+    }
+
     fn carry_out(&mut self, supply: &Supply, moves: &Moves) -> Result<(), Missing> {
         let Self { groups, plan, stats, shared: Some(shared), .. } = self else { return Ok(()) };
         for ((group, has), &gives) in groups.iter().zip(&supply.groups).zip(&moves.gives) {
@@ -424,4 +450,20 @@ impl Manager {
 
 fn idle(granule: u32, uses: &GranuleUse) -> Idle {
     Idle { priority: uses.priority, used: std::cmp::Reverse(uses.unused_ms), granule }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_granule_with_what_is_to_be_pinned_is_given_to_nobody() {
+        let idle = |granule| Idle { priority: None, used: std::cmp::Reverse(0), granule };
+        let idle = [2, 0, 1].map(idle).to_vec();
+        let mut has = Has { blocks: 4, empty: 0, claimable: 12, idle };
+        let near = [4, 5].map(BlockId::new).to_vec();
+        has.pin(&Extent { unused: 2, near, ..Extent::default() });
+        let left: Vec<_> = has.idle.iter().map(|idle| idle.granule).collect();
+        assert_eq!((has.claimable, left), (10, vec![2, 0]));
+    }
 }

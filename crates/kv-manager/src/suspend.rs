@@ -1,11 +1,13 @@
 //! Suspension to host memory, and the way back.
 
+use std::ops::Range;
+
 use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier, tenants::TenantId};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, names_of};
-use crate::hit::{Found, Hit};
+use crate::hit::{Extent, Extents, Found, Hit};
 use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
@@ -178,7 +180,21 @@ impl Manager {
         let names = if current { known.names() } else { &[] };
         let each = || self.groups.iter().zip(sequence.held.iter());
         // Nothing is pinned before all of it is there: what is given back could not be claimed for the rest.
-        let whole = each().all(|(group, held)| group.has_before(held, names, resolved));
+        let shares = self.shared.is_some();
+        let most = resolved.min(known.tokens().saturating_sub(1));
+        let before = each().map(|(group, held)| group.extent_before(held, names, resolved, shares));
+        let before = before.collect::<Option<Extents>>();
+        let whole = before.is_some();
+        let (end, extents) = match before {
+            Some(before) => (resolved, before),
+            None => {
+                let end = self.reach(names, most);
+                let extent = |group: &Group| group.extent(names, end, shares);
+                (end, self.groups.iter().map(extent).collect())
+            }
+        };
+        let leaves = self.leaves(1);
+        self.foresee(&extents, sequence.tenant, (end, end), &self.left_for_running(leaves))?;
         let found = each().map(|(group, held)| group.find_before(held, names, resolved));
         let whole = match whole {
             true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
@@ -186,7 +202,7 @@ impl Manager {
         };
         let (hit, is_whole) = match whole {
             Some(found) => (Hit { tokens: resolved, found }, true),
-            None => (self.hit(names, resolved.min(known.tokens().saturating_sub(1))), false),
+            None => (self.hit(names, most), false),
         };
         let end = hit.tokens;
         let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
@@ -226,29 +242,30 @@ impl Manager {
 }
 
 impl Group {
-    /// Whether all is there that a suspended sequence needs before its blocks in host memory, to go on behind `end`
-    /// tokens.
-    fn has_before(&self, held: &Held, names: &[BlockHash], end: u64) -> bool {
-        if self.is_state() {
-            return match !held.host.is_empty() || end == 0 {
-                true => held.host_tokens == end,
-                false => self.reach(names, end, 0, |name| self.pool.locate(name).is_some()) == end,
-            };
-        }
-        let first = held.host_first.min(self.blocks_for(end));
-        if first * self.stride > names.len() || !self.covers(&held.host_gone, end) {
-            return false;
-        }
-        let sinks = self.sink_blocks().min(first);
-        let (sinks, tail_first) = match self.is_window() {
-            true => (sinks, self.first_read(end).max(sinks).min(first)),
-            false => (0, 0),
-        };
+    /// How much a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
+    /// not all of it is there.
+    fn extent_before(
+        &self,
+        held: &Held,
+        names: &[BlockHash],
+        end: u64,
+        shares: bool,
+    ) -> Option<Extent> {
         let is_there = |first, end| {
             let names = names_of(names, self.stride, first, end);
             self.pool.prefix_len(&names) == names.len()
         };
-        is_there(0, sinks) && is_there(tail_first, first)
+        if self.is_state() {
+            if !held.host.is_empty() || end == 0 {
+                return (held.host_tokens == end).then(Extent::default);
+            }
+            let there = self.reach(names, end, 0, |name| self.pool.locate(name).is_some()) == end;
+            return there.then(|| self.extent(names, end, shares));
+        }
+        let (sinks, tail_first, first) = self.places_before(held, names, end)?;
+        let there = is_there(0, sinks) && is_there(tail_first, first);
+        let gone = self.gone_behind(held, end).len();
+        there.then(|| Extent { gone, ..self.extent_of(names, sinks, tail_first..first, shares) })
     }
 
     /// What a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
@@ -261,24 +278,35 @@ impl Group {
             let mut found = None;
             return (self.find(names, end, false, &mut found) == end).then_some(found).flatten();
         }
-        let first = held.host_first.min(self.blocks_for(end));
-        if first * self.stride > names.len() {
-            return None;
-        }
-        if !self.is_window() {
-            let found = Found::head(self.look(names, 0, first, false));
-            return (found.head.len() == first).then_some(found);
-        }
-        if !self.covers(&held.host_gone, end) {
-            return None;
-        }
-        let sinks = self.sink_blocks().min(first);
-        let tail_first = self.first_read(end).max(sinks).min(first);
+        let (sinks, tail_first, first) = self.places_before(held, names, end)?;
         let head = self.look(names, 0, sinks, false);
         let tail = self.look(names, tail_first, first, false);
         let all = head.len() == sinks && tail.len() == first - tail_first;
-        let blocks = self.blocks_for(end);
-        let gone = held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks);
+        let gone = self.gone_behind(held, end);
         all.then_some(Found { head, tail_first, tail, gone })
+    }
+
+    /// The places of these blocks: so many first ones, and those from the second position up to the third.
+    fn places_before(
+        &self,
+        held: &Held,
+        names: &[BlockHash],
+        end: u64,
+    ) -> Option<(usize, usize, usize)> {
+        let first = held.host_first.min(self.blocks_for(end));
+        if first * self.stride > names.len() || !self.covers(&held.host_gone, end) {
+            return None;
+        }
+        if !self.is_window() {
+            return Some((first, first, first));
+        }
+        let sinks = self.sink_blocks().min(first);
+        Some((sinks, self.first_read(end).max(sinks).min(first), first))
+    }
+
+    /// The places behind them of blocks that are needed no more.
+    fn gone_behind(&self, held: &Held, end: u64) -> Range<usize> {
+        let blocks = self.blocks_for(end);
+        held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks)
     }
 }

@@ -603,3 +603,71 @@ fn a_resumption_takes_no_room_that_it_cannot_use() {
     assert_eq!(manager.resume(&mut sequence).unwrap(), 0);
     assert_eq!(manager.reserve(&mut sequence, 32).unwrap().blocks, 16, "all eight of both groups");
 }
+
+/// A running sequence of two blocks, and a suspended one that needs three: two are cached, and two are to be had in
+/// the second group.
+fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
+    let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(4) };
+    let further_groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 4) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 4) }).unwrap();
+    let mut asleep = computed(&mut manager, 0..10);
+    manager.commit(&mut asleep, 1, &[10]).unwrap();
+    manager.suspend(&mut asleep).unwrap();
+    settle(&mut manager);
+    let running = computed(&mut manager, 100..108);
+    settle(&mut manager);
+    (manager, running, asleep)
+}
+
+fn claimable(manager: &Manager) -> [usize; 2] {
+    [GroupId(0), GroupId(1)].map(|group| manager.pool_of(group).unwrap().claimable())
+}
+
+#[test]
+fn a_resume_that_is_refused_takes_no_room_from_running_sequences() {
+    let (mut manager, mut running, mut asleep) = crowded();
+    let open = manager.begin_step().unwrap();
+    assert_eq!(claimable(&manager), [6, 2]);
+    let refused = manager.resume(&mut asleep).unwrap_err();
+    assert!(matches!(refused, SuspendError::NoRoom(missing) if missing.group == GroupId(1)));
+    assert_eq!(claimable(&manager), [6, 2], "what it found can be claimed in this step");
+    manager.commit(&mut running, 3, &[1]).unwrap();
+    manager.reserve(&mut running, 8).unwrap();
+    manager.stage(&open, &mut [&mut running]).unwrap();
+    manager.finish_step(open).unwrap();
+}
+
+#[test]
+fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
+    let (mut manager, _running, asleep) = crowded();
+    drop(asleep);
+    let _open = manager.begin_step().unwrap();
+    let mut request = Request::new((0..12).collect());
+    request.waits = false;
+    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    assert_eq!(claimable(&manager), [6, 2]);
+}
+
+#[test]
+fn a_tenant_that_may_not_resume_takes_no_room_from_others() {
+    let further_groups = vec![group(GroupKind::Full, 64)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    let mut request = Request::new((0..12).collect());
+    request.tenant = tenant;
+    let mut first = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    step(&mut manager, &mut [&mut first]);
+    drop(first);
+    settle(&mut manager);
+    let quota = TenantQuota { held_max: 0, ..TenantQuota::default() };
+    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    let _open = manager.begin_step().unwrap();
+    let before = claimable(&manager);
+    let mut request = Request::new((0..16).collect());
+    request.tenant = tenant;
+    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    assert!(matches!(answer, Answer::NoRoom(_)), "{answer:?}");
+    assert_eq!(claimable(&manager), before);
+}

@@ -8,7 +8,7 @@ use common::{BLOCK, admit, admitted, check_empty, computed, options, step};
 use kv_manager::{
     AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupKind, GroupOptions,
     Manager, ManagerOptions, Message, Missing, OptionsError, PlanError, Replica, Request,
-    ReserveError, Sequence, SharedMemory, Snapshot, StepPlan,
+    ReserveError, Sequence, SharedMemory, Snapshot, StepPlan, SuspendError,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::{BlockId, ClaimError, Location, PoolBuilder, PoolConfig, Tier};
@@ -425,4 +425,28 @@ fn shared_memory_that_cannot_be_is_refused() {
     assert!(matches!(error, OptionsError::Zero { field: "granule_blocks" }), "{error}");
     let error = Replica::new(4, 4).unwrap().sharing(&shared(4)).unwrap_err();
     assert!(matches!(error, OptionsError::SharedGroups { given: 2, groups: 1 }), "{error}");
+}
+
+/// What a refused resume finds can be claimed as before.
+fn check_refused(manager: &mut Manager, asleep: &mut Sequence) {
+    let _open = manager.begin_step().unwrap();
+    let claimable =
+        |manager: &Manager| [FULL, OTHER].map(|group| manager.pool_of(group).unwrap().claimable());
+    let before = (claimable(manager), owned(manager));
+    let refused = manager.resume(asleep).unwrap_err();
+    assert!(matches!(refused, SuspendError::NoRoom(_)), "{refused}");
+    assert_eq!((claimable(manager), owned(manager)), before);
+}
+
+#[test]
+fn a_resume_that_is_refused_takes_nothing_of_shared_memory() {
+    let options = shared_options(GroupKind::Full, 3, 4);
+    let mut manager = Manager::new(options).unwrap();
+    let mut asleep = computed(&mut manager, 0..10);
+    manager.commit(&mut asleep, 1, &[10]).unwrap();
+    manager.suspend(&mut asleep).unwrap();
+    step(&mut manager, &mut []);
+    let _running = computed(&mut manager, 100..108);
+    step(&mut manager, &mut []);
+    check_refused(&mut manager, &mut asleep);
 }

@@ -8,7 +8,7 @@ use crate::hold::{BlockAt, Hold};
 use crate::integrity;
 use crate::pin::release_in_order;
 use crate::state::{Claim, PoolState};
-use crate::stats::{EvictionAges, PoolStats};
+use crate::stats::{EvictionAges, PinCost, PoolStats};
 use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::tenants::Tenant;
 use crate::{
@@ -298,13 +298,16 @@ impl BlockPool {
         state.usable(&found)
     }
 
-    /// How many of these contents lie in device blocks that nobody uses: a pin of them takes so many blocks from
-    /// what can be claimed. See [`locate`](Self::locate).
+    /// What a pin of these contents would take, without a pin; see [`locate`](Self::locate).
     #[must_use]
-    pub fn unused_among(&self, hashes: &[BlockHash]) -> usize {
+    pub fn pin_cost(&self, hashes: &[BlockHash]) -> PinCost {
         let state = self.shared.state.lock();
-        let found = hashes.iter().filter_map(|&hash| state.find(hash));
-        found.filter(|&block| state.is_unused_near(block)).count()
+        let mut cost = PinCost::default();
+        for block in hashes.iter().filter_map(|&hash| state.find(hash)) {
+            cost.unused += usize::from(state.is_unused_near(block));
+            cost.far += usize::from(state.blocks.location(block).tier != Tier::Primary);
+        }
+        cost
     }
 
     /// What cached content is worth, with the whole of its duration. A pin of unused content ends its duration:

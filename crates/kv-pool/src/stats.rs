@@ -34,6 +34,15 @@ impl TierStats {
     }
 }
 
+/// What a pin of cached content takes; see [`BlockPool::pin_cost`](crate::BlockPool::pin_cost).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PinCost {
+    /// Device blocks that nobody uses: fewer blocks can be claimed by so many.
+    pub unused: usize,
+    /// Blocks that do not lie on the device. For each of them a device block is claimed, to copy it to.
+    pub far: usize,
+}
+
 /// What a pool has done since it was made.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PoolCounters {

@@ -8,7 +8,7 @@ use common::{One, OneClaimed, Registration};
 use common::{cache, checked, claim, find, name, named, pool, priority, write};
 use kv_pool::{
     Admission, Admit, BLOCKS_MAX, BlockHash, BlockId, BlockPool, Budget, BudgetError, ClaimError,
-    ConfigError, EpochError, PoolConfig, Priority, Tier, policy::RecordId,
+    ConfigError, EpochError, PoolConfig, Priority, Tier, policy::RecordId, stats::PinCost,
 };
 
 mod eviction {
@@ -45,10 +45,10 @@ mod eviction {
         (1..5).for_each(|content| cache(&pool, content, Priority::DEFAULT));
         let used = find(&pool, 2).unwrap();
         let names = [1, 2, 3, 9].map(name);
-        let (before, unused) = (pool.claimable(), pool.unused_among(&names));
+        let (before, cost) = (pool.claimable(), pool.pin_cost(&names));
         let _pins = [1, 2, 3].map(|content| find(&pool, content).unwrap());
-        assert_eq!((unused, before - pool.claimable()), (2, 2));
-        assert_eq!(pool.unused_among(&names), 0);
+        assert_eq!((cost, before - pool.claimable()), (PinCost { unused: 2, far: 0 }, 2));
+        assert_eq!(pool.pin_cost(&names), PinCost::default());
         drop(used);
     }
 
