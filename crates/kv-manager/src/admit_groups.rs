@@ -106,18 +106,17 @@ impl Manager {
         let extent = |group: &Group| group.extent(names, tokens, shares);
         let extents: Extents = self.groups.iter().map(extent).collect();
         let prompt = request.tokens();
-        self.foresee(&extents, request.tenant, (prompt, (tokens + 1).min(prompt)), wants)?;
+        self.foresee(&extents, (prompt, (tokens + 1).min(prompt)), wants)?;
         Ok(self.pinned_hit(names, tokens))
     }
 
     /// Checks, before anything is pinned, that a sequence can go on behind what it finds: that beside `wants`, each
     /// group has the blocks that are claimed for a prompt whose first chunk ends behind `end` tokens. A pin that is
     /// given back cannot be claimed until the step is complete, though nobody has used it: who asked in every
-    /// step, in vain, would keep the running sequences from blocks that are theirs.
+    /// step, in vain, would keep the running sequences from blocks that are theirs. A tenant's quota is not looked at.
     pub(crate) fn foresee(
         &self,
         extents: &[Extent],
-        tenant: TenantId,
         (prompt, end): (u64, u64),
         wants: &[Wanted],
     ) -> Result<(), Missing> {
@@ -136,7 +135,6 @@ impl Manager {
             if needed > room {
                 return Err(group.exhausted(needed, room));
             }
-            group.check_claimable(Tier::Primary, tenant, wanted.count)?;
         }
         Ok(())
     }

@@ -194,7 +194,7 @@ impl Manager {
             }
         };
         let leaves = self.leaves(1);
-        self.foresee(&extents, sequence.tenant, (end, end), &self.left_for_running(leaves))?;
+        self.foresee(&extents, (end, end), &self.left_for_running(leaves))?;
         let found = each().map(|(group, held)| group.find_before(held, names, resolved));
         let whole = match whole {
             true => found.collect::<Option<SmallVec<[Found; 4]>>>(),

@@ -649,25 +649,3 @@ fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
     assert_eq!(missing.group, GroupId(1));
     assert_eq!(claimable(&manager), [6, 2]);
 }
-
-#[test]
-fn a_tenant_that_may_not_resume_takes_no_room_from_others() {
-    let further_groups = vec![group(GroupKind::Full, 64)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap();
-    let tenant = manager.add_tenant().unwrap();
-    let mut request = Request::new((0..12).collect());
-    request.tenant = tenant;
-    let mut first = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
-    step(&mut manager, &mut [&mut first]);
-    drop(first);
-    settle(&mut manager);
-    let quota = TenantQuota { held_max: 0, ..TenantQuota::default() };
-    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
-    let _open = manager.begin_step().unwrap();
-    let before = claimable(&manager);
-    let mut request = Request::new((0..16).collect());
-    request.tenant = tenant;
-    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
-    assert!(matches!(answer, Answer::NoRoom(_)), "{answer:?}");
-    assert_eq!(claimable(&manager), before);
-}
