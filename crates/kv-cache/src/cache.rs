@@ -113,6 +113,7 @@ impl KvCache {
         // An engine's tensors are there already, and host memory that is not pinned in the background.
         cache.take_mapped();
         cache.take_pinned();
+        cache.take_survivors();
         Ok(cache)
     }
 

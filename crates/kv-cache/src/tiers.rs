@@ -7,7 +7,8 @@ use std::sync::Arc;
 use cuda_driver::PinnedBuffer;
 use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, LowerTier, TierTransfers};
 use kv_manager::{
-    Dropped, GroupId, LowerOptions, PlanError, Settled, StepPlan, TicketId, Transfer, WorkerId,
+    Dropped, GroupId, LowerOptions, PlanError, Settled, StepPlan, Survivors, TicketId, Transfer,
+    WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 
@@ -341,6 +342,12 @@ impl KvWorker {
         dropped.extend(self.tiers.dropped.drain(..).map(|of| Dropped { worker, ..of }));
     }
 
+    /// What each tier has had since before it was made: what the manager is to be
+    /// [told](kv_manager::Manager::take_survivors), once and before everything else.
+    pub fn survivors(&mut self, worker: WorkerId) -> Vec<Survivors> {
+        self.tiers.transfers.survivors(worker)
+    }
+
     /// Stores and loads that have not ended here.
     #[must_use]
     pub fn open_transfers(&self) -> usize {
@@ -349,6 +356,15 @@ impl KvWorker {
 }
 
 impl KvCache {
+    /// Tells the manager what its worker's tiers have had since before.
+    pub(crate) fn take_survivors(&mut self) {
+        for survivors in &self.worker.survivors(WorkerId(0)) {
+            if let Err(error) = self.manager.take_survivors(survivors) {
+                tracing::error!(%error, "survivors of a tier that the manager does not know");
+            }
+        }
+    }
+
     /// Tells the manager what has become of stores and loads.
     pub(crate) fn take_transfers(&mut self) {
         self.worker.work_tiers();

@@ -94,7 +94,9 @@ pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
 pub use steps::OpenStep;
-pub use tickets::{Direction, Dropped, Forget, Settled, TicketError, TicketId, Transfer};
+pub use tickets::{
+    Direction, Dropped, Forget, Settled, Survivors, TicketError, TicketId, Transfer,
+};
 pub use workers::WorkerId;
 
 #[cfg(doctest)]

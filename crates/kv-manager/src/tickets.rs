@@ -75,6 +75,17 @@ pub struct Dropped {
     pub blocks: Vec<(GroupId, BlockHash)>,
 }
 
+/// Blocks that a tier of a worker has had since before the worker began.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Survivors {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The tier.
+    pub tier: Tier,
+    /// The blocks, each by its group and name.
+    pub blocks: Vec<(GroupId, BlockHash)>,
+}
+
 /// Why what a worker said of a ticket was not taken in.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -110,6 +121,14 @@ pub enum TicketError {
         index: u32,
         /// Blocks of the ticket.
         blocks: usize,
+    },
+    /// The worker has told its survivors before.
+    #[error("worker {} has told before what its {tier:?} tier has", worker.0)]
+    Again {
+        /// The worker.
+        worker: WorkerId,
+        /// The tier.
+        tier: Tier,
     },
     /// There is no such tier below host memory.
     #[error("there is no {tier:?} tier below host memory: there are {tiers}")]

@@ -9,6 +9,7 @@ mod layers;
 mod loads;
 mod options;
 mod stores;
+mod survivors;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -79,6 +80,8 @@ struct TierState {
     asked: HashSet<Key>,
     /// Blocks in open loads.
     loading: HashSet<Key>,
+    /// What workers have had since before they began.
+    survivors: survivors::Tally,
 }
 
 /// A block to be stored.
@@ -388,6 +391,7 @@ impl Manager {
         open.iter_mut().for_each(|ticket| ticket.void.fill(true));
         for (at, tier) in tiers.iter_mut().enumerate() {
             tier.index.clear();
+            tier.survivors.clear();
             for (group, wanted) in (0..).zip(&mut tier.wanted) {
                 for wanted in wanted.drain(..) {
                     tier.asked.remove(&(GroupId(group), wanted.name));

@@ -24,6 +24,7 @@ pub struct Background {
     /// Set when the orders that wait are not to be begun.
     ends: Arc<AtomicBool>,
     dropped: Arc<Mutex<Vec<(GroupId, BlockHash)>>>,
+    survivors: Vec<(GroupId, BlockHash)>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -40,7 +41,9 @@ impl Background {
     ///
     /// # Errors
     /// The system's, if it has no thread.
-    pub fn new(tier: impl LowerTier + 'static) -> std::io::Result<Self> {
+    pub fn new(mut tier: impl LowerTier + 'static) -> std::io::Result<Self> {
+        let mut survivors = Vec::new();
+        tier.survivors(&mut survivors);
         let (orders, received) = mpsc::channel();
         let dropped: Arc<Mutex<Vec<(GroupId, BlockHash)>>> = Arc::default();
         let told = Arc::clone(&dropped);
@@ -48,7 +51,7 @@ impl Background {
         let ended = Arc::clone(&ends);
         let thread = std::thread::Builder::new().name("kv-tier".to_owned());
         let thread = thread.spawn(move || work(tier, &received, &ended, &told))?;
-        Ok(Self { orders: Some(orders), ends, dropped, thread: Some(thread) })
+        Ok(Self { orders: Some(orders), ends, dropped, survivors, thread: Some(thread) })
     }
 
     fn send(&self, order: Order) {
@@ -103,6 +106,10 @@ impl LowerTier for Background {
 
     fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
         dropped.append(&mut self.dropped.lock());
+    }
+
+    fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
+        found.append(&mut self.survivors);
     }
 }
 

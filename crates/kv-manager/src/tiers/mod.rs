@@ -78,4 +78,8 @@ pub trait LowerTier: fmt::Debug + Send {
     /// Lets the tier work, and appends the blocks that it has dropped by itself since the last call, to make room or
     /// because they were lost.
     fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>);
+
+    /// Appends the blocks that the tier has had since before it was made, such as those in files of an earlier process.
+    /// It is asked once, before everything else. They may turn out to be missing when they are loaded.
+    fn survivors(&mut self, _found: &mut Vec<(GroupId, BlockHash)>) {}
 }

@@ -8,7 +8,7 @@ use super::frame::Label;
 use super::handles::Batch;
 use super::{Arrived, BlockSink, BlockSource, HostBlocks, LowerTier};
 use crate::check::{OpenTransfer, OpenTransfers};
-use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
+use crate::tickets::{Direction, Dropped, Forget, Settled, Survivors, TicketId, Transfer};
 use crate::{GroupId, PlanError, StepPlan, WorkerId};
 
 /// Why a worker did not begin a transfer.
@@ -199,6 +199,18 @@ impl TierTransfers {
             }
             None => true,
         });
+    }
+
+    /// What each tier has had since before it was made: what the manager is to be
+    /// [told](crate::Manager::take_survivors), once and before everything else.
+    pub fn survivors(&mut self, worker: WorkerId) -> Vec<Survivors> {
+        let tiers = self.tiers.iter_mut().enumerate();
+        let of = tiers.filter_map(|(index, of)| {
+            let mut blocks = Vec::new();
+            of.survivors(&mut blocks);
+            Some(Survivors { worker, tier: tier_at(index)?, blocks })
+        });
+        of.collect()
     }
 
     /// How much of a host block is there that a load brings; `None` if no such load is open here.

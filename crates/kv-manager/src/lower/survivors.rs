@@ -1,0 +1,71 @@
+//! What tiers have had since before their workers began, such as files of an earlier process.
+
+use std::collections::HashMap;
+
+use kv_pool::retention::Retention;
+use smallvec::SmallVec;
+
+use super::Key;
+use crate::tickets::{Survivors, TicketError};
+use crate::tiers::index_of;
+use crate::{GroupId, Manager, WorkerId};
+
+/// Which workers have told what they have, until all have.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    told: SmallVec<[WorkerId; 4]>,
+    /// At how many of them each block is.
+    blocks: HashMap<Key, usize>,
+}
+
+impl Tally {
+    /// Forgets what was told, and not that it was told.
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+    }
+}
+
+impl Manager {
+    /// Takes in what a tier of a worker has had since before the worker began. Once all workers have told it of this
+    /// tier, the blocks that are at all of them are found there, and the others are forgotten.
+    ///
+    /// Blocks of groups that there are not are forgotten, too. Readers of events learn of a survivor when it is loaded.
+    ///
+    /// # Errors
+    /// [`TicketError`]; nothing was taken in.
+    pub fn take_survivors(&mut self, survivors: &Survivors) -> Result<(), TicketError> {
+        let &Survivors { worker, tier, ref blocks } = survivors;
+        self.check_runs(worker)?;
+        let tiers = self.lower.tiers.len();
+        let at = index_of(tier).filter(|&at| at < tiers);
+        let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
+        let (workers, groups) = (self.workers.len(), self.groups.len());
+        let tally = &mut self.lower.tiers[at].survivors;
+        if tally.told.contains(&worker) {
+            return Err(TicketError::Again { worker, tier });
+        }
+        tally.told.push(worker);
+        let mut blocks = blocks.clone();
+        blocks.sort_unstable();
+        blocks.dedup();
+        for key in blocks {
+            *tally.blocks.entry(key).or_default() += 1;
+        }
+        if tally.told.len() < workers {
+            return Ok(());
+        }
+        for (key, count) in std::mem::take(&mut tally.blocks) {
+            let GroupId(group) = key.0;
+            let state = &mut self.lower.tiers[at];
+            // What has been stored since is known, and what is being stored will be.
+            if state.index.contains_key(&key) || state.asked.contains(&key) {
+                continue;
+            }
+            match count == workers && usize::from(group) < groups {
+                true => drop(state.index.insert(key, Retention::default())),
+                false => self.forget_in(at, key),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,100 @@
+//! What tiers have had since before their workers began.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use common::below::{Rig, blocks_of, lower, request};
+use common::{admitted, options};
+use kv_manager::tiers::{BlockSink, BlockSource, LowerTier, TierTransfers};
+use kv_manager::{Forget, GroupId, ManagerOptions, Survivors, TicketError, WorkerId};
+use kv_pool::{BlockHash, Tier};
+
+fn rig() -> Rig {
+    Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(8, 8) })
+}
+
+/// Names of the blocks of these tokens, by a manager that forgets them again.
+fn names(ids: std::ops::Range<u32>) -> Vec<BlockHash> {
+    rig().store(ids)
+}
+
+fn told(worker: u16, names: &[BlockHash]) -> Survivors {
+    Survivors { worker: WorkerId(worker), tier: Tier::Third, blocks: blocks_of(names) }
+}
+
+#[test]
+fn a_survivor_is_found_when_all_workers_have_told_of_it_and_loaded_like_any_block() {
+    let names = names(0..12);
+    let mut rig = rig();
+    rig.manager.take_survivors(&told(0, &names)).unwrap();
+    assert!(!rig.is_stored(names[0]), "the other worker has not told");
+    rig.manager.take_survivors(&told(1, &names[..2])).unwrap();
+    assert_eq!([0, 1, 2].map(|at| rig.is_stored(names[at])), [true, true, false]);
+    let plan = rig.step(&mut []);
+    assert_eq!(
+        plan.forgets,
+        [Forget::Block(Tier::Third, GroupId(0), names[2])],
+        "one worker has it"
+    );
+    let mut wanted = request(0..14);
+    let load = rig.load(&mut wanted);
+    assert_eq!(load.blocks.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names[..2]);
+    rig.settle_all();
+    assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 8);
+}
+
+#[test]
+fn survivors_are_told_once_of_tiers_and_groups_that_there_are() {
+    let names = names(0..12);
+    let mut rig = rig();
+    rig.manager.take_survivors(&told(0, &names)).unwrap();
+    let again = rig.manager.take_survivors(&told(0, &names)).unwrap_err();
+    assert!(matches!(again, TicketError::Again { .. }), "{again}");
+    let other = Survivors { tier: Tier::Fourth, ..told(1, &names) };
+    assert!(matches!(rig.manager.take_survivors(&other), Err(TicketError::NoTier { .. })));
+    let nobody = told(9, &names);
+    assert!(matches!(rig.manager.take_survivors(&nobody), Err(TicketError::NoWorker { .. })));
+    // Told twice in one breath, and of a group that there is not.
+    let mut more = told(1, &[names[0], names[0]]);
+    more.blocks.push((GroupId(5), names[1]));
+    rig.manager.take_survivors(&more).unwrap();
+    assert_eq!([0, 1].map(|at| rig.is_stored(names[at])), [true, false]);
+}
+
+#[test]
+fn a_reset_forgets_what_was_told_before_it() {
+    let names = names(0..12);
+    let mut rig = rig();
+    rig.manager.take_survivors(&told(0, &names)).unwrap();
+    rig.manager.reset();
+    rig.manager.take_survivors(&told(1, &names)).unwrap();
+    assert!(names.iter().all(|&name| !rig.is_stored(name)));
+}
+
+/// A tier that has had blocks.
+#[derive(Debug)]
+struct Old(Vec<(GroupId, BlockHash)>);
+
+impl LowerTier for Old {
+    fn store(&mut self, _: Vec<BlockSource>) {}
+    fn load(&mut self, _: Vec<BlockSink>) {}
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+    fn clear(&mut self) {}
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+    fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
+        found.append(&mut self.0);
+    }
+}
+
+#[test]
+fn a_worker_tells_what_its_tiers_have_had_also_in_threads() {
+    let names = names(0..12);
+    let old = || Old(blocks_of(&names));
+    let tiers: Vec<Box<dyn LowerTier>> =
+        vec![Box::new(old()), Box::new(kv_manager::tiers::Background::new(old()).unwrap())];
+    let mut transfers = TierTransfers::new(tiers, 7);
+    let [third, fourth] = transfers.survivors(WorkerId(1)).try_into().unwrap();
+    assert_eq!(third, told(1, &names));
+    assert_eq!(fourth, Survivors { tier: Tier::Fourth, ..told(1, &names) });
+}
