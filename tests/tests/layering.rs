@@ -115,6 +115,13 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: false,
     },
     Layer {
+        name: "kv-disk",
+        below: &["kv-manager"],
+        others: &["chacha20poly1305", "io-uring", "libc", "rustix", "xxhash-rust"],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: true,
+    },
+    Layer {
         name: "kv-multigpu",
         below: &["kv-kernels", "kv-place"],
         others: &["nvml-wrapper"],
@@ -130,7 +137,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-replay",
-        below: &["cuda-sim", "kv-cache", "kv-multigpu"],
+        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu"],
         others: &["clap", "indicatif", "rustix", "serde", "serde_json", "xxhash-rust"],
         never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],
         may_be_unsafe: false,

@@ -1,0 +1,395 @@
+//! One file of slots, as a tier that works when it is polled.
+
+mod forget;
+mod load;
+mod open;
+mod store;
+
+pub use open::Place;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::time::Duration;
+
+use kv_manager::GroupId;
+use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier};
+use kv_pool::{BlockHash, Pinned};
+
+use crate::SlotRules;
+use crate::io::{Act, Backend, Buffer, Ended, FileIo, Io, PAGE_BYTES};
+use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, Heading};
+use crate::limits::{Daily, Rate};
+use crate::slots::{ClaimedSlot, Kept, Key, Slots};
+use crate::stats::{DiskStats, Miss, Off, Unstored};
+use crate::table::Table;
+
+/// A file of slots as a tier: works in the calls of [`poll`](LowerTier::poll), without a thread of its own.
+///
+/// # Ordering
+/// A block that is stored is found when its slot and its entry in the table are written. What is forgotten is found no
+/// more from that call on; it stays forgotten when the file is opened again once the tier is [idle](Self::is_idle). The
+/// same holds for [`clear`](LowerTier::clear), and stores that begin after it end behind it.
+#[derive(Debug)]
+pub struct SlotFile {
+    io: Box<dyn FileIo>,
+    heading: Heading,
+    rules: SlotRules,
+    slots: Slots,
+    table: Table<Store>,
+    /// How often the heading is to be written: at both its places, so that one that is spoilt later loses nothing.
+    heading_due: u8,
+    heading_open: bool,
+    loads: VecDeque<BlockSink>,
+    stores: VecDeque<BlockSource>,
+    /// What is open at the file, by token.
+    jobs: HashMap<u64, Job>,
+    next_token: u64,
+    next_generation: u64,
+    /// Memory of reads and writes, as many as may be open at a time.
+    read_buffers: Vec<Buffer>,
+    write_buffers: Vec<Buffer>,
+    read_rate: Rate,
+    write_rate: Rate,
+    daily: Daily,
+    /// Slots that are being given back to the file system, and what is to be written there then.
+    punching: HashSet<u64>,
+    parked: HashMap<u64, (Store, Buffer, usize)>,
+    /// All slots are.
+    punching_all: bool,
+    punches: bool,
+    failures: u32,
+    off: Option<Off>,
+    dropped: Vec<Key>,
+    survivors: Vec<Key>,
+    stats: DiskStats,
+    /// Kept to avoid allocation.
+    ended: Vec<Ended>,
+}
+
+/// A store that is being written.
+#[derive(Debug)]
+pub(crate) struct Store {
+    source: BlockSource,
+    slot: ClaimedSlot,
+    kept: Kept,
+    epoch: u64,
+    /// It was forgotten meanwhile.
+    void: bool,
+}
+
+/// A load that is being read. Its slot is held meanwhile.
+#[derive(Debug)]
+struct Load {
+    sink: BlockSink,
+    pin: Pinned,
+    slot: u64,
+    kept: Kept,
+}
+
+#[derive(Debug)]
+enum Job {
+    Load(Box<Load>),
+    Store(Box<Store>),
+    Table(u64),
+    Heading,
+    Punch(u64),
+    PunchAll,
+}
+
+impl SlotFile {
+    /// Which way the file is reached.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        self.io.backend()
+    }
+
+    /// Why the file is off, if it is.
+    #[must_use]
+    pub fn off(&self) -> Option<Off> {
+        self.off
+    }
+
+    /// Counts of the file.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        DiskStats {
+            slots: self.heading.geometry.slots,
+            used_slots: self.slots.used(),
+            off: self.off.is_some().into(),
+            ..self.stats
+        }
+    }
+
+    /// Slots that a store can have now: those that no load and no store holds.
+    #[must_use]
+    pub fn claimable_slots(&self) -> u64 {
+        self.slots.claimable()
+    }
+
+    /// Whether nothing is open or waits, so that the file says what the tier says, unless it is off.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        let settled = self.heading_due == 0 && self.table.is_clean();
+        let waits = !(self.loads.is_empty() && self.stores.is_empty() && self.parked.is_empty());
+        self.jobs.is_empty() && !waits && (settled || self.off.is_some())
+    }
+
+    /// Whether operations are open at the file, one of which will end.
+    #[must_use]
+    pub fn has_open(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+
+    /// Works: begins what can be begun, and takes in what has ended. If nothing has and something is open, waits for
+    /// that, at most `wait`.
+    pub fn work(&mut self, wait: Duration) {
+        self.begin_ready();
+        let mut wait = wait;
+        loop {
+            let mut ended = std::mem::take(&mut self.ended);
+            self.io.ended(wait, &mut ended);
+            let some = !ended.is_empty();
+            ended.drain(..).for_each(|ended| self.end(ended));
+            self.ended = ended;
+            if !some {
+                return;
+            }
+            // What can begin now is handed to the file at once, and what has ended is told.
+            self.begin_ready();
+            wait = Duration::ZERO;
+        }
+    }
+
+    /// Begins what can be begun: what others wait for first.
+    fn begin_ready(&mut self) {
+        if self.off.is_none() {
+            self.write_heading();
+            // A store of a new epoch has not ended before the epoch has begun in the file.
+            while self.heading_due == 0
+                && !self.heading_open
+                && let Some(page) = self.table.begin()
+            {
+                self.write_page(page);
+            }
+        }
+        let now = self.rules.clock.now();
+        while !self.loads.is_empty()
+            && !self.read_buffers.is_empty()
+            && self.read_rate.allows(now)
+            && let Some(sink) = self.loads.pop_front()
+        {
+            self.begin_load(sink);
+        }
+        let depth = self.rules.write_depth as usize;
+        while !self.stores.is_empty() && !self.punching_all {
+            // Reads go first: beside those that wait, one write at a time goes on.
+            let writing = depth - self.write_buffers.len().min(depth);
+            let reads_wait = !self.loads.is_empty() && self.read_buffers.is_empty();
+            let may = !self.write_buffers.is_empty() && (!reads_wait || writing == 0);
+            if !may || !self.write_rate.allows(now) {
+                break;
+            }
+            let Some(source) = self.stores.pop_front() else { break };
+            if let Some(later) = self.begin_store(source) {
+                self.stores.push_front(later);
+                break;
+            }
+        }
+    }
+
+    fn submit(&mut self, job: Job, act: Act, offset: u64, bytes: usize, buffer: Option<Buffer>) {
+        let token = self.next_token;
+        self.next_token += 1;
+        self.jobs.insert(token, job);
+        self.io.begin(Io { token, act, offset, bytes, buffer });
+    }
+
+    fn write_heading(&mut self) {
+        if self.heading_due == 0 || self.heading_open {
+            return;
+        }
+        self.heading_open = true;
+        self.heading.sequence += 1;
+        let mut buffer = Buffer::new(PAGE_BYTES);
+        buffer.bytes_mut().copy_from_slice(&self.heading.to_page());
+        self.submit(Job::Heading, Act::Write, self.heading.place(), PAGE_BYTES, Some(buffer));
+    }
+
+    fn write_page(&mut self, page: u64) {
+        let mut buffer = Buffer::new(PAGE_BYTES);
+        let first = page * ENTRIES_A_PAGE;
+        for (slot, bytes) in (first..).zip(buffer.bytes_mut().chunks_exact_mut(ENTRY_BYTES)) {
+            if let Some(kept) = self.slots.kept(slot) {
+                bytes.copy_from_slice(&self.entry(slot, kept).to_bytes());
+            }
+        }
+        let offset = self.heading.geometry.table_page(page);
+        self.submit(Job::Table(page), Act::Write, offset, PAGE_BYTES, Some(buffer));
+    }
+
+    fn entry(&self, slot: u64, kept: &Kept) -> Entry {
+        let &Kept { name, group, generation, length, sum, key } = kept;
+        let Heading { file, model, epoch, .. } = self.heading;
+        Entry { name, group, file, model, epoch, generation, slot, length, sum, key }
+    }
+
+    /// Has the table say again what a slot holds.
+    fn touch(&mut self, slot: u64, store: Option<Store>) {
+        if self.off.is_none() {
+            self.table.touch(slot / ENTRIES_A_PAGE, store);
+        }
+    }
+
+    fn end(&mut self, ended: Ended) {
+        let Ended { io, result } = ended;
+        let Some(job) = self.jobs.remove(&io.token) else { return };
+        self.note(&io, &result);
+        let whole = matches!(result, Ok(bytes) if bytes == io.bytes);
+        match job {
+            Job::Load(load) => self.end_load(*load, io.buffer, &result),
+            Job::Store(store) => {
+                self.write_buffers.extend(io.buffer);
+                self.end_write(*store, whole);
+            }
+            Job::Table(page) => self.end_page(page, whole),
+            Job::Heading => {
+                self.heading_open = false;
+                // One that was not written is written again, until the file is off.
+                self.heading_due = self.heading_due.saturating_sub(whole.into());
+            }
+            Job::Punch(slot) => {
+                self.punching.remove(&slot);
+                self.punches &= whole;
+                if let Some((store, buffer, bytes)) = self.parked.remove(&slot) {
+                    self.write_slot(store, buffer, bytes);
+                }
+            }
+            Job::PunchAll => {
+                self.punching_all = false;
+                self.punches &= whole;
+            }
+        }
+        if self.off.is_some() {
+            self.give_up();
+        }
+    }
+
+    /// Counts an operation that has ended, and turns the file off when it is of no use.
+    fn note(&mut self, io: &Io, result: &io::Result<usize>) {
+        if let Ok(bytes) = *result {
+            match io.act {
+                Act::Read => self.stats.read_bytes += bytes as u64,
+                Act::Write => self.stats.written_bytes += bytes as u64,
+                Act::Punch | Act::Sync => {}
+            }
+            if bytes >= io.bytes || io.act != Act::Write {
+                self.failures = 0;
+                return;
+            }
+        }
+        self.stats.failed_operations += 1;
+        // A file system without holes has none.
+        if io.act == Act::Punch {
+            return;
+        }
+        self.failures += 1;
+        let off = match result.as_ref().map_err(io::Error::kind) {
+            Err(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Some(Off::Full),
+            Err(io::ErrorKind::ReadOnlyFilesystem) => Some(Off::ReadOnly),
+            _ => None,
+        };
+        let failing = self.failures >= self.rules.failures_max.max(1);
+        let off = off.filter(|_| io.act == Act::Write).or(failing.then_some(Off::Failing));
+        if let Some(off) = off
+            && self.off != Some(Off::Failing)
+            && self.off != Some(off)
+        {
+            tracing::error!(?off, ?result, "a file of slots is off");
+            self.off = Some(off);
+        }
+    }
+
+    /// Ends what a file that is off does not do any more.
+    fn give_up(&mut self) {
+        for source in std::mem::take(&mut self.stores) {
+            self.fail_store(source, Unstored::Off);
+        }
+        for store in self.table.give_up() {
+            self.end_unwritten(store, Unstored::Off);
+        }
+        for (_, (store, buffer, _)) in std::mem::take(&mut self.parked) {
+            self.write_buffers.push(buffer);
+            self.end_unwritten(store, Unstored::Off);
+        }
+        if self.off == Some(Off::Failing) {
+            for sink in std::mem::take(&mut self.loads) {
+                self.miss(sink, Miss::Off);
+            }
+            let gone = self.slots.clear();
+            self.dropped.extend(gone);
+        }
+    }
+
+    /// Gives up what has not begun.
+    pub(crate) fn give_up_waiting(&mut self) {
+        for source in std::mem::take(&mut self.stores) {
+            self.fail_store(source, Unstored::Off);
+        }
+        for sink in std::mem::take(&mut self.loads) {
+            self.miss(sink, Miss::Off);
+        }
+    }
+
+    fn miss(&mut self, sink: BlockSink, miss: Miss) {
+        self.stats.misses[miss as usize] += 1;
+        sink.failed(match miss {
+            Miss::Absent | Miss::Forgotten | Miss::NoKey | Miss::Off => BlockFault::Missing,
+            Miss::Short => BlockFault::Short,
+            Miss::Torn => BlockFault::Checksum,
+            Miss::Stale | Miss::Foreign => BlockFault::Foreign,
+            Miss::Failed | Miss::Refused => BlockFault::Failed,
+        });
+    }
+
+    fn fail_store(&mut self, source: BlockSource, reason: Unstored) {
+        self.stats.unstored[reason as usize] += 1;
+        source.failed(BlockFault::Failed);
+    }
+}
+
+impl LowerTier for SlotFile {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        for source in blocks {
+            match self.off {
+                None => self.stores.push_back(source),
+                Some(_) => self.fail_store(source, Unstored::Off),
+            }
+        }
+    }
+
+    fn load(&mut self, blocks: Vec<BlockSink>) {
+        for sink in blocks {
+            match self.off {
+                Some(Off::Failing) => self.miss(sink, Miss::Off),
+                _ => self.loads.push_back(sink),
+            }
+        }
+    }
+
+    fn forget(&mut self, blocks: &[(GroupId, BlockHash)]) {
+        blocks.iter().for_each(|&block| self.forget_block(block));
+    }
+
+    fn clear(&mut self) {
+        self.clear_all();
+    }
+
+    fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
+        self.work(Duration::ZERO);
+        dropped.append(&mut self.dropped);
+    }
+
+    fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
+        found.append(&mut self.survivors);
+    }
+}

@@ -1,0 +1,300 @@
+//! Opening a file of slots: what it says of itself is compared with what it should be, and its table is read.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::SlotFile;
+use crate::error::Hostility;
+use crate::io::{Act, Buffer, Ended, FileIo, Io, PAGE_BYTES};
+use crate::layout::{ENTRY_BYTES, Entry, EntryFault, Geometry, Heading, HeadingFault};
+use crate::limits::{Daily, Rate};
+use crate::slots::{Kept, Slots};
+use crate::stats::DiskStats;
+use crate::table::Table;
+use crate::{Keep, Mismatch, OpenError, SlotRules};
+
+/// Operations of each kind at a time, at most.
+pub(crate) const DEPTH_MAX: u32 = 1024;
+
+/// Generations that are set aside for a life of the process. There are enough for 2^24 lives.
+const GENERATIONS: u64 = 1 << 40;
+
+/// Bytes of a piece of the table that is read at a time, and how many are.
+const PIECE_BYTES: usize = 1 << 20;
+const PIECES: usize = 8;
+
+/// How long one operation may take while a file is opened.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which file of a set is opened, and what it has to be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Place {
+    /// Its slots.
+    pub geometry: Geometry,
+    /// Its number in the set.
+    pub stripe: u16,
+    /// Files of the set.
+    pub stripes: u16,
+    /// The number of the set that a new file is to have: random.
+    pub set: u128,
+    /// The number that a new file is to have: random.
+    pub file: u128,
+    /// Bytes of the file as it was found.
+    pub found_bytes: u64,
+    /// Whether the file was made just now, and holds zeros.
+    pub is_new: bool,
+}
+
+impl SlotFile {
+    /// Opens a file of slots. May take time: the table is read.
+    ///
+    /// # Errors
+    /// [`OpenError`]. A file that is refused is as it was.
+    pub fn open(
+        mut io: Box<dyn FileIo>,
+        place: &Place,
+        rules: &SlotRules,
+    ) -> Result<Self, OpenError> {
+        let depths = [rules.read_depth, rules.write_depth];
+        if depths.iter().any(|depth| !(1..=DEPTH_MAX).contains(depth)) {
+            let [reads, writes] = depths;
+            return Err(OpenError::Depth { reads, writes, max: DEPTH_MAX });
+        }
+        if !place.geometry.is_valid() || place.stripe >= place.stripes {
+            let Geometry { slots, slot_bytes } = place.geometry;
+            return Err(OpenError::TooSmall {
+                bytes: slots.saturating_mul(slot_bytes),
+                slot_bytes,
+            });
+        }
+        let (heading, is_old) = heading_of(&mut *io, place, rules)?;
+        let mut file = Self::new(io, heading, rules)?;
+        if is_old && rules.keep == Keep::Content {
+            file.read_table()?;
+        }
+        Ok(file)
+    }
+
+    fn new(
+        mut io: Box<dyn FileIo>,
+        heading: Heading,
+        rules: &SlotRules,
+    ) -> Result<Self, OpenError> {
+        let slot_bytes = heading.geometry.slot_bytes as usize;
+        let [reads, writes] = [rules.read_depth, rules.write_depth].map(|depth| depth as usize);
+        let mut read_buffers = io.buffers(reads + writes, slot_bytes);
+        let write_buffers = read_buffers.split_off(reads.min(read_buffers.len()));
+        Ok(Self {
+            slots: Slots::new(heading.geometry.slots, rules.policy)?,
+            heading,
+            table: Table::default(),
+            heading_due: 0,
+            heading_open: false,
+            loads: VecDeque::new(),
+            stores: VecDeque::new(),
+            jobs: HashMap::new(),
+            next_token: 0,
+            next_generation: heading.ceiling - GENERATIONS,
+            read_buffers,
+            write_buffers,
+            read_rate: Rate::new(rules.read_bytes_per_second),
+            write_rate: Rate::new(rules.write_bytes_per_second),
+            daily: Daily::new(rules.write_bytes_per_day),
+            punching: HashSet::new(),
+            parked: HashMap::new(),
+            punching_all: false,
+            punches: rules.punches,
+            failures: 0,
+            off: None,
+            dropped: Vec::new(),
+            survivors: Vec::new(),
+            stats: DiskStats::default(),
+            ended: Vec::new(),
+            rules: rules.clone(),
+            io,
+        })
+    }
+
+    /// Takes in the entries of the table that are of this file, model and epoch.
+    fn read_table(&mut self) -> Result<(), OpenError> {
+        let Heading { geometry, .. } = self.heading;
+        let mut records = Vec::new();
+        let no_memory = |_| OpenError::NoMemory { slots: geometry.slots };
+        records.try_reserve_exact(geometry.slots as usize).map_err(no_memory)?;
+        records.resize(geometry.slots as usize, None);
+        let table_bytes = geometry.table_pages() * PAGE_BYTES as u64;
+        let pieces = (0..table_bytes).step_by(PIECE_BYTES);
+        let pieces = pieces.map(|at| (at, (table_bytes - at).min(PIECE_BYTES as u64) as usize));
+        let mut left: VecDeque<_> = pieces.collect();
+        let piece = PIECE_BYTES.min(table_bytes as usize);
+        let mut spare: Vec<_> = left.iter().take(PIECES).map(|_| Buffer::new(piece)).collect();
+        let mut ended = Vec::new();
+        let started = Instant::now();
+        let mut progress = started;
+        while !left.is_empty() || self.io.open() > 0 {
+            while let (Some(&(at, bytes)), Some(buffer)) = (left.front(), spare.pop()) {
+                left.pop_front();
+                let offset = geometry.table_page(0) + at;
+                self.io.begin(Io {
+                    token: at,
+                    act: Act::Read,
+                    offset,
+                    bytes,
+                    buffer: Some(buffer),
+                });
+            }
+            self.io.ended(Duration::from_secs(1), &mut ended);
+            if progress.elapsed() > PATIENCE {
+                let timed_out = io::Error::from(io::ErrorKind::TimedOut);
+                return Err(OpenError::system("reading the table")(timed_out));
+            }
+            for Ended { io, result } in ended.drain(..) {
+                progress = Instant::now();
+                let Some(mut buffer) = io.buffer else { continue };
+                // What could not be read is not there.
+                let read = result.unwrap_or(0).min(buffer.len());
+                self.read_entries(io.token, &buffer.bytes()[..read], io.bytes, &mut records);
+                buffer.bytes_mut().fill(0);
+                spare.push(buffer);
+            }
+        }
+        self.survivors = self.slots.restore(records);
+        self.stats.survivors = self.survivors.len() as u64;
+        tracing::debug!(survivors = self.survivors.len(), elapsed = ?started.elapsed(), "table read");
+        Ok(())
+    }
+
+    fn read_entries(&mut self, at: u64, read: &[u8], bytes: usize, records: &mut [Option<Kept>]) {
+        let first = at / ENTRY_BYTES as u64;
+        let whole = read.chunks_exact(ENTRY_BYTES);
+        // Entries that did not come are as bad as those that are spoilt.
+        self.stats.discarded += (bytes / ENTRY_BYTES - whole.len()) as u64;
+        for (slot, bytes) in (first..).zip(whole) {
+            let Some(record) = records.get_mut(slot as usize) else { return };
+            match Entry::parse(bytes) {
+                Ok(entry) if self.is_own(&entry, slot) => {
+                    let Entry { name, group, generation, length, sum, key, .. } = entry;
+                    *record = Some(Kept { name, group, generation, length, sum, key });
+                }
+                Err(EntryFault::Empty) => {}
+                Ok(_) | Err(_) => self.stats.discarded += 1,
+            }
+        }
+    }
+
+    fn is_own(&self, entry: &Entry, slot: u64) -> bool {
+        let Heading { file, model, epoch, geometry, .. } = self.heading;
+        let room = geometry.slot_bytes - ENTRY_BYTES as u64;
+        (entry.file, entry.model, entry.epoch, entry.slot) == (file, model, epoch, slot)
+            && entry.length <= room
+            && entry.generation < self.next_generation
+    }
+}
+
+/// The heading that the file has now, and whether what is in the file counts.
+fn heading_of(
+    io: &mut dyn FileIo,
+    place: &Place,
+    rules: &SlotRules,
+) -> Result<(Heading, bool), OpenError> {
+    let mut buffer = Buffer::new(2 * PAGE_BYTES);
+    if !place.is_new {
+        let read =
+            one(io, Act::Read, 0, &mut buffer).map_err(OpenError::system("reading the heading"))?;
+        buffer.bytes_mut()[read..].fill(0);
+    }
+    let (first, second) = buffer.bytes().split_at(PAGE_BYTES);
+    let old = match Heading::newer(first, second) {
+        _ if place.is_new => None,
+        // Wiping is for our own files.
+        Err(HeadingFault::Foreign) => return Err(foreign()),
+        Err(fault) => match rules.mismatch {
+            Mismatch::Refuse => return Err(fault.into()),
+            Mismatch::Wipe => None,
+        },
+        Ok(old) => match (fits(&old, place, rules), rules.mismatch) {
+            (Ok(()), _) => Some((old, true)),
+            (Err(error), Mismatch::Refuse) => return Err(error),
+            (Err(_), Mismatch::Wipe) => Some((old, false)),
+        },
+    };
+    let mut heading = match old {
+        Some((old, true)) => next_life(old, rules)?,
+        old => Heading {
+            set: place.set,
+            file: place.file,
+            stripe: place.stripe,
+            stripes: place.stripes,
+            model: rules.model,
+            geometry: place.geometry,
+            epoch: 1,
+            ceiling: GENERATIONS,
+            // Newer than the one that it takes the place of.
+            sequence: old.map_or(1, |(old, _)| old.sequence.min(u64::MAX / 2)),
+        },
+    };
+    // Both places are written, so that one that is spoilt later loses nothing, and nothing of an older file is left.
+    for _ in 0..2 {
+        heading.sequence += 1;
+        let mut page = Buffer::new(PAGE_BYTES);
+        page.bytes_mut().copy_from_slice(&heading.to_page());
+        let written = one(io, Act::Write, heading.place(), &mut page);
+        let written = written.and_then(|bytes| match bytes {
+            PAGE_BYTES => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        });
+        written.map_err(OpenError::system("writing the heading"))?;
+    }
+    Ok((heading, old.is_some_and(|(_, fits)| fits)))
+}
+
+fn foreign() -> OpenError {
+    OpenError::Hostile { path: Default::default(), reason: Hostility::Foreign }
+}
+
+fn fits(old: &Heading, place: &Place, rules: &SlotRules) -> Result<(), OpenError> {
+    if old.model != rules.model {
+        return Err(OpenError::Model { found: old.model, expected: rules.model });
+    }
+    if old.geometry != place.geometry || place.found_bytes < place.geometry.bytes() {
+        let (bytes, found, expected) = (place.found_bytes, old.geometry, place.geometry);
+        return Err(OpenError::Geometry { bytes, found, expected });
+    }
+    if (old.stripe, old.stripes) != (place.stripe, place.stripes) || old.set != place.set {
+        let Heading { stripe, stripes, .. } = *old;
+        let (expected, count) = (place.stripe, place.stripes);
+        return Err(OpenError::Stripe { stripe, stripes, expected, count });
+    }
+    Ok(())
+}
+
+/// The heading of a file whose process begins anew: its generations are all new.
+fn next_life(old: Heading, rules: &SlotRules) -> Result<Heading, OpenError> {
+    let ceiling = old.ceiling.checked_add(GENERATIONS).ok_or(HeadingFault::Field)?;
+    let epoch = old.epoch.checked_add(u64::from(rules.keep == Keep::Nothing));
+    let epoch = epoch.filter(|&epoch| epoch < u64::MAX).ok_or(HeadingFault::Field)?;
+    if old.sequence >= u64::MAX / 2 {
+        return Err(HeadingFault::Field.into());
+    }
+    Ok(Heading { ceiling, epoch, ..old })
+}
+
+/// Carries out one operation, and waits for it.
+fn one(io: &mut dyn FileIo, act: Act, offset: u64, buffer: &mut Buffer) -> io::Result<usize> {
+    let bytes = buffer.len();
+    let taken = std::mem::replace(buffer, Buffer::new(0));
+    io.begin(Io { token: 0, act, offset, bytes, buffer: Some(taken) });
+    let (began, mut ended) = (Instant::now(), Vec::new());
+    while ended.is_empty() {
+        io.ended(Duration::from_secs(1), &mut ended);
+        if ended.is_empty() && began.elapsed() > PATIENCE {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    let Some(Ended { io, result }) = ended.pop() else { return Ok(0) };
+    if let Some(back) = io.buffer {
+        *buffer = back;
+    }
+    result
+}

@@ -1,0 +1,344 @@
+//! A tier over several files, each with a thread of its own.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kv_manager::GroupId;
+use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
+use kv_pool::BlockHash;
+use parking_lot::Mutex;
+
+use crate::folder::{self, Found};
+use crate::io::{Backend, FileIo, RingFile, ThreadFile};
+use crate::layout::Geometry;
+use crate::slot_file::Place;
+use crate::slots::Key;
+use crate::stats::DiskStats;
+use crate::{BackendChoice, DiskOptions, OpenError, SlotFile};
+
+/// Files, at most.
+const FILES_MAX: usize = 256;
+
+/// How long a thread waits for the disk before it looks for new orders.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// How long a thread waits where only time can go on: for a rate.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How long a thread that is to end waits for what is open.
+const LAST: Duration = Duration::from_secs(2);
+
+/// A tier of files. Blocks are striped over the files by name, and each file has a thread.
+///
+/// Dropping it ends the threads: what waits is given up, and what is open is waited for, for two seconds at most.
+#[derive(Debug)]
+pub struct DiskTier {
+    stripes: Vec<Stripe>,
+    watch: DiskWatch,
+    survivors: Vec<Key>,
+}
+
+/// Shows what a tier does, wherever the tier itself has gone.
+#[derive(Clone, Debug)]
+pub struct DiskWatch {
+    shared: Arc<[Mutex<Shared>]>,
+    backends: Arc<[FileReport]>,
+}
+
+/// How a file is reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FileReport {
+    /// By what calls.
+    pub backend: Backend,
+    /// Whether reads and writes pass by the page cache.
+    pub direct: bool,
+    /// Its slots.
+    pub geometry: Geometry,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stats: DiskStats,
+    dropped: Vec<Key>,
+}
+
+#[derive(Debug)]
+struct Stripe {
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Order {
+    Store(Vec<BlockSource>),
+    Load(Vec<BlockSink>),
+    Forget(Vec<Key>),
+    ForgetKey(u64),
+    Clear,
+}
+
+impl DiskTier {
+    /// Opens or makes the files. May take time: their tables are read, side by side.
+    ///
+    /// # Errors
+    /// [`OpenError`]. Files that are refused are as they were.
+    pub fn open(options: &DiskOptions) -> Result<Self, OpenError> {
+        let folders = &options.folders;
+        if folders.is_empty() {
+            return Err(OpenError::NoFolder);
+        }
+        if folders.len() > FILES_MAX {
+            return Err(OpenError::TooManyFolders { folders: folders.len(), max: FILES_MAX });
+        }
+        let slot_bytes = Geometry::slot_bytes_for(options.record_bytes);
+        let too_small =
+            || OpenError::TooSmall { bytes: options.bytes / folders.len() as u64, slot_bytes };
+        let geometry = options.geometry().ok_or_else(too_small)?;
+        let found = folders.iter().enumerate();
+        let found = found.map(|(stripe, folder)| folder::find(folder, stripe, options));
+        let found = found.collect::<Result<Vec<_>, _>>()?;
+        // The first file says which others belong to it.
+        let set = found.first().and_then(|found| found.set);
+        let set = set.map_or_else(folder::random, Ok)?;
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let opens: Vec<_> = found
+                .into_iter()
+                .zip(0..)
+                .map(|(found, stripe)| {
+                    scope.spawn(move || open_one(found, stripe, set, geometry, options))
+                })
+                .collect();
+            opens.into_iter().map(|open| open.join()).collect()
+        });
+        let mut files = Vec::new();
+        for opened in opened {
+            let died = || OpenError::system("opening a file")(io::ErrorKind::Other.into());
+            files.push(opened.unwrap_or_else(|_| Err(died()))?);
+        }
+        Self::start(files)
+    }
+
+    fn start(files: Vec<(SlotFile, FileReport)>) -> Result<Self, OpenError> {
+        let shared = |(file, _): &(SlotFile, FileReport)| {
+            Mutex::new(Shared { stats: file.stats(), dropped: Vec::new() })
+        };
+        let watch = DiskWatch {
+            shared: files.iter().map(shared).collect(),
+            backends: files.iter().map(|(_, report)| *report).collect(),
+        };
+        let mut tier = Self { stripes: Vec::new(), watch: watch.clone(), survivors: Vec::new() };
+        for (at, (mut file, _)) in files.into_iter().enumerate() {
+            file.survivors(&mut tier.survivors);
+            let (orders, received) = mpsc::channel();
+            let watch = watch.clone();
+            let thread = std::thread::Builder::new().name(format!("kv-disk-{at}"));
+            let thread = thread.spawn(move || run(file, &received, &watch.shared[at]));
+            let thread = thread.map_err(OpenError::system("starting a thread"))?;
+            tier.stripes.push(Stripe { orders: Some(orders), thread: Some(thread) });
+        }
+        Ok(tier)
+    }
+
+    /// Shows what the tier does from now on, also when it has been given away.
+    #[must_use]
+    pub fn watch(&self) -> DiskWatch {
+        self.watch.clone()
+    }
+
+    /// Forgets all blocks that are encrypted with a key of this number. They are
+    /// [reported](LowerTier::poll) as dropped.
+    pub fn forget_key(&mut self, number: u64) {
+        (0..self.stripes.len()).for_each(|at| self.send(at, Order::ForgetKey(number)));
+    }
+
+    fn stripe_of(&self, name: BlockHash) -> usize {
+        // The pool of a file spreads names by their low bits.
+        ((name.to_u128() >> 64) % self.stripes.len() as u128) as usize
+    }
+
+    fn divide<T>(&self, blocks: Vec<T>, name: impl Fn(&T) -> BlockHash) -> Vec<Vec<T>> {
+        let mut parts: Vec<_> = self.stripes.iter().map(|_| Vec::new()).collect();
+        for block in blocks {
+            parts[self.stripe_of(name(&block))].push(block);
+        }
+        parts
+    }
+
+    fn send_parts<T>(&self, parts: Vec<Vec<T>>, order: impl Fn(Vec<T>) -> Order) {
+        let parts = parts.into_iter().enumerate().filter(|(_, part)| !part.is_empty());
+        parts.for_each(|(at, part)| self.send(at, order(part)));
+    }
+
+    fn send(&self, at: usize, order: Order) {
+        // Without its thread, an order is dropped, and its blocks have failed.
+        if let Some(orders) = self.stripes.get(at).and_then(|stripe| stripe.orders.as_ref()) {
+            drop(orders.send(order));
+        }
+    }
+}
+
+fn open_one(
+    found: Found,
+    stripe: u16,
+    set: u128,
+    geometry: Geometry,
+    options: &DiskOptions,
+) -> Result<(SlotFile, FileReport), OpenError> {
+    folder::make_room(&found, options, geometry.bytes())?;
+    let stripes = u16::try_from(options.folders.len()).unwrap_or(u16::MAX);
+    let file = folder::random()?;
+    let Found { path, file: opened, bytes: found_bytes, is_new, direct, .. } = found;
+    let rules = &options.rules;
+    let io = backend(opened, options).map_err(OpenError::system("setting up the file"))?;
+    // A file that was to be wiped has its length by now.
+    let place = Place { geometry, stripe, stripes, set, file, found_bytes, is_new };
+    let file = SlotFile::open(io, &place, rules).map_err(|error| match error {
+        OpenError::Hostile { reason, .. } => OpenError::Hostile { path, reason },
+        other => other,
+    })?;
+    let report = FileReport { backend: file.backend(), direct, geometry };
+    tracing::info!(backend = %report.backend, direct, slots = geometry.slots, "a file of slots");
+    Ok((file, report))
+}
+
+fn backend(file: File, options: &DiskOptions) -> io::Result<Box<dyn FileIo>> {
+    let rules = &options.rules;
+    let depth = rules.read_depth.saturating_add(rules.write_depth);
+    let threads = depth.clamp(1, 32) as usize;
+    match options.backend {
+        BackendChoice::Threads => return Ok(Box::new(ThreadFile::new(file, threads)?)),
+        BackendChoice::Ring => return Ok(Box::new(RingFile::new(file, ring_depth(depth))?)),
+        BackendChoice::Best => {}
+    }
+    // The lock belongs to the file, whichever handle it is reached by.
+    let other = file.try_clone()?;
+    match RingFile::new(file, ring_depth(depth)) {
+        Ok(ring) => Ok(Box::new(ring)),
+        Err(error) => {
+            tracing::warn!(%error, "io_uring is refused; threads read and write instead");
+            Ok(Box::new(ThreadFile::new(other, threads)?))
+        }
+    }
+}
+
+/// Beside slots, pages of the table are written.
+fn ring_depth(depth: u32) -> u32 {
+    depth.saturating_mul(2).saturating_add(8).min(4096)
+}
+
+fn run(mut file: SlotFile, orders: &Receiver<Order>, shared: &Mutex<Shared>) {
+    let mut dropped = Vec::new();
+    loop {
+        let next = match orders.try_recv() {
+            Ok(order) => Some(order),
+            Err(TryRecvError::Disconnected) => break,
+            Err(TryRecvError::Empty) if file.has_open() => {
+                file.work(LOOK);
+                None
+            }
+            Err(TryRecvError::Empty) => {
+                let idle = file.is_idle();
+                let next = if idle {
+                    orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                } else {
+                    orders.recv_timeout(PAUSE)
+                };
+                match next {
+                    Ok(order) => Some(order),
+                    Err(RecvTimeoutError::Timeout) => None,
+                    Err(RecvTimeoutError::Disconnected) => break,
+                }
+            }
+        };
+        if let Some(order) = next {
+            take(&mut file, order);
+            // All that have come are looked at before one is begun: reads go first.
+            while let Ok(order) = orders.try_recv() {
+                take(&mut file, order);
+            }
+        }
+        file.poll(&mut dropped);
+        let mut shared = shared.lock();
+        shared.dropped.append(&mut dropped);
+        shared.stats = file.stats();
+    }
+    end(&mut file, shared);
+}
+
+/// Waits for what is open, and for what the table is to say.
+fn end(file: &mut SlotFile, shared: &Mutex<Shared>) {
+    file.give_up_waiting();
+    let since = Instant::now();
+    while !file.is_idle() && since.elapsed() < LAST {
+        file.work(LOOK);
+    }
+    shared.lock().stats = file.stats();
+}
+
+fn take(file: &mut SlotFile, order: Order) {
+    match order {
+        Order::Store(blocks) => file.store(blocks),
+        Order::Load(blocks) => file.load(blocks),
+        Order::Forget(blocks) => file.forget(&blocks),
+        Order::ForgetKey(number) => file.forget_key(number),
+        Order::Clear => file.clear(),
+    }
+}
+
+impl DiskWatch {
+    /// Counts of all files together, as of the last time that each has done something.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        let mut sum = DiskStats::default();
+        self.shared.iter().for_each(|file| sum += file.lock().stats);
+        sum
+    }
+
+    /// How each file is reached.
+    #[must_use]
+    pub fn files(&self) -> &[FileReport] {
+        &self.backends
+    }
+}
+
+impl LowerTier for DiskTier {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        self.send_parts(self.divide(blocks, BlockSource::name), Order::Store);
+    }
+
+    fn load(&mut self, blocks: Vec<BlockSink>) {
+        self.send_parts(self.divide(blocks, BlockSink::name), Order::Load);
+    }
+
+    fn forget(&mut self, blocks: &[(GroupId, BlockHash)]) {
+        self.send_parts(self.divide(blocks.to_vec(), |(_, name)| *name), Order::Forget);
+    }
+
+    fn clear(&mut self) {
+        (0..self.stripes.len()).for_each(|at| self.send(at, Order::Clear));
+    }
+
+    fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
+        self.watch.shared.iter().for_each(|file| dropped.append(&mut file.lock().dropped));
+    }
+
+    fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
+        found.append(&mut self.survivors);
+    }
+}
+
+impl Drop for DiskTier {
+    fn drop(&mut self) {
+        self.stripes.iter_mut().for_each(|stripe| stripe.orders = None);
+        for stripe in &mut self.stripes {
+            if let Some(thread) = stripe.thread.take() {
+                // What it panicked with was printed, and its blocks have failed.
+                drop(thread.join());
+            }
+        }
+    }
+}
