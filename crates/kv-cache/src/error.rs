@@ -221,11 +221,13 @@ pub enum StepError {
     #[error("the plan was not carried out")]
     Plan(#[from] kv_manager::PlanError),
     /// There is no such layer.
-    #[error("layer {layer} is waited for, where there are {layers}")]
+    #[error("layer {layer} of group {} is waited for, which has {layers}", group.0)]
     Layer {
+        /// The group named.
+        group: GroupId,
         /// The layer named.
         layer: u32,
-        /// Layers of the first group.
+        /// Layers of the group; 0 if there is no such group.
         layers: u32,
     },
     /// A granule of shared memory could not be mapped for the group that got it. It is mapped when the step ends,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use kv_kernels::{BlockPair, link::HostDirection};
 use kv_manager::tiers::Arrived;
-use kv_manager::{LayerLoad, StepPlan};
+use kv_manager::{GroupId, LayerLoad, StepPlan};
+use smallvec::SmallVec;
 
 use crate::runs::{Kind, Run};
 use crate::{KvCache, KvWorker, StepError};
@@ -19,8 +20,8 @@ const BACK: Kind = Kind::Carry(HostDirection::ToPages);
 #[derive(Debug, Default)]
 pub(crate) struct OpenLayers {
     loads: Vec<Load>,
-    /// Layers that the engine has waited for.
-    waited: Vec<bool>,
+    /// Of each group, the layers that the engine has waited for; none of a group without loads.
+    waited: Vec<Vec<bool>>,
     /// The copies come after those of the plan.
     ordered: bool,
     /// Until when the step waits.
@@ -35,10 +36,21 @@ struct Load {
 }
 
 impl OpenLayers {
-    pub(crate) fn take(&mut self, plan: &StepPlan, layers: u32) {
+    /// `layers` are those of each group.
+    pub(crate) fn take(&mut self, plan: &StepPlan, layers: impl Iterator<Item = u32>) {
         self.clear();
+        if plan.layer_loads.is_empty() {
+            return;
+        }
         self.loads.extend(plan.layer_loads.iter().map(|&of| Load { of, sent: 0 }));
-        self.waited.resize(layers as usize, false);
+        for (group, layers) in (0..).map(GroupId).zip(layers) {
+            let loads = self.loads_of(group).next().is_some();
+            self.waited.push(vec![false; if loads { layers as usize } else { 0 }]);
+        }
+    }
+
+    fn loads_of(&self, group: GroupId) -> impl Iterator<Item = &Load> {
+        self.loads.iter().filter(move |load| load.of.group == group)
     }
 
     pub(crate) fn clear(&mut self) {
@@ -51,13 +63,13 @@ impl OpenLayers {
         self.loads.is_empty()
     }
 
-    /// The copies as a run.
-    fn run(&self) -> Run {
+    /// The copies of a group as a run.
+    fn run(&self, group: GroupId) -> Run {
         let pair = |load: &Load| BlockPair {
             source: load.of.from.as_i32(),
             destination: load.of.to.as_i32(),
         };
-        Run { kind: BACK, behind_work: false, pairs: self.loads.iter().map(pair).collect() }
+        Run { kind: BACK, behind_work: false, pairs: self.loads_of(group).map(pair).collect() }
     }
 }
 
@@ -69,9 +81,22 @@ impl KvWorker {
         !self.layers.is_empty()
     }
 
+    /// Waits until what loads bring of a layer of the first group for the open step has come; see
+    /// [`wait_for_layer_of`](Self::wait_for_layer_of).
+    ///
+    /// # Ordering
+    /// Waits on the host.
+    ///
+    /// # Errors
+    /// As [`wait_for_layer_of`](Self::wait_for_layer_of).
+    #[track_caller]
+    pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
+        self.wait_for_layer_of(GroupId(0), layer)
+    }
+
     /// Waits until what loads bring of a layer for the open step has come, and has the compute streams wait for its copy
-    /// to the devices. To be called before the layer is launched, for every layer, if the step
-    /// [loads by layers](Self::loads_layers); else it returns at once.
+    /// to the devices. To be called before the layer is launched, for every layer of every group, if the step
+    /// [loads by layers](Self::loads_layers); else it returns at once. Layers count from 0 in each group.
     ///
     /// A block that is wrong, or has not come when the step has waited for
     /// [`wait_max`](kv_manager::LowerOptions::wait_max) all together, is waited for no more: the layer is launched all the
@@ -81,22 +106,24 @@ impl KvWorker {
     /// Waits on the host.
     ///
     /// # Errors
-    /// [`StepError::Layer`] for a layer that there is not, and [`StepError::HostCopy`] or [`StepError::Device`] if a copy
+    /// [`StepError::Layer`] for a layer or a group that there is not, and [`StepError::HostCopy`] or [`StepError::Device`] if a copy
     /// was refused. The call can be made again.
     #[track_caller]
-    pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
+    pub fn wait_for_layer_of(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
-        let layers = self.options.shape.layers();
+        let of = self.options.groups().nth(group.0.into());
+        let layers = of.map_or(0, |of| of.shape.layers());
         if layer >= layers {
-            return Err(StepError::Layer { layer, layers });
+            return Err(StepError::Layer { group, layer, layers });
         }
-        if self.layers.is_empty() {
+        if self.layers.loads_of(group).next().is_none() {
             return Ok(());
         }
-        let end = self.layer_end(layer);
-        self.await_loads(|worker| worker.layers.loads.iter().all(|load| load.sent >= end))?;
+        let end = self.layer_end(group, layer);
+        self.await_loads(|worker| worker.layers.loads_of(group).all(|load| load.sent >= end))?;
         self.await_layer_copies()?;
-        if let Some(waited) = self.layers.waited.get_mut(layer as usize) {
+        let waited = self.layers.waited.get_mut(usize::from(group.0));
+        if let Some(waited) = waited.and_then(|of| of.get_mut(layer as usize)) {
             *waited = true;
         }
         Ok(())
@@ -109,7 +136,7 @@ impl KvWorker {
             return Ok(true);
         }
         self.await_loads(|worker| worker.layers.loads.iter().all(|load| worker.has_ended(load)))?;
-        let waited = self.layers.waited.iter().all(|waited| *waited);
+        let waited = self.layers.waited.iter().flatten().all(|waited| *waited);
         self.layers.clear();
         Ok(waited)
     }
@@ -141,19 +168,19 @@ impl KvWorker {
 
     /// Whether a load is not open here any more, and all of it that the step reads is copied.
     fn has_ended(&self, load: &Load) -> bool {
-        let LayerLoad { ticket, from, .. } = load.of;
-        load.sent >= self.host_block_bytes() && self.tiers.arrived(ticket, from).is_none()
+        let LayerLoad { ticket, group, from, .. } = load.of;
+        load.sent >= self.host_block_bytes(group) && self.tiers.arrived(ticket, from).is_none()
     }
 
-    fn host_block_bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.first().shape().block_bytes()).sum()
+    fn host_block_bytes(&self, group: GroupId) -> u64 {
+        self.parts.iter().map(|part| part.of(group).shape().block_bytes()).sum()
     }
 
     /// The end of a layer among the bytes of a block, of the device that has it last.
-    fn layer_end(&self, layer: u32) -> u64 {
+    fn layer_end(&self, group: GroupId, layer: u32) -> u64 {
         let (mut first, mut end) = (0, 0);
-        for part in &self.parts {
-            let (bytes, layers) = (part.first().shape().block_bytes(), part.layers());
+        for part in self.parts.iter().map(|part| part.of(group)) {
+            let (bytes, layers) = (part.shape().block_bytes(), part.layers());
             if let Some(at) = layers.iter().position(|&of| of == layer) {
                 end = first + bytes / layers.len() as u64 * (at as u64 + 1);
             }
@@ -182,15 +209,20 @@ impl KvWorker {
         let Self { parts, layers, tiers, awaited, gate, copies, .. } = self;
         copies.get_or_insert_with(|| gate.lease());
         if !layers.ordered {
-            let run = layers.run();
-            for part in parts.iter_mut() {
-                part.order_layers(&run)?;
+            for group in (0..).map(GroupId).take(awaited.len()) {
+                let run = layers.run(group);
+                for part in parts.iter_mut().filter(|_| !run.pairs.is_empty()) {
+                    part.order_layers(group, &run)?;
+                }
             }
             layers.ordered = true;
         }
-        let section = tiers.section_bytes(parts);
+        let groups = (0..).map(GroupId).take(awaited.len());
+        let sections: SmallVec<[u64; 4]> =
+            groups.map(|group| tiers.section_bytes(group, parts)).collect();
         for load in &mut layers.loads {
-            let LayerLoad { ticket, from, to, .. } = load.of;
+            let LayerLoad { ticket, group, from, to } = load.of;
+            let section = sections[usize::from(group.0)];
             let here = match tiers.arrived(ticket, from) {
                 Some(Arrived::Sections(right)) => right as u64 * section,
                 // What has ended is as it will be, right or not.
@@ -198,12 +230,12 @@ impl KvWorker {
             };
             let mut first = 0;
             for part in parts.iter_mut() {
-                let bytes = part.first().shape().block_bytes();
+                let bytes = part.of(group).shape().block_bytes();
                 let [sent, end] =
                     [load.sent, here].map(|at| at.clamp(first, first + bytes) - first);
-                let sent = part.send_layers((from, to), sent..end)?;
+                let sent = part.send_layers(group, (from, to), sent..end)?;
                 if sent > 0 {
-                    awaited[0].note(BACK.lane(), to.index());
+                    awaited[usize::from(group.0)].note(BACK.lane(), to.index());
                     load.sent = first + sent;
                 }
                 first += bytes;
@@ -229,15 +261,28 @@ impl KvCache {
         self.worker.loads_layers()
     }
 
-    /// Waits for what loads bring of a layer, before the engine launches it; see [`KvWorker::wait_for_layer`].
+    /// Waits for what loads bring of a layer of the first group, before the engine launches it; see
+    /// [`KvWorker::wait_for_layer_of`].
     ///
     /// # Ordering
     /// Waits on the host.
     ///
     /// # Errors
-    /// As [`KvWorker::wait_for_layer`].
+    /// As [`KvWorker::wait_for_layer_of`].
     #[track_caller]
     pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
         self.worker.wait_for_layer(layer)
+    }
+
+    /// The same of any group.
+    ///
+    /// # Ordering
+    /// Waits on the host.
+    ///
+    /// # Errors
+    /// As [`KvWorker::wait_for_layer_of`].
+    #[track_caller]
+    pub fn wait_for_layer_of(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
+        self.worker.wait_for_layer_of(group, layer)
     }
 }

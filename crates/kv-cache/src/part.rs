@@ -86,6 +86,11 @@ impl Part {
         &self.groups[0]
     }
 
+    /// A group's blocks. The plan that names the group was checked.
+    pub(crate) fn of(&self, group: GroupId) -> &GroupPart {
+        &self.groups[usize::from(group.0)]
+    }
+
     /// The first group's layers on this device, in their order.
     #[must_use]
     pub fn layers(&self) -> &[u32] {
@@ -271,16 +276,17 @@ impl Part {
     }
 
     /// Makes copies of blocks that arrive layer by layer come after the copies so far that touch one of them.
-    pub(crate) fn order_layers(&mut self, run: &Run) -> Result<(), HostCopyError> {
+    pub(crate) fn order_layers(&mut self, group: GroupId, run: &Run) -> Result<(), HostCopyError> {
         let Self { streams, groups, .. } = self;
-        let device = streams.device().clone();
-        device.while_current(|| groups[0].order_layers(streams, run))?
+        let (device, group) = (streams.device().clone(), &mut groups[usize::from(group.0)]);
+        device.while_current(|| group.order_layers(streams, run))?
     }
 
-    /// Enqueues copies of the bytes `range` of a host block to a device block, as far as they are whole layers; the
+    /// Enqueues copies of the bytes `range` of a group's host block to a device block, as far as they are whole layers; the
     /// end of what is enqueued.
     pub(crate) fn send_layers(
         &mut self,
+        group: GroupId,
         blocks: (BlockId, BlockId),
         range: Range<u64>,
     ) -> Result<u64, HostCopyError> {
@@ -288,8 +294,8 @@ impl Part {
             return Ok(0);
         }
         let Self { streams, groups, .. } = self;
-        let device = streams.device().clone();
-        device.while_current(|| groups[0].send_layers(streams, blocks, range))?
+        let (device, group) = (streams.device().clone(), &mut groups[usize::from(group.0)]);
+        device.while_current(|| group.send_layers(streams, blocks, range))?
     }
 
     /// Makes the engine's work wait for the copies of the directions in `needed`, and adds a fence after

@@ -155,10 +155,10 @@ impl WorkerTiers {
         waits.or_else(|| self.transfers.arrived(ticket, block))
     }
 
-    /// Bytes of a section of a host block.
-    pub(crate) fn section_bytes(&self, parts: &[Part]) -> u64 {
-        let first = parts.iter().map(|part| part.first().pinned_host());
-        Pinned::new(first.collect()).layer_bytes as u64
+    /// Bytes of a section of a group's host block.
+    pub(crate) fn section_bytes(&self, group: GroupId, parts: &[Part]) -> u64 {
+        let pieces = parts.iter().map(|part| part.of(group).pinned_host());
+        Pinned::new(pieces.collect()).layer_bytes as u64
     }
 
     /// Ends a load with what it has brought.

@@ -348,7 +348,7 @@ impl KvWorker {
         self.decide_moves(plan);
         self.decide(plan);
         self.tiers.take(plan);
-        self.layers.take(plan, self.options.shape.layers());
+        self.layers.take(plan, self.options.groups().map(|of| of.shape.layers()));
         for part in &mut self.parts {
             part.edit(plan, &self.table)?;
         }

@@ -7,16 +7,19 @@
 #[path = "common/engine.rs"]
 mod engine;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use engine::{options, shape, streams};
+use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
+use kv_cache::kv_manager::{LowerOptions, Waiting};
 use kv_cache::{
-    Answer, BuildError, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker,
-    OptionsError, Request, Sequence,
+    Answer, BuildError, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions,
+    KvWorker, LowerTiers, OptionsError, Request, Sequence,
 };
-use kv_pool::Tier;
+use kv_pool::{BlockHash, Tier};
 
 const WINDOW: GroupId = GroupId(1);
 const STATE: GroupId = GroupId(2);
@@ -52,7 +55,11 @@ fn machine(devices: u32) -> (SimDriver, Vec<Stream>) {
 
 /// The whole prompt of `tokens` tokens, computed.
 fn computed(cache: &mut KvCache, tokens: u32) -> Sequence {
-    let mut request = Request::new((0..tokens).collect());
+    computed_of(cache, 0..tokens)
+}
+
+fn computed_of(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
+    let mut request = Request::new(ids.collect());
     let step = cache.begin_step().unwrap();
     let answer = cache.admit(std::slice::from_mut(&mut request), 8).unwrap().remove(0);
     let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
@@ -244,4 +251,204 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
     drop(sequence);
     here.close().unwrap();
     there.close().unwrap();
+}
+
+/// A tier that brings blocks of the first group at once, and others by a few bytes whenever it works.
+#[derive(Debug, Default)]
+struct Uneven {
+    records: HashMap<(GroupId, BlockHash), Vec<u8>>,
+    held: Vec<(BlockSink, usize)>,
+}
+
+impl LowerTier for Uneven {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        for block in blocks {
+            let key = (block.group(), block.name());
+            self.records.insert(key, block.record().unwrap());
+            block.done();
+        }
+    }
+
+    fn load(&mut self, blocks: Vec<BlockSink>) {
+        self.held.extend(blocks.into_iter().map(|block| (block, 0)));
+    }
+
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+    fn clear(&mut self) {}
+
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {
+        for (mut block, at) in std::mem::take(&mut self.held) {
+            let record = &self.records[&(block.group(), block.name())];
+            let bytes = if block.group() == GroupId(0) { record.len() } else { 20 };
+            let end = record.len().min(at + bytes);
+            block.write_at(at, &record[at..end]).unwrap();
+            match end == record.len() {
+                true => block.done().unwrap(),
+                false => self.held.push((block, end)),
+            }
+        }
+    }
+}
+
+/// The same groups, of layers for two devices, over such a tier.
+fn hybrid_over_tier() -> KvCacheOptions {
+    let mut tiers = LowerTiers::new(b"a hybrid model");
+    // Longer than any machine takes.
+    let wait_max = std::time::Duration::from_secs(60);
+    tiers.rules = LowerOptions { wait_max, ..LowerOptions::default() };
+    tiers.push(|| Box::new(Uneven::default()));
+    let mut options = KvCacheOptions { tiers, host_blocks: 16, ..hybrid() };
+    let shapes = [shape(3, 16, 4), shape(2, 64, 1)];
+    for (group, shape) in options.further_groups.iter_mut().zip(shapes) {
+        (group.shape, group.host_blocks) = (shape, 8);
+    }
+    options
+}
+
+/// The byte that a layer of a block is full of: of a state, behind so many tokens, otherwise at a place.
+fn byte_of(group: GroupId, at: usize, layer: u32) -> u8 {
+    (64 * group.0 as usize + at) as u8 ^ (layer as u8 + 1).wrapping_mul(37)
+}
+
+/// The places of a group's blocks that a sequence has, with what they are filled by.
+fn filled(sequence: &Sequence, group: GroupId, end: u64) -> Vec<(usize, usize)> {
+    let has = |place: &usize| sequence.block_of(group, *place).is_some();
+    let places = (0..sequence.block_count_of(group)).filter(has);
+    places.map(|place| (place, if group == STATE { end as usize } else { place })).collect()
+}
+
+/// The memory of a layer of a block on the device that has the layer, and that device's stream.
+fn layer_span(cache: &KvCache, group: GroupId, id: usize, layer: u32) -> (Stream, DeviceSpan) {
+    let of = |part: &kv_cache::Part| part.groups()[usize::from(group.0)].layers().to_vec();
+    let part = cache.parts().iter().find(|part| of(part).contains(&layer)).unwrap();
+    let held = &part.groups()[usize::from(group.0)];
+    let at = of(part).iter().position(|one| *one == layer).unwrap() as u64;
+    let bytes = held.shape().block_bytes() / u64::from(held.shape().layers());
+    let whole = held.paged().block_span(id as u64).unwrap().unwrap();
+    (part.compute().clone(), whole.slice(at * bytes, bytes).unwrap())
+}
+
+/// A step of a sequence, or of none, in which all layers of what it has are written; 0 tokens reserve nothing.
+fn filled_step(cache: &mut KvCache, sequence: Option<&mut Sequence>) {
+    let step = cache.begin_step().unwrap();
+    let Some(sequence) = sequence else {
+        if cache.manager().has_decided() {
+            cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+        }
+        cache.finish_step(step).unwrap();
+        return cache.drain().unwrap();
+    };
+    if sequence.next() == 0 {
+        cache.reserve(sequence, sequence.to_compute().min(8) as u32).unwrap();
+    }
+    cache.stage(&step, &mut [&mut *sequence], |_, _| Ok(())).unwrap();
+    for (group, options) in (0..).map(GroupId).zip(cache.options().groups().collect::<Vec<_>>()) {
+        for (place, at) in filled(sequence, group, sequence.resolved()) {
+            let id = sequence.block_of(group, place).unwrap().index();
+            for layer in 0..options.shape.layers() {
+                let (stream, span) = layer_span(cache, group, id, layer);
+                stream.fill(span, byte_of(group, at, layer)).unwrap();
+            }
+        }
+    }
+    cache.finish_step(step).unwrap();
+    cache.drain().unwrap();
+}
+
+/// Has all content leave the device and the host, with what other prompts leave there.
+fn push_out(cache: &mut KvCache) {
+    for turn in 1..=8 {
+        drop(computed_of(cache, 1000 * turn..1000 * turn + 60));
+        // What finds no room in host memory is stored when it leaves the device.
+        (0..20).for_each(|_| filled_step(cache, None));
+    }
+}
+
+/// A request for 30 tokens that is admitted while its prefix is loaded.
+fn entered(cache: &mut KvCache) -> Sequence {
+    let mut request = Request::new((0..30).collect());
+    request.by_layers = true;
+    for _ in 0..200 {
+        match cache.admit(std::slice::from_mut(&mut request), 8).unwrap().remove(0) {
+            Answer::Admitted(sequence) => return sequence,
+            Answer::Waiting(Waiting::Load { .. }) => filled_step(cache, None),
+            answer => panic!("{answer:?}"),
+        }
+    }
+    panic!("its load does not end: {:?}", cache.manager().lower_stats());
+}
+
+#[test]
+fn layers_of_every_group_are_read_as_they_come() {
+    for devices in [1, 2] {
+        let (sim, streams) = machine(devices);
+        let mut cache = KvCache::new(&streams, hybrid_over_tier()).unwrap();
+        cache.wait_for_host().unwrap();
+        let mut request = Request::new((0..30).collect());
+        let step = cache.begin_step().unwrap();
+        let mut answers = cache.admit(std::slice::from_mut(&mut request), 8).unwrap();
+        cache.finish_step(step).unwrap();
+        let Answer::Admitted(mut sequence) = answers.remove(0) else { panic!("{answers:?}") };
+        while sequence.to_compute() > 0 {
+            filled_step(&mut cache, Some(&mut sequence));
+        }
+        drop(sequence);
+        push_out(&mut cache);
+        let mut sequence = entered(&mut cache);
+        assert_eq!(sequence.cached_tokens(), 28);
+        assert!(sequence.loads().is_some(), "it was admitted before its loads had ended");
+        let step = cache.begin_step().unwrap();
+        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+        assert!(cache.loads_layers());
+        let places = [0..7, 5..7, 0..1];
+        for (group, places) in (0..).map(GroupId).zip(places) {
+            let layers = cache.options().groups().nth(group.0.into()).unwrap().shape.layers();
+            for layer in 0..layers {
+                cache.wait_for_layer_of(group, layer).unwrap();
+                for place in places.clone() {
+                    let id = sequence.block_of(group, place).unwrap().index();
+                    let (stream, span) = layer_span(&cache, group, id, layer);
+                    let mut found = vec![0; span.bytes() as usize];
+                    stream.download(&mut found, span).unwrap();
+                    let expected = byte_of(group, if group == STATE { 28 } else { place }, layer);
+                    let right = found.iter().all(|byte| *byte == expected);
+                    assert!(right, "{group:?}, layer {layer}, place {place}: {:?}", &found[..4]);
+                }
+            }
+        }
+        let number = step.number();
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        assert_eq!(cache.commit(&mut sequence, number, &[7]).unwrap(), Committed::Taken);
+        let stats = cache.manager().lower_stats();
+        assert_eq!((stats.entered, stats.redone, stats.faults), (1, 0, [0; 7]), "{stats:?}");
+        drop(sequence);
+        cache.close().unwrap();
+        assert_eq!(sim.findings(), []);
+    }
+}
+
+#[test]
+fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
+    let (_sim, streams) = machine(1);
+    let mut cache = KvCache::new(&streams, hybrid_over_tier()).unwrap();
+    let refused = cache.wait_for_layer_of(GroupId(3), 0).unwrap_err();
+    assert_eq!(refused.to_string(), "layer 0 of group 3 is waited for, which has 0");
+    let refused = cache.wait_for_layer_of(WINDOW, 3).unwrap_err();
+    assert_eq!(refused.to_string(), "layer 3 of group 1 is waited for, which has 3");
+    cache.wait_for_host().unwrap();
+    drop(computed(&mut cache, 30));
+    push_out(&mut cache);
+    let mut sequence = entered(&mut cache);
+    let step = cache.begin_step().unwrap();
+    let number = step.number();
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    (0..2).for_each(|layer| cache.wait_for_layer(layer).unwrap());
+    (0..2).for_each(|layer| cache.wait_for_layer_of(STATE, layer).unwrap());
+    cache.finish_step(step).unwrap();
+    cache.drain().unwrap();
+    // What was loaded is right, but a state that has gone on cannot go back to where the step began.
+    assert_eq!(cache.commit(&mut sequence, number, &[7]).unwrap(), Committed::Redo { from: 0 });
+    drop(sequence);
+    cache.close().unwrap();
 }

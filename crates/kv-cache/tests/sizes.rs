@@ -27,8 +27,9 @@ use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
 use engine::{Prompt, admit_to, options, shape, streams};
 use kv_cache::{
-    Answer, BuildError, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules,
-    PoolRules, Request, Tokens, TransportChoice, TransportRules, Worker, WorkerOptions,
+    Answer, BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit,
+    MemoryRules, PoolRules, Request, Tokens, TransportChoice, TransportRules, Worker,
+    WorkerOptions,
 };
 use kv_kernels::{
     KvShape, KvShapeOptions, PagedKv, PagedLayout,
@@ -515,6 +516,11 @@ fn layers_that_are_waited_for() {
         let waited = KvCache::wait_for_layer(&mut cache, layer);
         assert_eq!(waited.is_ok(), layer < 4, "layer {layer} of 4: {waited:?}");
         assert_eq!(KvWorker::wait_for_layer(&mut worker, layer).is_ok(), layer < 4);
+        let group = |of: u32| GroupId(of.min(u16::MAX.into()) as u16);
+        let waited = KvCache::wait_for_layer_of(&mut cache, group(layer), layer);
+        assert_eq!(waited.is_ok(), layer == 0, "layer {layer} of group {layer}: {waited:?}");
+        let waited = KvWorker::wait_for_layer_of(&mut worker, group(layer), layer);
+        assert_eq!(waited.is_ok(), layer == 0, "layer {layer} of group {layer}: {waited:?}");
     }
     cache.close().unwrap();
     worker.close().unwrap();

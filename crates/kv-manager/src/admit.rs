@@ -54,7 +54,7 @@ pub struct Request {
     /// they have ended. The engine waits for each layer before it launches that layer. Until the loads have ended, ids
     /// that come out of its steps are not taken ([`Loading`](crate::SequenceError::Loading)), and if one is wrong or
     /// late, [`commit`](Manager::commit) answers [`Redo`](crate::Committed::Redo). Of no effect without
-    /// [`waits`](Self::waits), or with several groups.
+    /// [`waits`](Self::waits).
     pub by_layers: bool,
     /// The load that it waits for, or has waited for.
     pub(crate) load: Option<LoadWait>,
@@ -109,6 +109,11 @@ impl Request {
             Wanted::Known(known) => known.tokens(),
             Wanted::Taken => 0,
         }
+    }
+
+    /// Whether it is admitted with the loads that are open.
+    pub(crate) fn enters(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.enters)
     }
 }
 
@@ -280,8 +285,7 @@ impl Manager {
         let mut nexts = HashSet::new();
         for ((admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
             let found = self.found(&admitted.prefix);
-            let enters = requests[at].load.as_ref().is_some_and(|load| load.enters);
-            let load = enters.then(|| self.open_load(&requests[at], found.blocks));
+            let load = requests[at].enters().then(|| self.open_load(&requests[at], found.blocks));
             let load = load.unwrap_or_default();
             let blocks = found.blocks + load.blocks();
             // An earlier request of this call computes the same block.

@@ -44,7 +44,7 @@ impl Manager {
                 Some(hit) => hit,
                 None => self.hit_beside(&self.left_for_running(leaves), &requests[at]),
             };
-            let hit = match hit {
+            let mut hit = match hit {
                 Ok(hit) => hit,
                 Err(missing) => {
                     answers.truncate(at);
@@ -77,19 +77,26 @@ impl Manager {
                 chunk = self.first_chunk(&hit, prompt, left, leaves);
             }
             let tokens = hit.tokens;
-            let gotten = chunk.and_then(|chunk| {
-                Ok((chunk, self.get(tenant, hit, prompt, tokens + chunk, leaves)?))
+            let load = std::mem::take(&mut hit.load);
+            let claimed = chunk.and_then(|chunk| {
+                let ends = (prompt, tokens + chunk);
+                Ok((chunk, self.claim_for(tenant, &hit, ends, leaves)?))
             });
-            let (chunk, gotten) = match gotten {
-                Ok(gotten) => gotten,
+            let (chunk, claimed) = match claimed {
+                Ok(claimed) => claimed,
                 Err(missing) => {
                     answers.truncate(at);
                     return answers.push(Answer::NoRoom(missing));
                 }
             };
+            // Blocks that are kept for it would be copied to the device instead of moved.
             self.end_wait(&mut requests[at]);
+            let gotten = self.take_over(tenant, hit, claimed, prompt);
             let mut sequence = self.sequence(&mut requests[at], tokens, gotten);
             sequence.row = Some(row);
+            if load.blocks() > 0 {
+                self.begin_layers(&mut sequence, load);
+            }
             self.write_rows(&sequence);
             sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
             left -= chunk;
@@ -101,13 +108,31 @@ impl Manager {
     /// without room, it has none behind them either.
     fn hit_beside(&self, wants: &Wants, request: &Request) -> Result<Hit, Missing> {
         let (names, most) = self.wanted(request);
-        let tokens = self.reach(names, most);
+        let entering = match request.enters() {
+            true => self.entering(names, most),
+            false => None,
+        };
+        let tokens = match &entering {
+            Some(entering) => entering.tokens,
+            None => self.reach(names, most),
+        };
+        let loads = |index: usize| entering.as_ref().map_or([0; 2], |of| of.loads[index]);
         let shares = self.shared.is_some();
-        let extent = |group: &Group| group.extent(names, tokens, shares);
-        let extents: Extents = self.groups.iter().map(extent).collect();
+        let each = || self.groups.iter().enumerate();
+        let extent =
+            |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index), shares);
+        let extents: Extents = each().map(extent).collect();
         let prompt = request.tokens();
         self.foresee(&extents, (prompt, (tokens + 1).min(prompt)), wants)?;
-        Ok(self.pinned_hit(names, tokens))
+        if entering.is_none() {
+            return Ok(self.pinned_hit(names, tokens));
+        }
+        let found = each().map(|(at, group)| group.found_before_loads(names, tokens, loads(at)));
+        let found: SmallVec<[Found; 4]> = found.collect();
+        Ok(match self.open_loads(names, tokens, &found) {
+            Some(load) => Hit { tokens, found, load },
+            None => self.hit(names, most),
+        })
     }
 
     /// Checks, before anything is pinned, that a sequence can go on behind what it finds: that beside `wants`, each
@@ -215,8 +240,7 @@ impl Manager {
         Ok(count)
     }
 
-    /// Claims what a sequence needs of each group that goes on behind a hit: blocks for its whole prompt, or up to
-    /// `end` in a window. All or nothing.
+    /// Claims what a sequence needs of each group that goes on behind a hit, and takes over what was found.
     pub(crate) fn get(
         &mut self,
         tenant: TenantId,
@@ -225,8 +249,21 @@ impl Manager {
         end: u64,
         leaves: bool,
     ) -> Result<Gotten, Missing> {
+        let claimed = self.claim_for(tenant, &hit, (prompt, end), leaves)?;
+        Ok(self.take_over(tenant, hit, claimed, prompt))
+    }
+
+    /// Claims what a sequence needs of each group that goes on behind a hit: blocks for its whole prompt, or up to
+    /// `end` in a window. All or nothing.
+    fn claim_for(
+        &mut self,
+        tenant: TenantId,
+        hit: &Hit,
+        (prompt, end): (u64, u64),
+        leaves: bool,
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
         if self.shared.is_some() {
-            self.make_room(&self.wanted_of_all(&hit, prompt, end, leaves))?;
+            self.make_room(&self.wanted_of_all(hit, prompt, end, leaves))?;
         }
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
         for (group, found) in self.groups.iter().zip(&hit.found) {
@@ -242,13 +279,26 @@ impl Manager {
                 count => group.take(tenant, count)?,
             });
         }
+        Ok(all)
+    }
+
+    /// What a sequence has that goes on behind a hit, with the blocks that were claimed for it.
+    fn take_over(
+        &mut self,
+        tenant: TenantId,
+        hit: Hit,
+        all: SmallVec<[Claimed; 4]>,
+        prompt: u64,
+    ) -> Gotten {
         let mut gotten = Gotten { held: SmallVec::new(), far: 0, depends: Vec::new() };
         for (index, (found, mut claimed)) in hit.found.into_iter().zip(all).enumerate() {
             self.plan_claimed(index, tenant, &mut claimed);
             gotten.far += found.far();
             self.note_depends(index, &found, hit.tokens, &mut gotten.depends);
-            let mut held =
-                Held { named: self.groups[index].full_blocks(hit.tokens), ..Held::default() };
+            // What a load brings has no name here before it has ended.
+            let full = self.groups[index].full_blocks(hit.tokens);
+            let named = found.loading().next().map_or(full, |place| place.min(full));
+            let mut held = Held { named, ..Held::default() };
             held.turn = match self.groups[index].is_window() {
                 true => 0,
                 false => self.groups[index].next_checkpoint(hit.tokens, prompt),
@@ -259,7 +309,7 @@ impl Manager {
             };
             gotten.held.push(held);
         }
-        Ok(gotten)
+        gotten
     }
 
     /// A running state that begins as a checkpoint, if there is one.
@@ -279,10 +329,12 @@ impl Manager {
     }
 
     fn blocks_from(&mut self, group: usize, found: Found, mut claimed: Claimed) -> Blocks {
-        let gone = found.tail_first - found.head.len();
+        let gone = found.tail_first - found.head.len() - found.head_loads;
         let mut blocks = self.brought(group, found.head, &mut claimed);
+        blocks.push_own(take_first(&mut claimed, found.head_loads));
         blocks.push_gone(gone);
         blocks.append(self.brought(group, found.tail, &mut claimed));
+        blocks.push_own(take_first(&mut claimed, found.tail_loads));
         let behind = claimed.split_off(found.gone.start.saturating_sub(blocks.len()));
         blocks.push_own(claimed);
         blocks.push_gone(found.gone.len());
@@ -293,8 +345,7 @@ impl Manager {
     /// Blocks with names, those in host memory brought back to the first of `claimed`.
     fn brought(&mut self, group: usize, prefix: Pinned, claimed: &mut Claimed) -> Blocks {
         let far = prefix.locations().filter(|at| at.tier != Tier::Primary).count();
-        let rest = claimed.split_off(far);
-        let claimed = std::mem::replace(claimed, rest);
+        let claimed = take_first(claimed, far);
         match self.hold(group, vec![Admitted { prefix, claimed, partial: None }]) {
             Ok(mut held) => held.pop().unwrap_or_default(),
             // The pool has found these blocks itself.
@@ -321,6 +372,11 @@ impl Manager {
             }
         }
     }
+}
+
+fn take_first(claimed: &mut Claimed, count: usize) -> Claimed {
+    let rest = claimed.split_off(count);
+    std::mem::replace(claimed, rest)
 }
 
 impl Group {

@@ -381,10 +381,9 @@ impl StepPlan {
         host: &[u64],
     ) -> Result<(), PlanError> {
         let step = self.step;
-        let (first, mut targets) = (&host[..host.len().min(1)], HashSet::new());
+        let mut targets = HashSet::new();
         for &LayerLoad { ticket, group, from: block, to } in &self.layer_loads {
-            // They are of the first group.
-            let host = *of_group(first, group, step)?;
+            let host = *of_group(host, group, step)?;
             if block.index() as u64 >= host {
                 let (tier, id) = (Tier::Secondary, block.index() as i64);
                 return Err(PlanError::Block { step, tier, id, blocks: host });
@@ -403,7 +402,7 @@ impl StepPlan {
             {
                 return Err(PlanError::Shared { step, ticket, other, block });
             }
-            if !targets.insert(to) {
+            if !targets.insert((group, to)) {
                 return Err(PlanError::LoadedTwice { step, block: to });
             }
         }

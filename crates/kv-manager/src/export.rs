@@ -242,7 +242,7 @@ impl Manager {
             .collect();
         let firsts: SmallVec<[usize; 4]> = found.iter().map(|found| found.head.len()).collect();
         let leaves = self.leaves(1);
-        let hit = Hit { tokens: 0, found };
+        let hit = Hit { found, ..Hit::default() };
         let mut gotten = match self.get(request.tenant, hit, prompt, tokens, leaves) {
             Ok(gotten) => gotten,
             Err(missing) => {

@@ -6,7 +6,7 @@ use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::group::{Group, names_of};
-use crate::lower::Key;
+use crate::lower::{Key, OpenLoad};
 use crate::{GroupKind, Manager};
 
 /// What was found of a prefix in a group: pins of all blocks that a token behind it reads.
@@ -14,9 +14,13 @@ use crate::{GroupKind, Manager};
 pub(crate) struct Found {
     /// The first blocks.
     pub(crate) head: Pinned,
+    /// Places behind them of blocks that open loads bring.
+    pub(crate) head_loads: usize,
     /// The position of the first block of `tail`: those between are not needed.
     pub(crate) tail_first: usize,
     pub(crate) tail: Pinned,
+    /// Places behind the tail of blocks that open loads bring.
+    pub(crate) tail_loads: usize,
     /// Places behind the tail of blocks that are not needed either.
     pub(crate) gone: Range<usize>,
 }
@@ -28,7 +32,14 @@ impl Found {
 
     /// The position behind the last block.
     pub(crate) fn end(&self) -> usize {
-        self.tail_first + self.tail.len()
+        self.tail_first + self.tail.len() + self.tail_loads
+    }
+
+    /// The places of blocks that open loads bring.
+    pub(crate) fn loading(&self) -> impl Iterator<Item = usize> + use<> {
+        let head = self.head.len();
+        let tail = self.tail_first + self.tail.len();
+        (head..head + self.head_loads).chain(tail..tail + self.tail_loads)
     }
 
     /// The blocks' places, in the order of [`positions`](Self::positions).
@@ -43,14 +54,15 @@ impl Found {
 
     /// How much it is. It takes nothing more from what can be claimed.
     pub(crate) fn extent(&self) -> Extent {
-        Extent { far: self.far(), end: self.end(), gone: self.gone.len(), ..Extent::default() }
+        let far = self.far() + self.head_loads + self.tail_loads;
+        Extent { far, end: self.end(), gone: self.gone.len(), ..Extent::default() }
     }
 }
 
 /// How much a group has of a prefix, whether it is pinned or not.
 #[derive(Debug, Default)]
 pub(crate) struct Extent {
-    /// Blocks that do not lie on the device.
+    /// Blocks that do not lie on the device, those that loads bring included.
     pub(crate) far: usize,
     /// The position behind the last block.
     pub(crate) end: usize,
@@ -70,6 +82,8 @@ pub(crate) type Extents = SmallVec<[Extent; 4]>;
 pub(crate) struct Hit {
     pub(crate) tokens: u64,
     pub(crate) found: SmallVec<[Found; 4]>,
+    /// The open loads that bring the rest of it.
+    pub(crate) load: OpenLoad,
 }
 
 impl Manager {
@@ -87,7 +101,7 @@ impl Manager {
         let trimmed = self.groups.iter().zip(found);
         let trimmed =
             trimmed.map(|(group, found)| group.trimmed(found.unwrap_or_default(), tokens));
-        Hit { tokens, found: trimmed.collect() }
+        Hit { tokens, found: trimmed.collect(), ..Hit::default() }
     }
 
     /// The longest prefix, of at most `most` tokens, that every group can serve. A group that lags shortens it, and
@@ -188,6 +202,32 @@ impl Group {
         }
     }
 
+    /// The places of these blocks for a sequence that goes on behind `end` tokens: the first ones, and the last ones.
+    pub(crate) fn needed_ranges(&self, end: u64) -> [Range<usize>; 2] {
+        let blocks = self.whole_blocks(end);
+        let (head, tail) = self.needed(blocks);
+        [0..head, tail..blocks]
+    }
+
+    /// What is cached of a prefix of `end` tokens, pinned, where loads bring the last so many of the first blocks and
+    /// of the last blocks.
+    pub(crate) fn found_before_loads(
+        &self,
+        names: &[BlockHash],
+        end: u64,
+        [head_loads, tail_loads]: [usize; 2],
+    ) -> Found {
+        let [head, tail] = self.needed_ranges(end);
+        Found {
+            head: self.look(names, 0, head.end - head_loads, false),
+            head_loads,
+            tail_first: tail.start,
+            tail: self.look(names, tail.start, tail.end - tail_loads, false),
+            tail_loads,
+            gone: 0..0,
+        }
+    }
+
     /// The places and names of these blocks, but for the `first`.
     pub(crate) fn needed_names<'a>(
         &'a self,
@@ -207,11 +247,19 @@ impl Group {
         (sinks, self.first_read(end).max(sinks))
     }
 
-    /// How much there is of what a sequence needs behind `end` tokens, all of which is there.
-    pub(crate) fn extent(&self, names: &[BlockHash], end: u64, shares: bool) -> Extent {
-        let blocks = self.whole_blocks(end);
-        let (head, tail) = self.needed(blocks);
-        self.extent_of(names, head, tail..blocks, shares)
+    /// How much there is of what a sequence needs behind `end` tokens, all of which is there but for what loads
+    /// bring: so many of the first blocks, and of the last ones.
+    pub(crate) fn extent(
+        &self,
+        names: &[BlockHash],
+        end: u64,
+        [head_loads, tail_loads]: [usize; 2],
+        shares: bool,
+    ) -> Extent {
+        let [head, tail] = self.needed_ranges(end);
+        let cached = tail.start..tail.end - tail_loads;
+        let extent = self.extent_of(names, head.end - head_loads, cached, shares);
+        Extent { far: extent.far + head_loads + tail_loads, end: tail.end, ..extent }
     }
 
     /// The same of the first blocks up to `head`, and those in `tail`.

@@ -189,7 +189,7 @@ impl Manager {
             Some(before) => (resolved, before),
             None => {
                 let end = self.reach(names, most);
-                let extent = |group: &Group| group.extent(names, end, shares);
+                let extent = |group: &Group| group.extent(names, end, [0; 2], shares);
                 (end, self.groups.iter().map(extent).collect())
             }
         };
@@ -201,7 +201,7 @@ impl Manager {
             false => None,
         };
         let (hit, is_whole) = match whole {
-            Some(found) => (Hit { tokens: resolved, found }, true),
+            Some(found) => (Hit { tokens: resolved, found, ..Hit::default() }, true),
             None => (self.hit(names, most), false),
         };
         let end = hit.tokens;
@@ -260,7 +260,7 @@ impl Group {
                 return (held.host_tokens == end).then(Extent::default);
             }
             let there = self.reach(names, end, 0, |name| self.pool.locate(name).is_some()) == end;
-            return there.then(|| self.extent(names, end, shares));
+            return there.then(|| self.extent(names, end, [0; 2], shares));
         }
         let (sinks, tail_first, first) = self.places_before(held, names, end)?;
         let there = is_there(0, sinks) && is_there(tail_first, first);
@@ -283,7 +283,7 @@ impl Group {
         let tail = self.look(names, tail_first, first, false);
         let all = head.len() == sinks && tail.len() == first - tail_first;
         let gone = self.gone_behind(held, end);
-        all.then_some(Found { head, tail_first, tail, gone })
+        all.then_some(Found { head, tail_first, tail, gone, ..Found::default() })
     }
 
     /// The places of these blocks: so many first ones, and those from the second position up to the third.

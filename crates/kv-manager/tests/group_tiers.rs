@@ -8,8 +8,9 @@ use common::below::{Rig, StoreNone, lower, request};
 use common::{BLOCK, admitted, options};
 use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    Answer, Direction, Dropped, Forget, GroupId, GroupKind, GroupOptions, LowerOptions,
-    ManagerOptions, Request, Transfer, Waiting, WorkerId,
+    Answer, CommitError, Committed, Completion, Direction, Dropped, Forget, GroupId, GroupKind,
+    GroupOptions, LowerOptions, ManagerOptions, Outcome, Request, ReserveError, Sequence,
+    SequenceError, Transfer, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig, Priority, Tier};
 
@@ -32,8 +33,12 @@ fn group(kind: GroupKind) -> GroupOptions {
 
 /// Full attention, a window of six tokens, and a state with a checkpoint every eight.
 fn rig(lower: LowerOptions) -> Rig {
+    rig_with_window(6, lower)
+}
+
+fn rig_with_window(tokens: u32, lower: LowerOptions) -> Rig {
     let further_groups = vec![
-        group(GroupKind::Window { tokens: 6, sinks: 0 }),
+        group(GroupKind::Window { tokens, sinks: 0 }),
         group(GroupKind::State { checkpoint_tokens: 8 }),
     ];
     Rig::with(ManagerOptions { lower, further_groups, ..options(DEVICE, HOST) })
@@ -55,18 +60,35 @@ impl Rig {
 
     /// Computes 22 tokens, has all that is named stored below, and has it leave the device and the host; the names.
     fn store_all(&mut self) -> Vec<BlockHash> {
-        self.compute(0..22);
+        self.store_below(0..22);
+        let stored = self.manager.lower_stats().stored_blocks;
+        assert_eq!(stored, [5 + 5 + 3, 0], "states behind 8, 16 and 20 tokens");
+        let names = self.names();
+        assert!(names.iter().all(|name| self.is_below(FULL, *name)));
+        names
+    }
+
+    fn store_below(&mut self, ids: std::ops::Range<u32>) {
+        self.compute(ids);
         self.settle_all();
         while self.manager.has_decided() {
             self.step(&mut []);
             self.settle_all();
         }
-        let stored = self.manager.lower_stats().stored_blocks;
-        assert_eq!(stored, [5 + 5 + 3, 0], "states behind 8, 16 and 20 tokens");
         self.push_all_out();
-        let names = self.names();
-        assert!(names.iter().all(|name| self.is_below(FULL, *name)));
-        names
+    }
+
+    /// Stages a step of a sequence, which no worker has completed; its number.
+    fn step_open(&mut self, sequence: &mut Sequence) -> u64 {
+        let step = self.manager.begin_step().unwrap();
+        let staged = self.manager.stage(&step, &mut [sequence]).unwrap().step;
+        self.manager.finish_step(step).unwrap();
+        staged
+    }
+
+    fn complete(&mut self, step: u64) {
+        let done = Completion { worker: WorkerId(0), step, outcome: Outcome::Done };
+        self.manager.complete(done).unwrap();
     }
 
     /// Has everything leave the device and the host.
@@ -87,13 +109,13 @@ impl Rig {
 
     /// The names of the five blocks that 22 tokens fill.
     fn names(&self) -> Vec<BlockHash> {
-        let ids: Vec<u32> = (0..20).collect();
-        let mut parent = BlockHash::ROOT;
-        let name = |ids: &[u32]| {
-            parent = BlockHash::chain(parent, ids);
-            parent
-        };
-        ids.chunks(BLOCK as usize).map(name).collect()
+        names_of(&(0..20).collect::<Vec<u32>>())
+    }
+
+    /// Whether a block is cached on the device or in host memory.
+    fn has(&self, group: GroupId, name: BlockHash) -> bool {
+        let pool = self.manager.pool_of(group).unwrap();
+        [Tier::Primary, Tier::Secondary].iter().any(|tier| pool.find_and_pin(name, *tier).is_some())
     }
 
     fn is_below(&self, group: GroupId, name: BlockHash) -> bool {
@@ -108,6 +130,16 @@ impl Rig {
         self.transfers.clear();
         loads
     }
+}
+
+/// The names of the blocks that tokens fill.
+fn names_of(ids: &[u32]) -> Vec<BlockHash> {
+    let mut parent = BlockHash::ROOT;
+    let name = |ids: &[u32]| {
+        parent = BlockHash::chain(parent, ids);
+        parent
+    };
+    ids.chunks_exact(BLOCK as usize).map(name).collect()
 }
 
 /// What is loaded of each group.
@@ -263,4 +295,241 @@ fn what_is_forgotten_or_retained_is_so_in_all_groups_below() {
         let back = blocks.iter().find(|view| view.hash == Some(load.blocks[0].0));
         assert_eq!(back.unwrap().priority.get(), 33, "{:?}", load.group);
     }
+}
+
+/// A request that was admitted while loads bring what all groups need of its first 20 tokens; the loads.
+fn entered(rig: &mut Rig) -> (Sequence, Vec<Transfer>) {
+    rig.store_all();
+    let mut wanted = request(0..23);
+    wanted.by_layers = true;
+    let loads = rig.loads(&mut wanted);
+    assert_eq!(loads.len(), 3);
+    let sequence = admitted(rig.again(&mut wanted));
+    assert_eq!((sequence.cached_tokens(), sequence.next()), (20, 3));
+    (sequence, loads)
+}
+
+#[test]
+fn a_sequence_of_several_groups_is_admitted_while_each_of_them_is_loaded() {
+    let mut rig = rig(lower());
+    let (mut sequence, loads) = entered(&mut rig);
+    let step = rig.manager.begin_step().unwrap();
+    let plan = rig.manager.stage(&step, &mut [&mut sequence]).unwrap().clone();
+    rig.manager.finish_step(step).unwrap();
+    // Every block that is loaded goes to the sequence's block at its place; a state has one place.
+    let places = [0..5, 3..5, 0..1];
+    for ((group, places), load) in GROUPS.into_iter().zip(places).zip(&loads) {
+        let copied = plan.layer_loads.iter().filter(|copy| copy.group == group);
+        let copied: Vec<_> = copied.map(|copy| (copy.ticket, copy.from, copy.to)).collect();
+        let to = places.map(|place| sequence.block_of(group, place).unwrap());
+        let from = load.blocks.iter().map(|&(_, block)| block);
+        let expected: Vec<_> = from.zip(to).map(|(from, to)| (load.ticket, from, to)).collect();
+        assert_eq!(copied, expected, "{group:?}");
+    }
+    assert!(plan.copies.is_empty(), "nothing was cached: {:?}", plan.copies);
+    assert_eq!(sequence.loads(), Some(loads[0].ticket));
+}
+
+#[test]
+fn ids_of_a_sequence_of_several_groups_count_when_all_its_loads_have_ended() {
+    let mut rig = rig(lower());
+    let (mut sequence, loads) = entered(&mut rig);
+    let step = rig.manager.begin_step().unwrap();
+    let staged = rig.manager.stage(&step, &mut [&mut sequence]).unwrap().step;
+    rig.manager.finish_step(step).unwrap();
+    for load in &loads {
+        let later = rig.manager.commit(&mut sequence, staged, &[7]).unwrap_err();
+        let reason = matches!(later, CommitError::Sequence(SequenceError::Loading { .. }));
+        assert!(reason, "{later}, before {:?} has ended", load.group);
+        rig.settle(0, load.ticket, &[]);
+    }
+    rig.complete(staged);
+    assert_eq!(rig.manager.commit(&mut sequence, staged, &[7]), Ok(Committed::Taken));
+    assert_eq!((sequence.resolved(), sequence.known()), (23, 24));
+    assert_eq!(rig.manager.lower_stats().redone, 0);
+    // The blocks behind the load get their names, in every group that has any.
+    rig.manager.reserve(&mut sequence, 1).unwrap();
+    rig.step(&mut [&mut sequence]);
+    let ids: Vec<u32> = (0..23).chain([7]).collect();
+    let last = names_of(&ids)[5];
+    for group in [FULL, WINDOW] {
+        assert!(rig.has(group, last), "{group:?}");
+    }
+}
+
+#[test]
+fn h21_a_block_that_one_group_is_loaded_wrong_is_computed_again_by_all() {
+    // Behind a state that is wrong nothing can go on, and none is on the device; a window that ends further ahead
+    // needs blocks that were not loaded.
+    for (group, index, from) in [(FULL, 0, 0), (FULL, 3, 0), (WINDOW, 0, 0), (STATE, 0, 0)] {
+        let mut rig = rig(lower());
+        let (mut sequence, loads) = entered(&mut rig);
+        let staged = rig.step_open(&mut sequence);
+        for load in &loads {
+            let wrong = (load.group == group).then_some((index, BlockFault::Checksum));
+            rig.settle(0, load.ticket, wrong.as_slice());
+        }
+        rig.complete(staged);
+        let committed = rig.manager.commit(&mut sequence, staged, &[7]);
+        assert_eq!(committed, Ok(Committed::Redo { from }), "{group:?}");
+        assert_eq!((sequence.resolved(), sequence.known()), (from, 23));
+        assert_eq!(rig.manager.lower_stats().redone, 1);
+        // It is computed again as far as checkpoints allow, and all is named then.
+        while sequence.to_compute() > 0 {
+            let left = sequence.to_compute() as u32;
+            rig.manager.reserve(&mut sequence, left).unwrap();
+            rig.step(&mut [&mut sequence]);
+        }
+        let last = rig.names()[4];
+        for group in GROUPS {
+            assert!(rig.has(group, last), "{group:?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_of_any_group_is_named_behind_an_open_load() {
+    let mut rig = rig(lower());
+    let (mut sequence, _) = entered(&mut rig);
+    rig.manager.extend(&mut sequence, &[23, 24, 25, 26]).unwrap();
+    rig.manager.reserve(&mut sequence, 4).unwrap();
+    rig.step_open(&mut sequence);
+    let ids: Vec<u32> = (0..27).collect();
+    for name in names_of(&ids) {
+        for group in GROUPS {
+            assert!(!rig.has(group, name), "{group:?}");
+        }
+    }
+    // A sequence that goes before its load has ended names nothing either.
+    drop(sequence);
+    for name in names_of(&ids) {
+        for group in GROUPS {
+            assert!(!rig.has(group, name), "{group:?}");
+        }
+    }
+}
+
+#[test]
+fn a_part_that_is_cached_is_not_loaded_and_the_rest_is_by_layers() {
+    let mut rig = rig(lower());
+    let names = rig.store_all();
+    // The first eight tokens come back, for another request.
+    let mut short = request(0..9);
+    for load in rig.loads(&mut short) {
+        rig.settle(0, load.ticket, &[]);
+    }
+    let first = admitted(rig.again(&mut short));
+    assert_eq!(first.cached_tokens(), 8);
+    let mut wanted = request(0..23);
+    wanted.by_layers = true;
+    let loads = rig.loads(&mut wanted);
+    let expected =
+        [(FULL, names[2..].to_vec()), (WINDOW, names[3..].to_vec()), (STATE, vec![names[4]])];
+    assert_eq!(loaded(&loads), expected);
+    let mut sequence = admitted(rig.again(&mut wanted));
+    assert_eq!(sequence.cached_tokens(), 20);
+    let shared = (0..2).map(|place| first.block(place)).collect::<Vec<_>>();
+    assert_eq!((0..2).map(|place| sequence.block(place)).collect::<Vec<_>>(), shared);
+    let staged = rig.step_open(&mut sequence);
+    // The third block of the full group is wrong.
+    for load in &loads {
+        let wrong = (load.group == FULL).then_some((0, BlockFault::Short));
+        rig.settle(0, load.ticket, wrong.as_slice());
+    }
+    rig.complete(staged);
+    let committed = rig.manager.commit(&mut sequence, staged, &[7]);
+    assert_eq!(committed, Ok(Committed::Redo { from: 0 }), "the state behind 8 is in host memory");
+    assert!(names[..2].iter().all(|name| rig.has(FULL, *name)), "it stays cached");
+}
+
+#[test]
+fn what_is_cached_behind_a_load_is_waited_for() {
+    let mut rig = rig_with_window(10, lower());
+    rig.store_below(0..26);
+    // Behind 24 tokens a window begins with the fourth block.
+    let mut long = request(0..26);
+    for load in rig.loads(&mut long) {
+        rig.settle(0, load.ticket, &[]);
+    }
+    assert_eq!(admitted(rig.again(&mut long)).cached_tokens(), 24);
+    // Behind 16 it ends with that block, which is cached, and begins with two that are not.
+    let mut wanted = request(0..19);
+    wanted.by_layers = true;
+    let loads = rig.loads(&mut wanted);
+    assert_eq!(loads.iter().map(|load| load.group).collect::<Vec<_>>(), [WINDOW, STATE]);
+    assert_eq!(loads[0].blocks.len(), 2);
+    assert!(matches!(rig.again(&mut wanted), Answer::Waiting(Waiting::Load { .. })));
+    rig.settle(0, loads[0].ticket, &[]);
+    let sequence = admitted(rig.again(&mut wanted));
+    assert_eq!((sequence.cached_tokens(), sequence.loads()), (16, Some(loads[1].ticket)));
+}
+
+#[test]
+fn a_sequence_enters_with_all_that_the_tiers_have() {
+    // One ticket at a time brings one block.
+    let one = LowerOptions { ticket_blocks_max: 1, loads_open_max: 1, ..lower() };
+    let mut rig = rig(one);
+    rig.store_all();
+    let mut wanted = request(0..23);
+    wanted.by_layers = true;
+    for ticket in 0..7 {
+        let load = rig.loads(&mut wanted).pop().unwrap();
+        let answer = rig.again(&mut wanted);
+        assert!(matches!(answer, Answer::Waiting(Waiting::Load { .. })), "ticket {ticket}");
+        rig.settle(0, load.ticket, &[]);
+    }
+    rig.loads(&mut wanted);
+    assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 20);
+    // Host memory has room for a shorter prefix of one group, which is loaded first.
+    let mut rig = rig_with_window(6, lower());
+    rig.store_all();
+    rig.manager.set_budget(FULL, Tier::Secondary, 4).unwrap();
+    let mut wanted = request(0..23);
+    wanted.by_layers = true;
+    assert_eq!(rig.loads(&mut wanted).len(), 3);
+    let answer = rig.again(&mut wanted);
+    assert!(matches!(answer, Answer::Waiting(Waiting::Load { .. })), "{answer:?}");
+}
+
+#[test]
+fn nothing_is_pinned_for_a_request_whose_loads_have_no_room() {
+    let mut rig = rig(lower());
+    rig.store_all();
+    let mut short = request(0..9);
+    for load in rig.loads(&mut short) {
+        rig.settle(0, load.ticket, &[]);
+    }
+    drop(admitted(rig.again(&mut short)));
+    rig.step(&mut []);
+    let mut wanted = request(0..23);
+    wanted.by_layers = true;
+    rig.loads(&mut wanted);
+    // The prompt takes six blocks of the full group, two of which are cached, and three of which are loaded.
+    rig.manager.set_budget(FULL, Tier::Primary, 5).unwrap();
+    rig.step(&mut []);
+    let stats = |rig: &Rig| GROUPS.map(|group| rig.manager.pool_of(group).unwrap().stats());
+    let before = stats(&rig);
+    assert!(matches!(rig.again(&mut wanted), Answer::NoRoom(_)));
+    assert_eq!(stats(&rig), before);
+    rig.manager.set_budget(FULL, Tier::Primary, 6).unwrap();
+    assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 20);
+}
+
+#[test]
+fn h21_a_state_that_was_loaded_wrong_before_its_sequence_was_staged_is_not_gone_on_from() {
+    let mut rig = rig(lower());
+    let (mut sequence, loads) = entered(&mut rig);
+    // The plan copies what comes, in a step of nobody.
+    let step = rig.manager.begin_step().unwrap();
+    let staged = rig.manager.stage(&step, &mut []).unwrap().step;
+    rig.manager.finish_step(step).unwrap();
+    for load in &loads {
+        let wrong = (load.group == STATE).then_some((0, BlockFault::Checksum));
+        rig.settle(0, load.ticket, wrong.as_slice());
+    }
+    rig.complete(staged);
+    let refused = rig.manager.reserve(&mut sequence, 3).unwrap_err();
+    let redo = ReserveError::Sequence(SequenceError::Redo { from: 0 });
+    assert_eq!(refused, redo);
+    assert_eq!(sequence.resolved(), 0);
 }

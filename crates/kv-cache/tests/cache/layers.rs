@@ -333,7 +333,7 @@ fn a_step_that_was_dropped_has_its_loads_all_the_same() {
 fn a_layer_that_there_is_not_is_refused() {
     let mut entered = Entered::new(1, Duration::from_secs(60));
     let refused = entered.engine.cache.wait_for_layer(LAYERS).unwrap_err();
-    assert_eq!(refused.to_string(), "layer 4 is waited for, where there are 4");
+    assert_eq!(refused.to_string(), "layer 4 of group 0 is waited for, which has 4");
     let step = entered.stage();
     let refused = entered.engine.cache.wait_for_layer(u32::MAX).unwrap_err();
     assert!(matches!(refused, StepError::Layer { .. }), "{refused:?}");

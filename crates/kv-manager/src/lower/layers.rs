@@ -11,9 +11,11 @@ use smallvec::SmallVec;
 
 use kv_pool::{BlockHash, Claimed, Pinned};
 
-use super::{Lower, Ticket};
+use super::{Key, Lower, Ticket};
 use crate::admit::Request;
 use crate::ends::Redo;
+use crate::group::Group;
+use crate::hit::Found;
 use crate::plan::LayerLoad;
 use crate::tiers::BlockFault;
 use crate::{GroupId, Manager, Sequence, TicketId, WorkerId};
@@ -24,19 +26,33 @@ type Loaded = Arc<OnceLock<Vec<bool>>>;
 /// Blocks of one ticket in a row, which a sequence was admitted with.
 #[derive(Debug)]
 struct Part {
+    group: GroupId,
     ticket: TicketId,
     loaded: Loaded,
     /// The first block, in the ticket.
     from: usize,
-    /// The first block, in the sequence.
+    /// The first block, in the prefix.
     place: usize,
     count: usize,
 }
 
-/// The loads that a sequence was admitted with: consecutive blocks of its prefix.
+/// A prefix that is cached in part, of which open loads bring the rest.
+#[derive(Debug)]
+pub(crate) struct Entering {
+    /// Tokens of the prefix.
+    pub(crate) tokens: u64,
+    /// Of each group, the blocks that loads bring: so many at the end of the first ones that it needs, and at
+    /// the end of the last ones.
+    pub(crate) loads: SmallVec<[[usize; 2]; 4]>,
+}
+
+/// The loads that a sequence was admitted with: blocks of its prefix.
 #[derive(Debug, Default)]
 pub(crate) struct OpenLoad {
+    /// Group by group, in the order of their places.
     parts: SmallVec<[Part; 2]>,
+    /// The prefix that they complete.
+    tokens: u64,
     /// The first token that they bring.
     first_token: u64,
     /// The last plan before the one that copies what they bring.
@@ -71,14 +87,14 @@ impl OpenLoad {
         staged > self.after && self.parts.iter().all(|part| part.loaded.get().is_some())
     }
 
-    /// The place behind the blocks that are right.
-    fn right_end(&self) -> usize {
-        let mut end = 0;
-        for part in &self.parts {
+    /// The place behind the first blocks of a group that are right, and whether all are; `None` if it has none.
+    fn right_of(&self, group: GroupId) -> Option<(usize, bool)> {
+        let mut end = None;
+        for part in self.parts.iter().filter(|part| part.group == group) {
             let wrong = part.loaded.get().map_or(&[][..], |wrong| &wrong[..]);
             let right = wrong.iter().skip(part.from).take(part.count).take_while(|wrong| !**wrong);
             let right = right.count();
-            end = part.place + right;
+            end = Some((part.place + right, right == part.count));
             if right < part.count {
                 break;
             }
@@ -86,8 +102,20 @@ impl OpenLoad {
         end
     }
 
-    fn end(&self) -> usize {
-        self.parts.last().map_or(0, |part| part.place + part.count)
+    /// Adds the block at a place of a group's prefix, which a ticket brings.
+    fn push(&mut self, group: GroupId, place: usize, (ticket, at): (&Ticket, usize)) {
+        match self.parts.last_mut() {
+            Some(part)
+                if (part.group, part.ticket) == (group, ticket.id)
+                    && (part.from + part.count, part.place + part.count) == (at, place) =>
+            {
+                part.count += 1;
+            }
+            _ => {
+                let (ticket, loaded) = (ticket.id, Loaded::default());
+                self.parts.push(Part { group, ticket, loaded, from: at, place, count: 1 });
+            }
+        }
     }
 }
 
@@ -116,35 +144,60 @@ impl Manager {
     /// Whether a request can be admitted while loads bring what follows the cached part of its prefix: if all of it
     /// that is below is on its way, by plans that were staged before.
     pub(super) fn enters(&self, request: &Request) -> bool {
-        if !self.keeps_all {
-            return false;
-        }
-        let near = self.groups[0].pool.prefix_len(self.names_of(request));
-        let arriving = self.open_load(request, near).blocks();
-        let is_below = |name: &BlockHash| {
-            let key = (GroupId::default(), *name);
-            self.lower.arriving.contains_key(&key) || self.lower.tier_with(key).is_some()
-        };
-        arriving > 0 && !self.names_of(request).get(near + arriving).is_some_and(is_below)
+        let (names, most) = self.wanted(request);
+        self.entering(names, most).is_some()
     }
 
-    /// The loads that bring what follows the first `near` blocks of a request's prefix.
+    /// The prefix, of at most `most` tokens, that all groups can serve with what open loads bring. None if that is no
+    /// further than what is cached, if a tier has more that is not on its way by a staged plan, or if what is
+    /// cached of a group lies behind what a load brings: such a request waits until the load has ended.
+    pub(crate) fn entering(&self, names: &[BlockHash], most: u64) -> Option<Entering> {
+        if self.lower.arriving.is_empty() {
+            return None;
+        }
+        let firsts = self.cached_first(names, most);
+        let end = |is_below: &dyn Fn(Key) -> bool| self.reach_with(names, most, &firsts, is_below);
+        let tokens = end(&|key| self.lower.brings(key).is_some());
+        let is_below =
+            |key| self.lower.arriving.contains_key(&key) || self.lower.tier_with(key).is_some();
+        if tokens == end(&|_| false) || tokens < end(&is_below) {
+            return None;
+        }
+        let each = self.groups.iter().zip(&firsts);
+        let loads = each.map(|(group, &first)| group.uncached(names, tokens, first));
+        Some(Entering { tokens, loads: loads.collect::<Option<_>>()? })
+    }
+
+    /// The loads that bring the first blocks of a request's prefix behind `near` blocks, where there is one group.
     pub(crate) fn open_load(&self, request: &Request, near: usize) -> OpenLoad {
-        let first_token = self.groups[0].tokens_of(near);
-        let mut load = OpenLoad { first_token, ..OpenLoad::default() };
+        let (group, mut load) = (GroupId::default(), OpenLoad::default());
+        let mut end = near;
         for (place, &name) in self.names_of(request).iter().enumerate().skip(near) {
-            let Some((ticket, at)) = self.lower.brings(name) else { break };
-            match load.parts.last_mut() {
-                Some(part) if part.ticket == ticket.id && part.from + part.count == at => {
-                    part.count += 1;
-                }
-                _ => {
-                    let (ticket, loaded) = (ticket.id, Loaded::default());
-                    load.parts.push(Part { ticket, loaded, from: at, place, count: 1 });
-                }
+            let Some(brings) = self.lower.brings((group, name)) else { break };
+            load.push(group, place, brings);
+            end = place + 1;
+        }
+        load.first_token = self.groups[0].tokens_of(near);
+        load.tokens = self.groups[0].tokens_of(end);
+        load
+    }
+
+    /// The loads that bring what was not found of a prefix of so many tokens; `None` if one has ended.
+    pub(crate) fn open_loads(
+        &self,
+        names: &[BlockHash],
+        tokens: u64,
+        found: &[Found],
+    ) -> Option<OpenLoad> {
+        let mut load = OpenLoad { tokens, first_token: tokens, ..OpenLoad::default() };
+        for (group, found) in self.groups.iter().zip(found) {
+            for place in found.loading() {
+                let name = names[(place + 1) * group.stride - 1];
+                load.push(group.id, place, self.lower.brings((group.id, name))?);
+                load.first_token = load.first_token.min(group.tokens_of(place));
             }
         }
-        load
+        Some(load)
     }
 
     /// Has the next plan copy what the loads of an admitted sequence bring.
@@ -156,10 +209,13 @@ impl Manager {
             let readers = ticket.readers.get_or_insert_with(new);
             readers.last = NEXT;
             part.loaded = Arc::clone(&readers.loaded);
+            let group = usize::from(part.group.0);
+            // A state is the only block of its group.
+            let first = if self.groups[group].is_state() { 0 } else { part.place };
             let from = ticket.claimed.iter().flat_map(Claimed::ids).skip(part.from);
             for (index, from) in from.take(part.count).enumerate() {
-                let Some(to) = sequence.held[0].blocks.id(part.place + index) else { continue };
-                let (ticket, group) = (part.ticket, GroupId::default());
+                let Some(to) = sequence.held[group].blocks.id(first + index) else { continue };
+                let (ticket, group) = (part.ticket, part.group);
                 self.plan.layer_loads.push(LayerLoad { ticket, group, from, to });
             }
         }
@@ -195,27 +251,46 @@ impl Manager {
     pub(crate) fn end_layers(&mut self, sequence: &mut Sequence) -> Option<Redo> {
         let staged = self.latest_staged;
         let load = sequence.load.take_if(|load| load.has_ended(staged))?;
-        let (right, end) = (load.right_end(), load.end());
-        let held = &mut sequence.held[0];
-        // They are found in host memory, and get their names on the device when that copy has gone.
-        let group = &self.groups[0];
-        held.named = held.named.max(right.min(group.full_blocks(sequence.ends.resolved())));
-        let from = group.tokens_of(right);
-        if right == end || from >= sequence.ends.upper() {
-            return None;
+        let resolved = sequence.ends.resolved();
+        let mut wrong_from = None;
+        for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
+            let Some((right, all)) = load.right_of(group.id) else { continue };
+            // They are found in host memory, and get their names on the device when that copy has gone.
+            held.named = held.named.max(right.min(group.full_blocks(resolved)));
+            let from = (!all).then(|| group.first_token(right, load.tokens));
+            wrong_from = wrong_from.into_iter().chain(from).min();
         }
+        let from = wrong_from.filter(|&from| from < sequence.ends.upper())?;
         self.lower.stats.redone += 1;
         // All its steps have read what was loaded.
         Some(sequence.ends.redo_from(from, 0, sequence.known.tokens()))
     }
 }
 
+impl Group {
+    /// Of the blocks that a sequence needs behind `end` tokens, the first `first` of which are cached: how many are not, at
+    /// the end of the first ones and at the end of the last ones. `None` if one is cached behind one that is not.
+    fn uncached(&self, names: &[BlockHash], end: u64, first: usize) -> Option<[usize; 2]> {
+        let [head, tail] = self.needed_ranges(end);
+        let is_cached = |&place: &usize| {
+            place < first || self.pool.locate(names[(place + 1) * self.stride - 1]).is_some()
+        };
+        let behind = |places: std::ops::Range<usize>| {
+            let cached = places.clone().take_while(is_cached).count();
+            let uncached = places.skip(cached);
+            let count = uncached.clone().count();
+            (!uncached.clone().any(|place| is_cached(&place))).then_some(count)
+        };
+        Some([behind(head)?, behind(tail)?])
+    }
+}
+
 impl Lower {
     /// The load that brings a name, which a plan before has begun, and the block's position there, unless it is wrong.
-    fn brings(&self, name: BlockHash) -> Option<(&Ticket, usize)> {
-        let id = *self.arriving.get(&(GroupId::default(), name))?;
+    fn brings(&self, key: Key) -> Option<(&Ticket, usize)> {
+        let id = *self.arriving.get(&key)?;
         let ticket = self.open.iter().find(|open| open.id == id && open.staged)?;
-        let at = ticket.names.iter().position(|of| *of == name)?;
+        let at = ticket.names.iter().position(|of| *of == key.1)?;
         (ticket.faults[at].is_none()).then_some((ticket, at))
     }
 

@@ -460,7 +460,11 @@ impl Engine {
         let scrubs = self.manager.options().scrubs;
         let owner = |load: &kv_manager::LayerLoad| {
             let mut runs = self.runs.iter().filter(|run| run.sequence.loads().is_some());
-            runs.find(|run| run.blocks.contains(&load.to)).map(|run| run.key)
+            let has = |run: &Run| match load.group {
+                GroupId(0) => run.blocks.contains(&load.to),
+                group => places_of(&run.sequence, group).contains(&Some(load.to)),
+            };
+            runs.find(|run| has(run)).map(|run| run.key)
         };
         let loads = plan.layer_loads.iter().map(owner).collect();
         let job = Job { plan, lines, generation: self.generation, void, fails_at, scrubs, loads };
@@ -496,6 +500,10 @@ impl Engine {
             if loads.next().is_some() {
                 self.saw_if(state, "a load of a state");
                 self.saw_if(window, "a load of a window");
+            }
+            if plan.layer_loads.iter().any(|load| load.group == GroupId(group)) {
+                self.saw_if(state, "a state loaded by layers");
+                self.saw_if(window, "a window loaded by layers");
             }
         }
         let open = plan.batch.iter().any(|row| matches!(row.start, Start::Open { .. }));

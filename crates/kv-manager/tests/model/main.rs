@@ -30,7 +30,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 95] = [
+const EXPECTED: [&str; 97] = [
     "a granule that was given",
     "a granule that was taken",
     "content of granules that leaves for host memory",
@@ -96,6 +96,8 @@ const EXPECTED: [&str; 95] = [
     "a block loaded from below",
     "a load of a state",
     "a load of a window",
+    "a state loaded by layers",
+    "a window loaded by layers",
     "a corrupt block below",
     "a failed load",
     "a foreign block below",

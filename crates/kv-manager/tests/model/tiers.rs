@@ -154,7 +154,7 @@ pub fn lower_options(tiers: usize, random: &mut Random) -> LowerOptions {
     LowerOptions {
         tiers: tiers as u8,
         stores_open_max: if random.chance(10) { 0 } else { random.from(1, 3) as u32 },
-        loads_open_max: random.from(1, 3) as u32,
+        loads_open_max: random.from(1, 6) as u32,
         ticket_blocks_max: random.from(1, 6) as u32,
         load_blocks_min: if random.chance(80) { 1 } else { 2 },
         queue_max: random.from(2, 40) as usize,

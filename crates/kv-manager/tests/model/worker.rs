@@ -237,15 +237,17 @@ impl Worker {
             let mut waits = false;
             for load in &job.plan.layer_loads {
                 let arrived = self.tiers.arrived(load.ticket, load.from);
+                let group = usize::from(load.group.0);
                 let cells = match arrived {
                     Some(Arrived::Sections(cells)) => cells,
                     // What is wrong is copied, too: nobody relies on it.
-                    _ => self.block_tokens,
+                    _ => self.groups[group].block_tokens,
                 };
                 // The step is over when the manager can be told of all blocks of the ticket.
                 waits |= arrived.is_some();
-                let from = self.cells(0, at(Tier::Secondary, load.from), |from| from.to_vec());
-                self.cells(0, at(Tier::Primary, load.to), |to| {
+                let from = at(Tier::Secondary, load.from);
+                let from = self.cells(group, from, |from| from.to_vec());
+                self.cells(group, at(Tier::Primary, load.to), |to| {
                     to[..cells].copy_from_slice(&from[..cells]);
                 });
                 if waits && turn == patience {
@@ -298,15 +300,11 @@ impl Worker {
         self.queue.iter().any(|job| {
             let mut copies = job.plan.copies.iter().filter(|copy| copy.group == group);
             let mut scrubs = job.plan.scrubs.iter().filter(|scrub| scrub.group == group);
-            let loads = job
-                .plan
-                .layer_loads
-                .iter()
-                .flat_map(|load| [(Tier::Secondary, load.from), (Tier::Primary, load.to)]);
+            let loads = job.plan.layer_loads.iter().filter(|load| load.group == group);
+            let mut loads =
+                loads.flat_map(|load| [(Tier::Secondary, load.from), (Tier::Primary, load.to)]);
             copies.any(|copy| copy.from == at || copy.to == at)
-                || loads
-                    .filter(|_| group == GroupId(0))
-                    .any(|(tier, id)| at == Location { tier, id })
+                || loads.any(|(tier, id)| at == Location { tier, id })
                 || at.tier == Tier::Primary && scrubs.any(|scrub| scrub.block == at.id)
         })
     }
