@@ -258,7 +258,7 @@ impl Manager {
     /// that wait for an idle link.
     #[must_use]
     pub fn has_decided(&self) -> bool {
-        !self.plan.is_empty() || self.lower.may_store_any()
+        !self.plan.is_empty() || self.would_store()
     }
 
     /// Entries of a row of the first group's block table.

@@ -119,6 +119,30 @@ fn an_idle_engine_is_told_that_stores_wait() {
 }
 
 #[test]
+fn an_idle_engine_is_not_told_of_stores_that_find_no_room() {
+    let mut rig = Rig::new(4, 2);
+    rig.manager.set_store_policy(Box::new(StoreNone));
+    let first = rig.store(0..8);
+    assert!(first.is_empty());
+    // What was there goes to host memory, which is full of content then.
+    let mut large = admitted(rig.ask(100..116).1);
+    rig.step(&mut [&mut large]);
+    rig.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    drop(large);
+    let _ = rig.manager.begin_step().unwrap();
+    assert_eq!(rig.manager.pool().stats().secondary.empty, 0);
+    let plan = rig.step(&mut []);
+    assert!(plan.transfers.is_empty(), "{:?}", plan.transfers);
+    assert!(!rig.manager.has_decided(), "nothing could be stored");
+    let names = rig.manager.pool().snapshot().blocks;
+    let in_host = names.iter().filter(|block| block.location.tier == Tier::Secondary);
+    let in_host: Vec<_> = in_host.filter_map(|block| block.hash).collect();
+    assert_eq!(rig.manager.forget(&in_host), 2);
+    rig.step(&mut []);
+    assert!(!rig.transfers.is_empty(), "there is room in host memory");
+}
+
+#[test]
 fn the_policy_decides_what_is_stored() {
     let mut rig = Rig::new(16, 8);
     rig.manager.set_store_policy(Box::new(StoreNone));

@@ -197,11 +197,6 @@ impl Lower {
         waits && self.open_of(tier, Direction::Store) < max
     }
 
-    /// The same of any tier.
-    pub(crate) fn may_store_any(&self) -> bool {
-        (0..self.tiers.len()).any(|tier| self.may_store(tier))
-    }
-
     /// Asks for complete content to be stored in all tiers.
     fn want(&mut self, key: Key) {
         (0..self.tiers.len()).for_each(|tier| self.want_in(tier, key, false));

@@ -30,6 +30,21 @@ impl Manager {
         }
     }
 
+    /// Whether a plan without other copies would begin a store. Looks at all content that waits, in the worst case.
+    pub(crate) fn would_store(&self) -> bool {
+        (0..self.lower.tiers.len()).filter(|&tier| self.lower.may_store(tier)).any(|tier| {
+            self.groups.iter().zip(&self.lower.tiers[tier].wanted).any(|(group, wanted)| {
+                let is_far = |wanted: &Wanted| {
+                    let at = group.pool.locate(wanted.name);
+                    at.is_none_or(|(_, at)| at.tier != Tier::Primary)
+                };
+                // What is on the device is copied to a block without content.
+                !wanted.is_empty()
+                    && (group.pool.stats().secondary.empty > 0 || wanted.iter().any(is_far))
+            })
+        })
+    }
+
     /// Begins one store, of the next group that has something to be stored; whether there was one. Other copies than
     /// those for stores are the first `before` of the plan.
     fn plan_store(&mut self, tier: usize, before: usize) -> bool {

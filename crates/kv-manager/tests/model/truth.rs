@@ -85,10 +85,12 @@ impl Facts {
     pub fn seen(&self, cell: Cell, at: u64, block_tokens: usize) -> Cell {
         let cell = cell << 8 >> 8;
         let own = u64::from(self.salt) << 48;
-        // A block of several parts has its last one's name. If that has a salt, its readers have it too.
+        // A block of several parts has its last one's name. If that has a salt, its readers have it too, whether they
+        // and the writer declare the parts before it shared or not.
         let parts = block_tokens as u64 > self.block_tokens;
-        match parts && cell >> 48 << 48 == own {
-            true => cell ^ own ^ u64::from(self.salt_at(at)) << 48,
+        let salt = cell >> 48 << 48;
+        match parts && (salt == own || salt == 0) {
+            true => cell ^ salt ^ u64::from(self.salt_at(at)) << 48,
             false => cell,
         }
     }
