@@ -1,7 +1,7 @@
 //! What stands before a stored block's bytes: what they are, and a checksum for each section of them.
 
 use kv_pool::BlockHash;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
 use super::BlockFault;
 use crate::GroupId;
@@ -60,17 +60,26 @@ impl Sections {
     }
 }
 
-/// The checksum of a section.
-pub(crate) fn sum_of(section: &[u8]) -> u64 {
-    xxh3_64(section)
+/// The checksum of a section, whose bytes come piece by piece.
+#[derive(Clone, Default)]
+pub(crate) struct SectionSum(Xxh3Default);
+
+impl SectionSum {
+    pub(crate) fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0.digest()
+    }
 }
 
 impl Label {
-    /// The header of a block with these bytes.
-    pub(crate) fn header(&self, sections: Sections, bytes: &[u8]) -> Vec<u8> {
+    /// The header of a block whose sections have these checksums.
+    pub(crate) fn header(&self, sections: Sections, sums: &[u64]) -> Vec<u8> {
         let mut header = self.fixed(sections).to_vec();
-        for section in bytes.chunks(sections.section_bytes) {
-            header.extend_from_slice(&sum_of(section).to_le_bytes());
+        for sum in sums {
+            header.extend_from_slice(&sum.to_le_bytes());
         }
         let checksum = checksum(&header);
         header[CHECKSUM..FIXED].copy_from_slice(&checksum.to_le_bytes());

@@ -8,8 +8,11 @@ use kv_pool::{BlockHash, BlockId};
 use parking_lot::{Mutex, RwLock};
 
 use super::HostBlocks;
-use super::frame::{Label, Sections, sum_of};
+use super::frame::{Label, SectionSum, Sections};
 use crate::GroupId;
+
+/// Bytes of a block that are read at a time for its checksums. They stay in the nearest cache but one.
+const PIECE: usize = 32 << 10;
 
 /// Why a block was not stored or loaded.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, thiserror::Error)]
@@ -158,11 +161,17 @@ impl Slot {
         }
     }
 
-    /// Bytes of the block.
-    fn bytes(&self, range: Range<usize>) -> Result<Vec<u8>, BlockFault> {
-        let mut bytes = vec![0; range.len()];
-        self.with_host(|host| host.read(self.block, range.start, &mut bytes))?;
-        Ok(bytes)
+    /// The checksum of bytes of the block, which are read piece by piece: host memory is read once, and nothing as
+    /// large is written.
+    fn sum(&self, range: Range<usize>) -> Result<u64, BlockFault> {
+        let mut piece = [0; PIECE];
+        let mut sum = SectionSum::default();
+        for start in range.clone().step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(range.end - start)];
+            self.with_host(|host| host.read(self.block, start, piece))?;
+            sum.update(piece);
+        }
+        Ok(sum.value())
     }
 
     /// Says that so many sections are right.
@@ -275,8 +284,10 @@ impl BlockSource {
             return Ok(header);
         }
         let sections = self.slot.sections();
-        let bytes = self.slot.bytes(0..sections.block_bytes)?;
-        Ok(self.header.get_or_init(|| self.slot.label.header(sections, &bytes)))
+        let sums = (0..sections.count())
+            .map(|at| self.slot.sum(sections.end_of(at)..sections.end_of(at + 1)))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(self.header.get_or_init(|| self.slot.label.header(sections, &sums)))
     }
 
     /// Says that the whole record is kept, so that a load finds it.
@@ -359,7 +370,7 @@ impl BlockSink {
             if written < range.end {
                 break;
             }
-            if sum_of(&self.slot.bytes(range)?) != *sum {
+            if self.slot.sum(range)? != *sum {
                 return Err(BlockFault::Checksum);
             }
             self.right += 1;
