@@ -80,7 +80,7 @@ impl Bench {
         options.rules = SlotRules { read_depth: each, write_depth: each, ..options.rules };
         let tier = DiskTier::open(&options).unwrap();
         let watch = tier.watch();
-        let count = depth * 2;
+        let count = depth * 3;
         let mut state = 1;
         let mut block = |_| {
             let words = (0..block_bytes / 8).flat_map(|_| random(&mut state).to_le_bytes());
@@ -120,7 +120,7 @@ impl Bench {
         }
     }
 
-    /// Keeps `depth` transfers open for a while; bytes a second, and CPU seconds a GB.
+    /// Keeps so many transfers open for a while; bytes a second, and CPU seconds a GB.
     fn saturate(
         &mut self,
         direction: Direction,
@@ -269,8 +269,10 @@ fn main() {
     while !bench.open.is_empty() {
         bench.poll(&mut took);
     }
-    let (write, write_cpu) = bench.saturate(Direction::Store, depth as usize, slots, time);
-    let (read, read_cpu) = bench.saturate(Direction::Load, depth as usize, slots, time);
+    // The tier has `depth` at the disk, and as many wait for it.
+    let open = 2 * depth as usize;
+    let (write, write_cpu) = bench.saturate(Direction::Store, open, slots, time);
+    let (read, read_cpu) = bench.saturate(Direction::Load, open, slots, time);
     let [p50, p99] = bench.paced(read / 2.0, slots, time);
     println!(
         "kv-disk {block} depth {depth} files {files} {}: write {:.0} MB/s {write_cpu:.2} cpu-s/GB, \

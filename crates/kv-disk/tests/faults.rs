@@ -146,6 +146,10 @@ impl Lives {
                     let tier = Arc::new(Mutex::new(tier));
                     let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
                     let found = worker.survivors(&tier);
+                    if self.plans.iter().all(|plan| plan.at.is_empty() && plan.percent == 0) {
+                        let lost = &self.has - &found;
+                        assert!(lost.is_empty(), "complete, and lost with the process: {lost:?}");
+                    }
                     worker.gone = self.gone.clone();
                     worker.has = &found & &self.has;
                     (self.tier, self.worker) = (Some(tier), Some(worker));
@@ -402,4 +406,70 @@ fn a_disk_that_always_fails_is_off_and_says_what_it_has_lost() {
     assert!(lives.tier.as_ref().unwrap().lock().unwrap().off() == Some(kv_disk::Off::Failing));
     assert!(lives.worker().has.is_empty(), "it was told");
     assert!(!lives.worker().loads(0, 1));
+}
+
+/// A life in which the fifth operation, which is the first behind the headings, ends late.
+fn with_late(position: u64) -> Lives {
+    let plan = FaultPlan { at: vec![(position, DiskFault::Late)], ..FaultPlan::default() };
+    Lives::new(vec![plan], Crash::Nothing, false)
+}
+
+#[test]
+fn what_is_forgotten_while_it_is_written_is_not_stored() {
+    for step in [Forget(1), Clear] {
+        // The slot, or its page of the table.
+        for position in [2, 3] {
+            let mut lives = with_late(position);
+            lives.step(Store(&[1]));
+            assert!(!lives.is_idle(), "{position}: it is being written");
+            lives.step(step);
+            lives.settle();
+            assert_eq!(lives.worker().has, BTreeSet::new(), "{step:?} at {position}");
+            assert!(!lives.worker().loads(0, 1), "{step:?} at {position}");
+            let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+            assert_eq!(tier.stats().unstored_as(kv_disk::Unstored::Forgotten), 1);
+        }
+    }
+}
+
+#[test]
+fn what_is_forgotten_while_it_is_read_is_not_loaded() {
+    for step in [Forget(1), Clear] {
+        let mut lives = with_late(4);
+        lives.step(Store(&[1]));
+        lives.settle();
+        lives.step(Load(&[1]));
+        assert!(!lives.is_idle(), "it is being read");
+        lives.step(step);
+        lives.settle();
+        assert_eq!((lives.worker().loaded, lives.worker().missed.len()), (0, 1), "{step:?}");
+        let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+        assert_eq!(tier.stats().missed_as(kv_disk::Miss::Forgotten), 1);
+    }
+}
+
+#[test]
+fn a_clear_holds_when_either_heading_is_spoilt_later() {
+    for page in 0..2 {
+        let mut lives = Lives::new(Vec::new(), Crash::Nothing, false);
+        lives.step(Store(&[1]));
+        lives.settle();
+        lives.step(Clear);
+        lives.settle();
+        lives.end();
+        lives.image.change(|bytes| bytes[page * 4096..][..4096].fill(0xaa));
+        lives.begin();
+        assert!(!lives.worker().loads(0, 1), "with heading {page} spoilt");
+    }
+}
+
+#[test]
+fn a_short_read_is_a_miss_and_counted_as_one() {
+    let plan = FaultPlan { at: vec![(4, DiskFault::Short)], ..FaultPlan::default() };
+    let mut lives = Lives::new(vec![plan], Crash::Nothing, false);
+    lives.step(Store(&[1]));
+    lives.settle();
+    assert!(!lives.worker().loads(0, 1));
+    let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+    assert_eq!(tier.stats().missed_as(kv_disk::Miss::Short), 1);
 }

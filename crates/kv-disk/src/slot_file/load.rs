@@ -22,6 +22,7 @@ impl SlotFile {
         self.read_rate.take(bytes as u64);
         let offset = self.heading.geometry.slot(slot);
         let load = Box::new(Load { sink, pin, slot, kept });
+        self.reads_open += 1;
         self.submit(Job::Load(load), Act::Read, offset, bytes, Some(buffer));
     }
 

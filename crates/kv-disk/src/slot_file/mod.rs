@@ -45,7 +45,8 @@ pub struct SlotFile {
     jobs: HashMap<u64, Job>,
     next_token: u64,
     next_generation: u64,
-    /// Memory of reads and writes, as many as may be open at a time.
+    /// Memory of reads and writes: for writes as many as may be open at a time, for reads twice as many, so that the disk
+    /// goes on while what it has brought is looked at.
     read_buffers: Vec<Buffer>,
     write_buffers: Vec<Buffer>,
     read_rate: Rate,
@@ -62,8 +63,12 @@ pub struct SlotFile {
     dropped: Vec<Key>,
     survivors: Vec<Key>,
     stats: DiskStats,
+    /// Reads that are open at the disk.
+    reads_open: usize,
+    /// What has ended and was not looked at.
+    ended: VecDeque<Ended>,
     /// Kept to avoid allocation.
-    ended: Vec<Ended>,
+    reaped: Vec<Ended>,
 }
 
 /// A store that is being written.
@@ -143,20 +148,24 @@ impl SlotFile {
     /// Works: begins what can be begun, and takes in what has ended. If nothing has and something is open, waits for
     /// that, at most `wait`.
     pub fn work(&mut self, wait: Duration) {
-        self.begin_ready();
         let mut wait = wait;
         loop {
-            let mut ended = std::mem::take(&mut self.ended);
-            self.io.ended(wait, &mut ended);
-            let some = !ended.is_empty();
-            ended.drain(..).for_each(|ended| self.end(ended));
-            self.ended = ended;
-            if !some {
-                return;
-            }
-            // What can begin now is handed to the file at once, and what has ended is told.
+            // The disk has its next operation before what it has brought is looked at.
             self.begin_ready();
-            wait = Duration::ZERO;
+            let wait = match self.ended.is_empty() {
+                true => std::mem::take(&mut wait),
+                false => Duration::ZERO,
+            };
+            self.io.ended(wait, &mut self.reaped);
+            let reads = self.reaped.iter().filter(|ended| ended.io.act == Act::Read).count();
+            self.reads_open -= reads.min(self.reads_open);
+            let some = !self.reaped.is_empty();
+            self.ended.extend(self.reaped.drain(..));
+            if some {
+                self.begin_ready();
+            }
+            let Some(ended) = self.ended.pop_front() else { return };
+            self.end(ended);
         }
     }
 
@@ -175,6 +184,7 @@ impl SlotFile {
         let now = self.rules.clock.now();
         while !self.loads.is_empty()
             && !self.read_buffers.is_empty()
+            && self.reads_open < self.rules.read_depth as usize
             && self.read_rate.allows(now)
             && let Some(sink) = self.loads.pop_front()
         {
@@ -184,7 +194,7 @@ impl SlotFile {
         while !self.stores.is_empty() && !self.punching_all {
             // Reads go first: beside those that wait, one write at a time goes on.
             let writing = depth - self.write_buffers.len().min(depth);
-            let reads_wait = !self.loads.is_empty() && self.read_buffers.is_empty();
+            let reads_wait = !self.loads.is_empty() && self.reads_open > 0;
             let may = !self.write_buffers.is_empty() && (!reads_wait || writing == 0);
             if !may || !self.write_rate.allows(now) {
                 break;

@@ -83,8 +83,8 @@ impl SlotFile {
     ) -> Result<Self, OpenError> {
         let slot_bytes = heading.geometry.slot_bytes as usize;
         let [reads, writes] = [rules.read_depth, rules.write_depth].map(|depth| depth as usize);
-        let mut read_buffers = io.buffers(reads + writes, slot_bytes);
-        let write_buffers = read_buffers.split_off(reads.min(read_buffers.len()));
+        let mut read_buffers = io.buffers(2 * reads + writes, slot_bytes);
+        let write_buffers = read_buffers.split_off((2 * reads).min(read_buffers.len()));
         Ok(Self {
             slots: Slots::new(heading.geometry.slots, rules.policy)?,
             heading,
@@ -110,7 +110,9 @@ impl SlotFile {
             dropped: Vec::new(),
             survivors: Vec::new(),
             stats: DiskStats::default(),
-            ended: Vec::new(),
+            reads_open: 0,
+            ended: VecDeque::new(),
+            reaped: Vec::new(),
             rules: rules.clone(),
             io,
         })

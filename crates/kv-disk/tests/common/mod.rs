@@ -100,6 +100,8 @@ pub(crate) struct Worker {
     pub(crate) transfers: TierTransfers,
     tickets: u64,
     open: BTreeMap<TicketId, (Direction, u16, Vec<u64>)>,
+    /// Tickets of loads that began when these blocks were gone: what is forgotten later may have come before.
+    barred: BTreeMap<TicketId, BTreeSet<(u16, u64)>>,
     /// Blocks that the tier has said that it has, and nothing else since.
     pub(crate) has: BTreeSet<(u16, u64)>,
     /// Blocks that it must not give: forgotten, and not stored since.
@@ -108,6 +110,8 @@ pub(crate) struct Worker {
     pub(crate) loaded: u64,
     pub(crate) missed: Vec<BlockFault>,
     names: BTreeMap<BlockHash, u64>,
+    /// Blocks of open stores that have made room again.
+    early: BTreeSet<(u16, u64)>,
     polls: u64,
 }
 
@@ -130,11 +134,13 @@ impl Worker {
             transfers,
             tickets: 0,
             open: BTreeMap::new(),
+            barred: BTreeMap::new(),
             has: BTreeSet::new(),
             gone: BTreeSet::new(),
             loaded: 0,
             missed: Vec::new(),
             names,
+            early: BTreeSet::new(),
             polls: 0,
         }
     }
@@ -161,6 +167,12 @@ impl Worker {
         let transfer =
             Transfer { ticket, tier: Tier::Third, group: GroupId(group), direction, blocks };
         let host: Arc<dyn HostBlocks> = self.host.clone();
+        let gone = names.iter().map(|&name| (group, name)).filter(|of| self.gone.contains(of));
+        self.barred.insert(ticket, gone.collect());
+        if direction == Direction::Store {
+            // What is there under the name is replaced.
+            self.has.retain(|(of, name)| *of != group || !names.contains(name));
+        }
         self.open.insert(ticket, (direction, group, names));
         self.transfers.begin(&transfer, &host).unwrap();
     }
@@ -197,33 +209,53 @@ impl Worker {
         self.transfers.poll(WorkerId(0), &mut settled, &mut dropped);
         for Dropped { blocks, .. } in dropped {
             for (group, name) in blocks {
-                self.has.remove(&(group.0, self.names[&name]));
+                let block = (group.0, self.names[&name]);
+                self.has.remove(&block);
+                // What is being stored may have been there, and have made room.
+                let stores = self.open.values().filter(|(direction, of, names)| {
+                    *direction == Direction::Store && *of == block.0 && names.contains(&block.1)
+                });
+                if stores.count() > 0 {
+                    self.early.insert(block);
+                }
             }
         }
         for Settled { ticket, wrong, .. } in settled {
             let (direction, group, names) = self.open.remove(&ticket).unwrap();
+            let barred = self.barred.remove(&ticket).unwrap();
             for (at, name) in (0..).zip(names) {
                 let fault = wrong.iter().find(|(of, _)| *of == at).map(|(_, fault)| *fault);
-                self.take(direction, (group, name), fault);
+                self.take(direction, (group, name), fault, &barred);
             }
         }
         self.open.len()
     }
 
-    fn take(&mut self, direction: Direction, block: (u16, u64), fault: Option<BlockFault>) {
+    fn take(
+        &mut self,
+        direction: Direction,
+        block: (u16, u64),
+        fault: Option<BlockFault>,
+        barred: &BTreeSet<(u16, u64)>,
+    ) {
         let (group, name) = block;
         match (direction, fault) {
             (Direction::Store, None) => {
                 self.gone.remove(&block);
-                self.has.insert(block);
+                if !self.early.remove(&block) {
+                    self.has.insert(block);
+                }
             }
-            (Direction::Store, Some(_)) => drop(self.has.remove(&block)),
+            (Direction::Store, Some(_)) => {
+                self.early.remove(&block);
+                self.has.remove(&block);
+            }
             (Direction::Load, None) => {
                 let at = place_of(group, name) * self.host.block_bytes;
                 let bytes =
                     self.host.bytes.lock().unwrap()[at..at + self.host.block_bytes].to_vec();
                 assert!(bytes == bytes_of(group, name, bytes.len()), "wrong bytes for {block:?}");
-                assert!(!self.gone.contains(&block), "{block:?} was forgotten, and loaded");
+                assert!(!barred.contains(&block), "{block:?} was forgotten, and loaded");
                 self.loaded += 1;
             }
             (Direction::Load, Some(fault)) => self.missed.push(fault),
