@@ -9,6 +9,7 @@ mod api;
 mod bench;
 mod cargo;
 mod deny;
+mod disk;
 mod figures;
 mod gpu_bundle;
 mod kernels;
@@ -56,6 +57,8 @@ enum Task {
     Outside,
     /// Looks for misspelt words.
     Spelling,
+    /// Runs long campaigns of faults, kills and noise against the tier of files.
+    Disk(disk::Args),
     /// Checks licences and sources of all dependencies.
     Deny,
     /// Checks with the oldest dependencies that the manifests allow.
@@ -99,6 +102,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Api(args) => api::run(&args),
         Task::Outside => outside::run(),
         Task::Spelling => spelling::run(),
+        Task::Disk(args) => disk::run(&args),
         Task::Deny => deny::run(),
         Task::Minimal => minimal::run(),
         Task::Figures(args) => figures::run(&args),
