@@ -8,6 +8,7 @@ use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
 use kv_replay::config::{Life, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
+use kv_replay::disk::{ByteSize, DiskConfig};
 use kv_replay::engine::workers::{KillWorker, StopWorker};
 use kv_replay::place::Division;
 use kv_replay::policies::Half;
@@ -159,6 +160,18 @@ pub(crate) struct RunArgs {
     /// by this seed.
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>)]
     tier_faults: Option<u64>,
+    /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again.
+    #[arg(long, value_name = "DIR", requires = "disk_bytes", conflicts_with_all = ["workers", "contiguous"])]
+    disk: Option<PathBuf>,
+    /// Bytes of these files, such as 256MiB or 4GiB.
+    #[arg(long, value_name = "SIZE", requires = "disk")]
+    disk_bytes: Option<ByteSize>,
+    /// Bytes a second that these files are read and written with, at most.
+    #[arg(long, value_name = "SIZE", requires = "disk")]
+    disk_rate: Option<ByteSize>,
+    /// Finds no blocks of an earlier run in these files.
+    #[arg(long, requires = "disk")]
+    disk_fresh: bool,
     /// Drives N worker processes, each with one device, by plans over pipes; this process decides and
     /// opens no device.
     #[arg(long, value_name = "N", value_parser = whole::<u16>)]
@@ -205,6 +218,14 @@ impl RunArgs {
         self.workers.map_or_else(|| self.device.count(), usize::from)
     }
 
+    fn disk_config(&self) -> Option<DiskConfig> {
+        let bytes = self.disk_bytes?.0;
+        let mut disk = DiskConfig::new(self.disk.clone()?, bytes);
+        disk.bytes_per_second = self.disk_rate.map(|rate| rate.0);
+        disk.fresh = self.disk_fresh;
+        Some(disk)
+    }
+
     pub(crate) fn config(&self) -> RunConfig {
         RunConfig {
             shape: KvModelShape {
@@ -239,6 +260,7 @@ impl RunArgs {
                 budget_swing: self.budget_swing,
             },
             tier_faults: self.tier_faults,
+            disk: self.disk_config(),
             verify: self.verify,
             seed: self.seed,
             window: self.window,

@@ -8,6 +8,7 @@ use kv_place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
+use crate::disk::DiskConfig;
 use crate::place::{Division, shards};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Trace};
@@ -156,6 +157,8 @@ pub struct RunConfig {
     pub life: Life,
     /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
     pub tier_faults: Option<u64>,
+    /// Files below the host; `None` for none.
+    pub disk: Option<DiskConfig>,
     /// How many of the read blocks are compared.
     pub verify: Verify,
     /// Seed of all random choices of the run.
@@ -186,6 +189,7 @@ impl Default for RunConfig {
             transport: TransportChoice::default(),
             life: Life::default(),
             tier_faults: None,
+            disk: None,
             verify: Verify::Full,
             seed: 0,
             window: None,
@@ -203,6 +207,9 @@ pub enum ConfigError {
     /// A tier below the host needs one.
     #[error("--tier-faults puts a tier below host memory, but --host-blocks is 0")]
     TierWithoutHost,
+    /// Files below the host need one.
+    #[error("--disk puts files below host memory, but --host-blocks is 0")]
+    DiskWithoutHost,
     /// An option is 0 but must not be.
     #[error("{option} is 0, expected at least 1")]
     Zero {
@@ -367,6 +374,9 @@ impl RunConfig {
         if self.tier_faults.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::TierWithoutHost);
         }
+        if self.disk.is_some() && self.host_blocks == 0 {
+            return Err(ConfigError::DiskWithoutHost);
+        }
         let Life { drafts, accept, fork, suspend, cancel, budget_swing, .. } = self.life;
         for (option, value, limit) in [
             ("--draft", drafts, DRAFTS_MAX),
@@ -507,6 +517,7 @@ impl RunConfig {
                 self.tier_faults.unwrap_or(0).to_string(),
                 self.tier_faults.is_some(),
             ),
+            changed("--disk", String::new(), self.disk.is_some()),
             changed("--policy", self.policy.name().to_owned(), self.policy != default.policy),
             changed(
                 "--transport",

@@ -5,7 +5,7 @@
 //! - [`trace`] reads and writes request traces, and refuses an invalid one with its line and value;
 //! - [`generate`] creates workloads in the same format from a seed;
 //! - [`policies`] simulates eviction policies on a trace, exactly;
-//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, and
+//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, and
 //!   [`place`] divides the model over them;
 //! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
 //!   results.
@@ -33,6 +33,7 @@
 
 pub mod config;
 pub mod device;
+pub mod disk;
 pub mod engine;
 pub mod generate;
 pub mod json_file;

@@ -7,6 +7,7 @@ use kv_cache::TransportStats;
 use serde::Serialize;
 
 use crate::config::{RunConfig, Verify};
+use crate::disk::DiskReport;
 use crate::memory::MemoryReport;
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
@@ -98,6 +99,9 @@ pub struct RunReport {
     pub memory: Option<MemoryReport>,
     /// The tier below host memory; `None` without one.
     pub tiers: Option<TiersReport>,
+    /// The files below host memory; absent without any.
+    #[serde(flatten)]
+    pub disk: Option<DiskReport>,
     /// The figures of a run over contiguous ranges; `None` for a run over blocks.
     pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
@@ -312,6 +316,7 @@ impl RunReport {
             growth_stalls: 0,
             memory: None,
             tiers: None,
+            disk: None,
             contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,
@@ -384,6 +389,7 @@ impl RunReport {
             ("steps", self.steps_line()),
             ("life", self.life_line()),
             ("tiers", self.tiers_line()),
+            ("disk", self.disk_line()),
             ("workers", self.workers_line()),
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
@@ -506,6 +512,22 @@ impl RunReport {
     }
 
     /// What came of the tier below host memory; nothing where there is none.
+    fn disk_line(&self) -> String {
+        let Some(disk) = &self.disk else { return String::new() };
+        let missed = disk.disk_misses.iter();
+        let missed = missed.map(|(reason, count)| format!(", {} {reason}", grouped(*count)));
+        format!(
+            "{} blocks stored and {} loaded over {}, {} found from before: {} tokens not computed; {} evicted{}",
+            grouped(disk.disk_stored),
+            grouped(disk.disk_loaded),
+            disk.disk_backend,
+            grouped(disk.disk_survivors),
+            grouped(disk.disk_saved_tokens),
+            grouped(disk.disk_evicted),
+            missed.collect::<String>(),
+        )
+    }
+
     fn tiers_line(&self) -> String {
         let Some(tiers) = &self.tiers else { return String::new() };
         let faults = tiers.faults.iter();

@@ -383,3 +383,23 @@ fn numbers_of_the_command_line() {
         }
     }
 }
+
+#[test]
+fn files_below_the_host_of_any_size_are_opened_or_refused() {
+    let folder = std::env::temp_dir().join(format!("kv-replay-sizes-{}", std::process::id()));
+    for bytes in [0, 1, 8192, 1 << 20, u64::MAX] {
+        let disk = kv_replay::disk::DiskConfig::new(folder.clone(), bytes);
+        let config = RunConfig { disk: Some(disk), ..RunConfig::default() };
+        assert_eq!(config.check(), Ok(()));
+        let trace = kv_replay::generate::generate(&kv_replay::generate::GenerateOptions {
+            requests: 1,
+            seed: 1,
+        })
+        .unwrap();
+        let sizes = kv_replay::device::SimSizes::for_config(&config);
+        let devices = kv_replay::device::open(&"sim".parse().unwrap(), sizes).unwrap();
+        let opened = kv_replay::engine::build_cache(&config, &trace, &devices);
+        assert_eq!(opened.is_ok(), bytes == 1 << 20, "{bytes}: {:?}", opened.err());
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -50,6 +50,9 @@ pub enum RunError {
         /// Number of tokens of an iteration.
         tokens: u64,
     },
+    /// The files below host memory were not opened.
+    #[error("--disk is not used")]
+    Disk(#[from] kv_disk::OpenError),
     /// The engine's own buffers could not be allocated.
     #[error("cannot allocate {bytes} bytes for {what}")]
     Buffers {

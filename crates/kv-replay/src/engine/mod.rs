@@ -170,7 +170,7 @@ fn options(
         watermark_blocks: 0,
         scrubs: false,
         hasher: BlockHasher::FAST,
-        tiers: tiers::tiers(config, worker),
+        tiers: tiers::tiers(config, worker)?,
         step_tokens_max: config.step_tokens,
         step_arrays: work::arrays(config),
         memory: Default::default(),

@@ -1,25 +1,62 @@
-//! The tier in memory below the host, which does everything wrong at times.
+//! The tiers below the host: one in memory, which does everything wrong at times, and files.
+
+use std::sync::Mutex;
 
 use kv_cache::LowerTiers;
-use kv_cache::kv_manager::tiers::{BlockFault, FaultRules, MemoryTier, MemoryTierOptions};
+use kv_cache::kv_manager::tiers::{
+    BlockFault, FaultRules, MemoryTier, MemoryTierOptions, header_bytes,
+};
 use kv_cache::kv_manager::{LowerOptions, Manager};
 
+use super::RunError;
 use crate::config::RunConfig;
 use crate::report::{RunReport, TiersReport};
+use crate::shape::KvModelShape;
 
-/// The tiers of a run. Worker number `worker` has a seed of its own.
-pub(super) fn tiers(config: &RunConfig, worker: u64) -> LowerTiers {
-    let Some(seed) = config.tier_faults else { return LowerTiers::default() };
+/// The tiers of a run. Worker number `worker` has a seed of its own. With files, opens them: they are behind a tier
+/// in memory, if there is one.
+pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunError> {
     let mut tiers = LowerTiers::new(b"kv-replay");
     tiers.rules = LowerOptions { stores_open_max: 4, ..LowerOptions::default() };
-    let records_max = usize::try_from(config.host_blocks.saturating_mul(8)).unwrap_or(usize::MAX);
-    let faults = FaultRules::all(seed.wrapping_mul(64).wrapping_add(worker));
-    tiers.push(move || {
-        let options = MemoryTierOptions { records_max, faults, ..MemoryTierOptions::default() };
-        Box::new(MemoryTier::new(options))
-    });
-    tiers
+    if let Some(seed) = config.tier_faults {
+        let records_max =
+            usize::try_from(config.host_blocks.saturating_mul(8)).unwrap_or(usize::MAX);
+        let faults = FaultRules::all(seed.wrapping_mul(64).wrapping_add(worker));
+        tiers.push(move || {
+            let options = MemoryTierOptions { records_max, faults, ..MemoryTierOptions::default() };
+            Box::new(MemoryTier::new(options))
+        });
+    }
+    if let Some(disk) = &config.disk {
+        let opened = Mutex::new(Some(disk.open(record_bytes(config)?, b"kv-replay")?));
+        tiers.push(move || match opened.lock().ok().and_then(|mut opened| opened.take()) {
+            Some(tier) => Box::new(tier),
+            // The files are one worker's. Another one has a tier without room.
+            None => {
+                let options = MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() };
+                Box::new(MemoryTier::new(options))
+            }
+        });
+    }
+    Ok(tiers)
 }
+
+/// Bytes of the longest record of a run: of a block of attention, or of a state.
+fn record_bytes(config: &RunConfig) -> Result<u64, RunError> {
+    let block = config.shape.block_bytes(config.block_tokens)?;
+    let state = KvModelShape { layers: config.state_layers.max(1), ..config.shape };
+    let state = match config.state_layers {
+        0 => 0,
+        _ => state.block_bytes(config.state_tokens)?,
+    };
+    // A section for each layer of each device.
+    let layers = config.shape.layers.max(config.state_layers) as usize;
+    let header = header_bytes(layers.saturating_mul(DEVICES_MOST)) as u64;
+    Ok(block.max(state).saturating_add(header))
+}
+
+/// Devices of a host, at most.
+const DEVICES_MOST: usize = 16;
 
 /// Names of the faults that a manager counts, in the order of [`BlockFault::ALL`].
 const FAULTS: [&str; BlockFault::ALL.len()] =
@@ -27,17 +64,21 @@ const FAULTS: [&str; BlockFault::ALL.len()] =
 
 /// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {
-    if config.tier_faults.is_none() {
+    if config.tier_faults.is_none() && config.disk.is_none() {
         return;
     }
     let stats = manager.lower_stats();
+    // Files are behind a tier in memory.
+    let at = usize::from(config.tier_faults.is_some());
+    let disk = config.disk.as_ref();
+    report.disk = disk.and_then(|disk| disk.report(config.block_tokens, stats.loaded_blocks[at]));
     let faults = FAULTS.into_iter().zip(stats.faults).filter(|(_, count)| *count > 0);
     report.tiers = Some(TiersReport {
-        blocks_stored: stats.stored_blocks[0],
+        blocks_stored: stats.stored_blocks.iter().sum(),
         blocks_unstored: stats.unstored_blocks,
-        blocks_loaded: stats.loaded_blocks[0],
+        blocks_loaded: stats.loaded_blocks.iter().sum(),
         blocks_void: stats.void_blocks,
-        names_dropped: stats.dropped_names[0],
+        names_dropped: stats.dropped_names.iter().sum(),
         faults: faults.collect(),
         waits: stats.waits,
         waits_late: stats.late,

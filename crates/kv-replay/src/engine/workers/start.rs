@@ -224,7 +224,7 @@ fn manager(
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         workers,
         steps_in_flight_max: OVERLAP_DEPTH + 1,
-        lower: super::super::tiers::tiers(config, 0).options(),
+        lower: super::super::tiers::tiers(config, 0)?.options(),
         shared,
         ..ManagerOptions::default()
     };

@@ -1,0 +1,168 @@
+//! Files below the host memory of a run: where they are, how large, and what came of them.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::{Arc, OnceLock};
+
+use kv_disk::{DiskOptions, DiskTier, DiskWatch, Keep, Mismatch, Miss, OpenError, Unstored};
+use serde::Serialize;
+
+/// Files below host memory.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// The folder. Content of an earlier run of the same shape is found again; other content is given up.
+    pub folder: PathBuf,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Bytes a second that they are read and written with, at most.
+    pub bytes_per_second: Option<u64>,
+    /// Whether nothing of an earlier run is found.
+    pub fresh: bool,
+    /// Shows the tier of the run that is made from this.
+    watch: Arc<OnceLock<DiskWatch>>,
+}
+
+impl DiskConfig {
+    /// Files of so many bytes in a folder, without a limit of their rate.
+    #[must_use]
+    pub fn new(folder: PathBuf, bytes: u64) -> Self {
+        Self { folder, bytes, bytes_per_second: None, fresh: false, watch: Arc::default() }
+    }
+
+    /// Opens the files for records of so many bytes at most.
+    pub(crate) fn open(&self, record_bytes: u64, model: &[u8]) -> Result<DiskTier, OpenError> {
+        let mut options = DiskOptions::new(&self.folder, self.bytes, record_bytes, model);
+        options.rules.mismatch = Mismatch::Wipe;
+        options.rules.keep = if self.fresh { Keep::Nothing } else { Keep::Content };
+        options.rules.read_bytes_per_second = self.bytes_per_second;
+        options.rules.write_bytes_per_second = self.bytes_per_second;
+        let tier = DiskTier::open(&options)?;
+        // A second run of the same configuration has a tier of its own, which nobody asks.
+        let _ = self.watch.set(tier.watch());
+        Ok(tier)
+    }
+
+    /// What came of the files; none if they were not opened.
+    pub(crate) fn report(&self, block_tokens: u32, loaded: u64) -> Option<DiskReport> {
+        let watch = self.watch.get()?;
+        let stats = watch.stats();
+        let misses = Miss::ALL.into_iter().map(|miss| (miss.name(), stats.missed_as(miss)));
+        let unstored = Unstored::ALL.into_iter().map(|of| (of.name(), stats.unstored_as(of)));
+        Some(DiskReport {
+            disk_backend: watch
+                .files()
+                .first()
+                .map_or_else(String::new, |of| of.backend.to_string()),
+            disk_slots: stats.slots,
+            disk_used_slots: stats.used_slots,
+            disk_survivors: stats.survivors,
+            disk_stored: stats.stored,
+            disk_loaded: stats.loaded,
+            disk_saved_tokens: loaded * u64::from(block_tokens),
+            disk_misses: misses.filter(|(_, count)| *count > 0).collect(),
+            disk_unstored: unstored.filter(|(_, count)| *count > 0).collect(),
+            disk_evicted: stats.evicted,
+            disk_written_bytes: stats.written_bytes,
+            disk_read_bytes: stats.read_bytes,
+            disk_failed_operations: stats.failed_operations,
+            disk_files_off: stats.off,
+        })
+    }
+}
+
+impl PartialEq for DiskConfig {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |config: &Self| {
+            (config.folder.clone(), config.bytes, config.bytes_per_second, config.fresh)
+        };
+        of(self) == of(other)
+    }
+}
+
+impl Eq for DiskConfig {}
+
+/// What came of the files below host memory.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct DiskReport {
+    /// How the files were reached.
+    pub disk_backend: String,
+    /// Slots of the files.
+    pub disk_slots: u64,
+    /// Slots with a block at the end.
+    pub disk_used_slots: u64,
+    /// Blocks of an earlier run that were found.
+    pub disk_survivors: u64,
+    /// Blocks that were stored.
+    pub disk_stored: u64,
+    /// Blocks that were loaded.
+    pub disk_loaded: u64,
+    /// Tokens whose KV came from the files and was right, so that it was not computed.
+    pub disk_saved_tokens: u64,
+    /// Loads that were misses, by reason.
+    pub disk_misses: std::collections::BTreeMap<&'static str, u64>,
+    /// Blocks that were not stored, by reason.
+    pub disk_unstored: std::collections::BTreeMap<&'static str, u64>,
+    /// Blocks that made room.
+    pub disk_evicted: u64,
+    /// Bytes written to the files.
+    pub disk_written_bytes: u64,
+    /// Bytes read from them.
+    pub disk_read_bytes: u64,
+    /// Reads and writes that failed.
+    pub disk_failed_operations: u64,
+    /// Files that were off at the end.
+    pub disk_files_off: u64,
+}
+
+/// A number of bytes as a person writes it: 4096, 256MiB, 4GiB, 2TiB.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ByteSize(
+    /// The bytes.
+    pub u64,
+);
+
+/// A text that is no number of bytes.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "{found:?} is no number of bytes; expected a number, with KiB, MiB, GiB or TiB behind it or nothing"
+)]
+pub struct ByteSizeError {
+    /// The text.
+    pub found: String,
+}
+
+impl FromStr for ByteSize {
+    type Err = ByteSizeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
+        let unit = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, *bits)));
+        let (number, bits) = unit.unwrap_or((text, 0));
+        let bytes = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << bits));
+        bytes.map(Self).ok_or_else(|| ByteSizeError { found: text.to_owned() })
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("256MiB", 256 << 20), ("4GiB", 4 << 30), ("1KiB", 1024)]
+        {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)));
+        }
+        for text in ["", "MiB", "4GB", "-1", "1.5GiB", "99999999999TiB", "4 GiB"] {
+            assert_eq!(text.parse::<ByteSize>(), Err(ByteSizeError { found: text.to_owned() }));
+        }
+    }
+}

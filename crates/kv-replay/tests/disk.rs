@@ -1,0 +1,75 @@
+//! Runs over files below host memory: every byte is right, and a second run finds what the first one stored.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use kv_replay::config::{ConfigError, RunConfig};
+use kv_replay::device::{SimSizes, open};
+use kv_replay::disk::DiskConfig;
+use kv_replay::engine;
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::report::RunReport;
+
+fn replay(disk: &DiskConfig) -> RunReport {
+    let config = RunConfig {
+        disk: Some(disk.clone()),
+        block_tokens: 64,
+        device_blocks: 1024,
+        host_blocks: 192,
+        max_batch: 4,
+        step_tokens: 4096,
+        ..RunConfig::default()
+    };
+    let mut trace = generate(&GenerateOptions { requests: 10, seed: 3 }).unwrap();
+    for request in &mut trace.requests {
+        request.input_length = request.input_length.min(20_000);
+        request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
+        request.output_length = request.output_length.min(20);
+    }
+    trace.requests.extend_from_within(..);
+    config.check().unwrap();
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
+    assert_eq!(report.corrupt_blocks, 0, "{:?}", report.corruptions);
+    assert_eq!(report.finished, report.requests);
+    report
+}
+
+#[test]
+fn files_below_the_host_save_tokens_and_survive_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = |fresh| {
+        let mut disk = DiskConfig::new(folder.path().to_owned(), 32 << 20);
+        disk.fresh = fresh;
+        disk
+    };
+    let first = replay(&disk(false));
+    let first_disk = first.disk.clone().unwrap();
+    assert_eq!(first_disk.disk_survivors, 0);
+    assert!(first_disk.disk_stored > 0, "{first_disk:?}");
+    let second = replay(&disk(false));
+    let second_disk = second.disk.clone().unwrap();
+    assert!(second_disk.disk_survivors > 0, "{second_disk:?}");
+    assert!(second_disk.disk_saved_tokens > first_disk.disk_saved_tokens, "{second_disk:?}");
+    assert!(second.block_hits > first.block_hits);
+    let json = serde_json::to_value(&second).unwrap();
+    assert_eq!(json["disk_survivors"], second_disk.disk_survivors);
+    assert!(second.summary().contains("found from before"));
+    let fresh = replay(&disk(true)).disk.unwrap();
+    assert_eq!(fresh.disk_survivors, 0);
+}
+
+#[test]
+fn files_below_the_host_need_a_host_and_a_folder_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = DiskConfig::new(folder.path().to_owned(), 1 << 20);
+    let config = RunConfig { disk: Some(disk.clone()), host_blocks: 0, ..RunConfig::default() };
+    assert_eq!(config.check(), Err(ConfigError::DiskWithoutHost));
+    let file = folder.path().join("kv-disk-000.slots");
+    std::fs::write(&file, b"somebody's letters").unwrap();
+    let config = RunConfig { disk: Some(disk), ..RunConfig::default() };
+    let trace = generate(&GenerateOptions { requests: 2, seed: 3 }).unwrap();
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let refused = engine::run(&config, &trace, &devices, &mut ()).unwrap_err();
+    assert!(format!("{refused:?}").contains("is not used"), "{refused:?}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"somebody's letters");
+}
