@@ -28,6 +28,8 @@ struct Table {
     i64* slots;
     // [sequences_max]: columns of each dense row from here on hold the null block. At first above any width.
     u32* live;
+    // [sequences_max]: the state that each row begins with. 0 for a table of KV.
+    int* state_in;
     u32 width;
     u32 block_tokens;
     int null_block;
@@ -48,7 +50,8 @@ struct Array {
 struct __align__(16) RowState {
     u64 step;
     u32 start;
-    u32 unused;
+    // The entry with the state that it began with.
+    u32 entry;
 };
 
 struct Header {
@@ -71,12 +74,18 @@ struct ArrayPart {
     u32 vectors;
 };
 
-// A row and where its tokens begin: at least behind `resolved` tokens and at most behind `upper`.
+// A row and where its tokens begin: at least behind `resolved` tokens and at most behind `upper`. The last `drafts` of them
+// may be rejected: a row of states has one behind the tokens before them, and one behind each. Where the two bounds are the
+// same, `input` is the entry with the state that the row begins with. Otherwise its last step had `input` tokens before its
+// drafts, and the entry is the number of those that stand beyond.
 struct __align__(16) Job {
     u32 row;
     u32 resolved;
     u32 upper;
     u32 first_token;
+    u32 drafts;
+    u32 input;
+    u32 unused[2];
 };
 
 // `count` ids from the entry `first` of a row on. `next` is the number of the row's next change in that
@@ -95,6 +104,7 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
              RowState* states, u32* accepted, int* rows, int* lengths, int* query_starts, i64* positions,
              u32 sequences_max, u32 tokens_max) {
     __shared__ u32 shared_start;
+    __shared__ u32 shared_entry;
     const Header* header = (const Header*)packet;
     const u32 sequences = header->sequences;
     const u32 tokens = header->tokens;
@@ -131,9 +141,11 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
         u32 start = 0;
         u32 end = 0;
         u32 first_token = tokens;
+        u32 drafts = 0;
         if (job < sequences) {
             const Job here = jobs[job];
             first_token = here.first_token;
+            drafts = here.drafts;
             const u32 count = (job + 1 < sequences ? jobs[job + 1].first_token : tokens) - first_token;
             if (threadIdx.x == 0) {
                 // A step that is gathered again begins where it began.
@@ -143,10 +155,17 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
                 begin = begin < here.resolved ? here.resolved : begin;
                 begin = begin > here.upper ? here.upper : begin;
                 shared_start = (u32)begin;
+                u32 entry = here.input;
+                if (here.resolved != here.upper) {
+                    const u32 sure = last.start + here.input;
+                    entry = begin > sure ? (u32)begin - sure : 0;
+                }
+                if (again) entry = last.entry;
+                shared_entry = entry;
                 RowState now;
                 now.step = header->step;
                 now.start = (u32)begin;
-                now.unused = 0;
+                now.entry = entry;
                 states[row] = now;
                 if (!again) accepted[row] = count;
             }
@@ -159,7 +178,13 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
                 const Table table = tables[t];
                 const int* line = table.ids + row * table.width;
                 int* dense = table.dense + (u64)job * table.width;
-                const u32 columns = end / table.block_tokens + (end % table.block_tokens != 0);
+                const bool is_state = table.state_in != 0;
+                u32 columns = end / table.block_tokens + (end % table.block_tokens != 0);
+                if (is_state) {
+                    columns = end > 0 ? drafts + 1 : 0;
+                    // A wrong count must not lead outside the row.
+                    columns = columns > table.width ? table.width : columns;
+                }
                 const u32 live = table.live[job];
                 const u32 filled = live < table.width ? live : table.width;
                 const u32 written = columns > filled ? columns : filled;
@@ -179,14 +204,29 @@ gather_batch(const u32* packet, const Table* tables, u32 table_count, const Arra
                 }
                 for (u32 i = threadIdx.x; i < end - start; i += blockDim.x) {
                     const u32 position = start + i;
-                    const int id = line[position / table.block_tokens];
-                    const i64 slot = (i64)id * table.block_tokens + position % table.block_tokens;
-                    table.slots[first_token + i] = id < 0 ? -1 : slot;
+                    i64 slot = -1;
+                    if (is_state) {
+                        // Tokens before the drafts leave one state, the last one's.
+                        const u32 left = end - 1 - position;
+                        if (left < columns) slot = line[columns - 1 - left];
+                    } else {
+                        const int id = line[position / table.block_tokens];
+                        slot = (i64)id * table.block_tokens + position % table.block_tokens;
+                    }
+                    table.slots[first_token + i] = slot < 0 ? -1 : slot;
                     if (t == 0) positions[first_token + i] = position;
                 }
                 // All threads have read `live`, and `shared_start`.
                 __syncthreads();
-                if (threadIdx.x == 0) table.live[job] = columns;
+                if (threadIdx.x == 0) {
+                    table.live[job] = columns;
+                    if (is_state) {
+                        u32 entry = shared_entry;
+                        if (entry >= table.width) entry = table.width - 1;
+                        const int id = start > 0 ? line[entry] : -1;
+                        table.state_in[job] = id < 0 ? table.null_block : id;
+                    }
+                }
             }
             if (threadIdx.x == 0) {
                 rows[job] = job < sequences ? (int)row : -1;

@@ -17,13 +17,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A state of 64 KiB in each of 28 layers.
     let state = KvShapeOptions { layers: 28, kv_count: 1, row_bytes: 1 << 16, block_tokens: 1 };
     let states = GroupOptions {
-        kind: GroupKind::State { checkpoint_tokens: 256 },
+        kind: GroupKind::State { checkpoint_tokens: 256, drafts: 0 },
         shape: KvShape::new(state)?,
         // One for each running sequence, and checkpoints.
         device_blocks: 24,
         host_blocks: 0,
         blocks_per_sequence_max: 256,
         watermark_blocks: 0,
+        draft_model: false,
     };
     let mut options = KvCacheOptions::new(KvShape::new(attention)?, 256);
     options.sequences_max = 8;

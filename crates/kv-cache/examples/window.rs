@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         host_blocks: 0,
         blocks_per_sequence_max: 256,
         watermark_blocks: 0,
+        draft_model: false,
     };
     let mut options = KvCacheOptions::new(shape, 256);
     options.further_groups = vec![windows];

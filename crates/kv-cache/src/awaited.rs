@@ -40,12 +40,12 @@ impl Awaited {
         plan: &StepPlan,
         (group, options): (GroupId, &GroupOptions),
     ) -> [bool; 2] {
-        // A state is the only entry of its row.
-        let block_tokens = if options.is_state() { u32::MAX } else { options.shape.block_tokens() };
+        // Of states, any entry may have been claimed for the step.
+        let block_tokens = if options.is_state() { 1 } else { options.shape.block_tokens() };
         let waiting = (0..2).filter(|&lane| !self.marked[lane].is_empty());
         let all = waiting.fold(0, |all, lane| all | 1 << lane);
         let mut found = 0;
-        for row in &plan.batch {
+        for row in plan.batch.iter().chain(&plan.draft_batch) {
             let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
             let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
             let ids = table.row_of(group, row.row).unwrap_or_default();

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use kv_manager::{
-    Adoption, Answer, CommitError, Committed, EventReader, Export, ExportRefused, ForkError,
-    GroupFormat, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
-    Tokens, TruncateError,
+    Adoption, Answer, CommitError, Committed, DraftError, EventReader, Export, ExportRefused,
+    ForkError, GroupFormat, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
+    SuspendError, Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
 
@@ -48,6 +48,34 @@ impl KvCache {
             self.make_room(most)?;
         }
         Ok(self.manager.reserve(sequence, tokens)?)
+    }
+
+    /// Has the next step compute `tokens` tokens of a sequence by the draft model, from the end of its KV on; see
+    /// [`Manager::reserve_draft`](kv_manager::Manager::reserve_draft). They lie in the parts'
+    /// [`draft_batch`](crate::Part::draft_batch) then.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; the sequence is as it was, and can go on without drafts.
+    pub fn reserve_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<(), ReserveError> {
+        Ok(self.manager.reserve_draft(sequence, tokens)?)
+    }
+
+    /// Takes in how far the KV of the draft model reaches; see
+    /// [`Manager::commit_draft`](kv_manager::Manager::commit_draft).
+    ///
+    /// # Errors
+    /// [`DraftError`]; the sequence is as it was.
+    pub fn commit_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        end: u64,
+    ) -> Result<Committed, DraftError> {
+        self.manager.commit_draft(sequence, step, end)
     }
 
     /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and

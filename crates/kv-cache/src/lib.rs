@@ -52,6 +52,7 @@ mod awaited;
 mod cache;
 mod calls;
 mod carrier;
+mod draft;
 mod error;
 mod granules;
 mod group;
@@ -80,9 +81,9 @@ pub use error::{
 };
 pub use group::GroupPart;
 pub use kv_manager::{
-    self, Answer, CacheEvent, Committed, Content, EventReader, EventsLost, GroupId, GroupKind,
-    OpenStep, PinnedPrefix, Request, Reserved, Sequence, SharedMemory, SlotError, StepPlan,
-    StoredBlocks, Tokens, Waiting,
+    self, Answer, CacheEvent, Committed, Content, DraftError, EventReader, EventsLost, GroupId,
+    GroupKind, OpenStep, PinnedPrefix, Request, Reserved, Sequence, SharedMemory, SlotError,
+    StepPlan, StoredBlocks, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{

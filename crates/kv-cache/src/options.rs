@@ -35,10 +35,14 @@ pub struct GroupOptions {
     pub device_blocks: u32,
     /// Blocks of pinned host memory.
     pub host_blocks: u32,
-    /// Most blocks of one sequence: columns of the block table. A sequence has one state.
+    /// Most blocks of one sequence: columns of the block table. A sequence has one state, and one for each draft beside.
     pub blocks_per_sequence_max: u32,
     /// Device blocks that admission leaves for the growth of running sequences, while there are any.
     pub watermark_blocks: u32,
+    /// Whether a draft model writes it, whose KV has an end of its own: see
+    /// [`kv_manager::GroupOptions::draft_model`]. What a step computes of it is in the parts'
+    /// [`draft_batch`](crate::Part::draft_batch).
+    pub draft_model: bool,
 }
 
 impl GroupOptions {
@@ -48,7 +52,10 @@ impl GroupOptions {
 
     /// Entries of a row of the block table.
     pub(crate) fn width(&self) -> u32 {
-        if self.is_state() { 1 } else { self.blocks_per_sequence_max }
+        match self.kind {
+            GroupKind::State { drafts, .. } => drafts.saturating_add(1),
+            _ => self.blocks_per_sequence_max,
+        }
     }
 }
 
@@ -555,6 +562,7 @@ impl KvCacheOptions {
             host_blocks: self.host_blocks,
             blocks_per_sequence_max: self.blocks_per_sequence_max,
             watermark_blocks: self.watermark_blocks,
+            draft_model: false,
         }
     }
 
@@ -574,6 +582,7 @@ impl KvCacheOptions {
                 pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
                 blocks_per_sequence_max: group.blocks_per_sequence_max,
                 watermark_blocks: group.watermark_blocks,
+                draft_model: group.draft_model,
             }
         });
         let options = ManagerOptions {
@@ -621,14 +630,18 @@ impl KvCacheOptions {
         }
     }
 
-    /// The block table of a group. That of recurrent layers has one entry, for all tokens.
+    /// The batch of the draft model, with the tables of its groups; `None` if there are none.
+    pub(crate) fn draft_batch(&self) -> Option<BatchOptions> {
+        let groups = self.groups().filter(|group| group.draft_model);
+        let tables: Vec<_> = groups.map(|group| self.table(&group)).collect();
+        (!tables.is_empty()).then(|| BatchOptions { tables, arrays: Vec::new(), ..self.batch() })
+    }
+
+    /// The block table of a group.
     fn table(&self, group: &GroupOptions) -> BatchTable {
-        let tokens = match group.is_state() {
-            true => i32::MAX as u32,
-            false => group.shape.block_tokens(),
-        };
-        let null_block = self.null_block(group) as i32;
-        BatchTable { width: group.width(), block_tokens: tokens, null_block }
+        let (is_state, null_block) = (group.is_state(), self.null_block(group) as i32);
+        let block_tokens = if is_state { 1 } else { group.shape.block_tokens() };
+        BatchTable { width: group.width(), block_tokens, null_block, is_state }
     }
 }
 

@@ -12,10 +12,11 @@ use kv_kernels::{KvKernels, KvShape, PagedKv};
 use kv_manager::{GroupId, GroupKind, Replica, SharedMemory, Start, StepPlan};
 use kv_pool::BlockId;
 use kv_stage::{
-    BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, StagingOptions, StagingPool,
+    BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, RowStates, StagingOptions, StagingPool,
     error::BatchError,
 };
 
+use crate::draft::DraftBatch;
 use crate::granules::Granules;
 use crate::group::{Given, GroupPart};
 use crate::runs::{COMPUTE, Run};
@@ -37,6 +38,8 @@ pub struct Part {
     staging: StagingPool,
     pub(crate) batch: DeviceBatch,
     lengths: Vec<BatchLength>,
+    /// What a draft model computes, if there is one.
+    draft: Option<DraftBatch>,
 }
 
 impl Part {
@@ -66,13 +69,14 @@ impl Part {
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
         let staging = StagingPool::new(device, buffers)?;
         let batch = DeviceBatch::new(&staging, batch)?;
+        let draft = DraftBatch::new(device, options)?;
         let streams = Streams::new(compute)?;
         // Last, so that no memory is mapped for a cache that cannot be built.
         if let Some(first) = groups.first_mut().filter(|_| options.kind == GroupKind::Full) {
             first.start_growing(&options.growth);
         }
         let lengths = Vec::with_capacity(options.sequences_max as usize);
-        Ok(Self { streams, groups, granules, kernels, staging, batch, lengths })
+        Ok(Self { streams, groups, granules, kernels, staging, batch, lengths, draft })
     }
 
     /// The groups' blocks on this device.
@@ -158,6 +162,23 @@ impl Part {
         &self.lengths
     }
 
+    /// What the draft model computes in a step, as [`batch`](Self::batch) has it for the model: tables of its groups, in their
+    /// order, lengths, positions and slots, of the sequences that have tokens
+    /// [reserved](crate::KvCache::reserve_draft) for it, in the order of the batch. `None` without groups of a draft model.
+    ///
+    /// # Ordering
+    /// On the [compute stream](Self::compute) they hold the step that was staged last.
+    #[must_use]
+    pub fn draft_batch(&self) -> Option<&BatchBuffers> {
+        self.draft.as_ref().map(DraftBatch::buffers)
+    }
+
+    /// The length of each sequence there, for kernels that are planned on the host.
+    #[must_use]
+    pub fn draft_lengths(&self) -> &[BatchLength] {
+        self.draft.as_ref().map_or(&[], DraftBatch::lengths)
+    }
+
     /// The pinned buffers that steps are staged in.
     #[must_use]
     pub fn staging(&self) -> &StagingPool {
@@ -209,12 +230,8 @@ impl Part {
         for edit in &plan.edits {
             let (here, rest) = ids.split_at(edit.count as usize);
             ids = rest;
-            match self.batch.edit(
-                edit.group.0.into(),
-                Row::new(edit.row.index() as u32),
-                edit.first,
-                here,
-            ) {
+            let row = Row::new(edit.row.index() as u32);
+            match self.edit_row(edit.group.0.into(), row, edit.first, here) {
                 Err(BatchError::Backlog { .. }) => return self.write_table(table),
                 noted => noted?,
             }
@@ -222,13 +239,25 @@ impl Part {
         Ok(())
     }
 
+    fn edit_row(
+        &mut self,
+        group: usize,
+        row: Row,
+        first: u32,
+        ids: &[i32],
+    ) -> Result<(), BatchError> {
+        self.batch.edit(group, row, first, ids)?;
+        self.draft.as_mut().map_or(Ok(()), |draft| draft.edit(group, row, first, ids))
+    }
+
     /// Notes that the block table is another one.
     pub(crate) fn write_table(&mut self, table: &Replica) -> Result<(), BatchError> {
         self.batch.forget_edits();
+        self.draft.iter_mut().for_each(DraftBatch::forget_edits);
         for group in 0..self.groups.len() {
             for row in 0..self.batch.options().rows {
                 let ids = table.row_of(GroupId(group as u16), kv_manager::Row::new(row));
-                self.batch.edit(group, Row::new(row), 0, ids.unwrap_or_default())?;
+                self.edit_row(group, Row::new(row), 0, ids.unwrap_or_default())?;
             }
         }
         Ok(())
@@ -240,7 +269,7 @@ impl Part {
         plan: &StepPlan,
         add: impl FnOnce(&mut BatchStep<'_>) -> Result<(), BatchError>,
     ) -> Result<(), BatchError> {
-        let Self { batch, streams: Streams { compute, .. }, lengths, .. } = self;
+        let Self { batch, streams: Streams { compute, .. }, lengths, draft, .. } = self;
         let device = compute.device().clone();
         let staged = device.while_current(|| {
             let mut step = batch.step_wait(compute)?;
@@ -249,13 +278,15 @@ impl Part {
                     Start::At(at) => (at, at),
                     Start::Open { resolved, upper } => (resolved, upper),
                 };
-                step.row(Row::new(row.row.index() as u32), resolved, upper, row.tokens)?;
+                let states = RowStates { drafts: row.drafts, input: row.input };
+                let bounds = (resolved, upper);
+                step.row_with_states(Row::new(row.row.index() as u32), bounds, row.tokens, states)?;
             }
             add(&mut step)?;
             let staged = step.submit()?;
             lengths.clear();
             lengths.extend_from_slice(staged.lengths);
-            Ok(())
+            draft.as_mut().map_or(Ok(()), |draft| draft.stage(compute, &plan.draft_batch))
         });
         staged.map_err(BatchError::from)?
     }
@@ -347,11 +378,12 @@ impl Part {
 
     /// Releases everything. The device is at rest, and no lease of the gate is open.
     pub(crate) fn close(self) -> Vec<CloseError> {
-        let Self { groups, granules, staging, batch, .. } = self;
+        let Self { groups, granules, staging, batch, draft, .. } = self;
         drop(batch);
         let mut errors: Vec<_> = groups.into_iter().flat_map(GroupPart::close).collect();
         // The groups have unmapped them.
         errors.extend(granules.into_iter().flat_map(Granules::close));
+        errors.extend(draft.and_then(|draft| draft.close().err()).map(CloseError::from));
         // Frees the memory dropped just now, too: a device has one list of memory to be freed.
         errors.extend(staging.close().err().map(CloseError::from));
         errors

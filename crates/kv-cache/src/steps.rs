@@ -87,7 +87,7 @@ impl KvCache {
     ///
     /// # Errors
     /// [`StepError`]. If the manager refuses the batch ([`StepError::Refused`]), or it has more than
-    /// `step_tokens_max` tokens ([`BatchError::Tokens`]), nothing was staged, and the call can be made
+    /// `step_tokens_max` tokens, of the model or of the draft model ([`BatchError::Tokens`]), nothing was staged, and the call can be made
     /// again. After another error the step has failed: finish or drop it. Its copies that were not enqueued
     /// are enqueued then, or when the next step begins.
     #[track_caller]
@@ -103,6 +103,10 @@ impl KvCache {
         let _site = cuda_driver::site::enter();
         let tokens = batch.iter().map(|sequence| u64::from(sequence.next())).sum();
         let max = self.options().step_tokens_max;
+        if tokens > max.into() {
+            return Err(BatchError::Tokens { tokens, max }.into());
+        }
+        let tokens = batch.iter().map(|sequence| sequence.next_draft()).sum();
         if tokens > max.into() {
             return Err(BatchError::Tokens { tokens, max }.into());
         }

@@ -36,8 +36,9 @@ fn hybrid() -> KvCacheOptions {
         host_blocks: 0,
         blocks_per_sequence_max: options.blocks_per_sequence_max,
         watermark_blocks: 0,
+        draft_model: false,
     };
-    let kind = GroupKind::State { checkpoint_tokens: 16 };
+    let kind = GroupKind::State { checkpoint_tokens: 16, drafts: 0 };
     let states = GroupOptions { kind, shape: shape(1, 64, 1), device_blocks: STATES, ..group };
     options.further_groups = vec![group, states];
     options
@@ -173,7 +174,7 @@ fn groups_that_cannot_be_are_refused_by_name() {
     let narrow = with(|group| group.blocks_per_sequence_max = 0);
     assert_eq!(refused(narrow, 1), "the cache option blocks_per_sequence_max is 0");
     let mut placed = hybrid();
-    placed.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 6 };
+    placed.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 6, drafts: 0 };
     assert_eq!(refused(placed.clone(), 1), "no manager can have these options");
     // A worker of its own has no manager that would see it.
     let BuildError::Manager(error) = KvWorker::new(&streams[..1], placed).unwrap_err() else {
@@ -449,6 +450,106 @@ fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
     cache.drain().unwrap();
     // What was loaded is right, but a state that has gone on cannot go back to where the step began.
     assert_eq!(cache.commit(&mut sequence, number, &[7]).unwrap(), Committed::Redo { from: 0 });
+    drop(sequence);
+    cache.close().unwrap();
+}
+
+/// Stages the sequence with what is reserved for it, and finishes the step; its number.
+fn stage(cache: &mut KvCache, sequence: &mut Sequence) -> u64 {
+    let step = cache.begin_step().unwrap();
+    cache.stage(&step, &mut [sequence], |_, _| Ok(())).unwrap();
+    let number = step.number();
+    cache.finish_step(step).unwrap();
+    number
+}
+
+/// What the last step says of states: the one that the sequence begins with, and the row of those that it leaves.
+fn states(cache: &KvCache, stream: &Stream) -> (i32, Vec<i32>) {
+    let table = cache.parts()[0].batch().tables[usize::from(STATE.0)];
+    let width = 1 + DRAFTS as usize;
+    (read(stream, table.state_in.unwrap())[0], read(stream, table.block_table)[..width].to_vec())
+}
+
+const DRAFTS: u32 = 3;
+
+#[test]
+fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted() {
+    let (_sim, streams) = machine(1);
+    let mut options = hybrid();
+    options.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
+    let mut cache = KvCache::new(&streams, options).unwrap();
+    let mut sequence = computed(&mut cache, 30);
+    let last = cache.plan().step;
+    cache.commit(&mut sequence, last, &[30]).unwrap();
+    // A token and two drafts: three states.
+    cache.reserve(&mut sequence, 3).unwrap();
+    let first = stage(&mut cache, &mut sequence);
+    let row = cache.manager().block_ids_of(STATE, &sequence).to_vec();
+    let null = STATES as i32;
+    assert_eq!(states(&cache, &streams[0]), (row[0], vec![row[0], row[1], row[2], null]));
+    // The sampler accepts one draft, which nobody on the host knows yet.
+    let accepted = cache.parts()[0].batch().accepted;
+    let at = sequence.row().unwrap().index() as u64 * 4;
+    streams[0].upload(accepted.slice(at, 4).unwrap(), &2_u32.to_le_bytes()).unwrap();
+    cache.reserve(&mut sequence, 4).unwrap();
+    let second = stage(&mut cache, &mut sequence);
+    let row = cache.manager().block_ids_of(STATE, &sequence).to_vec();
+    assert_eq!(states(&cache, &streams[0]), (row[1], row.clone()));
+    cache.commit(&mut sequence, first, &[31, 32]).unwrap();
+    // Now all three are accepted, and both sides know it.
+    cache.commit(&mut sequence, second, &[33, 34, 35, 36]).unwrap();
+    cache.reserve(&mut sequence, 1).unwrap();
+    stage(&mut cache, &mut sequence);
+    assert_eq!(states(&cache, &streams[0]), (row[3], vec![row[0], null, null, null]));
+    drop(sequence);
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
+    const DRAFT: GroupId = GroupId(1);
+    let (_sim, streams) = machine(1);
+    let mut options = hybrid();
+    options.further_groups.truncate(1);
+    let group = &mut options.further_groups[0];
+    (group.kind, group.draft_model, group.device_blocks) = (GroupKind::Full, true, 16);
+    let mut cache = KvCache::new(&streams, options).unwrap();
+    let mut sequence = computed(&mut cache, 10);
+    let mut last = cache.plan().step;
+    for (start, tokens, id) in [(0, 6, 10), (6, 7, 11)] {
+        cache.commit(&mut sequence, last, &[id]).unwrap();
+        cache.reserve(&mut sequence, 1).unwrap();
+        cache.reserve_draft(&mut sequence, tokens).unwrap();
+        last = stage(&mut cache, &mut sequence);
+        let part = &cache.parts()[0];
+        let drafts = part.draft_batch().unwrap();
+        let end = start + u64::from(tokens);
+        assert_eq!(u64::from(part.draft_lengths()[0].most), end);
+        assert_eq!(read(&streams[0], drafts.lengths)[..2], [end as i32, 0]);
+        let ids = cache.manager().block_ids_of(DRAFT, &sequence);
+        let slot = |token: u64| i64::from(ids[token as usize / 4]) * 4 + token as i64 % 4;
+        let words = |span: DeviceSpan| {
+            let words = read(&streams[0], span);
+            words.chunks_exact(2).map(|two| i64::from(two[0])).collect::<Vec<_>>()
+        };
+        let count = tokens as usize;
+        assert_eq!(
+            words(drafts.positions)[..count],
+            (start as i64..end as i64).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            words(drafts.tables[0].slots)[..count],
+            (start..end).map(slot).collect::<Vec<_>>()
+        );
+        assert_eq!(read(&streams[0], drafts.tables[0].slots)[2 * count..][..2], [-1, -1]);
+        let end = end.min(sequence.resolved());
+        cache.commit_draft(&mut sequence, last, end).unwrap();
+        assert_eq!(sequence.draft_end(), end);
+    }
+    let too_many = cache.options().step_tokens_max + 1;
+    cache.commit(&mut sequence, last, &[12]).unwrap();
+    cache.reserve(&mut sequence, 1).unwrap();
+    assert!(cache.reserve_draft(&mut sequence, too_many).is_err());
     drop(sequence);
     cache.close().unwrap();
 }

@@ -509,6 +509,20 @@ fn tiers_of_any_number_and_models_of_any_length_are_taken_or_refused() {
 }
 
 #[test]
+fn tokens_of_a_draft_model_that_there_is_not() {
+    let mut cache = KvCache::new(&streams(&[device()]), small()).unwrap();
+    let mut sequence = engine::admit_to(&mut cache, 3).unwrap();
+    for number in U64 {
+        let tokens = u32::try_from(number).unwrap_or(u32::MAX);
+        // No group is the draft model's, so none of them is computed.
+        assert!(KvCache::reserve_draft(&mut cache, &mut sequence, tokens).is_ok());
+        assert!(KvCache::commit_draft(&mut cache, &mut sequence, number, number).is_err());
+    }
+    drop(sequence);
+    cache.close().unwrap();
+}
+
+#[test]
 fn layers_that_are_waited_for() {
     let mut cache = KvCache::new(&streams(&[device()]), small()).unwrap();
     let mut worker = KvWorker::new(&streams(&[device()]), small()).unwrap();
@@ -535,6 +549,7 @@ fn memory_to_share_of_any_size_is_divided_or_refused() {
         host_blocks: 0,
         blocks_per_sequence_max: 4,
         watermark_blocks: 0,
+        draft_model: false,
     };
     for bytes in U64 {
         for devices in [0, 1, 2, 3, 4, usize::MAX] {

@@ -69,6 +69,7 @@ fn manager(groups: u32, sequences: u32, device: u64, host: u64) -> Manager {
         pool: pool.clone(),
         blocks_per_sequence_max: 2048,
         watermark_blocks: 0,
+        draft_model: false,
     };
     Manager::new(ManagerOptions {
         block_tokens: BLOCK,

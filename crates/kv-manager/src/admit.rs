@@ -14,6 +14,7 @@ use smallvec::smallvec;
 
 use crate::admit_groups::Gotten;
 use crate::blocks::Blocks;
+use crate::draft::DraftEnd;
 use crate::ends::Ends;
 use crate::group::Held;
 use crate::holding::Holding;
@@ -532,6 +533,7 @@ impl Manager {
             hit_max: request.hit_max,
             known,
             ends: Ends::cached(cached),
+            draft: DraftEnd::cached(cached),
             cached_tokens: cached,
             onboarded_blocks: far,
             depends: depends.into(),

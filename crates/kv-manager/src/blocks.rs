@@ -272,6 +272,16 @@ impl Blocks {
         lent
     }
 
+    /// Makes block `index` the first; those before it follow.
+    pub(crate) fn bring_first(&mut self, index: usize) {
+        let behind = self.split_off(index + 1);
+        let mut all = self.split_off(index);
+        all.append(std::mem::take(self));
+        all.append(behind);
+        all.find_own();
+        *self = all;
+    }
+
     /// Makes all blocks the sequence's own that nobody else holds any more and that have no names.
     pub(crate) fn claim_all_back(&mut self) {
         for run in std::mem::take(&mut self.runs) {

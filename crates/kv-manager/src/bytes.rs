@@ -17,7 +17,7 @@ use crate::tiers::BlockFault;
 use crate::{Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
-const VERSION: u16 = 8;
+const VERSION: u16 = 9;
 /// The owner of a granule that is nobody's.
 const NOBODY: u32 = 1 << 16;
 
@@ -114,17 +114,8 @@ impl StepPlan {
                 out.u32(edit.count);
             });
             out.list(&self.edit_ids, |out, &id| out.u32(id as u32));
-            out.list(&self.batch, |out, row| {
-                out.u32(row.row.index() as u32);
-                out.u32(row.tokens);
-                let (open, resolved, upper) = match row.start {
-                    Start::At(tokens) => (0, tokens, tokens),
-                    Start::Open { resolved, upper } => (1, resolved, upper),
-                };
-                out.u32(open);
-                out.u64(resolved);
-                out.u64(upper);
-            });
+            out.list(&self.batch, Writer::batch_row);
+            out.list(&self.draft_batch, Writer::batch_row);
             out.list(&self.forgets, |out, forget| {
                 let (all, group, name) = match *forget {
                     Forget::Block(_, group, name) => (0, group, name),
@@ -327,6 +318,20 @@ impl Writer<'_> {
         self.u32(location.id.index() as u32);
     }
 
+    fn batch_row(&mut self, row: &BatchRow) {
+        self.u32(row.row.index() as u32);
+        self.u32(row.tokens);
+        self.u32(row.drafts);
+        self.u32(row.input);
+        let (open, resolved, upper) = match row.start {
+            Start::At(tokens) => (0, tokens, tokens),
+            Start::Open { resolved, upper } => (1, resolved, upper),
+        };
+        self.u32(open);
+        self.u64(resolved);
+        self.u64(upper);
+    }
+
     fn list<T>(&mut self, all: &[T], each: impl Fn(&mut Self, &T)) {
         self.u32(all.len() as u32);
         all.iter().for_each(|one| each(self, one));
@@ -440,7 +445,8 @@ impl Reader<'_> {
                 Ok(RowEdit { group, row: from.row()?, first: from.u32()?, count: from.u32()? })
             })?,
             edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
-            batch: self.list(28, Self::batch_row)?,
+            batch: self.list(36, Self::batch_row)?,
+            draft_batch: self.list(36, Self::batch_row)?,
             forgets: self.list(28, |from| {
                 let (tier, all) = (from.tier()?, from.choice("forget", 2)?);
                 let (group, name) = (from.group()?, from.name()?);
@@ -488,14 +494,15 @@ impl Reader<'_> {
     }
 
     fn batch_row(&mut self) -> Result<BatchRow, BytesError> {
-        let (row, tokens, open) = (self.row()?, self.u32()?, self.u32()?);
+        let (row, tokens) = (self.row()?, self.u32()?);
+        let (drafts, input, open) = (self.u32()?, self.u32()?, self.u32()?);
         let (resolved, upper) = (self.u64()?, self.u64()?);
         let start = match open {
             0 => Start::At(resolved),
             1 => Start::Open { resolved, upper },
             _ => return Err(BytesError::Value { field: "start", value: open.into() }),
         };
-        Ok(BatchRow { row, start, tokens })
+        Ok(BatchRow { row, start, tokens, drafts, input })
     }
 
     fn snapshot(&mut self) -> Result<Snapshot, BytesError> {

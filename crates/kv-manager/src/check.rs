@@ -247,7 +247,8 @@ impl StepPlan {
         if entries != self.edit_ids.len() as u64 {
             return Err(PlanError::Ids { step, ids: self.edit_ids.len(), entries });
         }
-        match self.batch.iter().find(|row| row.row.index() >= rows) {
+        let mut batch = self.batch.iter().chain(&self.draft_batch);
+        match batch.find(|row| row.row.index() >= rows) {
             Some(row) => Err(PlanError::Row { step, row: row.row, rows }),
             None => Ok(()),
         }

@@ -15,9 +15,8 @@ pub enum Committed {
     /// [admitted with](crate::Request::by_layers). The ids are void, as are those
     /// from void steps before. The sequence has been set back: its KV ends at `from`.
     ///
-    /// Or fewer ids were committed than the step has computed tokens for, of a sequence with a recurrent state,
-    /// which cannot go back by tokens. The ids are known, results of later steps are stale, and the KV ends at
-    /// `from`.
+    /// Or no id was committed of a step that began with a sampled token, of a sequence with a recurrent state, which cannot
+    /// go back by that token. Results of later steps are stale, and the KV ends at `from`.
     Redo {
         /// The first token to be computed again.
         from: u64,
@@ -27,6 +26,9 @@ pub enum Committed {
 impl Manager {
     /// Takes in the token ids that came out of a step: the accepted drafts, then the id that was sampled
     /// behind them. None is possible: an end that the engine has ignored.
+    ///
+    /// With a recurrent state, fewer ids than the device has accepted are possible only if no later step was staged, which
+    /// has gone on behind those: [truncate](Self::truncate) the sequence instead.
     ///
     /// The commits of a sequence come in the order of its steps. They may come after later steps were
     /// staged. A step that computes part of a prompt only needs no commit.
@@ -58,10 +60,10 @@ impl Manager {
         }
         sequence.known.check(&self.namer, &tokens)?;
         let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());
-        sequence.ends.commit(step, tokens.len(), known)?;
+        let lost = sequence.ends.commit(step, tokens.len(), known)?;
         // It was checked a moment ago.
         sequence.known.push(&self.namer, tokens)?;
-        if sequence.ends.upper() < upper && self.groups.iter().any(Group::is_state) {
+        if lost && self.groups.iter().any(Group::is_state) {
             // A state has gone on with tokens that are none of the sequence's.
             let from = self.cut_behind(sequence, upper);
             self.leave_when_resolved(sequence);
@@ -73,20 +75,7 @@ impl Manager {
             let step = sequence.ends.latest().map_or(step, |latest| latest.max(step));
             // Of a step that is complete already, nothing can be withdrawn.
             let at = self.in_flight.iter().position(|staged| staged.step >= step);
-            let mut names = match at {
-                Some(at) => std::mem::take(&mut self.in_flight[at].names),
-                None => self.spare_names.pop().unwrap_or_default(),
-            };
-            let step = at.map_or(step, |at| self.in_flight[at].step);
-            self.name_new(sequence, step, &mut names);
-            match at {
-                Some(at) => self.in_flight[at].names = names,
-                None => {
-                    self.want_stored(&names);
-                    names.clear();
-                    self.spare_names.push(names);
-                }
-            }
+            self.name_with(sequence, at, step);
         }
         self.leave_when_resolved(sequence);
         Ok(Committed::Taken)

@@ -43,6 +43,10 @@ pub(crate) struct Ends {
     pub(crate) next: u32,
     /// Results of steps up to this one change nothing.
     stale: u64,
+    /// Tokens of the step that was staged last, before its drafts.
+    sure: u32,
+    /// The entry with the state behind `resolved` tokens; of no meaning while the end is uncertain.
+    entry: u32,
 }
 
 impl Ends {
@@ -75,9 +79,34 @@ impl Ends {
         self.unknown > 0
     }
 
+    /// How many of the next `tokens` tokens may be rejected, of a sequence of which `known` tokens are known. The first one
+    /// stands, known or sampled by a step in flight.
+    pub(crate) fn drafts_of(&self, tokens: u32, known: u64) -> u32 {
+        let led = match self.is_uncertain() {
+            true => 0,
+            false => known.saturating_sub(self.upper()).min(tokens.into()) as u32,
+        };
+        tokens.saturating_sub(led.max(1))
+    }
+
+    /// With which entry of a recurrent group the next step begins, as [`BatchRow::input`](crate::BatchRow::input) says it.
+    pub(crate) fn input(&self) -> u32 {
+        if self.is_uncertain() { self.sure } else { self.entry }
+    }
+
+    /// The entry with the state that the KV ends with, which is entry 0 from now on.
+    pub(crate) fn take_entry(&mut self) -> usize {
+        match self.is_uncertain() {
+            true => 0,
+            false => std::mem::take(&mut self.entry) as usize,
+        }
+    }
+
     /// Stages the next tokens in `step`, of a sequence of which `known` tokens are known.
     pub(crate) fn stage(&mut self, step: u64, known: u64) {
         let tokens = self.next;
+        self.sure = tokens - self.drafts_of(tokens, known);
+        self.entry = 0;
         self.next = 0;
         let (start, upper) = (self.resolved, self.upper());
         let led = match self.is_uncertain() {
@@ -123,16 +152,26 @@ impl Ends {
         Ok(at)
     }
 
-    /// Takes in that `count` ids came out of `step`, when `known` tokens were known.
-    pub(crate) fn commit(&mut self, step: u64, count: u64, known: u64) -> Result<(), CommitError> {
+    /// Takes in that `count` ids came out of `step`, when `known` tokens were known. Whether the KV ends before all that
+    /// the step has computed: its first token is not the sequence's either.
+    pub(crate) fn commit(
+        &mut self,
+        step: u64,
+        count: u64,
+        known: u64,
+    ) -> Result<bool, CommitError> {
         let at = self.open(step, count)?;
+        if at + 1 == self.staged.len() {
+            // Each id but the last is an accepted draft's.
+            self.entry = count.saturating_sub(1) as u32;
+        }
         let staged = &mut self.staged[at];
         staged.awaits = false;
         staged.known_before = if count > 0 { known } else { u64::MAX };
         self.unknown -= u64::from(staged.unknown);
         // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
         self.resolved += if staged.led { count.saturating_sub(1) } else { count };
-        Ok(())
+        Ok(count == 0 && !staged.led)
     }
 
     /// Tokens whose KV was written by steps that are complete and have not failed, at least.
@@ -158,7 +197,7 @@ impl Ends {
     pub(crate) fn truncate(&mut self, tokens: u64, known: u64) {
         self.resolved = self.resolved.min(tokens);
         self.stale = self.staged.iter().map(|staged| staged.step).fold(self.stale, u64::max);
-        (self.next, self.unknown) = (0, 0);
+        (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.
         for staged in &mut self.staged {
             staged.awaits = false;

@@ -2,7 +2,7 @@
 
 use kv_pool::{ClaimError, ConfigError, moves::OnboardError, one_line_debug};
 
-use crate::{GroupFormat, GroupId, TicketId, WorkerId};
+use crate::{GroupFormat, GroupId, GroupKind, TicketId, WorkerId};
 
 /// Why a manager was not made.
 #[derive(thiserror::Error)]
@@ -47,6 +47,14 @@ pub enum OptionsError {
         blocks: u64,
         /// Blocks of the group in all granules.
         expected: u64,
+    },
+    /// The KV of a draft model is kept whole.
+    #[error("group {} of a draft model is of kind {kind:?}, not full", group.0)]
+    DraftKind {
+        /// The group.
+        group: GroupId,
+        /// Its kind.
+        kind: GroupKind,
     },
     /// There are more groups than a manager has.
     #[error("{groups} groups of layers are more than {max}")]
@@ -219,16 +227,15 @@ pub enum ReserveError {
         /// Entries of a row.
         max: u64,
     },
-    /// A state has changed with every token of a step, those whose ids are not known included: drafts that were
-    /// rejected could not be taken back.
+    /// A state has room for fewer drafts: one that is rejected could not be taken back.
     #[error(
-        "{tokens} tokens of unknown ids in a step of a sequence with recurrent state, which takes {max}"
+        "{drafts} drafts in a step of a sequence with recurrent state, which has room for {max}"
     )]
     Drafts {
-        /// Tokens whose ids are not known.
-        tokens: u64,
+        /// Tokens that may be rejected.
+        drafts: u32,
         /// The most that are possible.
-        max: u64,
+        max: u32,
     },
 }
 
@@ -266,6 +273,46 @@ pub enum CommitError {
     /// The ids and their names do not fit together.
     #[error("the ids were not taken")]
     Tokens(#[from] TokensError),
+}
+
+/// Why the end of a draft model's KV stays where it was. The sequence is as it was.
+#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DraftError {
+    /// The sequence cannot go on as it is.
+    #[error("the end of the draft model's KV was not taken")]
+    Sequence(#[from] SequenceError),
+    /// No group is of a draft model.
+    #[error("no group is of a draft model")]
+    NoDraftModel,
+    /// The draft model has computed nothing of the sequence in that step or later.
+    #[error(
+        "step {step} computes nothing of the sequence by the draft model; the last that does is {last}"
+    )]
+    NotStaged {
+        /// The step.
+        step: u64,
+        /// The last step that does; 0 for none.
+        last: u64,
+    },
+    /// The tokens up to there are not known, or not certain to be the sequence's.
+    #[error(
+        "the draft model's KV ends at {end}, where the sequence's certain tokens end at {certain}"
+    )]
+    Beyond {
+        /// The end given.
+        end: u64,
+        /// Tokens that are known and have KV for certain.
+        certain: u64,
+    },
+    /// The draft model's KV ends further on already: what is right does not become wrong.
+    #[error("the draft model's KV ends at {end}, and is right up to {before} already")]
+    Back {
+        /// The end given.
+        end: u64,
+        /// Where it ends.
+        before: u64,
+    },
 }
 
 /// Why a batch was not staged. No sequence has changed, but for one that a failed step has set back.
@@ -490,6 +537,7 @@ one_line_debug!(
     SequenceError,
     ReserveError,
     CommitError,
+    DraftError,
     StageError,
     StepError,
     CompletionError,

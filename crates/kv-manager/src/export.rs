@@ -66,6 +66,12 @@ impl Export {
         self.sequence.resolved()
     }
 
+    /// Tokens that have KV of a draft model: what [`Adoption::set_draft_tokens`] is told in the other process.
+    #[must_use]
+    pub fn draft_tokens(&self) -> u64 {
+        self.sequence.draft_end()
+    }
+
     /// What the blocks of each group are: [`Manager::adopt`] takes no others.
     #[must_use]
     pub fn formats(&self) -> &[GroupFormat] {
@@ -96,6 +102,7 @@ pub struct Adoption {
     home: Home,
     lent: Vec<Lent>,
     tokens: u64,
+    draft_tokens: u64,
 }
 
 /// Consecutive blocks of a group that a transfer fills.
@@ -127,6 +134,12 @@ impl Adoption {
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
+
+    /// Says of how many tokens the KV of a draft model arrives, as its [export](Export::draft_tokens) has it. Without the
+    /// call, of none: the draft model computes all of them again. Blocks behind them hold nothing.
+    pub fn set_draft_tokens(&mut self, tokens: u64) {
+        self.draft_tokens = tokens;
+    }
 }
 
 impl Manager {
@@ -154,9 +167,11 @@ impl Manager {
             let reason = ExportError::Later { step };
             return Err(Box::new(ExportRefused { reason, sequence }));
         }
-        let resolved = sequence.ends.resolved();
+        self.settle_states(&mut sequence);
+        let all_resolved = sequence.ends.resolved();
         let mut all = Vec::with_capacity(self.groups.len());
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
+            let resolved = if group.is_draft { sequence.draft.end } else { all_resolved };
             held.blocks.truncate(group.blocks_for(resolved));
             let (sinks, first) = group.needed_places(resolved);
             let mut blocks = Vec::new();
@@ -261,9 +276,10 @@ impl Manager {
     }
 
     /// What a sequence has of a group before a transfer fills it up to `tokens` tokens: of a group that keeps all,
-    /// what is cached of the first `cached` tokens and not being computed; of a window, places without a block.
+    /// what is cached of the first `cached` tokens and not being computed; of a window, places without a block; of a draft
+    /// model, nothing.
     fn found_before(&self, group: &Group, names: &[BlockHash], cached: u64, tokens: u64) -> Found {
-        if group.is_chained() {
+        if group.is_chained() && !group.is_draft {
             let blocks = group.whole_blocks(cached).min(names.len() / group.stride);
             let mut head = group.look(names, 0, blocks, true);
             let ready = |&record: &_| group.pending(record, self.completed).is_none();
@@ -291,7 +307,7 @@ impl Manager {
         sequence.ends.next = 0;
         sequence.frontier = None;
         sequence.arrives = true;
-        Adoption { number: sequence.number, home: self.home.clone(), lent, tokens }
+        Adoption { number: sequence.number, home: self.home.clone(), lent, tokens, draft_tokens: 0 }
     }
 
     /// Takes in the end of a transfer: the first `right` of its blocks, counted through the groups in their order,
@@ -312,7 +328,7 @@ impl Manager {
     ) -> Result<u64, SequenceError> {
         let count = adoption.block_count();
         let right = right.min(count);
-        let Adoption { number, home, lent, tokens } = adoption;
+        let Adoption { number, home, lent, tokens, draft_tokens } = adoption;
         let first = lent.first().map_or(0, |lent| lent.first);
         drop(lent);
         self.check_whole(sequence)?;
@@ -337,6 +353,7 @@ impl Manager {
         let last = sequence.known.tokens().saturating_sub(1);
         sequence.ends.skip(filled.min(tokens).min(last).saturating_sub(before));
         let (end, prompt) = (sequence.ends.resolved(), sequence.prompt_tokens);
+        sequence.draft.end = draft_tokens.min(end);
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
             // A state that arrives where a checkpoint is due is one.
             let due = group.next_checkpoint(end.saturating_sub(1), prompt);

@@ -18,13 +18,15 @@ impl Manager {
         if sequence.ends.is_open() {
             return Err(ForkError::Later);
         }
+        self.settle_states(sequence);
         let rows = self.options.sequences_max;
         let row = self.home.lease().ok_or(ForkError::NoRow { rows })?;
         let resolved = sequence.ends.resolved();
         let mut held = SmallVec::new();
         for (group, own) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {
-            let all = group.blocks_for(resolved);
-            let full = if group.is_state() { all } else { group.full_blocks(resolved) };
+            let end = if group.is_draft { sequence.draft.end } else { resolved };
+            let all = group.blocks_for(end);
+            let full = if group.is_state() { all } else { group.full_blocks(end) };
             // A twin of a state has its next checkpoint where the other has it.
             let turn = if group.is_state() { own.turn } else { 0 };
             let blocks = own.blocks.fork(full, all);
@@ -42,6 +44,7 @@ impl Manager {
             held: Holding::new(held),
             known: sequence.known.clone(),
             ends,
+            draft: sequence.draft.fork(),
             prompt_tokens: sequence.prompt_tokens,
             hit_max: sequence.hit_max,
             cached_tokens: sequence.cached_tokens,

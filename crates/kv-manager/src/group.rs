@@ -22,6 +22,8 @@ pub(crate) struct Group {
     pub(crate) id: GroupId,
     pub(crate) kind: GroupKind,
     pub(crate) block_tokens: u32,
+    /// Whether a draft model writes it.
+    pub(crate) is_draft: bool,
     /// A common multiple of the block sizes of all groups.
     aligned: u64,
     pub(crate) capacity: u64,
@@ -89,6 +91,7 @@ impl Group {
             id,
             kind: own.kind,
             block_tokens: own.block_tokens,
+            is_draft: own.draft_model,
             aligned,
             capacity: own.pool.primary_blocks,
             watermark: own.watermark_blocks as usize,
@@ -104,7 +107,7 @@ impl Group {
 
     /// What its blocks are.
     pub(crate) fn format(&self) -> GroupFormat {
-        GroupFormat { kind: self.kind, block_tokens: self.block_tokens }
+        GroupFormat { kind: self.kind, block_tokens: self.block_tokens, draft_model: self.is_draft }
     }
 
     pub(crate) fn is_state(&self) -> bool {
@@ -183,7 +186,7 @@ impl Group {
 
     /// The next position of a checkpoint behind `tokens` tokens, in a sequence with a prompt of `prompt` tokens.
     pub(crate) fn next_checkpoint(&self, tokens: u64, prompt: u64) -> u64 {
-        let GroupKind::State { checkpoint_tokens } = self.kind else { return u64::MAX };
+        let GroupKind::State { checkpoint_tokens, .. } = self.kind else { return u64::MAX };
         let next = (tokens / u64::from(checkpoint_tokens) + 1) * u64::from(checkpoint_tokens);
         // The last token of a prompt is computed in any case.
         let last = prompt.saturating_sub(1) / self.aligned * self.aligned;

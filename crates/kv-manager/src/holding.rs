@@ -57,7 +57,10 @@ impl Bounds {
         };
         for (group, held) in groups.iter().zip(each) {
             let (own_from, len) = (held.blocks.own_from(), held.blocks.len());
-            let (writes_to, names_at) = if group.is_state() {
+            let (writes_to, names_at) = if group.is_draft {
+                // Where it is written, and named, is another end.
+                (group.tokens_of(len), u64::MAX)
+            } else if group.is_state() {
                 // A state is written whole, and by drafts only where there is room for each.
                 bounds.at_once = 1;
                 let writable = own_from == 0 && len > 0;

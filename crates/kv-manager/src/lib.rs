@@ -31,6 +31,7 @@ mod budget;
 mod bytes;
 mod check;
 mod commit;
+mod draft;
 mod ends;
 mod error;
 mod events;
@@ -72,9 +73,9 @@ pub use bytes::{BytesError, Message};
 pub use check::PlanError;
 pub use commit::Committed;
 pub use error::{
-    AdmitError, BudgetError, CommitError, CompletionError, ForkError, Missing, OptionsError,
-    PinError, ReserveError, SequenceError, StageError, StepError, SuspendError, TokensError,
-    TruncateError,
+    AdmitError, BudgetError, CommitError, CompletionError, DraftError, ForkError, Missing,
+    OptionsError, PinError, ReserveError, SequenceError, StageError, StepError, SuspendError,
+    TokensError, TruncateError,
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};

@@ -403,6 +403,7 @@ impl Manager {
         let mut parts: SmallVec<[Redo; 2]> = self.end_layers(sequence).into_iter().collect();
         let known = sequence.known.tokens();
         for &step in &self.failures[sequence.failures_seen..] {
+            sequence.draft.fail(step);
             let own = sequence.ends.redo(step, known);
             let read = sequence.depends.iter().filter(|(on, _)| *on == step);
             let read = read.map(|&(_, token)| token).min();

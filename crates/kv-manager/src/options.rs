@@ -3,7 +3,7 @@
 use kv_pool::{BlockHasher, PoolConfig};
 
 use crate::lower::TIERS_MAX;
-use crate::{GroupId, LowerOptions, OptionsError};
+use crate::{BatchRow, GroupId, LowerOptions, OptionsError, Start};
 
 /// What a group of layers keeps of a sequence.
 ///
@@ -25,8 +25,13 @@ pub enum GroupKind {
         /// The first tokens, which all read.
         sinks: u32,
     },
-    /// One state, that all tokens have changed: the only entry of the sequence's row of the block table. It is
-    /// read and written in place; a step that begins at token 0 does not read it.
+    /// One state, that all tokens have changed: the first entry of the sequence's row of the block table. A step that
+    /// begins at token 0 does not read it.
+    ///
+    /// Drafts may be rejected, so a step leaves a state behind each of them: entry 0 of the row is the one behind the
+    /// tokens before the first [draft](crate::BatchRow::drafts), entry `n` the one behind `n` drafts. The next step begins
+    /// with the entry of as many drafts as were accepted ([`BatchRow::input`](crate::BatchRow::input)). It reads that
+    /// before it writes any: without drafts, in place.
     ///
     /// Content of the cache are states behind certain numbers of tokens (checkpoints). A sequence that begins
     /// there, or goes on behind one of its own, has the state copied first, so a checkpoint does not change.
@@ -36,6 +41,9 @@ pub enum GroupKind {
         /// Tokens between checkpoints; a multiple of the block sizes of all groups. Another one is behind the last
         /// such block size that a prompt is longer than.
         checkpoint_tokens: u32,
+        /// The most drafts of a step: a row has one entry more. A sequence has one state until drafts are reserved
+        /// for it, and then one for each beside.
+        drafts: u32,
     },
 }
 
@@ -46,7 +54,7 @@ impl GroupKind {
             Self::Window { tokens: 0, .. } => {
                 Err(OptionsError::Zero { field: "a window's tokens" })
             }
-            Self::State { checkpoint_tokens: 0 } => {
+            Self::State { checkpoint_tokens: 0, .. } => {
                 Err(OptionsError::Zero { field: "checkpoint_tokens" })
             }
             _ => Ok(()),
@@ -55,12 +63,17 @@ impl GroupKind {
 
     /// Entries of a row for `blocks` blocks of a sequence.
     pub(crate) fn width(self, blocks: u32) -> u32 {
-        if let Self::State { .. } = self { 1 } else { blocks }
+        if let Self::State { drafts, .. } = self { drafts.saturating_add(1) } else { blocks }
     }
 
-    /// The ranges of a sequence's blocks of `block_tokens` tokens that a step needs: it begins behind `start`
-    /// tokens or later, and ends with token `end`.
-    pub(crate) fn needs(self, start: u64, end: u64, block_tokens: u64) -> [(u64, u64); 2] {
+    /// The ranges of a sequence's blocks of `block_tokens` tokens that a row of a batch needs, which begins behind
+    /// `start` tokens or later, and ends with token `end`.
+    pub(crate) fn needs(
+        self,
+        batch: &BatchRow,
+        (start, end): (u64, u64),
+        block_tokens: u64,
+    ) -> [(u64, u64); 2] {
         let blocks = end.div_ceil(block_tokens);
         match self {
             Self::Full => [(0, blocks), (0, 0)],
@@ -69,7 +82,13 @@ impl GroupKind {
                 let sinks = u64::from(sinks).div_ceil(block_tokens).min(blocks);
                 [(0, sinks), (first.min(blocks), blocks)]
             }
-            Self::State { .. } => [(0, 1), (0, 0)],
+            Self::State { .. } => {
+                let input = match batch.start {
+                    Start::At(1..) => u64::from(batch.input),
+                    _ => 0,
+                };
+                [(0, 1 + u64::from(batch.drafts)), (input, input + 1)]
+            }
         }
     }
 
@@ -86,6 +105,8 @@ pub struct GroupFormat {
     pub kind: GroupKind,
     /// Tokens of a block.
     pub block_tokens: u32,
+    /// Whether a draft model writes it.
+    pub draft_model: bool,
 }
 
 /// What a further group of layers is made with.
@@ -103,6 +124,10 @@ pub struct GroupOptions {
     pub blocks_per_sequence_max: u32,
     /// Device blocks that admission leaves for the growth of running sequences, while there are any.
     pub watermark_blocks: u32,
+    /// Whether a draft model of its own writes it, which may compute later than the model, or not at all in a step. Its KV
+    /// has an end of its own ([`Sequence::draft_end`](crate::Sequence::draft_end)), which is the same for all such groups
+    /// and moves with [`commit_draft`](crate::Manager::commit_draft) only. Of kind [`Full`](GroupKind::Full).
+    pub draft_model: bool,
 }
 
 /// Device memory that the blocks of all groups lie in.
@@ -200,6 +225,7 @@ impl ManagerOptions {
             pool: self.pool.clone(),
             blocks_per_sequence_max: self.blocks_per_sequence_max,
             watermark_blocks: self.watermark_blocks,
+            draft_model: false,
         };
         std::iter::once(first).chain(self.further_groups.iter().cloned())
     }
@@ -250,6 +276,11 @@ impl ManagerOptions {
             return Err(OptionsError::Zero { field });
         }
         self.groups().try_for_each(|group| group.kind.check())?;
+        for (group, id) in self.groups().zip(0..) {
+            if group.draft_model && group.kind != GroupKind::Full {
+                return Err(OptionsError::DraftKind { group: GroupId(id), kind: group.kind });
+            }
+        }
         let tiers = self.lower.tiers;
         if tiers > TIERS_MAX {
             return Err(OptionsError::Tiers { tiers, max: TIERS_MAX });
@@ -269,7 +300,7 @@ impl ManagerOptions {
             check_table(self.sequences_max, group.kind.width(group.blocks_per_sequence_max))?;
         }
         for group in self.groups() {
-            if let GroupKind::State { checkpoint_tokens: tokens } = group.kind
+            if let GroupKind::State { checkpoint_tokens: tokens, .. } = group.kind
                 && !u64::from(tokens).is_multiple_of(aligned)
             {
                 return Err(OptionsError::Unaligned { tokens, unit: aligned });

@@ -100,6 +100,13 @@ pub struct BatchRow {
     pub start: Start,
     /// Tokens that the step computes.
     pub tokens: u32,
+    /// Those of them, the last ones, that may be rejected. A recurrent group has a state behind the tokens before
+    /// them, and behind each.
+    pub drafts: u32,
+    /// Of recurrent groups, the entry of the row with the state that the step begins with. If the start is
+    /// [open](Start::Open), that is known on the device alone: the row's last step has so many tokens before its drafts,
+    /// and the entry is the number of tokens that stand beyond these.
+    pub input: u32,
 }
 
 /// What a worker does in one step, in this order: moves of granules, copies, scrubs and table changes, and then the batch.
@@ -126,6 +133,8 @@ pub struct StepPlan {
     pub edit_ids: Vec<i32>,
     /// The sequences of the step, in the order of the call.
     pub batch: Vec<BatchRow>,
+    /// What a draft model computes in the step, of sequences of the batch: tokens behind those that it has KV for.
+    pub draft_batch: Vec<BatchRow>,
     /// Names that tiers below host memory are to forget, before the transfers.
     pub forgets: Vec<Forget>,
     /// Stores to tiers below host memory, and loads from them. Each begins when the copies of this plan and of
@@ -146,6 +155,7 @@ impl StepPlan {
             && self.scrubs.is_empty()
             && self.edits.is_empty()
             && self.batch.is_empty()
+            && self.draft_batch.is_empty()
             && self.forgets.is_empty()
             && self.transfers.is_empty()
             && self.layer_loads.is_empty()
@@ -159,6 +169,7 @@ impl StepPlan {
         self.edits.clear();
         self.edit_ids.clear();
         self.batch.clear();
+        self.draft_batch.clear();
         self.forgets.clear();
         self.transfers.clear();
         self.layer_loads.clear();

@@ -208,7 +208,7 @@ impl Replica {
                     let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
                     Some(row.get(first..end)?.iter().all(is_ready))
                 };
-                let needs = table.kind.needs(lower, end, block_tokens.max(1).into());
+                let needs = table.kind.needs(batch, (lower, end), block_tokens.max(1).into());
                 if !needs.into_iter().all(|range| there(range) == Some(true)) {
                     return Err(PlanError::NoBlocks { step, row: batch.row, end });
                 }

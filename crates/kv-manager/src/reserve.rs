@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
 use crate::shared::Wanted;
-use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
+use crate::{BlockCopy, GroupKind, Manager, Missing, ReserveError, Sequence};
 
 /// What a sequence was given.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -59,14 +59,33 @@ impl Manager {
         sequence.ends.prune(self.completed);
         self.retire_windows(sequence);
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
+        let states = sequence.ends.drafts_of(tokens, sequence.known.tokens()) as usize + 1;
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
-            needs.push(need(group, held, upper, tokens, computed.len())?);
+            if group.is_draft {
+                // Where it writes is another end.
+                needs.push(Need::room(group, held, upper.saturating_add(tokens.into()))?);
+                continue;
+            }
+            needs.push(need(group, held, (upper, tokens), (computed.len(), states))?);
         }
         let claimed = self.claim_all(sequence.tenant, &needs)?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
         }
-        let mut reserved = Reserved { adopted_tokens: adopted, ..Reserved::default() };
+        let mut reserved = self.hold_claimed(sequence, &needs, claimed);
+        reserved.adopted_tokens = adopted;
+        sequence.ends.next = tokens;
+        Ok(reserved)
+    }
+
+    /// Has a sequence hold what was claimed for it.
+    pub(crate) fn hold_claimed(
+        &mut self,
+        sequence: &mut Sequence,
+        needs: &[Need],
+        claimed: SmallVec<[Claimed; 4]>,
+    ) -> Reserved {
+        let mut reserved = Reserved::default();
         for ((index, need), mut claimed) in needs.iter().enumerate().zip(claimed) {
             if need.count() == 0 {
                 continue;
@@ -86,12 +105,11 @@ impl Manager {
                 self.groups[index].write_row(&mut self.plan, row, held, first);
             }
         }
-        sequence.ends.next = tokens;
-        Ok(reserved)
+        reserved
     }
 
     /// Claims what a sequence needs of each group, or nothing, and counts a refusal.
-    fn claim_all(
+    pub(crate) fn claim_all(
         &mut self,
         tenant: TenantId,
         needs: &[Need],
@@ -148,11 +166,12 @@ impl Manager {
             let left = group.next_checkpoint(upper, sequence.prompt_tokens) - upper;
             next = next.min(u32::try_from(left).unwrap_or(u32::MAX));
         }
-        if next > 1 && self.groups.iter().any(Group::is_state) {
-            let led = if sequence.ends.is_uncertain() { 0 } else { known.saturating_sub(upper) };
-            let (tokens, max) = (u64::from(next).saturating_sub(led), u64::from(led == 0));
-            if tokens > max {
-                return Err(ReserveError::Drafts { tokens, max });
+        let drafts = sequence.ends.drafts_of(next, known);
+        for group in &self.groups {
+            if let GroupKind::State { drafts: max, .. } = group.kind
+                && drafts > max
+            {
+                return Err(ReserveError::Drafts { drafts, max });
             }
         }
         Ok(next)
@@ -255,8 +274,8 @@ impl Manager {
 }
 
 /// What a reservation needs of a group.
-#[derive(Clone, Copy, Debug)]
-struct Need {
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Need {
     /// Blocks that the sequence has, or goes over to.
     have: usize,
     /// Blocks behind them.
@@ -266,20 +285,31 @@ struct Need {
 }
 
 impl Need {
+    /// What a sequence needs to have blocks for `end` tokens, without writing any.
+    pub(crate) fn room(group: &Group, held: &Held, end: u64) -> Result<Self, ReserveError> {
+        let (needed, max) = (group.blocks_for(end), group.table.width());
+        if needed > max {
+            return Err(ReserveError::TooLong { blocks: needed as u64, max: max as u64 });
+        }
+        let have = held.blocks.len();
+        Ok(Self { have, missing: needed.saturating_sub(have), shared: None })
+    }
+
     fn count(&self) -> usize {
         self.missing + usize::from(self.shared.is_some())
     }
 }
 
-/// What a sequence needs of a group for `tokens` tokens behind `upper`, if it goes over to `adopted` blocks.
-fn need(
+/// What a sequence needs of a group for `tokens` tokens behind `upper`, if it goes over to `adopted` blocks; of a state, so
+/// many.
+pub(crate) fn need(
     group: &Group,
     held: &mut Held,
-    upper: u64,
-    tokens: u32,
-    adopted: usize,
+    (upper, tokens): (u64, u32),
+    (adopted, states): (usize, usize),
 ) -> Result<Need, ReserveError> {
-    let needed = group.blocks_for(upper + u64::from(tokens));
+    let end = upper.saturating_add(tokens.into());
+    let needed = if group.is_state() { states } else { group.blocks_for(end) };
     let max = group.table.width();
     if needed > max {
         return Err(ReserveError::TooLong { blocks: needed as u64, max: max as u64 });

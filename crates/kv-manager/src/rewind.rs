@@ -24,6 +24,7 @@ impl Manager {
 
     fn cut_from(&mut self, sequence: &mut Sequence, tokens: u64, state_at: u64) -> u64 {
         let tokens = tokens.min(sequence.ends.resolved());
+        self.settle_states(sequence);
         let resides = sequence.row.is_some() && !self.keeps_all;
         let mut found: SmallVec<[Option<Found>; 4]> = self.groups.iter().map(|_| None).collect();
         let end = match resides {
@@ -31,8 +32,10 @@ impl Manager {
             false => tokens,
         };
         sequence.ends.truncate(end, sequence.known.tokens());
+        sequence.draft.truncate(end);
         for (index, found) in found.into_iter().enumerate() {
             let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
+            let end = if group.is_draft { sequence.draft.end } else { end };
             let kept = group.blocks_for(end);
             held.named = held.named.min(group.full_blocks(end));
             held.turn = group.next_checkpoint(end, sequence.prompt_tokens);
@@ -42,6 +45,7 @@ impl Manager {
             let before = held.blocks.len();
             let keeps = !resides
                 || end == 0
+                || group.is_draft
                 || match group.is_state() {
                     true => end == state_at,
                     false => group.covers(&held.blocks.gone(), end),
@@ -91,6 +95,8 @@ impl Manager {
         self.agree(tokens, |index, end| {
             let (group, held) = (&self.groups[index], &sequence.held[index]);
             let has = end == 0
+                // A draft model's KV may end anywhere before.
+                || group.is_draft
                 || match group.is_state() {
                     true => end == state_at,
                     false => group.covers(&held.blocks.gone(), end),

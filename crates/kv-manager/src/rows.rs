@@ -49,12 +49,15 @@ pub(crate) struct Shape {
     pub(crate) stride: usize,
     /// Whether it is named as the successor of the block before.
     pub(crate) chained: bool,
+    /// Whether a draft model writes it.
+    pub(crate) is_draft: bool,
 }
 
 impl Shape {
     fn of(group: &Group) -> Self {
         let (stride, chained) = (group.stride, group.is_chained());
-        Self { block_tokens: group.block_tokens.into(), stride, chained }
+        let is_draft = group.is_draft;
+        Self { block_tokens: group.block_tokens.into(), stride, chained, is_draft }
     }
 }
 

@@ -9,6 +9,7 @@ use kv_pool::{
 };
 use smallvec::SmallVec;
 
+use crate::draft::DraftEnd;
 use crate::ends::Ends;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
@@ -41,6 +42,8 @@ pub struct Sequence {
     /// What loads bring of its prefix, until it has heard of their end.
     pub(crate) load: Option<Box<OpenLoad>>,
     pub(crate) ends: Ends,
+    /// How far the KV of a draft model reaches.
+    pub(crate) draft: DraftEnd,
     pub(crate) known: Known,
     /// A transfer fills its blocks.
     pub(crate) arrives: bool,
@@ -88,6 +91,13 @@ impl Sequence {
         self.ends.upper()
     }
 
+    /// Tokens that have KV of a [draft model](crate::GroupOptions::draft_model), or get it for certain from a step that is
+    /// staged; at most [`resolved`](Self::resolved).
+    #[must_use]
+    pub fn draft_end(&self) -> u64 {
+        self.draft.end
+    }
+
     /// The first staged step whose ids are to be [committed](crate::Manager::commit).
     #[must_use]
     pub fn awaits(&self) -> Option<u64> {
@@ -105,6 +115,12 @@ impl Sequence {
     #[must_use]
     pub fn next(&self) -> u32 {
         self.ends.next
+    }
+
+    /// Tokens that the next [`stage`](crate::Manager::stage) computes by a draft model.
+    #[must_use]
+    pub fn next_draft(&self) -> u64 {
+        self.draft.upto.saturating_sub(self.draft.end)
     }
 
     /// Tokens of the prompt.
@@ -172,10 +188,12 @@ impl Drop for Sequence {
     /// A block whose name another one bore when it became full takes the name over, if that one has left the
     /// cache since: so it stays cached.
     fn drop(&mut self) {
-        let written = self.ends.written();
+        let all_written = self.ends.written();
+        let draft_written = self.draft.written().min(all_written);
         let Self { held, known, retention, prompt_tokens, home, number, .. } = self;
         for (index, (held, shape)) in held.iter_mut().zip(home.shapes()).enumerate() {
             let (first, block_tokens) = (held.blocks.shared_len(), shape.block_tokens);
+            let written = if shape.is_draft { draft_written } else { all_written };
             // What a step in flight writes has its name from the step, or none.
             let end = held.named.min((written / block_tokens) as usize);
             if first >= end {

@@ -53,7 +53,15 @@ impl Manager {
                 true => Start::Open { resolved, upper },
                 false => Start::At(resolved),
             };
-            self.push_batch(BatchRow { row, start, tokens: sequence.ends.next });
+            let (tokens, known) = (sequence.ends.next, sequence.known.tokens());
+            let (drafts, input) = (sequence.ends.drafts_of(tokens, known), sequence.ends.input());
+            self.push_batch(BatchRow { row, start, tokens, drafts, input });
+            sequence.draft.prune(self.completed);
+            if let Some((from, tokens)) = sequence.draft.stage(number) {
+                let start = Start::At(from);
+                let row = BatchRow { row, start, tokens, drafts: 0, input: 0 };
+                self.plan.draft_batch.push(row);
+            }
             sequence.ends.stage(number, sequence.known.tokens());
             self.name_new(sequence, number, &mut names);
             self.follow_frontier(sequence);
@@ -99,13 +107,28 @@ impl Manager {
         step: u64,
         names: &mut Vec<(usize, BlockHash)>,
     ) {
-        let unnamed = self.has_unnamed(sequence);
-        if !unnamed || sequence.known.generation() != self.namer.generation {
+        if self.has_unnamed(sequence) {
+            self.name_certain(sequence, step, names);
+        }
+    }
+
+    /// The same where the end of any group's KV may have moved.
+    pub(crate) fn name_certain(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        names: &mut Vec<(usize, BlockHash)>,
+    ) {
+        if sequence.known.generation() != self.namer.generation {
             return;
         }
-        let certain = certain(sequence);
-        let Sequence { held, known, ends, retention, prompt_tokens, .. } = sequence;
+        let all_certain = certain(sequence);
+        if self.is_at_checkpoint(sequence, all_certain) {
+            self.settle_states(sequence);
+        }
+        let Sequence { held, known, ends, draft, retention, prompt_tokens, .. } = sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
+            let certain = if group.is_draft { all_certain.min(draft.end) } else { all_certain };
             // The place of the first block to be named, and of which blocks it has the content.
             let (place, first, full) = match group.is_state() {
                 false => (held.named, held.named, group.full_blocks(certain)),
@@ -146,6 +169,33 @@ impl Manager {
                 self.stats.twice_tokens += twice as u64 * block_tokens;
             }
             held.named = group.full_blocks(certain);
+        }
+    }
+
+    /// Whether a state is the one behind a checkpoint, and can be named.
+    fn is_at_checkpoint(&self, sequence: &Sequence, certain: u64) -> bool {
+        let ends = &sequence.ends;
+        let mut each = self.groups.iter().zip(sequence.held.iter());
+        ends.upper() == certain
+            && ends.next == 0
+            && each.any(|(group, held)| group.is_state() && held.turn == certain)
+    }
+
+    /// Makes the state that a sequence's KV ends with the first entry of its row, in every group, if no outcome is open.
+    pub(crate) fn settle_states(&mut self, sequence: &mut Sequence) {
+        let entry = sequence.ends.take_entry();
+        if entry == 0 {
+            return;
+        }
+        let row = sequence.row();
+        for (group, held) in self.groups.iter_mut().zip(sequence.held.iter_mut()) {
+            if !group.is_state() {
+                continue;
+            }
+            held.blocks.bring_first(entry);
+            if let Some(row) = row {
+                group.write_row(&mut self.plan, row, held, 0);
+            }
         }
     }
 
@@ -195,6 +245,6 @@ impl Manager {
 }
 
 /// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.
-fn certain(sequence: &Sequence) -> u64 {
+pub(crate) fn certain(sequence: &Sequence) -> u64 {
     sequence.known.tokens().min(sequence.ends.resolved()).min(sequence.loads_from())
 }

@@ -26,10 +26,11 @@ impl Manager {
     /// [`SuspendError`]; the sequence is as it was.
     pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
         self.look_at_loaded(sequence)?;
-        let upper = sequence.ends.upper();
+        let (upper, draft_end) = (sequence.ends.upper(), sequence.draft.end);
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
         for (group, held) in self.groups.iter().zip(sequence.held.iter()) {
-            let count = held.blocks.unnamed(group.blocks_for(upper)).count();
+            let end = if group.is_draft { draft_end } else { upper };
+            let count = held.blocks.unnamed(group.blocks_for(end)).count();
             // A claim evicts, so none is made where another one cannot succeed.
             group.check_claimable(Tier::Secondary, TenantId::NOBODY, count)?;
             counts.push(count);
@@ -48,6 +49,7 @@ impl Manager {
             held.host = host;
         }
         sequence.ends.next = 0;
+        sequence.draft.upto = 0;
         sequence.suspended = true;
         self.leave_when_resolved(sequence);
         Ok(())
@@ -58,9 +60,11 @@ impl Manager {
         if !sequence.suspended || sequence.row.is_none() || sequence.ends.is_open() {
             return;
         }
-        let resolved = sequence.ends.resolved();
+        self.settle_states(sequence);
+        let all_resolved = sequence.ends.resolved();
         let written_by = sequence.ends.latest().unwrap_or(0);
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
+            let resolved = if group.is_draft { sequence.draft.end } else { all_resolved };
             let (first, end) = (held.blocks.shared_len(), group.blocks_for(resolved));
             let gone = held.blocks.gone();
             held.host_gone = gone.start.max(first)..gone.end.max(first);
@@ -84,7 +88,8 @@ impl Manager {
             held.host_first = first;
             held.host_tokens = resolved;
         }
-        sequence.ends.truncate(resolved, sequence.known.tokens());
+        sequence.ends.truncate(all_resolved, sequence.known.tokens());
+        sequence.draft.truncate(all_resolved);
         sequence.frontier = None;
         sequence.row = None;
     }
@@ -163,6 +168,7 @@ impl Manager {
         sequence.row = Some(row);
         self.write_rows(sequence);
         sequence.copied = self.copied_by();
+        sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(end)
     }
@@ -178,11 +184,14 @@ impl Manager {
         let known = &sequence.known;
         let current = known.generation() == self.namer.generation;
         let names = if current { known.names() } else { &[] };
+        let draft_end = sequence.draft.end.min(resolved);
+        let end_of = |group: &Group| if group.is_draft { draft_end } else { resolved };
         let each = || self.groups.iter().zip(sequence.held.iter());
         // Nothing is pinned before all of it is there: what is given back could not be claimed for the rest.
         let shares = self.shared.is_some();
         let most = resolved.min(known.tokens().saturating_sub(1));
-        let before = each().map(|(group, held)| group.extent_before(held, names, resolved, shares));
+        let before =
+            each().map(|(group, held)| group.extent_before(held, names, end_of(group), shares));
         let before = before.collect::<Option<Extents>>();
         let whole = before.is_some();
         let (end, extents) = match before {
@@ -195,7 +204,7 @@ impl Manager {
         };
         let leaves = self.leaves(1);
         self.foresee(&extents, (end, end), &self.left_for_running(leaves))?;
-        let found = each().map(|(group, held)| group.find_before(held, names, resolved));
+        let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
         let whole = match whole {
             true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
             false => None,
@@ -205,6 +214,10 @@ impl Manager {
             None => (self.hit(names, most), false),
         };
         let end = hit.tokens;
+        if !is_whole {
+            // What was found has all of it.
+            sequence.draft.end = end;
+        }
         let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
         let gotten = self.get(sequence.tenant, hit, end, end, self.leaves(1))?;
         sequence.depends.extend(gotten.depends.iter().copied());
@@ -212,20 +225,14 @@ impl Manager {
         for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
             // The copies come before every later use of the host blocks, in the order of the plans.
             let host = std::mem::take(&mut own.host);
-            let block_tokens = u64::from(group.block_tokens);
-            let places = (own.host_first..).filter(|place| !own.host_gone.contains(place));
-            for (from, index) in host.ids().zip(places).filter(|_| is_whole) {
-                let Some(to) = back.blocks.id(index) else { continue };
-                let tokens = match group.is_state() {
-                    true => block_tokens,
-                    false => (resolved - index as u64 * block_tokens).min(block_tokens),
-                };
-                let from = Location { tier: Tier::Secondary, id: from };
-                let to = Location { tier: Tier::Primary, id: to };
-                group.plan_copy(&mut self.plan, from, to, tokens as u32);
-                self.stats.onboarded_blocks += 1;
+            let resolved = end_of(group);
+            if is_whole {
+                let copies = group.copies_back(own, &back, &host, resolved);
+                self.stats.onboarded_blocks += copies.len() as u64;
+                self.plan.copies.extend(copies);
             }
-            back.named = group.full_blocks(end).min(first);
+            let named_end = if group.is_draft { sequence.draft.end } else { end };
+            back.named = group.full_blocks(named_end).min(first);
             back.turn = match group.is_window() {
                 true => 0,
                 false => group.next_checkpoint(end, sequence.prompt_tokens),
@@ -236,12 +243,37 @@ impl Manager {
         sequence.row = Some(row);
         self.write_rows(sequence);
         sequence.copied = self.copied_by();
+        sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(end)
     }
 }
 
 impl Group {
+    /// The copies from host memory of a suspended sequence's blocks, whose KV ends behind `end` tokens, to the places where
+    /// it comes back.
+    fn copies_back(
+        &self,
+        own: &Held,
+        back: &Held,
+        host: &Claimed,
+        end: u64,
+    ) -> SmallVec<[BlockCopy; 4]> {
+        let block_tokens = u64::from(self.block_tokens);
+        let places = (own.host_first..).filter(|place| !own.host_gone.contains(place));
+        let copy = |(from, index): (kv_pool::BlockId, usize)| {
+            let to = Location { tier: Tier::Primary, id: back.blocks.id(index)? };
+            let from = Location { tier: Tier::Secondary, id: from };
+            let tokens = match self.is_state() {
+                true => block_tokens,
+                false => (end - index as u64 * block_tokens).min(block_tokens),
+            };
+            let tokens = tokens as u32;
+            Some(BlockCopy { group: self.id, from, to, tokens, written_by: 0 })
+        };
+        host.ids().zip(places).filter_map(copy).collect()
+    }
+
     /// How much a suspended sequence needs before its blocks in host memory, to go on behind `end` tokens; `None` if
     /// not all of it is there.
     fn extent_before(

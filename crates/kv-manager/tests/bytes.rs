@@ -115,8 +115,8 @@ fn forged(plan: &StepPlan, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
 #[test]
 fn a_forged_message_is_refused_without_much_memory() {
     let plan = plan();
-    let version = forged(&plan, |bytes| bytes[4] = 9);
-    assert_eq!(Message::from_bytes(&version), Err(BytesError::Version { version: 9 }));
+    let version = forged(&plan, |bytes| bytes[4] = 10);
+    assert_eq!(Message::from_bytes(&version), Err(BytesError::Version { version: 10 }));
     let kind = forged(&plan, |bytes| bytes[6] = 77);
     assert_eq!(Message::from_bytes(&kind), Err(BytesError::Value { field: "kind", value: 77 }));
     // The number of copies.
@@ -205,7 +205,7 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
     let row = Row::new(1);
     let edit = |first, count| RowEdit { group: GroupId(0), row, first, count };
     let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<i32>, tokens| {
-        let batch = vec![BatchRow { row, start: Start::At(0), tokens }];
+        let batch = vec![BatchRow { row, start: Start::At(0), tokens, drafts: 0, input: 0 }];
         StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
     };
     replica.apply_to_memory(&plan(1, vec![edit(0, 4)], vec![1, 2, 3, -1], 6), &[(2, 4)]).unwrap();

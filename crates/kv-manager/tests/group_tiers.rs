@@ -28,6 +28,7 @@ fn group(kind: GroupKind) -> GroupOptions {
         pool: PoolConfig { secondary_blocks: HOST, ..PoolConfig::primary_only(DEVICE) },
         blocks_per_sequence_max: 16,
         watermark_blocks: 0,
+        draft_model: false,
     }
 }
 
@@ -39,7 +40,7 @@ fn rig(lower: LowerOptions) -> Rig {
 fn rig_with_window(tokens: u32, lower: LowerOptions) -> Rig {
     let further_groups = vec![
         group(GroupKind::Window { tokens, sinks: 0 }),
-        group(GroupKind::State { checkpoint_tokens: 8 }),
+        group(GroupKind::State { checkpoint_tokens: 8, drafts: 0 }),
     ];
     Rig::with(ManagerOptions { lower, further_groups, ..options(DEVICE, HOST) })
 }

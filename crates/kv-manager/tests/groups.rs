@@ -13,7 +13,7 @@ use kv_pool::tenants::TenantQuota;
 use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
-const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8 };
+const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
 
 fn group(kind: GroupKind, device: u64) -> GroupOptions {
     GroupOptions {
@@ -22,6 +22,7 @@ fn group(kind: GroupKind, device: u64) -> GroupOptions {
         pool: PoolConfig::primary_only(device),
         blocks_per_sequence_max: 64,
         watermark_blocks: 0,
+        draft_model: false,
     }
 }
 
@@ -280,7 +281,7 @@ fn a_state_does_not_take_ids_back() {
     let mut sequence = computed_in_chunks(&mut manager, 0..10);
     manager.commit(&mut sequence, 2, &[10]).unwrap();
     let drafts = manager.reserve(&mut sequence, 3).unwrap_err();
-    assert_eq!(drafts, ReserveError::Drafts { tokens: 2, max: 0 });
+    assert_eq!(drafts, ReserveError::Drafts { drafts: 2, max: 0 });
     // The next step is staged before the id of the last is known, and the engine stops at that one.
     manager.reserve(&mut sequence, 1).unwrap();
     step(&mut manager, &mut [&mut sequence]);
@@ -302,11 +303,11 @@ fn what_cannot_be_is_refused() {
     };
     let odd = GroupOptions { block_tokens: 6, ..group(GroupKind::Full, 8) };
     assert_eq!(refused(vec![odd]), "6 tokens are not a multiple of 4");
-    let state = group(GroupKind::State { checkpoint_tokens: 6 }, 8);
+    let state = group(GroupKind::State { checkpoint_tokens: 6, drafts: 0 }, 8);
     assert_eq!(refused(vec![state]), "6 tokens are not a multiple of 4");
     let none = group(GroupKind::Window { tokens: 0, sinks: 1 }, 8);
     assert_eq!(refused(vec![none]), "a window's tokens is 0");
-    let unnamed = group(GroupKind::State { checkpoint_tokens: 0 }, 8);
+    let unnamed = group(GroupKind::State { checkpoint_tokens: 0, drafts: 0 }, 8);
     assert_eq!(refused(vec![unnamed]), "checkpoint_tokens is 0");
     let many = vec![group(GroupKind::Full, 1); 64];
     assert_eq!(refused(many), "65 groups of layers are more than 64");
@@ -510,7 +511,7 @@ fn a_state_that_is_its_own_takes_no_drafts() {
     manager.reserve(&mut sequence, 1).unwrap();
     // The blocks of the full group reach to token 8, and so does the state's next checkpoint.
     let drafts = manager.reserve(&mut sequence, 3);
-    assert_eq!(drafts, Err(ReserveError::Drafts { tokens: 2, max: 0 }));
+    assert_eq!(drafts, Err(ReserveError::Drafts { drafts: 2, max: 0 }));
     assert_eq!(manager.reserve(&mut sequence, 1).unwrap().blocks, 0);
 }
 

@@ -143,9 +143,10 @@ fn a_pin_holds_what_each_group_needs_behind_the_prefix() {
         pool: PoolConfig::primary_only(8),
         blocks_per_sequence_max: 16,
         watermark_blocks: 0,
+        draft_model: false,
     };
     let window = group(GroupKind::Window { tokens: 6, sinks: 0 });
-    let state = group(GroupKind::State { checkpoint_tokens: 16 });
+    let state = group(GroupKind::State { checkpoint_tokens: 16, drafts: 0 });
     let further_groups = vec![window, state];
     let options = ManagerOptions { pinned_blocks_max: 7, further_groups, ..options(8, 0) };
     let mut manager = Manager::new(options).unwrap();

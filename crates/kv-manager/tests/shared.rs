@@ -31,6 +31,7 @@ fn shared_options(kind: GroupKind, granules: u32, host: u64) -> ManagerOptions {
         pool: pool(2 * u64::from(granules)),
         blocks_per_sequence_max: 64,
         watermark_blocks: 0,
+        draft_model: false,
     };
     ManagerOptions {
         pool: pool(4 * u64::from(granules)),

@@ -16,8 +16,8 @@ use kv_manager::tiers::{
     MemoryTierOptions, TierTransfers,
 };
 use kv_manager::{
-    Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Direction,
-    Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, LayerLoad, Manager,
+    Adoption, Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content,
+    Direction, Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, LayerLoad, Manager,
     ManagerOptions, Message, Outcome, PlanError, Replica, Request, ReserveError, Row, RowEdit,
     Sequence, Settled, SharedMemory, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Tokens,
     Transfer, WorkerId,
@@ -84,7 +84,7 @@ fn options_of_any_size_are_taken_or_refused() {
             let kinds = [
                 GroupKind::Full,
                 GroupKind::Window { tokens, sinks: other },
-                GroupKind::State { checkpoint_tokens: tokens },
+                GroupKind::State { checkpoint_tokens: tokens, drafts: 0 },
             ];
             for kind in kinds {
                 let further = GroupOptions {
@@ -93,6 +93,7 @@ fn options_of_any_size_are_taken_or_refused() {
                     pool: PoolConfig::primary_only(8),
                     blocks_per_sequence_max: other,
                     watermark_blocks: other,
+                    draft_model: false,
                 };
                 let further_groups = vec![further];
                 let options = ManagerOptions { further_groups, ..common::options(8, 0) };
@@ -177,6 +178,39 @@ fn room_of_any_number_is_given_or_refused() {
 }
 
 #[test]
+fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
+    for number in LONG {
+        let further = GroupOptions {
+            kind: GroupKind::Full,
+            block_tokens: 4,
+            pool: PoolConfig::primary_only(8),
+            blocks_per_sequence_max: 8,
+            watermark_blocks: 0,
+            draft_model: true,
+        };
+        let options = ManagerOptions { further_groups: vec![further], ..common::options(8, 0) };
+        let mut manager = Manager::new(options).unwrap();
+        let formats = manager.formats();
+        let mut request = Request::new((0..9).collect());
+        let (answer, adoption) = manager.adopt(&mut request, 8, &formats);
+        let mut sequence = admitted(answer);
+        let mut adoption = adoption.unwrap();
+        Adoption::set_draft_tokens(&mut adoption, number);
+        let all = adoption.block_count();
+        assert_eq!(manager.adopted(&mut sequence, adoption, all), Ok(8));
+        assert_eq!(sequence.draft_end(), number.min(8));
+        let tokens = u32::try_from(number).unwrap_or(u32::MAX);
+        let reserved = Manager::reserve_draft(&mut manager, &mut sequence, tokens);
+        assert_eq!(reserved.is_ok(), sequence.draft_end() + u64::from(tokens) <= 32, "{tokens}");
+        for (step, end) in [(number, 8), (1, number)] {
+            // No step has computed anything by the draft model.
+            let taken = Manager::commit_draft(&mut manager, &mut sequence, step, end);
+            assert_eq!(taken.is_ok(), step == 0, "{step}: step 0 is of before");
+        }
+    }
+}
+
+#[test]
 fn workers_and_steps_of_any_number_are_known_or_refused() {
     for step in LONG {
         for worker in [0, 1, 255, u16::MAX].map(WorkerId) {
@@ -244,9 +278,22 @@ fn plan_of(number: u64) -> StepPlan {
             from: BlockId::new(small >> 1),
             to: BlockId::new(small >> 1),
         }],
+        draft_batch: vec![BatchRow {
+            row,
+            start: Start::At(number),
+            tokens: small,
+            drafts: 0,
+            input: 0,
+        }],
         batch: vec![
-            BatchRow { row, start: Start::At(number), tokens: small },
-            BatchRow { row, start: Start::Open { resolved: number, upper: number }, tokens: 1 },
+            BatchRow { row, start: Start::At(number), tokens: small, drafts: small, input: small },
+            BatchRow {
+                row,
+                start: Start::Open { resolved: number, upper: number },
+                tokens: 1,
+                drafts: small,
+                input: small,
+            },
         ],
     }
 }
@@ -324,6 +371,7 @@ fn sharing(granules: u32, blocks: [u32; 2]) -> ManagerOptions {
         pool: pool(blocks[1]),
         blocks_per_sequence_max: 4,
         watermark_blocks: 0,
+        draft_model: false,
     };
     ManagerOptions {
         pool: pool(blocks[0]),

@@ -232,14 +232,17 @@ const STATE: GroupId = GroupId(2);
 
 /// Full attention, windows of 6 tokens behind one of 2 sinks, and states behind every 8 tokens.
 fn several() -> Manager {
-    let kinds =
-        [GroupKind::Window { tokens: 6, sinks: 2 }, GroupKind::State { checkpoint_tokens: 8 }];
+    let kinds = [
+        GroupKind::Window { tokens: 6, sinks: 2 },
+        GroupKind::State { checkpoint_tokens: 8, drafts: 0 },
+    ];
     let further = kinds.map(|kind| GroupOptions {
         kind,
         block_tokens: common::BLOCK,
         pool: PoolConfig::primary_only(16),
         blocks_per_sequence_max: 64,
         watermark_blocks: 0,
+        draft_model: false,
     });
     let further_groups = further.into();
     Manager::new(ManagerOptions { further_groups, ..common::options(16, 0) }).unwrap()

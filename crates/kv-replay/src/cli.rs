@@ -86,6 +86,10 @@ pub(crate) struct RunArgs {
     /// Bytes of a layer's state: as many as keys and values of N tokens in a layer have.
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().state_tokens, value_parser = whole::<u32>, requires = "state_layers")]
     state_tokens: u32,
+    /// Adds N layers of a draft model, which computes nothing in some iterations and catches up in others: its KV ends
+    /// elsewhere than the model's.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    draft_layers: u32,
     /// Number of heads of K, and of V, in one layer.
     #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads, value_parser = whole::<u32>)]
     kv_heads: u32,
@@ -106,7 +110,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
     device_blocks: u64,
     /// Bytes of each device that all groups of layers share, instead of as many blocks for each; with
-    /// --window or --state-layers.
+    /// --window, --state-layers or --draft-layers.
     #[arg(long, value_name = "BYTES", value_parser = whole::<u64>, conflicts_with = "device_blocks")]
     device_memory: Option<u64>,
     /// Maximum number of blocks in pinned host memory; 0 for no host tier [default: 32768, or 0 with
@@ -267,6 +271,7 @@ impl RunArgs {
             full_layers: self.full_layers,
             state_layers: self.state_layers,
             state_tokens: self.state_tokens,
+            draft_layers: self.draft_layers,
         }
     }
 }

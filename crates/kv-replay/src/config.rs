@@ -171,6 +171,9 @@ pub struct RunConfig {
     pub state_layers: u32,
     /// A state of a layer has as many bytes as keys and values of so many tokens; 1 or more.
     pub state_tokens: u32,
+    /// Layers of a draft model, whose KV ends where its own steps have come to: at times it computes nothing, and catches up
+    /// later.
+    pub draft_layers: u32,
 }
 
 impl Default for RunConfig {
@@ -196,6 +199,7 @@ impl Default for RunConfig {
             full_layers: 0,
             state_layers: 0,
             state_tokens: 1,
+            draft_layers: 0,
         }
     }
 }
@@ -284,22 +288,16 @@ pub enum ConfigError {
     },
     /// There is only one group of layers, and so nothing to share.
     #[error(
-        "--device-memory {bytes} is shared by groups of layers, but there is one group without --window and \
-         --state-layers"
+        "--device-memory {bytes} is shared by groups of layers, but there is one group without --window, \
+         --state-layers and --draft-layers"
     )]
     NothingToShare {
         /// Bytes to share.
         bytes: u64,
     },
-    /// A recurrent state has no room for drafts.
-    #[error("--draft {drafts} cannot be combined with --state-layers")]
-    DraftsWithStates {
-        /// Drafts behind each token.
-        drafts: u32,
-    },
     /// The layers of each group lie on the devices in contiguous runs.
     #[error(
-        "--place {place} cannot be combined with --window or --state-layers on {devices} devices"
+        "--place {place} cannot be combined with --window, --state-layers or --draft-layers on {devices} devices"
     )]
     PlacedGroups {
         /// The requested division.
@@ -350,7 +348,7 @@ impl RunConfig {
     /// Whether not all layers keep the same of a sequence.
     #[must_use]
     pub fn has_groups(&self) -> bool {
-        self.window.is_some() || self.state_layers > 0
+        self.window.is_some() || self.state_layers > 0 || self.draft_layers > 0
     }
 
     /// Checks everything that can be checked without a device.
@@ -453,7 +451,6 @@ impl RunConfig {
 
     /// Checks the layers of each kind.
     fn check_groups(&self) -> Result<(), ConfigError> {
-        let drafts = self.life.drafts;
         if self.window == Some(0) {
             return Err(ConfigError::Zero { option: "--window" });
         }
@@ -477,12 +474,13 @@ impl RunConfig {
             let (value, limit) = (self.state_tokens.into(), STATE_TOKENS_MAX.into());
             return Err(ConfigError::TooLarge { option: "--state-tokens", value, limit });
         }
-        if self.state_layers > 0 && drafts > 0 {
-            return Err(ConfigError::DraftsWithStates { drafts });
-        }
-        if self.state_layers > LAYERS_MAX {
-            let (value, limit) = (self.state_layers.into(), LAYERS_MAX.into());
-            return Err(ConfigError::TooLarge { option: "--state-layers", value, limit });
+        for (option, value) in
+            [("--state-layers", self.state_layers), ("--draft-layers", self.draft_layers)]
+        {
+            if value > LAYERS_MAX {
+                let (value, limit) = (value.into(), LAYERS_MAX.into());
+                return Err(ConfigError::TooLarge { option, value, limit });
+            }
         }
         Ok(())
     }
@@ -502,6 +500,7 @@ impl RunConfig {
             ("--host-blocks", self.host_blocks.to_string(), self.host_blocks > 0),
             asked("--window", self.window.unwrap_or(0)),
             asked("--state-layers", self.state_layers),
+            asked("--draft-layers", self.draft_layers),
             changed(
                 "--device-memory",
                 self.device_memory.unwrap_or(0).to_string(),

@@ -38,6 +38,7 @@ pub mod engine;
 pub mod generate;
 pub mod json_file;
 pub mod memory;
+mod model_line;
 pub mod place;
 pub mod policies;
 pub mod profile;

@@ -17,6 +17,8 @@ pub enum GroupKindReport {
     Window,
     /// A state.
     State,
+    /// The keys and values of a draft model, of all tokens that it has computed.
+    Draft,
 }
 
 /// A group of layers, and its blocks in use at one time.
@@ -98,6 +100,7 @@ impl MemoryReport {
                 states,
                 token_bytes.saturating_mul(config.state_tokens.into()),
             ),
+            (GroupKindReport::Draft, config.draft_layers, block_bytes),
         ];
         let groups = kinds.into_iter().filter(|&(_, layers, _)| layers > 0);
         let groups = groups.map(|(kind, layers, bytes)| {

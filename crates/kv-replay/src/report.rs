@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::config::{RunConfig, Verify};
 use crate::disk::DiskReport;
 use crate::memory::MemoryReport;
+use crate::model_line::model_line;
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
 
@@ -65,6 +66,8 @@ pub struct RunReport {
     pub preemptions: u64,
     /// Number of times that tokens of a request were staged before the ids of its last step were known.
     pub staged_behind_open_ids: u64,
+    /// Number of tokens that a draft model has computed.
+    pub draft_model_tokens: u64,
     /// Number of requests that were cancelled.
     pub cancelled: u64,
     /// Number of branches that forks made.
@@ -253,6 +256,8 @@ pub struct ReportShape {
     pub window_layers: u32,
     /// Layers with a recurrent state, beside those.
     pub state_layers: u32,
+    /// Layers of a draft model, beside those.
+    pub draft_layers: u32,
 }
 
 /// A block that held a byte which does not belong to its request.
@@ -300,6 +305,7 @@ impl RunReport {
             most_admitted_at_once: 0,
             preemptions: 0,
             staged_behind_open_ids: 0,
+            draft_model_tokens: 0,
             cancelled: 0,
             forks: 0,
             budget_changes: 0,
@@ -332,6 +338,7 @@ impl RunReport {
                 window: config.window,
                 window_layers: config.window_layers(),
                 state_layers: config.state_layers,
+                draft_layers: config.draft_layers,
             },
             device_blocks: config.device_blocks,
             host_blocks: config.host_blocks,
@@ -379,7 +386,7 @@ impl RunReport {
             self.contiguous.map_or_else(|| line(self), |_| String::new())
         };
         for (name, what) in [
-            ("model", self.model_line()),
+            ("model", model_line(&self.shape)),
             ("tokens", self.tokens_line()),
             ("lookups", of_blocks(Self::lookups_line)),
             ("memory", of_blocks(Self::memory_line)),
@@ -409,26 +416,6 @@ impl RunReport {
         self.name_restarts(&mut text);
         self.name_corruptions(&mut text);
         text
-    }
-
-    fn model_line(&self) -> String {
-        let ReportShape { layers, kv_heads, head_size, dtype, block_tokens, block_bytes, .. } =
-            self.shape;
-        let mut line = format!(
-            "{layers} layers, {kv_heads} KV heads of {head_size} x {dtype}; blocks of \
-             {block_tokens} tokens, {} each",
-            bytes(block_bytes),
-        );
-        if let Some(tokens) = self.shape.window {
-            line.push_str(&format!(
-                "; a window of {tokens} tokens in {} layers",
-                self.shape.window_layers
-            ));
-        }
-        if self.shape.state_layers > 0 {
-            line.push_str(&format!("; {} layers with a state", self.shape.state_layers));
-        }
-        line
     }
 
     fn tokens_line(&self) -> String {
@@ -499,6 +486,7 @@ impl RunReport {
     fn life_line(&self) -> String {
         let counts = [
             (self.staged_behind_open_ids, "staged behind open ids"),
+            (self.draft_model_tokens, "tokens of a draft model"),
             (self.forks, "forked"),
             (self.blocks_copied_on_write, "blocks copied on write"),
             (self.suspensions, "suspended"),
@@ -653,7 +641,7 @@ fn grouped(number: u64) -> String {
 }
 
 /// Formats a size in the largest binary unit that it fills.
-fn bytes(size: u64) -> String {
+pub(crate) fn bytes(size: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if size < 1024 {
         return format!("{size} B");

@@ -12,18 +12,19 @@ use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::Trace;
 
-/// Layers: with full attention, with a window of so many tokens, with a state.
+/// Layers: with full attention, with a window of so many tokens, with a state, of a draft model.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     full: u32,
     window: Option<(u32, u32)>,
     states: u32,
+    drafts: u32,
 }
 
-const GEMMA: Model = Model { full: 1, window: Some((5, 1024)), states: 0 };
-const GPT_OSS: Model = Model { full: 2, window: Some((2, 128)), states: 0 };
-const JAMBA: Model = Model { full: 1, window: None, states: 7 };
-const ALL: Model = Model { full: 1, window: Some((1, 300)), states: 2 };
+const GEMMA: Model = Model { full: 1, window: Some((5, 1024)), states: 0, drafts: 0 };
+const GPT_OSS: Model = Model { full: 2, window: Some((2, 128)), states: 0, drafts: 0 };
+const JAMBA: Model = Model { full: 1, window: None, states: 7, drafts: 0 };
+const ALL: Model = Model { full: 1, window: Some((1, 300)), states: 2, drafts: 0 };
 
 const LIFE: Life =
     Life { chunk: 700, drafts: 0, accept: 0, fork: 2, suspend: 6, cancel: 10, budget_swing: 30 };
@@ -36,6 +37,7 @@ fn config(model: Model, life: Life) -> RunConfig {
         window,
         full_layers: if window.is_some() { model.full } else { 0 },
         state_layers: model.states,
+        draft_layers: model.drafts,
         block_tokens: 64,
         device_blocks: 700,
         host_blocks: 1400,
@@ -123,9 +125,66 @@ fn windows_move_while_drafts_are_open() {
     }
 }
 
+/// Drafts, whatever else happens.
+const DRAFTS: Life = Life { drafts: 3, accept: 60, ..LIFE };
+
+/// Models with a draft model beside: full attention alone, and every kind.
+const DRAFTED: [Model; 2] = [
+    Model { full: 2, window: None, states: 0, drafts: 1 },
+    Model { full: 1, window: Some((1, 300)), states: 2, drafts: 1 },
+];
+
+/// Requests that all come twice: what the first has left is found.
+fn twice(requests: u64) -> Trace {
+    let mut trace = trace(requests);
+    trace.requests.extend(trace.requests.clone());
+    trace
+}
+
+#[test]
+fn the_device_chooses_the_state_behind_accepted_drafts() {
+    for life in [Life { drafts: 3, accept: 60, ..Life::default() }, DRAFTS] {
+        for model in [JAMBA, ALL] {
+            let report = replay_trace("sim", &config(model, life), &twice(4));
+            assert!(report.staged_behind_open_ids > 0 && report.block_hits > 0, "{model:?}");
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_lags_behind_and_catches_up() {
+    for life in [Life::default(), DRAFTS] {
+        for model in DRAFTED {
+            let report = replay_trace("sim", &config(model, life), &twice(4));
+            assert!(report.draft_model_tokens > 0 && report.block_hits > 0, "{model:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tier_that_does_everything_wrong_lies_below_a_draft_model() {
+    let life = Life { drafts: 3, accept: 60, ..Life::default() };
+    let (mut loaded, mut wrong) = (0, 0);
+    for (seed, model) in (1..).zip(DRAFTED) {
+        let large = RunConfig { tier_faults: Some(seed), ..config(model, life) };
+        let config = RunConfig { device_blocks: 300, host_blocks: 150, max_batch: 2, ..large };
+        let tiers = replay_trace("sim", &config, &twice(10)).tiers.unwrap();
+        loaded += tiers.blocks_loaded;
+        wrong += tiers.faults.values().sum::<u64>();
+    }
+    assert!(loaded > 0 && wrong > 0, "{loaded} came back, {wrong} were wrong");
+}
+
+#[test]
+fn states_and_a_draft_model_share_memory_with_all_other_groups() {
+    let report = replay("sim", &shared(DRAFTED[1], DRAFTS, 60 << 20), 6);
+    assert!(report.draft_model_tokens > 0 && report.staged_behind_open_ids > 0);
+    account(&report);
+}
+
 #[test]
 fn groups_are_divided_over_devices() {
-    let model = Model { full: 2, window: Some((4, 200)), states: 3 };
+    let model = Model { full: 2, window: Some((4, 200)), states: 3, drafts: 0 };
     let one = replay("sim", &config(model, LIFE), 6);
     let two = replay("sim:2", &config(model, LIFE), 6);
     assert_eq!(two.iterations, one.iterations, "nothing was decided otherwise");
@@ -135,11 +194,14 @@ fn groups_are_divided_over_devices() {
 #[test]
 fn a_window_holds_few_blocks_and_moves_few() {
     // Room for no more than one long request's full attention, and a tenth of that for the window.
-    let all = Model { full: 2, window: None, states: 0 };
+    let all = Model { full: 2, window: None, states: 0, drafts: 0 };
     let life = Life { chunk: 512, ..Life::default() };
     let full = replay("sim", &config(all, life), 8);
-    let windowed =
-        replay("sim", &config(Model { full: 1, window: Some((1, 128)), states: 0 }, life), 8);
+    let windowed = replay(
+        "sim",
+        &config(Model { full: 1, window: Some((1, 128)), states: 0, drafts: 0 }, life),
+        8,
+    );
     assert!(windowed.verified_blocks < full.verified_blocks * 2, "no more than a window is read");
     assert_eq!(windowed.prompt_tokens, full.prompt_tokens);
 }
@@ -219,7 +281,7 @@ fn a_tier_that_does_everything_wrong_lies_below_memory_that_groups_share() {
 
 #[test]
 fn groups_share_the_memory_of_each_device() {
-    let model = Model { full: 2, window: Some((4, 200)), states: 4 };
+    let model = Model { full: 2, window: Some((4, 200)), states: 4, drafts: 0 };
     let report = replay("sim:2", &shared(model, LIFE, 48 << 20), 5);
     let granules = account(&report);
     // Of two layers on a device, and of one.
@@ -233,8 +295,8 @@ fn memory_that_groups_cannot_share_is_refused_by_name() {
     let one = RunConfig { device_memory: Some(1 << 30), ..RunConfig::default() };
     assert_eq!(
         refused(one.clone()),
-        "--device-memory 1073741824 is shared by groups of layers, but there is one group without --window and \
-         --state-layers"
+        "--device-memory 1073741824 is shared by groups of layers, but there is one group without --window, \
+         --state-layers and --draft-layers"
     );
     let states = RunConfig { state_layers: 1, ..one };
     let zero = RunConfig { device_memory: Some(0), ..states.clone() };
@@ -283,12 +345,15 @@ fn what_cannot_be_is_refused_by_name() {
         refused(RunConfig { shape: two, window: Some(0), ..one }),
         "--window is 0, expected at least 1"
     );
-    let life = Life { drafts: 2, ..Life::default() };
-    let states = RunConfig { state_layers: 1, life, ..RunConfig::default() };
-    assert_eq!(refused(states.clone()), "--draft 2 cannot be combined with --state-layers");
-    let many = RunConfig { state_layers: u32::MAX, life: Life::default(), ..states.clone() };
+    let states = RunConfig { state_layers: 1, ..RunConfig::default() };
+    let many = RunConfig { state_layers: u32::MAX, ..states.clone() };
     assert!(matches!(many.check(), Err(ConfigError::TooLarge { option: "--state-layers", .. })));
-    let contiguous = RunConfig { life: Life::default(), host_blocks: 0, ..states };
+    let many = RunConfig { draft_layers: u32::MAX, ..RunConfig::default() };
+    assert!(matches!(many.check(), Err(ConfigError::TooLarge { option: "--draft-layers", .. })));
+    let drafts = RunConfig { draft_layers: 1, host_blocks: 0, ..RunConfig::default() };
+    let error = drafts.check_contiguous(1).unwrap_err();
+    assert_eq!(error.to_string(), "--draft-layers 1 cannot be combined with --contiguous");
+    let contiguous = RunConfig { host_blocks: 0, ..states };
     let error = contiguous.check_contiguous(1).unwrap_err();
     assert_eq!(error.to_string(), "--state-layers 1 cannot be combined with --contiguous");
 }

@@ -433,12 +433,12 @@ fn what_cannot_be_is_refused_by_name() {
         (
             &["--workers", "2", "--window", "64", "--place", "layers:round-robin"],
             2,
-            "--place layers:round-robin cannot be combined with --window or --state-layers on 2 devices",
+            "--place layers:round-robin cannot be combined with --window, --state-layers or --draft-layers on 2 devices",
         ),
         (
             &["--device", "sim:2", "--kv-heads", "2", "--window", "64", "--place", "heads"],
             2,
-            "--place heads cannot be combined with --window or --state-layers on 2 devices",
+            "--place heads cannot be combined with --window, --state-layers or --draft-layers on 2 devices",
         ),
     ] {
         let message = case.fails(args, status);

@@ -404,7 +404,8 @@ impl Bench {
     }
 
     fn batch_of(&self, pool: &mut Option<StagingPool>) -> DeviceBatch {
-        let table = BatchTable { width: COLUMNS as u32, block_tokens: 16, null_block: 0 };
+        let table =
+            BatchTable { width: COLUMNS as u32, block_tokens: 16, null_block: 0, is_state: false };
         let options = BatchOptions {
             rows: ROWS as u32,
             sequences_max: ROWS as u32,

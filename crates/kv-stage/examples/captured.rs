@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     driver.register_kernels(kv_kernels::references());
     let device = Device::open(Arc::new(driver), 0)?;
     let stream = Stream::new(&device)?;
-    let table = BatchTable { width: WIDTH, block_tokens: 16, null_block: 0 };
+    let table = BatchTable { width: WIDTH, block_tokens: 16, null_block: 0, is_state: false };
     let options = BatchOptions {
         rows: 8,
         sequences_max: 4,

@@ -308,6 +308,16 @@ pub enum BatchError {
         /// The row.
         row: Row,
     },
+    /// The first token of a row in a step is no draft.
+    #[error("row {row} has {drafts} drafts among {tokens} tokens")]
+    Drafts {
+        /// The row.
+        row: Row,
+        /// Its drafts.
+        drafts: u32,
+        /// Its tokens in the step.
+        tokens: u32,
+    },
     /// The step has no room for another sequence.
     #[error("a step of more than {max} sequences")]
     Sequences {

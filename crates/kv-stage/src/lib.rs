@@ -85,8 +85,8 @@ mod staged;
 mod step;
 
 pub use batch::{
-    BatchBuffers, BatchLength, BatchOptions, BatchStep, BatchTable, DeviceBatch, StagedBatch,
-    TableBuffers, references,
+    BatchBuffers, BatchLength, BatchOptions, BatchStep, BatchTable, DeviceBatch, RowStates,
+    StagedBatch, TableBuffers, references,
 };
 pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};

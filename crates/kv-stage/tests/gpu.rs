@@ -215,7 +215,12 @@ impl Gpu {
 /// Graphs over a batch, replayed for many steps of other sequences, tables and lengths.
 fn captured_steps_arrive(gpu: &Gpu, gathers: Gathers) {
     let steps = if gpu.device.virtual_now().is_some() { 40 } else { 4000 };
-    let table = |width, block_tokens, null_block| BatchTable { width, block_tokens, null_block };
+    let table = |width, block_tokens, null_block| BatchTable {
+        width,
+        block_tokens,
+        null_block,
+        is_state: false,
+    };
     let large = BatchOptions {
         rows: 300,
         sequences_max: 70,

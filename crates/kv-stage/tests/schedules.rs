@@ -378,7 +378,7 @@ fn batches(
 ) -> Fallible<()> {
     sim.register_kernels(kv_stage::references());
     let machine = Machine::on(sim.clone());
-    let table = BatchTable { width: 64, block_tokens: 1, null_block: 0 };
+    let table = BatchTable { width: 64, block_tokens: 1, null_block: 0, is_state: false };
     let options = BatchOptions {
         rows: 1,
         sequences_max: 1,

@@ -103,7 +103,7 @@ fn steps_name_the_programs_line() {
 fn batches_name_the_programs_line() {
     let m = Machine::new();
     let (watch, stream) = (&m.watch, &m.stream);
-    let table = BatchTable { width: 4, block_tokens: 4, null_block: 0 };
+    let table = BatchTable { width: 4, block_tokens: 4, null_block: 0, is_state: false };
     let options = BatchOptions {
         rows: 2,
         sequences_max: 2,

@@ -21,8 +21,8 @@ use cuda_driver::host_pages::{HostMemory, HostPagesOptions, MemoryNode};
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_stage::{
-    BatchOptions, BatchTable, BlockTable, DeviceBatch, PinnedSlabs, Pinning, PoolOptions, Row,
-    SlabsOptions, StagingOptions, StagingPool, StepStager,
+    BatchOptions, BatchStep, BatchTable, BlockTable, DeviceBatch, PinnedSlabs, Pinning,
+    PoolOptions, Row, RowStates, SlabsOptions, StagingOptions, StagingPool, StepStager,
     error::{SlabsError, StagingError},
 };
 
@@ -340,7 +340,7 @@ fn steps(stager: &mut StepStager, stream: &Stream) {
 const U32S: [u32; 7] = [0, 1, 3, 1 << 20, i32::MAX as u32, 1 << 31, u32::MAX];
 
 fn batch_options() -> BatchOptions {
-    let table = BatchTable { width: 3, block_tokens: 4, null_block: 0 };
+    let table = BatchTable { width: 3, block_tokens: 4, null_block: 0, is_state: false };
     BatchOptions { rows: 3, sequences_max: 2, tokens_max: 5, tables: vec![table], arrays: vec![17] }
 }
 
@@ -426,6 +426,20 @@ fn steps_of_a_batch_of_any_size_are_staged_or_refused() {
                     let fits = upper.saturating_add(tokens.into()) <= 12 && tokens <= 5;
                     let fits = fits && row < 3 && resolved <= upper;
                     assert_eq!(added.is_ok(), fits, "{row}: {resolved}, {upper}, {tokens}");
+                    drop(step);
+                    let mut step = batch.step_wait(&machine.stream).unwrap();
+                    let states = RowStates { drafts: tokens / 2, input: tokens };
+                    let bounds = (resolved, upper);
+                    let added = BatchStep::row_with_states(
+                        &mut step,
+                        Row::new(row),
+                        bounds,
+                        tokens,
+                        states,
+                    );
+                    assert_eq!(added.is_ok(), fits);
+                    let all = RowStates { drafts: tokens.max(1), ..states };
+                    assert!(step.row_with_states(Row::new(2), (0, 0), tokens, all).is_err());
                 }
             }
         }

@@ -39,7 +39,7 @@ fn row_of(ids: &[i32]) -> StepPlan {
         step: 1,
         edits: vec![RowEdit { group: GroupId(0), row, first: 0, count: ids.len() as u32 }],
         edit_ids: ids.to_vec(),
-        batch: vec![BatchRow { row, start: Start::At(0), tokens: 5 }],
+        batch: vec![BatchRow { row, start: Start::At(0), tokens: 5, drafts: 0, input: 0 }],
         ..StepPlan::default()
     }
 }

@@ -28,6 +28,7 @@ fn shared() -> KvCacheOptions {
         host_blocks: 0,
         blocks_per_sequence_max: options.blocks_per_sequence_max,
         watermark_blocks: 0,
+        draft_model: false,
     }];
     options.shared = Some(SharedMemory { granules: 6, granule_blocks: vec![2, 1] });
     options

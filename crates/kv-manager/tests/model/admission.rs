@@ -220,6 +220,7 @@ impl Engine {
             arriving: false,
             blocks,
             commits: Vec::new(),
+            drafted: Vec::new(),
             hit_max: request.hit_max,
         };
         self.next_key += 1;

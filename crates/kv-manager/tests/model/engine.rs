@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use kv_manager::{
     Completion, CompletionError, Direction, GroupId, GroupKind, Manager, ManagerOptions, OpenStep,
-    Outcome, Request, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
+    Outcome, Request, Row, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
@@ -116,13 +116,17 @@ fn further(size: &Size, random: &mut Random) -> Vec<GroupSize> {
                 tokens: random.from(1, 3 * tokens as u64) as u32,
                 sinks: if random.chance(60) { 0 } else { random.from(1, 2 * tokens as u64) as u32 },
             },
-            _ => GroupKind::State { checkpoint_tokens: (all as u64 * random.from(1, 3)) as u32 },
+            _ => GroupKind::State {
+                checkpoint_tokens: (all as u64 * random.from(1, 3)) as u32,
+                drafts: random.below(5) as u32,
+            },
         };
         let blocks = |blocks: u64| (blocks as usize * size.block_tokens).div_ceil(tokens);
         let device = blocks(random.from(5, 20)).max(size.rows + 1);
         let host = if random.chance(40) { 0 } else { random.from(1, 12) as usize };
         let width = (size.width * size.block_tokens).div_ceil(tokens);
-        GroupSize { kind, block_tokens: tokens, device, host, width }
+        let draft = kind == GroupKind::Full && random.chance(40);
+        GroupSize { kind, block_tokens: tokens, device, host, width, draft }
     };
     (0..count).map(group).collect()
 }
@@ -131,6 +135,15 @@ fn further(size: &Size, random: &mut Random) -> Vec<GroupSize> {
 fn places_of(sequence: &Sequence, group: GroupId) -> Vec<Option<BlockId>> {
     let places = 0..sequence.block_count_of(group);
     places.map(|at| sequence.block_of(group, at)).collect()
+}
+
+/// The tokens that the draft model computes in a plan, of a row.
+fn drafted(plan: &kv_manager::StepPlan, row: Row) -> std::ops::Range<u64> {
+    let row = plan.draft_batch.iter().find(|batch| batch.row == row);
+    row.map_or(0..0, |row| match row.start {
+        Start::At(at) => at..at + u64::from(row.tokens),
+        Start::Open { .. } => panic!("a draft model's start is known"),
+    })
 }
 
 /// Adds up to two tenants, some of which may not hold many blocks.
@@ -454,9 +467,16 @@ impl Engine {
             moved |= further.iter().flatten().any(Option::is_none);
             let (facts, kv) = (Rc::clone(&run.ideal.facts), run.ideal.kv.clone());
             let loading = run.sequence.loads().is_some();
-            lines.push(Line { key: run.key, facts, ids, kv, start, loading, blocks, further });
+            let drafts = drafted(&plan, batch.row);
+            run.note_drafts(step, &drafts);
+            let key = run.key;
+            let draft_end = run.sequence.draft_end();
+            let line =
+                Line { key, facts, ids, kv, start, loading, draft_end, drafts, blocks, further };
+            lines.push(line);
         }
         self.saw_if(moved, "a window that has moved");
+        self.note_drafts(&plan, &lines);
         let scrubs = self.manager.options().scrubs;
         let owner = |load: &kv_manager::LayerLoad| {
             let mut runs = self.runs.iter().filter(|run| run.sequence.loads().is_some());
@@ -479,6 +499,17 @@ impl Engine {
         if self.random.chance(50) {
             self.poison();
         }
+    }
+
+    fn note_drafts(&mut self, plan: &kv_manager::StepPlan, lines: &[Line]) {
+        let states = self.size.has_state() && plan.batch.iter().any(|row| row.drafts > 0);
+        self.saw_if(states, "drafts of a state");
+        let accepted = self.size.has_state()
+            && plan.batch.iter().any(|row| row.input > 0 && matches!(row.start, Start::At(_)));
+        self.saw_if(accepted, "a state behind accepted drafts");
+        self.saw_if(!plan.draft_batch.is_empty(), "a draft model that computes");
+        let lags = |line: &Line| line.drafts.start + 4 < line.start && line.drafts.end > 0;
+        self.saw_if(lines.iter().any(lags), "a draft model that catches up");
     }
 
     fn note_plan(&mut self, plan: &kv_manager::StepPlan) {

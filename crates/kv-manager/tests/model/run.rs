@@ -1,6 +1,7 @@
 //! One sequence: what the manager has, and what it should have.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 use kv_manager::{Manager, Row, Sequence, Tokens};
 use kv_pool::{BlockHash, BlockId};
@@ -53,6 +54,8 @@ pub struct Run {
     pub commits: Vec<(u64, u64)>,
     /// Tokens that may come from the cache.
     pub hit_max: u64,
+    /// Steps in which the draft model computes tokens, and those.
+    pub drafted: Vec<(u64, Range<u64>)>,
 }
 
 /// Everything of a sequence that a failed call leaves as it was.
@@ -123,6 +126,7 @@ impl Run {
         self.known.truncate(known as usize);
         self.ideal.cut(known, resolved);
         self.stale.extend(self.outputs.drain(..));
+        self.drafted.clear();
         assert!(resolved <= self.ideal.kv.len() as u64, "KV up to {resolved} was never computed");
         assert_eq!(sequence.upper(), resolved, "nothing is open behind a cut");
         assert_eq!(sequence.next(), 0);
@@ -177,8 +181,17 @@ impl Run {
         if !self.tainted {
             assert_eq!(self.known, self.ideal.ids[..known as usize], "sequence {}", self.key);
         }
+        assert!(sequence.draft_end() <= sequence.resolved(), "sequence {}", self.key);
         let ahead = sequence.upper() >= self.ideal.kv.len() as u64;
         assert!(ahead || sequence.is_suspended(), "the upper bound is too low: {sequence:?}");
+    }
+
+    /// Notes what the draft model computes of it in a step, of the tokens that are right.
+    pub fn note_drafts(&mut self, step: u64, tokens: &Range<u64>) {
+        let end = tokens.end.min(self.ideal.kv.len() as u64);
+        if tokens.start < end {
+            self.drafted.push((step, tokens.start..end));
+        }
     }
 
     /// Whether ids of a step are to come.

@@ -24,6 +24,8 @@ pub struct Departure {
 pub struct Arrival {
     key: u64,
     adoption: Adoption,
+    /// Tokens with KV of a draft model.
+    drafted: u64,
     facts: Rc<Facts>,
     /// The KV of all its tokens.
     kv: Vec<u64>,
@@ -50,6 +52,8 @@ impl Engine {
                 assert!(!open && !run.must_redo && !run.lost && !run.tainted);
                 let kv = run.ideal.kv;
                 assert_eq!(export.tokens(), kv.len() as u64);
+                let lags = self.size.has_draft_model() && export.draft_tokens() < export.tokens();
+                self.saw_if(lags, "a departure with a draft model behind");
                 self.departures.push(Departure { export, facts: run.ideal.facts, kv });
                 self.saw("a departure");
                 self.saw_if(!self.size.further.is_empty(), "a departure of several groups");
@@ -100,16 +104,18 @@ impl Engine {
             None => resolved as usize / block_tokens,
         };
         self.enter(wish, sequence, hits);
-        let Some(adoption) = adoption else {
+        let Some(mut adoption) = adoption else {
             assert!(resolved >= tokens.min(length) || adopted_end(tokens, length) <= resolved);
             return;
         };
         assert_eq!(adoption.tokens(), tokens.min(length));
         assert!(several || hits * block_tokens == resolved as usize);
         assert!(!several || resolved == 0);
+        let drafted = self.random.from(0, adoption.tokens());
+        adoption.set_draft_tokens(drafted);
         self.runs.last_mut().unwrap().arriving = true;
         let behind = self.latest_staged();
-        self.arrivals.push(Arrival { key, adoption, facts, kv: ideal.kv, behind });
+        self.arrivals.push(Arrival { key, adoption, drafted, facts, kv: ideal.kv, behind });
         self.saw("an arrival");
         self.saw_if(several, "an arrival in several groups");
     }
@@ -119,7 +125,7 @@ impl Engine {
         let carried = self.workers.iter().flatten().map(|worker| worker.carried).min();
         let ready = |arrival: &Arrival| carried.is_some_and(|carried| carried > arrival.behind);
         let Some(at) = self.arrivals.iter().position(ready) else { return };
-        let Arrival { key, adoption, facts, kv, .. } = self.arrivals.swap_remove(at);
+        let Arrival { key, adoption, drafted, facts, kv, .. } = self.arrivals.swap_remove(at);
         let groups = 0..=self.size.further.len() as u16;
         let of = |group| adoption.blocks(GroupId(group)).map(move |(at, id)| (group, at, id));
         let blocks: Vec<_> = groups.flat_map(of).collect();
@@ -131,7 +137,7 @@ impl Engine {
         };
         let first = if several { 0 } else { blocks[0].1 };
         for worker in self.workers.iter_mut().flatten() {
-            worker.receive(&blocks, right, &facts, &kv[..adoption.tokens() as usize]);
+            worker.receive(&blocks, (right, drafted), &facts, &kv[..adoption.tokens() as usize]);
         }
         let Some(at) = self.runs.iter().position(|run| run.key == key) else {
             self.saw("an arrival of a dropped sequence");
@@ -161,6 +167,9 @@ impl Engine {
             assert_eq!(end, filled.min(tokens).min(last).max(before));
             run.ideal.kv.extend(&kv[before as usize..end as usize]);
         }
+        if self.size.has_draft_model() && several && end > 0 {
+            assert_eq!(run.sequence.draft_end(), drafted.min(end));
+        }
         if several && end == 0 {
             run.blocks.clear();
         }
@@ -187,7 +196,8 @@ impl crate::worker::Worker {
         for (group, size) in self.groups.iter().enumerate() {
             let blocks = export.blocks(GroupId(group as u16));
             let mut places = Vec::new();
-            for at in self.read(group, kv.len() as u64) {
+            let end = if size.draft { export.draft_tokens() } else { kv.len() as u64 };
+            for at in self.read(group, end) {
                 let (place, offset) = self.place_of(group, at);
                 let found = blocks.iter().find(|(there, _)| *there == place);
                 let &(_, id) = found.unwrap_or_else(|| panic!("group {group}: no place {place}"));
@@ -210,7 +220,7 @@ impl crate::worker::Worker {
     pub fn receive(
         &mut self,
         blocks: &[(u16, usize, BlockId)],
-        right: usize,
+        (right, drafted): (usize, u64),
         facts: &Facts,
         kv: &[u64],
     ) {
@@ -220,7 +230,8 @@ impl crate::worker::Worker {
             let is_state = matches!(self.groups[group].kind, GroupKind::State { .. });
             for offset in 0..if is_state { 1 } else { block_tokens } {
                 let at = if is_state { kv.len() - 1 } else { place * block_tokens + offset };
-                let cell = match kv.get(at).filter(|_| index < right) {
+                let there = index < right && (!self.groups[group].draft || (at as u64) < drafted);
+                let cell = match kv.get(at).filter(|_| there) {
                     Some(&value) => facts.cell(Kind::Token, at as u64, value),
                     None => facts.cell(Kind::Void, at as u64, at as u64),
                 };

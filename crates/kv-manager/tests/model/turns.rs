@@ -1,6 +1,6 @@
 //! The next tokens of the engine's sequences, and what comes of them.
 
-use kv_manager::{CommitError, Committed, ReserveError, Reserved, SequenceError};
+use kv_manager::{CommitError, Committed, DraftError, ReserveError, Reserved, SequenceError};
 use kv_pool::{BlockId, ClaimError};
 
 use crate::engine::Engine;
@@ -64,9 +64,9 @@ impl Engine {
             1 => 1,
             _ => self.random.from(1, left),
         };
-        let drafts = tokens == left && !self.size.has_state();
-        let drafts = drafts && self.random.chance(self.habits.drafts);
-        let tokens = tokens + if drafts { self.random.from(1, 4) } else { 0 };
+        let most = self.size.drafts_max();
+        let drafts = tokens == left && most > 0 && self.random.chance(self.habits.drafts);
+        let tokens = tokens + if drafts { self.random.from(1, most) } else { 0 };
         let run = &self.runs[at];
         let before = (run.view(&self.manager), run.blocks.clone());
         let (resolved, upper) = (run.sequence.resolved(), run.sequence.upper());
@@ -103,9 +103,64 @@ impl Engine {
         assert_eq!(run.sequence.resolved(), resolved + adopted);
         assert!(run.sequence.next() > 0 && u64::from(run.sequence.next()) <= tokens);
         self.check_blocks(at, &before.1, resolved, upper, reserved);
+        self.reserve_draft(at);
         self.saw_if(adopted > 0, "an adoption");
         self.saw_if(reserved.copied, "a copy on write");
         self.saw_if(self.runs[at].is_open(), "a reservation with ids to come");
+    }
+
+    /// Has the draft model compute some tokens in the next step, or none.
+    fn reserve_draft(&mut self, at: usize) {
+        if !self.size.has_draft_model() || self.random.chance(30) {
+            return;
+        }
+        let run = &self.runs[at];
+        let upper = run.sequence.upper() + u64::from(run.sequence.next());
+        let left = upper - run.sequence.draft_end();
+        let tokens = match self.random.below(3) {
+            0 => self.random.from(0, left + 3),
+            1 => left,
+            _ => self.random.from(0, 4),
+        };
+        let run = &mut self.runs[at];
+        let before = run.view(&self.manager);
+        match self.manager.reserve_draft(&mut run.sequence, tokens as u32) {
+            Ok(()) => {}
+            Err(ReserveError::NoRoom(_) | ReserveError::TooLong { .. }) => {
+                run.view(&self.manager).check_kept(&before);
+                self.saw("no room for a draft model");
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// Says how far the draft model has come.
+    fn commit_draft(&mut self, at: usize) {
+        let run = &mut self.runs[at];
+        if run.drafted.is_empty() || run.tainted || run.sequence.is_suspended() || run.arriving {
+            return;
+        }
+        let (step, tokens) = run.drafted.remove(0);
+        let before = run.sequence.draft_end();
+        let certain = run.sequence.resolved().min(run.sequence.known());
+        let end = tokens.end.min(certain);
+        if tokens.start > before || end < before {
+            return;
+        }
+        match self.manager.commit_draft(&mut run.sequence, step, end) {
+            Ok(Committed::Taken) => {}
+            Ok(Committed::Redo { from }) => return self.refused(at, SequenceError::Redo { from }),
+            Err(DraftError::Sequence(error)) => return self.refused(at, error),
+            // Of a prefix that is being loaded, nothing is certain.
+            Err(DraftError::Beyond { .. }) => {
+                return assert!(run.sequence.loads().is_some());
+            }
+            other => panic!("{other:?}"),
+        }
+        self.accepted(at);
+        assert_eq!(self.runs[at].sequence.draft_end(), end);
+        self.saw("an end of a draft model");
+        self.saw_if(step <= self.completed(), "an end of a draft model after its step");
     }
 
     /// Checks which blocks a sequence has got that had `before`, and whose KV ended at `resolved`.
@@ -176,6 +231,12 @@ impl Engine {
             if self.random.chance(70) {
                 self.commit(at);
             }
+            if at < self.runs.len() && self.random.chance(60) {
+                self.mirror.look(&self.manager, 0);
+                self.commit_draft(at);
+                let latest = self.latest_staged();
+                self.mirror.look(&self.manager, latest);
+            }
         }
     }
 
@@ -213,10 +274,12 @@ impl Engine {
         }
         // An engine may stop at an id in the middle.
         let leaves = self.runs[at].sequence.is_suspended();
-        // A state does not go back by tokens.
-        let stops = !output.void && !leaves && !self.size.has_state() && self.random.chance(8);
+        // A state goes back to any draft of the last step, and to none that a later step has gone on behind.
+        let state = self.size.has_state();
+        let stops = !state || self.runs[at].outputs.len() == 1;
+        let stops = stops && !output.void && !leaves && self.random.chance(8);
         if stops {
-            ids.truncate(self.random.index(ids.len() + 1));
+            ids.truncate(self.random.index(ids.len() + 1).max(state.into()));
         }
         self.mirror.look(&self.manager, 0);
         let run = &mut self.runs[at];
@@ -296,6 +359,9 @@ impl Engine {
         run.forget_commits();
         run.ideal.cut(known, resolved);
         run.stale.extend(run.outputs.drain(..));
+        if cuts {
+            run.drafted.clear();
+        }
         run.blocks = blocks_of(&run.sequence);
         self.supply(at);
     }

@@ -2,6 +2,7 @@
 //! order.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -45,6 +46,9 @@ pub struct Line {
     pub start: u64,
     /// Loads have not ended that the sequence was admitted with.
     pub loading: bool,
+    /// Tokens that have KV of the draft model, and those that it computes in the step.
+    pub draft_end: u64,
+    pub drafts: Range<u64>,
     /// The sequence's blocks of the first group.
     pub blocks: Vec<BlockId>,
     /// Those of the others, at their places.
@@ -62,8 +66,10 @@ impl Line {
 
 /// What a worker knows of a row of the table.
 #[derive(Clone, Debug, Default)]
-struct RowState {
+pub struct RowState {
     key: u64,
+    /// Where its last step began.
+    pub start: u64,
     end: u64,
     void: bool,
 }
@@ -85,7 +91,7 @@ pub struct Worker {
     shared: Option<SharedMemory>,
     /// Whose each granule of shared memory is.
     pub owners: Vec<Option<GroupId>>,
-    rows: Vec<RowState>,
+    pub rows: Vec<RowState>,
     pub queue: VecDeque<Rc<Job>>,
     /// The last plan that was carried out.
     pub carried: u64,
@@ -420,7 +426,7 @@ impl Worker {
                 let (cell, noise) = (self.at(row, at), self.random.next());
                 self.memory[0][cell] = line.facts.cell(Kind::Void, at, noise);
             }
-            self.rows[row] = RowState { key: line.key, end: from, void: true };
+            self.rows[row] = RowState { key: line.key, start: from, end: from, void: true };
             (1..self.groups.len()).for_each(|group| self.garble_further(group, batch, line));
             return;
         }
@@ -444,7 +450,8 @@ impl Worker {
                 assert_ne!(id, sampled(last), "a draft that is right was rejected");
             }
         }
-        self.rows[row] = RowState { key: line.key, end: right, void: job.void };
+        let start = line.start;
+        self.rows[row] = RowState { key: line.key, start, end: right, void: job.void };
     }
 
     /// Checks that the blocks which a row writes hold nothing of other tenants.
@@ -480,9 +487,15 @@ pub struct GroupSize {
     pub device: usize,
     pub host: usize,
     pub width: usize,
+    /// Whether a draft model writes it.
+    pub draft: bool,
 }
 
 impl GroupSize {
+    pub fn is_state(&self) -> bool {
+        matches!(self.kind, GroupKind::State { .. })
+    }
+
     pub fn options(&self) -> GroupOptions {
         let (primary_blocks, secondary_blocks) = (self.device as u64, self.host as u64);
         GroupOptions {
@@ -491,6 +504,7 @@ impl GroupSize {
             pool: PoolConfig { primary_blocks, secondary_blocks, ..PoolConfig::default() },
             blocks_per_sequence_max: self.width as u32,
             watermark_blocks: 0,
+            draft_model: self.draft,
         }
     }
 }
@@ -557,7 +571,7 @@ impl Size {
 
     pub fn first(&self) -> GroupSize {
         let &Self { block_tokens, device, host, width, .. } = self;
-        GroupSize { kind: GroupKind::Full, block_tokens, device, host, width }
+        GroupSize { kind: GroupKind::Full, block_tokens, device, host, width, draft: false }
     }
 
     /// Tokens of a name.
@@ -567,7 +581,20 @@ impl Size {
     }
 
     pub fn has_state(&self) -> bool {
-        self.further.iter().any(|group| matches!(group.kind, GroupKind::State { .. }))
+        self.further.iter().any(GroupSize::is_state)
+    }
+
+    pub fn has_draft_model(&self) -> bool {
+        self.further.iter().any(|group| group.draft)
+    }
+
+    /// The most drafts of a step.
+    pub fn drafts_max(&self) -> u64 {
+        let max = self.further.iter().filter_map(|group| match group.kind {
+            GroupKind::State { drafts, .. } => Some(u64::from(drafts)),
+            _ => None,
+        });
+        max.min().unwrap_or(4)
     }
 
     /// Blocks of a tier.

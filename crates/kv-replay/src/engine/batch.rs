@@ -28,12 +28,14 @@ pub(super) struct Rejected {
 }
 
 /// What an iteration writes in a further group.
-#[derive(Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Further {
-    /// Of a window, the slot of each token; of a state, the slot of each sequence.
+    /// Of a window, the slot of each token; of states, the slot of each that a sequence leaves.
     pub(super) slots: Vec<i64>,
-    /// Of a state, the key of each sequence.
+    /// Of states, the key of each; of a draft model, the key of each token that it computes.
     pub(super) keys: Vec<u64>,
+    /// Of a draft model, tokens of each sequence that it has right KV for.
+    pub(super) lengths: Vec<u32>,
 }
 
 /// The tokens of an iteration.
@@ -85,6 +87,7 @@ impl Batch {
         for further in &mut self.further {
             further.slots.clear();
             further.keys.clear();
+            further.lengths.clear();
         }
         self.launches.clear();
         self.open = 0;
@@ -115,7 +118,7 @@ impl Batch {
         let first = self.keys.len();
         cache.slots(sequence, start - skip..end, &mut self.slots)?;
         for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
-            if *reads != Reads::State {
+            if !matches!(reads, Reads::State | Reads::Drafted) {
                 let tokens = start - skip..end;
                 cache.further_slots(GroupId(id), sequence, tokens, &mut further.slots);
             }
@@ -143,19 +146,39 @@ impl Batch {
         self.keys.extend((right..end).map(|token| content.rejected_key(token, step)));
     }
 
-    /// Adds the states of a sequence, which are behind `right` tokens after the step.
-    pub(super) fn add_states(
+    /// Adds what a sequence leaves in the groups of states and of a draft model in step `step`.
+    pub(super) fn add_further(
         &mut self,
         cache: &impl Cache,
         sequence: &Sequence,
         content: &RequestContent,
-        right: u64,
+        (staged, sure, step): (Staged, u64, u64),
     ) {
+        let Staged { right, end, .. } = staged;
         self.further.resize_with(cache.further_groups().len(), Further::default);
         for ((further, reads), id) in self.further.iter_mut().zip(cache.further_groups()).zip(1..) {
-            if *reads == Reads::State {
-                cache.further_slots(GroupId(id), sequence, 0..0, &mut further.slots);
-                further.keys.push(content.state_key(right));
+            match reads {
+                Reads::State => {
+                    // One behind the tokens before the drafts, and one behind each draft.
+                    let states = 0..1 + end - sure;
+                    cache.further_slots(GroupId(id), sequence, states, &mut further.slots);
+                    let key = |behind| match behind <= right {
+                        true => content.state_key(behind),
+                        false => content.rejected_key(behind, !step),
+                    };
+                    further.keys.extend((sure..=end).map(key));
+                }
+                Reads::Drafted => {
+                    let start = sequence.draft_end();
+                    let end = start + sequence.next_draft();
+                    let key = |token| match token < right {
+                        true => content.key(token),
+                        false => content.rejected_key(token, step),
+                    };
+                    further.keys.extend((start..end).map(key));
+                    further.lengths.push(start.max(end.min(right)) as u32);
+                }
+                Reads::All | Reads::Last(_) => {}
             }
         }
     }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use kv_cache::kv_manager::{CommitError, ForkError, GroupId, Manager, Reserved, SuspendError};
+use kv_cache::kv_manager::{
+    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
+};
 use kv_cache::{
     Answer, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError, ResumeError,
     Sequence, SlotError, Tokens,
@@ -54,6 +56,15 @@ pub(crate) trait Cache {
 
     fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError>;
 
+    fn reserve_draft(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), ReserveError>;
+
+    fn commit_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        end: u64,
+    ) -> Result<Committed, DraftError>;
+
     fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError>;
 
     fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError>;
@@ -78,8 +89,8 @@ pub(crate) trait Cache {
     /// What the further groups' readers read.
     fn further_groups(&self) -> &[Reads];
 
-    /// Appends, for a window group, the slots of a sequence's tokens, -1 where it has no block any more; for a
-    /// state, the slot of the sequence's state.
+    /// Appends, for a window group, the slots of a sequence's tokens, -1 where it has no block any more; for
+    /// states, the slots of these entries of the sequence's row.
     fn further_slots(
         &self,
         group: GroupId,
@@ -90,7 +101,10 @@ pub(crate) trait Cache {
         let manager = self.manager();
         let ids = manager.block_ids_of(group, sequence);
         if self.further_groups()[usize::from(group.0) - 1] == Reads::State {
-            return slots.push(ids.first().copied().unwrap_or(-1).into());
+            return slots
+                .extend(tokens.map(|entry| -> i64 {
+                    ids.get(entry as usize).copied().unwrap_or(-1).into()
+                }));
         }
         let block_tokens = i64::from(manager.options().block_tokens);
         slots.extend(tokens.map(|token| {
@@ -132,7 +146,7 @@ pub(super) struct Local {
 impl Local {
     pub(super) fn new(cache: KvCache) -> Result<Self, RunError> {
         let work = DeviceWork::new(cache.parts(), cache.options(), 0)?;
-        let further = cache.options().groups().skip(1).map(|of| Reads::of(of.kind)).collect();
+        let further = cache.options().groups().skip(1).map(|of| Reads::of(&of)).collect();
         Ok(Self { cache, work, further })
     }
 }
@@ -191,6 +205,19 @@ impl Cache for Local {
 
     fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
         self.cache.reserve(sequence, tokens)
+    }
+
+    fn reserve_draft(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), ReserveError> {
+        self.cache.reserve_draft(sequence, tokens)
+    }
+
+    fn commit_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        end: u64,
+    ) -> Result<Committed, DraftError> {
+        self.cache.commit_draft(sequence, step, end)
     }
 
     fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {

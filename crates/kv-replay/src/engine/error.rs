@@ -1,7 +1,7 @@
 //! Why a run ended early.
 
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use kv_cache::kv_manager::{self, BudgetError, CommitError, ForkError, Missing};
+use kv_cache::kv_manager::{self, BudgetError, CommitError, DraftError, ForkError, Missing};
 use kv_cache::{
     BuildError, CloseError, DemandError, ReserveError, ResumeError, SlotError, StepError,
 };
@@ -133,6 +133,14 @@ pub enum RunError {
         request: usize,
         /// The cause.
         source: CommitError,
+    },
+    /// The end of a draft model's KV was refused.
+    #[error("cannot commit what the draft model has computed of request {request}")]
+    CommitDraft {
+        /// The request, counted from 0.
+        request: usize,
+        /// The cause.
+        source: DraftError,
     },
     /// A request was not forked.
     #[error("cannot fork request {request}")]

@@ -7,8 +7,8 @@ use super::{RunError, counted};
 use crate::config::RunConfig;
 use crate::shape::KV_COUNT;
 
-/// Blocks of a sequence's states that are in use at a time, at most: the one that is written, and checkpoints that
-/// are copied.
+/// Blocks of a sequence's states that are in use at a time, at most, beside those behind drafts: the one that is written, and
+/// checkpoints that are copied.
 pub(super) const STATES_PER_SEQUENCE: u64 = 4;
 
 /// Trace blocks between the checkpoints of a state.
@@ -17,7 +17,7 @@ const CHECKPOINT_BLOCKS: u32 = 4;
 /// The shape of each group, and what its readers read.
 pub(super) fn shapes(config: &RunConfig) -> Result<Vec<(KvShape, Reads)>, RunError> {
     let further = further(config, 1)?;
-    let further = further.iter().map(|group| (group.shape, Reads::of(group.kind)));
+    let further = further.iter().map(|group| (group.shape, Reads::of(group)));
     Ok(std::iter::once((first(config)?, Reads::All)).chain(further).collect())
 }
 
@@ -37,12 +37,18 @@ pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOption
             host_blocks: counted("--host-blocks", config.host_blocks)?,
             blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
             watermark_blocks: 0,
+            draft_model: false,
         });
     }
     if config.state_layers > 0 {
-        let states = u64::from(config.max_batch) * STATES_PER_SEQUENCE;
+        let drafts = config.life.drafts;
+        let each = STATES_PER_SEQUENCE + u64::from(drafts);
+        let states = u64::from(config.max_batch) * each;
         groups.push(GroupOptions {
-            kind: GroupKind::State { checkpoint_tokens: config.block_tokens * CHECKPOINT_BLOCKS },
+            kind: GroupKind::State {
+                checkpoint_tokens: config.block_tokens * CHECKPOINT_BLOCKS,
+                drafts,
+            },
             shape: state_shape(config)?,
             device_blocks: counted("the states of --max-batch requests", states)?,
             host_blocks: counted(
@@ -51,6 +57,18 @@ pub(super) fn further(config: &RunConfig, blocks: u64) -> Result<Vec<GroupOption
             )?,
             blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
             watermark_blocks: 0,
+            draft_model: false,
+        });
+    }
+    if config.draft_layers > 0 {
+        groups.push(GroupOptions {
+            kind: GroupKind::Full,
+            shape: kv_shape(config, config.draft_layers)?,
+            device_blocks: counted("--device-blocks", config.device_blocks)?,
+            host_blocks: counted("--host-blocks", config.host_blocks)?,
+            blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
+            watermark_blocks: 0,
+            draft_model: true,
         });
     }
     Ok(groups)
@@ -106,11 +124,14 @@ pub(super) enum Reads {
     Last(u32),
     /// The state before its tokens.
     State,
+    /// All tokens that the draft model has KV for.
+    Drafted,
 }
 
 impl Reads {
-    pub(super) fn of(kind: GroupKind) -> Self {
-        match kind {
+    pub(super) fn of(group: &GroupOptions) -> Self {
+        match group.kind {
+            _ if group.draft_model => Self::Drafted,
             GroupKind::Window { tokens, .. } => Self::Last(tokens),
             GroupKind::State { .. } => Self::State,
             _ => Self::All,

@@ -23,6 +23,8 @@ pub(super) struct Live {
     pub(super) truth: u64,
     /// Steps whose ids were not committed, each with the number of ids.
     pub(super) outcomes: VecDeque<(u64, u64)>,
+    /// The last step that a draft model has computed tokens in, and where its right KV ends then.
+    pub(super) drafted: Option<(u64, u64)>,
     /// Number of tokens that the sequence will have at its end.
     pub(super) total: u64,
     /// Branches to be made when its prompt is computed.
@@ -72,6 +74,7 @@ impl Live {
             staged: None,
             truth: 0,
             outcomes: VecDeque::new(),
+            drafted: None,
             total: prompt + answer_tokens,
             twins: 0,
             wakes: 0,
@@ -94,6 +97,7 @@ impl Live {
             staged: None,
             truth: self.truth,
             outcomes: VecDeque::new(),
+            drafted: None,
             total: self.total,
             twins: 0,
             wakes: 0,
@@ -112,7 +116,7 @@ impl Live {
         let known = sequence.known();
         self.request = Some(Request::named(known, self.content.names(known).to_vec()));
         self.outcomes.clear();
-        self.staged = None;
+        (self.staged, self.drafted) = (None, None);
     }
 }
 

@@ -20,6 +20,7 @@ mod cache;
 mod chance;
 mod content;
 pub mod contiguous;
+mod drafts;
 mod error;
 mod expected;
 mod groups;

@@ -47,13 +47,13 @@ const BUDGET_ITERATIONS: u64 = 64;
 /// The state of a run between two iterations.
 pub(super) struct Scheduler<'a, C> {
     trace: &'a Trace,
-    live: BTreeMap<usize, Live>,
-    cache: C,
+    pub(super) live: BTreeMap<usize, Live>,
+    pub(super) cache: C,
     verifier: Verifier,
     content: Content,
     oracle: Oracle,
     life: Life,
-    chance: Chance,
+    pub(super) chance: Chance,
     step_tokens: u64,
     block_tokens: u64,
     token_bytes: u64,
@@ -71,13 +71,16 @@ pub(super) struct Scheduler<'a, C> {
     readings: VecDeque<Reading>,
     /// The request that was refused since the last admission, and the reason.
     refused: Option<(usize, AdmitError)>,
-    iteration: u64,
+    pub(super) iteration: u64,
     idle_iterations: u32,
     /// Set to the latest arrival time among the admitted requests.
     clock: ManualClock,
     arrived_ms: u64,
     /// Tokens of the present iteration, skipped ones included.
     planned: u64,
+    /// Tokens that the draft model can compute in it beside those that are reserved.
+    pub(super) drafts_left: u64,
+    pub(super) draft_layers: u32,
     batch: Batch,
     checksums: Vec<u64>,
 }
@@ -121,6 +124,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             clock,
             arrived_ms: 0,
             planned: 0,
+            drafts_left: 0,
+            draft_layers: config.draft_layers,
             batch: Batch::default(),
             checksums: Vec::new(),
         })
@@ -146,7 +151,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.iteration += 1;
         self.compare_completed(report)?;
         self.commit(self.cache.manager().completed_step())?;
-        self.planned = 0;
+        self.commit_drafts()?;
+        (self.planned, self.drafts_left) = (0, self.step_tokens);
         self.swing(report)?;
         self.cancel(&step, report);
         self.wake()?;
@@ -286,6 +292,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 let committed = self.cache.commit(sequence, at, ids);
                 let refused = |source| RunError::Commit { request: number, source };
                 if let Committed::Redo { .. } = committed.map_err(refused)? {
+                    request.drafted = None;
                     request.outcomes.clear();
                 }
             }
@@ -374,6 +381,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         match self.cache.suspend(sequence) {
             Ok(()) => {
                 request.wakes = self.iteration + sleep;
+                request.drafted = None;
                 self.asleep.push(number);
                 report.suspensions += 1;
                 Ok(true)
@@ -393,6 +401,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         match self.cache.fork(sequence) {
             Ok(twin) => {
+                request.drafted = None;
                 request.twins -= 1;
                 let (from, branch) = (twin.known(), self.next_branch);
                 let twin = request.branch(from, branch as u64, twin);
@@ -490,6 +499,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 return Ok(Advance::Stalled(missing));
             }
             Err(ReserveError::Refused(Refusal::Sequence(SequenceError::Redo { .. }))) => {
+                request.drafted = None;
                 request.outcomes.clear();
                 return Ok(Advance::Done);
             }
@@ -516,6 +526,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         request.staged = Some(Staged { skip, start, right, end });
         request.truth = right;
         self.planned += skip + end - start;
+        self.reserve_drafts(number);
     }
 
     /// Admits waiting requests in order, until the batch, the budget or the pool is full. They are
@@ -627,14 +638,22 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             let Some(staged) = request.staged.take() else { continue };
             let Some(sequence) = request.sequence.as_mut() else { continue };
             let Staged { start, right, end, .. } = staged;
-            self.batch.add_states(&self.cache, sequence, &request.content, right);
+            // What is behind these may be rejected.
+            let sure = sequence.known().max(start + 1).min(end);
+            let what = (staged, sure, number);
+            self.batch.add_further(&self.cache, sequence, &request.content, what);
+            let from = sequence.draft_end();
+            let drafted = from.max((from + sequence.next_draft()).min(right));
+            if drafted > from {
+                request.drafted = Some((number, drafted));
+            }
+            report.draft_model_tokens += sequence.next_draft();
             match self.life.drafts {
                 0 => self.batch.add(&self.cache, sequence, &request.content, staged)?,
                 _ => self.batch.add_unplaced(&request.content, staged, number),
             }
             // Ids come out if nothing known is left to compute, wherever the tokens begin.
             if sequence.upper() + u64::from(sequence.next()) >= sequence.known() {
-                let sure = sequence.known().max(staged.start + 1).min(end);
                 request.outcomes.push_back((number, 1 + right - sure));
             }
             report.staged_behind_open_ids += u64::from(sequence.resolved() < sequence.upper());
@@ -642,6 +661,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             let partial = request.expected.partial(&request.content, right);
             let row = rows.len();
             let states = request.expected.states(&request.content, start);
+            let drafted = match self.draft_layers {
+                0 => (0, Vec::new()),
+                _ => (drafted, request.expected.partial(&request.content, drafted)),
+            };
             let sums = SequenceSums {
                 row,
                 request: request_number,
@@ -649,6 +672,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 tokens: right,
                 partial,
                 states,
+                drafted,
             };
             rows.push(sums);
             self.batch.read(right, right - staged.start, right < end, sequence.row());
@@ -661,6 +685,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.batch.finish();
         let read = self.verifier.reads();
         self.cache.launch(step, &self.batch, &mut readers, read)?;
+        self.commit_drafts()?;
         if read {
             self.readings.push_back(Reading { step: number, rows });
         }
@@ -729,7 +754,7 @@ fn granules_of_longest(options: &ManagerOptions, shared: &SharedMemory) -> u64 {
         std::iter::once(options.kind).chain(options.further_groups.iter().map(|group| group.kind));
     let needed = groups.zip(&shared.granule_blocks).map(|(kind, &of)| {
         let blocks = match kind {
-            GroupKind::State { .. } => STATES_PER_SEQUENCE,
+            GroupKind::State { drafts, .. } => STATES_PER_SEQUENCE + u64::from(drafts),
             // One more for a block that is copied.
             _ => u64::from(options.blocks_per_sequence_max) + 1,
         };

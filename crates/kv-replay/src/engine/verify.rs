@@ -35,6 +35,8 @@ pub(super) struct SequenceSums {
     pub(super) partial: Vec<u64>,
     /// The sums, for each part with a state, of the state that the step begins with.
     pub(super) states: Vec<u64>,
+    /// Tokens that a draft model has right KV for, and the sums of the last block of these.
+    pub(super) drafted: (u64, Vec<u64>),
 }
 
 /// The checksums that were read of one part, row by row.
@@ -85,11 +87,15 @@ impl Verifier {
         for row in &reading.rows {
             let found = checksums.sums.chunks_exact(checksums.width.max(1)).nth(row.row);
             let (Some(request), Some(found)) = (live.get(&row.request), found) else { continue };
-            let full = (row.tokens / self.block_tokens) as usize;
+            let (tokens, partial) = match reads {
+                Reads::Drafted => (row.drafted.0, &row.drafted.1),
+                _ => (row.tokens, &row.partial),
+            };
+            let full = (tokens / self.block_tokens) as usize;
             let blocks = match reads {
                 // A step that begins with the first token reads no state.
                 Reads::State => usize::from(row.start > 0),
-                _ => row.tokens.div_ceil(self.block_tokens) as usize,
+                _ => tokens.div_ceil(self.block_tokens) as usize,
             };
             let first = reads.first_block(row.start, self.block_tokens);
             for (block, &sum) in found.iter().enumerate().take(blocks).skip(first) {
@@ -99,7 +105,7 @@ impl Verifier {
                 let expected = match block < full {
                     _ if reads == Reads::State => row.states.get(part).copied(),
                     true => request.expected().full(block, part),
-                    false => row.partial.get(part).copied(),
+                    false => partial.get(part).copied(),
                 };
                 report.verified_blocks += 1;
                 if expected == Some(sum) {

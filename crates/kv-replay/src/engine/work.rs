@@ -51,7 +51,11 @@ pub(super) fn arrays(config: &RunConfig) -> Vec<u64> {
         arrays.extend([tokens * 8; 2]);
     }
     if config.state_layers > 0 {
-        arrays.extend([sequences * 8; 2]);
+        arrays.extend([sequences * (1 + u64::from(config.life.drafts)) * 8; 2]);
+    }
+    if config.draft_layers > 0 {
+        // In the place of the slots, which the cache computes, the lengths.
+        arrays.extend([sequences * 4, tokens * 8]);
     }
     arrays
 }
@@ -85,7 +89,7 @@ impl DeviceWork {
         options: &KvCacheOptions,
         first_part: usize,
     ) -> Result<Self, RunError> {
-        let reads: Vec<_> = options.groups().map(|group| Reads::of(group.kind)).collect();
+        let reads: Vec<_> = options.groups().map(|group| Reads::of(&group)).collect();
         let buffers = |part: &Part| {
             let groups = part.groups().iter().zip(options.groups());
             groups.map(|(group, of)| Buffers::new(part, group, &of, options)).collect()
@@ -106,13 +110,14 @@ impl DeviceWork {
             let (slots, keys) = arrays_of(group);
             let further = group.checked_sub(1).and_then(|at| batch.further.get(at));
             let all = match (reads, further) {
-                (Reads::State, Some(further)) => &further.keys,
+                (Reads::State | Reads::Drafted, Some(further)) => &further.keys,
                 _ => &batch.keys,
             };
             self.keys.clear();
             self.keys.extend(all.iter().map(|&key| Oracle::key_on(first + group, key)));
             step.array(keys, &self.keys)?;
             match further {
+                Some(further) if *reads == Reads::Drafted => step.array(slots, &further.lengths)?,
                 Some(further) if !further.slots.is_empty() => step.array(slots, &further.slots)?,
                 None if !batch.is_unplaced() => step.array(slots, &batch.slots)?,
                 _ => {}
@@ -141,6 +146,10 @@ impl DeviceWork {
             let enqueued = part.device().while_current(|| {
                 for (group, buffers) in buffers.iter().enumerate() {
                     let here = Here { part, group, buffers };
+                    if self.reads[group] == Reads::Drafted {
+                        here.write_drafts(batch)?;
+                        continue;
+                    }
                     if self.reads[group] == Reads::State {
                         // A step begins with the state that the one before has left.
                         if read {
@@ -155,7 +164,10 @@ impl DeviceWork {
                 }
                 sample(part, batch)?;
                 for (group, buffers) in buffers.iter().enumerate().filter(|_| read) {
-                    if self.reads[group] != Reads::State {
+                    if self.reads[group] == Reads::Drafted {
+                        let lengths = part.batch().arrays[arrays_of(group).0];
+                        Here { part, group, buffers }.checksum(batch, lengths, step)?;
+                    } else if self.reads[group] != Reads::State {
                         // Rejected drafts are not read.
                         let all = match batch.is_unplaced() {
                             true => part.batch().arrays[LENGTHS],
@@ -200,7 +212,7 @@ impl Buffers {
     ) -> Result<Self, RunError> {
         let (device, sequences) = (part.device(), u64::from(options.sequences_max));
         let (chunk_tokens, width) = match of.kind {
-            GroupKind::State { .. } => (sequences, 1),
+            GroupKind::State { drafts, .. } => (sequences * (1 + u64::from(drafts)), 1),
             _ => (u64::from(options.step_tokens_max), of.blocks_per_sequence_max as usize),
         };
         let refused = |what, bytes| move |source| RunError::Buffers { what, bytes, source };
@@ -266,6 +278,15 @@ impl Here<'_> {
         self.store(slots, device.arrays[keys], (0, states.len() as u64, 0))
     }
 
+    /// Fills the tokens that the draft model computes, and stores them where its batch says.
+    fn write_drafts(self, batch: &Batch) -> Result<(), RunError> {
+        let tokens = batch.further.get(self.group - 1).map_or(0, |further| further.keys.len());
+        let Some(drafts) = self.part.draft_batch().filter(|_| tokens > 0) else { return Ok(()) };
+        let keys = self.part.batch().arrays[arrays_of(self.group).1];
+        // There is one group of the draft model's.
+        self.store((drafts.tables[0].slots, None), keys, (0, tokens as u64, 0))
+    }
+
     /// Fills some of the chunk, from entry `first` on, and stores it in slots.
     fn store(
         self,
@@ -310,8 +331,10 @@ impl Here<'_> {
         let entries = (sequences * buffers.width) as u64;
         let checksums =
             buffers.checksums.span().slice(0, entries * 8).map_err(cuda_driver::CopyError::from)?;
+        let table = part.batch().tables[group];
         let args = ChecksumArgs {
-            block_table: part.batch().tables[group].block_table,
+            // Of states, the one that the step begins with.
+            block_table: table.state_in.unwrap_or(table.block_table),
             table_stride: buffers.width as u64,
             seq_lens: lengths,
             sequences: sequences as u32,

@@ -14,8 +14,12 @@ pub struct TableBuffers {
     /// included, and the null block behind them and where the table has -1.
     pub block_table: DeviceSpan,
     /// `[tokens_max]` of `i64`: the slot of each token, `block id * block_tokens + offset`; -1 behind
-    /// them.
+    /// them. Of states, the block of the state behind the token, and -1 for tokens before the last that is no draft.
     pub slots: DeviceSpan,
+    /// `[sequences_max]` of `i32`, of states: the block with the state that each sequence begins with, which the device has
+    /// chosen where drafts of its last step are open; the null block for one that begins with its first token, and behind
+    /// the sequences. The states that the step leaves are the `block_table`'s.
+    pub state_in: Option<DeviceSpan>,
 }
 
 /// The buffers of a [`DeviceBatch`](crate::DeviceBatch). Their addresses stay for its life.
@@ -65,6 +69,7 @@ struct Table {
     dense: u64,
     slots: u64,
     live: u64,
+    state_in: u64,
     width: u32,
     block_tokens: u32,
     null_block: i32,
@@ -99,18 +104,22 @@ impl Memory {
             let slots = alloc(device, tokens * 8)?;
             // Above any width, so that the first gather writes every column.
             let live = filled(stream, sequences * 4, 0xFF)?;
+            let state_in = table.is_state.then(|| alloc(device, sequences * 4)).transpose()?;
+            let input = state_in.as_ref().map(DeviceBuffer::span);
             described.push(Table {
                 ids: ids.address(),
                 dense: dense.address(),
                 slots: slots.address(),
                 live: live.address(),
+                state_in: input.map_or(0, |span| span.address()),
                 width: table.width,
                 block_tokens: table.block_tokens,
                 null_block: table.null_block,
                 unused: 0,
             });
-            tables.push(TableBuffers { block_table: dense.span(), slots: slots.span() });
-            owned.extend([ids, dense, slots, live]);
+            let (block_table, slots_of) = (dense.span(), slots.span());
+            tables.push(TableBuffers { block_table, slots: slots_of, state_in: input });
+            owned.extend([ids, dense, slots, live].into_iter().chain(state_in));
         }
         let [lengths, rows_of, query_starts, positions] =
             [sequences * 4, sequences * 4, (sequences + 1) * 4, tokens * 8]

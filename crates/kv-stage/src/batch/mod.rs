@@ -17,7 +17,7 @@ use kernel::Gather;
 pub use options::{BatchOptions, BatchTable};
 use packet::{Edit, Records};
 pub use reference::references;
-pub use step::{BatchLength, BatchStep, StagedBatch};
+pub use step::{BatchLength, BatchStep, RowStates, StagedBatch};
 
 /// The batch of each step on one device: block tables, slots, positions and lengths, in buffers whose
 /// addresses never change.

@@ -12,6 +12,9 @@ pub struct BatchTable {
     /// The id that stands where a row has no block: of real memory that no sequence owns, because
     /// some attention kernels read it.
     pub null_block: i32,
+    /// Whether the blocks of a row are states of recurrent layers: entry 0 is the one behind the step's tokens before its
+    /// drafts, entry `n` the one behind `n` drafts. `block_tokens` means nothing then.
+    pub is_state: bool,
 }
 
 /// The sizes of a [`DeviceBatch`](crate::DeviceBatch).
@@ -31,8 +34,10 @@ pub struct BatchOptions {
 
 /// Bytes of the packet's header, without the arrays' places.
 pub(super) const HEADER_BYTES: u64 = 64;
-/// Bytes of a job and of an edit.
+/// Bytes of an edit.
 pub(super) const RECORD_BYTES: u64 = 16;
+/// Bytes of a job.
+const JOB_BYTES: u64 = 32;
 /// Sections of the packet start at multiples of this.
 pub(super) const VECTOR_BYTES: u64 = 16;
 /// Minimum room of a packet for edits, in bytes.
@@ -55,7 +60,7 @@ impl BatchOptions {
     fn edits_offset_max(&self) -> u64 {
         let arrays = self.arrays.iter().map(|&bytes| padded(bytes));
         let arrays = arrays.fold(0, u64::saturating_add);
-        let jobs = u64::from(self.sequences_max) * RECORD_BYTES;
+        let jobs = u64::from(self.sequences_max) * JOB_BYTES;
         let heads = u64::from(self.sequences_max).saturating_mul(4 * self.tables.len() as u64);
         self.header_bytes().saturating_add(arrays).saturating_add(jobs).saturating_add(heads)
     }
@@ -74,11 +79,14 @@ impl BatchOptions {
 
     /// Bytes of a packet for an edit of `ids` ids, and for the job of its row.
     pub(super) fn edit_bytes(&self, ids: u32) -> u64 {
-        2 * RECORD_BYTES + 4 * (self.tables.len() as u64 + u64::from(ids))
+        JOB_BYTES + RECORD_BYTES + 4 * (self.tables.len() as u64 + u64::from(ids))
     }
 
     /// Tokens that a row of `table` has blocks for.
     pub(super) fn row_tokens(table: &BatchTable) -> u64 {
+        if table.is_state {
+            return INT_MAX;
+        }
         (u64::from(table.width) * u64::from(table.block_tokens)).min(INT_MAX)
     }
 

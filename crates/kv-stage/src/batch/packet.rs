@@ -1,6 +1,6 @@
 //! The packet of a step: its records, and their places in a staging buffer.
 
-use bytemuck::NoUninit;
+use bytemuck::{NoUninit, Zeroable};
 
 use super::options::{BatchOptions, padded};
 use crate::StagingBuffer;
@@ -17,13 +17,16 @@ pub(super) struct Edit {
 }
 
 /// `Job` of `kernels/stage/batch.cu`: a row of the batch, or one that is only changed.
-#[derive(Clone, Copy, Debug, NoUninit)]
+#[derive(Clone, Copy, Debug, NoUninit, Zeroable)]
 #[repr(C, align(16))]
 pub(super) struct Job {
     pub(super) row: u32,
     pub(super) resolved: u32,
     pub(super) upper: u32,
     pub(super) first_token: u32,
+    pub(super) drafts: u32,
+    pub(super) input: u32,
+    pub(super) unused: [u32; 2],
 }
 
 /// `Edit` of `kernels/stage/batch.cu`.
@@ -123,7 +126,7 @@ impl Records {
         for edit in edits {
             if self.has(edit.row) == Some(false) {
                 let row = edit.row;
-                self.push(Job { row, resolved: 0, upper: 0, first_token: self.tokens });
+                self.push(Job { row, first_token: self.tokens, ..Job::zeroed() });
             }
         }
         let jobs = self.jobs.len();

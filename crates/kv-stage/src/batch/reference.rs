@@ -19,6 +19,7 @@ struct Table {
     dense: u64,
     slots: u64,
     live: u64,
+    state_in: u64,
     width: u32,
     block_tokens: u32,
     null_block: i32,
@@ -29,6 +30,8 @@ struct Job {
     resolved: u32,
     upper: u32,
     first_token: u32,
+    drafts: u32,
+    input: u32,
 }
 
 type Outcome<T> = Result<T, ReferenceError>;
@@ -47,11 +50,16 @@ fn gather_batch(memory: &mut dyn DeviceMemory, _: &LaunchConfig, args: &KernelAr
     let step = u64::from(header[0]) | u64::from(header[1]) << 32;
     let (sequences, jobs, tokens) = (header[2] as usize, header[3] as usize, header[4]);
     let word = |at: u32| packet + u64::from(at) * 4;
-    let records = load::<u32>(memory, word(header[5]), jobs * 4)?;
-    let records: Vec<Job> = records
-        .chunks_exact(4)
-        .map(|r| Job { row: r[0], resolved: r[1], upper: r[2], first_token: r[3] })
-        .collect();
+    let records = load::<u32>(memory, word(header[5]), jobs * 8)?;
+    let job = |r: &[u32]| Job {
+        row: r[0],
+        resolved: r[1],
+        upper: r[2],
+        first_token: r[3],
+        drafts: r[4],
+        input: r[5],
+    };
+    let records: Vec<Job> = records.chunks_exact(8).map(job).collect();
     let heads = load::<u32>(memory, word(header[6]), jobs * tables.len())?;
     for (table, heads) in tables.iter().zip(heads.chunks(jobs.max(1))) {
         for (job, &head) in records.iter().zip(heads) {
@@ -79,11 +87,11 @@ fn gather_batch(memory: &mut dyn DeviceMemory, _: &LaunchConfig, args: &KernelAr
 
     let row_of = batch.iter().map(|job| job.row as i32);
     store(memory, rows, &padded(row_of, sequences_max, -1))?;
-    let ends = starts.iter().map(|&(_, end)| end as i32);
+    let ends = starts.iter().map(|span| span.end as i32);
     store(memory, lengths, &padded(ends, sequences_max, 0))?;
     let firsts = batch.iter().map(|job| job.first_token as i32);
     store(memory, query_starts, &padded(firsts, sequences_max + 1, tokens as i32))?;
-    let places = starts.iter().flat_map(|&(start, end)| i64::from(start)..i64::from(end));
+    let places = starts.iter().flat_map(|span| i64::from(span.start)..i64::from(span.end));
     store(memory, positions, &padded(places, tokens_max, 0))?;
 
     let parts = load::<u32>(memory, packet + 64, array_count as usize * 2)?;
@@ -96,6 +104,14 @@ fn gather_batch(memory: &mut dyn DeviceMemory, _: &LaunchConfig, args: &KernelAr
     Ok(())
 }
 
+/// The tokens of a row, and the entry with the state that they begin with.
+#[derive(Clone, Copy, Default)]
+struct Span {
+    start: u32,
+    end: u32,
+    entry: u32,
+}
+
 /// Where the tokens of a row begin and end. Notes them as those of the row's last step.
 fn begin(
     memory: &mut dyn DeviceMemory,
@@ -103,18 +119,24 @@ fn begin(
     job: &Job,
     count: u32,
     (states, accepted): (u64, u64),
-) -> Outcome<(u32, u32)> {
+) -> Outcome<Span> {
     let (state, entry) = (states + u64::from(job.row) * 16, accepted + u64::from(job.row) * 4);
     let last = load::<u64>(memory, state, 2)?;
     let again = last[0] == step;
     let stand = if again { 0 } else { load::<u32>(memory, entry, 1)?[0] };
     let start = u64::from(last[1] as u32) + u64::from(stand);
     let start = start.max(job.resolved.into()).min(job.upper.into()) as u32;
-    store(memory, state, &[step, start.into()])?;
+    let sure = (last[1] as u32).wrapping_add(job.input);
+    let state_entry = match again {
+        true => (last[1] >> 32) as u32,
+        false if job.resolved == job.upper => job.input,
+        false => start.saturating_sub(sure),
+    };
+    store(memory, state, &[step, u64::from(start) | u64::from(state_entry) << 32])?;
     if !again {
         store(memory, entry, &[count])?;
     }
-    Ok((start, start + count))
+    Ok(Span { start, end: start + count, entry: state_entry })
 }
 
 fn padded<T: Clone>(values: impl Iterator<Item = T>, count: u32, with: T) -> Vec<T> {
@@ -131,13 +153,14 @@ impl Table {
 
 fn load_tables(memory: &dyn DeviceMemory, address: u64, count: u32) -> Outcome<Vec<Table>> {
     let of = |number: u64| {
-        let at = address + number * 48;
-        let (places, sizes) = (load::<u64>(memory, at, 4)?, load::<u32>(memory, at + 32, 3)?);
+        let at = address + number * 56;
+        let (places, sizes) = (load::<u64>(memory, at, 5)?, load::<u32>(memory, at + 40, 3)?);
         Ok(Table {
             ids: places[0],
             dense: places[1],
             slots: places[2],
             live: places[3],
+            state_in: places[4],
             width: sizes[0],
             block_tokens: sizes[1].max(1),
             null_block: sizes[2] as i32,
@@ -169,24 +192,44 @@ fn gather_row(
     table: &Table,
     number: u64,
     job: Option<&Job>,
-    (start, end): (u32, u32),
+    Span { start, end, entry }: Span,
 ) -> Outcome<()> {
-    let columns = end.div_ceil(table.block_tokens) as usize;
-    let ids = match job {
-        Some(job) => load::<i32>(memory, table.line(job.row), columns)?,
-        None => Vec::new(),
+    let is_state = table.state_in != 0;
+    let drafts = job.map_or(0, |job| job.drafts);
+    let columns = match is_state {
+        true if end > 0 => drafts + 1,
+        true => 0,
+        false => end.div_ceil(table.block_tokens),
     };
+    let columns = columns.min(table.width) as usize;
+    let line = |count: usize, memory: &mut dyn DeviceMemory| match job {
+        Some(job) => load::<i32>(memory, table.line(job.row), count),
+        None => Ok(Vec::new()),
+    };
+    let ids = line(columns, memory)?;
     let live = table.live + number * 4;
     let filled = load::<u32>(memory, live, 1)?[0].min(table.width) as usize;
-    let mut dense: Vec<i32> =
-        ids.iter().map(|&id| if id < 0 { table.null_block } else { id }).collect();
+    let or_null = |id: i32| if id < 0 { table.null_block } else { id };
+    let mut dense: Vec<i32> = ids.iter().map(|&id| or_null(id)).collect();
     dense.resize(filled.max(columns), table.null_block);
     store(memory, table.dense + number * u64::from(table.width) * 4, &dense)?;
     store(memory, live, &[columns as u32])?;
+    if is_state {
+        let entry = entry.min(table.width - 1) as usize;
+        let id = match start {
+            0 => -1,
+            _ => line(entry + 1, memory)?.last().copied().unwrap_or(-1),
+        };
+        store(memory, table.state_in + number * 4, &[or_null(id)])?;
+    }
     let slot = |position: u32| {
-        let id = i64::from(ids[(position / table.block_tokens) as usize]);
-        let offset = i64::from(position % table.block_tokens);
-        if id < 0 { -1 } else { id * i64::from(table.block_tokens) + offset }
+        let (left, offset) = (end - 1 - position, position % table.block_tokens);
+        let (place, tokens, offset) = match is_state {
+            true => ((columns as u32).checked_sub(1 + left), 1, 0),
+            false => (Some(position / table.block_tokens), table.block_tokens, offset),
+        };
+        let id = place.map_or(-1, |place| ids[place as usize]);
+        if id < 0 { -1 } else { i64::from(id) * i64::from(tokens) + i64::from(offset) }
     };
     let slots: Vec<i64> = (start..end).map(slot).collect();
     let first = job.map_or(0, |job| u64::from(job.first_token));

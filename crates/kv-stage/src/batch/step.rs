@@ -19,6 +19,16 @@ pub struct BatchStep<'a> {
     pub(super) used: u64,
 }
 
+/// What a step says of a row's recurrent states.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct RowStates {
+    /// The last tokens of the row in the step that may be rejected: it leaves one state more.
+    pub drafts: u32,
+    /// The entry with the state that the row begins with. Where its start is open, the device finds the entry instead: the
+    /// row's last step had so many tokens before its drafts, and as many entries further on as tokens beyond these stand.
+    pub input: u32,
+}
+
 /// Tokens of a sequence, those of the step included.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BatchLength {
@@ -58,6 +68,25 @@ impl<'a> BatchStep<'a> {
         upper: u64,
         tokens: u32,
     ) -> Result<(), BatchError> {
+        self.row_with_states(row, (resolved, upper), tokens, RowStates::default())
+    }
+
+    /// The same of a row with recurrent states.
+    ///
+    /// # Errors
+    /// Like [`row`](Self::row), and [`BatchError::Drafts`].
+    #[inline]
+    pub fn row_with_states(
+        &mut self,
+        row: Row,
+        (resolved, upper): (u64, u64),
+        tokens: u32,
+        states: RowStates,
+    ) -> Result<(), BatchError> {
+        let RowStates { drafts, input } = states;
+        if drafts > 0 && drafts >= tokens {
+            return Err(BatchError::Drafts { row, drafts, tokens });
+        }
         let DeviceBatch { options, records, lengths, row_tokens, .. } = &mut *self.batch;
         let number = row.index() as u32;
         let all = u64::from(records.tokens) + u64::from(tokens);
@@ -81,7 +110,9 @@ impl<'a> BatchStep<'a> {
         }
         // Not above `end`, which a row has room for: all fit in 31 bits.
         let (resolved, upper) = (resolved as u32, upper as u32);
-        records.push(Job { row: number, resolved, upper, first_token: records.tokens });
+        let first_token = records.tokens;
+        let unused = [0; 2];
+        records.push(Job { row: number, resolved, upper, first_token, drafts, input, unused });
         lengths.push(BatchLength { least: resolved + tokens, most: upper + tokens });
         records.sequences += 1;
         records.tokens += tokens;

@@ -83,7 +83,7 @@ fn a_wrong_count_leads_to_no_slot_outside_the_rows_blocks() {
 #[test]
 fn changes_beyond_a_packet_are_sent_before_the_step_and_in_order() {
     let machine = machine(0, false);
-    let table = BatchTable { width: 9_000, block_tokens: 1, null_block: 0 };
+    let table = BatchTable { width: 9_000, block_tokens: 1, null_block: 0, is_state: false };
     let tables = vec![table];
     let options = BatchOptions { rows: 4, sequences_max: 4, tokens_max: 4, tables, arrays: vec![] };
     let pool = pool(&machine.device, &options, 8);
@@ -110,7 +110,7 @@ fn changes_beyond_a_packet_are_sent_before_the_step_and_in_order() {
 #[test]
 fn forgotten_changes_are_not_sent_and_leave_room_for_others() {
     let machine = machine(0, false);
-    let table = BatchTable { width: 8, block_tokens: 1, null_block: 0 };
+    let table = BatchTable { width: 8, block_tokens: 1, null_block: 0, is_state: false };
     let tables = vec![table];
     let options = BatchOptions { rows: 2, sequences_max: 2, tokens_max: 2, tables, arrays: vec![] };
     let pool = pool(&machine.device, &options, 2);

@@ -4,7 +4,7 @@
 use cuda_driver::{DeviceSpan, Stream};
 use kv_stage::error::BatchError;
 use kv_stage::{
-    BatchLength, BatchOptions, BatchTable, DeviceBatch, Row, StagingOptions, StagingPool,
+    BatchLength, BatchOptions, BatchTable, DeviceBatch, Row, RowStates, StagingOptions, StagingPool,
 };
 
 use crate::machine::Random;
@@ -18,6 +18,8 @@ struct RowModel {
     accepted: u32,
     /// The lower and upper bound of where the next tokens begin.
     bounds: (u32, u32),
+    /// Tokens of its last step before its drafts.
+    sure: u32,
 }
 
 pub(crate) struct Model {
@@ -30,13 +32,16 @@ pub(crate) struct Model {
     pub(crate) refused: usize,
 }
 
-/// A row of a step: its number, the bounds of where its tokens begin, and its tokens.
-type Job = (u32, u32, u32, u32);
+/// A row of a step: its number, the bounds of where its tokens begin, its tokens, and what is said of its states.
+type Job = (u32, u32, u32, u32, RowStates);
+
+/// What a table holds: the dense rows, the slots, and the states that rows begin with.
+type TableContents = (Vec<i32>, Vec<i64>, Vec<i32>);
 
 /// The contents of all buffers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Contents {
-    pub(crate) tables: Vec<(Vec<i32>, Vec<i64>)>,
+    pub(crate) tables: Vec<TableContents>,
     pub(crate) lengths: Vec<i32>,
     pub(crate) query_starts: Vec<i32>,
     pub(crate) positions: Vec<i64>,
@@ -60,16 +65,25 @@ pub(crate) fn small() -> BatchOptions {
         sequences_max: 6,
         tokens_max: 40,
         tables: vec![
-            BatchTable { width: 9, block_tokens: 4, null_block: 0 },
-            BatchTable { width: 5, block_tokens: 7, null_block: 77 },
+            BatchTable { width: 9, block_tokens: 4, null_block: 0, is_state: false },
+            BatchTable { width: 5, block_tokens: 7, null_block: 77, is_state: false },
+            BatchTable { width: 4, block_tokens: 1, null_block: 78, is_state: true },
         ],
         arrays: vec![24, 37],
     }
 }
 
+/// A model whose first layers are recurrent.
+pub(crate) fn recurrent() -> BatchOptions {
+    let states = BatchTable { width: 3, block_tokens: 1, null_block: 9, is_state: true };
+    let table = BatchTable { width: 9, block_tokens: 4, null_block: 0, is_state: false };
+    let tables = vec![states, table];
+    BatchOptions { rows: 6, sequences_max: 4, tokens_max: 24, tables, arrays: vec![] }
+}
+
 /// A table whose rows are longer than a block of threads fetches at once.
 pub(crate) fn wide() -> BatchOptions {
-    let table = BatchTable { width: 1500, block_tokens: 2, null_block: 5 };
+    let table = BatchTable { width: 1500, block_tokens: 2, null_block: 5, is_state: false };
     BatchOptions { rows: 3, sequences_max: 2, tokens_max: 9, tables: vec![table], arrays: vec![] }
 }
 
@@ -142,8 +156,8 @@ impl Model {
                 (0..bytes).map(|_| 1 + self.below(255) as u8).collect()
             })
             .collect();
-        let row_tokens =
-            self.options.tables.iter().map(|table| table.width * table.block_tokens).min();
+        let tables = self.options.tables.iter().filter(|table| !table.is_state);
+        let row_tokens = tables.map(|table| table.width * table.block_tokens).min();
         let row_tokens = row_tokens.unwrap();
 
         let mut jobs = Vec::new();
@@ -171,7 +185,14 @@ impl Model {
                 continue;
             }
             tokens_left -= tokens;
-            jobs.push((row, resolved, upper, tokens));
+            // More than there is room for, now and then.
+            let drafts = if self.below(2) == 0 { 0 } else { self.below(tokens.min(7)) };
+            let input = match self.below(4) {
+                0 => self.below(7),
+                _ if resolved == upper => self.below(4),
+                _ => self.rows[row as usize].sure,
+            };
+            jobs.push((row, resolved, upper, tokens, RowStates { drafts, input }));
         }
 
         while let Err(error) = self.send(stream, sends, &jobs, &arrays) {
@@ -194,8 +215,9 @@ impl Model {
                 step.array(array, values)?;
             }
         }
-        for &(row, resolved, upper, tokens) in jobs {
-            step.row(Row::new(row), resolved.into(), upper.into(), tokens)?;
+        for &(row, resolved, upper, tokens, states) in jobs {
+            let bounds = (resolved.into(), upper.into());
+            step.row_with_states(Row::new(row), bounds, tokens, states)?;
         }
         let staged = match sends {
             Sends::All => step.submit()?,
@@ -203,7 +225,7 @@ impl Model {
         };
         let lengths: Vec<BatchLength> = jobs
             .iter()
-            .map(|&(_, resolved, upper, tokens)| BatchLength {
+            .map(|&(_, resolved, upper, tokens, _)| BatchLength {
                 least: resolved + tokens,
                 most: upper + tokens,
             })
@@ -217,11 +239,17 @@ impl Model {
         let BatchOptions { sequences_max, tokens_max, .. } = self.options;
         let mut contents = self.padding();
         let mut tokens_before = 0;
-        for (number, &(row, resolved, upper, tokens)) in jobs.iter().enumerate() {
+        for (number, &(row, resolved, upper, tokens, states)) in jobs.iter().enumerate() {
             let state = &mut self.rows[row as usize];
             let start = u64::from(state.start) + u64::from(state.accepted);
             let start = start.clamp(resolved.into(), upper.into()) as u32;
-            *state = RowModel { start, accepted: tokens, bounds: (start, start + tokens) };
+            let RowStates { drafts, input } = states;
+            let entry = match resolved == upper {
+                true => input,
+                false => start.saturating_sub(state.start + input),
+            };
+            let (bounds, sure) = ((start, start + tokens), tokens - drafts);
+            *state = RowModel { start, accepted: tokens, bounds, sure };
             // With drafts, at least one token stands.
             state.bounds.0 += tokens.min(1);
             contents.lengths[number] = (start + tokens) as i32;
@@ -231,9 +259,29 @@ impl Model {
                 contents.positions[token as usize] = position.into();
             }
             for (table, ids) in self.tables.iter().enumerate() {
-                let BatchTable { width, block_tokens, null_block } = self.options.tables[table];
+                let BatchTable { width, block_tokens, null_block, is_state } =
+                    self.options.tables[table];
                 let ids = &ids[(row * width) as usize..][..width as usize];
-                let (dense, slots) = &mut contents.tables[table];
+                let (dense, slots, inputs) = &mut contents.tables[table];
+                let or_null = |id: i32| if id == -1 { null_block } else { id };
+                if is_state {
+                    let left = if start + tokens > 0 { drafts + 1 } else { 0 }.min(width) as usize;
+                    let row = number * width as usize;
+                    for (dense, &id) in dense[row..].iter_mut().zip(&ids[..left]) {
+                        *dense = or_null(id);
+                    }
+                    let last = (tokens_before + tokens) as usize;
+                    let count = left.min(tokens as usize);
+                    for (slot, &id) in
+                        slots[last - count..last].iter_mut().zip(&ids[left - count..])
+                    {
+                        *slot = id.into();
+                    }
+                    if start > 0 {
+                        inputs[number] = or_null(ids[entry.min(width - 1) as usize]);
+                    }
+                    continue;
+                }
                 let columns = (start + tokens).div_ceil(block_tokens);
                 for column in 0..columns {
                     let id = ids[column as usize];
@@ -264,7 +312,9 @@ impl Model {
         let sequences = self.options.sequences_max as usize;
         let tokens = self.options.tokens_max as usize;
         let table = |table: &BatchTable| {
-            (vec![table.null_block; sequences * table.width as usize], vec![-1; tokens])
+            let inputs = if table.is_state { sequences } else { 0 };
+            let dense = vec![table.null_block; sequences * table.width as usize];
+            (dense, vec![-1; tokens], vec![table.null_block; inputs])
         };
         Contents {
             tables: self.options.tables.iter().map(table).collect(),
@@ -295,7 +345,8 @@ impl Model {
     pub(crate) fn contents(&self, stream: &Stream) -> Contents {
         let buffers = self.batch.buffers();
         let table = |table: &kv_stage::TableBuffers| {
-            (read(stream, table.block_table), read(stream, table.slots))
+            let inputs = table.state_in.map(|inputs| read(stream, inputs));
+            (read(stream, table.block_table), read(stream, table.slots), inputs.unwrap_or_default())
         };
         Contents {
             tables: buffers.tables.iter().map(table).collect(),

@@ -3,7 +3,7 @@
 use kv_stage::{DeviceBatch, Row};
 
 use crate::machine::Machine;
-use crate::model::{Contents, Model, Sends, pool, read, small, wide};
+use crate::model::{Contents, Model, Sends, pool, read, recurrent, small, wide};
 use crate::steps::write_sampled;
 
 const PTX: &str = include_str!("../../ptx/batch.compute_80.ptx");
@@ -14,7 +14,7 @@ fn is_right(ptx: &str) -> bool {
     machine.sim.set_race_check(cuda_sim::RaceCheck::Off);
     // A wrong jump may never end.
     machine.sim.limit_instructions(1 << 14, 1 << 24);
-    [(small(), 14), (wide(), 20)].into_iter().all(|(options, steps)| {
+    [(small(), 14), (wide(), 20), (recurrent(), 14)].into_iter().all(|(options, steps)| {
         let pool = pool(&machine.device, &options, 2);
         let batch = DeviceBatch::sabotage_with_ptx(&pool, options, ptx);
         batch.is_ok_and(|batch| is_as_the_model(&machine, batch, steps))

@@ -152,6 +152,7 @@ fn parts(model: &Model, size: u32) -> Vec<DeviceSpan> {
     for (table, options) in buffers.tables.iter().zip(tables) {
         parts.push(front(table.block_table, size * u64::from(options.width) * 4));
         parts.push(table.slots);
+        parts.extend(table.state_in.map(|inputs| front(inputs, size * 4)));
     }
     parts.extend(&buffers.arrays);
     parts
@@ -169,9 +170,12 @@ fn front(options: &BatchOptions, contents: &Contents, size: u32) -> Vec<Vec<u8>>
         bytes(&contents.rows[..size]),
         bytes(&contents.positions),
     ];
-    for ((dense, slots), table) in contents.tables.iter().zip(&options.tables) {
+    for ((dense, slots, inputs), table) in contents.tables.iter().zip(&options.tables) {
         parts.push(bytes(&dense[..size * table.width as usize]));
         parts.push(bytes(slots));
+        if table.is_state {
+            parts.push(bytes(&inputs[..size]));
+        }
     }
     parts.extend(contents.arrays.iter().cloned());
     parts

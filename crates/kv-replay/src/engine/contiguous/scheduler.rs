@@ -444,7 +444,16 @@ impl<'a> Scheduler<'a> {
             let partial = request.expected.partial(&request.content, end);
             let (row, states) = (seat as usize, Vec::new());
             let tokens = end;
-            rows.push(SequenceSums { row, request: number, start, tokens, partial, states });
+            let drafted = (0, Vec::new());
+            rows.push(SequenceSums {
+                row,
+                request: number,
+                start,
+                tokens,
+                partial,
+                states,
+                drafted,
+            });
             if end >= request.total {
                 over.push(number);
             }

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use kv_cache::kv_manager::{CommitError, ForkError, GroupId, Manager, Reserved, SuspendError};
+use kv_cache::kv_manager::{
+    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
+};
 use kv_cache::{
     Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
     SlotError, StepError, Tokens,
@@ -91,6 +93,19 @@ impl Cache for Fleet {
 
     fn reserve(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<Reserved, ReserveError> {
         Ok(self.manager.reserve(sequence, tokens)?)
+    }
+
+    fn reserve_draft(&mut self, sequence: &mut Sequence, tokens: u32) -> Result<(), ReserveError> {
+        Ok(self.manager.reserve_draft(sequence, tokens)?)
+    }
+
+    fn commit_draft(
+        &mut self,
+        sequence: &mut Sequence,
+        step: u64,
+        end: u64,
+    ) -> Result<Committed, DraftError> {
+        self.manager.commit_draft(sequence, step, end)
     }
 
     fn admit(&mut self, requests: &mut [Request], budget: u64) -> Result<Vec<Answer>, DemandError> {

@@ -171,6 +171,7 @@ impl Batch {
         for further in &self.further {
             put(into, &further.slots);
             put(into, &further.keys);
+            put(into, &further.lengths);
         }
     }
 
@@ -189,7 +190,9 @@ impl Batch {
             .collect();
         // What is not there is not allocated, whatever the number says.
         let groups = take::<u64>(from)?.first().copied().unwrap_or(0);
-        let further = (0..groups).map(|_| Ok(Further { slots: take(from)?, keys: take(from)? }));
+        let mut one =
+            || Ok(Further { slots: take(from)?, keys: take(from)?, lengths: take(from)? });
+        let further = (0..groups).map(|_| one());
         let further = further.collect::<Result<Vec<_>, FrameError>>()?;
         let ends = |launch: &Launch| launch.first.checked_add(launch.tokens);
         let covered =
@@ -197,7 +200,7 @@ impl Batch {
         if !covered || !(slots.is_empty() || slots.len() == keys.len()) {
             return Err(FrameError::Launches { tokens: keys.len(), slots: slots.len() });
         }
-        for further in &further {
+        for further in further.iter().filter(|further| further.lengths.is_empty()) {
             // A state of each sequence has a key, and a token the same one in all groups.
             let expected = match further.keys.len() {
                 0 => slots.len(),
@@ -246,8 +249,10 @@ mod tests {
 
     /// What is written in a group of windows and in one of states, of one sequence.
     fn further(window: &[i64]) -> Vec<Further> {
-        let window = Further { slots: window.to_vec(), keys: vec![] };
-        vec![window, Further { slots: vec![3], keys: vec![30] }]
+        let window = Further { slots: window.to_vec(), ..Further::default() };
+        let states = Further { slots: vec![3], keys: vec![30], ..Further::default() };
+        let drafts = Further { keys: vec![8, 9], lengths: vec![2], ..Further::default() };
+        vec![window, states, drafts]
     }
 
     #[test]
@@ -285,7 +290,9 @@ mod tests {
     #[test]
     fn a_batch_with_too_few_slots_of_a_group_is_refused() {
         let (window, states) = (further(&[5]), further(&[5, 6]));
-        let states = states.into_iter().map(|one| Further { slots: vec![3, 4], ..one }).collect();
+        let slots = |one: Further| if one.keys == [30] { vec![3, 4] } else { one.slots };
+        let states =
+            states.into_iter().map(|one| Further { slots: slots(one.clone()), ..one }).collect();
         for (further, tokens, slots) in [(window, 2, 1), (states, 1, 2)] {
             let none = (vec![], vec![]);
             let batch = Batch::received(vec![5, 6], vec![1, 2], none, vec![], (further, vec![]));

@@ -6,7 +6,7 @@ use kv_cache::{SharedMemory, TransportChoice};
 use serde::{Deserialize, Serialize};
 
 use super::error::FrameError;
-use crate::config::{RunConfig, Verify};
+use crate::config::{Life, RunConfig, Verify};
 use crate::shape::{Dtype, KvModelShape};
 
 /// The device that a worker opens.
@@ -49,6 +49,9 @@ pub(super) struct Share {
     full_layers: u32,
     state_layers: u32,
     state_tokens: u32,
+    draft_layers: u32,
+    /// Draft tokens behind each sampled one.
+    drafts: u32,
     /// Granules that the groups share, and blocks of each in every group.
     shared: Option<(u32, Vec<u32>)>,
     block_tokens: u32,
@@ -80,6 +83,8 @@ impl Share {
             full_layers: config.full_layers,
             state_layers: config.state_layers,
             state_tokens: config.state_tokens,
+            draft_layers: config.draft_layers,
+            drafts: config.life.drafts,
             shared: None,
             block_tokens: config.block_tokens,
             device_blocks: config.device_blocks,
@@ -126,6 +131,8 @@ impl Share {
             full_layers: self.full_layers,
             state_layers: self.state_layers,
             state_tokens: self.state_tokens,
+            draft_layers: self.draft_layers,
+            life: Life { drafts: self.drafts, ..Life::default() },
             block_tokens: self.block_tokens,
             device_blocks: self.device_blocks,
             host_blocks: self.host_blocks,

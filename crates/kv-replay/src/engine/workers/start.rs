@@ -188,6 +188,7 @@ fn share_of_groups(
     own.shape.layers = full + windows;
     own.full_layers = if windows > 0 { full } else { 0 };
     own.state_layers = run(config.state_layers)?;
+    own.draft_layers = run(config.draft_layers)?;
     Ok(own)
 }
 
@@ -215,6 +216,7 @@ fn manager(
         },
         blocks_per_sequence_max: group.blocks_per_sequence_max,
         watermark_blocks: group.watermark_blocks,
+        draft_model: group.draft_model,
     });
     let options = ManagerOptions {
         block_tokens: config.block_tokens,
