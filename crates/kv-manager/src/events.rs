@@ -5,15 +5,16 @@
 //! before. A reader that lags is told so, and its next read begins with all content that there is then.
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::sync::Arc;
 
 use kv_pool::events::{EventReader as PoolReader, PoolEvent, Reading};
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Tier};
 
-use crate::feed::{Feed, GroupNotes, LowerEvent, LowerKey, Note};
+use crate::feed::{Feed, GroupNotes, LowerEvent, Note};
 use crate::rows::Home;
-use crate::{Content, GroupId, Manager};
+use crate::{Content, GroupId, GroupKind, Manager};
 
 /// Consecutive blocks of one prefix, in one tier.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -21,6 +22,8 @@ use crate::{Content, GroupId, Manager};
 pub struct StoredBlocks {
     /// The group that they are blocks of.
     pub group: GroupId,
+    /// What the layers of the group keep of a sequence.
+    pub kind: GroupKind,
     /// Where they lie.
     pub tier: Tier,
     /// Their names, in the order of the prefix. Each but the first follows the one before. In a group with larger
@@ -29,6 +32,9 @@ pub struct StoredBlocks {
     pub names: Vec<BlockHash>,
     /// The name of the block before the first; `None` at the start of a prefix. It may not be cached.
     pub parent: Option<BlockHash>,
+    /// Tokens of the prefix before the first of these blocks. `None` if that is not known: a tier dropped the content
+    /// while it was loaded.
+    pub first_token: Option<u64>,
     /// The token ids of all these blocks, one block after the other: `names.len() * block_tokens`. Empty if the
     /// engine names its blocks itself.
     pub token_ids: Vec<u32>,
@@ -203,7 +209,7 @@ impl EventReader {
             let Some(log) = notes.pool.events() else { continue };
             let snapshot = notes.pool.snapshot();
             self.pools.push(Position { log, from: snapshot.next_event });
-            let mut found = Vec::new();
+            let (mut complete, mut pending) = (Vec::new(), Vec::new());
             for view in &snapshot.blocks {
                 let record = view.block;
                 let (name, tier) = match (view.hash, view.expected) {
@@ -212,14 +218,25 @@ impl EventReader {
                     (None, None) => continue,
                 };
                 match notes.note(record).is_some_and(|note| note.step > feed.completed) {
-                    true => self.push_stored(group, record, name, tier),
-                    false => found.push((record, name, tier)),
+                    true => pending.push((record, name, tier)),
+                    false => complete.push((record, name, tier)),
                 }
             }
-            publish_chains(notes, found, into);
+            let parent = |record| notes.note(record).and_then(|note| note.parent);
+            for (record, name, tier) in in_chains(complete, |of| of.1, |of| parent(of.0)) {
+                push_block(into, None, notes, record, name, tier);
+            }
+            for (record, name, tier) in in_chains(pending, |of| of.1, |of| parent(of.0)) {
+                self.push_stored(group, record, name, tier);
+            }
         }
-        for (&key, lower) in &feed.lower {
-            push_stored(into, stored_of(feed, key, &lower.note, &lower.tokens));
+        let lower = feed.lower.iter().collect();
+        for (&key, lower) in in_chains(
+            lower,
+            |(key, _)| **key,
+            |(key, lower)| lower.note.parent.map(|parent| (key.0, key.1, parent)),
+        ) {
+            push_told(into, None, &feed.groups[key.0], key.1, (key.2, &lower.note, &lower.tokens));
         }
     }
 
@@ -279,18 +296,20 @@ impl EventReader {
                 }
             }
             PoolEvent::Moved { block, hash, from, to } => {
-                let open = self.open.get(&(group, block)).map(|&at| &mut self.queue[at].what);
-                match open {
-                    Some(What::Stored { tier, .. } | What::Moved { to: tier, .. }) => {
-                        *tier = to.tier
-                    }
-                    _ => {
-                        let (from, to) = (from.tier, to.tier);
-                        self.open.insert((group, block), self.queue.len());
-                        let what = What::Moved { record: block, from, to };
-                        self.queue.push(Entry { group, name: hash, what });
-                    }
+                // What was not told yet is told once, at its last place, and behind what moved there before.
+                let untold = self.open.remove(&(group, block));
+                let untold =
+                    untold.map(|at| std::mem::replace(&mut self.queue[at].what, What::Void));
+                if let Some(What::Stored { .. }) = untold {
+                    return self.push_stored(group, block, hash, to.tier);
                 }
+                let from = match untold {
+                    Some(What::Moved { from: first, .. }) => first,
+                    _ => from.tier,
+                };
+                self.open.insert((group, block), self.queue.len());
+                let what = What::Moved { record: block, from, to: to.tier };
+                self.queue.push(Entry { group, name: hash, what });
             }
             _ => {}
         }
@@ -335,7 +354,8 @@ impl EventReader {
         for &(key, event) in feed.lower_log.from(self.lower).0 {
             match (event, feed.lower.get(&key)) {
                 (LowerEvent::Stored, Some(lower)) => {
-                    push_stored(into, stored_of(feed, key, &lower.note, &lower.tokens));
+                    let content = (key.2, &lower.note, &*lower.tokens);
+                    push_told(into, None, &feed.groups[key.0], key.1, content);
                 }
                 // It has gone since: neither is told.
                 (LowerEvent::Stored, None) => {
@@ -351,31 +371,30 @@ impl EventReader {
     }
 }
 
-/// Hands out published content, each block behind the one before it if that is there too.
-fn publish_chains(
-    notes: &GroupNotes,
-    found: Vec<(RecordId, BlockHash, Tier)>,
-    into: &mut Vec<CacheEvent>,
-) {
-    let there: HashMap<BlockHash, usize> =
-        found.iter().enumerate().map(|(at, &(_, name, _))| (name, at)).collect();
-    let parent = |&(record, ..): &(RecordId, BlockHash, Tier)| notes.note(record)?.parent;
-    let mut children: HashMap<BlockHash, Vec<usize>> = HashMap::new();
-    let mut next: Vec<usize> = Vec::new();
-    for (at, block) in found.iter().enumerate() {
-        match parent(block).filter(|parent| there.contains_key(parent)) {
-            Some(parent) => children.entry(parent).or_default().push(at),
-            None => next.push(at),
+/// Puts content in an order in which each follows the one before it in its prefix, if that is there too. Routers that
+/// keep prefixes as trees do not know where to put what comes before its parent.
+fn in_chains<T, K: Copy + Eq + Hash>(
+    found: Vec<T>,
+    name: impl Fn(&T) -> K,
+    parent: impl Fn(&T) -> Option<K>,
+) -> Vec<T> {
+    let there: HashSet<K> = found.iter().map(&name).collect();
+    let mut children: HashMap<K, Vec<T>> = HashMap::new();
+    let (mut next, mut ordered) = (Vec::new(), Vec::with_capacity(found.len()));
+    for content in found {
+        match parent(&content).filter(|parent| there.contains(parent)) {
+            Some(parent) => children.entry(parent).or_default().push(content),
+            None => next.push(content),
         }
     }
-    while let Some(at) = next.pop() {
-        let (record, name, tier) = found[at];
-        push_block(into, None, notes, record, name, tier);
-        next.extend(children.remove(&name).unwrap_or_default());
+    while let Some(content) = next.pop() {
+        next.extend(children.remove(&name(&content)).unwrap_or_default());
+        ordered.push(content);
     }
+    ordered
 }
 
-/// Adds a block to the events: to the last one, if the block follows the last block of that.
+/// Adds a block to the events.
 fn push_block(
     into: &mut Vec<CacheEvent>,
     moved_from: Option<Tier>,
@@ -387,6 +406,17 @@ fn push_block(
     let unknown = Note::default();
     let note = notes.note(record).filter(|note| note.name == Some(name)).unwrap_or(&unknown);
     let tokens = if note.name.is_some() { notes.tokens(record) } else { &[] };
+    push_told(into, moved_from, notes, tier, (name, note, tokens));
+}
+
+/// Adds content to the events: to the last one, if it follows the last block of that.
+fn push_told(
+    into: &mut Vec<CacheEvent>,
+    moved_from: Option<Tier>,
+    notes: &GroupNotes,
+    tier: Tier,
+    (name, note, tokens): (BlockHash, &Note, &[u32]),
+) {
     let last = match (into.last_mut(), moved_from) {
         (Some(CacheEvent::Stored(last)), None) => Some(last),
         (Some(CacheEvent::Moved { from, to }), Some(here)) if *from == here => Some(to),
@@ -410,10 +440,6 @@ fn push_block(
     });
 }
 
-fn push_stored(into: &mut Vec<CacheEvent>, stored: StoredBlocks) {
-    into.push(CacheEvent::Stored(stored));
-}
-
 fn push_removed(into: &mut Vec<CacheEvent>, group: GroupId, tier: Tier, name: BlockHash) {
     match into.last_mut() {
         Some(CacheEvent::Removed { group: g, tier: t, names }) if (*g, *t) == (group, tier) => {
@@ -421,11 +447,6 @@ fn push_removed(into: &mut Vec<CacheEvent>, group: GroupId, tier: Tier, name: Bl
         }
         _ => into.push(CacheEvent::Removed { group, tier, names: vec![name] }),
     }
-}
-
-fn stored_of(feed: &Feed, key: LowerKey, note: &Note, tokens: &[u32]) -> StoredBlocks {
-    let (group, tier, name) = key;
-    stored(&feed.groups[group], tier, name, note, tokens)
 }
 
 fn stored(
@@ -437,9 +458,11 @@ fn stored(
 ) -> StoredBlocks {
     StoredBlocks {
         group: notes.id,
+        kind: notes.kind,
         tier,
         names: vec![name],
         parent: note.parent,
+        first_token: note.index.map(|index| u64::from(index) * u64::from(notes.block_tokens)),
         token_ids: tokens.to_vec(),
         block_tokens: notes.block_tokens,
         content: note.content.clone(),

@@ -11,7 +11,7 @@ use parking_lot::MutexGuard;
 use crate::group::Group;
 use crate::names::Known;
 use crate::options::repeated;
-use crate::{Content, GroupId, OptionsError};
+use crate::{Content, GroupId, GroupKind, OptionsError};
 
 /// What is noted of a block's content, beside its token ids.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +20,8 @@ pub(crate) struct Note {
     pub(crate) parent: Option<BlockHash>,
     /// It is published when this step is complete.
     pub(crate) step: u64,
+    /// Which block of its prefix it is; `None` if that is not known.
+    pub(crate) index: Option<u32>,
     /// Whether the token ids are known.
     ids: bool,
     pub(crate) content: Option<Arc<Content>>,
@@ -29,6 +31,7 @@ pub(crate) struct Note {
 #[derive(Debug)]
 pub(crate) struct GroupNotes {
     pub(crate) id: GroupId,
+    pub(crate) kind: GroupKind,
     pub(crate) block_tokens: u32,
     pub(crate) pool: BlockPool,
     notes: Vec<Note>,
@@ -41,7 +44,8 @@ impl GroupNotes {
         let (block_tokens, records) = (group.block_tokens, group.written.len());
         let tokens = repeated(0, records.saturating_mul(block_tokens as usize))?;
         let notes = repeated(Note::default(), records)?;
-        Ok(Self { id: group.id, block_tokens, pool: group.pool.clone(), notes, tokens })
+        let (id, kind, pool) = (group.id, group.kind, group.pool.clone());
+        Ok(Self { id, kind, block_tokens, pool, notes, tokens })
     }
 
     pub(crate) fn note(&self, record: RecordId) -> Option<&Note> {
@@ -213,7 +217,9 @@ impl<'a> Noting<'a> {
             let len = group.block_tokens as usize;
             let tokens = self.ids.get(index * len..(index + 1) * len).unwrap_or_default();
             let content = self.content.cloned();
-            let note = Note { name: Some(name), parent, step: self.step, ids: false, content };
+            let at = u32::try_from(index).ok();
+            let note =
+                Note { name: Some(name), parent, step: self.step, index: at, ids: false, content };
             group.set(record, note, tokens);
             return;
         }

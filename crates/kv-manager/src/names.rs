@@ -95,11 +95,17 @@ pub(crate) struct Namer {
 }
 
 impl Namer {
-    /// The start of the chains of a generation.
-    fn root(&self, generation: u64) -> BlockHash {
+    /// What sets the names of a generation apart: the names of the same content with other upper 64 bits.
+    ///
+    /// The lower 64 bits are what [routers](crate::vllm::block_hash) know. They stay those of the content, since routers
+    /// take equal content for equally named wherever it is, also where weights were updated at another time.
+    fn mask(&self, generation: u64) -> u128 {
         match generation {
-            0 => BlockHash::ROOT,
-            generation => self.hasher.salted(&generation.to_le_bytes()),
+            0 => 0,
+            generation => {
+                let salted = self.hasher.salted(&generation.to_le_bytes()).to_u128();
+                (salted >> 64).max(1) << 64
+            }
         }
     }
 }
@@ -235,14 +241,16 @@ impl Known {
             return;
         }
         self.names.reserve((ids.len() / block).saturating_sub(self.names.len()));
-        let mut parent = self.names.last().copied().unwrap_or_else(|| namer.root(self.generation));
+        let mask = namer.mask(self.generation);
+        let masked = |name: BlockHash| BlockHash::from_u128(name.to_u128() ^ mask);
+        let mut parent = self.names.last().copied().map_or(BlockHash::ROOT, masked);
         for tokens in ids.chunks_exact(block).skip(self.names.len()) {
             let index = self.names.len() as u64;
             parent = match &self.content {
                 None => namer.hasher.chain(parent, tokens),
                 Some(content) => content.chain(namer, parent, tokens, index),
             };
-            self.names.push(parent);
+            self.names.push(masked(parent));
         }
     }
 }
@@ -293,11 +301,6 @@ impl Known {
 
 /// What an engine's names are mixed with in a generation, where content has this salt.
 fn mask_of(salt: &[u8], generation: u64, namer: &Namer) -> u128 {
-    if generation == 0 && salt.is_empty() {
-        return 0;
-    }
-    let mut bytes: SmallVec<[u8; 64]> = SmallVec::new();
-    bytes.extend_from_slice(&generation.to_le_bytes());
-    bytes.extend_from_slice(salt);
-    namer.hasher.salted(&bytes).to_u128()
+    let salt = if salt.is_empty() { 0 } else { namer.hasher.salted(salt).to_u128() };
+    salt ^ namer.mask(generation)
 }

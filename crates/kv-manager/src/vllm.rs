@@ -2,26 +2,32 @@
 //!
 //! A batch is msgpack: `[ts, [event, ...], data_parallel_rank]`, each event an array that begins with its tag, as
 //! vLLM's publisher writes them (`array_like=True`). How it travels, with a sequence number in a ZeroMQ frame of its
-//! own, is the engine's matter.
+//! own, is the engine's matter; the repository's `examples/router` does it.
 //!
 //! | event | fields behind the tag |
 //! | --- | --- |
-//! | `BlockStored` | hashes, parent hash, token ids, tokens of a block, nil (LoRA number), medium, LoRA name, nil (extra keys), group |
+//! | `BlockStored` | hashes, parent hash, token ids, tokens of a block, nil (LoRA number), medium, LoRA name, extra keys, group, kind of group, tokens of a window |
 //! | `BlockRemoved` | hashes, medium, group |
 //! | `AllBlocksCleared` | none |
 //!
 //! The format has no event for content that moves: it is stored in one medium, and then removed from the other.
-//! Media are `GPU`, `CPU`, `DISK` and `REMOTE`.
+//! Media are `GPU`, `CPU`, `DISK` and `REMOTE`; kinds are `full_attention`, `sliding_window` and `mamba`.
 //!
-//! Of what content depends on, the format names the adapter: as it is if it is UTF-8, else in hexadecimal. Salts and
-//! images are in the hashes only, so a router that makes hashes of its own from token ids takes such blocks for
-//! those of plain text. It scores a request too high then; this cache never serves it what is not its own.
+//! Routers that make hashes of their own, from token ids, need what else content depends on. The adapter is named
+//! as it is if it is UTF-8, else in hexadecimal, and so are the *extra keys*, which are a list for each block, or nil:
+//!
+//! - the salt, in the first salted block of each event. vLLM names it in the first block of a prefix only. But a block
+//!   may be told of long after that one, and in a tier below host memory without it;
+//! - what stands behind placeholder tokens that begin in the block, each with its offset there.
+//!
+//! NVIDIA Dynamo takes an extra key for a salt if it begins with `dynamo-cache-salt:`. Its engines give the cache
+//! such a salt; see [`Content::salt`](crate::Content::salt). Whoever may read events may read salts.
 //!
 //! Msgpack needs six encodings here, so they are written out, and the crate has no dependency for them.
 
 use kv_pool::{BlockHash, Tier};
 
-use crate::{CacheEvent, GroupId, StoredBlocks};
+use crate::{CacheEvent, Content, GroupId, GroupKind, StoredBlocks};
 
 /// A name as routers know it: its lower 64 bits. Routers keep names as 64-bit numbers. Among a million names, two
 /// are the same number with a probability of 3 in 100 million.
@@ -75,7 +81,7 @@ struct Msgpack<'a> {
 
 impl Msgpack<'_> {
     fn stored(&mut self, stored: &StoredBlocks) {
-        self.array(10);
+        self.array(12);
         self.text("BlockStored");
         self.hashes(&stored.names);
         match stored.parent {
@@ -89,10 +95,51 @@ impl Msgpack<'_> {
         self.text(medium(stored.tier));
         match stored.content.as_deref().map(|content| &content.adapter[..]) {
             None | Some([]) => self.nil(),
-            Some(adapter) => self.text(&adapter_name(adapter)),
+            Some(adapter) => self.text(&printed(adapter)),
         }
-        self.nil();
+        self.extra_keys(stored);
         self.number(stored.group.0.into());
+        let (kind, window) = match stored.kind {
+            GroupKind::Full => ("full_attention", None),
+            GroupKind::Window { tokens, .. } => ("sliding_window", Some(tokens)),
+            GroupKind::State { .. } => ("mamba", None),
+        };
+        self.text(kind);
+        match window {
+            Some(tokens) => self.number(tokens.into()),
+            None => self.nil(),
+        }
+    }
+
+    /// A list of keys for each block, or nil; nil for all if no block has any.
+    fn extra_keys(&mut self, stored: &StoredBlocks) {
+        let keyed = stored.content.as_deref().zip(stored.first_token);
+        let block_tokens = u64::from(stored.block_tokens);
+        let blocks = (0_u64..).take(stored.names.len());
+        let keys: Vec<_> = keyed.map_or_else(Vec::new, |(content, first)| {
+            let starts = blocks.map(|block| first + block * block_tokens);
+            starts.map(|start| Keys::of(content, start, first, block_tokens)).collect()
+        });
+        if keys.iter().all(Keys::is_empty) {
+            return self.nil();
+        }
+        self.array(keys.len());
+        for Keys { start, salt, inputs } in &keys {
+            let count = usize::from(salt.is_some()) + inputs.len();
+            if count == 0 {
+                self.nil();
+                continue;
+            }
+            self.array(count);
+            for (at, input) in *inputs {
+                self.array(2);
+                self.text(&printed(input));
+                self.number(at - start);
+            }
+            if let Some(salt) = salt {
+                self.text(&printed(salt));
+            }
+        }
     }
 
     fn removed(&mut self, group: GroupId, tier: Tier, names: &[BlockHash]) {
@@ -163,10 +210,36 @@ fn medium(tier: Tier) -> &'static str {
     }
 }
 
-fn adapter_name(adapter: &[u8]) -> std::borrow::Cow<'_, str> {
-    match std::str::from_utf8(adapter) {
-        Ok(name) => name.into(),
-        Err(_) => adapter.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
+/// What a block's content depends on beside token ids.
+struct Keys<'a> {
+    /// The tokens before the block.
+    start: u64,
+    salt: Option<&'a [u8]>,
+    inputs: &'a [(u64, Vec<u8>)],
+}
+
+impl<'a> Keys<'a> {
+    /// Those of the block that begins at token `start`, of an event whose first block begins at `first`.
+    fn of(content: &'a Content, start: u64, first: u64, block_tokens: u64) -> Self {
+        let end = start + block_tokens;
+        // The block's name covers all tokens up to its end, and is salted if one of them is.
+        let salted = end > content.shared_tokens;
+        let told = start > first && start > content.shared_tokens;
+        let salt = Some(&content.salt[..]).filter(|salt| salted && !told && !salt.is_empty());
+        let position = |token| content.inputs.partition_point(|(at, _)| *at < token);
+        Self { start, salt, inputs: &content.inputs[position(start)..position(end)] }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.salt.is_none() && self.inputs.is_empty()
+    }
+}
+
+/// Bytes as text: as they are, or in hexadecimal.
+fn printed(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into(),
+        Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into(),
     }
 }
 
@@ -184,12 +257,14 @@ mod tests {
     fn stored() -> StoredBlocks {
         StoredBlocks {
             group: GroupId(1),
+            kind: GroupKind::Window { tokens: 128, sinks: 0 },
             tier: Tier::Secondary,
             names: vec![
                 BlockHash::from_u128(5),
                 BlockHash::from_u128((7 << 64) | 0x1234_5678_9abc),
             ],
             parent: Some(BlockHash::from_u128(0x80)),
+            first_token: Some(6),
             token_ids: vec![1, 0xffff, 0x1_0000, 4],
             block_tokens: 2,
             content: Some(Arc::new(Content { adapter: b"ab".to_vec(), ..Content::default() })),
@@ -209,17 +284,78 @@ mod tests {
         let expected = [
             "93cb3ff8000000000000",                 // [1.5,
             "93",                                   // [
-            "9aab426c6f636b53746f726564",           // ["BlockStored",
+            "9cab426c6f636b53746f726564",           // ["BlockStored",
             "9205cf0000123456789abc",               // [5, 0x123456789abc],
             "cc80",                                 // 0x80,
             "9401cdffffce0001000004",               // [1, 0xffff, 0x10000, 4],
-            "02c0a3435055a26162c001",               // 2, nil, "CPU", "ab", nil, 1],
+            "02c0a3435055a26162c001",               // 2, nil, "CPU", "ab", nil, 1,
+            "ae736c6964696e675f77696e646f77",       // "sliding_window",
+            "cc80",                                 // 128],
             "94ac426c6f636b52656d6f766564",         // ["BlockRemoved",
             "91cd012ca347505500",                   // [300], "GPU", 0],
             "91b0416c6c426c6f636b73436c6561726564", // ["AllBlocksCleared"]],
             "03",                                   // 3]
         ];
         assert_eq!(hex(&bytes), expected.concat());
+    }
+
+    /// The extra keys of five blocks of four tokens, the first of which begins at token `first`.
+    fn keys(content: &Content, first: u64) -> Vec<(Option<&[u8]>, Vec<u64>)> {
+        let blocks = (0..5).map(|block| Keys::of(content, first + block * 4, first, 4));
+        blocks
+            .map(|keys| (keys.salt, keys.inputs.iter().map(|(at, _)| at - keys.start).collect()))
+            .collect()
+    }
+
+    #[test]
+    fn the_first_salted_block_of_an_event_names_the_salt() {
+        let salted = |content: &Content, first| {
+            let keys = keys(content, first);
+            keys.iter().position(|(salt, _)| *salt == Some(b"s")).inspect(|_| {
+                assert_eq!(keys.iter().filter(|(salt, _)| salt.is_some()).count(), 1);
+            })
+        };
+        let content = Content { salt: b"s".to_vec(), ..Content::default() };
+        assert_eq!((salted(&content, 0), salted(&content, 8)), (Some(0), Some(0)));
+        // Tokens 0 to 9 are shared, so the block of tokens 8 to 11 is the first that is salted.
+        let content = Content { shared_tokens: 10, ..content };
+        assert_eq!((salted(&content, 0), salted(&content, 4)), (Some(2), Some(1)));
+        assert_eq!((salted(&content, 8), salted(&content, 12)), (Some(0), Some(0)));
+        let content = Content { shared_tokens: 40, ..content };
+        assert_eq!(salted(&content, 0), None);
+        assert_eq!(salted(&Content::default(), 0), None);
+    }
+
+    #[test]
+    fn inputs_are_named_in_the_block_in_which_they_begin() {
+        let inputs = [4, 7, 7, 8, 40].map(|at| (at, b"image".to_vec())).to_vec();
+        let content = Content { inputs, ..Content::default() };
+        let offsets = |first| keys(&content, first).into_iter().map(|(_, at)| at);
+        let expected: [&[u64]; 5] = [&[], &[0, 3, 3], &[0], &[], &[]];
+        assert!(offsets(0).eq(expected));
+        assert!(offsets(4).eq([expected[1], expected[2], &[], &[], &[]]));
+        assert!(offsets(24).eq([&[], &[], &[], &[], &[0][..]]));
+    }
+
+    #[test]
+    fn extra_keys_have_the_bytes_that_msgspec_writes() {
+        let inputs = vec![(9, b"image".to_vec())];
+        let content = Content { inputs, salt: b"s".to_vec(), ..Content::default() };
+        let mut stored = stored();
+        stored.content = Some(Arc::new(content));
+        let mut bytes = Vec::new();
+        Msgpack { into: &mut bytes }.extra_keys(&stored);
+        // [["s"], [["image", 1]]]
+        assert_eq!(hex(&bytes), "9291a1739192a5696d61676501");
+        stored.content = Some(Arc::new(Content { salt: b"s".to_vec(), ..Content::default() }));
+        bytes.clear();
+        Msgpack { into: &mut bytes }.extra_keys(&stored);
+        assert_eq!(hex(&bytes), "9291a173c0", "[[\"s\"], nil]");
+        // Of content that came from somewhere, it is not known where in its prefix it lies.
+        stored.first_token = None;
+        bytes.clear();
+        Msgpack { into: &mut bytes }.extra_keys(&stored);
+        assert_eq!(hex(&bytes), "c0");
     }
 
     #[test]
@@ -250,6 +386,6 @@ mod tests {
                 (head.into(), head.len() / 2 + len)
             );
         }
-        assert_eq!(adapter_name(&[0xff, 0x0a]), "ff0a");
+        assert_eq!(printed(&[0xff, 0x0a]), "ff0a");
     }
 }

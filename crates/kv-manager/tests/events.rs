@@ -8,8 +8,8 @@ use std::collections::HashSet;
 
 use common::{admit, admitted, complete, computed, done, options, step};
 use kv_manager::{
-    CacheEvent, Completion, Content, EventReader, GroupId, Manager, ManagerOptions, Outcome,
-    Request, StoredBlocks, Tokens, WorkerId,
+    CacheEvent, Completion, Content, EventReader, GroupId, GroupKind, Manager, ManagerOptions,
+    Outcome, Request, StoredBlocks, Tokens, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
 
@@ -100,6 +100,7 @@ fn decoded_blocks_follow_their_parent() {
     let events = read(&mut reader);
     let told = stored(&events[0]);
     assert_eq!((told.parent, told.names.len()), (Some(names(0..4)[0]), 2));
+    assert_eq!((told.first_token, told.kind), (Some(4), GroupKind::Full));
     assert_eq!(told.token_ids, (20..28).collect::<Vec<_>>());
 }
 
@@ -207,6 +208,23 @@ fn a_repair_tells_every_branch_behind_its_parent() {
 }
 
 #[test]
+fn a_repair_tells_what_is_being_computed_behind_its_parents() {
+    let mut manager = watched(8, 0, 64);
+    // The end of a prefix is evicted first, so the blocks of the next one are in another order than their numbers.
+    drop(computed(&mut manager, 0..32));
+    let mut sequence = admit(&mut manager, 100..132);
+    let open = manager.begin_step().unwrap();
+    manager.stage(&open, &mut [&mut sequence]).unwrap();
+    manager.finish_step(open).unwrap();
+    assert!(sequence.block(0) > sequence.block(7), "{:?}", manager.block_ids(&sequence));
+    let mut reader = reader(&manager);
+    done(&mut manager, 2);
+    let events = read(&mut reader);
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(stored(&events[0]).names, names(100..132));
+}
+
+#[test]
 fn a_reset_clears_without_a_loss_however_much_was_cached() {
     let mut manager = watched(32, 0, 4);
     let mut reader = reader(&manager);
@@ -226,6 +244,34 @@ fn a_reset_clears_without_a_loss_however_much_was_cached() {
     let events = read(&mut reader);
     assert_eq!(stored(&events[0]).token_ids, [0, 1, 2, 3]);
     assert_ne!(stored(&events[0]).names, names(0..4), "in the new generation");
+}
+
+#[test]
+fn routers_know_content_by_one_name_before_and_after_a_reset() {
+    let mut manager = watched(16, 0, 64);
+    let mut reader = reader(&manager);
+    // Names of its own, and names that the engine gives.
+    let given = [1, 2].map(|name| BlockHash::from_u128((name << 64) | name)).to_vec();
+    let mut tell = |manager: &mut Manager| {
+        drop(computed(manager, 0..9));
+        let mut request = [Request::named(9, given.clone())];
+        let mut named = admitted(manager.admit(&mut request, u64::MAX).pop().unwrap());
+        step(manager, &mut [&mut named]);
+        read(&mut reader)
+    };
+    let before = tell(&mut manager);
+    manager.reset();
+    let after = tell(&mut manager);
+    assert_eq!(after[0], CacheEvent::Cleared);
+    assert_eq!((before.len(), after.len()), (2, 3));
+    for (before, after) in before.iter().zip(&after[1..]) {
+        let [before, after] = [before, after].map(|event| &stored(event).names);
+        assert!(before.iter().all(|name| !after.contains(name)));
+        let known =
+            |names: &[BlockHash]| names.iter().map(|&name| vllm::block_hash(name)).collect();
+        let [before, after]: [Vec<_>; 2] = [known(before), known(after)];
+        assert_eq!(before, after);
+    }
 }
 
 #[test]

@@ -11,8 +11,8 @@ use common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use common::{admitted, options};
 use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    Answer, Completion, Direction, Dropped, Forget, GroupId, ManagerOptions, Outcome, Settled,
-    TicketError, Waiting, WorkerId,
+    Answer, CacheEvent, Completion, Direction, Dropped, Forget, GroupId, ManagerOptions, Outcome,
+    Request, Settled, TicketError, Waiting, WorkerId,
 };
 use kv_pool::retention::{Retention, RetentionPolicy, TokenRange};
 use kv_pool::{BlockHash, Priority, Tier};
@@ -484,4 +484,63 @@ fn retention_follows_a_name_down_and_back() {
     let load = rig.load(&mut request(0..14));
     rig.settle(0, load.ticket, &[]);
     assert_eq!((priority(&rig, names[0]), priority(&rig, names[1])), (Some(33), Some(33)));
+}
+
+#[test]
+fn a_repair_tells_of_a_tier_below_in_chains() {
+    let options = ManagerOptions { events_max: 64, lower: lower(), ..options(16, 8) };
+    let mut rig = Rig::with(options);
+    let names = rig.store(0..32);
+    assert_eq!(names.len(), 8);
+    let mut events = Vec::new();
+    rig.manager.events().unwrap().read(&mut events).unwrap();
+    let below = events.iter().filter_map(|event| match event {
+        CacheEvent::Stored(stored) if stored.tier == Tier::Third => Some(stored),
+        _ => None,
+    });
+    let below: Vec<_> = below.collect();
+    assert_eq!(below.len(), 1, "one chain is one event: {below:?}");
+    assert_eq!((&below[0].names, below[0].parent), (&names, None));
+    assert_eq!(below[0].token_ids, (0..32).collect::<Vec<_>>());
+    assert_eq!(below[0].first_token, Some(0));
+}
+
+#[test]
+fn what_is_loaded_behind_content_in_host_memory_is_told_of_behind_it() {
+    let options = ManagerOptions { events_max: 1024, lower: lower(), ..options(16, 24) };
+    let mut rig = Rig::with(options);
+    let names = rig.store(0..32);
+    rig.push_out();
+    // The first half comes back, and is in host memory then.
+    let mut first = Request::new((0..17).collect());
+    let load = rig.load(&mut first);
+    rig.settle(0, load.ticket, &[]);
+    let mut sequence = admitted(rig.again(&mut first));
+    rig.step(&mut [&mut sequence]);
+    drop(sequence);
+    rig.manager.set_store_policy(Box::new(StoreNone));
+    let mut filler = admitted(rig.ask(900_000..900_064).1);
+    rig.step(&mut [&mut filler]);
+    drop(filler);
+    rig.step(&mut []);
+    let mut reader = rig.manager.events().unwrap();
+    let mut events = Vec::new();
+    reader.read(&mut events).unwrap();
+    assert!(rig.manager.pool().find_and_pin(names[3], Tier::Secondary).is_some());
+    // The second half is loaded behind it.
+    let mut both = Request::new((0..33).collect());
+    let load = rig.load(&mut both);
+    assert_eq!(load.blocks.len(), 4);
+    rig.settle(0, load.ticket, &[]);
+    let mut sequence = admitted(rig.again(&mut both));
+    assert_eq!(sequence.cached_tokens(), 32);
+    rig.step(&mut [&mut sequence]);
+    events.clear();
+    reader.read(&mut events).unwrap();
+    let on_device = events.iter().filter_map(|event| match event {
+        CacheEvent::Stored(to) | CacheEvent::Moved { to, .. } => Some(to),
+        _ => None,
+    });
+    let on_device = on_device.filter(|to| to.tier == Tier::Primary).flat_map(|to| to.names.clone());
+    assert_eq!(on_device.collect::<Vec<_>>(), names);
 }
