@@ -64,6 +64,7 @@ mod order;
 mod part;
 mod pieces;
 mod pinned;
+mod references;
 mod runs;
 mod shares;
 mod steps;
@@ -90,6 +91,7 @@ pub use options::{
     Eviction, GroupOptions, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules,
 };
 pub use part::Part;
+pub use references::references;
 pub use tiers::LowerTiers;
 pub use transport::{Carried, TransportChoice, TransportRules, TransportStats, UnknownTransport};
 pub use worker::KvWorker;
