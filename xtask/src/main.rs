@@ -55,6 +55,8 @@ enum Task {
     Api(api::Args),
     /// Runs projects outside the workspace that depend on one of its crates.
     Outside,
+    /// Runs NVIDIA Dynamo's router over instances of the cache; see `examples/router`.
+    Router(outside::RouterArgs),
     /// Looks for misspelt words.
     Spelling,
     /// Runs long campaigns of faults, kills and noise against the tier of files.
@@ -101,6 +103,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Bench => bench::run(),
         Task::Api(args) => api::run(&args),
         Task::Outside => outside::run(),
+        Task::Router(args) => outside::route(&args),
         Task::Spelling => spelling::run(),
         Task::Disk(args) => disk::run(&args),
         Task::Deny => deny::run(),

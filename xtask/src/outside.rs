@@ -1,4 +1,4 @@
-//! `cargo xtask outside`: projects outside the workspace, as users would write them.
+//! `cargo xtask outside`: projects outside the workspace, as users would write them; and `cargo xtask router`.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -10,9 +10,12 @@ use crate::cargo;
 /// The project that depends only on `cuda-sim`, and races unless it is told to wait.
 const RACE: &str = "tests/outside/race";
 
-/// NVIDIA Dynamo's router, which reads the events of a cache. Its lock file is its own: the workspace has few of its
-/// dependencies.
-const ROUTER: &str = "tests/outside/dynamo";
+/// NVIDIA Dynamo's router over instances of the cache, whose events it hears. Its lock file is its own: the workspace
+/// has few of its dependencies.
+const ROUTER: &str = "examples/router";
+
+/// Its requests in continuous integration: enough for a reset, and for the end of every tier.
+const ROUTED: [&str; 2] = ["--requests", "1200"];
 
 /// Applications that choose cudarc's version, bindings and linking, and use our crates too.
 const ADOPTING: [&str; 7] =
@@ -25,13 +28,13 @@ const CANDLE_VERSION: (&str, &str) = ("CUDARC_CUDA_VERSION", "12060");
 /// The build folder of outside projects, below the target folder.
 const TARGET: &str = "outside";
 
-/// Checks that applications with their own cudarc compile, that a router reads our events, that the race is reported with the
+/// Checks that applications with their own cudarc compile, that a router's scores are what the caches find, that the race is reported with the
 /// missing order, and that the fixed program gives no report.
 pub(crate) fn run() -> anyhow::Result<()> {
     for name in ADOPTING {
         check(name)?;
     }
-    println!("{}", output(ROUTER, &[])?.trim_end());
+    println!("{}", output(ROUTER, &ROUTED)?.trim_end());
     let racing = output(RACE, &[])?;
     let reported =
         ["race (H23)", "src/main.rs:11", "src/main.rs:17", "missing: an event recorded on stream"];
@@ -43,6 +46,24 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let mended = output(RACE, &["--mended"])?;
     if !mended.is_empty() {
         bail!("a program that waits is reported as racing:\n{mended}");
+    }
+    Ok(())
+}
+
+/// Options of `cargo xtask router`.
+#[derive(clap::Args)]
+pub(crate) struct RouterArgs {
+    /// Options of the program, such as `--requests 1000`; `--help` after `--` lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+/// Runs NVIDIA Dynamo's router over instances of the cache.
+pub(crate) fn route(args: &RouterArgs) -> anyhow::Result<()> {
+    let mut command = in_project(ROUTER, "run")?;
+    let status = command.arg("--").args(&args.args).status().context("cannot start Cargo")?;
+    if !status.success() {
+        bail!("{ROUTER} failed ({status})");
     }
     Ok(())
 }
