@@ -187,6 +187,24 @@ impl PagedKv {
         self.blocks * u64::from(self.shape.block_tokens())
     }
 
+    /// The address of the first row of a plane, which is token 0 of block 0 in tensor `kv` of a layer: 0 for keys, 1 for
+    /// values. For kernels of one's own, with the strides of the [`layout`](Self::layout). `None` for a plane that the
+    /// [`shape`](Self::shape) does not have.
+    ///
+    /// Where rows are not one piece of memory ([`PagedLayout::has_whole_rows`]), their parts begin at the offsets of
+    /// [`PagedLayout::parts_of`] from there.
+    #[must_use]
+    pub fn plane_address(&self, layer: u32, kv: u32) -> Option<u64> {
+        if layer >= self.shape.layers() || kv >= self.shape.kv_count() {
+            return None;
+        }
+        let (layer, kv) = (u64::from(layer), u64::from(kv));
+        let tensor =
+            self.tensors.get(self.layout.tensors().index(&self.shape, layer, kv) as usize)?;
+        // No overflow: a plane begins within its tensor's extent.
+        Some(tensor.address() + self.layout.plane_offset(layer, kv))
+    }
+
     /// The memory of one block, in a layout that has it in one piece, such as
     /// [`PagedLayout::block_major`]; `None` in any other.
     ///

@@ -3,7 +3,7 @@
 //!
 //! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
 //! `layer_major`, `custom`, `new`, `with_value_parts`, `parts_of`, `packed`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
-//! `adopt`, `block_span`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
+//! `adopt`, `block_span`, `plane_address`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
 //! `PackedOffsets`, `block_offsets_on_host`, `copy_block_offsets`, every
 //! launch of `KvKernels`, the raw ones with their counts included, `LaunchLimits`,
 //! `HostLink` (`new`, `transfer_chunk`, `transfer_chunks`, `start_chunks`, `copy_blocks`, `start_blocks`),
@@ -260,6 +260,7 @@ fn paged_memory_and_host_blocks() {
                 let Some(paged) = answered(paged) else { continue };
                 let _ = (paged.slots(), paged.alignment());
                 let _ = COUNTS.map(|block| answered(paged.block_span(block)));
+                let _ = COUNTS.map(|count| paged.plane_address(count as u32, count as u32));
             }
         }
         for blocks in COUNTS {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, ErrorCode, ModuleError, ReaderError, Stream};
 use kv_kernels::{
-    Direction, KernelError, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Direction, KernelError, KvFormat, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    Transfer,
     error::{Operand, OperandError, PagedKvError},
-    layout::LayoutError,
+    layout::{FormatOptions, LayoutError},
     tables::GatherRows,
     verify::{ChecksumArgs, FillPattern},
 };
@@ -417,6 +418,40 @@ fn blocks_of_whole_pieces_can_be_named() {
     let layer_major = PagedLayout::layer_major(&shape(), 4).unwrap();
     let planes = Paged::new(&bench.machine, shape(), layer_major, 4);
     assert_eq!(planes.kv.block_span(0), Ok(None));
+}
+
+#[test]
+fn the_planes_of_any_layout_have_addresses() {
+    let bench = Bench::new();
+    let planes = |kv: &PagedKv| {
+        let all = [(0, 0), (0, 1), (1, 0), (1, 1)];
+        all.map(|(layer, of)| kv.plane_address(layer, of).unwrap())
+    };
+    let kv = &bench.paged.kv;
+    let start = kv.span().address();
+    assert_eq!(planes(kv), [start, start + 64, start + 128, start + 192]);
+    for (layer, of) in [(2, 0), (0, 2), (u32::MAX, 0), (0, u32::MAX)] {
+        assert_eq!(kv.plane_address(layer, of), None);
+    }
+    let layer_major = PagedLayout::layer_major(&shape(), 4).unwrap();
+    let paged = Paged::new(&bench.machine, shape(), layer_major, 4);
+    let start = paged.kv.span().address();
+    assert_eq!(planes(&paged.kv), [start, start + 256, start + 512, start + 768]);
+    // Tensors of keys, one for each layer, before those of values.
+    let format = KvFormat::KvListsNhd;
+    let options = FormatOptions {
+        layers: 2,
+        heads: 1,
+        head_bytes: 16,
+        element_bytes: 2,
+        block_tokens: 4,
+        blocks: 4,
+        block_padding_bytes: 0,
+    };
+    let (shape, layout) = (format.shape(&options).unwrap(), format.layout(&options).unwrap());
+    let tensors: Vec<_> = (0..4).map(|n| bench.span(n * 256, 256)).collect();
+    let kv = PagedKv::over(&bench.machine.stream, shape, layout, &tensors, 4).unwrap();
+    assert_eq!(planes(&kv), [0, 2, 1, 3].map(|tensor: usize| tensors[tensor].address()));
 }
 
 #[test]
