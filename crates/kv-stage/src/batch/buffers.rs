@@ -20,6 +20,8 @@ pub struct TableBuffers {
     /// chosen where drafts of its last step are open; the null block for one that begins with its first token, and behind
     /// the sequences. The states that the step leaves are the `block_table`'s.
     pub state_in: Option<DeviceSpan>,
+    /// Entries of a row of the block table, for kernels that step from row to row.
+    pub width: u32,
 }
 
 /// The buffers of a [`DeviceBatch`](crate::DeviceBatch). Their addresses stay for its life.
@@ -117,8 +119,8 @@ impl Memory {
                 null_block: table.null_block,
                 unused: 0,
             });
-            let (block_table, slots_of) = (dense.span(), slots.span());
-            tables.push(TableBuffers { block_table, slots: slots_of, state_in: input });
+            let (block_table, slots_of, width) = (dense.span(), slots.span(), table.width);
+            tables.push(TableBuffers { block_table, slots: slots_of, state_in: input, width });
             owned.extend([ids, dense, slots, live].into_iter().chain(state_in));
         }
         let [lengths, rows_of, query_starts, positions] =

@@ -103,6 +103,7 @@ fn changes_beyond_a_packet_are_sent_before_the_step_and_in_order() {
     let found = read::<i32>(&machine.stream, staged.buffers.tables[0].block_table);
     let right: Vec<i32> = (4..8).flat_map(ids).collect();
     assert_eq!(found, right);
+    assert_eq!(staged.buffers.tables[0].width as usize, right.len() / 4);
     // About 16,000 ids have room in a packet: one row of 9,000.
     assert_eq!(machine.calls("cuMemcpyHtoDAsync") - before, 8);
 }
