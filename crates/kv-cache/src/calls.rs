@@ -145,6 +145,9 @@ impl KvCache {
     /// A twin of a sequence that shares every block of it. A block that both hold is copied, on the device,
     /// before one of them writes it; see [`Manager::fork`](kv_manager::Manager::fork).
     ///
+    /// For several answers to a prompt, fork once all tokens of the prompt but the last are computed or staged. Then no id is
+    /// to come, and each twin computes the last token for itself.
+    ///
     /// # Errors
     /// [`ForkError`]; nothing has changed.
     pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
