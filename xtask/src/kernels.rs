@@ -63,8 +63,8 @@ struct Folder {
 }
 
 /// The published kernels, kernels with planted bugs that the simulated device must find, kernels of
-/// tests, and a benchmark's kernel for comparison.
-const FOLDERS: [Folder; 6] = [
+/// tests, a benchmark's kernel for comparison, and the attention of an example.
+const FOLDERS: [Folder; 7] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
     Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
@@ -74,6 +74,7 @@ const FOLDERS: [Folder; 6] = [
         sources: "crates/kv-kernels/benches/transport_gpu",
         ptx: "crates/kv-kernels/benches/transport_gpu",
     },
+    Folder { sources: "examples/chat/kernels", ptx: "examples/chat/ptx" },
 ];
 
 /// Folders in which PTX is searched for, at any depth. PTX that `FOLDERS` do not build is an error.

@@ -8,6 +8,7 @@
 mod api;
 mod bench;
 mod cargo;
+mod chat;
 mod deny;
 mod disk;
 mod figures;
@@ -73,6 +74,8 @@ enum Task {
     GpuBundle,
     /// Builds the PTX of every kernel with the pinned compiler, or checks what is committed.
     Kernels(kernels::Args),
+    /// Chats with a small model, whose engine is built on `kv-cache`.
+    Chat(chat::Args),
     /// Runs kv-pool beside kvbm-logical on the same operations.
     Peers(peers::Args),
     /// Takes protections out one at a time, and sees that a test fails without each.
@@ -112,6 +115,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Tidy => tidy::run(),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Kernels(args) => kernels::run(&args),
+        Task::Chat(args) => chat::run(&args),
         Task::Peers(args) => peers::run(&args),
         Task::Removals(args) => removals::run(&args),
     }

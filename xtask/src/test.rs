@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
-use crate::{api, deny, kernels, minimal, model, outside, paces, spelling, tidy};
+use crate::{api, chat, deny, kernels, minimal, model, outside, paces, spelling, tidy};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -64,6 +64,8 @@ struct Outcome {
     line: String,
     elapsed: Duration,
     failure: Option<String>,
+    /// Why it could not be run, on a machine that may lack what it needs.
+    not_run: Option<String>,
 }
 
 /// Runs every step and reports all failures at the end.
@@ -76,12 +78,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     for (index, step) in steps.into_iter().enumerate() {
         println!("[{}/{count}] {}", index + 1, step.line);
         let start = Instant::now();
-        let failure =
-            watched(&step.line, || step.work.run()).err().map(|error| format!("{error:#}"));
+        let error = watched(&step.line, || step.work.run()).err();
         let elapsed = start.elapsed();
-        let verdict = failure.as_deref().unwrap_or("ok");
+        let is_not_run = error.as_ref().is_some_and(|error| error.is::<chat::NotRun>());
+        let text = error.map(|error| format!("{error:#}"));
+        let (failure, not_run) = if is_not_run { (None, text) } else { (text, None) };
+        let verdict = failure.as_deref().or(not_run.as_deref()).unwrap_or("ok");
         println!("[{}/{count}] {verdict}, {:.1} s\n", index + 1, elapsed.as_secs_f64());
-        outcomes.push(Outcome { line: step.line, elapsed, failure });
+        outcomes.push(Outcome { line: step.line, elapsed, failure, not_run });
     }
     print!("{}", summary(&outcomes));
     match outcomes.iter().filter(|outcome| outcome.failure.is_some()).count() {
@@ -205,6 +209,7 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
     }
     steps.push(Step::own("minimal", minimal::run));
     steps.push(Step::own("outside", outside::run));
+    steps.push(Step::own("chat --check", chat::check));
     steps.push(Step::own("model", || model::run(&model::Args::default())));
     steps.push(Step::cargo("build --release --package kv-replay"));
     for arguments in SMOKE {
@@ -218,15 +223,19 @@ fn steps(args: &Args, packages: &[Package], nextest: bool) -> Vec<Step> {
 /// One line per step, and the failed ones once more at the end, where a reader looks first.
 fn summary(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
-    for Outcome { line, elapsed, failure } in outcomes {
-        let verdict = if failure.is_some() { "FAIL" } else { "ok" };
+    for Outcome { line, elapsed, failure, not_run } in outcomes {
+        let verdict = match (failure, not_run) {
+            (Some(_), _) => "FAIL",
+            (None, Some(_)) => "left",
+            (None, None) => "ok",
+        };
         text.push_str(&format!("{verdict:>4} {:>7.1} s  {line}\n", elapsed.as_secs_f64()));
     }
     let total: Duration = outcomes.iter().map(|outcome| outcome.elapsed).sum();
     text.push_str(&format!("     {:>7.1} s  in all\n", total.as_secs_f64()));
-    for Outcome { line, failure, .. } in outcomes {
-        if let Some(failure) = failure {
-            text.push_str(&format!("\n{line}\n    {failure}\n"));
+    for Outcome { line, failure, not_run, .. } in outcomes {
+        if let Some(reason) = failure.as_ref().or(not_run.as_ref()) {
+            text.push_str(&format!("\n{line}\n    {reason}\n"));
         }
     }
     text
@@ -322,10 +331,12 @@ mod tests {
             line: line.to_owned(),
             elapsed: Duration::from_millis(1500),
             failure: failure.map(str::to_owned),
+            not_run: None,
         };
-        let text = summary(&[outcome("cargo a", Some("failed")), outcome("cargo b", None)]);
-        let expected = "FAIL     1.5 s  cargo a\n  ok     1.5 s  cargo b\n         3.0 s  in all\n\
-                        \ncargo a\n    failed\n";
+        let left = Outcome { not_run: Some("not run: no".to_owned()), ..outcome("cargo c", None) };
+        let text = summary(&[outcome("cargo a", Some("failed")), outcome("cargo b", None), left]);
+        let expected = "FAIL     1.5 s  cargo a\n  ok     1.5 s  cargo b\nleft     1.5 s  cargo c\n         \
+                        4.5 s  in all\n\ncargo a\n    failed\n\ncargo c\n    not run: no\n";
         assert_eq!(text, expected);
     }
 }

