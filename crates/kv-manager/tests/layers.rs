@@ -29,7 +29,12 @@ fn by_layers(ids: std::ops::Range<u32>) -> Request {
 
 impl Entered {
     fn new() -> Self {
-        let mut rig = Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(12, 8) });
+        Self::with(false)
+    }
+
+    fn with(scrubs: bool) -> Self {
+        let lower = lower();
+        let mut rig = Rig::with(ManagerOptions { workers: 2, lower, scrubs, ..options(12, 8) });
         let names = rig.store(0..12);
         rig.push_out();
         let mut wanted = by_layers(0..14);
@@ -88,6 +93,38 @@ fn a_step_reads_blocks_that_are_loaded_and_counts_when_the_load_has_ended() {
     assert_eq!((entered.named(), entered.sequence.loads()), (3, None));
     let stats = entered.rig.manager.lower_stats();
     assert_eq!((stats.entered, stats.redone, stats.loaded_blocks[0]), (1, 0, 3));
+}
+
+#[test]
+fn a_block_that_a_load_has_written_is_scrubbed_before_anybody_else_gets_it() {
+    let mut entered = Entered::with(true);
+    let plan = entered.stage();
+    let loaded: Vec<_> = plan.layer_loads.iter().map(|load| load.to).collect();
+    for worker in 0..2 {
+        // The tier has brought another tenant's content.
+        entered.settle(worker, &[(1, BlockFault::Checksum)]);
+        entered.complete(worker, plan.step);
+    }
+    assert_eq!(entered.commit(plan.step), Ok(Committed::Redo { from: 4 }));
+    drop(entered.sequence);
+    let manager = &mut entered.rig.manager;
+    let mut step = |batch: &mut [&mut Sequence]| {
+        let step = manager.begin_step().unwrap();
+        let plan = manager.stage(&step, batch).unwrap().clone();
+        manager.finish_step(step).unwrap();
+        for worker in [0, 1].map(WorkerId) {
+            let outcome = Outcome::Done;
+            manager.complete(Completion { worker, step: plan.step, outcome }).unwrap();
+        }
+        plan
+    };
+    step(&mut []);
+    let _all = common::admit(&mut entered.rig.manager, 500..548);
+    let step = entered.rig.manager.begin_step().unwrap();
+    let plan = entered.rig.manager.stage(&step, &mut []).unwrap();
+    for block in loaded {
+        assert!(plan.scrubs.iter().any(|scrub| scrub.block == block), "{:?}", plan.scrubs);
+    }
 }
 
 #[test]

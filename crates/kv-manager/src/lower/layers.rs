@@ -16,6 +16,7 @@ use crate::admit::Request;
 use crate::ends::Redo;
 use crate::group::Group;
 use crate::hit::Found;
+use crate::manager::Writer;
 use crate::plan::LayerLoad;
 use crate::tiers::BlockFault;
 use crate::{GroupId, Manager, Sequence, TicketId, WorkerId};
@@ -217,6 +218,11 @@ impl Manager {
                 let Some(to) = sequence.held[group].blocks.id(first + index) else { continue };
                 let (ticket, group) = (part.ticket, part.group);
                 self.plan.layer_loads.push(LayerLoad { ticket, group, from, to });
+                // Parts of it are there before all of it is known to be right, whoever's it is.
+                if let Some(writer) = self.groups[usize::from(group.0)].writers.get_mut(to.index())
+                {
+                    *writer = Writer::Unknown;
+                }
             }
         }
         self.lower.stats.entered += 1;
