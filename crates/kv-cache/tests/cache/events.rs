@@ -1,8 +1,12 @@
 //! Events of a cache, and bytes by way: a mirror that hears only of events has what the pool has.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
 
-use kv_cache::{CacheEvent, KvCacheOptions, PoolRules};
+use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
+use kv_cache::{CacheEvent, KvCacheOptions, LowerTiers, PoolRules};
+use kv_pool::clock::ManualClock;
 use kv_pool::{BlockHash, Tier};
 
 use crate::common::engine::{Engine, Prompt, options};
@@ -69,6 +73,66 @@ fn follow(events_max: usize) -> (usize, usize) {
     engine.close();
     machine.assert_clean();
     (moved, lost)
+}
+
+/// Compares a mirror with what is cached, in a tier below host memory too.
+fn assert_same(mirror: &Mirror, engine: &Engine, when: &str) {
+    let (below, above): (Mirror, Mirror) =
+        mirror.iter().partition(|(tier, _)| *tier > Tier::Secondary);
+    assert_eq!(above, cached(engine), "{when}");
+    let manager = engine.cache.manager();
+    assert_eq!(below.len() as u64, manager.lower_stats().names[0], "{when}");
+    for (tier, name) in below {
+        assert_eq!((tier, manager.find_below(name)), (Tier::Third, Some(Tier::Third)), "{when}");
+    }
+}
+
+#[test]
+fn a_mirror_of_a_whole_life_has_what_the_cache_has_in_every_tier() {
+    let (machine, clock) = (Machine::new(7, 1, small()), ManualClock::new());
+    let mut tiers = LowerTiers::new(b"a model");
+    // Fewer than are stored, so the tier drops some by itself.
+    tiers.push(|| {
+        Box::new(MemoryTier::new(MemoryTierOptions { records_max: 26, ..Default::default() }))
+    });
+    let now = Some(Arc::new(clock.clone()) as _);
+    let pool = PoolRules { events: Some(1000), clock: now, ..PoolRules::default() };
+    let mut engine =
+        machine.rig.engine_with(KvCacheOptions { tiers, pool, ..options(small(), 12, 10) });
+    engine.clock = Some(clock.clone());
+    let mut reader = engine.cache.events().unwrap();
+    let (mut mirror, mut events, mut removed) = (Mirror::new(), Vec::new(), 0);
+    for turn in 0..32 {
+        if turn == 20 {
+            engine.cache.reset();
+        }
+        clock.advance(Duration::from_millis(1));
+        // Of 28 blocks the device and host memory hold 22, and the tier 26.
+        let (mut live, _) = engine.admit_loaded(&Prompt::new(turn % 7, 4 * 4 + 2)).unwrap();
+        engine.run(&mut [&mut live]).unwrap();
+        engine.drain().unwrap();
+        drop(live);
+        for _ in 0..4 {
+            engine.idle().unwrap();
+        }
+        events.clear();
+        reader.read(&mut events).unwrap();
+        let below = |event: &&CacheEvent| matches!(event, CacheEvent::Removed { tier, .. } if *tier == Tier::Third);
+        removed += events.iter().filter(below).count();
+        events.iter().for_each(|event| take_in(&mut mirror, event));
+        assert_same(&mirror, &engine, &format!("after turn {turn}"));
+    }
+    let stats = engine.cache.manager().lower_stats();
+    assert!(stats.stored_blocks[0] > 20 && stats.loaded_blocks[0] > 0, "{stats:?}");
+    assert!(removed > 0, "the tier dropped nothing: {stats:?}");
+    // A reader that begins now has the same.
+    let mut late = Mirror::new();
+    events.clear();
+    engine.cache.events().unwrap().read(&mut events).unwrap();
+    events.iter().for_each(|event| take_in(&mut late, event));
+    assert_eq!(late, mirror);
+    engine.close();
+    machine.assert_clean();
 }
 
 #[test]
