@@ -194,6 +194,21 @@ fn workers_have_layers_of_every_group() {
     }
 }
 
+#[test]
+fn workers_have_a_state_behind_each_draft_and_layers_of_a_draft_model() {
+    let case = Case::new();
+    let drafts = ["--draft-layers", "2", "--draft", "3", "--accept", "60"];
+    let args = [GROUPS, LIFE_OF_STATES, &drafts].concat();
+    let local = case.clean(&args);
+    let report = case.clean(&[&["--workers", "2"], &args[..]].concat());
+    assert_eq!(decisions(&report), decisions(&local));
+    assert_eq!(count(&report, "verified_blocks"), 2 * count(&local, "verified_blocks"));
+    for what in ["draft_model_tokens", "staged_behind_open_ids", "suspensions"] {
+        assert!(count(&report, what) > 0, "{what}");
+        assert_eq!(report[what], local[what], "{what}");
+    }
+}
+
 /// Memory that the groups of [`GROUPS`] share, for a request or two.
 const SHARED: &[&str] =
     &["--head-size", "128", "--state-tokens", "64", "--device-memory", "41943040"];
