@@ -8,7 +8,7 @@
 
 use super::super::PolicyError;
 use super::super::error::table;
-use super::ages::{AGES, age_class, age_from_ms};
+use super::ages::{AGES, age_class, age_from};
 use super::buckets::{BUCKETS, Ranking, bucket_of};
 use super::kind::Kind;
 use super::rates::Rates;
@@ -30,9 +30,12 @@ pub(super) struct Cohort {
     pub(super) kind: Kind,
     /// The class of age that it has been counted in.
     age: u8,
+    /// Whether it has blocks of several requests, for want of places.
+    mixed: bool,
     /// Whether it is in the bucket of its kind and age: it has a block that may be evicted.
     in_bucket: bool,
-    used_ms: u64,
+    /// Lookups so far when its blocks were used.
+    used_at: u64,
     /// Blocks that were not used since, cached or remembered.
     pub(super) alive: u32,
     /// Cached blocks that name this cohort; while there are any, its place is not reused.
@@ -64,6 +67,8 @@ pub(super) struct Cohorts {
     first_walker: usize,
     buckets: Box<[Bucket]>,
     ranking: Box<Ranking>,
+    /// Places with members.
+    in_use: usize,
     pub(super) rates: Box<Rates>,
 }
 
@@ -74,8 +79,9 @@ impl Cohorts {
             number: 0,
             kind: Kind::LEFT,
             age: 0,
+            mixed: false,
             in_bucket: false,
-            used_ms: 0,
+            used_at: 0,
             alive: 0,
             members: 0,
             front: NONE,
@@ -93,6 +99,7 @@ impl Cohorts {
             first_walker: 1,
             buckets: table(BUCKETS, none, blocks)?.into_boxed_slice(),
             ranking: Box::new(Ranking::new(&rates)),
+            in_use: 0,
             rates,
         })
     }
@@ -111,37 +118,60 @@ impl Cohorts {
         &mut self.ring[place as usize]
     }
 
-    /// Makes a cohort without blocks; its place. `None` if the next places of the ring are all in
-    /// use.
-    pub(super) fn open(&mut self, kind: Kind, used_ms: u64) -> Option<u32> {
+    /// Makes a cohort without blocks; its place. If the next places of the ring are all in use, the
+    /// place of the cohort in the last of them, which takes blocks of another request besides.
+    pub(super) fn open(&mut self, kind: Kind, used_at: u64) -> u32 {
+        let mut place = 0;
         for _ in 0..TRIES {
             let number = self.next;
             self.next = match number.wrapping_add(1) {
                 0 => 1,
                 next => next,
             };
-            let place = number & self.mask();
+            place = number & self.mask();
+            // Walkers come by no more when the ring has gone round.
+            self.catch_up(place, used_at);
             let cohort = &mut self.ring[place as usize];
             if cohort.members == 0 {
-                *cohort = Cohort {
+                let alive = 0;
+                let (front, back) = (NONE, NONE);
+                let fresh = Cohort {
                     number,
                     kind,
                     age: 0,
-                    used_ms,
-                    alive: 0,
-                    front: NONE,
-                    back: NONE,
+                    mixed: false,
+                    used_at,
+                    alive,
+                    front,
+                    back,
                     ..*cohort
                 };
-                return Some(place);
+                *cohort = fresh;
+                return place;
             }
         }
-        None
+        self.mix(place);
+        place
+    }
+
+    /// Whether half of the places have blocks: from then on requests share cohorts.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.in_use > self.ring.len() / 2
+    }
+
+    /// How long ago a cohort's blocks were used, in lookups.
+    pub(super) fn age_at(&self, place: u32, now: u64) -> u64 {
+        now.saturating_sub(self.ring[place as usize].used_at)
+    }
+
+    /// Notes that the cohort has blocks of several requests.
+    pub(super) fn mix(&mut self, place: u32) {
+        self.ring[place as usize].mixed = true;
     }
 
     /// One of its blocks was found: counts it, at the cohort's age.
-    pub(super) fn found(&mut self, place: u32, now_ms: u64) {
-        self.catch_up(place, now_ms);
+    pub(super) fn found(&mut self, place: u32, now: u64) {
+        self.catch_up(place, now);
         let cohort = &mut self.ring[place as usize];
         cohort.alive = cohort.alive.saturating_sub(1);
         self.rates.found(cohort.kind, usize::from(cohort.age));
@@ -150,23 +180,46 @@ impl Cohorts {
     /// A block more was last used with it.
     pub(super) fn joined(&mut self, place: u32) {
         let cohort = &mut self.ring[place as usize];
+        self.in_use += usize::from(cohort.members == 0);
         cohort.members += 1;
         cohort.alive += 1;
         self.rates.reached(cohort.kind, usize::from(cohort.age), 1);
     }
 
+    /// A cached block names it no more. `is_alive` says whether the block is remembered.
+    pub(super) fn parted(&mut self, place: u32, is_alive: bool) {
+        let cohort = &mut self.ring[place as usize];
+        self.in_use -= usize::from(cohort.members == 1);
+        cohort.members = cohort.members.saturating_sub(1);
+        cohort.alive = cohort.alive.saturating_sub(u32::from(!is_alive));
+    }
+
     /// A request found some of its blocks and left the others, if there are any.
-    pub(super) fn left(&mut self, number: u32, now_ms: u64) {
+    pub(super) fn left(&mut self, number: u32, now: u64) {
         let Some(place) = self.place_of(number) else { return };
-        self.catch_up(place, now_ms);
+        self.catch_up(place, now);
         let cohort = self.ring[place as usize];
-        if cohort.alive == 0 || !cohort.kind.can_be_left() {
+        if cohort.alive == 0 || cohort.mixed || !cohort.kind.can_be_left() {
             return;
         }
         self.leave_bucket(place);
         self.ring[place as usize].kind = Kind::LEFT;
         self.rates.reached(Kind::LEFT, usize::from(cohort.age), cohort.alive);
         self.update_bucket(place);
+    }
+
+    /// The request that used the cohort's blocks has added so many others. The cohort's kind now.
+    pub(super) fn added(&mut self, number: u32, added: u32) -> Option<Kind> {
+        let place = self.place_of(number)?;
+        let Cohort { kind, alive, age, mixed, .. } = self.ring[place as usize];
+        let known = kind.with_added(added);
+        if known != kind && !mixed {
+            self.leave_bucket(place);
+            self.ring[place as usize].kind = known;
+            self.rates.moved(kind, known, usize::from(age), alive);
+            self.update_bucket(place);
+        }
+        Some(self.ring[place as usize].kind)
     }
 
     /// Puts the cohort into its bucket or takes it out, as it has blocks that may be evicted or not.
@@ -190,7 +243,7 @@ impl Cohorts {
     }
 
     /// Moves cohorts on to the class of their age. Whether all have come there: one call moves a bounded number.
-    pub(super) fn advance(&mut self, now_ms: u64) -> bool {
+    pub(super) fn advance(&mut self, now: u64) -> bool {
         let mut moves = 0;
         for step in 0..AGES - 1 {
             let age = 1 + (self.first_walker - 1 + step) % (AGES - 1);
@@ -201,11 +254,11 @@ impl Cohorts {
             }
             while self.walkers[age] != self.next {
                 if let Some(place) = self.place_of(self.walkers[age]) {
-                    let used_ms = self.ring[place as usize].used_ms;
-                    if now_ms.saturating_sub(used_ms) < age_from_ms(age) {
+                    let used_at = self.ring[place as usize].used_at;
+                    if now.saturating_sub(used_at) < age_from(age) {
                         break;
                     }
-                    self.catch_up(place, now_ms);
+                    self.catch_up(place, now);
                 }
                 self.walkers[age] = self.walkers[age].wrapping_add(1);
                 moves += 1;
@@ -225,9 +278,9 @@ impl Cohorts {
     }
 
     /// Counts the cohort in the classes of age that it has come to, and moves it to its bucket.
-    fn catch_up(&mut self, place: u32, now_ms: u64) {
-        let Cohort { age, used_ms, alive, in_bucket, kind, .. } = self.ring[place as usize];
-        let reached = age_class(now_ms.saturating_sub(used_ms));
+    fn catch_up(&mut self, place: u32, now: u64) {
+        let Cohort { age, used_at, alive, in_bucket, kind, .. } = self.ring[place as usize];
+        let reached = age_class(now.saturating_sub(used_at));
         if reached <= usize::from(age) {
             return;
         }

@@ -1,14 +1,19 @@
 //! What is told apart when blocks are expected to be found again.
 
+use super::ages::Gap;
+
+/// Classes of the number of blocks that a request added: 1, 2, 3 to 7, up to 31, up to 127, more.
+const ADDED: u8 = 6;
+
+/// Classes of the gap between uses: unknown, below 64 lookups, then one an octave.
+const GAPS: u8 = 18;
+const GAP_OCTAVE_MIN: u8 = 5;
+
+/// Kinds that say something special of a block, which come first.
+const SPECIAL: u8 = 2;
+
 /// Kinds of blocks.
-pub(super) const KINDS: usize = 15;
-
-/// Hits of the block itself, and turns of its conversation, that are told apart.
-const FOUND_MAX: u8 = 2;
-const TURNS_MAX: u8 = 3;
-
-/// Hits after which a block is taken to be shared by conversations, as system prompts are.
-pub(super) const SHARED_FROM: u8 = 8;
+pub(super) const KINDS: usize = (SPECIAL + 2 * ADDED * GAPS) as usize;
 
 /// A kind of block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -20,39 +25,61 @@ impl Kind {
     pub(super) const LEFT: Self = Self(0);
     /// Not full: a longer prompt has another block in its place.
     pub(super) const PARTIAL: Self = Self(1);
-    /// Found so often that it is part of many conversations.
-    pub(super) const SHARED: Self = Self(2);
-    /// The kinds from here on are blocks of one conversation, by their hits and its turns.
-    const CONVERSATION: u8 = 3;
 
     pub(super) fn all() -> impl Iterator<Item = Self> {
         (0..KINDS as u8).map(Self)
     }
 
-    /// The kind of a block that was found so often, in a conversation of so many turns.
-    pub(super) fn of(full: bool, found: u8, turns: u8) -> Self {
-        match (full, found) {
-            (false, _) => Self::PARTIAL,
-            (true, SHARED_FROM..) => Self::SHARED,
-            (true, _) => {
-                let turns = turns.min(TURNS_MAX);
-                Self(Self::CONVERSATION + found.min(FOUND_MAX) * (TURNS_MAX + 1) + turns)
-            }
+    /// The kind of a block that was found before or not, with its pace, in a request that added so
+    /// many blocks.
+    pub(super) fn of(full: bool, found: bool, gap: Gap, added: u32) -> Self {
+        if !full {
+            return Self::PARTIAL;
         }
+        let gap = match gap {
+            Gap::UNKNOWN => 0,
+            gap => (1 + gap.octave().saturating_sub(GAP_OCTAVE_MIN)).min(GAPS - 1),
+        };
+        let kind = (added_class(added) * 2 + u8::from(found)) * GAPS + gap;
+        Self(SPECIAL + kind)
+    }
+
+    /// The same kind in a request that added another number of blocks.
+    pub(super) fn with_added(self, added: u32) -> Self {
+        if self.0 < SPECIAL {
+            return self;
+        }
+        let rest = (self.0 - SPECIAL) % (2 * GAPS);
+        Self(SPECIAL + added_class(added) * 2 * GAPS + rest)
     }
 
     pub(super) fn index(self) -> usize {
         usize::from(self.0)
     }
 
-    /// Whether a request that finds some blocks of this kind, and others not, has left the others.
-    pub(super) fn can_be_left(self) -> bool {
-        self.0 >= Self::CONVERSATION
+    /// The kinds that this one is taken to be like until more is known: those with any gap.
+    pub(super) fn family(self) -> usize {
+        match self.0.checked_sub(SPECIAL) {
+            None => self.index(),
+            Some(kind) => usize::from(SPECIAL + kind / GAPS),
+        }
     }
 
-    /// Whether two kinds are alike until more is known.
-    pub(super) fn shares_prior(self, other: Self) -> bool {
-        self == other || (self.can_be_left() && other.can_be_left())
+    /// Whether a request that finds some blocks of this kind, and others not, has left the others.
+    pub(super) fn can_be_left(self) -> bool {
+        self.0 >= SPECIAL
+    }
+}
+
+/// Number of [families](Kind::family).
+pub(super) const FAMILIES: usize = (SPECIAL + 2 * ADDED) as usize;
+
+/// Two octaves a class.
+pub(super) fn added_class(added: u32) -> u8 {
+    match added {
+        0..=1 => 0,
+        2 => 1,
+        more => ((more + 1).ilog2() / 2 + 1).min(u32::from(ADDED) - 1) as u8,
     }
 }
 
@@ -61,14 +88,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_numbered_without_gaps() {
-        let mut seen = [false; KINDS];
-        for (full, found, turns) in [false, true].into_iter().flat_map(|full| {
-            (0..20).flat_map(move |found| (0..20).map(move |turns| (full, found, turns)))
-        }) {
-            seen[Kind::of(full, found, turns).index()] = true;
+    fn kinds_and_families_are_numbered_without_gaps() {
+        let (mut kinds, mut families) = ([false; KINDS], [false; FAMILIES]);
+        let mut see = |kind: Kind| {
+            kinds[kind.index()] = true;
+            families[kind.family()] = true;
+        };
+        see(Kind::LEFT);
+        for full in [false, true] {
+            for found in [false, true] {
+                for gap in 0..=u8::MAX {
+                    for added in [0, 1, 2, 3, 7, 20, 100, 1000] {
+                        let kind = Kind::of(full, found, Gap::from_bits(gap), added);
+                        assert_eq!(
+                            Kind::of(full, found, Gap::from_bits(gap), 9).with_added(added),
+                            kind
+                        );
+                        see(kind);
+                    }
+                }
+            }
         }
-        seen[Kind::LEFT.index()] = true;
-        assert_eq!(seen, [true; KINDS]);
+        assert_eq!((kinds, families), ([true; KINDS], [true; FAMILIES]));
     }
 }
