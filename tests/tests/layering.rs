@@ -138,7 +138,16 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "kv-replay",
         below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu"],
-        others: &["clap", "indicatif", "rustix", "serde", "serde_json", "xxhash-rust"],
+        others: &[
+            "clap",
+            "flate2",
+            "indicatif",
+            "rustix",
+            "ruzstd",
+            "serde",
+            "serde_json",
+            "xxhash-rust",
+        ],
         never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],
         may_be_unsafe: false,
     },

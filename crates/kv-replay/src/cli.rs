@@ -279,10 +279,13 @@ impl RunArgs {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PoliciesArgs {
-    /// The trace, one JSON object per line.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: PathBuf,
-    /// Cache sizes to compare, in blocks of 512 tokens.
+    /// A trace, one JSON object per line, which may be compressed with gzip or zstd. May be repeated.
+    #[arg(long, value_name = "FILE", required = true)]
+    pub(crate) trace: Vec<PathBuf>,
+    /// Prompt tokens of a hash id in the traces.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = whole::<u64>)]
+    pub(crate) trace_block_tokens: u64,
+    /// Cache sizes to compare, in blocks of a hash id.
     #[arg(
         long,
         value_name = "LIST",
@@ -293,6 +296,9 @@ pub(crate) struct PoliciesArgs {
     /// Requests whose lookups count: first, second or both. The first half is served in any case.
     #[arg(long, value_name = "HALF", default_value_t)]
     pub(crate) half: Half,
+    /// Also searches how much smaller HitDensity's cache may be for LRU's hit rate.
+    #[arg(long)]
+    pub(crate) saved: bool,
     /// Writes the hit rates to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -14,7 +14,7 @@ use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, 
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
-use kv_replay::policies::{self, PoliciesError};
+use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
@@ -135,8 +135,15 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
         None => demo(),
         Some(Command::Run(args)) => run(args),
         Some(Command::Policies(args)) => {
-            let json = args.json.as_deref();
-            say(&policies::run(&args.trace, &args.capacities, args.half, json)?)?;
+            let options = PoliciesOptions {
+                traces: &args.trace,
+                trace_block_tokens: args.trace_block_tokens,
+                capacities: &args.capacities,
+                half: args.half,
+                saved: args.saved,
+                json: args.json.as_deref(),
+            };
+            say(&policies::run(&options)?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Generate(args)) => {

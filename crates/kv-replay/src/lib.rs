@@ -31,6 +31,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+mod compressed;
 pub mod config;
 pub mod device;
 pub mod disk;

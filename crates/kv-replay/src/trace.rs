@@ -18,11 +18,12 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::compressed;
 use crate::json_file::{WriteError, write_atomically};
 
 /// Number of prompt tokens of one hash id in a trace.
@@ -58,14 +59,25 @@ impl Request {
     ///
     /// The [`LineProblem`] that the request would have as a line.
     pub fn check(&self) -> Result<(), LineProblem> {
+        self.check_grain(BLOCK_TOKENS_IN_TRACE)
+    }
+
+    /// As [`check`](Self::check), with an id for each block of `block_tokens` prompt tokens.
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub(crate) fn check_grain(&self, block_tokens: u64) -> Result<(), LineProblem> {
         check_length("input_length", self.input_length)?;
         check_length("output_length", self.output_length)?;
         check_timestamp(self.timestamp_ms)?;
-        let expected = self.input_length.div_ceil(BLOCK_TOKENS_IN_TRACE);
+        let block_tokens = block_tokens.max(1);
+        let expected = self.input_length.div_ceil(block_tokens);
         let found = self.hash_ids.len() as u64;
         if found != expected {
             return Err(LineProblem::BlockCount {
                 input_length: self.input_length,
+                block_tokens,
                 expected,
                 found,
             });
@@ -189,11 +201,13 @@ pub enum LineProblem {
     },
     /// The number of ids does not match the number of prompt blocks.
     #[error(
-        "hash_ids has {found} ids, but input_length {input_length} makes {expected} blocks of {BLOCK_TOKENS_IN_TRACE} tokens"
+        "hash_ids has {found} ids, but input_length {input_length} makes {expected} blocks of {block_tokens} tokens"
     )]
     BlockCount {
         /// Number of prompt tokens.
         input_length: u64,
+        /// Number of tokens of a block.
+        block_tokens: u64,
         /// Number of blocks of the prompt.
         expected: u64,
         /// Number of ids.
@@ -218,18 +232,34 @@ pub enum LineProblem {
 cuda_driver::messages::one_line_debug!(LineProblem);
 
 impl Trace {
-    /// Reads the trace in the file `path`.
+    /// Reads the trace in the file `path`, which may be compressed with gzip or zstd: the first bytes
+    /// of the file say so, not its name.
     ///
     /// # Errors
     ///
     /// [`TraceError`], naming the file, and the line and value that violate the format.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
+        Self::read_grain(path, BLOCK_TOKENS_IN_TRACE)
+    }
+
+    /// As [`read`](Self::read), with an id for each block of `block_tokens` prompt tokens.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub(crate) fn read_grain(path: &Path, block_tokens: u64) -> Result<Self, TraceError> {
         if path.is_dir() {
             return Err(TraceError::Folder { path: path.to_owned() });
         }
         let file = File::open(path)
             .map_err(|source| TraceError::Open { path: path.to_owned(), source })?;
-        Self::parse(BufReader::new(file), &path.display().to_string())
+        let name = path.display().to_string();
+        let reader = compressed::open(file).map_err(|source| TraceError::Read {
+            name: name.clone(),
+            lines_read: 0,
+            source,
+        })?;
+        Self::parse_grain(reader, &name, block_tokens)
     }
 
     /// Reads a trace from `reader`. Errors contain `name`.
@@ -237,7 +267,15 @@ impl Trace {
     /// # Errors
     ///
     /// Like [`Trace::read`].
-    pub fn parse(mut reader: impl BufRead, name: &str) -> Result<Self, TraceError> {
+    pub fn parse(reader: impl BufRead, name: &str) -> Result<Self, TraceError> {
+        Self::parse_grain(reader, name, BLOCK_TOKENS_IN_TRACE)
+    }
+
+    fn parse_grain(
+        mut reader: impl BufRead,
+        name: &str,
+        block_tokens: u64,
+    ) -> Result<Self, TraceError> {
         let mut requests: Vec<Request> = Vec::new();
         let mut bytes = Vec::new();
         let mut line = 0;
@@ -252,11 +290,8 @@ impl Trace {
             }
             line += 1;
             let previous_ms = requests.last().map_or(0, |request| request.timestamp_ms);
-            let request = parse_line(&bytes, previous_ms).map_err(|problem| TraceError::Line {
-                name: name.to_owned(),
-                line,
-                problem,
-            })?;
+            let request = parse_line(&bytes, previous_ms, block_tokens)
+                .map_err(|problem| TraceError::Line { name: name.to_owned(), line, problem })?;
             requests.push(request);
         }
         if requests.is_empty() {
@@ -308,7 +343,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-fn parse_line(bytes: &[u8], previous_ms: u64) -> Result<Request, LineProblem> {
+fn parse_line(bytes: &[u8], previous_ms: u64, block_tokens: u64) -> Result<Request, LineProblem> {
     if bytes.len() as u64 > LINE_MAX_BYTES {
         return Err(LineProblem::TooLong { limit: LINE_MAX_BYTES });
     }
@@ -329,7 +364,7 @@ fn parse_line(bytes: &[u8], previous_ms: u64) -> Result<Request, LineProblem> {
         output_length: integer(&fields, "output_length", POSITIVE)?,
         hash_ids: hash_ids(&fields)?,
     };
-    request.check()?;
+    request.check_grain(block_tokens)?;
     if request.timestamp_ms < previous_ms {
         return Err(LineProblem::Backwards { timestamp_ms: request.timestamp_ms, previous_ms });
     }

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::path::{Path, PathBuf};
+
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::policies::{
-    self, Capacity, CapacityError, Half, HalfError, PoliciesError, hit_rates, hit_rates_of,
-    parse_capacities,
+    self, Capacity, CapacityError, Half, HalfError, PoliciesError, PoliciesOptions, hit_rates,
+    hit_rates_of, parse_capacities,
 };
 use kv_replay::rng::SplitMix64;
 use kv_replay::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
@@ -230,11 +232,14 @@ fn assert_models_agree(label: &str, trace: &Trace, capacities: &str) {
         let mut found: Vec<_> = row.hits.iter().map(|hits| (hits.policy, hits.hits)).collect();
         // A policy that learns has no model. It is checked against properties that hold for every
         // policy.
-        let learned = found.iter().position(|&(policy, _)| policy == "hit_density").unwrap();
-        let (_, learned) = found.remove(learned);
+        let is_learned = |policy: &str| policy.starts_with("hit_density");
+        let learned: Vec<_> = found.extract_if(.., |(policy, _)| is_learned(policy)).collect();
+        assert_eq!(learned.len(), 2);
         let expected = MODELS.map(|(name, model)| (name, model(&ids, row.capacity.blocks())));
         assert_eq!(found, expected, "{label}, capacity {}", row.capacity.blocks());
-        assert!(learned <= expected[1].1, "{label}, capacity {}", row.capacity.blocks());
+        for (policy, hits) in learned {
+            assert!(hits <= expected[1].1, "{policy}, {label}, capacity {}", row.capacity.blocks());
+        }
     }
 }
 
@@ -286,7 +291,7 @@ fn a_capacity_beyond_all_blocks_hits_every_repetition() {
     ids.dedup();
     let repeated = trace.block_lookups() - ids.len() as u64;
     let report = hit_rates(&trace, &[Capacity::new(policies::CAPACITY_MAX_BLOCKS).unwrap()]);
-    assert_eq!(report.capacities[0].hits.len(), MODELS.len() + 1);
+    assert_eq!(report.capacities[0].hits.len(), MODELS.len() + 2);
     for hits in &report.capacities[0].hits {
         assert_eq!(hits.hits, repeated, "{}", hits.policy);
     }
@@ -349,27 +354,72 @@ fn capacities_are_checked_and_named() {
     assert_eq!(message, "capacity \"0\" is not a whole number of blocks from 1 to 1073741824");
 }
 
+fn run(trace: &Path, capacities: &str, json: &Path) -> Result<String, PoliciesError> {
+    let traces = [trace.to_owned()];
+    policies::run(&options(&traces, capacities, json))
+}
+
+fn options<'a>(traces: &'a [PathBuf], capacities: &'a str, json: &'a Path) -> PoliciesOptions<'a> {
+    let (half, json) = (Half::Both, Some(json));
+    PoliciesOptions { traces, trace_block_tokens: 512, capacities, half, saved: false, json }
+}
+
+#[test]
+fn several_traces_of_another_grain_are_reported_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let json_path = folder.path().join("report.json");
+    let line = |ids: &str| {
+        format!(
+            "{{\"timestamp\": 0, \"input_length\": 128, \"output_length\": 1, \"hash_ids\": {ids}}}\n"
+        )
+    };
+    let texts = [line("[1, 2]").repeat(2), line("[1, 1]")];
+    let traces = [0, 1].map(|index| folder.path().join(format!("{index}.jsonl")));
+    for (path, text) in traces.iter().zip(&texts) {
+        std::fs::write(path, text).unwrap();
+    }
+    let fine = PoliciesOptions {
+        trace_block_tokens: 64,
+        saved: true,
+        ..options(&traces, "2", &json_path)
+    };
+    let tables = policies::run(&fine).unwrap();
+    assert!(tables.contains("0.jsonl: 4 block lookups") && tables.contains("cache saved"));
+    assert!(tables.contains("1.jsonl: 2 block lookups"));
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&json_path).unwrap()).unwrap();
+    let second = &json["traces"][1];
+    assert!(second["trace"].as_str().unwrap().ends_with("1.jsonl"));
+    assert_eq!(second["report"]["default_policy"], "hit_density");
+    // One block is enough for the one that is found again.
+    assert_eq!(second["report"]["capacities"][0]["cache_saved"], 0.5);
+    let wrong = policies::run(&PoliciesOptions { trace_block_tokens: 512, ..fine });
+    assert!(matches!(wrong, Err(PoliciesError::Trace(_))));
+    let none = policies::run(&PoliciesOptions { trace_block_tokens: 0, ..fine });
+    assert!(matches!(none, Err(PoliciesError::Grain { block_tokens: 0 })));
+}
+
 #[test]
 fn the_report_has_the_documented_form() {
     let folder = tempfile::tempdir().unwrap();
     let (trace_path, json_path) =
         (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
     trace_of(vec![vec![1, 2], vec![1, 2]]).write(&trace_path).unwrap();
-    let table = policies::run(&trace_path, "2,1", Half::Both, Some(&json_path)).unwrap();
+    let table = run(&trace_path, "2,1", &json_path).unwrap();
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&json_path).unwrap()).unwrap();
-    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "hit_density": rate, "lru_block": rate});
+    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "hit_density": rate, "hit_density_pool": rate, "lru_block": rate});
     assert_eq!(
         json,
-        serde_json::json!({"block_lookups": 4, "capacities": [
-            {"capacity": 2, "hit_rate": rates(0.5, 0.5, 0.5)},
-            {"capacity": 1, "hit_rate": rates(0.0, 0.0, 0.0)},
+        serde_json::json!({"block_lookups": 4, "default_policy": "hit_density", "capacities": [
+            {"capacity": 2, "hit_rate": rates(0.5, 0.5, 0.5), "way": null, "cache_saved": null},
+            {"capacity": 1, "hit_rate": rates(0.0, 0.0, 0.0), "way": null, "cache_saved": null},
         ]})
     );
     let expected = "4 block lookups; hit rate by capacity in blocks\n\n\
-        capacity     lru  belady    slru  s3fifo     arc  hit_density  lru_block\n       \
-        2  0.5000  0.5000  0.5000  0.5000  0.5000       0.5000     0.5000\n       \
-        1  0.0000  0.0000  0.0000  0.0000  0.0000       0.0000     0.0000\n";
+        capacity     lru  belady    slru  s3fifo     arc  hit_density  hit_density_pool  lru_block    way\n       \
+        2  0.5000  0.5000  0.5000  0.5000  0.5000       0.5000            0.5000     0.5000      -\n       \
+        1  0.0000  0.0000  0.0000  0.0000  0.0000       0.0000            0.0000     0.0000      -\n";
     assert_eq!(table, expected);
 }
 
@@ -378,19 +428,10 @@ fn a_failed_run_writes_no_report() {
     let folder = tempfile::tempdir().unwrap();
     let (trace_path, json_path) =
         (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
-    assert!(matches!(
-        policies::run(&trace_path, "10", Half::Both, Some(&json_path)),
-        Err(PoliciesError::Trace(_))
-    ));
+    assert!(matches!(run(&trace_path, "10", &json_path), Err(PoliciesError::Trace(_))));
     trace_of(vec![vec![1]]).write(&trace_path).unwrap();
-    assert!(matches!(
-        policies::run(&trace_path, "0", Half::Both, Some(&json_path)),
-        Err(PoliciesError::Capacities(_))
-    ));
+    assert!(matches!(run(&trace_path, "0", &json_path), Err(PoliciesError::Capacities(_))));
     assert!(!json_path.exists());
     let unwritable = folder.path().join("absent/report.json");
-    assert!(matches!(
-        policies::run(&trace_path, "10", Half::Both, Some(&unwritable)),
-        Err(PoliciesError::Write(_))
-    ));
+    assert!(matches!(run(&trace_path, "10", &unwritable), Err(PoliciesError::Write(_))));
 }

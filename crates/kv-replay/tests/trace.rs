@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io::Write as _;
 use std::path::Path;
 
 use kv_replay::generate::{GenerateOptions, generate};
@@ -27,6 +28,30 @@ fn reads_what_stands_there() {
     assert_eq!(second.hash_ids, [u64::MAX]);
     assert_eq!(trace.block_lookups(), 3);
     assert_eq!(trace.limit(1).requests.len(), 1);
+}
+
+#[test]
+fn compressed_files_are_told_by_their_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl");
+    let text = format!("{GOOD}\n");
+    let expected = Trace::parse(text.as_bytes(), "").unwrap();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(text.as_bytes()).unwrap();
+    let gzip = encoder.finish().unwrap();
+    let fastest = ruzstd::encoding::CompressionLevel::Fastest;
+    let zstd = ruzstd::encoding::compress_to_vec(text.as_bytes(), fastest);
+    for bytes in [text.as_bytes(), &gzip, &zstd] {
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(Trace::read(&path).unwrap(), expected);
+    }
+    // Two members of gzip are one text; a torn one is an error, not a shorter trace.
+    std::fs::write(&path, gzip.repeat(2)).unwrap();
+    assert_eq!(Trace::read(&path).unwrap().requests.len(), 2);
+    for torn in [&gzip[..gzip.len() - 9], &zstd[..zstd.len() - 9]] {
+        std::fs::write(&path, torn).unwrap();
+        assert!(matches!(Trace::read(&path), Err(TraceError::Read { .. })), "{torn:?}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::trace::{Request, Trace};
+use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
 
 /// A block, numbered in the order of first lookups.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -25,6 +25,7 @@ pub struct Lookups<'a> {
     /// As many entries as all requests together have hash ids.
     blocks: Vec<TraceBlock>,
     distinct: usize,
+    block_tokens: u64,
 }
 
 /// One request and its blocks.
@@ -36,12 +37,20 @@ pub struct RequestBlocks<'a> {
     pub blocks: &'a [TraceBlock],
     /// Index of its first lookup among those of the trace.
     pub first_lookup: usize,
+    /// Number of prompt tokens of a block.
+    pub block_tokens: u64,
 }
 
 impl<'a> Lookups<'a> {
     /// The lookups of `trace`.
     #[must_use]
     pub fn new(trace: &'a Trace) -> Self {
+        Self::of_grain(trace, BLOCK_TOKENS_IN_TRACE)
+    }
+
+    /// The lookups of `trace`, of which every id stands for `block_tokens` prompt tokens.
+    #[must_use]
+    pub(crate) fn of_grain(trace: &'a Trace, block_tokens: u64) -> Self {
         let mut numbers = HashMap::new();
         let ids = trace.requests.iter().flat_map(|request| &request.hash_ids);
         let blocks = ids
@@ -50,7 +59,7 @@ impl<'a> Lookups<'a> {
                 TraceBlock(*numbers.entry(id).or_insert(next))
             })
             .collect();
-        Self { trace, blocks, distinct: numbers.len() }
+        Self { trace, blocks, distinct: numbers.len(), block_tokens: block_tokens.max(1) }
     }
 
     /// The requests, in order of arrival.
@@ -58,7 +67,8 @@ impl<'a> Lookups<'a> {
         self.trace.requests.iter().scan(0, |next, request| {
             let first_lookup = *next;
             *next += request.hash_ids.len();
-            Some(RequestBlocks { request, blocks: &self.blocks[first_lookup..*next], first_lookup })
+            let (blocks, block_tokens) = (&self.blocks[first_lookup..*next], self.block_tokens);
+            Some(RequestBlocks { request, blocks, first_lookup, block_tokens })
         })
     }
 

@@ -13,12 +13,13 @@
 //! | `s3fifo` | S3-FIFO, with a small queue of a tenth of the capacity |
 //! | `arc` | adaptive replacement cache |
 //! | `hit_density` | [`HitDensity`]: evicts what promises the fewest hits for the time that it would stay, learned on the way |
+//! | `hit_density_pool` | the same, served as in a pool: a request holds all of its blocks until it is done |
 //! | `lru_block` | least recently used, block by block: any cached block hits |
 //!
 //! In all policies except `lru`, a block can hit even if an earlier one is missing. All except
-//! `lru`, `belady` and `hit_density` serve the blocks one by one, as in the literature.
-//! `hit_density` is served as in a pool: a request holds its blocks until it is done, and no block
-//! is evicted before those that follow it. All except Belady's optimum are the implementations of
+//! `lru`, `belady` and `hit_density_pool` serve the blocks one by one, as in the literature: a block
+//! may be evicted as soon as the next one is looked up. `hit_density` never evicts a block before
+//! those that follow it. All except Belady's optimum are the implementations of
 //! [`kv_pool::policy`], which engines use.
 //!
 //! A policy that learns can be judged on requests that it was not tuned on: a [`Half`] selects the
@@ -45,7 +46,9 @@ mod lru;
 mod pooled;
 mod report;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
 
 use kv_pool::policy::{AdaptiveReplacement, HitDensity, PriorityLru, S3Fifo, Slru};
 
@@ -55,8 +58,9 @@ pub use lookups::{Lookups, RequestBlocks, TraceBlock};
 pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_of};
 
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};
+use self::report::Simulation;
 use crate::json_file::{WriteError, check_writable, write_json};
-use crate::trace::{Trace, TraceError};
+use crate::trace::{LENGTH_MAX_TOKENS, Trace, TraceError};
 
 /// A cache with a rule for which block to evict.
 pub trait Policy {
@@ -74,6 +78,9 @@ pub struct PolicyEntry {
     /// Creates an empty cache of the given capacity, for a simulation of the given lookups.
     pub build: for<'a> fn(&'a Lookups<'_>, Capacity) -> Box<dyn Policy + 'a>,
 }
+
+/// Our own policy, which reports compare with LRU and Belady's optimum under the name `default_policy`.
+pub const DEFAULT_POLICY: &str = "hit_density";
 
 /// The simulated policies, in the order of reports.
 pub const POLICIES: &[PolicyEntry] = &[
@@ -106,6 +113,12 @@ pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry {
         name: "hit_density",
         build: |lookups, capacity| {
+            Box::new(BlockByBlock(Slots::new(lookups, capacity, HitDensity::new).tails_first()))
+        },
+    },
+    PolicyEntry {
+        name: "hit_density_pool",
+        build: |lookups, capacity| {
             Box::new(RequestByRequest::new(Slots::new(lookups, capacity, HitDensity::new)))
         },
     },
@@ -124,6 +137,12 @@ pub enum PoliciesError {
     /// The list of capacities is invalid.
     #[error(transparent)]
     Capacities(#[from] CapacityError),
+    /// A hash id stands for no tokens, or for more than a prompt has.
+    #[error("--trace-block-tokens is {block_tokens}, expected 1 to {LENGTH_MAX_TOKENS}")]
+    Grain {
+        /// Tokens of a hash id.
+        block_tokens: u64,
+    },
     /// The trace was not read.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -134,26 +153,69 @@ pub enum PoliciesError {
 
 cuda_driver::messages::one_line_debug!(PoliciesError);
 
-/// The command `kv-replay policies`: simulates every policy on the trace in the file `trace` with
-/// each of the `capacities`, a list as for [`parse_capacities`], and counts the lookups of `half`.
-/// Returns the table, and writes the report to the file `json` if one is named.
+/// What `kv-replay policies` is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct PoliciesOptions<'a> {
+    /// Files with traces, each of which is reported apart.
+    pub traces: &'a [PathBuf],
+    /// Prompt tokens of a hash id in the traces.
+    pub trace_block_tokens: u64,
+    /// Cache sizes, a list as for [`parse_capacities`].
+    pub capacities: &'a str,
+    /// Requests whose lookups count.
+    pub half: Half,
+    /// Whether to search how much cache our own policy saves, which takes about as long again.
+    pub saved: bool,
+    /// File to which the report is written, if any.
+    pub json: Option<&'a Path>,
+}
+
+/// The reports of several traces. As JSON: `{"traces": [{"trace": "a.jsonl", "report": {…}}]}`; of one
+/// trace, its report alone.
+#[derive(Serialize)]
+struct Reports {
+    traces: Vec<TraceReport>,
+}
+
+#[derive(Serialize)]
+struct TraceReport {
+    trace: String,
+    report: PolicyReport,
+}
+
+/// The command `kv-replay policies`: simulates every policy on each trace with each capacity.
+/// Returns the tables, one for each trace, and writes the report if a file is named.
 ///
 /// # Errors
 ///
 /// [`PoliciesError`]; no report is written then.
-pub fn run(
-    trace: &Path,
-    capacities: &str,
-    half: Half,
-    json: Option<&Path>,
-) -> Result<String, PoliciesError> {
-    let capacities = parse_capacities(capacities)?;
-    if let Some(path) = json {
+pub fn run(options: &PoliciesOptions<'_>) -> Result<String, PoliciesError> {
+    let capacities = parse_capacities(options.capacities)?;
+    let grain = options.trace_block_tokens;
+    if !(1..=LENGTH_MAX_TOKENS).contains(&grain) {
+        return Err(PoliciesError::Grain { block_tokens: grain });
+    }
+    if let Some(path) = options.json {
         check_writable(path)?;
     }
-    let report = hit_rates_of(&Trace::read(trace)?, &capacities, half);
-    if let Some(path) = json {
-        write_json(path, &report)?;
+    let mut traces = Vec::with_capacity(options.traces.len());
+    for path in options.traces {
+        let trace = Trace::read_grain(path, grain)?;
+        let lookups = Lookups::of_grain(&trace, grain);
+        let simulation = Simulation::new(&trace, &lookups, options.half);
+        let report = simulation.report(&capacities, options.saved);
+        traces.push(TraceReport { trace: path.display().to_string(), report });
     }
-    Ok(report.table())
+    if let [TraceReport { report, .. }] = &traces[..] {
+        if let Some(path) = options.json {
+            write_json(path, report)?;
+        }
+        return Ok(report.table());
+    }
+    let table = |one: &TraceReport| format!("{}: {}", one.trace, one.report.table());
+    let tables: Vec<_> = traces.iter().map(table).collect();
+    if let Some(path) = options.json {
+        write_json(path, &Reports { traces })?;
+    }
+    Ok(tables.join("\n"))
 }

@@ -4,7 +4,6 @@ use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
 use kv_pool::{BlockHash, policy::RecordId};
 
 use super::{Capacity, Lookups, Policy, RequestBlocks, TraceBlock};
-use crate::trace::BLOCK_TOKENS_IN_TRACE;
 
 /// A multiplier that distributes numbers over names: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -53,7 +52,7 @@ impl Slots {
     }
 
     /// Keeps blocks from being evicted before those that follow them, as a pool does.
-    fn tails_first(self) -> Self {
+    pub(super) fn tails_first(self) -> Self {
         Self { tails_first: true, ..self }
     }
 
@@ -128,14 +127,16 @@ impl Slots {
 }
 
 /// Serves requests block by block, as in the literature: a block is looked up, cached and evictable
-/// before the next one, whether or not it has children.
+/// before the next one, unless the policy is told about children and it has some.
 pub(super) struct BlockByBlock(pub(super) Slots);
 
 impl Policy for BlockByBlock {
     fn serve(&mut self, request: &RequestBlocks<'_>) -> u64 {
         let mut hits = 0;
         for (depth, &block) in request.blocks.iter().enumerate() {
-            let facts = facts(request, depth, None);
+            let before = depth.checked_sub(1).filter(|_| self.0.tails_first);
+            let parent = before.and_then(|before| self.0.slot_of(request.blocks[before]));
+            let facts = facts(request, depth, parent);
             let slot = match self.0.slot_of(block) {
                 Some(slot) => {
                     self.0.find(slot, facts.used);
@@ -201,14 +202,14 @@ pub(super) fn facts(
     depth: usize,
     parent: Option<RecordId>,
 ) -> BlockFacts {
-    let before = depth as u64 * BLOCK_TOKENS_IN_TRACE;
-    let tokens = request.request.input_length.saturating_sub(before).min(BLOCK_TOKENS_IN_TRACE);
+    let before = depth as u64 * request.block_tokens;
+    let tokens = request.request.input_length.saturating_sub(before).min(request.block_tokens);
     let number = request.blocks[depth].index() as u64 + 1;
     BlockFacts {
         parent,
         depth: depth as u32,
         tokens: tokens as u32,
-        full: tokens == BLOCK_TOKENS_IN_TRACE,
+        full: tokens == request.block_tokens,
         used: PolicyTime { lookups: request.first_lookup as u64, ms: request.request.timestamp_ms },
         ..BlockFacts::new(BlockHash::from_u128(u128::from(number.wrapping_mul(SPREAD))))
     }

@@ -1,17 +1,19 @@
 //! Hit rates of all policies at several capacities, as a table for people and as JSON for programs.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::{Capacity, Half, Lookups, POLICIES};
+use super::{Capacity, DEFAULT_POLICY, Half, Lookups, POLICIES, PolicyEntry};
 use crate::trace::Trace;
 
 /// The results of all policies on one trace.
 ///
-/// As JSON: `{"block_lookups": N, "capacities": [{"capacity": 1000, "hit_rate": {"lru": 0.04, …}}]}`.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+/// As JSON: `{"block_lookups": N, "default_policy": "hit_density", "capacities": [{"capacity": 1000,
+/// "hit_rate": {"lru": 0.04, …}, "way": 0.3, "cache_saved": 0.25}]}`.
+#[derive(Clone, Debug, PartialEq)]
 pub struct PolicyReport {
     /// Number of lookups, each of one block.
     pub block_lookups: u64,
@@ -20,7 +22,7 @@ pub struct PolicyReport {
 }
 
 /// The results of all policies with one capacity.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CapacityReport {
     /// The capacity.
     pub capacity: Capacity,
@@ -28,6 +30,9 @@ pub struct CapacityReport {
     pub block_lookups: u64,
     /// One entry for each policy, in the order of [`POLICIES`].
     pub hits: Vec<PolicyHits>,
+    /// How much smaller than LRU's cache our own policy's may be for LRU's hit rate, as a share;
+    /// negative if it must be larger. `None` if that was not asked for.
+    pub cache_saved: Option<f64>,
 }
 
 /// The result of one policy with one capacity.
@@ -50,20 +55,69 @@ pub fn hit_rates(trace: &Trace, capacities: &[Capacity]) -> PolicyReport {
 #[must_use]
 pub fn hit_rates_of(trace: &Trace, capacities: &[Capacity], half: Half) -> PolicyReport {
     let lookups = Lookups::new(trace);
-    let counted = half.requests(trace.requests.len());
-    let block_lookups =
-        trace.requests[counted.clone()].iter().map(|request| request.hash_ids.len() as u64).sum();
-    let with_capacity = |&capacity| {
-        let hits = POLICIES.iter().map(|entry| {
-            let mut policy = (entry.build)(&lookups, capacity);
-            let hits = lookups.requests().map(|request| policy.serve(&request)).enumerate();
-            let hits =
-                hits.filter(|(index, _)| counted.contains(index)).map(|(_, hits)| hits).sum();
-            PolicyHits { policy: entry.name, hits }
-        });
-        CapacityReport { capacity, block_lookups, hits: hits.collect() }
-    };
-    PolicyReport { block_lookups, capacities: capacities.iter().map(with_capacity).collect() }
+    Simulation::new(trace, &lookups, half).report(capacities, false)
+}
+
+/// The policies on the lookups of one trace.
+pub(super) struct Simulation<'a> {
+    lookups: &'a Lookups<'a>,
+    counted: Range<usize>,
+    block_lookups: u64,
+}
+
+/// Largest cache that is tried for LRU's hit rate, in LRU's capacities.
+const LARGER_MAX: usize = 4;
+
+impl<'a> Simulation<'a> {
+    pub(super) fn new(trace: &Trace, lookups: &'a Lookups<'a>, half: Half) -> Self {
+        let counted = half.requests(trace.requests.len());
+        let requests = &trace.requests[counted.clone()];
+        let block_lookups = requests.iter().map(|request| request.hash_ids.len() as u64).sum();
+        Self { lookups, counted, block_lookups }
+    }
+
+    /// The results with each of the `capacities`, and if `saved` how much cache our own policy saves.
+    pub(super) fn report(&self, capacities: &[Capacity], saved: bool) -> PolicyReport {
+        let with_capacity = |&capacity| {
+            let hits: Vec<_> = POLICIES
+                .iter()
+                .map(|entry| PolicyHits { policy: entry.name, hits: self.hits(entry, capacity) })
+                .collect();
+            let lru = hits.iter().find(|hits| hits.policy == "lru");
+            let cache_saved =
+                lru.filter(|_| saved).and_then(|lru| self.cache_saved(capacity, lru.hits));
+            CapacityReport { capacity, block_lookups: self.block_lookups, hits, cache_saved }
+        };
+        let capacities = capacities.iter().map(with_capacity).collect();
+        PolicyReport { block_lookups: self.block_lookups, capacities }
+    }
+
+    fn hits(&self, entry: &PolicyEntry, capacity: Capacity) -> u64 {
+        let mut policy = (entry.build)(self.lookups, capacity);
+        let hits = self.lookups.requests().map(|request| policy.serve(&request)).enumerate();
+        hits.filter(|(index, _)| self.counted.contains(index)).map(|(_, hits)| hits).sum()
+    }
+
+    /// Searches the least capacity with `wanted` hits, to a hundredth of `capacity`.
+    fn cache_saved(&self, capacity: Capacity, wanted: u64) -> Option<f64> {
+        let entry = POLICIES.iter().find(|entry| entry.name == DEFAULT_POLICY)?;
+        let enough = |blocks| Some(self.hits(entry, Capacity::new(blocks).ok()?) >= wanted);
+        let of = capacity.blocks();
+        let (mut low, mut high) = (0, of);
+        while !enough(high)? {
+            low = high;
+            high = high.checked_mul(2).filter(|&high| high <= of * LARGER_MAX)?;
+        }
+        while high - low > (of / 100).max(1) {
+            let middle = low.midpoint(high);
+            if enough(middle)? {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        Some(1.0 - high as f64 / of as f64)
+    }
 }
 
 impl PolicyReport {
@@ -81,11 +135,20 @@ impl PolicyReport {
         for (entry, width) in POLICIES.iter().zip(&widths) {
             let _ = write!(text, "{:>width$}", entry.name);
         }
-        text.push('\n');
+        let has_saved = self.capacities.iter().any(|row| row.cache_saved.is_some());
+        text.push_str("    way");
+        text.push_str(if has_saved { "  cache saved\n" } else { "\n" });
         for row in &self.capacities {
             let _ = write!(text, "{:>first$}", row.capacity.blocks());
             for (hits, width) in row.hits.iter().zip(&widths) {
                 let _ = write!(text, "{:>width$.4}", row.share(hits));
+            }
+            let percent = |share: Option<f64>| {
+                share.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share))
+            };
+            let _ = write!(text, "{:>7}", percent(row.way()));
+            if has_saved {
+                let _ = write!(text, "{:>13}", percent(row.cache_saved));
             }
             text.push('\n');
         }
@@ -100,17 +163,38 @@ impl CapacityReport {
         self.hits.iter().find(|hits| hits.policy == policy).map(|hits| self.share(hits))
     }
 
+    /// The share of the way from LRU to Belady's optimum that our own policy goes; `None` if the
+    /// two are equal.
+    #[must_use]
+    pub fn way(&self) -> Option<f64> {
+        let lru = self.hit_rate("lru")?;
+        let gap = self.hit_rate("belady")? - lru;
+        (gap > 0.0).then_some((self.hit_rate(DEFAULT_POLICY)? - lru) / gap)
+    }
+
     /// 0 if there were no lookups.
     fn share(&self, hits: &PolicyHits) -> f64 {
         if self.block_lookups == 0 { 0.0 } else { hits.hits as f64 / self.block_lookups as f64 }
     }
 }
 
+impl Serialize for PolicyReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(3))?;
+        map.serialize_entry("block_lookups", &self.block_lookups)?;
+        map.serialize_entry("default_policy", DEFAULT_POLICY)?;
+        map.serialize_entry("capacities", &self.capacities)?;
+        map.end()
+    }
+}
+
 impl Serialize for CapacityReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(2))?;
+        let mut map = serializer.serialize_map(Some(4))?;
         map.serialize_entry("capacity", &self.capacity)?;
         map.serialize_entry("hit_rate", &HitRates(self))?;
+        map.serialize_entry("way", &self.way())?;
+        map.serialize_entry("cache_saved", &self.cache_saved)?;
         map.end()
     }
 }
