@@ -21,6 +21,7 @@ const THREADS_MAX: usize = 256;
 /// Dropping it lets the threads end what they have begun, and does not wait for that.
 #[derive(Debug)]
 pub struct ThreadFile {
+    file: Arc<File>,
     orders: Option<Sender<Io>>,
     answers: Receiver<Ended>,
     /// What could not be handed to a thread.
@@ -47,7 +48,7 @@ impl ThreadFile {
         };
         let threads =
             (0..threads.clamp(1, THREADS_MAX)).map(start).collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { orders: Some(orders), answers, refused: Vec::new(), open: 0, threads })
+        Ok(Self { file, orders: Some(orders), answers, refused: Vec::new(), open: 0, threads })
     }
 }
 
@@ -115,5 +116,16 @@ impl FileIo for ThreadFile {
 
     fn open(&self) -> usize {
         self.open
+    }
+}
+
+impl Drop for ThreadFile {
+    fn drop(&mut self) {
+        // The threads let go of the file a little later.
+        if self.open == 0
+            && let Err(error) = self.file.unlock()
+        {
+            tracing::warn!(%error, "a file stays locked until its threads have ended");
+        }
     }
 }
