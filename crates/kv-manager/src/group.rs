@@ -258,6 +258,11 @@ impl Group {
         tenant: TenantId,
         claimed: &mut Claimed,
     ) {
+        if !plan.layer_loads.is_empty() {
+            // They are of a sequence that has gone since, before its plan was staged, and would come at any time.
+            let is_kept = |id| claimed.ids().all(|own| own != id);
+            plan.layer_loads.retain(|load| load.group != self.id || is_kept(load.to));
+        }
         self.plan_offloads(plan, stats, claimed);
         if self.writers.is_empty() {
             return;

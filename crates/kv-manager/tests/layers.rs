@@ -292,3 +292,15 @@ fn a_request_enters_when_all_that_is_below_is_on_its_way() {
     let by_loads = sequence.loads().is_some();
     assert!(by_loads, "the last block is on its way");
 }
+
+#[test]
+fn a_block_of_a_sequence_that_has_gone_is_not_loaded_for_its_next_owner() {
+    let Entered { mut rig, sequence, .. } = Entered::new();
+    // The step of its admission ends without a plan.
+    let step = rig.manager.begin_step().unwrap();
+    drop(sequence);
+    rig.manager.finish_step(step).unwrap();
+    let mut next = admitted(rig.ask(1000..1000 + 12 * 4).1);
+    let plan = rig.step(&mut [&mut next]);
+    assert_eq!(plan.layer_loads, [], "it would come at any time of the next owner's step");
+}

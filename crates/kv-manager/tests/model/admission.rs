@@ -82,8 +82,8 @@ impl Engine {
         };
         request.content = facts.content(facts.salt >= EXPLICIT);
         request.tenant = self.tenants[usize::from(facts.tenant)];
-        request.waits = random.chance(60);
-        request.by_layers = random.chance(70);
+        request.waits = random.chance(if self.size.tiers > 0 { 80 } else { 60 });
+        request.by_layers = random.chance(85);
         request.tokens_max = random.below(2 * most);
         if random.chance(15) {
             request.hit_max = if random.chance(50) { 0 } else { random.below(tokens + 1) };

@@ -164,7 +164,7 @@ fn no_step_reads_what_it_should_not() {
     for seed in first..first + episodes {
         let _episode = Episode { seed };
         let mut engine = Engine::new(seed);
-        let times = if engine.size.swaps_much { 5 } else { 1 };
+        let times = if engine.size.swaps_much { 10 } else { 1 };
         for _ in 0..times * TURNS {
             engine.turn();
         }
