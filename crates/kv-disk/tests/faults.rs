@@ -473,3 +473,44 @@ fn a_short_read_is_a_miss_and_counted_as_one() {
     let tier = lives.tier.as_ref().unwrap().lock().unwrap();
     assert_eq!(tier.stats().missed_as(kv_disk::Miss::Short), 1);
 }
+
+#[test]
+fn a_store_has_not_ended_before_its_entry_is_in_the_table() {
+    let mut lives = with_late(3);
+    lives.step(Store(&[1]));
+    assert_eq!(lives.worker().has, BTreeSet::new(), "its page of the table is being written");
+    lives.settle();
+    assert_eq!(lives.worker().has, BTreeSet::from([(0, 1)]));
+}
+
+#[test]
+fn a_store_whose_slot_was_not_written_whole_has_failed() {
+    for fault in [DiskFault::Fails, DiskFault::FailsHalfway, DiskFault::Short] {
+        let plan = FaultPlan { at: vec![(2, fault)], ..FaultPlan::default() };
+        let mut lives = Lives::new(vec![plan], Crash::Nothing, false);
+        lives.step(Store(&[1]));
+        lives.settle();
+        assert_eq!(lives.worker().has, BTreeSet::new(), "{fault:?}");
+        let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+        assert_eq!(tier.stats().unstored_as(kv_disk::Unstored::Failed), 1, "{fault:?}");
+        assert_eq!(tier.stats().stored, 0, "{fault:?}");
+    }
+}
+
+#[test]
+fn nothing_of_before_a_clear_is_found_when_the_file_is_opened_again() {
+    let mut lives = Lives::new(Vec::new(), Crash::Nothing, false);
+    lives.step(Store(&[1, 2]));
+    lives.settle();
+    let before = lives.image.bytes();
+    lives.step(Clear);
+    lives.settle();
+    lives.end();
+    // The table as it was: the entries of before are told by their epoch.
+    lives
+        .image
+        .change(|bytes| bytes[2 * 4096..3 * 4096].copy_from_slice(&before[2 * 4096..][..4096]));
+    lives.begin();
+    let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+    assert_eq!(tier.stats().survivors, 0);
+}
