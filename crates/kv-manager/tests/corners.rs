@@ -369,6 +369,24 @@ fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
 }
 
 #[test]
+fn a_sequence_from_before_a_reset_names_nothing_more() {
+    let mut manager = manager(16, 0);
+    let mut requests = [Request::new((0..22).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 8).pop().unwrap());
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager).len(), 2, "its first chunk");
+    manager.reset();
+    manager.reserve(&mut sequence, 14).unwrap();
+    let last = step(&mut manager, &mut [&mut sequence]).step;
+    manager.commit(&mut sequence, last, &[7]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager), [], "what it computes is of older weights in part");
+    drop(sequence);
+    assert_eq!(names(&manager), []);
+}
+
+#[test]
 fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
     let mut manager = manager(16, 4);
     let mut sequence = computed(&mut manager, 0..10);
