@@ -1,9 +1,8 @@
 //! `cargo xtask disk`: long campaigns against the tier of files.
 
-use std::process::Stdio;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 
 use crate::cargo;
 
@@ -47,20 +46,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn cargo_test(test: &str, rest: &[&str], args: &Args) -> anyhow::Result<()> {
-    let status = cargo::command()
-        .args(["test", "--release", "--package", "kv-disk", "--all-features", "--test", test])
-        .args(rest)
-        .env("KV_DISK_SEEDS", args.seeds.to_string())
-        .env("KV_DISK_KILLS", args.kills.to_string())
-        .env("KV_DISK_FUZZ_SECONDS", args.fuzz_seconds.to_string())
-        .env("KV_DISK_SEED", args.seed.to_string())
-        .stdin(Stdio::null())
-        .status()
-        .context("cannot start Cargo")?;
-    if !status.success() {
-        bail!("`cargo test --release --package kv-disk --test {test}` failed ({status})");
-    }
-    Ok(())
+    let variables = [
+        ("KV_DISK_SEEDS", args.seeds.to_string()),
+        ("KV_DISK_KILLS", args.kills.to_string()),
+        ("KV_DISK_FUZZ_SECONDS", args.fuzz_seconds.to_string()),
+        ("KV_DISK_SEED", args.seed.to_string()),
+    ];
+    cargo::test("kv-disk", test, &[&["--all-features"], rest].concat(), &variables)
 }
 
 #[cfg(test)]

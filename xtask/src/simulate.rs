@@ -1,9 +1,8 @@
 //! `cargo xtask simulate`: long campaigns of random schedules on the simulated device.
 
-use std::process::Stdio;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 
 use crate::cargo;
 
@@ -46,18 +45,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn cargo_test(package: &str, test: &str, rest: &[&str], args: &Args) -> anyhow::Result<()> {
-    let status = cargo::command()
-        .args(["test", "--quiet", "--release", "--package", package, "--test", test])
-        .args(rest)
-        .env("KV_SCHEDULES", args.schedules.to_string())
-        .env("KV_SEED", args.seed.to_string())
-        .stdin(Stdio::null())
-        .status()
-        .context("cannot start Cargo")?;
-    if !status.success() {
-        bail!("`cargo test --release --package {package} --test {test}` failed ({status})");
-    }
-    Ok(())
+    let variables =
+        [("KV_SCHEDULES", args.schedules.to_string()), ("KV_SEED", args.seed.to_string())];
+    cargo::test(package, test, &[&["--quiet"], rest].concat(), &variables)
 }
 
 #[cfg(test)]
