@@ -122,6 +122,13 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: true,
     },
     Layer {
+        name: "kv-remote",
+        below: &["kv-manager"],
+        others: &["hmac", "rustix", "sha2", "xxhash-rust"],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
         name: "kv-multigpu",
         below: &["kv-kernels", "kv-place"],
         others: &["nvml-wrapper"],

@@ -20,6 +20,7 @@ mod outside;
 mod paces;
 mod peers;
 mod races;
+mod remote;
 mod removals;
 mod simulate;
 mod spelling;
@@ -62,6 +63,8 @@ enum Task {
     Spelling,
     /// Runs long campaigns of faults, kills and noise against the tier of files.
     Disk(disk::Args),
+    /// Runs long campaigns of races and noise against nodes that serve each other.
+    Remote(remote::Args),
     /// Checks licences and sources of all dependencies.
     Deny,
     /// Checks with the oldest dependencies that the manifests allow.
@@ -109,6 +112,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Router(args) => outside::route(&args),
         Task::Spelling => spelling::run(),
         Task::Disk(args) => disk::run(&args),
+        Task::Remote(args) => remote::run(&args),
         Task::Deny => deny::run(),
         Task::Minimal => minimal::run(),
         Task::Figures(args) => figures::run(&args),

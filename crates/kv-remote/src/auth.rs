@@ -1,0 +1,209 @@
+//! Who may speak: a key that all nodes share, and proofs that a peer has it now.
+//!
+//! Each side sends 32 random bytes and proves that it can compute an HMAC-SHA-256 over both sides' bytes, its role and
+//! the node's name. So what was recorded of an earlier handshake proves nothing. Both sides then have two
+//! session keys, one for each direction. The tag of a frame covers its number in its direction: a frame that is
+//! changed, repeated, left out, or sent back is refused.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::{FrameError, HandshakeError, KeyError};
+
+type HmacSha256 = Hmac<Sha256>;
+
+/// Bytes of the shortest key.
+const KEY_MIN: usize = 16;
+/// Bytes of a nonce.
+pub(crate) const NONCE_BYTES: usize = 32;
+/// Bytes of a proof.
+pub(crate) const PROOF_BYTES: usize = 32;
+/// Bytes of a frame's tag.
+pub(crate) const TAG_BYTES: usize = 16;
+
+/// The key that all nodes share. It is not shown.
+#[derive(Clone)]
+pub struct Key {
+    mac: HmacSha256,
+}
+
+impl Key {
+    /// A key of these bytes, which should be random: 16 at least, 32 for good.
+    ///
+    /// # Errors
+    /// [`KeyError`].
+    pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
+        let error = KeyError { bytes: bytes.len(), min: KEY_MIN };
+        if bytes.len() < KEY_MIN {
+            return Err(error);
+        }
+        let mac = HmacSha256::new_from_slice(bytes).map_err(|_| error)?;
+        Ok(Self { mac })
+    }
+
+    fn proof(&self, label: &[u8], transcript: &Transcript<'_>) -> HmacSha256 {
+        let mut mac = self.mac.clone();
+        let Transcript { version, client, server, name, facts } = transcript;
+        let version = version.to_le_bytes();
+        let parts: [&[u8]; 6] = [label, &version, *client, *server, facts, name.as_bytes()];
+        for part in parts {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// Who proves something.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+impl Role {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Client => b"kv-remote client",
+            Self::Server => b"kv-remote server",
+        }
+    }
+}
+
+/// What both sides have said before a proof.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Transcript<'a> {
+    pub(crate) version: u16,
+    pub(crate) client: &'a [u8; NONCE_BYTES],
+    pub(crate) server: &'a [u8; NONCE_BYTES],
+    /// The node's name.
+    pub(crate) name: &'a str,
+    /// What the node says of itself.
+    pub(crate) facts: &'a [u8],
+}
+
+impl Transcript<'_> {
+    /// What proves that `role` has the key.
+    pub(crate) fn prove(&self, key: &Key, role: Role) -> [u8; PROOF_BYTES] {
+        key.proof(role.label(), self).finalize().into_bytes().into()
+    }
+
+    /// Checks what `role` has sent, in a time that does not depend on the bytes.
+    pub(crate) fn check(&self, key: &Key, role: Role, proof: &[u8]) -> Result<(), HandshakeError> {
+        let mac = key.proof(role.label(), self);
+        mac.verify_slice(proof).map_err(|_| HandshakeError::Key)
+    }
+
+    /// The session's tags for what `role` sends.
+    pub(crate) fn tags(&self, key: &Key, role: Role) -> Tags {
+        let label = [b"session ".as_slice(), role.label()].concat();
+        let bytes = key.proof(&label, self).finalize().into_bytes();
+        // An HMAC takes a key of any length.
+        let mac = HmacSha256::new_from_slice(&bytes).unwrap_or_else(|_| key.mac.clone());
+        Tags { mac, number: 0 }
+    }
+}
+
+/// The tags of one direction of a session.
+pub(crate) struct Tags {
+    mac: HmacSha256,
+    /// Frames so far.
+    number: u64,
+}
+
+impl Tags {
+    fn mac(&self, body: &[u8]) -> HmacSha256 {
+        let mut mac = self.mac.clone();
+        mac.update(&self.number.to_le_bytes());
+        mac.update(body);
+        mac
+    }
+
+    /// The tag of the next frame.
+    pub(crate) fn next(&mut self, body: &[u8]) -> [u8; TAG_BYTES] {
+        let full: [u8; PROOF_BYTES] = self.mac(body).finalize().into_bytes().into();
+        self.number += 1;
+        let mut tag = [0; TAG_BYTES];
+        tag.copy_from_slice(&full[..TAG_BYTES]);
+        tag
+    }
+
+    /// Checks the tag of the next frame.
+    pub(crate) fn check(&mut self, body: &[u8], tag: &[u8]) -> Result<(), FrameError> {
+        let number = self.number;
+        self.mac(body).verify_truncated_left(tag).map_err(|_| FrameError::Tag { number })?;
+        self.number += 1;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Tags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tags").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// Random bytes of the system.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transcript<'a>(client: &'a [u8; 32], server: &'a [u8; 32], name: &'a str) -> Transcript<'a> {
+        Transcript { version: 1, client, server, name, facts: b"facts" }
+    }
+
+    #[test]
+    fn a_proof_is_of_its_role_its_nonces_its_node_and_its_key() {
+        let (one, two) = (Key::new(&[1; 16]).unwrap(), Key::new(&[2; 16]).unwrap());
+        let (a, b) = ([3; 32], [4; 32]);
+        let said = transcript(&a, &b, "node");
+        let proof = said.prove(&one, Role::Client);
+        assert_eq!(said.check(&one, Role::Client, &proof), Ok(()));
+        let wrong = Err(HandshakeError::Key);
+        assert_eq!(said.check(&two, Role::Client, &proof), wrong);
+        assert_eq!(said.check(&one, Role::Server, &proof), wrong);
+        assert_eq!(said.check(&one, Role::Client, &proof[..31]), wrong);
+        assert_eq!(transcript(&a, &a, "node").check(&one, Role::Client, &proof), wrong);
+        assert_eq!(transcript(&b, &b, "node").check(&one, Role::Client, &proof), wrong);
+        assert_eq!(transcript(&a, &b, "nod").check(&one, Role::Client, &proof), wrong);
+        let facts = Transcript { facts: b"fact", ..said };
+        assert_eq!(facts.check(&one, Role::Client, &proof), wrong);
+        assert_eq!(format!("{one:?}"), "Key(..)");
+    }
+
+    #[test]
+    fn a_tag_is_of_its_frame_its_place_its_direction_and_its_session() {
+        let key = Key::new(&[1; 32]).unwrap();
+        let (a, b) = ([3; 32], [4; 32]);
+        let said = transcript(&a, &b, "node");
+        let tags = || said.tags(&key, Role::Client);
+        let mut sender = tags();
+        let (first, second) = (sender.next(b"body"), sender.next(b"body"));
+        let mut receiver = tags();
+        assert_eq!(receiver.check(b"body", &second), Err(FrameError::Tag { number: 0 }));
+        assert_eq!(receiver.check(b"Body", &first), Err(FrameError::Tag { number: 0 }));
+        assert_eq!(receiver.check(b"body", &first), Ok(()));
+        assert_eq!(receiver.check(b"body", &first), Err(FrameError::Tag { number: 1 }));
+        assert_eq!(receiver.check(b"body", &second), Ok(()));
+        let back = said.tags(&key, Role::Server).check(b"body", &first);
+        assert_eq!(back, Err(FrameError::Tag { number: 0 }));
+        let later = transcript(&b, &a, "node").tags(&key, Role::Client).check(b"body", &first);
+        assert_eq!(later, Err(FrameError::Tag { number: 0 }));
+    }
+}

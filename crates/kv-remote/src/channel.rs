@@ -1,0 +1,229 @@
+//! A connection that has proved itself: frames with tags, each way with deadlines.
+//!
+//! A connection begins with the client's *hello* (`KVRM`, version, nonce), the server's *welcome* (`KVRM`, version, nonce, facts,
+//! name, proof), and the client's *proof*. All later bytes are frames: the length of the body, four bytes; the body; and
+//! the tag, 16 bytes. The server's first frame is empty. A server of another version answers `KVRM` and its version.
+
+use std::time::{Duration, Instant};
+
+use crate::address::{Address, Stream};
+use crate::auth::{NONCE_BYTES, PROOF_BYTES, Role, TAG_BYTES, Tags, Transcript, random};
+use crate::{FrameError, HandshakeError, Key, PeerError};
+
+const MAGIC: [u8; 4] = *b"KVRM";
+/// The version of the protocol.
+const VERSION: u16 = 1;
+/// Bytes that both sides' first messages begin with.
+const HEAD: usize = 6;
+/// Bytes of what a node says of itself.
+const FACTS: usize = 16;
+/// Bytes of the longest name of a node.
+pub(crate) const NAME_MAX: usize = 64;
+
+/// What a node says of itself, under its proof.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Facts {
+    /// Bytes of its memory.
+    pub(crate) memory_bytes: u64,
+    /// Bytes of a slot.
+    pub(crate) slot_bytes: u64,
+}
+
+impl Facts {
+    fn bytes(self) -> [u8; FACTS] {
+        let mut bytes = [0; FACTS];
+        bytes[..8].copy_from_slice(&self.memory_bytes.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.slot_bytes.to_le_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8; FACTS]) -> Self {
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |at: usize| words.get(at).map_or(0, |word| u64::from_le_bytes(*word));
+        Self { memory_bytes: word(0), slot_bytes: word(1) }
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    stream: Stream,
+    sends: Tags,
+    receives: Tags,
+    /// Bytes of the longest body that is received.
+    body_max: usize,
+    /// Kept to avoid allocation.
+    frame: Vec<u8>,
+}
+
+fn head() -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..].copy_from_slice(&VERSION.to_le_bytes());
+    head
+}
+
+/// Checks the first bytes of a peer.
+fn check_head(head: [u8; HEAD]) -> Result<(), HandshakeError> {
+    let [a, b, c, d, low, high] = head;
+    let (found, theirs) = ([a, b, c, d], u16::from_le_bytes([low, high]));
+    if found != MAGIC {
+        return Err(HandshakeError::Foreign { found });
+    }
+    if theirs != VERSION {
+        return Err(HandshakeError::Version { ours: VERSION, theirs });
+    }
+    Ok(())
+}
+
+fn nonce() -> Result<[u8; NONCE_BYTES], PeerError> {
+    random().map_err(PeerError::io("reading random numbers"))
+}
+
+impl Channel {
+    /// Calls the node of a name.
+    pub(crate) fn connect(
+        address: &Address,
+        name: &str,
+        key: &Key,
+        body_max: usize,
+        deadline: Instant,
+    ) -> Result<(Self, Facts), PeerError> {
+        let mut stream = Stream::connect(address, deadline)?;
+        let client = nonce()?;
+        stream.write_all(&[head().as_slice(), &client].concat(), deadline)?;
+        let mut theirs = [0; HEAD];
+        stream.read_exact(&mut theirs, deadline)?;
+        check_head(theirs)?;
+        let (mut server, mut facts, mut length) = ([0; NONCE_BYTES], [0; FACTS], [0]);
+        stream.read_exact(&mut server, deadline)?;
+        stream.read_exact(&mut facts, deadline)?;
+        stream.read_exact(&mut length, deadline)?;
+        let [length] = length;
+        let max = NAME_MAX;
+        if usize::from(length) > max {
+            return Err(FrameError::TooLong { bytes: length.into(), max }.into());
+        }
+        let mut called = vec![0; length.into()];
+        stream.read_exact(&mut called, deadline)?;
+        let mut proof = [0; PROOF_BYTES];
+        stream.read_exact(&mut proof, deadline)?;
+        let called = String::from_utf8(called).map_err(|_| HandshakeError::OtherNode)?;
+        let said = Transcript {
+            version: VERSION,
+            client: &client,
+            server: &server,
+            name: &called,
+            facts: &facts,
+        };
+        said.check(key, Role::Server, &proof)?;
+        // Only one who has the key is asked whether it is the right one.
+        if called != name {
+            return Err(HandshakeError::OtherNode.into());
+        }
+        stream.write_all(&said.prove(key, Role::Client), deadline)?;
+        let mut channel = Self {
+            stream,
+            sends: said.tags(key, Role::Client),
+            receives: said.tags(key, Role::Server),
+            body_max,
+            frame: Vec::new(),
+        };
+        // A server that does not believe the proof says nothing more.
+        match channel.receive(deadline) {
+            Ok(body) if body.is_empty() => Ok((channel, Facts::parse(&facts))),
+            Ok(body) => Err(FrameError::Trailing { bytes: body.len() }.into()),
+            Err(PeerError::Closed) => Err(HandshakeError::Key.into()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lets a client in.
+    pub(crate) fn accept(
+        mut stream: Stream,
+        name: &str,
+        facts: Facts,
+        key: &Key,
+        body_max: usize,
+        deadline: Instant,
+    ) -> Result<Self, PeerError> {
+        let mut theirs = [0; HEAD];
+        stream.read_exact(&mut theirs, deadline)?;
+        if let Err(error) = check_head(theirs) {
+            if matches!(error, HandshakeError::Version { .. }) {
+                stream.write_all(&head(), deadline)?;
+            }
+            return Err(error.into());
+        }
+        let mut client = [0; NONCE_BYTES];
+        stream.read_exact(&mut client, deadline)?;
+        let (server, facts) = (nonce()?, facts.bytes());
+        let said =
+            Transcript { version: VERSION, client: &client, server: &server, name, facts: &facts };
+        let (head, length, proof) = (head(), [name.len() as u8], said.prove(key, Role::Server));
+        let welcome: [&[u8]; 6] = [&head, &server, &facts, &length, name.as_bytes(), &proof];
+        stream.write_all(&welcome.concat(), deadline)?;
+        let mut proof = [0; PROOF_BYTES];
+        stream.read_exact(&mut proof, deadline)?;
+        said.check(key, Role::Client, &proof)?;
+        let mut channel = Self {
+            stream,
+            sends: said.tags(key, Role::Server),
+            receives: said.tags(key, Role::Client),
+            body_max,
+            frame: Vec::new(),
+        };
+        channel.send(&[], deadline)?;
+        Ok(channel)
+    }
+
+    /// Sends a frame. One that fails has spoilt the connection.
+    pub(crate) fn send(&mut self, body: &[u8], deadline: Instant) -> Result<(), PeerError> {
+        let tag = self.sends.next(body);
+        let length = u32::try_from(body.len())
+            .map_err(|_| FrameError::TooLong { bytes: body.len(), max: u32::MAX as usize })?;
+        self.frame.clear();
+        self.frame.extend_from_slice(&length.to_le_bytes());
+        self.frame.extend_from_slice(body);
+        self.frame.extend_from_slice(&tag);
+        self.stream.write_all(&self.frame, deadline)
+    }
+
+    /// Receives a frame, all of it by the deadline.
+    pub(crate) fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, PeerError> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length, deadline)?;
+        self.receive_rest(length, deadline)
+    }
+
+    /// Waits for a frame to begin until `idle`, and then for so long for its end. None if none has begun.
+    pub(crate) fn receive_within(
+        &mut self,
+        idle: Instant,
+        rest: Duration,
+    ) -> Result<Option<Vec<u8>>, PeerError> {
+        let mut length = [0; 4];
+        let read = match self.stream.read(&mut length, idle) {
+            Ok(read) => read,
+            Err(PeerError::Late) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let deadline = Instant::now() + rest;
+        let left = length.get_mut(read..).unwrap_or_default();
+        self.stream.read_exact(left, deadline)?;
+        self.receive_rest(length, deadline).map(Some)
+    }
+
+    fn receive_rest(&mut self, length: [u8; 4], deadline: Instant) -> Result<Vec<u8>, PeerError> {
+        let (bytes, max) = (u32::from_le_bytes(length) as usize, self.body_max);
+        if bytes > max {
+            return Err(FrameError::TooLong { bytes, max }.into());
+        }
+        let mut frame = vec![0; bytes + TAG_BYTES];
+        self.stream.read_exact(&mut frame, deadline)?;
+        let (body, tag) = frame.split_at(bytes);
+        self.receives.check(body, tag)?;
+        frame.truncate(bytes);
+        Ok(frame)
+    }
+}

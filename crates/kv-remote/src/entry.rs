@@ -1,0 +1,155 @@
+//! What stands before a record in a slot, so that a reader knows what it has read without asking.
+
+use kv_manager::GroupId;
+use kv_pool::BlockHash;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::message::Located;
+use crate::wire::{Fields, Key};
+
+/// Bytes of an entry.
+pub(crate) const ENTRY_BYTES: usize = 64;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"KVREMOT1");
+
+/// Why a record that was read is none that may be used.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum Unfit {
+    /// Another write has taken the slot since: the lease had ended, or the node has started anew.
+    Stale,
+    /// The bytes are not those of their checksum: they were read while they were written, or changed on their way.
+    Torn,
+    /// The record of another block.
+    Foreign,
+    /// Fewer bytes than an entry or its record has.
+    Short,
+}
+
+/// An entry: of which block and which write the record behind it is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) block: Key,
+    pub(crate) generation: u64,
+    /// Bytes of the record.
+    pub(crate) length: u64,
+    /// XXH3 of the record.
+    pub(crate) sum: u64,
+}
+
+impl Entry {
+    pub(crate) fn of(block: Key, generation: u64, record: &[u8]) -> Self {
+        Self { block, generation, length: record.len() as u64, sum: xxh3_64(record) }
+    }
+
+    pub(crate) fn bytes(&self) -> [u8; ENTRY_BYTES] {
+        let (group, name) = self.block;
+        let name = name.to_u128();
+        let mut bytes = [0; ENTRY_BYTES];
+        let words = [
+            MAGIC,
+            name as u64,
+            (name >> 64) as u64,
+            group.0.into(),
+            self.generation,
+            self.length,
+            self.sum,
+        ];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        let sum = xxh3_64(&bytes[..ENTRY_BYTES - 8]);
+        bytes[ENTRY_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, Unfit> {
+        let head = bytes.get(..ENTRY_BYTES).ok_or(Unfit::Short)?;
+        let mut fields = Fields::new(head);
+        let mut word = || fields.u64().map_err(|_| Unfit::Short);
+        let (magic, low, high, group) = (word()?, word()?, word()?, word()?);
+        let (generation, length, sum, own) = (word()?, word()?, word()?, word()?);
+        if magic != MAGIC || own != xxh3_64(&head[..ENTRY_BYTES - 8]) {
+            return Err(Unfit::Torn);
+        }
+        let group = GroupId(u16::try_from(group).map_err(|_| Unfit::Foreign)?);
+        let name = BlockHash::from_u128(u128::from(high) << 64 | u128::from(low));
+        Ok(Self { block: (group, name), generation, length, sum })
+    }
+}
+
+impl Located {
+    /// The record in the bytes of this slot, if it is that of `block` and of the write that was found, whole (H8, H21).
+    /// The lease may have ended before or while the bytes were read.
+    ///
+    /// # Errors
+    /// [`Unfit`]: it is not to be used.
+    pub fn record<'a>(
+        &self,
+        bytes: &'a [u8],
+        block: (GroupId, BlockHash),
+    ) -> Result<&'a [u8], Unfit> {
+        let entry = Entry::parse(bytes)?;
+        if entry.generation != self.generation {
+            return Err(Unfit::Stale);
+        }
+        if entry.block != block {
+            return Err(Unfit::Foreign);
+        }
+        let length = usize::try_from(entry.length).map_err(|_| Unfit::Short)?;
+        let record = bytes.get(ENTRY_BYTES..).and_then(|behind| behind.get(..length));
+        let record = record.ok_or(Unfit::Short)?;
+        if xxh3_64(record) != entry.sum {
+            return Err(Unfit::Torn);
+        }
+        Ok(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Span;
+
+    fn check(bytes: &[u8], block: Key, generation: u64) -> Result<&[u8], Unfit> {
+        let span = Span { address: 0, bytes: bytes.len() as u32 };
+        Located { span, generation }.record(bytes, block)
+    }
+
+    fn block(name: u128) -> Key {
+        (GroupId(3), BlockHash::from_u128(name))
+    }
+
+    fn slot(generation: u64, record: &[u8]) -> Vec<u8> {
+        let entry = Entry::of(block(7), generation, record);
+        [entry.bytes().as_slice(), record].concat()
+    }
+
+    #[test]
+    fn a_record_is_read_whole_or_its_fault_is_named() {
+        let bytes = slot(5, b"some bytes of a record");
+        assert_eq!(check(&bytes, block(7), 5), Ok(b"some bytes of a record".as_slice()));
+        assert_eq!(check(&bytes, block(7), 4), Err(Unfit::Stale));
+        assert_eq!(check(&bytes, block(8), 5), Err(Unfit::Foreign));
+        assert_eq!(check(&bytes, (GroupId(2), block(7).1), 5), Err(Unfit::Foreign));
+        for length in 0..bytes.len() {
+            assert_eq!(check(&bytes[..length], block(7), 5), Err(Unfit::Short), "{length}");
+        }
+        // What comes behind the record is not part of it.
+        let longer = [bytes.as_slice(), &[1; 40]].concat();
+        assert_eq!(check(&longer, block(7), 5), Ok(b"some bytes of a record".as_slice()));
+    }
+
+    #[test]
+    fn a_mixture_of_two_writes_is_never_taken_for_either() {
+        let (old, new) = (slot(5, &[1; 100]), slot(6, &[2; 100]));
+        for cut in 1..old.len() {
+            let mixed = [&new[..cut], &old[cut..]].concat();
+            for generation in [5, 6] {
+                if mixed != old && mixed != new {
+                    assert!(check(&mixed, block(7), generation).is_err(), "{cut}, {generation}");
+                }
+            }
+        }
+    }
+}

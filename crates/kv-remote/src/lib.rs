@@ -1,0 +1,35 @@
+//! Another host's KV cache as a tier.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+mod address;
+mod auth;
+mod channel;
+mod entry;
+mod error;
+mod leases;
+mod liars;
+mod log;
+mod members;
+mod memory;
+pub mod message;
+mod node;
+mod peer;
+mod server;
+mod transfer;
+mod wire;
+
+pub use address::Address;
+pub use auth::Key;
+pub use entry::Unfit;
+pub use error::{
+    AddressError, FrameError, HandshakeError, KeyError, Lie, NodeError, PeerError, Refusal,
+};
+pub use leases::{LeaseCounts, ReaderId};
+pub use members::{Member, replicas};
+pub use memory::{HostMemory, Memory};
+pub use node::{Node, NodeOptions, NodeStats};
+pub use peer::{Peer, Read};
+pub use server::{Server, ServerOptions, ServerStats};
+pub use transfer::{MemoryTransfer, SocketTransfer, Transfer};

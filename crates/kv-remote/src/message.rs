@@ -1,0 +1,310 @@
+//! What nodes say to each other once each has proved that it has the key: a request, and one reply.
+//!
+//! A message is the body of a frame: its kind, one byte, and its fields. Numbers are little-endian.
+
+use std::time::Duration;
+
+use kv_manager::GroupId;
+use kv_pool::BlockHash;
+
+use crate::wire::{Fields, KEY_BYTES, Writer};
+use crate::{FrameError, Refusal};
+
+/// Entries of a list, at most.
+pub const LIST_MAX: usize = 4096;
+
+/// The number of a lease. No two leases of a process have the same.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct LeaseId(pub u64);
+
+/// Consecutive bytes of a node's memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Span {
+    /// Where they begin.
+    pub address: u64,
+    /// How many they are.
+    pub bytes: u32,
+}
+
+/// A block in the memory of a node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Located {
+    /// Its entry and, behind it, its record.
+    pub span: Span,
+    /// The number of the write that the slot holds. No two writes of a node have the same, before and after a restart.
+    pub generation: u64,
+}
+
+/// The longest run of what was asked for that a node holds.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Found {
+    /// The lease that pins the blocks; none if there is no block.
+    pub lease: Option<LeaseId>,
+    /// The blocks, in the order in which they were asked for.
+    pub blocks: Vec<Located>,
+}
+
+/// A change of what a node holds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Change {
+    /// Whether the block has come, or gone.
+    pub is_there: bool,
+    /// The block's group.
+    pub group: GroupId,
+    /// The block's name.
+    pub name: BlockHash,
+}
+
+/// A place in the changes of a node.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Cursor {
+    /// Which log: a node begins another one when it starts, and when the log has become long.
+    pub log: u64,
+    /// Changes of the log that were read.
+    pub read: u64,
+}
+
+/// Changes of what a node holds, from a place on.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Changes {
+    /// Where the next ones are. If it is of another log than was asked for, these are the first of that
+    /// log, and what was known before is void.
+    pub next: Cursor,
+    /// The changes, the oldest first.
+    pub changes: Vec<Change>,
+}
+
+/// What is asked of a node.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Request {
+    /// The longest run of these blocks is to be found and pinned for so long.
+    Find {
+        /// How long, in whole milliseconds.
+        lease: Duration,
+        /// The blocks.
+        blocks: Vec<(GroupId, BlockHash)>,
+    },
+    /// Bytes of blocks that a lease pins.
+    Read {
+        /// The lease.
+        lease: LeaseId,
+        /// Which bytes.
+        spans: Vec<Span>,
+    },
+    /// A lease has ended.
+    End {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// A record is to be kept under a name.
+    Put {
+        /// The block's group.
+        group: GroupId,
+        /// The block's name.
+        name: BlockHash,
+        /// The record.
+        record: Vec<u8>,
+    },
+    /// Blocks are to be forgotten.
+    Forget {
+        /// The blocks.
+        blocks: Vec<(GroupId, BlockHash)>,
+    },
+    /// Everything is to be forgotten.
+    Clear,
+    /// What has changed from a place on.
+    Changes {
+        /// The place.
+        from: Cursor,
+    },
+}
+
+/// What a node answers.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[non_exhaustive]
+pub enum Reply {
+    /// To [`Request::Find`].
+    Found(Found),
+    /// To [`Request::Read`]: the bytes of all spans, one behind the other.
+    Bytes(Vec<u8>),
+    /// To what has no other answer: it was done.
+    Done,
+    /// To [`Request::Changes`].
+    Changes(Changes),
+    /// It was not done.
+    Refused(Refusal),
+}
+
+fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
+    Ok(Span { address: fields.u64()?, bytes: fields.u32()? })
+}
+
+fn write_span(writer: &mut Writer, span: Span) {
+    writer.u64(span.address);
+    writer.u32(span.bytes);
+}
+
+impl Request {
+    /// The request that a frame's body is.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn parse(body: &[u8]) -> Result<Self, FrameError> {
+        let mut fields = Fields::new(body);
+        let request = match fields.u8()? {
+            1 => Self::Find {
+                lease: Duration::from_millis(fields.u32()?.into()),
+                blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)?,
+            },
+            2 => Self::Read {
+                lease: LeaseId(fields.u64()?),
+                spans: fields.list(LIST_MAX, 12, span)?,
+            },
+            3 => Self::End { lease: LeaseId(fields.u64()?) },
+            4 => {
+                let (group, name) = fields.key()?;
+                Self::Put { group, name, record: fields.rest().to_vec() }
+            }
+            5 => Self::Forget { blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)? },
+            6 => Self::Clear,
+            7 => Self::Changes { from: Cursor { log: fields.u64()?, read: fields.u64()? } },
+            kind => return Err(FrameError::Kind { kind }),
+        };
+        fields.end()?;
+        Ok(request)
+    }
+
+    /// The body of its frame. Of longer lists than [`LIST_MAX`], receivers take nothing.
+    #[must_use]
+    pub fn body(&self) -> Vec<u8> {
+        match self {
+            Self::Find { lease, blocks } => {
+                let mut writer = Writer::of(1);
+                writer.u32(u32::try_from(lease.as_millis()).unwrap_or(u32::MAX));
+                writer.list(blocks, Writer::key);
+                writer.0
+            }
+            Self::Read { lease, spans } => {
+                let mut writer = Writer::of(2);
+                writer.u64(lease.0);
+                writer.list(spans, write_span);
+                writer.0
+            }
+            Self::End { lease } => {
+                let mut writer = Writer::of(3);
+                writer.u64(lease.0);
+                writer.0
+            }
+            Self::Put { group, name, record } => {
+                let mut writer = Writer::of(4);
+                writer.key((*group, *name));
+                writer.0.extend_from_slice(record);
+                writer.0
+            }
+            Self::Forget { blocks } => {
+                let mut writer = Writer::of(5);
+                writer.list(blocks, Writer::key);
+                writer.0
+            }
+            Self::Clear => Writer::of(6).0,
+            Self::Changes { from } => {
+                let mut writer = Writer::of(7);
+                writer.u64(from.log);
+                writer.u64(from.read);
+                writer.0
+            }
+        }
+    }
+}
+
+impl Reply {
+    /// The reply that a frame's body is.
+    ///
+    /// # Errors
+    /// [`FrameError`].
+    pub fn parse(body: &[u8]) -> Result<Self, FrameError> {
+        let mut fields = Fields::new(body);
+        let reply = match fields.u8()? {
+            1 => {
+                let lease = fields.u64()?;
+                let located = |fields: &mut Fields<'_>| {
+                    Ok(Located { span: span(fields)?, generation: fields.u64()? })
+                };
+                let blocks = fields.list(LIST_MAX, 20, located)?;
+                // A lease without blocks has nothing to end, and blocks without a lease are not pinned.
+                if (lease == 0) != blocks.is_empty() {
+                    return Err(FrameError::Value { field: "lease", value: lease });
+                }
+                Self::Found(Found { lease: (lease != 0).then_some(LeaseId(lease)), blocks })
+            }
+            2 => Self::Bytes(fields.rest().to_vec()),
+            3 => Self::Done,
+            4 => {
+                let next = Cursor { log: fields.u64()?, read: fields.u64()? };
+                let change = |fields: &mut Fields<'_>| {
+                    let is_there = match fields.u8()? {
+                        0 => false,
+                        1 => true,
+                        value => {
+                            return Err(FrameError::Value {
+                                field: "is_there",
+                                value: value.into(),
+                            });
+                        }
+                    };
+                    let (group, name) = fields.key()?;
+                    Ok(Change { is_there, group, name })
+                };
+                let changes = fields.list(LIST_MAX, 1 + KEY_BYTES, change)?;
+                Self::Changes(Changes { next, changes })
+            }
+            5 => {
+                let number = fields.u8()?;
+                let value = FrameError::Value { field: "refusal", value: number.into() };
+                Self::Refused(*Refusal::ALL.get(usize::from(number)).ok_or(value)?)
+            }
+            kind => return Err(FrameError::Kind { kind }),
+        };
+        fields.end()?;
+        Ok(reply)
+    }
+
+    /// The body of its frame.
+    #[must_use]
+    pub fn body(&self) -> Vec<u8> {
+        match self {
+            Self::Found(Found { lease, blocks }) => {
+                let mut writer = Writer::of(1);
+                writer.u64(lease.map_or(0, |lease| lease.0));
+                writer.list(blocks, |writer, block| {
+                    write_span(writer, block.span);
+                    writer.u64(block.generation);
+                });
+                writer.0
+            }
+            Self::Bytes(bytes) => {
+                let mut writer = Writer::of(2);
+                writer.0.extend_from_slice(bytes);
+                writer.0
+            }
+            Self::Done => Writer::of(3).0,
+            Self::Changes(Changes { next, changes }) => {
+                let mut writer = Writer::of(4);
+                writer.u64(next.log);
+                writer.u64(next.read);
+                writer.list(changes, |writer, change| {
+                    writer.0.push(change.is_there.into());
+                    writer.key((change.group, change.name));
+                });
+                writer.0
+            }
+            Self::Refused(refusal) => {
+                let mut writer = Writer::of(5);
+                let number = Refusal::ALL.iter().position(|of| of == refusal);
+                writer.0.push(number.unwrap_or(0) as u8);
+                writer.0
+            }
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! A node: memory in slots, which records lie there, and who may read them until when.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kv_pool::clock::Clock;
+use kv_pool::{BlockHash, BlockPool, PoolConfig, Priority, Tier};
+use parking_lot::Mutex;
+
+use crate::auth::random;
+use crate::channel::NAME_MAX;
+use crate::entry::{ENTRY_BYTES, Entry};
+use crate::leases::{LeaseCounts, Leases, ReaderId};
+use crate::log::Log;
+use crate::memory::Memory;
+use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Located, Span};
+use crate::wire::Key as Block;
+use crate::{NodeError, Refusal};
+
+/// Bytes of the longest frame.
+pub(crate) const FRAME_MAX: u64 = 64 << 20;
+
+/// Slots begin at multiples of it.
+const ALIGN: u64 = 64;
+
+/// How a node is made.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeOptions {
+    /// Its name among the members, 1 to 64 bytes.
+    pub name: String,
+    /// Bytes of the longest record.
+    pub record_bytes: u64,
+    /// How long a lease may be. A longer one is cut.
+    pub lease_max: Duration,
+    /// Leases that are open at most.
+    pub leases_max: usize,
+}
+
+impl NodeOptions {
+    /// A node for records of at most so many bytes, with leases of up to 10 s, of which 1,024 are open at most.
+    #[must_use]
+    pub fn new(name: &str, record_bytes: u64) -> Self {
+        let lease_max = Duration::from_secs(10);
+        Self { name: name.to_owned(), record_bytes, lease_max, leases_max: 1024 }
+    }
+}
+
+/// Counts of a node.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[non_exhaustive]
+pub struct NodeStats {
+    /// Slots of its memory.
+    pub slots: u64,
+    /// Slots with a record that is found.
+    pub used_slots: u64,
+    /// Records that were stored.
+    pub stored: u64,
+    /// Records that made room for others.
+    pub evicted: u64,
+    /// Records that were asked for and found.
+    pub found: u64,
+    /// Records that were asked for, first or behind others that were found, and not found.
+    pub absent: u64,
+    /// Bytes that the node has copied for readers.
+    pub read_bytes: u64,
+    /// Its leases.
+    pub leases: LeaseCounts,
+}
+
+/// A node. Threads share it behind an [`Arc`]; [`Server`](crate::Server) serves it to peers.
+pub struct Node {
+    name: String,
+    memory: Arc<dyn Memory>,
+    slot_bytes: u64,
+    record_bytes: u64,
+    lease_max: Duration,
+    leases_max: usize,
+    clock: Arc<dyn Clock>,
+    /// Its blocks are the slots. A block has a name there as long as its record is found.
+    pool: BlockPool,
+    /// Taken before the pool's lock, which is taken within. Not held while records are copied.
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// What each slot holds that is found.
+    kept: Vec<Option<Kept>>,
+    leases: Leases,
+    log: Log,
+    generation: u64,
+    /// Changed by a clear. What began to be written before is not kept.
+    epoch: u64,
+    stats: NodeStats,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    block: Block,
+    generation: u64,
+    /// Bytes of the entry and the record.
+    bytes: u32,
+}
+
+impl State {
+    fn note(&mut self, is_there: bool, block: Block) {
+        let there = self.kept.iter().flatten().map(|kept| kept.block);
+        self.log.push(is_there, block, there);
+    }
+
+    /// Takes out what a slot holds.
+    fn take(&mut self, slot: usize) -> Option<Kept> {
+        let kept = self.kept.get_mut(slot)?.take()?;
+        self.note(false, kept.block);
+        Some(kept)
+    }
+}
+
+/// The name of a block in the pool. Blocks of two groups may have the same name.
+fn pool_name((group, name): Block) -> BlockHash {
+    const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+    BlockHash::from_u128(name.to_u128() ^ SPREAD.wrapping_mul(group.0.into()))
+}
+
+impl Node {
+    /// A node over all of `memory`. Leases are measured by `clock`.
+    ///
+    /// # Errors
+    /// [`NodeError`].
+    pub fn new(
+        options: &NodeOptions,
+        memory: Arc<dyn Memory>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, NodeError> {
+        let NodeOptions { name, record_bytes, lease_max, leases_max } = options.clone();
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(NodeError::Name { bytes: name.len(), max: NAME_MAX });
+        }
+        let max = FRAME_MAX - (ENTRY_BYTES as u64 + ALIGN);
+        if record_bytes == 0 || record_bytes > max {
+            return Err(NodeError::Record { bytes: record_bytes, max });
+        }
+        let slot_bytes = (ENTRY_BYTES as u64 + record_bytes).next_multiple_of(ALIGN);
+        let slots = memory.bytes() / slot_bytes;
+        if slots == 0 {
+            return Err(NodeError::TooSmall { bytes: memory.bytes(), slot_bytes });
+        }
+        let pool = BlockPool::builder(&PoolConfig::primary_only(slots));
+        let too_many = || NodeError::TooManySlots { slots };
+        let pool = pool.clock(Arc::clone(&clock)).build().map_err(|_| too_many())?;
+        let mut kept = Vec::new();
+        kept.try_reserve_exact(slots as usize).map_err(|_| too_many())?;
+        kept.resize(slots as usize, None);
+        // So that no write and no log of an earlier node of this name has the same number.
+        let random = random().map_err(|_| NodeError::System { bytes: 16 })?;
+        let random = u128::from_le_bytes(random);
+        let state = State {
+            kept,
+            leases: Leases::default(),
+            log: Log::new(random as u64, slots as usize),
+            generation: (random >> 64) as u64,
+            epoch: 0,
+            stats: NodeStats { slots, ..NodeStats::default() },
+        };
+        let state = Mutex::new(state);
+        Ok(Self {
+            name,
+            memory,
+            slot_bytes,
+            record_bytes,
+            lease_max,
+            leases_max,
+            clock,
+            pool,
+            state,
+        })
+    }
+
+    /// Its name among the members.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its memory.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+
+    /// Bytes of a slot: of an entry of 64 bytes and the longest record, rounded up.
+    #[must_use]
+    pub fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
+    }
+
+    /// The pool whose blocks are the slots. A program that claims blocks there has their slots for itself; it cannot claim
+    /// those that a lease pins (H8, H9, H10).
+    #[must_use]
+    pub fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// Counts of what it has done.
+    #[must_use]
+    pub fn stats(&self) -> NodeStats {
+        let state = self.state.lock();
+        let used_slots = self.pool.stats().primary.cached;
+        NodeStats { used_slots, leases: state.leases.counts(), ..state.stats }
+    }
+
+    /// Finds the longest run of `blocks` that the node has, and pins it for `lease` or until the lease is
+    /// [ended](Self::end), in one step. Without a first block, there is no lease. Of more than [`LIST_MAX`] blocks, the
+    /// first ones are looked for.
+    ///
+    /// # Errors
+    /// [`Refusal::Busy`] if no lease is left.
+    pub fn find_and_pin(
+        &self,
+        reader: ReaderId,
+        blocks: &[Block],
+        lease: Duration,
+    ) -> Result<Found, Refusal> {
+        let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks);
+        let mut state = self.state.lock();
+        state.leases.end_overdue(&self.pool);
+        if state.leases.len() >= self.leases_max {
+            return Err(Refusal::Busy);
+        }
+        let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
+        let lease = crate::error::cut(lease, self.lease_max);
+        let loan = self.pool.lend(&names, Tier::Primary, lease);
+        let located =
+            loan.iter().flat_map(|loan| &loan.blocks).zip(blocks).map_while(|(at, of)| {
+                let slot = at.id.index();
+                // Two groups may have two names that the pool takes for one.
+                let kept =
+                    state.kept.get(slot).copied().flatten().filter(|kept| kept.block == *of)?;
+                let span = Span { address: slot as u64 * self.slot_bytes, bytes: kept.bytes };
+                Some(Located { span, generation: kept.generation })
+            });
+        let located: Vec<_> = located.collect();
+        state.stats.found += located.len() as u64;
+        state.stats.absent += u64::from(located.len() < blocks.len());
+        let Some(loan) = loan else { return Ok(Found::default()) };
+        let lease = state.leases.grant(reader, &loan);
+        if located.is_empty() {
+            state.leases.end(reader, lease, &self.pool);
+            return Ok(Found::default());
+        }
+        Ok(Found { lease: Some(lease), blocks: located })
+    }
+
+    /// Copies bytes of blocks that a lease pins, of one span behind the other, to the end of `into`.
+    ///
+    /// # Errors
+    /// [`Refusal::NoLease`], [`Refusal::OutsideLease`]; [`Refusal::Length`] for more than a frame takes. `into` is as it
+    /// was.
+    pub fn read(
+        &self,
+        reader: ReaderId,
+        lease: LeaseId,
+        spans: &[Span],
+        into: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        let bytes: u64 = spans.iter().map(|span| u64::from(span.bytes)).sum();
+        if into.len() as u64 + bytes > FRAME_MAX {
+            return Err(Refusal::Length);
+        }
+        let now = self.clock.now();
+        let mut state = self.state.lock();
+        for span in spans {
+            let end = span.address.checked_add(span.bytes.into()).ok_or(Refusal::OutsideLease)?;
+            let last = end.saturating_sub(1).max(span.address);
+            let slots = span.address / self.slot_bytes..=last / self.slot_bytes;
+            match state.leases.covers((reader, lease), slots, now) {
+                None => return Err(Refusal::NoLease),
+                Some(false) => return Err(Refusal::OutsideLease),
+                Some(true) => {}
+            }
+        }
+        state.stats.read_bytes += bytes;
+        drop(state);
+        let before = into.len();
+        into.resize(before + bytes as usize, 0);
+        let mut at = before;
+        for span in spans {
+            let end = at + span.bytes as usize;
+            let read = into.get_mut(at..end).is_some_and(|to| self.memory.read(span.address, to));
+            if !read {
+                into.truncate(before);
+                return Err(Refusal::OutsideLease);
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Ends a lease: its blocks may make room for others.
+    ///
+    /// # Errors
+    /// [`Refusal::NoLease`] if it has ended, or is another reader's.
+    pub fn end(&self, reader: ReaderId, lease: LeaseId) -> Result<(), Refusal> {
+        let ended = self.state.lock().leases.end(reader, lease, &self.pool);
+        if ended { Ok(()) } else { Err(Refusal::NoLease) }
+    }
+
+    /// Ends all leases of a reader that is gone.
+    pub fn end_reader(&self, reader: ReaderId) {
+        self.state.lock().leases.end_reader(reader, &self.pool);
+    }
+
+    /// Ends the leases whose time has come. To be called now and then; [`find_and_pin`](Self::find_and_pin) does so, too.
+    pub fn end_overdue(&self) {
+        self.state.lock().leases.end_overdue(&self.pool);
+    }
+
+    /// Keeps a record under a name. What was there under the name is replaced: a lease of it keeps its bytes until it
+    /// ends.
+    ///
+    /// # Errors
+    /// [`Refusal::Length`]; [`Refusal::NoRoom`] if all slots are pinned or being written.
+    pub fn put(&self, block: Block, record: &[u8]) -> Result<(), Refusal> {
+        let bytes = ENTRY_BYTES as u64 + record.len() as u64;
+        if record.is_empty() || record.len() as u64 > self.record_bytes {
+            return Err(Refusal::Length);
+        }
+        let mut state = self.state.lock();
+        let claimed = self.pool.claim_one();
+        let mut claimed = claimed.map_err(|_| Refusal::NoRoom)?;
+        let slot = claimed.ids().next().map(|id| id.index()).ok_or(Refusal::NoRoom)?;
+        if state.take(slot).is_some() {
+            state.stats.evicted += 1;
+        }
+        state.generation = state.generation.wrapping_add(1);
+        let (generation, epoch) = (state.generation, state.epoch);
+        drop(state);
+        // Nobody is told of the slot before it is whole.
+        let address = slot as u64 * self.slot_bytes;
+        let entry = Entry::of(block, generation, record).bytes();
+        let written = self.memory.write(address, &entry)
+            && self.memory.write(address + ENTRY_BYTES as u64, record);
+        if !written {
+            return Err(Refusal::NoRoom);
+        }
+        let mut state = self.state.lock();
+        if state.epoch != epoch {
+            return Ok(());
+        }
+        self.remove(&mut state, block);
+        drop(claimed.register(&[pool_name(block)], Priority::DEFAULT));
+        if let Some(kept) = state.kept.get_mut(slot) {
+            *kept = Some(Kept { block, generation, bytes: bytes as u32 });
+        }
+        state.note(true, block);
+        state.stats.stored += 1;
+        Ok(())
+    }
+
+    fn remove(&self, state: &mut State, block: Block) {
+        let name = pool_name(block);
+        if let Some((_, at)) = self.pool.locate(name) {
+            state.take(at.id.index());
+            self.pool.remove(name);
+        }
+    }
+
+    /// Forgets blocks. A lease of one keeps its bytes until it ends.
+    pub fn forget(&self, blocks: &[Block]) {
+        let mut state = self.state.lock();
+        blocks.iter().for_each(|&block| self.remove(&mut state, block));
+    }
+
+    /// Forgets everything, and what is being written.
+    pub fn clear(&self) {
+        let mut state = self.state.lock();
+        state.epoch += 1;
+        let blocks: Vec<_> = state.kept.iter().flatten().map(|kept| kept.block).collect();
+        blocks.into_iter().for_each(|block| self.remove(&mut state, block));
+    }
+
+    /// What has come and gone from a place on.
+    #[must_use]
+    pub fn changes(&self, from: Cursor) -> Changes {
+        self.state.lock().log.read(from)
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Node");
+        shown.field("name", &self.name).field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,247 @@
+//! A connection to another node, as the side that asks.
+
+use std::time::{Duration, Instant};
+
+use crate::channel::{Channel, Facts};
+use crate::entry::{ENTRY_BYTES, Unfit};
+use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Reply, Request, Span};
+use crate::node::FRAME_MAX;
+use crate::transfer::Transfer;
+use crate::wire::Key as Block;
+use crate::{Key, Lie, Member, PeerError};
+
+/// A record that was read, or why it is not to be used.
+pub type Read = Result<Vec<u8>, Unfit>;
+
+/// Bytes between two blocks that are read with them rather than left out.
+const GAP: u64 = 64;
+
+/// A connection to a node. Each call has a deadline.
+///
+/// After an error that is no [refusal](PeerError::is_refusal), the connection is of no use: drop it. The
+/// node then ends its leases.
+#[derive(Debug)]
+pub struct Peer {
+    channel: Channel,
+    facts: Facts,
+}
+
+impl Peer {
+    /// Calls a member. Both sides prove that they have the key.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn connect(member: &Member, key: &Key, deadline: Instant) -> Result<Self, PeerError> {
+        let Member { name, address } = member;
+        let (channel, facts) = Channel::connect(address, name, key, FRAME_MAX as usize, deadline)?;
+        Ok(Self { channel, facts })
+    }
+
+    /// Bytes of the node's memory.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.facts.memory_bytes
+    }
+
+    /// Asks, and waits for the answer.
+    pub(crate) fn ask(&mut self, request: &Request, deadline: Instant) -> Result<Reply, PeerError> {
+        self.channel.send(&request.body(), deadline)?;
+        let body = self.channel.receive(deadline)?;
+        match Reply::parse(&body)? {
+            Reply::Refused(refusal) => Err(refusal.into()),
+            reply => Ok(reply),
+        }
+    }
+
+    fn done(&mut self, request: &Request, deadline: Instant) -> Result<(), PeerError> {
+        match self.ask(request, deadline)? {
+            Reply::Done => Ok(()),
+            _ => Err(Lie::Answer.into()),
+        }
+    }
+
+    /// Finds the longest run of `blocks` that the node holds, and pins it for `lease`. Of more than [`LIST_MAX`] blocks,
+    /// the first ones are asked for.
+    ///
+    /// # Errors
+    /// [`PeerError`]; a [`Lie`] if an address is not within the node's memory.
+    pub fn find_and_pin(
+        &mut self,
+        blocks: &[Block],
+        lease: Duration,
+        deadline: Instant,
+    ) -> Result<Found, PeerError> {
+        let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks).to_vec();
+        let asked = blocks.len();
+        match self.ask(&Request::Find { lease, blocks }, deadline)? {
+            Reply::Found(found) => {
+                self.check(&found, asked)?;
+                Ok(found)
+            }
+            _ => Err(Lie::Answer.into()),
+        }
+    }
+
+    /// Checks that an answer can be true.
+    fn check(&self, found: &Found, asked: usize) -> Result<(), Lie> {
+        let Facts { memory_bytes, slot_bytes } = self.facts;
+        if found.blocks.len() > asked {
+            return Err(Lie::Blocks { blocks: found.blocks.len(), asked });
+        }
+        for block in &found.blocks {
+            let Span { address, bytes } = block.span;
+            let bytes = u64::from(bytes);
+            let end = address.checked_add(bytes);
+            let within = end.is_some_and(|end| end <= memory_bytes) && bytes <= slot_bytes;
+            if !within || bytes < ENTRY_BYTES as u64 {
+                return Err(Lie::Address { address, bytes, memory_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the blocks of an answer to `blocks`, in few spans: those that lie side by side are read as one. A record
+    /// counts only if it is the right one of the right write, whole (H8, H21); the lease may have ended meanwhile.
+    ///
+    /// # Errors
+    /// [`PeerError`], if bytes did not come.
+    pub fn read(
+        &mut self,
+        transfer: &mut dyn Transfer,
+        found: &Found,
+        blocks: &[Block],
+        deadline: Instant,
+    ) -> Result<Vec<Read>, PeerError> {
+        let Some(lease) = found.lease else { return Ok(Vec::new()) };
+        let joined = Joined::of(found);
+        let mut bytes = Vec::new();
+        transfer.read(self, lease, &joined.spans, &mut bytes, deadline)?;
+        let slots = found.blocks.iter().zip(&joined.places).zip(blocks);
+        let records = slots.map(|((at, &place), &block)| {
+            let slot = bytes.get(place..).unwrap_or_default();
+            let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
+            at.record(slot, block).map(<[u8]>::to_vec)
+        });
+        Ok(records.collect())
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// [`PeerError`]; [`Refusal::NoLease`](crate::Refusal::NoLease) if its time had come before.
+    pub fn end(&mut self, lease: LeaseId, deadline: Instant) -> Result<(), PeerError> {
+        self.done(&Request::End { lease }, deadline)
+    }
+
+    /// Has the node keep a record.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn put(
+        &mut self,
+        (group, name): Block,
+        record: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<(), PeerError> {
+        self.done(&Request::Put { group, name, record }, deadline)
+    }
+
+    /// Has the node forget blocks.
+    ///
+    /// # Errors
+    /// [`PeerError`]. Some may be forgotten.
+    pub fn forget(&mut self, blocks: &[Block], deadline: Instant) -> Result<(), PeerError> {
+        for blocks in blocks.chunks(LIST_MAX) {
+            self.done(&Request::Forget { blocks: blocks.to_vec() }, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Has the node forget everything.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn clear(&mut self, deadline: Instant) -> Result<(), PeerError> {
+        self.done(&Request::Clear, deadline)
+    }
+
+    /// What has come to the node and gone, from a place on: at most [`LIST_MAX`] changes.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn changes(&mut self, from: Cursor, deadline: Instant) -> Result<Changes, PeerError> {
+        match self.ask(&Request::Changes { from }, deadline)? {
+            Reply::Changes(changes) => Ok(changes),
+            _ => Err(Lie::Answer.into()),
+        }
+    }
+}
+
+/// The blocks of an answer as few spans, in the order of their addresses.
+struct Joined {
+    spans: Vec<Span>,
+    /// Where each block begins in the bytes of all spans.
+    places: Vec<usize>,
+}
+
+impl Joined {
+    fn of(found: &Found) -> Self {
+        let mut order: Vec<_> = (0..).zip(found.blocks.iter().map(|block| block.span)).collect();
+        order.sort_unstable_by_key(|(_, span)| span.address);
+        let (mut spans, mut places) = (Vec::<Span>::new(), vec![0; found.blocks.len()]);
+        let mut before = 0_usize;
+        for (at, span) in order {
+            let end = span.address + u64::from(span.bytes);
+            let joins = spans.last_mut().filter(|last| {
+                let last_end = last.address + u64::from(last.bytes);
+                span.address <= last_end + GAP && end - last.address <= FRAME_MAX / 16
+            });
+            let place = match joins {
+                Some(last) => {
+                    let offset = span.address - last.address;
+                    let bytes = u64::from(last.bytes).max(end - last.address);
+                    last.bytes = bytes as u32;
+                    before + offset as usize
+                }
+                None => {
+                    before += spans.last().map_or(0, |last| last.bytes as usize);
+                    spans.push(span);
+                    before
+                }
+            };
+            if let Some(of) = places.get_mut::<usize>(at) {
+                *of = place;
+            }
+        }
+        Self { spans, places }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Located;
+
+    fn joined(spans: &[(u64, u32)]) -> (Vec<(u64, u32)>, Vec<usize>) {
+        let span = |&(address, bytes): &(u64, u32)| Span { address, bytes };
+        let blocks =
+            spans.iter().map(|of| Located { span: span(of), generation: 0 }).collect::<Vec<_>>();
+        let joined = Joined::of(&Found { lease: None, blocks });
+        let spans = joined.spans.iter().map(|span| (span.address, span.bytes)).collect();
+        (spans, joined.places)
+    }
+
+    #[test]
+    fn blocks_side_by_side_are_one_span_and_each_is_found_in_the_bytes() {
+        assert_eq!(
+            joined(&[(0, 100), (128, 100), (256, 100)]),
+            (vec![(0, 356)], vec![0, 128, 256])
+        );
+        assert_eq!(joined(&[(256, 100), (0, 100), (128, 90)]), (vec![(0, 356)], vec![256, 0, 128]));
+        let apart = joined(&[(1000, 10), (0, 10), (1064, 10), (500, 10)]);
+        assert_eq!(apart, (vec![(0, 10), (500, 10), (1000, 74)], vec![20, 0, 84, 10]));
+        // A peer may name one block twice, or one within the other.
+        assert_eq!(joined(&[(0, 100), (0, 100), (10, 20)]), (vec![(0, 100)], vec![0, 0, 10]));
+        assert_eq!(joined(&[]), (vec![], vec![]));
+    }
+}

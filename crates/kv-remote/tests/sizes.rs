@@ -1,0 +1,121 @@
+//! Every size and count that a caller can pass, at 0, 1, an ordinary value and the maximum: each is accepted or refused
+//! with a typed error.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{block, record};
+use kv_pool::clock::SystemClock;
+use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
+use kv_remote::{
+    Address, HostMemory, Key, Memory, Node, NodeError, NodeOptions, ReaderId, Server,
+    ServerOptions, Unfit, replicas,
+};
+
+const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
+
+#[test]
+fn memory_of_any_size_is_there_or_refused() {
+    for bytes in NUMBERS {
+        if bytes < 1 << 20 {
+            let memory = HostMemory::new(bytes).unwrap();
+            assert_eq!(memory.bytes(), bytes.next_multiple_of(8));
+            for at in NUMBERS {
+                let there = at.checked_add(8).is_some_and(|end| end <= memory.bytes());
+                assert_eq!(memory.read(at, &mut [0; 8]), there);
+                assert_eq!(memory.write(at, &[0; 8]), there);
+                assert_eq!(memory.read(at, &mut []), at <= memory.bytes());
+            }
+        } else if bytes >= 1 << 62 {
+            assert_eq!(HostMemory::new(bytes).unwrap_err(), NodeError::System { bytes });
+        }
+    }
+}
+
+#[test]
+fn nodes_of_any_numbers_are_made_or_refused() {
+    for record_bytes in NUMBERS {
+        for leases_max in [0, 1, usize::MAX] {
+            let mut options = NodeOptions::new("a", record_bytes);
+            options.leases_max = leases_max;
+            options.lease_max = Duration::MAX;
+            let memory = Arc::new(HostMemory::new(1 << 13).unwrap());
+            let made = Node::new(&options, memory, Arc::new(SystemClock::new()));
+            match made {
+                Ok(node) => {
+                    assert!(node.slot_bytes() <= 1 << 13);
+                    node.put(block(1), &[7]).unwrap();
+                    let pinned = node.find_and_pin(ReaderId(u64::MAX), &[block(1)], Duration::MAX);
+                    assert_eq!(pinned.is_ok(), leases_max > 0);
+                }
+                Err(error) => assert!(
+                    matches!(error, NodeError::Record { .. } | NodeError::TooSmall { .. }),
+                    "{error}"
+                ),
+            }
+        }
+    }
+    for name in [String::new(), "n".repeat(65)] {
+        let memory = Arc::new(HostMemory::new(1 << 13).unwrap());
+        let options = NodeOptions::new(&name, 100);
+        let refused = Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap_err();
+        assert_eq!(refused, NodeError::Name { bytes: name.len(), max: 64 });
+    }
+}
+
+#[test]
+fn servers_of_any_limits_serve_or_refuse_and_end() {
+    for connections_max in [0, 1, usize::MAX] {
+        for limit in [Duration::ZERO, Duration::from_secs(1)] {
+            let (node, _) = common::manual_node(2);
+            let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
+            let mut options = ServerOptions::new(address, common::key());
+            options.connections_max = connections_max;
+            options.handshake_max = limit;
+            options.frame_max = limit;
+            let server = Server::start(Arc::new(node), options).unwrap();
+            let member =
+                kv_remote::Member { name: "a".to_owned(), address: server.address().clone() };
+            let called = kv_remote::Peer::connect(&member, &common::key(), common::far());
+            assert!(called.is_err() || connections_max > 0 && !limit.is_zero());
+        }
+    }
+}
+
+#[test]
+fn any_spans_and_lengths_are_read_or_refused() {
+    let (node, _) = common::manual_node(2);
+    node.put(block(1), &record(1)).unwrap();
+    let reader = ReaderId(0);
+    let many = vec![block(1); LIST_MAX + 5];
+    let found = node.find_and_pin(reader, &many, Duration::ZERO).unwrap();
+    assert_eq!(found.blocks.len(), LIST_MAX);
+    for address in NUMBERS {
+        for bytes in [0, 1, u32::MAX] {
+            let spans = vec![Span { address, bytes }; 3];
+            let _ = node.read(reader, found.lease.unwrap(), &spans, &mut Vec::new());
+            let _ = node.end(ReaderId(address), LeaseId(address));
+            let located = Located { span: spans[0], generation: address };
+            assert!(matches!(located.record(&[0; 63], block(1)), Err(Unfit::Short)));
+            let empty = Found { lease: None, blocks: vec![located; 2] };
+            assert_eq!(empty.blocks.len(), 2);
+        }
+    }
+    for count in [0, 1, usize::MAX] {
+        assert!(replicas(&[], block(1), count).is_empty());
+    }
+}
+
+#[test]
+fn keys_and_messages_of_any_length_are_taken_or_refused() {
+    for bytes in [0, 1, 15, 16, 64, 65, 1 << 16] {
+        assert_eq!(Key::new(&vec![3; bytes]).is_ok(), bytes >= 16);
+        let body = vec![2; bytes];
+        // Of a kind with lists, with more bytes than any list says.
+        assert!(Request::parse(&body).is_err());
+        assert_eq!(Reply::parse(&body).is_ok(), bytes > 0, "bytes, as many as there are");
+    }
+}
