@@ -16,7 +16,8 @@ use counting::allocations;
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
 use engine::{Prompt, options, shape, streams};
-use kv_cache::{Answer, KvCache, KvCacheOptions, Request};
+use kv_cache::{Answer, KvCache, KvCacheOptions, PoolRules, Request};
+use kv_pool::policy::PolicyKind;
 
 const BLOCK_TOKENS: u32 = 4;
 
@@ -32,7 +33,7 @@ fn compute(cache: &mut KvCache, request: Request) {
 }
 
 /// Allocations of the admission and the release of a cached prompt, when it was done before.
-fn of_a_cached_prompt(blocks: u32) -> u64 {
+fn of_a_cached_prompt(policy: PolicyKind, blocks: u32) -> u64 {
     let sim = SimDriver::new(SimConfig::default()).unwrap();
     sim.register_kernels(kv_kernels::references());
     sim.register_kernels(kv_stage::references());
@@ -40,6 +41,7 @@ fn of_a_cached_prompt(blocks: u32) -> u64 {
     let options = KvCacheOptions {
         blocks_per_sequence_max: blocks + 1,
         step_tokens_max: (blocks + 1) * BLOCK_TOKENS,
+        pool: PoolRules { eviction: policy.into(), ..PoolRules::default() },
         ..options(shape(1, 64, BLOCK_TOKENS), 2 * blocks + 2, 0)
     };
     let mut cache = KvCache::new(&streams(&[device]), options).unwrap();
@@ -66,8 +68,10 @@ fn of_a_cached_prompt(blocks: u32) -> u64 {
 
 #[test]
 fn the_number_of_allocations_of_a_cached_prompt_does_not_grow_with_it() {
-    let counts = [1, 64, 1024, 8192].map(of_a_cached_prompt);
-    assert!(counts.iter().all(|&count| count <= 16), "{counts:?}");
+    for policy in PolicyKind::ALL {
+        let counts = [1, 64, 1024, 8192].map(|blocks| of_a_cached_prompt(policy, blocks));
+        assert!(counts.iter().all(|&count| count <= 16), "{policy}: {counts:?}");
+    }
     // The count is seen to count.
     let before = allocations();
     drop(std::hint::black_box(Vec::<u8>::with_capacity(64)));

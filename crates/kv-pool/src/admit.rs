@@ -272,8 +272,7 @@ impl PoolState {
         // As many as are claimed and reused at most: those in this tier are not claimed.
         let Budget { to_write_max, leave } = rules.budget;
         let ample = request.blocks.saturating_add(leave) <= room && to_write_max > 0;
-        if !ample || !request.partial.is_empty() || self.watch.tenancy.is_some() || self.has_notes()
-        {
+        if !ample || !request.partial.is_empty() || self.watch.tenancy.is_some() {
             return None;
         }
         let tenant = self.tenant(request.tenant).ok()?;
@@ -295,7 +294,12 @@ impl PoolState {
     fn plan_by_count(&mut self, batch: &[Admit<'_>], rules: Rules) -> (Plan, Option<ClaimError>) {
         let Rules { all, empty, budget: Budget { to_write_max, leave } } = rules;
         let leave_now = (!all).then_some(leave);
-        let mut plan = Plan { slack: self.tier(Tier::Primary).claimable(), ..Plan::default() };
+        let names = batch.iter().map(|request| request.prefix.len().min(request.blocks)).sum();
+        let mut plan = Plan {
+            slack: self.tier(Tier::Primary).claimable(),
+            blocks: Vec::with_capacity(names),
+            ..Plan::default()
+        };
         let mut refused = None;
         let (mut needed, mut reused) = (0_usize, 0);
         for request in batch {

@@ -64,6 +64,8 @@ impl Flag {
     pub(crate) const ASIDE: Self = Self(1 << 20);
     /// In its tenant's queue of blocks that were passed over, and not in that of its tier.
     pub(crate) const PASSED: Self = Self(1 << 22);
+    /// Said to be looked up no more: the lowest priority, until somebody takes a reference. `TIMED`, too.
+    pub(crate) const OVER: Self = Self(1 << 23);
     /// The record names a parent, which may have lost its children since.
     const LINKED: Self = Self(1 << 21);
 }
@@ -363,13 +365,13 @@ impl Blocks {
     #[inline]
     pub(crate) fn pin_again(&mut self, id: RecordId) -> bool {
         let record = self.record_mut(id);
-        let pinned = record[META] & PLACE_MASK == BlockPhase::Pinned as u32;
-        if pinned {
+        let plainly = record[META] & (PLACE_MASK | Flag::OVER.0) == BlockPhase::Pinned as u32;
+        if plainly {
             // A count that ever got this high stays there: better held for good than given away
             // early.
             record[BEFORE] = record[BEFORE].saturating_add(1);
         }
-        pinned
+        plainly
     }
 
     /// Takes a reference from a block that has others; `false`, and nothing has changed, if not.

@@ -51,6 +51,7 @@
 mod arc;
 mod error;
 mod ghosts;
+mod hint;
 mod hit_density;
 mod kind;
 mod lru;
@@ -64,6 +65,7 @@ use std::fmt;
 pub use crate::ids::RecordId;
 pub use arc::AdaptiveReplacement;
 pub use error::PolicyError;
+pub use hint::ReuseHint;
 pub use hit_density::HitDensity;
 pub use kind::{PolicyKind, UnknownPolicy};
 pub use lru::PriorityLru;
@@ -162,6 +164,14 @@ pub trait EvictionPolicy: fmt::Debug + Send {
     /// All blocks that one lookup finds are found at the same time.
     fn found(&mut self, block: RecordId, now: PolicyTime) {
         let _ = (block, now);
+    }
+
+    /// Whoever holds `block` says how it will be used, which nothing that the pool sees tells.
+    ///
+    /// The next [`found`](Self::found) of the block makes a hint void, and so does its removal. A
+    /// policy that can make no use of a hint ignores it.
+    fn hinted(&mut self, block: RecordId, hint: ReuseHint, now: PolicyTime) {
+        let _ = (block, hint, now);
     }
 
     /// Nobody holds the cached `block` any more: it may be chosen, unless it has children.

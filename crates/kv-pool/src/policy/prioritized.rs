@@ -1,6 +1,6 @@
 //! Priorities for policies that know none.
 
-use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, PriorityLru};
+use super::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, PriorityLru, ReuseHint};
 use crate::{Priority, RecordId};
 
 /// Any policy for the blocks of default priority, with priority LRU for all others.
@@ -42,6 +42,10 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
 
     fn found(&mut self, block: RecordId, now: PolicyTime) {
         self.default.found(block, now);
+    }
+
+    fn hinted(&mut self, block: RecordId, hint: ReuseHint, now: PolicyTime) {
+        self.default.hinted(block, hint, now);
     }
 
     fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {

@@ -144,6 +144,9 @@ impl PoolState {
             // early.
             let references = self.blocks.references(id).saturating_add(1);
             self.blocks.set_references(id, references);
+            if self.blocks.is(id, Flag::OVER) {
+                self.untime(id);
+            }
             return;
         }
         self.take_out(id);

@@ -75,10 +75,9 @@ impl PoolState {
         }
         self.note_uses(pins);
         self.pin_all(pins);
-        if !alone && !self.has_notes() {
-            return;
+        if alone {
+            self.adopt_all(pins);
         }
-        self.adopt_all(pins);
     }
 
     /// Makes each block of a prefix that has lost its parent follow the one before it again.

@@ -10,7 +10,7 @@ use crate::clock::{Clock, nanos};
 use crate::events::EventLog;
 use crate::expiry::Expiries;
 use crate::hold::BlockAt;
-use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime};
+use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, ReuseHint};
 use crate::state::PoolState;
 use crate::state::guard::{Guarded, caught};
 use crate::state::tenancy::Tenancy;
@@ -147,6 +147,7 @@ impl PoolState {
     /// Says what a held block is worth from its release on.
     pub(crate) fn set_retention(&mut self, id: RecordId, retention: Retention) {
         let Retention { priority, duration } = retention;
+        self.blocks.clear(id, Flag::OVER);
         self.set_priority(id, priority);
         match duration {
             Some(duration) => {
@@ -167,16 +168,63 @@ impl PoolState {
         }
     }
 
-    /// Forgets the duration of a block: it is used again, or has lost its content.
+    /// Forgets the duration of a block, and that it is over: it is used again, or has lost its content.
     #[inline]
     pub(crate) fn untime(&mut self, id: RecordId) {
         if self.blocks.is(id, Flag::TIMED) {
-            self.blocks.clear(id, Flag::TIMED);
-            self.watch.durations.remove(&id.0);
-            if let Some(expiries) = &mut self.watch.expiries {
-                expiries.remove(id);
+            self.untime_timed(id);
+        }
+    }
+
+    fn untime_timed(&mut self, id: RecordId) {
+        self.blocks.clear(id, Flag::TIMED);
+        self.watch.durations.remove(&id.0);
+        if let Some(expiries) = &mut self.watch.expiries {
+            expiries.remove(id);
+        }
+        if self.blocks.is(id, Flag::OVER) {
+            self.blocks.clear(id, Flag::OVER);
+            self.set_priority(id, Priority::DEFAULT);
+        }
+    }
+
+    /// Takes a hint about blocks that their holder is about to release, from last to first; of how many.
+    pub(crate) fn hint(&mut self, held: impl Iterator<Item = RecordId>, hint: ReuseHint) -> usize {
+        if hint == ReuseHint::Over {
+            return self.end(held);
+        }
+        let (now, mut taken) = (self.policy_time(), 0);
+        for id in held {
+            let tier = self.blocks.tier(id).index();
+            if let Some(policy) = &mut self.watch.policies[tier] {
+                policy.tell(|policy| policy.hinted(id, hint, now));
+                taken += 1;
             }
         }
+        taken
+    }
+
+    /// Gives blocks the lowest priority up to the first that more than one block follows, or another than the
+    /// one before: other sessions begin with it.
+    fn end(&mut self, held: impl Iterator<Item = RecordId>) -> usize {
+        let (mut after, mut ended) = (None, 0);
+        for id in held {
+            let follows = after.is_some_and(|after| self.blocks.parent(after) == Some(id));
+            if self.blocks.children(id) > u32::from(follows) {
+                break;
+            }
+            after = Some(id);
+            let default = self.blocks.priority(id) == Priority::DEFAULT;
+            let alone = self.blocks.references(id) == 1;
+            if default && alone && self.blocks.is(id, Flag::NAMED) {
+                self.untime(id);
+                self.set_priority(id, Priority::MIN);
+                self.blocks.set(id, Flag::OVER);
+                self.blocks.set(id, Flag::TIMED);
+                ended += 1;
+            }
+        }
+        ended
     }
 
     /// Lets the duration of a block begin, which nobody holds any more.
