@@ -83,7 +83,7 @@ pub use error::{
 pub use group::GroupPart;
 pub use kv_manager::{
     self, Answer, CacheEvent, Committed, Content, DraftError, EventReader, EventsLost, GroupId,
-    GroupKind, OpenStep, PinnedPrefix, Request, Reserved, Sequence, SharedMemory, SlotError,
+    GroupKind, OpenStep, PinnedPrefix, Request, Reserved, Reuse, Sequence, SharedMemory, SlotError,
     StepPlan, StoredBlocks, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};

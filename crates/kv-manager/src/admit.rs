@@ -21,7 +21,7 @@ use crate::holding::Holding;
 use crate::lower::LoadWait;
 use crate::names::Known;
 use crate::rows::RowLease;
-use crate::{AdmitError, Content, GroupId, Manager, Missing, Sequence, TicketId, Tokens};
+use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, TicketId, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///
@@ -44,6 +44,8 @@ pub struct Request {
     /// The priorities of the sequence's blocks once they are named, by token. Blocks found in the cache
     /// keep theirs.
     pub retention: Option<Arc<RetentionPolicy>>,
+    /// What is known of the sequence's future.
+    pub reuse: Reuse,
     /// Tokens that the sequence may come to have, if that is known: room for their ids is reserved.
     pub tokens_max: u64,
     /// The longest prefix that may be taken from the cache, in tokens; 0 looks nothing up.
@@ -93,6 +95,7 @@ impl Request {
             content: Content::default(),
             tenant: TenantId::NOBODY,
             retention: None,
+            reuse: Reuse::default(),
             tokens_max: 0,
             hit_max: u64::MAX,
             waits: true,
@@ -545,6 +548,7 @@ impl Manager {
             suspended: false,
             tenant: request.tenant,
             retention: request.retention.clone(),
+            reuse: request.reuse,
         }
     }
 

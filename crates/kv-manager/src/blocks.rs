@@ -452,8 +452,19 @@ impl Blocks {
         0..0
     }
 
+    /// How many of the blocks before a place have names.
+    pub(crate) fn shared_before(&self, place: usize) -> usize {
+        let (mut start, mut shared) = (0, 0);
+        for run in &self.runs {
+            let within = place.saturating_sub(start).min(run.len());
+            shared += if matches!(run, Run::Shared(_)) { within } else { 0 };
+            start += run.len();
+        }
+        shared
+    }
+
     /// All blocks with names, for hints.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = &Pinned> {
+    pub(crate) fn shared(&self) -> impl DoubleEndedIterator<Item = &Pinned> + Clone {
         self.runs.iter().filter_map(|run| match run {
             Run::Shared(pinned) => Some(pinned),
             _ => None,

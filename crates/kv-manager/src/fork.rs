@@ -58,6 +58,7 @@ impl Manager {
             suspended: false,
             tenant: sequence.tenant,
             retention: sequence.retention.clone(),
+            reuse: sequence.reuse,
         })
     }
 }

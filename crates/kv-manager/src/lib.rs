@@ -51,6 +51,7 @@ mod pins;
 mod plan;
 mod replica;
 mod reserve;
+mod reuse;
 mod rewind;
 mod rows;
 mod sequence;
@@ -90,6 +91,7 @@ pub use plan::{
 };
 pub use replica::Replica;
 pub use reserve::Reserved;
+pub use reuse::Reuse;
 pub use rows::Row;
 pub use sequence::Sequence;
 pub use slots::SlotError;

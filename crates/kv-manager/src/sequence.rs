@@ -18,7 +18,7 @@ use crate::holding::Holding;
 use crate::lower::OpenLoad;
 use crate::names::Known;
 use crate::rows::{Home, RowLease};
-use crate::{GroupId, Row};
+use crate::{GroupId, Reuse, Row};
 
 /// A request that has been admitted, from its first token on.
 ///
@@ -64,6 +64,7 @@ pub struct Sequence {
     pub(crate) copied: u64,
     pub(crate) tenant: TenantId,
     pub(crate) retention: Option<Arc<RetentionPolicy>>,
+    pub(crate) reuse: Reuse,
 }
 
 impl Sequence {
@@ -212,6 +213,7 @@ impl Drop for Sequence {
                 held.blocks.name(first, &names, parent, worth, named);
             });
         }
+        self.tell_reuse();
     }
 }
 

@@ -22,6 +22,7 @@
 //! | readers in other processes | [`BlockPool::lend`], [`BlockPool::end_loan`], [`BlockPool::end_overdue_loans`] |
 //! | memory that comes and goes | [`BlockPool::set_budget`], [`BlockPool::blocks_end`] |
 //! | priorities that end | [`retention::Retention`], [`BlockPool::retain`], [`BlockPool::refresh`] |
+//! | what the engine knows of the future | [`Pinned::hint`] |
 //! | tenants | [`BlockPool::add_tenant`], [`BlockPool::set_quota`], [`BlockPool::claim_for`] |
 //! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
 //! | a clock, events, other policies | [`BlockPool::builder`], [`BlockPool::events`], [`policy`] |

@@ -1,6 +1,9 @@
 //! Pinned blocks: references to cached content that keep it where it is.
 
+use std::ops::Range;
+
 use crate::hold::{BlockAt, Hold, let_go, unpin};
+use crate::policy::ReuseHint;
 use crate::pool::Shared;
 use crate::state::PoolState;
 use crate::sync::{Arc, into_inner, is_sole};
@@ -147,6 +150,34 @@ impl Pinned {
         let Some(own) = self.own_list() else { return Self::default() };
         let mut state = pool.state.lock();
         Self::counted(&mut state, &pool, |_, blocks| blocks.extend(own.drain(at..)))
+    }
+
+    /// Says how the content of blocks will be used once they are released; of how many the hint was taken. It holds
+    /// until somebody finds or pins the block again. `lists` are a prefix in its order, of one pool, and `blocks` are
+    /// counted through them; what is of another pool than the first list is left alone. Takes the lock once.
+    ///
+    /// [`Over`](ReuseHint::Over) gives blocks of default priority the lowest one, so they go before others, and are
+    /// not offloaded. It leaves out what others hold too, with a clone of the list or by a lookup, and ends, from the
+    /// last block on, before the first that other content follows: more sessions than one begin with it. The other
+    /// hints go to the [policies](crate::policy); priority LRU has no use for them.
+    pub fn hint<'a, L>(lists: L, blocks: Range<usize>, hint: ReuseHint) -> usize
+    where
+        L: IntoIterator<Item = &'a Self>,
+        L::IntoIter: DoubleEndedIterator + Clone,
+    {
+        let lists = lists.into_iter();
+        let Some(pool) = lists.clone().find_map(Self::pool) else { return 0 };
+        let mut index = lists.clone().map(Self::len).sum::<usize>();
+        let all = lists.rev().flat_map(|list| {
+            let own = list.pool().is_some_and(|own| Arc::ptr_eq(own, pool));
+            let sole = list.hold.as_ref().is_some_and(is_sole);
+            list.blocks().iter().rev().map(move |at| own.then(|| (at.block(), sole)))
+        });
+        let within = all.filter_map(|block| {
+            index -= 1;
+            block.filter(|_| blocks.contains(&index))
+        });
+        pool.state.lock().hint(within, hint)
     }
 
     #[inline]

@@ -7,7 +7,6 @@ use crate::blocks::Flag;
 use crate::hold::{BlockAt, Hold};
 use crate::integrity;
 use crate::pin::release_in_order;
-use crate::policy::ReuseHint;
 use crate::state::{Claim, PoolState};
 use crate::stats::{EvictionAges, PinCost, PoolStats};
 use crate::sync::{Arc, Mutex, MutexGuard};
@@ -278,23 +277,6 @@ impl BlockPool {
         for at in pins.blocks() {
             state.set_retention(at.block(), retention);
         }
-    }
-
-    /// Says how the content of a prefix, which lies in `lists` in their order, will be used once its holder has
-    /// released it; of how many blocks the hint was taken. It holds until somebody finds or pins the block again.
-    ///
-    /// [`Over`](ReuseHint::Over) gives blocks of default priority the lowest one, so they go before others, and are
-    /// not offloaded. It leaves out what others hold too, and ends, from the last block on, before the first that
-    /// other content follows: more sessions than one begin with it. The other hints go to the
-    /// [policies](crate::policy); priority LRU has no use for them. Blocks of another pool are left alone.
-    pub fn hint<'a, L>(&self, lists: L, hint: ReuseHint) -> usize
-    where
-        L: IntoIterator<Item = &'a Pinned>,
-        L::IntoIter: DoubleEndedIterator,
-    {
-        let own = lists.into_iter().rev().filter(|list| list.belongs_to(self));
-        let held = own.flat_map(|list| list.blocks().iter().rev()).map(|at| at.block());
-        self.shared.state.lock().hint(held, hint)
     }
 
     /// Where cached content lies, without a pin: it may be elsewhere as soon as anybody claims or moves blocks. For an

@@ -12,6 +12,7 @@
 //! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
 //! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
 //! | `TokenRange`, `RetentionPolicy::new`, `at`, `per_block`; `Priority::new` | [`tokens`] |
+//! | hints: ranges and times | [`hints`] |
 //! | policies: `new`, `with_memory`, `PolicyKind::make`, `Prioritized::new` | [`policies`] |
 //! | what policies are told: `RecordId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
 //! | block ids of other processes, `BlockId::new` | [`block_ids_of_other_processes`] |
@@ -31,11 +32,11 @@ use common::OneClaimed;
 use common::{checked, name};
 use kv_pool::policy::{
     AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyKind,
-    PolicyTime, Prioritized, PriorityLru, S3Fifo, Slru,
+    PolicyTime, Prioritized, PriorityLru, ReuseHint, S3Fifo, Slru,
 };
 use kv_pool::{
     Admit, Admitted, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, Budget, ClaimError,
-    ConfigError, ExtraKey, Naming, PoolConfig, Priority, ShardedPool, Tier,
+    ConfigError, ExtraKey, Naming, Pinned, PoolConfig, Priority, ShardedPool, Tier,
     clock::ManualClock,
     loan::{LoanError, LoanId},
     policy::RecordId,
@@ -487,6 +488,27 @@ fn times() {
     for number in SIZES {
         let loan = LoanId::from_number(number);
         assert_eq!(pool.end_loan(loan), Err(LoanError::Unknown { loan }));
+    }
+}
+
+#[test]
+fn hints() {
+    let ends = [0, 1, 2, 3, usize::MAX];
+    for kind in PolicyKind::ALL {
+        let builder = BlockPool::builder(&PoolConfig::primary_only(8));
+        let pool = builder.policy(Tier::Primary, kind.make(8).unwrap()).build().unwrap();
+        for (start, end) in ends.into_iter().flat_map(|start| ends.map(|end| (start, end))) {
+            let mut claimed = pool.claim(3).unwrap();
+            let pins = claimed.register(&[name(1), name(2), name(3)], Naming::default()).unwrap();
+            for time in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+                let asked = end.min(3).saturating_sub(start);
+                assert!(Pinned::hint([&pins], start..end, ReuseHint::BackIn(time)) <= asked);
+                assert!(Pinned::hint([&pins], start..end, ReuseHint::SharedHead) <= asked);
+            }
+            assert!(Pinned::hint([&pins], start..end, ReuseHint::Over) <= 3);
+            drop((pins, claimed));
+            work(&pool);
+        }
     }
 }
 

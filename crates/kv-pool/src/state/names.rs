@@ -209,7 +209,6 @@ impl PoolState {
     fn come_near(&mut self, id: RecordId, own: RecordId) {
         self.emit_removed(id);
         self.counters.dropped += 1;
-        self.untime(id);
         self.unlink(id);
         self.blocks.clear(id, Flag::CHAINED);
         #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -218,6 +217,7 @@ impl PoolState {
         self.note_left(id, self.blocks.tier(id));
         self.blocks.clear(id, Flag::NAMED);
         self.blocks.clear(id, Flag::EXPECTED);
+        self.untime(id);
         let before = self.blocks.place(id);
         if before == BlockPhase::Moving {
             self.stand_in(id, own);

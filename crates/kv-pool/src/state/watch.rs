@@ -188,15 +188,21 @@ impl PoolState {
         }
     }
 
-    /// Takes a hint about blocks that their holder is about to release, from last to first; of how many.
-    pub(crate) fn hint(&mut self, held: impl Iterator<Item = RecordId>, hint: ReuseHint) -> usize {
+    /// Takes a hint about blocks that their holder is about to release, from last to first, and whether nobody
+    /// shares its reference to each; of how many.
+    pub(crate) fn hint(
+        &mut self,
+        held: impl Iterator<Item = (RecordId, bool)>,
+        hint: ReuseHint,
+    ) -> usize {
         if hint == ReuseHint::Over {
             return self.end(held);
         }
         let (now, mut taken) = (self.policy_time(), 0);
-        for id in held {
+        for (id, _) in held {
             let tier = self.blocks.tier(id).index();
-            if let Some(policy) = &mut self.watch.policies[tier] {
+            let named = self.blocks.is(id, Flag::NAMED);
+            if let Some(policy) = self.watch.policies[tier].as_mut().filter(|_| named) {
                 policy.tell(|policy| policy.hinted(id, hint, now));
                 taken += 1;
             }
@@ -206,16 +212,16 @@ impl PoolState {
 
     /// Gives blocks the lowest priority up to the first that more than one block follows, or another than the
     /// one before: other sessions begin with it.
-    fn end(&mut self, held: impl Iterator<Item = RecordId>) -> usize {
+    fn end(&mut self, held: impl Iterator<Item = (RecordId, bool)>) -> usize {
         let (mut after, mut ended) = (None, 0);
-        for id in held {
+        for (id, sole) in held {
             let follows = after.is_some_and(|after| self.blocks.parent(after) == Some(id));
             if self.blocks.children(id) > u32::from(follows) {
                 break;
             }
             after = Some(id);
             let default = self.blocks.priority(id) == Priority::DEFAULT;
-            let alone = self.blocks.references(id) == 1;
+            let alone = sole && self.blocks.references(id) == 1;
             if default && alone && self.blocks.is(id, Flag::NAMED) {
                 self.untime(id);
                 self.set_priority(id, Priority::MIN);

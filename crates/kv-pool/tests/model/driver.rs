@@ -66,7 +66,7 @@ impl fmt::Debug for Seen {
 }
 
 /// What a run must have met, or it shows nothing about it.
-pub const OUTCOMES: [&str; 38] = [
+pub const OUTCOMES: [&str; 39] = [
     "claim refused",
     "claim refused to a tenant",
     "moved up",
@@ -83,6 +83,7 @@ pub const OUTCOMES: [&str; 38] = [
     "passed over for its tenant",
     "found less than there is",
     "priority ended",
+    "over",
     "events lost",
     "tenant gave way",
     "loan overdue",

@@ -1,7 +1,9 @@
 //! What callers ask of the pool, done to the reference.
 
 use crate::batch::Needs;
-use crate::reference::{Block, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name};
+use crate::reference::{
+    Block, DEFAULT_PRIORITY, Happened, Model, ModelClaim, Now, PRIMARY, SECONDARY, name,
+};
 
 /// Why a claim is refused.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -317,8 +319,28 @@ impl Model {
     pub fn retain(&mut self, blocks: &[usize], priority: u8, duration: Option<u64>) {
         for &block in blocks {
             self.set_priority(block, priority);
-            self.blocks[block].duration = duration;
+            (self.blocks[block].duration, self.blocks[block].over) = (duration, false);
         }
+    }
+
+    /// Says that pinned blocks are over, whose list has no clones if it is the `sole` one; how many are.
+    pub fn hint_over(&mut self, blocks: &[usize], sole: bool) -> usize {
+        let (mut after, mut ended) = (None, 0);
+        for &block in blocks.iter().rev() {
+            let others = |id: &usize| self.blocks[*id].parent == Some(block) && after != Some(*id);
+            if self.ids().any(|id| others(&id)) {
+                break;
+            }
+            after = Some(block);
+            let ending = &self.blocks[block];
+            let alone = sole && ending.now == Now::Pinned(1) && ending.content.is_some();
+            if alone && ending.priority == DEFAULT_PRIORITY {
+                self.set_priority(block, 0);
+                (self.blocks[block].duration, self.blocks[block].over) = (None, true);
+                ended += 1;
+            }
+        }
+        ended
     }
 
     /// Ends the priorities whose time has come; how many.

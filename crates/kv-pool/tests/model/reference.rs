@@ -10,7 +10,7 @@ use kv_pool::{
 
 pub const PRIMARY: usize = 0;
 pub const SECONDARY: usize = 1;
-const DEFAULT_PRIORITY: u8 = 35;
+pub const DEFAULT_PRIORITY: u8 = 35;
 /// How many of a tenant's blocks the pool looks at for one that no other follows.
 const LOOKS: usize = 16;
 /// Block ids that were never used go after those that were, of blocks without content.
@@ -57,6 +57,8 @@ pub struct Block {
     pub duration: Option<u64>,
     /// When it ends.
     pub expiry: Option<u64>,
+    /// It has the lowest priority until the next pin.
+    pub over: bool,
     pub now: Now,
     pub parent: Option<usize>,
     /// It was named as what follows other content, whether that is there or not.
@@ -143,6 +145,7 @@ impl Model {
                 content: None,
                 priority: DEFAULT_PRIORITY,
                 duration: None,
+                over: false,
                 expiry: None,
                 now: Now::Absent,
                 parent: None,
@@ -413,6 +416,9 @@ impl Model {
     }
 
     pub fn pin(&mut self, block: usize) {
+        if std::mem::take(&mut self.blocks[block].over) {
+            self.set_priority(block, DEFAULT_PRIORITY);
+        }
         let pinned = &mut self.blocks[block];
         if let Now::Pinned(pins) = pinned.now {
             pinned.now = Now::Pinned(pins + 1);
@@ -470,6 +476,9 @@ impl Model {
         };
         self.events.push(Happened::Removed { block, name: name(content.unwrap()), at });
         let unnamed = &mut self.blocks[block];
+        if std::mem::take(&mut unnamed.over) {
+            unnamed.priority = DEFAULT_PRIORITY;
+        }
         (unnamed.duration, unnamed.expiry, unnamed.cached_since) = (None, None, None);
     }
 

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::one::One;
 use kv_pool::{
-    Admission, Admit, Admitted, BlockHash, ClaimError, Partial, Tier,
+    Admission, Admit, Admitted, BlockHash, ClaimError, Partial, Pinned, Tier,
     loan::LoanError,
+    policy::ReuseHint,
     tenants::{TenantError, TenantQuota},
 };
 
@@ -64,6 +65,13 @@ impl Driver {
 
     pub fn retain(&mut self) {
         let Some((pins, blocks, owner)) = self.random.pick(&mut self.pin_lists) else { return };
+        if self.random.below(3) == 0 {
+            let ended = Pinned::hint([&pins], 0..usize::MAX, ReuseHint::Over);
+            assert_eq!(ended, self.model.hint_over(&blocks, Rc::strong_count(&owner) == 1));
+            self.seen.saw("over", ended as u64);
+            self.pin_lists.push((pins, blocks, owner));
+            return;
+        }
         let (priority, duration) = (self.random.priority(), self.random.duration());
         self.pool.retain(&pins, retention(priority, duration));
         self.model.retain(&blocks, priority, duration);
