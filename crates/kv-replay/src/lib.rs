@@ -37,6 +37,7 @@ pub mod device;
 pub mod disk;
 pub mod engine;
 pub mod generate;
+pub mod hints;
 pub mod json_file;
 pub mod memory;
 mod model_line;

@@ -1,0 +1,76 @@
+//! What the clients of a trace's requests could say of the future: whether a session is over, and when it comes back.
+//!
+//! A client knows, when a request ends, what a server cannot see: that the user closed the chat, or that the agent is
+//! waiting for a tool that takes so long. A trace does not say it, so it is derived from what follows: the declared
+//! hint is the only look ahead.
+//!
+//! A later request *continues* an earlier one if it begins with all full blocks of its prompt. At its end, a request
+//! that another continues says that its session comes back in the time between the two arrivals, and one that none
+//! continues says that it is over.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use kv_pool::policy::ReuseHint;
+
+use crate::trace::Request;
+
+/// What each request says at its end, in the order of the requests. `None` for a prompt that fills no block.
+///
+/// `block_tokens` are the tokens of a hash id.
+#[must_use]
+pub fn of_requests(requests: &[Request], block_tokens: u64) -> Vec<Option<ReuseHint>> {
+    // Equal ids mean equal prefixes, so the id of the last full block stands for all of them.
+    let mut next_arrival: HashMap<u64, u64> = HashMap::new();
+    let said = requests.iter().rev().map(|request| {
+        let full = usize::try_from(request.input_length / block_tokens.max(1)).unwrap_or(0);
+        let last = full.checked_sub(1).and_then(|last| request.hash_ids.get(last));
+        let hint = last.map(|id| match next_arrival.get(id) {
+            Some(&next) => {
+                let after = next.saturating_sub(request.timestamp_ms);
+                ReuseHint::BackIn(Duration::from_millis(after))
+            }
+            None => ReuseHint::Over,
+        });
+        let arrivals = request.hash_ids.iter().map(|&id| (id, request.timestamp_ms));
+        next_arrival.extend(arrivals);
+        hint
+    });
+    let mut said: Vec<_> = said.collect();
+    said.reverse();
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(timestamp_ms: u64, input_length: u64, hash_ids: &[u64]) -> Request {
+        Request { timestamp_ms, input_length, output_length: 1, hash_ids: hash_ids.to_vec() }
+    }
+
+    #[test]
+    fn the_next_request_that_continues_one_is_when_it_comes_back() {
+        let requests = [
+            request(0, 25, &[1, 2, 3]),
+            request(5, 20, &[9, 8]),
+            request(70, 41, &[1, 2, 4, 5, 6]),
+            request(90, 20, &[1, 7]),
+            request(95, 9, &[4]),
+        ];
+        let back = |ms| Some(ReuseHint::BackIn(Duration::from_millis(ms)));
+        // The third block of the first prompt is not full, so the third request continues it. The fourth one
+        // begins with its first block only.
+        let over = Some(ReuseHint::Over);
+        assert_eq!(of_requests(&requests, 10), [back(70), over, over, over, None]);
+        assert_eq!(of_requests(&[], 10), []);
+    }
+
+    #[test]
+    fn a_prompt_that_comes_again_continues_itself() {
+        let requests = [0, 3, 3, 10].map(|at| request(at, 10, &[1]));
+        let said = of_requests(&requests, 10);
+        let back = |ms| Some(ReuseHint::BackIn(Duration::from_millis(ms)));
+        assert_eq!(said, [back(3), back(0), back(7), Some(ReuseHint::Over)]);
+    }
+}
