@@ -167,9 +167,11 @@ fn a_clone_of_the_list_is_another_holder() {
 #[test]
 fn content_of_another_pool_is_left_alone() {
     let pools: Vec<_> = pools().take(2).collect();
-    let [ours, theirs] = [chain(&pools[0], &[1]), chain(&pools[1], &[1])];
+    let [ours, theirs] = [chain(&pools[0], &[1]), chain(&pools[1], &[1, 2])];
+    let _same_record = chain(&pools[0], &[3]);
     assert_eq!(Pinned::hint([&Pinned::default(), &ours, &theirs], ALL, ReuseHint::Over), 1);
     assert_eq!(pools[0].retention(name(1)), Some(Retention::of(Priority::MIN)));
+    assert_eq!(pools[0].retention(name(3)), Some(Retention::default()));
     assert_eq!(pools[1].retention(name(1)), Some(Retention::default()));
     assert_eq!(Pinned::hint([&Pinned::default()], ALL, ReuseHint::Over), 0);
     assert_eq!(Pinned::hint([], ALL, ReuseHint::Over), 0);
