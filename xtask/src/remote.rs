@@ -21,13 +21,16 @@ pub(crate) struct Args {
     /// Connections that say noise to a server.
     #[arg(long, default_value_t = 10_000)]
     noise: u64,
+    /// Programs of two hosts whose members die and come back.
+    #[arg(long, default_value_t = 1_000)]
+    chaos: u64,
     /// First seed of each.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 /// Tests of `kv-remote`, which take their numbers from the environment.
-const CAMPAIGNS: &[&str] = &["node", "fuzz"];
+const CAMPAIGNS: &[&str] = &["node", "tier", "fuzz"];
 
 /// Runs every campaign in the release profile, and prints the time of each.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -53,6 +56,7 @@ fn cargo_test(test: &str, rest: &[&str], args: &Args) -> anyhow::Result<()> {
         ("KV_REMOTE_SEEDS", args.seeds.to_string()),
         ("KV_REMOTE_RACE_SECONDS", args.race_seconds.to_string()),
         ("KV_REMOTE_FUZZ_SECONDS", args.fuzz_seconds.to_string()),
+        ("KV_REMOTE_CHAOS", args.chaos.to_string()),
         ("KV_REMOTE_NOISE", args.noise.to_string()),
         ("KV_REMOTE_SEED", args.seed.to_string()),
     ];

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use cuda_driver::PinnedBuffer;
 use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, LowerTier, TierTransfers};
 use kv_manager::{
-    Dropped, GroupId, LowerOptions, PlanError, Settled, StepPlan, Survivors, TicketId, Transfer,
-    WorkerId,
+    Dropped, Gained, GroupId, LowerOptions, PlanError, Settled, StepPlan, Survivors, TicketId,
+    Transfer, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 
@@ -348,6 +348,12 @@ impl KvWorker {
         self.tiers.transfers.survivors(worker)
     }
 
+    /// What has come to each tier by itself since the last call: what the manager is to be
+    /// [told](kv_manager::Manager::take_gained), behind [`take_ended`](Self::take_ended).
+    pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
+        self.tiers.transfers.gained(worker)
+    }
+
     /// Stores and loads that have not ended here.
     #[must_use]
     pub fn open_transfers(&self) -> usize {
@@ -369,6 +375,11 @@ impl KvCache {
     pub(crate) fn take_transfers(&mut self) {
         self.worker.work_tiers();
         self.take_settled();
+        for gained in &self.worker.gained(WorkerId(0)) {
+            if let Err(error) = self.manager.take_gained(gained) {
+                tracing::error!(%error, "a tier that the manager does not know");
+            }
+        }
     }
 
     /// The same of what has become known while the worker waited for loads.

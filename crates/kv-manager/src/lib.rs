@@ -98,7 +98,7 @@ pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
 pub use steps::OpenStep;
 pub use tickets::{
-    Direction, Dropped, Forget, Settled, Survivors, TicketError, TicketId, Transfer,
+    Direction, Dropped, Forget, Gained, Settled, Survivors, TicketError, TicketId, Transfer,
 };
 pub use workers::WorkerId;
 

@@ -86,6 +86,17 @@ pub struct Survivors {
     pub blocks: Vec<(GroupId, BlockHash)>,
 }
 
+/// Blocks that have come to a tier of a worker otherwise than by its stores.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Gained {
+    /// Who says it.
+    pub worker: WorkerId,
+    /// The tier.
+    pub tier: Tier,
+    /// The blocks, each by its group and name.
+    pub blocks: Vec<(GroupId, BlockHash)>,
+}
+
 /// Why what a worker said of a ticket was not taken in.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]

@@ -6,8 +6,10 @@ mod common;
 
 use common::below::{Rig, blocks_of, lower, request};
 use common::{admitted, options};
-use kv_manager::tiers::{BlockSink, BlockSource, LowerTier, TierTransfers};
-use kv_manager::{Forget, GroupId, ManagerOptions, Survivors, TicketError, WorkerId};
+use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier, TierTransfers};
+use kv_manager::{
+    Forget, Gained, GroupId, ManagerOptions, Settled, Survivors, TicketError, WorkerId,
+};
 use kv_pool::{BlockHash, Tier};
 
 fn rig() -> Rig {
@@ -70,6 +72,35 @@ fn a_reset_forgets_what_was_told_before_it() {
     rig.manager.reset();
     rig.manager.take_survivors(&told(1, &names)).unwrap();
     assert!(names.iter().all(|&name| !rig.is_stored(name)));
+}
+
+#[test]
+fn what_a_tier_gains_is_found_and_loaded_like_any_block_and_may_be_missing() {
+    let names = names(0..12);
+    let mut rig = rig();
+    let gained = |worker, tier, names: &[BlockHash]| Gained {
+        worker: WorkerId(worker),
+        tier,
+        blocks: blocks_of(names),
+    };
+    rig.manager.take_gained(&gained(0, Tier::Third, &names[..2])).unwrap();
+    let mut more = gained(1, Tier::Third, &names[1..3]);
+    more.blocks.push((GroupId(5), names[0]));
+    rig.manager.take_gained(&more).unwrap();
+    assert!(names.iter().all(|&name| rig.is_stored(name)));
+    let other = rig.manager.take_gained(&gained(0, Tier::Fourth, &names));
+    assert!(matches!(other, Err(TicketError::NoTier { .. })));
+    let nobody = rig.manager.take_gained(&gained(9, Tier::Third, &names));
+    assert!(matches!(nobody, Err(TicketError::NoWorker { .. })));
+    let mut wanted = request(0..14);
+    let load = rig.load(&mut wanted);
+    assert_eq!(load.blocks.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
+    // One worker does not have the last one.
+    let settled = |worker, wrong| Settled { worker: WorkerId(worker), ticket: load.ticket, wrong };
+    rig.manager.settle(&settled(0, vec![])).unwrap();
+    rig.manager.settle(&settled(1, vec![(2, BlockFault::Missing)])).unwrap();
+    assert!(!rig.is_stored(names[2]));
+    assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 8);
 }
 
 /// A tier that has had blocks.

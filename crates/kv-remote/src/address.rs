@@ -51,6 +51,12 @@ pub(crate) enum Stream {
     Tcp(TcpStream),
 }
 
+/// The end of a duration from now on; of one that is longer than a clock counts, the end of a year.
+pub(crate) fn after(duration: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    Instant::now() + duration.min(YEAR)
+}
+
 /// The time that is left, and at least as much as a timeout needs.
 fn left(deadline: Instant) -> Result<Duration, PeerError> {
     let left = deadline.saturating_duration_since(Instant::now());

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::address::{Address, Stream};
+use crate::address::{Address, Stream, after};
 use crate::auth::{NONCE_BYTES, PROOF_BYTES, Role, TAG_BYTES, Tags, Transcript, random};
 use crate::{FrameError, HandshakeError, Key, PeerError};
 
@@ -208,7 +208,7 @@ impl Channel {
             Err(PeerError::Late) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let deadline = Instant::now() + rest;
+        let deadline = after(rest);
         let left = length.get_mut(read..).unwrap_or_default();
         self.stream.read_exact(left, deadline)?;
         self.receive_rest(length, deadline).map(Some)

@@ -17,6 +17,7 @@ pub mod message;
 mod node;
 mod peer;
 mod server;
+mod tier;
 mod transfer;
 mod wire;
 
@@ -32,4 +33,5 @@ pub use memory::{HostMemory, Memory};
 pub use node::{Node, NodeOptions, NodeStats};
 pub use peer::{Peer, Read};
 pub use server::{Server, ServerOptions, ServerStats};
+pub use tier::{Miss, RemoteOptions, RemoteStats, RemoteTier, RemoteWatch};
 pub use transfer::{MemoryTransfer, SocketTransfer, Transfer};

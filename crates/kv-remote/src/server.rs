@@ -5,12 +5,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::address::{Address, Listener, Stream};
+use crate::address::{Address, Listener, Stream, after};
 use crate::channel::{Channel, Facts};
 use crate::leases::ReaderId;
 use crate::message::{Reply, Request};
@@ -184,7 +184,7 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
 fn serve(stream: Stream, reader: ReaderId, shared: &Shared) {
     let Shared { node, options, .. } = shared;
     let facts = Facts { memory_bytes: node.memory().bytes(), slot_bytes: node.slot_bytes() };
-    let deadline = Instant::now() + options.handshake_max;
+    let deadline = after(options.handshake_max);
     let (name, key, max) = (node.name(), &options.key, FRAME_MAX as usize);
     match Channel::accept(stream, name, facts, key, max, deadline) {
         Ok(channel) => {
@@ -204,7 +204,7 @@ fn serve(stream: Stream, reader: ReaderId, shared: &Shared) {
 fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result<(), PeerError> {
     let frame_max = shared.options.frame_max;
     while !shared.ends.load(Ordering::Relaxed) {
-        let idle = Instant::now() + 20 * LOOK;
+        let idle = after(20 * LOOK);
         let Some(body) = channel.receive_within(idle, frame_max)? else { continue };
         let request = Request::parse(&body)?;
         let reply = answer(&shared.node, reader, request);
@@ -214,7 +214,7 @@ fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result
             _ => stats.answered += 1,
         }
         drop(stats);
-        channel.send(&reply.body(), Instant::now() + frame_max)?;
+        channel.send(&reply.body(), after(frame_max))?;
     }
     Ok(())
 }

@@ -11,8 +11,8 @@ use common::{block, record};
 use kv_pool::clock::SystemClock;
 use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
 use kv_remote::{
-    Address, HostMemory, Key, Memory, Node, NodeError, NodeOptions, ReaderId, Server,
-    ServerOptions, Unfit, replicas,
+    Address, HostMemory, Key, Memory, Node, NodeError, NodeOptions, ReaderId, RemoteOptions,
+    RemoteTier, Server, ServerOptions, Unfit, replicas,
 };
 
 const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
@@ -69,7 +69,7 @@ fn nodes_of_any_numbers_are_made_or_refused() {
 #[test]
 fn servers_of_any_limits_serve_or_refuse_and_end() {
     for connections_max in [0, 1, usize::MAX] {
-        for limit in [Duration::ZERO, Duration::from_secs(1)] {
+        for limit in [Duration::ZERO, Duration::from_secs(1), Duration::MAX] {
             let (node, _) = common::manual_node(2);
             let address: Address = "tcp:127.0.0.1:0".parse().unwrap();
             let mut options = ServerOptions::new(address, common::key());
@@ -117,5 +117,28 @@ fn keys_and_messages_of_any_length_are_taken_or_refused() {
         // Of a kind with lists, with more bytes than any list says.
         assert!(Request::parse(&body).is_err());
         assert_eq!(Reply::parse(&body).is_ok(), bytes > 0, "bytes, as many as there are");
+    }
+}
+
+#[test]
+fn tiers_of_any_times_are_made_and_end() {
+    for time in [Duration::ZERO, Duration::from_millis(1), Duration::MAX] {
+        for count in [0, 1, usize::MAX] {
+            let address = "tcp:127.0.0.1:1".parse().unwrap();
+            let nobody = kv_remote::Member { name: "a".to_owned(), address };
+            let mut options = RemoteOptions::new(vec![nobody], common::key());
+            options.replicas = count;
+            let times = [
+                &mut options.lease,
+                &mut options.hedge_after,
+                &mut options.wait_max,
+                &mut options.answer_max,
+                &mut options.retry_after,
+                &mut options.follow_every,
+            ];
+            times.into_iter().for_each(|of| *of = time);
+            let tier = RemoteTier::new(options).unwrap();
+            assert_eq!(tier.watch().stats().stored, 0);
+        }
     }
 }

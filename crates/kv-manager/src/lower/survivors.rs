@@ -6,7 +6,7 @@ use kv_pool::retention::Retention;
 use smallvec::SmallVec;
 
 use super::Key;
-use crate::tickets::{Survivors, TicketError};
+use crate::tickets::{Gained, Survivors, TicketError};
 use crate::tiers::index_of;
 use crate::{GroupId, Manager, WorkerId};
 
@@ -64,6 +64,29 @@ impl Manager {
             match count == workers && usize::from(group) < groups {
                 true => drop(state.index.insert(key, Retention::default())),
                 false => self.forget_in(at, key),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what has come to a tier of a worker otherwise than by a store of this manager. The blocks are found there,
+    /// on the word of one worker: where another one does not have a block, its load is a miss. Blocks of groups that
+    /// there are not are passed over.
+    ///
+    /// # Errors
+    /// [`TicketError`]; nothing was taken in.
+    pub fn take_gained(&mut self, gained: &Gained) -> Result<(), TicketError> {
+        let &Gained { worker, tier, ref blocks } = gained;
+        self.check_runs(worker)?;
+        let tiers = self.lower.tiers.len();
+        let at = index_of(tier).filter(|&at| at < tiers);
+        let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
+        let groups = self.groups.len();
+        let state = &mut self.lower.tiers[at];
+        for &key in blocks {
+            // What is being stored will be known.
+            if usize::from(key.0.0) < groups && !state.asked.contains(&key) {
+                state.index.entry(key).or_default();
             }
         }
         Ok(())

@@ -23,9 +23,16 @@ pub struct Background {
     orders: Option<Sender<Order>>,
     /// Set when the orders that wait are not to be begun.
     ends: Arc<AtomicBool>,
-    dropped: Arc<Mutex<Vec<(GroupId, BlockHash)>>>,
+    told: Arc<Mutex<Told>>,
     survivors: Vec<(GroupId, BlockHash)>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the tier has said since it was asked.
+#[derive(Debug, Default)]
+struct Told {
+    dropped: Vec<(GroupId, BlockHash)>,
+    gained: Vec<(GroupId, BlockHash)>,
 }
 
 #[derive(Debug)]
@@ -45,13 +52,13 @@ impl Background {
         let mut survivors = Vec::new();
         tier.survivors(&mut survivors);
         let (orders, received) = mpsc::channel();
-        let dropped: Arc<Mutex<Vec<(GroupId, BlockHash)>>> = Arc::default();
-        let told = Arc::clone(&dropped);
+        let told: Arc<Mutex<Told>> = Arc::default();
+        let tells = Arc::clone(&told);
         let ends = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&ends);
         let thread = std::thread::Builder::new().name("kv-tier".to_owned());
-        let thread = thread.spawn(move || work(tier, &received, &ended, &told))?;
-        Ok(Self { orders: Some(orders), ends, dropped, survivors, thread: Some(thread) })
+        let thread = thread.spawn(move || work(tier, &received, &ended, &tells))?;
+        Ok(Self { orders: Some(orders), ends, told, survivors, thread: Some(thread) })
     }
 
     fn send(&self, order: Order) {
@@ -62,13 +69,8 @@ impl Background {
     }
 }
 
-fn work(
-    mut tier: impl LowerTier,
-    orders: &Receiver<Order>,
-    ends: &AtomicBool,
-    told: &Mutex<Vec<(GroupId, BlockHash)>>,
-) {
-    let mut dropped = Vec::new();
+fn work(mut tier: impl LowerTier, orders: &Receiver<Order>, ends: &AtomicBool, told: &Mutex<Told>) {
+    let (mut dropped, mut gained) = (Vec::new(), Vec::new());
     loop {
         match orders.recv_timeout(LOOK) {
             // Its blocks, and those of the orders behind it, have failed: they are dropped.
@@ -81,8 +83,11 @@ fn work(
             Err(RecvTimeoutError::Disconnected) => return,
         }
         tier.poll(&mut dropped);
-        if !dropped.is_empty() {
-            told.lock().append(&mut dropped);
+        tier.gained(&mut gained);
+        if !dropped.is_empty() || !gained.is_empty() {
+            let mut told = told.lock();
+            told.dropped.append(&mut dropped);
+            told.gained.append(&mut gained);
         }
     }
 }
@@ -105,11 +110,15 @@ impl LowerTier for Background {
     }
 
     fn poll(&mut self, dropped: &mut Vec<(GroupId, BlockHash)>) {
-        dropped.append(&mut self.dropped.lock());
+        dropped.append(&mut self.told.lock().dropped);
     }
 
     fn survivors(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
         found.append(&mut self.survivors);
+    }
+
+    fn gained(&mut self, found: &mut Vec<(GroupId, BlockHash)>) {
+        found.append(&mut self.told.lock().gained);
     }
 }
 

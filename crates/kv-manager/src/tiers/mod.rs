@@ -82,4 +82,8 @@ pub trait LowerTier: fmt::Debug + Send {
     /// Appends the blocks that the tier has had since before it was made, such as those in files of an earlier process.
     /// It is asked once, before everything else. They may turn out to be missing when they are loaded.
     fn survivors(&mut self, _found: &mut Vec<(GroupId, BlockHash)>) {}
+
+    /// Appends blocks that have come to the tier since the last call otherwise than by [`store`](Self::store), such as those
+    /// that other hosts have stored. They may turn out to be missing when they are loaded.
+    fn gained(&mut self, _found: &mut Vec<(GroupId, BlockHash)>) {}
 }

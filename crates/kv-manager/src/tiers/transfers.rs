@@ -8,7 +8,7 @@ use super::frame::Label;
 use super::handles::Batch;
 use super::{Arrived, BlockSink, BlockSource, HostBlocks, LowerTier};
 use crate::check::{OpenTransfer, OpenTransfers};
-use crate::tickets::{Direction, Dropped, Forget, Settled, Survivors, TicketId, Transfer};
+use crate::tickets::{Direction, Dropped, Forget, Gained, Settled, Survivors, TicketId, Transfer};
 use crate::{GroupId, PlanError, StepPlan, WorkerId};
 
 /// Why a worker did not begin a transfer.
@@ -209,6 +209,19 @@ impl TierTransfers {
             let mut blocks = Vec::new();
             of.survivors(&mut blocks);
             Some(Survivors { worker, tier: tier_at(index)?, blocks })
+        });
+        of.collect()
+    }
+
+    /// What has come to each tier by itself since the last call: what the manager is to be
+    /// [told](crate::Manager::take_gained).
+    pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
+        let tiers = self.tiers.iter_mut().enumerate();
+        let of = tiers.filter_map(|(index, of)| {
+            let mut blocks = Vec::new();
+            of.gained(&mut blocks);
+            let some = !blocks.is_empty();
+            some.then_some(Gained { worker, tier: tier_at(index)?, blocks })
         });
         of.collect()
     }

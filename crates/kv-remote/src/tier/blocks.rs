@@ -1,0 +1,165 @@
+//! Blocks on their way to members or from them: each ends once, whichever member is first.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use kv_manager::tiers::{BlockFault, BlockSink, BlockSource};
+use parking_lot::Mutex;
+
+use crate::wire::Key as Block;
+
+/// A block to be loaded, which one member after the other is asked for.
+#[derive(Debug)]
+pub(super) struct Loading {
+    pub(super) block: Block,
+    /// When it has failed, by the tier's clock.
+    pub(super) until: Duration,
+    state: Mutex<Load>,
+}
+
+#[derive(Debug)]
+struct Load {
+    /// Taken by the first who ends it.
+    sink: Option<BlockSink>,
+    /// The members that keep it and were not asked, the next one last.
+    places: Vec<usize>,
+    /// Members that were asked and have not answered.
+    asked: usize,
+    /// When another one is asked.
+    hedge: Option<Duration>,
+}
+
+impl Loading {
+    pub(super) fn new(
+        sink: BlockSink,
+        mut places: Vec<usize>,
+        hedge: Duration,
+        until: Duration,
+    ) -> Self {
+        places.reverse();
+        let block = (sink.group(), sink.name());
+        let load = Load { sink: Some(sink), places, asked: 0, hedge: Some(hedge) };
+        Self { block, until, state: Mutex::new(load) }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().sink.is_none()
+    }
+
+    /// Whether the first member is late, and there is another one. True once.
+    pub(super) fn is_to_be_hedged(&self, now: Duration) -> bool {
+        let mut load = self.state.lock();
+        let is_late = load.hedge.is_some_and(|at| at <= now);
+        is_late && load.sink.is_some() && !load.places.is_empty() && load.hedge.take().is_some()
+    }
+
+    /// The next member to be asked. If there is none, and no answer is open, the load has failed.
+    pub(super) fn next(&self) -> Option<usize> {
+        let mut load = self.state.lock();
+        load.sink.as_ref()?;
+        if let Some(member) = load.places.pop() {
+            load.asked += 1;
+            return Some(member);
+        }
+        if load.asked == 0
+            && let Some(sink) = load.sink.take()
+        {
+            sink.failed(BlockFault::Missing);
+        }
+        None
+    }
+
+    /// A member has answered that it does not give the block.
+    pub(super) fn missed(&self) {
+        let mut load = self.state.lock();
+        load.asked = load.asked.saturating_sub(1);
+    }
+
+    /// Takes a record that has come. None if another one came before; else whether the worker has taken it.
+    pub(super) fn arrived(&self, record: &[u8]) -> Option<bool> {
+        // Not under the lock: a copy takes its time, and only one has the sink.
+        let mut sink = self.state.lock().sink.take()?;
+        let written = sink.write_at(0, record).and_then(|()| {
+            // Fewer bytes than a record has are found out here.
+            sink.done()
+        });
+        Some(written.is_ok())
+    }
+
+    /// Ends the load; whether it had not ended.
+    pub(super) fn give_up(&self) -> bool {
+        let sink = self.state.lock().sink.take();
+        let had = sink.is_some();
+        sink.into_iter().for_each(|sink| sink.failed(BlockFault::Failed));
+        had
+    }
+}
+
+/// A block to be stored, which several members are to keep.
+#[derive(Debug)]
+pub(super) struct Storing {
+    pub(super) block: Block,
+    /// When it has failed, by the tier's clock.
+    pub(super) until: Duration,
+    state: Mutex<Store>,
+    /// Read once, by the first member's thread.
+    record: OnceLock<Option<Vec<u8>>>,
+}
+
+#[derive(Debug)]
+struct Store {
+    source: Option<BlockSource>,
+    /// Members that have not answered.
+    left: usize,
+    /// Members that keep it.
+    kept: usize,
+}
+
+impl Storing {
+    pub(super) fn new(source: BlockSource, places: usize, until: Duration) -> Self {
+        let block = (source.group(), source.name());
+        let store = Store { source: Some(source), left: places, kept: 0 };
+        Self { block, until, state: Mutex::new(store), record: OnceLock::new() }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().source.is_none()
+    }
+
+    /// The record; none if the block has ended.
+    pub(super) fn record(&self) -> Option<&[u8]> {
+        let read = || {
+            let store = self.state.lock();
+            store.source.as_ref().and_then(|source| source.record().ok())
+        };
+        self.record.get_or_init(read).as_deref()
+    }
+
+    /// A member has answered. Once all have, the store has ended: the outcome, unless it had ended before.
+    pub(super) fn answered(&self, keeps: bool) -> Option<bool> {
+        let mut store = self.state.lock();
+        store.left = store.left.saturating_sub(1);
+        store.kept += usize::from(keeps);
+        if store.left > 0 {
+            return None;
+        }
+        let source = store.source.take()?;
+        match store.kept {
+            0 => source.failed(BlockFault::Failed),
+            _ => source.done(),
+        }
+        Some(store.kept > 0)
+    }
+
+    /// Ends the store as one that some members keep, if any does; whether it has failed now.
+    pub(super) fn give_up(&self) -> bool {
+        let mut store = self.state.lock();
+        let Some(source) = store.source.take() else { return false };
+        let kept = store.kept > 0;
+        match kept {
+            true => source.done(),
+            false => source.failed(BlockFault::Failed),
+        }
+        !kept
+    }
+}

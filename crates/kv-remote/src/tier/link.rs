@@ -1,0 +1,278 @@
+//! The thread of one member: it has the connection, and does what it is told in order.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use super::blocks::{Loading, Storing};
+use super::stats::Miss;
+use super::{News, Shared};
+use crate::address::after;
+use crate::message::{Cursor, Found, LIST_MAX};
+use crate::wire::Key as Block;
+use crate::{Peer, PeerError, Transfer};
+
+/// What a member's thread is to do.
+#[derive(Debug)]
+pub(super) enum Order {
+    Store(Vec<Arc<Storing>>),
+    Load(Vec<Arc<Loading>>),
+    Forget(Vec<Block>),
+    Clear,
+}
+
+/// Blocks of a load that are asked for at a time.
+const FIND_MAX: usize = 256;
+
+/// A thread's state.
+pub(super) struct Link {
+    at: usize,
+    shared: Arc<Shared>,
+    orders: Receiver<Order>,
+    transfer: Box<dyn Transfer>,
+    peer: Option<Peer>,
+    /// When a member that is down may be called again.
+    again: Option<Instant>,
+    /// What the member was not told to forget, because it was down. It is told before anything else.
+    owed: Owed,
+    cursor: Cursor,
+    followed: Instant,
+}
+
+#[derive(Debug)]
+enum Owed {
+    Blocks(Vec<Block>),
+    All,
+}
+
+/// Blocks that a member is told one by one to forget, when it comes back. Of more, it forgets everything.
+const OWED_MAX: usize = 1 << 16;
+
+impl Link {
+    pub(super) fn new(at: usize, shared: Arc<Shared>, orders: Receiver<Order>) -> Self {
+        let member = shared.options.members.get(at);
+        let transfer: Box<dyn Transfer> = match member {
+            Some(member) => (shared.options.transfer)(member),
+            None => Box::new(crate::SocketTransfer),
+        };
+        Self {
+            at,
+            shared,
+            orders,
+            transfer,
+            peer: None,
+            again: None,
+            owed: Owed::Blocks(Vec::new()),
+            cursor: Cursor::default(),
+            followed: Instant::now(),
+        }
+    }
+
+    /// Does what it is told until nobody can tell it anything.
+    pub(super) fn run(mut self) {
+        let every = self.shared.options.follow_every.max(Duration::from_micros(100));
+        loop {
+            match self.orders.recv_timeout(every) {
+                Ok(Order::Store(blocks)) => self.store(&blocks),
+                Ok(Order::Load(blocks)) => self.load(blocks),
+                Ok(Order::Forget(blocks)) => {
+                    self.owe(Owed::Blocks(blocks));
+                    self.pay();
+                }
+                Ok(Order::Clear) => {
+                    self.owe(Owed::All);
+                    self.pay();
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.followed.elapsed() >= every {
+                self.follow();
+                self.followed = Instant::now();
+            }
+        }
+    }
+
+    fn owe(&mut self, more: Owed) {
+        match (&mut self.owed, more) {
+            (Owed::Blocks(owed), Owed::Blocks(more)) if owed.len() + more.len() <= OWED_MAX => {
+                owed.extend(more);
+            }
+            (owed, _) => *owed = Owed::All,
+        }
+    }
+
+    fn pay(&mut self) {
+        // Connecting pays what is owed; a connection that is there has to be asked.
+        drop(self.with_peer(|_, _| Ok(())));
+    }
+
+    fn deadline(&self) -> Instant {
+        after(self.shared.options.answer_max)
+    }
+
+    /// Calls the member with a connection to it, which has been told what it is owed. An error that spoils the connection
+    /// makes the member down for a while.
+    fn with_peer<T>(
+        &mut self,
+        call: impl FnOnce(&mut Self, &mut Peer) -> Result<T, PeerError>,
+    ) -> Result<T, PeerError> {
+        if self.again.is_some_and(|again| again > Instant::now()) {
+            return Err(PeerError::Closed);
+        }
+        let called = self.connected().and_then(|mut peer| {
+            let called = self.pay_to(&mut peer).and_then(|()| call(self, &mut peer));
+            if called.as_ref().err().is_none_or(PeerError::is_refusal) {
+                self.peer = Some(peer);
+            }
+            called
+        });
+        if called.as_ref().is_err_and(|error| !error.is_refusal()) {
+            self.again = Some(after(self.shared.options.retry_after));
+            self.shared.stats.lock().downs += 1;
+        }
+        called
+    }
+
+    fn connected(&mut self) -> Result<Peer, PeerError> {
+        if let Some(peer) = self.peer.take() {
+            return Ok(peer);
+        }
+        let options = &self.shared.options;
+        let member = options.members.get(self.at).ok_or(PeerError::Closed)?;
+        Peer::connect(member, &options.key, self.deadline())
+    }
+
+    fn pay_to(&mut self, peer: &mut Peer) -> Result<(), PeerError> {
+        match &self.owed {
+            Owed::Blocks(blocks) if blocks.is_empty() => return Ok(()),
+            Owed::Blocks(blocks) => peer.forget(blocks, self.deadline())?,
+            Owed::All => peer.clear(self.deadline())?,
+        }
+        self.owed = Owed::Blocks(Vec::new());
+        Ok(())
+    }
+
+    fn store(&mut self, blocks: &[Arc<Storing>]) {
+        for store in blocks {
+            let put = match store.record() {
+                Some(record) => {
+                    let record = record.to_vec();
+                    self.with_peer(|link, peer| peer.put(store.block, record, link.deadline()))
+                }
+                None => Err(PeerError::Closed),
+            };
+            let mut stats = self.shared.stats.lock();
+            stats.put += u64::from(put.is_ok());
+            match store.answered(put.is_ok()) {
+                Some(true) => stats.stored += 1,
+                Some(false) => stats.unstored += 1,
+                None => {}
+            }
+        }
+    }
+
+    /// Loads blocks run by run. What this member does not give, the next one is asked for.
+    fn load(&mut self, mut loads: Vec<Arc<Loading>>) {
+        let mut missed = Vec::new();
+        // Another member may have been faster.
+        loads.retain(|load| !load.has_ended());
+        let mut rest = loads.as_slice();
+        while !rest.is_empty() {
+            let asked = rest.get(..FIND_MAX.min(LIST_MAX)).unwrap_or(rest);
+            match self.with_peer(|link, peer| link.load_run(peer, asked)) {
+                Ok(read) => {
+                    for (load, outcome) in asked.iter().zip(read.records) {
+                        match outcome {
+                            Ok(record) => self.arrived(load, &record),
+                            Err(unfit) => missed.push((Arc::clone(load), Miss::of(unfit))),
+                        }
+                    }
+                    let absent = asked.get(read.found).filter(|_| read.found < asked.len());
+                    missed.extend(absent.map(|load| (Arc::clone(load), Miss::Absent)));
+                    let passed = read.found + usize::from(absent.is_some());
+                    rest = rest.get(passed..).unwrap_or_default();
+                }
+                Err(error) => {
+                    let miss = Miss::of_error(&error);
+                    // A lease that has ended, or a refusal, is of these blocks; a member that is down gives none.
+                    let passed = if error.is_refusal() { asked.len() } else { rest.len() };
+                    let (gone, left) = rest.split_at(passed);
+                    missed.extend(gone.iter().map(|load| (Arc::clone(load), miss)));
+                    rest = left;
+                }
+            }
+        }
+        self.pass_on(missed);
+    }
+
+    fn pass_on(&self, missed: Vec<(Arc<Loading>, Miss)>) {
+        let mut stats = self.shared.stats.lock();
+        for (load, miss) in &missed {
+            load.missed();
+            *stats.missed.entry(*miss).or_default() += 1;
+        }
+        drop(stats);
+        self.shared.forward(missed.into_iter().map(|(load, _)| load));
+    }
+
+    /// The longest run of blocks that the member has, read and checked, with its lease ended.
+    fn load_run(&mut self, peer: &mut Peer, loads: &[Arc<Loading>]) -> Result<Run, PeerError> {
+        let blocks: Vec<_> = loads.iter().map(|load| load.block).collect();
+        let Found { lease: Some(lease), blocks: located } =
+            peer.find_and_pin(&blocks, self.shared.options.lease, self.deadline())?
+        else {
+            return Ok(Run::default());
+        };
+        let found = Found { lease: Some(lease), blocks: located };
+        let deadline = self.deadline();
+        let records = peer.read(self.transfer.as_mut(), &found, &blocks, deadline);
+        // If the connection is spoilt, the lease ends with it.
+        match peer.end(lease, self.deadline()) {
+            // Its time had come. What was read says itself whether it is right.
+            Err(error) if !error.is_refusal() => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let records = records?;
+        self.shared.stats.lock().read += records.len() as u64;
+        Ok(Run { found: found.blocks.len(), records })
+    }
+
+    fn arrived(&self, load: &Loading, record: &[u8]) {
+        let taken = load.arrived(record);
+        let mut stats = self.shared.stats.lock();
+        match taken {
+            Some(true) => {
+                let name = self.shared.options.members.get(self.at).map(|member| &member.name);
+                if let Some(count) = name.and_then(|name| stats.loaded.get_mut(name)) {
+                    *count += 1;
+                }
+            }
+            Some(false) => *stats.missed.entry(Miss::Foreign).or_default() += 1,
+            None => {}
+        }
+    }
+
+    /// Asks what has come to the member and gone.
+    fn follow(&mut self) {
+        let cursor = self.cursor;
+        let Ok(changes) = self.with_peer(|link, peer| peer.changes(cursor, link.deadline())) else {
+            return;
+        };
+        let anew = changes.next.log != cursor.log;
+        self.cursor = changes.next;
+        if !anew && changes.changes.is_empty() {
+            return;
+        }
+        let changes = changes.changes.iter().map(|of| (of.is_there, (of.group, of.name))).collect();
+        self.shared.news.lock().push(News { member: self.at, anew, changes });
+    }
+}
+
+/// What a member has given.
+#[derive(Debug, Default)]
+struct Run {
+    /// Blocks that it has found.
+    found: usize,
+    records: Vec<crate::Read>,
+}
