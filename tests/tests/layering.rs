@@ -147,8 +147,10 @@ const LAYERS: &[Layer] = &[
         below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu"],
         others: &[
             "clap",
+            "csv",
             "flate2",
             "indicatif",
+            "jiff",
             "rustix",
             "ruzstd",
             "serde",

@@ -13,6 +13,7 @@ use kv_replay::engine::workers::{KillWorker, StopWorker};
 use kv_replay::place::Division;
 use kv_replay::policies::Half;
 use kv_replay::shape::{Dtype, KvModelShape};
+use kv_replay::trace::ReadOptions;
 
 const AFTER_HELP: &str = "\
 Without a command, kv-replay generates a workload and replays it on a simulated device, verifying every byte.
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Policies(PoliciesArgs),
     /// Generates a workload in the trace format.
     Generate(GenerateArgs),
+    /// Converts traces in public formats to the trace format, with the reason if one cannot be.
+    Convert(ConvertArgs),
     /// Carries out the plans of a run with --workers, which starts it.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -57,12 +60,29 @@ pub(crate) struct WorkerArgs {
     pub(crate) misbehave: Option<kv_replay::engine::workers::Misbehave>,
 }
 
+/// What a trace's file does not say.
+#[derive(Args, Debug)]
+pub(crate) struct ReadArgs {
+    /// Prompt tokens of a hash id in the trace [default: what the file says, or 512].
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub(crate) trace_block_tokens: Option<u64>,
+}
+
+impl ReadArgs {
+    pub(crate) fn options(&self) -> ReadOptions {
+        ReadOptions { block_tokens: self.trace_block_tokens, ..ReadOptions::default() }
+    }
+}
+
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct RunArgs {
-    /// The trace, one JSON object per line. Without a trace, a workload is generated.
+    /// The trace, in any format that `convert` reads; gzip and zstd are unpacked. Without a trace, a workload is
+    /// generated.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
     /// Uses only the first N requests of the trace, or generates N requests [default: all, or
     /// 1000].
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
@@ -99,7 +119,7 @@ pub(crate) struct RunArgs {
     /// Element type: f32, f16, bf16 or fp8.
     #[arg(long, value_name = "T", default_value_t = RunConfig::default().shape.dtype)]
     dtype: Dtype,
-    /// Number of tokens of a block, a divisor of 512.
+    /// Number of tokens of a block, a divisor or a multiple of the tokens of a hash id in the trace.
     #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens, value_parser = whole::<u32>)]
     block_tokens: u32,
     /// Division of the model over several devices: heads, layers, layers:round-robin,
@@ -279,12 +299,11 @@ impl RunArgs {
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true)]
 pub(crate) struct PoliciesArgs {
-    /// A trace, one JSON object per line, which may be compressed with gzip or zstd. May be repeated.
+    /// A trace, in any format that `convert` reads; gzip and zstd are unpacked. May be repeated.
     #[arg(long, value_name = "FILE", required = true)]
     pub(crate) trace: Vec<PathBuf>,
-    /// Prompt tokens of a hash id in the traces.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = whole::<u64>)]
-    pub(crate) trace_block_tokens: u64,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
     /// Cache sizes to compare, in blocks of a hash id.
     #[arg(
         long,
@@ -316,6 +335,45 @@ pub(crate) struct GenerateArgs {
     /// Writes the workload to this file, completely or not at all, instead of to standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+}
+
+const CONVERT_HELP: &str = "\
+Formats, told by their content; gzip and zstd are unpacked:
+  trace     one JSON object a line, as the Mooncake traces: timestamp (ms), input_length, output_length, hash_ids
+  Bailian   the same with chat_id, and timestamp in seconds; 16 tokens a hash id
+  WEKA      a session of a coding agent as one JSON document, or several, with nested sub-agents; says its tokens a hash id
+  Azure     CSV with TIMESTAMP, ContextTokens, GeneratedTokens: lengths only, every prompt is unique
+  BurstGPT  CSV with Timestamp, Request tokens, Response tokens: lengths only, every prompt is unique
+
+Examples:
+  kv-replay convert AzureLLMInferenceTrace_conv.csv --output azure.jsonl
+  kv-replay convert sessions/*.json --sessions-within 14400 --output agents.jsonl
+  kv-replay run --trace agents.jsonl --trace-block-tokens 64";
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true, after_help = CONVERT_HELP)]
+pub(crate) struct ConvertArgs {
+    /// Traces in any of the formats below. Several are joined in the order of arrival.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) traces: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
+    /// Has sessions whose times are their own begin at random moments within S seconds.
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) sessions_within: u32,
+    /// Seed of these moments.
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = whole::<u64>)]
+    pub(crate) seed: u64,
+    /// Writes the trace to this file, completely or not at all, instead of to standard output.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+impl ConvertArgs {
+    pub(crate) fn options(&self) -> ReadOptions {
+        let sessions_within_ms = u64::from(self.sessions_within) * 1000;
+        ReadOptions { sessions_within_ms, seed: self.seed, ..self.reading.options() }
+    }
 }
 
 /// Parses a whole number.

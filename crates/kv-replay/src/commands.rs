@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use cuda_sim::Profile;
 use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
+use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
 use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, WorkersConfig};
@@ -71,6 +72,8 @@ pub(crate) enum Failure {
     Trace(#[from] TraceError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     #[error(transparent)]
     Policies(#[from] PoliciesError),
     #[error("cannot use device {spec}")]
@@ -137,7 +140,7 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
         Some(Command::Policies(args)) => {
             let options = PoliciesOptions {
                 traces: &args.trace,
-                trace_block_tokens: args.trace_block_tokens,
+                reading: &args.reading.options(),
                 capacities: &args.capacities,
                 half: args.half,
                 saved: args.saved,
@@ -148,6 +151,10 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
         }
         Some(Command::Generate(args)) => {
             say(&generate::run(args.requests, args.seed, args.output.as_deref())?)?;
+            Ok(Outcome::Clean)
+        }
+        Some(Command::Convert(args)) => {
+            say(&convert::run(&args.traces, &args.options(), args.output.as_deref())?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Worker(args)) => {
@@ -204,7 +211,8 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let trace = match &args.trace {
         Some(path) => {
             let requests = args.requests.unwrap_or(u64::MAX);
-            Trace::read(path)?.limit(usize::try_from(requests).unwrap_or(usize::MAX))
+            Trace::read_with(path, &args.reading.options())?
+                .limit(usize::try_from(requests).unwrap_or(usize::MAX))
         }
         None => {
             let requests = args.requests.unwrap_or(GenerateOptions::default().requests);

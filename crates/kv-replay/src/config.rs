@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::disk::DiskConfig;
 use crate::place::{Division, shards};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
-use crate::trace::{BLOCK_TOKENS_IN_TRACE, Trace};
+use crate::trace::Trace;
 
 /// Maximum number of blocks of device memory: a block table holds signed 32-bit ids.
 pub const DEVICE_BLOCKS_MAX: u64 = i32::MAX as u64;
@@ -31,6 +31,9 @@ pub const LAYERS_MAX: u32 = 1 << 16;
 
 /// Maximum number of tokens of one iteration: their slots and keys are staged at full width.
 pub const STEP_TOKENS_MAX: u32 = 1 << 24;
+
+/// Maximum number of tokens of a block.
+pub const BLOCK_TOKENS_MAX: u32 = 1 << 16;
 
 /// Maximum number of draft tokens behind a sampled one.
 pub const DRAFTS_MAX: u32 = 1024;
@@ -134,7 +137,7 @@ impl Life {
 pub struct RunConfig {
     /// Shape of the model's KV.
     pub shape: KvModelShape,
-    /// Number of tokens of a block: a divisor of [`BLOCK_TOKENS_IN_TRACE`].
+    /// Number of tokens of a block: a divisor or a multiple of the [tokens of a hash id](Trace::block_tokens).
     pub block_tokens: u32,
     /// Division of the model over several devices.
     pub place: Division,
@@ -241,11 +244,16 @@ pub enum ConfigError {
         /// Number of blocks of host memory.
         host_blocks: u64,
     },
-    /// The block size does not divide the blocks of a trace.
-    #[error("--block-tokens is {block_tokens}, expected a divisor of {BLOCK_TOKENS_IN_TRACE}")]
+    /// Neither of the block size and the blocks of the trace divides the other.
+    #[error(
+        "--block-tokens is {block_tokens}, expected a divisor or a multiple of {trace_block_tokens}, the tokens of a \
+         hash id in the trace"
+    )]
     BlockTokens {
         /// Number of tokens of a block.
         block_tokens: u32,
+        /// Number of tokens of a hash id in the trace.
+        trace_block_tokens: u64,
     },
     /// The shape is invalid.
     #[error(transparent)]
@@ -361,6 +369,7 @@ impl RunConfig {
             ("--device-blocks", self.device_blocks, DEVICE_BLOCKS_MAX),
             ("--max-batch", self.max_batch.into(), BATCH_MAX.into()),
             ("--step-tokens", self.step_tokens.into(), STEP_TOKENS_MAX.into()),
+            ("--block-tokens", self.block_tokens.into(), BLOCK_TOKENS_MAX.into()),
         ] {
             if value == 0 {
                 return Err(ConfigError::Zero { option });
@@ -401,10 +410,6 @@ impl RunConfig {
                 device_blocks: self.device_blocks,
                 host_blocks: self.host_blocks,
             });
-        }
-        let block_tokens = self.block_tokens;
-        if block_tokens == 0 || !BLOCK_TOKENS_IN_TRACE.is_multiple_of(block_tokens.into()) {
-            return Err(ConfigError::BlockTokens { block_tokens });
         }
         self.check_groups()?;
         let block_bytes = self.block_bytes()?;
@@ -538,11 +543,13 @@ impl RunConfig {
     /// # Errors
     ///
     /// [`ConfigError::RequestTooLarge`] for the first that cannot, [`ConfigError::BlockTokens`] for
-    /// a block size of 0 tokens.
+    /// a block size that does not go with the trace's.
     pub fn check_trace(&self, trace: &Trace) -> Result<(), ConfigError> {
         let &Self { block_tokens, device_blocks, .. } = self;
-        if block_tokens == 0 {
-            return Err(ConfigError::BlockTokens { block_tokens });
+        let (ours, theirs) = (u64::from(block_tokens), trace.block_tokens);
+        if ours == 0 || theirs == 0 || !(ours.is_multiple_of(theirs) || theirs.is_multiple_of(ours))
+        {
+            return Err(ConfigError::BlockTokens { block_tokens, trace_block_tokens: theirs });
         }
         for (request, entry) in trace.requests.iter().enumerate() {
             let tokens = entry.input_length.saturating_add(entry.output_length);
@@ -657,8 +664,7 @@ mod tests {
             (message(|c| c.device_blocks = 0), "--device-blocks is 0, expected at least 1"),
             (message(|c| c.max_batch = 0), "--max-batch is 0, expected at least 1"),
             (message(|c| c.step_tokens = 0), "--step-tokens is 0, expected at least 1"),
-            (message(|c| c.block_tokens = 0), "--block-tokens is 0, expected a divisor of 512"),
-            (message(|c| c.block_tokens = 48), "--block-tokens is 48, expected a divisor of 512"),
+            (message(|c| c.block_tokens = 0), "--block-tokens is 0, expected at least 1"),
             (
                 message(|c| c.device_blocks = 1 << 31),
                 "--device-blocks is 2147483648, more than the largest allowed, 2147483647",
@@ -712,15 +718,25 @@ mod tests {
             timestamp_ms: 0,
             input_length,
             output_length: 1,
-            hash_ids: vec![0; input_length.div_ceil(BLOCK_TOKENS_IN_TRACE) as usize],
+            hash_ids: vec![0; input_length.div_ceil(512) as usize],
         };
         let config = RunConfig { device_blocks: 8, block_tokens: 64, ..RunConfig::default() };
-        let mut trace = Trace { requests: vec![request(511)] };
+        let mut trace = Trace::new(vec![request(511)]);
         assert_eq!(config.check_trace(&trace), Ok(()));
         trace.requests.push(request(512));
         assert_eq!(
             config.check_trace(&trace).unwrap_err().to_string(),
             "request 1, counted from 0, has 513 tokens, which take 9 blocks of 64, but --device-blocks is 8"
+        );
+        let refused = |block_tokens, trace_block_tokens| {
+            let config = RunConfig { block_tokens, ..RunConfig::default() };
+            let trace = Trace { block_tokens: trace_block_tokens, requests: Vec::new() };
+            config.check_trace(&trace).map_err(|error| error.to_string())
+        };
+        assert_eq!((refused(64, 16), refused(16, 64), refused(48, 16)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(
+            refused(48, 512).unwrap_err(),
+            "--block-tokens is 48, expected a divisor or a multiple of 512, the tokens of a hash id in the trace"
         );
     }
 

@@ -121,7 +121,7 @@ pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
     }
     let mut sessions = Sessions::new(options.seed);
     let requests = (0..options.requests).map(|_| sessions.next_request()).collect();
-    Ok(Trace { requests })
+    Ok(Trace::new(requests))
 }
 
 /// The command `kv-replay generate`: writes the workload to the file `out` and returns a line that

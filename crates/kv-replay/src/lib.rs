@@ -2,7 +2,8 @@
 //!
 //! The program `kv-replay` is a thin command line over this library:
 //!
-//! - [`trace`] reads and writes request traces, and refuses an invalid one with its line and value;
+//! - [`trace`] reads and writes request traces, also in other public formats, and refuses an invalid one with its line and
+//!   value; [`convert`] converts them;
 //! - [`generate`] creates workloads in the same format from a seed;
 //! - [`policies`] simulates eviction policies on a trace, exactly;
 //! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, and
@@ -33,9 +34,11 @@
 
 mod compressed;
 pub mod config;
+pub mod convert;
 pub mod device;
 pub mod disk;
 pub mod engine;
+mod formats;
 pub mod generate;
 pub mod hints;
 pub mod json_file;

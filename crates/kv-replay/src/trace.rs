@@ -11,10 +11,12 @@
 //! | `timestamp` | arrival, in milliseconds from the start; never before the line above |
 //! | `input_length` | prompt tokens, at least 1 |
 //! | `output_length` | generated tokens, at least 1 |
-//! | `hash_ids` | one id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block |
+//! | `hash_ids` | one id for each block of [`block_tokens`](Trace::block_tokens) prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block |
 //!
 //! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
 //! can be simulated on any sequence of ids.
+//!
+//! [`Trace::read`] also reads the other formats of [`Format`], which it recognises by their content.
 
 use std::fmt;
 use std::fs::File;
@@ -24,9 +26,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use crate::compressed;
+use crate::formats;
+pub use crate::formats::{Format, ReadOptions};
 use crate::json_file::{WriteError, write_atomically};
 
-/// Number of prompt tokens of one hash id in a trace.
+/// Number of prompt tokens of one hash id in the Mooncake traces, and in a trace that says nothing else.
 pub const BLOCK_TOKENS_IN_TRACE: u64 = 512;
 
 /// Maximum length of a prompt or answer, in tokens.
@@ -48,26 +52,18 @@ pub struct Request {
     pub input_length: u64,
     /// Number of generated tokens.
     pub output_length: u64,
-    /// One id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens.
+    /// One id for each block of [`Trace::block_tokens`] prompt tokens.
     pub hash_ids: Vec<u64>,
 }
 
 impl Request {
-    /// Checks everything that the format requires of a single request.
+    /// Checks everything that the format requires of a single request, which has an id for each block of
+    /// `block_tokens` prompt tokens.
     ///
     /// # Errors
     ///
     /// The [`LineProblem`] that the request would have as a line.
-    pub fn check(&self) -> Result<(), LineProblem> {
-        self.check_grain(BLOCK_TOKENS_IN_TRACE)
-    }
-
-    /// As [`check`](Self::check), with an id for each block of `block_tokens` prompt tokens.
-    ///
-    /// # Errors
-    ///
-    /// As [`check`](Self::check).
-    pub(crate) fn check_grain(&self, block_tokens: u64) -> Result<(), LineProblem> {
+    pub fn check(&self, block_tokens: u64) -> Result<(), LineProblem> {
         check_length("input_length", self.input_length)?;
         check_length("output_length", self.output_length)?;
         check_timestamp(self.timestamp_ms)?;
@@ -99,6 +95,8 @@ impl Request {
 /// ```
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Trace {
+    /// Number of prompt tokens of one hash id, at least 1.
+    pub block_tokens: u64,
     /// The requests. In a trace that was read or generated, all pass [`Request::check`], and
     /// arrivals do not decrease.
     pub requests: Vec<Request>,
@@ -148,6 +146,24 @@ pub enum TraceError {
         /// The name of the file.
         name: String,
     },
+    /// A hash id stands for no tokens, or for more than a prompt has.
+    #[error("--trace-block-tokens is {block_tokens}, expected 1 to {LENGTH_MAX_TOKENS}")]
+    BlockTokens {
+        /// Tokens of a hash id.
+        block_tokens: u64,
+    },
+    /// The file says how many tokens a hash id stands for, and the options say another number.
+    #[error(
+        "--trace-block-tokens is {block_tokens}, but {name} says {found}; leave the option out"
+    )]
+    OtherBlockTokens {
+        /// The name of the file.
+        name: String,
+        /// Tokens of a hash id by the options.
+        block_tokens: u64,
+        /// Tokens of a hash id by the file.
+        found: u64,
+    },
 }
 
 cuda_driver::messages::one_line_debug!(TraceError);
@@ -163,6 +179,12 @@ pub enum LineProblem {
         message: String,
         /// The position in bytes, from 1.
         column: usize,
+    },
+    /// The line is not CSV.
+    #[error("not valid CSV: {message}")]
+    NotCsv {
+        /// The parser's message.
+        message: String,
     },
     /// The line is empty.
     #[error("the line is empty, expected a JSON object")]
@@ -232,22 +254,29 @@ pub enum LineProblem {
 cuda_driver::messages::one_line_debug!(LineProblem);
 
 impl Trace {
-    /// Reads the trace in the file `path`, which may be compressed with gzip or zstd: the first bytes
-    /// of the file say so, not its name.
+    /// A trace of these requests, with a hash id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens.
+    #[must_use]
+    pub fn new(requests: Vec<Request>) -> Self {
+        Self { block_tokens: BLOCK_TOKENS_IN_TRACE, requests }
+    }
+
+    /// Reads the trace in the file `path`, in any [`Format`]. The file may be compressed with gzip or zstd. Its
+    /// content tells format and compression, not its name.
     ///
     /// # Errors
     ///
     /// [`TraceError`], naming the file, and the line and value that violate the format.
     pub fn read(path: &Path) -> Result<Self, TraceError> {
-        Self::read_grain(path, BLOCK_TOKENS_IN_TRACE)
+        Self::read_with(path, &ReadOptions::default())
     }
 
-    /// As [`read`](Self::read), with an id for each block of `block_tokens` prompt tokens.
+    /// As [`read`](Self::read), with options for what the file does not say.
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
-    pub(crate) fn read_grain(path: &Path, block_tokens: u64) -> Result<Self, TraceError> {
+    /// As [`read`](Self::read); [`TraceError::BlockTokens`] and [`TraceError::OtherBlockTokens`] for options that no
+    /// trace, or this one, can have.
+    pub fn read_with(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
         if path.is_dir() {
             return Err(TraceError::Folder { path: path.to_owned() });
         }
@@ -259,7 +288,7 @@ impl Trace {
             lines_read: 0,
             source,
         })?;
-        Self::parse_grain(reader, &name, block_tokens)
+        Self::parse_with(reader, &name, options)
     }
 
     /// Reads a trace from `reader`. Errors contain `name`.
@@ -268,36 +297,24 @@ impl Trace {
     ///
     /// Like [`Trace::read`].
     pub fn parse(reader: impl BufRead, name: &str) -> Result<Self, TraceError> {
-        Self::parse_grain(reader, name, BLOCK_TOKENS_IN_TRACE)
+        Self::parse_with(reader, name, &ReadOptions::default())
     }
 
-    fn parse_grain(
-        mut reader: impl BufRead,
+    /// Reads a trace from `reader`, with options for what it does not say. Errors contain `name`.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Trace::read_with`].
+    pub fn parse_with(
+        reader: impl BufRead,
         name: &str,
-        block_tokens: u64,
+        options: &ReadOptions,
     ) -> Result<Self, TraceError> {
-        let mut requests: Vec<Request> = Vec::new();
-        let mut bytes = Vec::new();
-        let mut line = 0;
-        loop {
-            bytes.clear();
-            let read =
-                reader.by_ref().take(LINE_MAX_BYTES + 1).read_until(b'\n', &mut bytes).map_err(
-                    |source| TraceError::Read { name: name.to_owned(), lines_read: line, source },
-                )?;
-            if read == 0 {
-                break;
-            }
-            line += 1;
-            let previous_ms = requests.last().map_or(0, |request| request.timestamp_ms);
-            let request = parse_line(&bytes, previous_ms, block_tokens)
-                .map_err(|problem| TraceError::Line { name: name.to_owned(), line, problem })?;
-            requests.push(request);
+        let trace = formats::parse(reader, name, options)?;
+        match trace.requests.is_empty() {
+            true => Err(TraceError::Empty { name: name.to_owned() }),
+            false => Ok(trace),
         }
-        if requests.is_empty() {
-            return Err(TraceError::Empty { name: name.to_owned() });
-        }
-        Ok(Self { requests })
     }
 
     /// Writes the trace to the file `path`, completely or not at all.
@@ -343,7 +360,38 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-fn parse_line(bytes: &[u8], previous_ms: u64, block_tokens: u64) -> Result<Request, LineProblem> {
+/// Reads lines of JSON objects. `timestamp_ms` reads the arrival out of the fields of one.
+pub(crate) fn parse_lines(
+    mut reader: impl BufRead,
+    name: &str,
+    block_tokens: u64,
+    timestamp_ms: fn(&Map<String, Value>) -> Result<u64, LineProblem>,
+) -> Result<Trace, TraceError> {
+    let mut requests: Vec<Request> = Vec::new();
+    let mut bytes = Vec::new();
+    let mut line = 0;
+    loop {
+        bytes.clear();
+        let read = reader.by_ref().take(LINE_MAX_BYTES + 1).read_until(b'\n', &mut bytes).map_err(
+            |source| TraceError::Read { name: name.to_owned(), lines_read: line, source },
+        )?;
+        if read == 0 {
+            return Ok(Trace { block_tokens, requests });
+        }
+        line += 1;
+        let previous_ms = requests.last().map_or(0, |request| request.timestamp_ms);
+        let request = parse_line(&bytes, previous_ms, block_tokens, timestamp_ms)
+            .map_err(|problem| TraceError::Line { name: name.to_owned(), line, problem })?;
+        requests.push(request);
+    }
+}
+
+fn parse_line(
+    bytes: &[u8],
+    previous_ms: u64,
+    block_tokens: u64,
+    timestamp_ms: fn(&Map<String, Value>) -> Result<u64, LineProblem>,
+) -> Result<Request, LineProblem> {
     if bytes.len() as u64 > LINE_MAX_BYTES {
         return Err(LineProblem::TooLong { limit: LINE_MAX_BYTES });
     }
@@ -359,35 +407,46 @@ fn parse_line(bytes: &[u8], previous_ms: u64, block_tokens: u64) -> Result<Reque
         Err(error) => return Err(not_json(&error)),
     };
     let request = Request {
-        timestamp_ms: integer(&fields, "timestamp", "a non-negative integer")?,
+        timestamp_ms: timestamp_ms(&fields)?,
         input_length: integer(&fields, "input_length", POSITIVE)?,
         output_length: integer(&fields, "output_length", POSITIVE)?,
-        hash_ids: hash_ids(&fields)?,
+        hash_ids: hash_ids(field(&fields, "hash_ids")?, "hash_ids")?,
     };
-    request.check_grain(block_tokens)?;
-    if request.timestamp_ms < previous_ms {
-        return Err(LineProblem::Backwards { timestamp_ms: request.timestamp_ms, previous_ms });
-    }
+    request.check(block_tokens)?;
+    check_order(previous_ms, request.timestamp_ms)?;
     Ok(request)
 }
 
-const POSITIVE: &str = "a positive integer";
+/// Checks that a request does not arrive before the previous one.
+pub(crate) fn check_order(previous_ms: u64, timestamp_ms: u64) -> Result<(), LineProblem> {
+    match timestamp_ms < previous_ms {
+        true => Err(LineProblem::Backwards { timestamp_ms, previous_ms }),
+        false => Ok(()),
+    }
+}
 
-fn not_json(error: &serde_json::Error) -> LineProblem {
+/// The arrival in milliseconds, as traces in the format of this module have it.
+pub(crate) fn milliseconds(fields: &Map<String, Value>) -> Result<u64, LineProblem> {
+    integer(fields, "timestamp", "a non-negative integer")
+}
+
+pub(crate) const POSITIVE: &str = "a positive integer";
+
+pub(crate) fn not_json(error: &serde_json::Error) -> LineProblem {
     let text = error.to_string();
     // The parser sees one line at a time, so its own "line 1" would mislead.
     let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
     LineProblem::NotJson { message: message.to_owned(), column: error.column() }
 }
 
-fn field<'a>(
+pub(crate) fn field<'a>(
     fields: &'a Map<String, Value>,
     field: &'static str,
 ) -> Result<&'a Value, LineProblem> {
     fields.get(field).ok_or(LineProblem::MissingField { field })
 }
 
-fn integer(
+pub(crate) fn integer(
     fields: &Map<String, Value>,
     name: &'static str,
     expected: &'static str,
@@ -396,26 +455,29 @@ fn integer(
     value.as_u64().ok_or_else(|| bad_value(name, value, expected))
 }
 
-fn hash_ids(fields: &Map<String, Value>) -> Result<Vec<u64>, LineProblem> {
-    const NAME: &str = "hash_ids";
-    let value = field(fields, NAME)?;
-    let ids = value.as_array().ok_or_else(|| bad_value(NAME, value, "a list of ids"))?;
+/// The ids of a list, which errors call `name`.
+pub(crate) fn hash_ids(value: &Value, name: &str) -> Result<Vec<u64>, LineProblem> {
+    let ids = value.as_array().ok_or_else(|| bad_value(name, value, "a list of ids"))?;
     ids.iter()
         .enumerate()
         .map(|(index, id)| {
             id.as_u64().ok_or_else(|| {
-                bad_value(format!("{NAME}[{index}]"), id, "a non-negative 64-bit integer")
+                bad_value(format!("{name}[{index}]"), id, "a non-negative 64-bit integer")
             })
         })
         .collect()
 }
 
-fn bad_value(field: impl Into<String>, value: &Value, expected: &'static str) -> LineProblem {
+pub(crate) fn bad_value(
+    field: impl Into<String>,
+    value: &Value,
+    expected: &'static str,
+) -> LineProblem {
     LineProblem::BadValue { field: field.into(), value: shortened(value), expected }
 }
 
 /// The value as JSON, truncated if it is long.
-fn shortened(value: &Value) -> String {
+pub(crate) fn shortened(value: &Value) -> String {
     const SHOWN_MAX_CHARS: usize = 48;
     let text = value.to_string();
     match text.char_indices().nth(SHOWN_MAX_CHARS) {

@@ -115,7 +115,10 @@ fn options_are_named_with_their_values() {
         (&["--step-tokens", "0"], "error: --step-tokens is 0, expected at least 1"),
         (&["--requests", "0"], "error: --requests is 0, expected at least 1"),
         (&["--layers", "0"], "error: --layers is 0, expected at least 1"),
-        (&["--block-tokens", "48"], "error: --block-tokens is 48, expected a divisor of 512"),
+        (
+            &["--block-tokens", "48"],
+            "error: --block-tokens is 48, expected a divisor or a multiple of 512",
+        ),
         (&["--requests", "4000001"], "error: 4000001 requests asked for, more than the largest"),
         (
             &["--device-blocks", "-5"],

@@ -86,7 +86,7 @@ fn replay(config: &RunConfig, trace: &Trace, pace: Pace) -> (RunReport, RangesRe
 
 #[test]
 fn a_range_grows_page_by_page_and_every_block_is_read_in_every_iteration() {
-    let trace = Trace { requests: vec![request(100, 1000, 0)] };
+    let trace = Trace::new(vec![request(100, 1000, 0)]);
     let (report, figures) = replay(&config(64), &trace, Pace::Slowest);
     assert_eq!((report.finished, report.prompt_tokens, report.generated_tokens), (1, 100, 1000));
     // The prompt, and then a token each.
@@ -104,7 +104,7 @@ fn a_range_grows_page_by_page_and_every_block_is_read_in_every_iteration() {
 
 #[test]
 fn a_request_takes_over_the_pages_of_one_that_has_left() {
-    let trace = Trace { requests: (0..3).map(|id| request(600, 2, 8 * id)).collect() };
+    let trace = Trace::new((0..3).map(|id| request(600, 2, 8 * id)).collect());
     let config = RunConfig { max_batch: 1, ..config(64) };
     let (_, figures) = replay(&config, &trace, Pace::Slowest);
     assert_eq!((figures.pages_mapped, figures.pages_recycled), (4, 8));
@@ -170,7 +170,7 @@ fn a_thread_that_maps_ahead_of_need_as_on_a_gpu_loses_no_byte() {
 
 #[test]
 fn the_kernels_of_a_gpu_read_ranges_as_their_references_do() {
-    let trace = Trace { requests: vec![request(700, 3, 0), request(90, 3, 8)] };
+    let trace = Trace::new(vec![request(700, 3, 0), request(90, 3, 8)]);
     let devices = machine(Pace::Random);
     devices.sim.as_ref().unwrap().prefer_ptx(true);
     let shape = KvModelShape { layers: 2, kv_heads: 2, ..RunConfig::default().shape };
@@ -191,7 +191,7 @@ fn nothing_is_read_back_if_nothing_is_to_be_verified() {
 
 #[test]
 fn a_request_beyond_the_memory_and_options_without_meaning_are_refused() {
-    let trace = Trace { requests: vec![request(100, 1, 0), request(3000, 1, 8)] };
+    let trace = Trace::new(vec![request(100, 1, 0), request(3000, 1, 8)]);
     let devices = machine(Pace::Slowest);
     let refused = |config: &RunConfig| contiguous::build(config, &trace, &devices).unwrap_err();
     let error = refused(&RunConfig { device_blocks: 47, ..config(1) });
@@ -227,7 +227,7 @@ impl Progress for ChangesAByte {
 
 #[test]
 fn one_changed_byte_of_a_range_is_named() {
-    let trace = Trace { requests: vec![request(100, 20, 0)] };
+    let trace = Trace::new(vec![request(100, 20, 0)]);
     let (config, devices) = (config(24), machine(Pace::Slowest));
     let ranges = contiguous::build(&config, &trace, &devices).unwrap();
     // Token 70 of the keys of the first seat, in its second block.
@@ -246,7 +246,7 @@ fn one_changed_byte_of_a_range_is_named() {
 /// Runs requests that follow each other in one range, with the protection disabled or not.
 #[cfg(all(feature = "sabotage", debug_assertions))]
 fn follow_each_other(protected: bool, races: RaceCheck) -> Result<RunReport, RunError> {
-    let trace = Trace { requests: (0..24).map(|id| request(700, 2, 8 * id)).collect() };
+    let trace = Trace::new((0..24).map(|id| request(700, 2, 8 * id)).collect());
     let config = RunConfig { max_batch: 1, ..config(24) };
     let devices = machine_with(Pace::Random, races);
     let ranges = contiguous::build(&config, &trace, &devices).unwrap();

@@ -67,7 +67,7 @@ fn replay(config: &RunConfig, trace: &Trace) -> RunReport {
 #[test]
 fn tokens_blocks_and_iterations_are_counted_exactly() {
     // 100 tokens are two blocks, the second partly full. The budget fits the whole prompt.
-    let trace = Trace { requests: vec![request(100, 3, 0)] };
+    let trace = Trace::new(vec![request(100, 3, 0)]);
     let report = replay(&small(8), &trace);
     assert_eq!((report.prompt_tokens, report.generated_tokens), (100, 3));
     assert_eq!(report.iterations, 4);
@@ -81,7 +81,7 @@ fn tokens_blocks_and_iterations_are_counted_exactly() {
 #[test]
 fn a_prompt_longer_than_the_budget_is_written_in_pieces() {
     let config = RunConfig { step_tokens: 100, ..small(32) };
-    let report = replay(&config, &Trace { requests: vec![request(1000, 1, 0)] });
+    let report = replay(&config, &Trace::new(vec![request(1000, 1, 0)]));
     assert_eq!(report.iterations, 10 + 1);
 }
 
@@ -89,7 +89,7 @@ fn a_prompt_longer_than_the_budget_is_written_in_pieces() {
 fn an_equal_prompt_is_found_and_not_written_again() {
     let requests = vec![request(1000, 5, 0), request(1000, 5, 0)];
     let config = RunConfig { max_batch: 1, ..small(64) };
-    let report = replay(&config, &Trace { requests });
+    let report = replay(&config, &Trace::new(requests));
     // 15 full blocks. The last token is in the sixteenth.
     assert_eq!((report.block_lookups, report.block_hits), (30, 15));
     assert_eq!(report.prefix_tokens_reused, 15 * 64);
@@ -100,7 +100,7 @@ fn an_equal_prompt_is_found_and_not_written_again() {
 fn evicted_blocks_go_to_host_memory_and_come_back() {
     let requests = vec![request(2000, 2, 0), request(2000, 2, 100), request(2000, 2, 0)];
     let config = RunConfig { max_batch: 1, host_blocks: 64, ..small(40) };
-    let report = replay(&config, &Trace { requests });
+    let report = replay(&config, &Trace::new(requests));
     assert!(report.blocks_offloaded >= 20, "{report:?}");
     assert!(report.blocks_onboarded >= 20, "{report:?}");
     assert_eq!(report.block_hits, 31);
@@ -110,7 +110,7 @@ fn evicted_blocks_go_to_host_memory_and_come_back() {
 fn without_a_host_tier_evicted_blocks_are_computed_again() {
     let requests = vec![request(2000, 2, 0), request(2000, 2, 100), request(2000, 2, 0)];
     let config = RunConfig { max_batch: 1, ..small(40) };
-    let report = replay(&config, &Trace { requests });
+    let report = replay(&config, &Trace::new(requests));
     assert_eq!((report.blocks_offloaded, report.blocks_onboarded), (0, 0));
     assert!(report.blocks_evicted > 0 && report.block_hits < 31, "{report:?}");
 }
@@ -119,7 +119,7 @@ fn without_a_host_tier_evicted_blocks_are_computed_again() {
 fn requests_that_outgrow_the_pool_together_are_preempted_and_finish() {
     // Four requests that grow to 40 blocks each, admitted with 10 each into a pool of 64.
     let requests = (0..4).map(|n| request(640, 1900, n * 10)).collect();
-    let report = replay(&small(64), &Trace { requests });
+    let report = replay(&small(64), &Trace::new(requests));
     assert!(report.preemptions > 0, "{report:?}");
     assert_eq!(report.generated_tokens, 4 * 1900);
 }
@@ -205,13 +205,13 @@ fn every_policy_serves_every_request_and_equal_runs_evict_alike() {
 #[test]
 fn what_the_budget_has_room_for_is_admitted_in_one_batch() {
     let requests = (0..6).map(|n| request(600, 3, n * 10)).collect();
-    let report = replay(&small(256), &Trace { requests });
+    let report = replay(&small(256), &Trace::new(requests));
     // 2,048 tokens: three prompts and the beginning of a fourth. The others come later.
     assert_eq!(report.most_admitted_at_once, 4);
     assert_eq!((report.admissions, report.block_lookups), (2, 6 * 9));
     // There is room for two of them at a time, so the batch is reduced until it fits.
     let requests = (0..6).map(|n| request(600, 3, n * 10)).collect();
-    let report = replay(&small(22), &Trace { requests });
+    let report = replay(&small(22), &Trace::new(requests));
     assert_eq!(report.most_admitted_at_once, 2);
 }
 
@@ -283,7 +283,7 @@ impl Progress for Watch {
 
 #[test]
 fn progress_is_told_in_every_iteration() {
-    let trace = Trace { requests: vec![request(100, 3, 0), request(64, 2, 5)] };
+    let trace = Trace::new(vec![request(100, 3, 0), request(64, 2, 5)]);
     let config = small(8);
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
     let mut watch = Watch(Vec::new());
@@ -339,11 +339,11 @@ fn memory_pinned_after_the_warm_up_is_counted_from_its_end() {
     let config = RunConfig { max_batch: 1, ..small(8) };
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
     let mut pins = Pins { device: &devices.devices[0], pinned: Vec::new(), updates_then: 0 };
-    let report = engine::run(&config, &Trace { requests }, &devices, &mut pins).unwrap();
+    let report = engine::run(&config, &Trace::new(requests), &devices, &mut pins).unwrap();
     assert_eq!(report.iterations, 8);
     assert!(pins.updates_then > 1, "no idle iteration followed");
     assert_eq!(report.pinned_bytes_allocated_after_warmup, Some(4096));
-    let report = replay(&config, &Trace { requests: vec![request(100, 2, 0)] });
+    let report = replay(&config, &Trace::new(vec![request(100, 2, 0)]));
     assert_eq!((report.iterations, report.pinned_bytes_allocated_after_warmup), (3, None));
 }
 
@@ -363,7 +363,7 @@ impl Progress for FillsUnmapped<'_> {
 
 #[test]
 fn a_finding_of_the_simulated_device_fails_the_run() {
-    let trace = Trace { requests: vec![request(100, 3, 0)] };
+    let trace = Trace::new(vec![request(100, 3, 0)]);
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
     let mut fills = FillsUnmapped(&devices.devices[0]);
     let failed = engine::run(&small(8), &trace, &devices, &mut fills).unwrap_err();
@@ -374,14 +374,14 @@ fn a_finding_of_the_simulated_device_fails_the_run() {
 fn what_nobody_checked_is_refused_and_not_played() {
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&small(8))).unwrap();
     let refusal = |config: &RunConfig, request: Request| {
-        let trace = Trace { requests: vec![request] };
+        let trace = Trace::new(vec![request]);
         engine::run(config, &trace, &devices, &mut ()).unwrap_err().to_string()
     };
     let good = request(100, 3, 0);
     for (found, expected) in [
         (
-            refusal(&RunConfig { block_tokens: 1024, ..small(8) }, good.clone()),
-            "--block-tokens is 1024, expected a divisor of 512",
+            refusal(&RunConfig { block_tokens: 768, ..small(8) }, good.clone()),
+            "--block-tokens is 768, expected a divisor or a multiple of 512, the tokens of a hash id in the trace",
         ),
         (
             refusal(&RunConfig { step_tokens: 0, ..small(8) }, good.clone()),

@@ -28,7 +28,7 @@ fn trace() -> Trace {
         output_length: 2,
         hash_ids: vec![first_id],
     };
-    Trace { requests: [0, 1, 0].map(request).into() }
+    Trace::new([0, 1, 0].map(request).into())
 }
 
 fn config(devices: u32, transport: TransportChoice) -> RunConfig {

@@ -1,7 +1,8 @@
-//! The policies on the public conversation trace of the Mooncake project, against published figures.
+//! The policies on the public conversation trace of the Mooncake project, against published figures, and samples of
+//! other formats as they are published.
 //!
-//! The trace is not part of the project. It is read from the file that `KV_TRACE` names, or else
-//! from a folder beside the workspace. If neither exists, these trials are listed as ignored. A
+//! The files are not part of the project. The trace is read from the file that `KV_TRACE` names, or else
+//! from a folder beside the workspace, and so are the samples. If neither exists, these trials are listed as ignored. A
 //! file that `KV_TRACE` names must exist.
 
 use std::path::{Path, PathBuf};
@@ -45,6 +46,12 @@ fn main() {
             compare(&published, &["s3fifo", "arc", "slru"], &PUBLISHED_POLICIES)
         }),
     ];
+    let samples = [("azure_conv_sample.csv", AZURE), ("weka_session.json.gz", WEKA)];
+    let samples = samples.map(|(name, expected)| {
+        let path = beside(name);
+        let trial = Trial::test(format!("{name}_is_read_whole"), move || sample(&path, expected));
+        trial.with_ignored_flag(!beside(name).is_file())
+    });
     // A listing shows the kind beside the name. It says why a trial is ignored.
     let trials = trials.into_iter().map(|trial| {
         let trial = trial.with_ignored_flag(absent);
@@ -54,7 +61,7 @@ fn main() {
             trial
         }
     });
-    libtest_mimic::run(&args, trials.collect()).exit();
+    libtest_mimic::run(&args, trials.chain(samples).collect()).exit();
 }
 
 /// The path of the trace, if one is expected to exist.
@@ -62,9 +69,26 @@ fn trace_path() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("KV_TRACE") {
         return Some(PathBuf::from(named));
     }
-    let beside =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/conversation_trace.jsonl");
+    let beside = beside("conversation_trace.jsonl");
     beside.is_file().then_some(beside)
+}
+
+/// A file in the folder beside the workspace.
+fn beside(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data").join(name)
+}
+
+/// Tokens of an id, requests, prompt tokens and the last arrival in milliseconds, counted with another program.
+type Size = (u64, usize, u64, u64);
+
+const AZURE: Size = (512, 199, 179_552, 61_145);
+const WEKA: Size = (64, 53, 2_576_410, 1_002_533);
+
+fn sample(path: &Path, expected: Size) -> Result<(), Failed> {
+    let Trace { block_tokens, requests } = Trace::read(path)?;
+    let tokens = requests.iter().map(|request| request.input_length).sum();
+    let last_ms = requests.last().map_or(0, |request| request.timestamp_ms);
+    same("the size of the sample", (block_tokens, requests.len(), tokens, last_ms), expected)
 }
 
 fn sizes(path: &Path) -> Result<(), Failed> {

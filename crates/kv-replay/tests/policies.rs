@@ -11,7 +11,7 @@ use kv_replay::policies::{
     hit_rates_of, parse_capacities,
 };
 use kv_replay::rng::SplitMix64;
-use kv_replay::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
+use kv_replay::trace::{BLOCK_TOKENS_IN_TRACE, ReadOptions, Request, Trace, TraceError};
 
 /// Hits of a policy on the requests' ids with a capacity.
 type Model = fn(&[Vec<u64>], usize) -> u64;
@@ -219,7 +219,7 @@ fn trace_of(requests: Vec<Vec<u64>>) -> Trace {
         output_length: 1,
         hash_ids,
     };
-    Trace { requests: requests.into_iter().map(request).collect() }
+    Trace::new(requests.into_iter().map(request).collect())
 }
 
 /// Compares every policy with its model. A difference is reported with its trace and capacity.
@@ -359,9 +359,11 @@ fn run(trace: &Path, capacities: &str, json: &Path) -> Result<String, PoliciesEr
     policies::run(&options(&traces, capacities, json))
 }
 
+const READING: ReadOptions = ReadOptions { block_tokens: None, sessions_within_ms: 0, seed: 0 };
+
 fn options<'a>(traces: &'a [PathBuf], capacities: &'a str, json: &'a Path) -> PoliciesOptions<'a> {
     let (half, json) = (Half::Both, Some(json));
-    PoliciesOptions { traces, trace_block_tokens: 512, capacities, half, saved: false, json }
+    PoliciesOptions { traces, reading: &READING, capacities, half, saved: false, json }
 }
 
 #[test]
@@ -378,11 +380,9 @@ fn several_traces_of_another_grain_are_reported_apart() {
     for (path, text) in traces.iter().zip(&texts) {
         std::fs::write(path, text).unwrap();
     }
-    let fine = PoliciesOptions {
-        trace_block_tokens: 64,
-        saved: true,
-        ..options(&traces, "2", &json_path)
-    };
+    let reading = ReadOptions { block_tokens: Some(64), ..READING };
+    let fine =
+        PoliciesOptions { reading: &reading, saved: true, ..options(&traces, "2", &json_path) };
     let tables = policies::run(&fine).unwrap();
     assert!(tables.contains("0.jsonl: 4 block lookups") && tables.contains("cache saved"));
     assert!(tables.contains("1.jsonl: 2 block lookups"));
@@ -393,10 +393,12 @@ fn several_traces_of_another_grain_are_reported_apart() {
     assert_eq!(second["report"]["default_policy"], "hit_density");
     // One block is enough for the one that is found again.
     assert_eq!(second["report"]["capacities"][0]["cache_saved"], 0.5);
-    let wrong = policies::run(&PoliciesOptions { trace_block_tokens: 512, ..fine });
-    assert!(matches!(wrong, Err(PoliciesError::Trace(_))));
-    let none = policies::run(&PoliciesOptions { trace_block_tokens: 0, ..fine });
-    assert!(matches!(none, Err(PoliciesError::Grain { block_tokens: 0 })));
+    let wrong = policies::run(&PoliciesOptions { reading: &READING, ..fine });
+    assert!(matches!(wrong, Err(PoliciesError::Trace(TraceError::Line { .. }))));
+    let none = ReadOptions { block_tokens: Some(0), ..READING };
+    let none = policies::run(&PoliciesOptions { reading: &none, ..fine });
+    let refused = TraceError::BlockTokens { block_tokens: 0 }.to_string();
+    assert_eq!(none.unwrap_err().to_string(), refused);
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn trace() -> Trace {
         hash_ids: (0..((turn + 1) * 1500).div_ceil(512)).map(|part| talk * 100 + part).collect(),
     };
     let turns = (0..4).flat_map(|at| (0..5).map(move |talk| (at, talk)));
-    Trace { requests: turns.map(|(at, talk)| turn(at, talk)).collect() }
+    Trace::new(turns.map(|(at, talk)| turn(at, talk)).collect())
 }
 
 /// A folder with the trace, and room for reports.

@@ -3,7 +3,7 @@
 use kv_pool::BlockHash;
 
 use crate::rng::SplitMix64;
-use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request};
+use crate::trace::Request;
 
 /// Converts trace blocks to KV blocks, and tokens to keys.
 ///
@@ -14,6 +14,8 @@ use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request};
 pub(super) struct Content {
     seed: u64,
     block_tokens: u64,
+    /// Prompt tokens of a hash id: a divisor or a multiple of `block_tokens`.
+    trace_block_tokens: u64,
 }
 
 /// The blocks and keys of one request, or of one branch of it.
@@ -31,20 +33,29 @@ pub(super) struct RequestContent {
 }
 
 impl Content {
-    pub(super) fn new(seed: u64, block_tokens: u32) -> Self {
-        Self { seed: mix(seed, 0), block_tokens: block_tokens.into() }
+    /// Content of KV blocks of `block_tokens` tokens, for a trace with a hash id for each `trace_block_tokens`.
+    pub(super) fn new(seed: u64, block_tokens: u32, trace_block_tokens: u64) -> Self {
+        let trace_block_tokens = trace_block_tokens.max(1);
+        Self { seed: mix(seed, 0), block_tokens: block_tokens.into(), trace_block_tokens }
     }
 
-    /// KV blocks that are smaller than trace blocks subdivide them.
+    /// KV blocks that are smaller than trace blocks subdivide them; larger ones are made of several.
     pub(super) fn of(&self, number: usize, request: &Request) -> RequestContent {
         let blocks = request.input_length.div_ceil(self.block_tokens);
-        let per_id = BLOCK_TOKENS_IN_TRACE / self.block_tokens;
         let mut hashes = Vec::with_capacity(blocks as usize);
-        let mut parent = BlockHash::ROOT;
+        let (mut parent, mut tokens) = (BlockHash::ROOT, Vec::new());
         for block in 0..blocks {
-            let id = request.hash_ids.get((block / per_id) as usize).copied().unwrap_or(0);
-            let part = (block % per_id) as u32;
-            parent = BlockHash::chain(parent, &[id as u32, (id >> 32) as u32, part]);
+            let start = block * self.block_tokens;
+            let first = start / self.trace_block_tokens;
+            let end = (start + self.block_tokens).min(request.input_length);
+            tokens.clear();
+            for index in first..end.div_ceil(self.trace_block_tokens) {
+                let id = request.hash_ids.get(index as usize).copied().unwrap_or(0);
+                tokens.extend([id as u32, (id >> 32) as u32]);
+            }
+            let part = (start % self.trace_block_tokens) / self.block_tokens;
+            tokens.push(part as u32);
+            parent = BlockHash::chain(parent, &tokens);
             hashes.push(parent);
         }
         RequestContent {
@@ -129,7 +140,7 @@ mod tests {
 
     #[test]
     fn prompts_share_keys_and_hashes_exactly_as_far_as_they_are_equal() {
-        let content = Content::new(1, 64);
+        let content = Content::new(1, 64, 512);
         let mut one = content.of(0, &request(1500, vec![7, 8, 9]));
         let mut two = content.of(1, &request(1500, vec![7, 8, 10]));
         let mut other = content.of(2, &request(1024, vec![6, 8]));
@@ -144,8 +155,22 @@ mod tests {
     }
 
     #[test]
+    fn a_block_of_several_ids_is_equal_if_all_of_them_are() {
+        let content = Content::new(1, 64, 16);
+        let mut one = content.of(0, &request(140, (0..9).collect()));
+        let mut two = content.of(1, &request(128, vec![0, 1, 2, 3, 4, 5, 6, 8]));
+        let mut shifted = content.of(2, &request(64, vec![1, 0, 2, 3]));
+        assert_eq!(one.names(140).len(), 2);
+        assert_eq!(one.names(128)[0], two.names(128)[0]);
+        assert_ne!(one.names(128)[1], two.names(128)[1]);
+        assert_ne!(one.names(64)[0], shifted.names(64)[0]);
+        assert_eq!(one.key(63), two.key(63));
+        assert_ne!(one.key(64), two.key(64));
+    }
+
+    #[test]
     fn no_two_tokens_of_a_run_have_one_key() {
-        let content = Content::new(3, 16);
+        let content = Content::new(3, 16, 512);
         let requests =
             [content.of(0, &request(1000, vec![0, 1])), content.of(1, &request(600, vec![2, 3]))];
         let mut keys = std::collections::HashSet::new();
@@ -158,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_branch_differs_from_where_it_begins() {
-        let mut one = Content::new(1, 16).of(0, &request(40, vec![7]));
+        let mut one = Content::new(1, 16, 512).of(0, &request(40, vec![7]));
         let mut two = one.branch(50, 1);
         let mut three = one.branch(50, 2);
         assert_eq!(one.key(49), two.key(49));

@@ -361,7 +361,9 @@ fn check_run(config: &RunConfig, devices: usize, trace: &Trace) -> Result<(), Ru
     config.check()?;
     config.check_devices(devices)?;
     for (request, entry) in trace.requests.iter().enumerate() {
-        entry.check().map_err(|problem| RunError::Request { request, problem })?;
+        entry
+            .check(trace.block_tokens)
+            .map_err(|problem| RunError::Request { request, problem })?;
     }
     Ok(config.check_trace(trace)?)
 }

@@ -104,7 +104,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             trace,
             live: BTreeMap::new(),
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
-            content: Content::new(config.seed, config.block_tokens),
+            content: Content::new(config.seed, config.block_tokens, trace.block_tokens),
             oracle: Oracle::new(shapes, config.block_tokens)?,
             life: config.life,
             chance: Chance::new(config.life, config.seed),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
+use crate::trace::{Request, Trace};
 
 /// A block, numbered in the order of first lookups.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -45,12 +45,6 @@ impl<'a> Lookups<'a> {
     /// The lookups of `trace`.
     #[must_use]
     pub fn new(trace: &'a Trace) -> Self {
-        Self::of_grain(trace, BLOCK_TOKENS_IN_TRACE)
-    }
-
-    /// The lookups of `trace`, of which every id stands for `block_tokens` prompt tokens.
-    #[must_use]
-    pub(crate) fn of_grain(trace: &'a Trace, block_tokens: u64) -> Self {
         let mut numbers = HashMap::new();
         let ids = trace.requests.iter().flat_map(|request| &request.hash_ids);
         let blocks = ids
@@ -59,7 +53,7 @@ impl<'a> Lookups<'a> {
                 TraceBlock(*numbers.entry(id).or_insert(next))
             })
             .collect();
-        Self { trace, blocks, distinct: numbers.len(), block_tokens: block_tokens.max(1) }
+        Self { trace, blocks, distinct: numbers.len(), block_tokens: trace.block_tokens.max(1) }
     }
 
     /// The requests, in order of arrival.

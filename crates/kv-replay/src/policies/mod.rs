@@ -60,7 +60,7 @@ pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};
 use self::report::Simulation;
 use crate::json_file::{WriteError, check_writable, write_json};
-use crate::trace::{LENGTH_MAX_TOKENS, Trace, TraceError};
+use crate::trace::{ReadOptions, Trace, TraceError};
 
 /// A cache with a rule for which block to evict.
 pub trait Policy {
@@ -137,12 +137,6 @@ pub enum PoliciesError {
     /// The list of capacities is invalid.
     #[error(transparent)]
     Capacities(#[from] CapacityError),
-    /// A hash id stands for no tokens, or for more than a prompt has.
-    #[error("--trace-block-tokens is {block_tokens}, expected 1 to {LENGTH_MAX_TOKENS}")]
-    Grain {
-        /// Tokens of a hash id.
-        block_tokens: u64,
-    },
     /// The trace was not read.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -158,8 +152,8 @@ cuda_driver::messages::one_line_debug!(PoliciesError);
 pub struct PoliciesOptions<'a> {
     /// Files with traces, each of which is reported apart.
     pub traces: &'a [PathBuf],
-    /// Prompt tokens of a hash id in the traces.
-    pub trace_block_tokens: u64,
+    /// What the traces' files do not say.
+    pub reading: &'a ReadOptions,
     /// Cache sizes, a list as for [`parse_capacities`].
     pub capacities: &'a str,
     /// Requests whose lookups count.
@@ -191,17 +185,13 @@ struct TraceReport {
 /// [`PoliciesError`]; no report is written then.
 pub fn run(options: &PoliciesOptions<'_>) -> Result<String, PoliciesError> {
     let capacities = parse_capacities(options.capacities)?;
-    let grain = options.trace_block_tokens;
-    if !(1..=LENGTH_MAX_TOKENS).contains(&grain) {
-        return Err(PoliciesError::Grain { block_tokens: grain });
-    }
     if let Some(path) = options.json {
         check_writable(path)?;
     }
     let mut traces = Vec::with_capacity(options.traces.len());
     for path in options.traces {
-        let trace = Trace::read_grain(path, grain)?;
-        let lookups = Lookups::of_grain(&trace, grain);
+        let trace = Trace::read_with(path, options.reading)?;
+        let lookups = Lookups::new(&trace);
         let simulation = Simulation::new(&trace, &lookups, options.half);
         let report = simulation.report(&capacities, options.saved);
         traces.push(TraceReport { trace: path.display().to_string(), report });

@@ -413,7 +413,7 @@ mod tests {
     fn size(config: &RunConfig, input_length: u64) -> Result<Size, RangeError> {
         let hash_ids = Vec::new();
         let request = Request { timestamp_ms: 0, input_length, output_length: 1, hash_ids };
-        Size::new(config, &Trace { requests: vec![request] }, 2 << 20)
+        Size::new(config, &Trace::new(vec![request]), 2 << 20)
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl<'a> Scheduler<'a> {
             size: *ranges.size(),
             live: BTreeMap::new(),
             verifier: Verifier::new(config.verify, config.block_tokens, config.seed),
-            content: Content::new(config.seed, config.block_tokens),
+            content: Content::new(config.seed, config.block_tokens, trace.block_tokens),
             oracle: Oracle::new(vec![(*ranges.shape(), Reads::All)], config.block_tokens)?,
             chance: Chance::new(config.life, config.seed),
             chunk: config.life.chunk(),
