@@ -14,6 +14,7 @@ use crate::ptx::Limits;
 use crate::scheduler::Pace;
 use crate::state::Machine;
 use crate::streams::DefaultOrder;
+use crate::work::Work;
 use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
 
 /// A machine with simulated CUDA devices. The handle is cheap: clones share the machine.
@@ -139,6 +140,20 @@ impl SimDriver {
     pub fn advance_host(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.state().clock.advance_host(nanos);
+    }
+
+    /// Enqueues work in the stream `stream` that keeps its device busy for `time` of virtual time, and touches no
+    /// memory: the computation of a model, whose cost is known and whose kernels are not there.
+    ///
+    /// # Ordering
+    ///
+    /// Like a kernel: behind all earlier work of the stream, and one after another with kernels and copies within the
+    /// device, whatever their streams. Copies over the link go on meanwhile. An unknown stream is ignored.
+    pub fn compute(&self, stream: u64, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mut state = self.state();
+        state.enqueue(stream, "compute", Work::Compute(nanos));
+        state.keep_pace();
     }
 
     /// Number of driver calls so far, by the driver's name of the call.

@@ -178,7 +178,7 @@ impl Machine {
 
     pub(crate) fn stream_query(&mut self, stream: u64) -> Answer<bool> {
         let (stream, _) = self.stream(stream)?;
-        let is_idle = self.is_reached(Goal::Stream(stream));
+        let is_idle = self.has_ended(Goal::Stream(stream));
         if is_idle {
             self.seen(Goal::Stream(stream));
             self.host_learns(Goal::Stream(stream));
@@ -253,7 +253,7 @@ impl Machine {
         let Some(record) = self.events.get(&event).and_then(|event| event.record) else {
             return true;
         };
-        if !self.is_reached(Goal::Point(record.point)) {
+        if !self.has_ended(Goal::Point(record.point)) {
             return false;
         }
         let Some(found) = self.events.get_mut(&event) else { return true };

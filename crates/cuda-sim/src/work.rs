@@ -41,6 +41,8 @@ pub(crate) enum Work {
     Fill { destination: u64, bytes: u64, value: u8 },
     /// Runs a kernel.
     Launch(Box<Launch>),
+    /// Keeps the device busy for so many nanoseconds of virtual time, and touches no memory.
+    Compute(u64),
     /// Completes an event.
     Record(u64),
     /// Waits for a point of another stream.
@@ -137,7 +139,7 @@ impl Machine {
                 }
             }
             // The completion of a record is reported with its time.
-            Work::Record(_) | Work::Wait(_) => Ok(()),
+            Work::Compute(_) | Work::Record(_) | Work::Wait(_) => Ok(()),
         };
         if let Err(error) = outcome {
             self.fail(place, name, error);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::*;
 use cuda_driver::{Driver, PeerCopy};
-use cuda_sim::{Curve, Profile, RaceCheck, Rate, SimConfig, SimDriver};
+use cuda_sim::{Curve, Pace, Profile, RaceCheck, Rate, SimConfig, SimDriver};
 
 const NONE: Duration = Duration::ZERO;
 const MIB: u64 = 1 << 20;
@@ -483,4 +483,54 @@ fn a_device_handle_tells_virtual_time_through_a_counting_driver() {
     sim.advance_host(micros(7));
     assert_eq!(device.virtual_now(), Some(sim.virtual_now()));
     assert_eq!(device.virtual_now(), Some(micros(7)));
+}
+
+#[test]
+fn computation_keeps_the_device_busy_while_copies_over_the_link_go_on() {
+    let sim = with(free_calls(), 0);
+    let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+    let streams: Vec<u64> = (0..2).map(|_| sim.stream_create(true).unwrap()).collect();
+    // SAFETY: handles are looked up.
+    let wait_for = |stream| unsafe { sim.stream_synchronize(stream) }.unwrap();
+    sim.compute(streams[0], micros(500));
+    // A byte takes a nanosecond.
+    upload_async(&sim, device, host, 100_000, streams[1]).unwrap();
+    wait_for(streams[1]);
+    assert_eq!(sim.virtual_now(), micros(100));
+    // A fill needs the device, which is busy: 100,000 bytes take 20 us.
+    fill(&sim, device, 1, 100_000, streams[1]).unwrap();
+    wait_for(streams[1]);
+    assert_eq!(sim.virtual_now(), micros(520));
+    sim.compute(streams[0], micros(30));
+    sim.compute(12_345, micros(1_000_000));
+    sim.ctx_synchronize().unwrap();
+    assert_eq!(sim.virtual_now(), micros(550));
+}
+
+#[test]
+fn at_the_pace_of_the_clock_a_query_sees_what_has_ended_by_then() {
+    let sim = with(free_calls(), 0);
+    sim.set_pace(Pace::Timed);
+    let (stream, other) = (sim.stream_create(true).unwrap(), sim.stream_create(true).unwrap());
+    // SAFETY: handles are looked up.
+    let idle = |stream| unsafe { sim.stream_query(stream) }.unwrap();
+    let events = [sim.event_create(false).unwrap(), sim.event_create(false).unwrap()];
+    sim.compute(stream, micros(50));
+    record(&sim, events[0], stream).unwrap();
+    sim.compute(stream, micros(50));
+    record(&sim, events[1], stream).unwrap();
+    assert!(!query(&sim, events[0]).unwrap() && !idle(stream));
+    assert!(idle(other));
+    // The query that found nothing has moved the clock by no more than itself.
+    assert!(sim.virtual_now() < micros(1));
+    sim.advance_host(micros(50));
+    assert!(query(&sim, events[0]).unwrap() && !query(&sim, events[1]).unwrap());
+    // SAFETY: handles are looked up.
+    unsafe { sim.event_synchronize(events[1]) }.unwrap();
+    assert_eq!(sim.virtual_now(), micros(100));
+    assert!(idle(stream));
+    // A loop of queries ends.
+    sim.compute(stream, Duration::from_nanos(500));
+    record(&sim, events[0], stream).unwrap();
+    assert!((0..600).any(|_| query(&sim, events[0]).unwrap()));
 }

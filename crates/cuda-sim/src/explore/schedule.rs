@@ -126,6 +126,7 @@ impl Machine {
                 format!(": {bytes} bytes of {value:#04x} to {destination:#x}")
             }
             Work::Launch(launch) => format!(": {}", launch.name()),
+            Work::Compute(nanos) => format!(": {nanos} ns"),
             Work::Record(event) => format!(": event {event:#x}"),
             Work::Wait(point) => format!(": for #{} of stream {:#x}", point.sequence, point.stream),
         };

@@ -47,7 +47,7 @@ impl Touches {
             Work::Fill { destination, bytes, .. } => {
                 vec![(engine(device), (*destination, *bytes), How::WRITE)]
             }
-            Work::Launch(_) | Work::Record(_) | Work::Wait(_) => Vec::new(),
+            Work::Launch(_) | Work::Compute(_) | Work::Record(_) | Work::Wait(_) => Vec::new(),
         })
     }
 }

@@ -22,7 +22,7 @@ use values::nanos;
 pub use values::{Curve, Rate};
 
 use crate::host_memory::HOST_END;
-use crate::scheduler::Goal;
+use crate::scheduler::{Goal, Pace};
 use crate::state::Machine;
 use crate::streams::{DefaultOrder, Point};
 use crate::work::{Operation, Work};
@@ -177,6 +177,8 @@ enum Demand {
         bytes: u64,
     },
     Kernel(Traffic),
+    /// Nanoseconds.
+    Compute(u64),
 }
 
 impl Clock {
@@ -279,6 +281,16 @@ impl Clock {
     /// End of the operation at `point`. The operation has run.
     pub(crate) fn point(&self, point: Point) -> u64 {
         self.points.get(&point.sequence).copied().unwrap_or_else(|| self.stream(point.stream))
+    }
+
+    /// End of all work of a goal. It has run.
+    fn end_of(&self, goal: Goal) -> u64 {
+        match goal {
+            Goal::Point(point) => self.point(point),
+            Goal::Stream(stream) => self.stream(stream),
+            Goal::Device(device) => self.devices[device as usize].end,
+            Goal::Everything => self.devices.iter().map(|device| device.end).max().unwrap_or(0),
+        }
     }
 
     fn note_point(&mut self, sequence: u64, end: u64) {
@@ -397,6 +409,7 @@ impl Clock {
                 peers.place(ready, length).saturating_add(length)
             }
             Demand::Kernel(traffic) => time.place_kernel(profile, ready, traffic),
+            Demand::Compute(length) => time.memory.place(ready, length).saturating_add(length),
         }
     }
 }
@@ -472,6 +485,7 @@ impl Demand {
             Work::Fetch { bytes, .. } => Self::Fetch(bytes),
             Work::Fill { bytes, .. } => Self::Fill(bytes),
             Work::Launch(_) => Self::Kernel(Traffic::default()),
+            Work::Compute(nanos) => Self::Compute(nanos),
             Work::Record(_) => Self::Nothing,
             Work::Wait(point) => Self::Wait(point),
         }
@@ -534,15 +548,22 @@ impl Machine {
     pub(crate) fn waited_for(&mut self, goal: Goal) {
         self.tell_time();
         let clock = &mut self.clock;
-        let end = match goal {
-            Goal::Point(point) => clock.point(point),
-            Goal::Stream(stream) => clock.stream(stream),
-            Goal::Device(device) => clock.devices[device as usize].end,
-            Goal::Everything => clock.devices.iter().map(|device| device.end).max().unwrap_or(0),
-        };
+        let end = clock.end_of(goal);
         if end > clock.host {
             clock.host = end.saturating_add(nanos(clock.profile.wait_latency));
         }
+    }
+
+    /// Whether a query finds the goal reached: at the pace of the clock, by its time too.
+    pub(crate) fn has_ended(&mut self, goal: Goal) -> bool {
+        if !self.is_reached(goal) {
+            return false;
+        }
+        if self.pace != Pace::Timed {
+            return true;
+        }
+        self.tell_time();
+        self.clock.end_of(goal) <= self.clock.host
     }
 
     /// Records that a query, which does not wait, has shown the goal to be reached.
