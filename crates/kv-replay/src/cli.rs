@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
-use kv_replay::config::{Life, RunConfig, Verify};
+use kv_replay::config::{Life, ModelCost, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
 use kv_replay::disk::{ByteSize, DiskConfig};
 use kv_replay::engine::workers::{KillWorker, StopWorker};
@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Converts traces in public formats to the trace format, with the reason if one cannot be.
     Convert(ConvertArgs),
+    /// Looks at this machine: driver, devices, links, memory, limits and a disk, each with what to do about it.
+    Doctor(DoctorArgs),
     /// Carries out the plans of a run with --workers, which starts it.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -211,6 +213,17 @@ pub(crate) struct RunArgs {
     /// place. Can be given several times.
     #[arg(long, value_name = "I@STEP", requires = "workers")]
     pub(crate) kill_worker: Vec<KillWorker>,
+    /// Has each request wait for its arrival, by the virtual time of simulated devices, and reports the time to the first
+    /// token. Engines that keep up with their requests have free time between them; without this flag the next request
+    /// comes as soon as there is room.
+    #[arg(long, conflicts_with_all = ["workers", "contiguous"])]
+    open_loop: bool,
+    /// Prompt tokens that the model computes in a second of virtual time; 0 for no time.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    prefill_rate: u64,
+    /// Microseconds of virtual time that an iteration takes which generates tokens; 0 for no time.
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    decode_step_us: u64,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -274,6 +287,11 @@ impl RunArgs {
             step_tokens: self.step_tokens,
             policy: self.policy,
             transport: self.transport,
+            open_loop: self.open_loop,
+            model: ModelCost {
+                prefill_tokens_per_s: self.prefill_rate,
+                decode_step_us: self.decode_step_us,
+            },
             life: Life {
                 chunk: self.chunk,
                 drafts: self.draft,
@@ -312,6 +330,10 @@ pub(crate) struct PoliciesArgs {
         allow_hyphen_values = true
     )]
     pub(crate) capacities: String,
+    /// Also simulates host memory of these sizes, in blocks, below each of the capacities: hits in both, and blocks
+    /// stored and brought back.
+    #[arg(long, value_name = "LIST", allow_hyphen_values = true)]
+    pub(crate) host_capacities: Option<String>,
     /// Requests whose lookups count: first, second or both. The first half is served in any case.
     #[arg(long, value_name = "HALF", default_value_t)]
     pub(crate) half: Half,
@@ -374,6 +396,31 @@ impl ConvertArgs {
         let sessions_within_ms = u64::from(self.sessions_within) * 1000;
         ReadOptions { sessions_within_ms, seed: self.seed, ..self.reading.options() }
     }
+}
+
+const DOCTOR_HELP: &str = "\
+Exit status: 0 if a run would work, with or without notes; 2 if there is a problem. Nothing is left behind.
+
+Examples:
+  kv-replay doctor
+  kv-replay doctor --device sim
+  kv-replay doctor --folder /mnt/nvme --disk-test 4GiB --json doctor.json";
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true, after_help = DOCTOR_HELP)]
+pub(crate) struct DoctorArgs {
+    /// Devices that a run would use: cuda for every GPU, GPUs such as cuda:0,cuda:1, or sim for none.
+    #[arg(long, value_name = "DEVICES", default_value_t = DeviceSpec::EveryCuda)]
+    pub(crate) device: DeviceSpec,
+    /// Folder that `run --disk` would use.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub(crate) folder: PathBuf,
+    /// Bytes that are written there and read back, to measure the disk; 0 to measure nothing.
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    pub(crate) disk_test: ByteSize,
+    /// Writes the findings to this file as JSON, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 /// Parses a whole number.

@@ -10,6 +10,7 @@ use kv_cache::KvCache;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
+use kv_replay::doctor::{DoctorOptions, examine};
 use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
@@ -21,7 +22,7 @@ use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
-use crate::cli::{Command, RunArgs, WorkerArgs};
+use crate::cli::{Command, DoctorArgs, RunArgs, WorkerArgs};
 use crate::progress::Bar;
 
 /// Number of requests of the demonstration: a simulated device replays them in about six seconds on
@@ -52,6 +53,8 @@ pub(crate) enum Outcome {
     Clean,
     /// Some blocks held bytes that do not belong to their request.
     Corrupt,
+    /// The machine lacks something.
+    Lacking,
 }
 
 /// The reason why a command did not complete.
@@ -142,6 +145,7 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
                 traces: &args.trace,
                 reading: &args.reading.options(),
                 capacities: &args.capacities,
+                host_capacities: args.host_capacities.as_deref(),
                 half: args.half,
                 saved: args.saved,
                 json: args.json.as_deref(),
@@ -157,11 +161,25 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
             say(&convert::run(&args.traces, &args.options(), args.output.as_deref())?)?;
             Ok(Outcome::Clean)
         }
+        Some(Command::Doctor(args)) => doctor(args),
         Some(Command::Worker(args)) => {
             work(args)?;
             Ok(Outcome::Clean)
         }
     }
+}
+
+fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
+    if let Some(path) = &args.json {
+        check_writable(path)?;
+    }
+    let DoctorArgs { device, folder, disk_test, json } = args;
+    let report = examine(&DoctorOptions { device, folder, disk_bytes: disk_test.0 });
+    if let Some(path) = json {
+        write_json(path, &report)?;
+    }
+    say(&report.text())?;
+    Ok(if report.problems == 0 { Outcome::Clean } else { Outcome::Lacking })
 }
 
 fn demo() -> Result<Outcome, Failure> {
@@ -177,7 +195,7 @@ fn demo() -> Result<Outcome, Failure> {
     let closed = say("\nTry your own: kv-replay run --help\n");
     match outcome {
         Outcome::Clean => opened.and(closed).map(|()| outcome),
-        Outcome::Corrupt => Ok(outcome),
+        Outcome::Corrupt | Outcome::Lacking => Ok(outcome),
     }
 }
 
@@ -192,6 +210,7 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.parts())?;
+    config.check_clock(matches!(args.device, DeviceSpec::Sim { .. }))?;
     if args.contiguous {
         if let Some(workers) = args.workers {
             let (option, value) = ("--workers", workers.to_string());

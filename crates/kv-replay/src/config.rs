@@ -9,6 +9,7 @@ use kv_pool::policy::PolicyKind;
 use serde::{Serialize, Serializer};
 
 use crate::disk::DiskConfig;
+pub use crate::model_cost::ModelCost;
 use crate::place::{Division, shards};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
 use crate::trace::Trace;
@@ -156,6 +157,10 @@ pub struct RunConfig {
     pub policy: PolicyKind,
     /// Transport of blocks between device and host memory.
     pub transport: TransportChoice,
+    /// Whether requests wait for their arrival, by the virtual time of simulated devices.
+    pub open_loop: bool,
+    /// What the model's computation costs, in the virtual time of simulated devices.
+    pub model: ModelCost,
     /// What happens to requests beside prefill and decoding.
     pub life: Life,
     /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
@@ -193,6 +198,8 @@ impl Default for RunConfig {
             step_tokens: 16_384,
             policy: PolicyKind::Lru,
             transport: TransportChoice::default(),
+            open_loop: false,
+            model: ModelCost::default(),
             life: Life::default(),
             tier_faults: None,
             disk: None,
@@ -312,6 +319,14 @@ pub enum ConfigError {
         place: Division,
         /// Number of devices.
         devices: usize,
+    },
+    /// The option counts virtual time, and there is no such clock.
+    #[error("{option} {value} needs the virtual time of --device sim, in one process")]
+    NoVirtualTime {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
     },
     /// Contiguous ranges have nothing that the option could act on.
     #[error("{option} {value} cannot be combined with --contiguous")]
@@ -490,6 +505,36 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Checks that options of virtual time are used only where that is: on simulated devices of one process.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NoVirtualTime`] for the first such option, unless `virtual_time`.
+    pub fn check_clock(&self, virtual_time: bool) -> Result<(), ConfigError> {
+        match self.timed().filter(|_| !virtual_time) {
+            Some((option, value)) => Err(ConfigError::NoVirtualTime { option, value }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether some option counts virtual time.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.timed().is_some()
+    }
+
+    /// The first option that counts virtual time.
+    fn timed(&self) -> Option<(&'static str, String)> {
+        let ModelCost { prefill_tokens_per_s, decode_step_us } = self.model;
+        let timed = [
+            ("--open-loop", u64::from(self.open_loop)),
+            ("--prefill-rate", prefill_tokens_per_s),
+            ("--decode-step-us", decode_step_us),
+        ];
+        let (option, value) = timed.into_iter().find(|(_, value)| *value > 0)?;
+        let value = if self.open_loop { String::new() } else { value.to_string() };
+        Some((option, value))
+    }
+
     /// Checks that contiguous ranges on that many devices have a meaning for every option: there is
     /// no host tier, no sharing and no pool of blocks, and all layers are on one device.
     ///
@@ -531,7 +576,8 @@ impl RunConfig {
             changed("--place", self.place.to_string(), self.place != default.place),
             changed("--device with", format!("{devices} devices"), devices != 1),
         ];
-        match refused.into_iter().find(|(_, _, refused)| *refused) {
+        let timed = self.timed().map(|(option, value)| (option, value, true));
+        match refused.into_iter().chain(timed).find(|(_, _, refused)| *refused) {
             Some((option, value, _)) => Err(ConfigError::NotContiguous { option, value }),
             None => Ok(()),
         }

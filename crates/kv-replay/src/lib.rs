@@ -8,6 +8,7 @@
 //! - [`policies`] simulates eviction policies on a trace, exactly;
 //! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, and
 //!   [`place`] divides the model over them;
+//! - [`doctor`] looks at the machine that is to run it;
 //! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
 //!   results.
 //!
@@ -37,12 +38,14 @@ pub mod config;
 pub mod convert;
 pub mod device;
 pub mod disk;
+pub mod doctor;
 pub mod engine;
 mod formats;
 pub mod generate;
 pub mod hints;
 pub mod json_file;
 pub mod memory;
+mod model_cost;
 mod model_line;
 pub mod place;
 pub mod policies;

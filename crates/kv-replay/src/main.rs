@@ -15,6 +15,9 @@ use clap::Parser as _;
 use crate::cli::Cli;
 use crate::commands::{Outcome, complain, execute};
 
+/// Exit status where the machine lacks something.
+const LACKING: u8 = 2;
+
 /// Exit status after corrupt blocks were found.
 const CORRUPT: u8 = 3;
 
@@ -22,6 +25,7 @@ fn main() -> ExitCode {
     match execute(Cli::parse().command.as_ref()) {
         Ok(Outcome::Clean) => ExitCode::SUCCESS,
         Ok(Outcome::Corrupt) => ExitCode::from(CORRUPT),
+        Ok(Outcome::Lacking) => ExitCode::from(LACKING),
         Err(failure) => {
             complain(&failure);
             ExitCode::from(failure.exit_status())

@@ -150,6 +150,10 @@ fn what_cannot_be_converted_is_named_with_line_and_reason() {
     ] {
         assert_eq!(refused(&text), expected);
     }
+}
+
+#[test]
+fn a_file_that_ends_early_or_contradicts_its_options_is_refused() {
     assert!(refused(&WEKA[..WEKA.len() - 2]).starts_with("file:6: not valid JSON: "));
     assert_eq!(refused("TIMESTAMP,ContextTokens,GeneratedTokens\n"), "trace file is empty");
     let other = ReadOptions { block_tokens: Some(512), ..ReadOptions::default() };

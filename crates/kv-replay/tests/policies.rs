@@ -363,7 +363,15 @@ const READING: ReadOptions = ReadOptions { block_tokens: None, sessions_within_m
 
 fn options<'a>(traces: &'a [PathBuf], capacities: &'a str, json: &'a Path) -> PoliciesOptions<'a> {
     let (half, json) = (Half::Both, Some(json));
-    PoliciesOptions { traces, reading: &READING, capacities, half, saved: false, json }
+    PoliciesOptions {
+        traces,
+        reading: &READING,
+        capacities,
+        host_capacities: None,
+        half,
+        saved: false,
+        json,
+    }
 }
 
 #[test]
@@ -436,4 +444,64 @@ fn a_failed_run_writes_no_report() {
     assert!(!json_path.exists());
     let unwritable = folder.path().join("absent/report.json");
     assert!(matches!(run(&trace_path, "10", &unwritable), Err(PoliciesError::Write(_))));
+}
+
+/// The result of LRU with so many blocks on the device and in host memory.
+fn two_tiers(requests: Vec<Vec<u64>>, device: &str, host: &str) -> [u64; 3] {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, json) = (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
+    trace_of(requests).write(&trace).unwrap();
+    let traces = [trace];
+    let asked = PoliciesOptions { host_capacities: Some(host), ..options(&traces, device, &json) };
+    let table = policies::run(&asked).unwrap();
+    assert!(table.contains("brought back"), "{table}");
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let lru = &report["two_tiers"][0];
+    assert_eq!(
+        (&lru["policy"], lru["host_capacity"].to_string()),
+        (&"lru".into(), host.to_owned())
+    );
+    let count = |name: &str| lru[name].as_u64().unwrap();
+    let hits = count("device_hits") + count("host_hits");
+    let rate = hits as f64 / count("block_lookups") as f64;
+    assert!((lru["hit_rate"].as_f64().unwrap() - rate).abs() < 1e-12);
+    ["device_hits", "host_hits", "blocks_stored"].map(count)
+}
+
+#[test]
+fn two_tiers_count_what_travels() {
+    let turns = || vec![vec![1, 2], vec![3, 4], vec![1, 2], vec![3, 4], vec![3, 4]];
+    // Both prompts fit: one on the device, the other one below, and they change places.
+    assert_eq!(two_tiers(turns(), "2", "4"), [2, 4, 6]);
+    // While a prompt is brought back, host memory has no room for the one that makes way.
+    assert_eq!(two_tiers(turns(), "2", "2"), [2, 2, 4]);
+    // All fits on the device.
+    assert_eq!(two_tiers(turns(), "4", "4"), [6, 0, 0]);
+    // A request beyond device memory keeps what fits, and the rest are misses.
+    assert_eq!(two_tiers(vec![vec![1, 2, 3], vec![1, 2, 3]], "2", "1"), [2, 0, 0]);
+    // Heads stay longer than tails.
+    assert_eq!(two_tiers(vec![vec![1, 2, 3], vec![4], vec![1, 2, 3]], "3", "1"), [2, 1, 1]);
+}
+
+#[test]
+fn a_tier_below_never_costs_hits_of_lru_on_generated_workloads() {
+    let trace = generate(&GenerateOptions { requests: 400, seed: 3 }).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (path, json) = (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
+    trace.write(&path).unwrap();
+    let traces = [path];
+    let asked =
+        PoliciesOptions { host_capacities: Some("500,2000"), ..options(&traces, "300", &json) };
+    policies::run(&asked).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let alone = report["capacities"][0]["hit_rate"]["lru"].as_f64().unwrap();
+    let all = report["two_tiers"].as_array().unwrap();
+    let rates: Vec<f64> = all
+        .iter()
+        .filter(|entry| entry["policy"] == "lru")
+        .map(|entry| entry["hit_rate"].as_f64().unwrap())
+        .collect();
+    assert_eq!(rates.len(), 2);
+    assert!(alone < rates[0] && rates[0] < rates[1], "{alone} {rates:?}");
+    assert_eq!(all.len(), 2 * kv_pool::policy::PolicyKind::ALL.len());
 }

@@ -1,5 +1,6 @@
 //! The groups of a run's model: layers with full attention, with a sliding window, and with a recurrent state.
 
+use kv_cache::kv_manager::ManagerOptions;
 use kv_cache::{BuildError, GroupKind, GroupOptions, KvCacheOptions, SharedMemory};
 use kv_kernels::{KvShape, KvShapeOptions};
 
@@ -151,6 +152,21 @@ impl Reads {
         let Self::Last(tokens) = self else { return 0 };
         (start.saturating_sub(u64::from(tokens) - 1) / block_tokens) as usize
     }
+}
+
+/// Granules that the longest request needs at most, if nothing else is in use.
+pub(super) fn granules_of_longest(options: &ManagerOptions, shared: &SharedMemory) -> u64 {
+    let groups =
+        std::iter::once(options.kind).chain(options.further_groups.iter().map(|group| group.kind));
+    let needed = groups.zip(&shared.granule_blocks).map(|(kind, &of)| {
+        let blocks = match kind {
+            GroupKind::State { drafts, .. } => STATES_PER_SEQUENCE + u64::from(drafts),
+            // One more for a block that is copied.
+            _ => u64::from(options.blocks_per_sequence_max) + 1,
+        };
+        blocks.div_ceil(of.into())
+    });
+    needed.sum()
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@
 //! 2. requests whose last token was compared are released;
 //! 3. waiting requests are admitted in the order of the trace, as many in one batch as the budget
 //!    allows, while the batch and the pool have room; the engine does not wait for arrival times,
-//!    but the pool's clock shows them;
+//!    but the pool's clock shows them. With [`open_loop`](RunConfig::open_loop) a request waits only
+//!    once it has arrived, by the virtual time of simulated devices;
 //! 4. every running request writes its next tokens within the iteration's budget: one token if it
 //!    is generating, otherwise a piece of its prompt;
 //! 5. block tables, lengths, slots and keys are staged; the transfer kernel writes the tokens; and
@@ -15,6 +16,7 @@
 //! If there is no block for a request's next token, the request that was admitted last is preempted
 //! and computed again later.
 
+mod arrivals;
 mod batch;
 mod cache;
 mod chance;
@@ -36,6 +38,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_driver::{Driver as _, Stream};
+use cuda_sim::Pace;
 use kv_cache::kv_manager::Manager;
 use kv_cache::{
     CloseError, GroupKind, Growth, HostPinning, KvCache, KvCacheOptions, PoolRules,
@@ -53,6 +56,7 @@ use crate::device::OpenDevices;
 use crate::place::{self, Division, place};
 use crate::report::RunReport;
 use crate::trace::Trace;
+use arrivals::{Arrivals, Model};
 use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
 use scheduler::Scheduler;
@@ -108,6 +112,7 @@ pub fn build_cache(
     devices: &OpenDevices,
 ) -> Result<KvCache, RunError> {
     check_run(config, devices.devices.len(), trace)?;
+    config.check_clock(devices.sim.is_some())?;
     let blocks = blocks_of_longest(config, trace);
     let placement = match devices.devices.as_slice() {
         [_] => None,
@@ -197,6 +202,7 @@ pub fn run_on(
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
     check_run(config, devices.devices.len(), trace)?;
+    config.check_clock(devices.sim.is_some())?;
     // One thread drives all devices. The other devices' contexts are made current for whole runs of
     // calls.
     match devices.devices.first() {
@@ -220,10 +226,20 @@ fn play(
     let worker = cache.options().growth.worker().cloned();
     let local = Local::new(cache)?;
     memory::begin(&mut report, config, local.cache.manager())?;
+    let streams = local.cache.parts().iter().map(|part| part.compute().raw()).collect();
     let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
+    if let Some(sim) = devices.sim.as_ref().filter(|_| config.is_timed()) {
+        // The host sees steps and copies complete when they would on the machine of the profile.
+        sim.set_pace(Pace::Timed);
+        scheduler.arrivals = config.open_loop.then(|| Arrivals::new(sim.clone()));
+        scheduler.model = Model::new(config.model, sim.clone(), streams);
+    }
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)
         .and_then(|()| scheduler.end_transfers());
     tiers::note(&mut report, config, scheduler.manager());
+    let generated = report.generated_tokens;
+    let arrivals = scheduler.arrivals.as_ref();
+    report.open_loop = arrivals.map(|arrivals| arrivals.report(config, generated));
     let cache = scheduler.into_cache().cache;
     note_moves(&mut report, &cache);
     // Also after a failure: closing waits for enqueued work, and releases the memory.

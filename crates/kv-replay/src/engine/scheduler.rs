@@ -1,23 +1,24 @@
 //! The scheduler: which requests run or wait, and what each iteration writes and reads.
 
+mod budget;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use kv_cache::kv_manager::{
-    ForkError, GroupKind, ManagerOptions, Missing, ReserveError as Refusal, SequenceError,
-    SharedMemory, SuspendError,
+    ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
 use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
 
 use super::RunError;
+use super::arrivals::{Arrivals, Model};
 use super::batch::Batch;
 use super::cache::Cache;
 use super::chance::{Chance, SLEEP_ITERATIONS_MAX};
 use super::content::Content;
 use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
-use super::groups::STATES_PER_SEQUENCE;
 use super::live::{Live, Staged};
 use super::memory;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
@@ -40,9 +41,6 @@ const TRANSFER_ITERATIONS_MAX: u32 = 20_000;
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
 const GRID_TOKENS: u64 = 2048;
-
-/// Number of iterations for which a budget of device blocks holds.
-const BUDGET_ITERATIONS: u64 = 64;
 
 /// The state of a run between two iterations.
 pub(super) struct Scheduler<'a, C> {
@@ -76,6 +74,10 @@ pub(super) struct Scheduler<'a, C> {
     /// Set to the latest arrival time among the admitted requests.
     clock: ManualClock,
     arrived_ms: u64,
+    /// The clock of arrivals, if the run waits for them.
+    pub(super) arrivals: Option<Arrivals>,
+    /// The computation of a model, if it costs anything.
+    pub(super) model: Option<Model>,
     /// Tokens of the present iteration, skipped ones included.
     planned: u64,
     /// Tokens that the draft model can compute in it beside those that are reserved.
@@ -123,6 +125,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             idle_iterations: 0,
             clock,
             arrived_ms: 0,
+            arrivals: None,
+            model: None,
             planned: 0,
             drafts_left: 0,
             draft_layers: config.draft_layers,
@@ -147,6 +151,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
 
     /// Runs one iteration.
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        self.wait_for_arrival();
         let step = self.cache.begin_step()?;
         self.iteration += 1;
         self.compare_completed(report)?;
@@ -246,40 +251,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         shared.forgotten += 1;
     }
 
-    /// Changes the budget of device blocks, if it is time to: it falls by the swing, and rises again. The
-    /// longest request has room in any case.
-    fn swing(&mut self, report: &mut RunReport) -> Result<(), RunError> {
-        let percent = u64::from(self.life.budget_swing);
-        if percent == 0 {
-            return Ok(());
-        }
-        let options = self.cache.manager().options();
-        let (all, least) = match &options.shared {
-            None => (options.pool.primary_blocks, options.blocks_per_sequence_max.into()),
-            Some(shared) => (shared.granules.into(), granules_of_longest(options, shared)),
-        };
-        let shares = options.shared.is_some();
-        let low = (all - all * percent / 100).max(least).min(all);
-        if self.iteration.is_multiple_of(BUDGET_ITERATIONS) {
-            let falls = (self.iteration / BUDGET_ITERATIONS) % 2 == 1;
-            let budget = if falls { low } else { all };
-            match shares {
-                true => self.cache.set_granules(budget as u32)?,
-                false => self.cache.set_budget(budget)?,
-            }
-            report.budget_changes += 1;
-        }
-        if report.budget_changes > 0 {
-            let mapped = self.cache.mapped_blocks();
-            let before = match report.fewest_device_blocks {
-                0 => u64::MAX,
-                fewest => fewest,
-            };
-            report.fewest_device_blocks = before.min(mapped);
-        }
-        Ok(())
-    }
-
     /// Commits the ids that have come out of steps up to `step`.
     fn commit(&mut self, step: u64) -> Result<(), RunError> {
         for (&number, request) in &mut self.live {
@@ -295,6 +266,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                     request.drafted = None;
                     request.outcomes.clear();
                 }
+                if let Some(arrivals) = &mut self.arrivals {
+                    arrivals.generate(number);
+                }
             }
         }
         Ok(())
@@ -302,7 +276,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
 
     /// Ends requests whose time has come, in whatever step they are.
     fn cancel(&mut self, step: &OpenStep, report: &mut RunReport) {
-        for request in self.live.values_mut() {
+        for (&number, request) in &mut self.live {
             if request.over_in.is_some() || request.dies.is_none_or(|at| at > self.iteration) {
                 continue;
             }
@@ -312,6 +286,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             // The last iteration that reads it is the one before.
             request.over_in = Some(step.number() - 1);
             report.cancelled += 1;
+            if let Some(arrivals) = &mut self.arrivals {
+                arrivals.cancel(number);
+            }
         }
         let over =
             |number: &usize| self.live.get(number).is_none_or(|request| request.over_in.is_some());
@@ -579,6 +556,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     fn look_ahead(&mut self, rows: usize) {
         while self.waiting.len() < rows {
             let Some(entry) = self.trace.requests.get(self.next) else { return };
+            if let Some(arrivals) = &mut self.arrivals {
+                if !arrivals.is_here(entry.timestamp_ms) {
+                    return;
+                }
+                arrivals.arrive(self.next, entry.timestamp_ms);
+            }
             let content = self.content.of(self.next, entry);
             let sums = ExpectedSums::new(&self.oracle);
             let mut request = Live::new(content, sums, entry.output_length);
@@ -589,8 +572,19 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
     }
 
+    /// Lets time pass until the next request arrives, if there is nothing else to do.
+    fn wait_for_arrival(&self) {
+        let next = self.trace.requests.get(self.next);
+        if let (true, Some(arrivals), Some(next)) = (self.live.is_empty(), &self.arrivals, next) {
+            arrivals.wait_for(next.timestamp_ms);
+        }
+    }
+
     /// Advances the clock to a request's arrival.
     fn note_arrival(&mut self, number: usize) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.admit(number);
+        }
         let Some(entry) = self.trace.requests.get(number) else { return };
         let more_ms = entry.timestamp_ms.saturating_sub(self.arrived_ms);
         self.clock.advance(Duration::from_millis(more_ms));
@@ -633,11 +627,15 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let number = step.number();
         self.batch.clear();
         let (mut rows, mut readers) = (Vec::new(), Vec::new());
+        let (mut prompt_tokens, mut generates) = (0, false);
         // The batch lists the tokens of its rows in the order of its rows.
         for (&request_number, request) in &mut self.live {
             let Some(staged) = request.staged.take() else { continue };
             let Some(sequence) = request.sequence.as_mut() else { continue };
             let Staged { start, right, end, .. } = staged;
+            let prompt = request.content.prompt_tokens();
+            prompt_tokens += end.min(prompt).saturating_sub(start);
+            generates |= end > prompt;
             // What is behind these may be rejected.
             let sure = sequence.known().max(start + 1).min(end);
             let what = (staged, sure, number);
@@ -685,6 +683,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.batch.finish();
         let read = self.verifier.reads();
         self.cache.launch(step, &self.batch, &mut readers, read)?;
+        if let Some(model) = &self.model {
+            // Behind the waits for blocks that are on their way, and before the step's end.
+            model.compute(prompt_tokens, generates);
+        }
         self.commit_drafts()?;
         if read {
             self.readings.push_back(Reading { step: number, rows });
@@ -717,7 +719,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             }
         }
         let cache = &mut self.cache;
-        self.live.retain(|_, request| {
+        let arrivals = &mut self.arrivals;
+        self.live.retain(|&number, request| {
             let over = request.over_in.is_some_and(|step| step <= completed);
             if !over {
                 return true;
@@ -727,6 +730,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 report.finished += 1;
                 report.prompt_tokens += prompt;
                 report.generated_tokens += request.total - prompt;
+                if let Some(arrivals) = arrivals {
+                    arrivals.finish(number, request.total - prompt);
+                }
             }
             if request.sequence.take().is_some() {
                 // Nobody asks for an answer again.
@@ -746,21 +752,6 @@ impl Live {
         let computed = self.sequence.as_ref().map_or(0, Sequence::upper);
         self.twins > 0 && computed >= self.content.prompt_tokens()
     }
-}
-
-/// Granules that the longest request needs at most, if nothing else is in use.
-fn granules_of_longest(options: &ManagerOptions, shared: &SharedMemory) -> u64 {
-    let groups =
-        std::iter::once(options.kind).chain(options.further_groups.iter().map(|group| group.kind));
-    let needed = groups.zip(&shared.granule_blocks).map(|(kind, &of)| {
-        let blocks = match kind {
-            GroupKind::State { drafts, .. } => STATES_PER_SEQUENCE + u64::from(drafts),
-            // One more for a block that is copied.
-            _ => u64::from(options.blocks_per_sequence_max) + 1,
-        };
-        blocks.div_ceil(of.into())
-    });
-    needed.sum()
 }
 
 /// Whether ids of a sequence are to come.

@@ -22,6 +22,9 @@
 //! those that follow it. All except Belady's optimum are the implementations of
 //! [`kv_pool::policy`], which engines use.
 //!
+//! With host memory below the device's, the same policies of a [`BlockPool`](kv_pool::BlockPool) with two tiers are
+//! simulated: [`TwoTierReport`] has the hits of both and the blocks that travel between them.
+//!
 //! A policy that learns can be judged on requests that it was not tuned on: a [`Half`] selects the
 //! counted lookups. All requests are served in any case.
 //!
@@ -45,6 +48,7 @@ mod lookups;
 mod lru;
 mod pooled;
 mod report;
+mod two_tiers;
 
 use std::path::{Path, PathBuf};
 
@@ -55,6 +59,8 @@ use kv_pool::policy::{AdaptiveReplacement, HitDensity, PriorityLru, S3Fifo, Slru
 pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacities};
 pub use half::{Half, HalfError};
 pub use lookups::{Lookups, RequestBlocks, TraceBlock};
+pub use two_tiers::TwoTierReport;
+
 pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_of};
 
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};
@@ -156,6 +162,8 @@ pub struct PoliciesOptions<'a> {
     pub reading: &'a ReadOptions,
     /// Cache sizes, a list as for [`parse_capacities`].
     pub capacities: &'a str,
+    /// Sizes of host memory below each of the capacities, a list as for [`parse_capacities`]; `None` for no such tier.
+    pub host_capacities: Option<&'a str>,
     /// Requests whose lookups count.
     pub half: Half,
     /// Whether to search how much cache our own policy saves, which takes about as long again.
@@ -185,6 +193,7 @@ struct TraceReport {
 /// [`PoliciesError`]; no report is written then.
 pub fn run(options: &PoliciesOptions<'_>) -> Result<String, PoliciesError> {
     let capacities = parse_capacities(options.capacities)?;
+    let host_capacities = options.host_capacities.map(parse_capacities).transpose()?;
     if let Some(path) = options.json {
         check_writable(path)?;
     }
@@ -193,7 +202,9 @@ pub fn run(options: &PoliciesOptions<'_>) -> Result<String, PoliciesError> {
         let trace = Trace::read_with(path, options.reading)?;
         let lookups = Lookups::new(&trace);
         let simulation = Simulation::new(&trace, &lookups, options.half);
-        let report = simulation.report(&capacities, options.saved);
+        let mut report = simulation.report(&capacities, options.saved);
+        let host = host_capacities.iter().flatten();
+        report.two_tiers = host.flat_map(|&host| simulation.two_tiers(&capacities, host)).collect();
         traces.push(TraceReport { trace: path.display().to_string(), report });
     }
     if let [TraceReport { report, .. }] = &traces[..] {

@@ -6,6 +6,9 @@ use std::ops::Range;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use kv_pool::policy::PolicyKind;
+
+use super::two_tiers::{self, TwoTierReport};
 use super::{Capacity, DEFAULT_POLICY, Half, Lookups, POLICIES, PolicyEntry};
 use crate::trace::Trace;
 
@@ -19,6 +22,8 @@ pub struct PolicyReport {
     pub block_lookups: u64,
     /// One entry for each capacity, in the given order.
     pub capacities: Vec<CapacityReport>,
+    /// One entry for each pair of sizes and each policy, if that was asked for. As JSON, absent if it was not.
+    pub two_tiers: Vec<TwoTierReport>,
 }
 
 /// The results of all policies with one capacity.
@@ -89,7 +94,17 @@ impl<'a> Simulation<'a> {
             CapacityReport { capacity, block_lookups: self.block_lookups, hits, cache_saved }
         };
         let capacities = capacities.iter().map(with_capacity).collect();
-        PolicyReport { block_lookups: self.block_lookups, capacities }
+        PolicyReport { block_lookups: self.block_lookups, capacities, two_tiers: Vec::new() }
+    }
+
+    /// The results of every policy of a pool with each of the `capacities` on the device, above so many in host memory.
+    pub(super) fn two_tiers(&self, capacities: &[Capacity], host: Capacity) -> Vec<TwoTierReport> {
+        let sizes = capacities.iter().map(|&device| (device, host));
+        let each = |sizes| PolicyKind::ALL.map(|policy| (sizes, policy));
+        let run = |(sizes, policy)| {
+            two_tiers::simulate(self.lookups, policy, sizes, |index| self.counted.contains(&index))
+        };
+        sizes.flat_map(each).map(run).collect()
     }
 
     fn hits(&self, entry: &PolicyEntry, capacity: Capacity) -> u64 {
@@ -152,6 +167,10 @@ impl PolicyReport {
             }
             text.push('\n');
         }
+        if !self.two_tiers.is_empty() {
+            text.push('\n');
+            text.push_str(&two_tiers::table(&self.two_tiers));
+        }
         text
     }
 }
@@ -180,10 +199,13 @@ impl CapacityReport {
 
 impl Serialize for PolicyReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(3))?;
+        let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("block_lookups", &self.block_lookups)?;
         map.serialize_entry("default_policy", DEFAULT_POLICY)?;
         map.serialize_entry("capacities", &self.capacities)?;
+        if !self.two_tiers.is_empty() {
+            map.serialize_entry("two_tiers", &self.two_tiers)?;
+        }
         map.end()
     }
 }

@@ -1,29 +1,24 @@
 //! The results of a run, as a record for programs and as a summary for people.
 
+mod latency;
+mod summary;
+
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use kv_cache::TransportStats;
 use serde::Serialize;
 
+pub use latency::{LatencyReport, OpenLoopReport};
+pub(crate) use summary::bytes;
+
 use crate::config::{RunConfig, Verify};
 use crate::disk::DiskReport;
 use crate::memory::MemoryReport;
-use crate::model_line::model_line;
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
 
 /// Maximum number of corrupt blocks kept with all details. Further ones are only counted.
 pub const CORRUPTIONS_KEPT_MAX: usize = 32;
-
-/// Maximum number of corrupt blocks in the summary.
-const CORRUPTIONS_SHOWN_MAX: usize = 5;
-
-/// Maximum number of replaced worker processes in the summary.
-const RESTARTS_SHOWN_MAX: usize = 5;
-
-/// Maximum number of driver calls in the summary, the most frequent first.
-const CALLS_SHOWN_MAX: usize = 4;
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -105,6 +100,8 @@ pub struct RunReport {
     /// The files below host memory; absent without any.
     #[serde(flatten)]
     pub disk: Option<DiskReport>,
+    /// Latencies by the virtual time of simulated devices; `None` unless requests waited for their arrival.
+    pub open_loop: Option<OpenLoopReport>,
     /// The figures of a run over contiguous ranges; `None` for a run over blocks.
     pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
@@ -323,6 +320,7 @@ impl RunReport {
             memory: None,
             tiers: None,
             disk: None,
+            open_loop: None,
             contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,
@@ -370,371 +368,24 @@ impl RunReport {
             self.corruptions.push(corrupt);
         }
     }
-
-    /// A summary of a few lines. The last ones say whether every byte was right.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let mut text = format!(
-            "{} of {} requests finished on {} in {:.1} s\n\n",
-            grouped(self.finished),
-            grouped(self.requests),
-            self.device,
-            self.wall_s,
-        );
-        // Contiguous ranges share, evict and offload nothing.
-        let of_blocks = |line: fn(&Self) -> String| {
-            self.contiguous.map_or_else(|| line(self), |_| String::new())
-        };
-        for (name, what) in [
-            ("model", model_line(&self.shape)),
-            ("tokens", self.tokens_line()),
-            ("lookups", of_blocks(Self::lookups_line)),
-            ("memory", of_blocks(Self::memory_line)),
-            ("moves", of_blocks(Self::moves_line)),
-            ("transport", of_blocks(Self::transport_line)),
-            ("ranges", self.contiguous.map_or_else(String::new, |ranges| self.ranges_line(ranges))),
-            ("steps", self.steps_line()),
-            ("life", self.life_line()),
-            ("tiers", self.tiers_line()),
-            ("disk", self.disk_line()),
-            ("workers", self.workers_line()),
-            ("driver", self.calls_line()),
-            ("verified", self.verdict()),
-        ] {
-            if !what.is_empty() {
-                // Writing to a string cannot fail.
-                let _ = writeln!(text, "  {name:<10}{what}");
-            }
-        }
-        if let Some(predicted_s) = self.predicted_s {
-            let _ = writeln!(
-                text,
-                "  predicted {predicted_s:.3} s of calls and device work on such hardware; the engine's own work comes on top"
-            );
-        }
-        self.explain_placement(&mut text);
-        self.name_restarts(&mut text);
-        self.name_corruptions(&mut text);
-        text
-    }
-
-    fn tokens_line(&self) -> String {
-        format!(
-            "{} prompt, of which {} came from the cache; {} generated",
-            grouped(self.prompt_tokens),
-            grouped(self.prefix_tokens_reused),
-            grouped(self.generated_tokens),
-        )
-    }
-
-    fn lookups_line(&self) -> String {
-        format!(
-            "{} blocks, {} hit ({:.1} %)",
-            grouped(self.block_lookups),
-            grouped(self.block_hits),
-            100.0 * self.hit_rate,
-        )
-    }
-
-    fn memory_line(&self) -> String {
-        format!(
-            "{} device blocks, {} in use at most; {} host blocks; {}",
-            grouped(self.device_blocks),
-            grouped(self.peak_device_blocks),
-            grouped(self.host_blocks),
-            self.pinned(),
-        )
-    }
-
-    /// What was pinned after the warm-up.
-    fn pinned(&self) -> String {
-        match self.pinned_bytes_allocated_after_warmup {
-            Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),
-            None => "too short to warm up".to_owned(),
-        }
-    }
-
-    fn ranges_line(&self, ranges: RangesReport) -> String {
-        format!(
-            "{} mapped of {} at most, {} in use; {} pages of {} created, {} mappings, {} pages recycled; {} growth \
-             calls, {} of which mapped pages themselves; {}",
-            bytes(ranges.peak_mapped_bytes),
-            bytes(ranges.limit_pages.saturating_mul(ranges.page_bytes)),
-            bytes(ranges.peak_used_bytes),
-            grouped(ranges.pages_created),
-            bytes(ranges.page_bytes),
-            grouped(ranges.pages_mapped),
-            grouped(ranges.pages_recycled),
-            grouped(ranges.growth_calls),
-            grouped(self.growth_stalls),
-            self.pinned(),
-        )
-    }
-
-    fn moves_line(&self) -> String {
-        format!(
-            "{} blocks evicted by {}, {} offloaded, {} onboarded; {} transferred",
-            grouped(self.blocks_evicted),
-            self.policy,
-            grouped(self.blocks_offloaded),
-            grouped(self.blocks_onboarded),
-            bytes(self.bytes_transferred),
-        )
-    }
-
-    /// What happened to requests beside prefill and decoding; nothing for nothing.
-    fn life_line(&self) -> String {
-        let counts = [
-            (self.staged_behind_open_ids, "staged behind open ids"),
-            (self.draft_model_tokens, "tokens of a draft model"),
-            (self.forks, "forked"),
-            (self.blocks_copied_on_write, "blocks copied on write"),
-            (self.suspensions, "suspended"),
-            (self.cancelled, "cancelled"),
-            (self.budget_changes, "budgets"),
-            (self.fewest_device_blocks, "blocks mapped at least"),
-        ];
-        let some = counts.into_iter().filter(|(count, _)| *count > 0);
-        let some: Vec<_> = some.map(|(count, what)| format!("{} {what}", grouped(count))).collect();
-        some.join(", ")
-    }
-
-    /// What came of the tier below host memory; nothing where there is none.
-    fn disk_line(&self) -> String {
-        let Some(disk) = &self.disk else { return String::new() };
-        let missed = disk.disk_misses.iter();
-        let missed = missed.map(|(reason, count)| format!(", {} {reason}", grouped(*count)));
-        format!(
-            "{} blocks stored and {} loaded over {}, {} found from before: {} tokens not computed; {} evicted{}",
-            grouped(disk.disk_stored),
-            grouped(disk.disk_loaded),
-            disk.disk_backend,
-            grouped(disk.disk_survivors),
-            grouped(disk.disk_saved_tokens),
-            grouped(disk.disk_evicted),
-            missed.collect::<String>(),
-        )
-    }
-
-    fn tiers_line(&self) -> String {
-        let Some(tiers) = &self.tiers else { return String::new() };
-        let faults = tiers.faults.iter();
-        let faults: Vec<_> =
-            faults.map(|(name, count)| format!("{} {name}", grouped(*count))).collect();
-        format!(
-            "{} blocks stored, {} loaded; wrong: {}; {} waits, {} too long; {} quarantined",
-            grouped(tiers.blocks_stored),
-            grouped(tiers.blocks_loaded),
-            if faults.is_empty() { "none".to_owned() } else { faults.join(", ") },
-            grouped(tiers.waits),
-            grouped(tiers.waits_late),
-            grouped(tiers.quarantined_at_end),
-        )
-    }
-
-    /// What became of worker processes; nothing where there are none.
-    fn workers_line(&self) -> String {
-        let Some(workers) = &self.workers else { return String::new() };
-        let WorkersReport { workers, restarts, steps_voided, stops } = workers;
-        let (restarts, stops) = (restarts.len() as u64, stops.len() as u64);
-        format!(
-            "{} processes, {} stopped for a while, {} replaced; {} steps void",
-            grouped(*workers),
-            grouped(stops),
-            grouped(restarts),
-            grouped(*steps_voided),
-        )
-    }
-
-    /// The transports used, with their batches.
-    fn transport_line(&self) -> String {
-        let way = |(name, way): (&&str, &WayReport)| {
-            format!("{name}, {} blocks in {} batches", grouped(way.blocks), grouped(way.batches))
-        };
-        let ways: Vec<_> = self.transports.iter().map(way).collect();
-        let ways = if ways.is_empty() { "no block travelled".to_owned() } else { ways.join("; ") };
-        format!("{}: {ways}", self.transport)
-    }
-
-    fn steps_line(&self) -> String {
-        let (iterations, preemptions) = (grouped(self.iterations), grouped(self.preemptions));
-        format!("{iterations} iterations, {preemptions} preemptions")
-    }
-
-    /// The number of driver calls, and the most frequent ones.
-    fn calls_line(&self) -> String {
-        let mut calls: Vec<_> = self.driver_calls.iter().collect();
-        calls.sort_by_key(|&(name, count)| (std::cmp::Reverse(count), name));
-        let total: u64 = self.driver_calls.values().sum();
-        let each = match self.iterations {
-            0 => String::new(),
-            iterations => format!(", {:.1} an iteration", total as f64 / iterations as f64),
-        };
-        let named = calls.iter().take(CALLS_SHOWN_MAX);
-        let named: Vec<_> =
-            named.map(|(name, count)| format!("{name} {}", grouped(**count))).collect();
-        let more = if calls.len() > CALLS_SHOWN_MAX { ", …" } else { "" };
-        if named.is_empty() {
-            return "no calls".to_owned();
-        }
-        format!("{} calls{each}: {}{more}", grouped(total), named.join(", "))
-    }
-
-    fn verdict(&self) -> String {
-        let verified = grouped(self.verified_blocks);
-        match (self.corrupt_blocks, self.verify) {
-            (0, Verify::None) => "nothing, as asked for".to_owned(),
-            (0, _) if self.verified_blocks == 0 => "no block was read back".to_owned(),
-            (0, verify) => {
-                format!("{verified} blocks ({verify}): every byte belongs to its request")
-            }
-            (corrupt, verify) => {
-                format!("{verified} blocks ({verify}): {} CORRUPT", grouped(corrupt))
-            }
-        }
-    }
-
-    fn explain_placement(&self, text: &mut String) {
-        let Some(placement) = &self.placement else { return };
-        for (index, line) in placement.explanation.iter().enumerate() {
-            let name = if index == 0 { "placed" } else { "" };
-            let _ = writeln!(text, "  {name:<10}{line}");
-        }
-    }
-
-    fn name_restarts(&self, text: &mut String) {
-        let restarts = self.workers.iter().flat_map(|workers| &workers.restarts);
-        for RestartReport { worker, step, reason } in restarts.take(RESTARTS_SHOWN_MAX) {
-            let _ = writeln!(text, "  replaced  worker {worker} after step {step}: {reason}");
-        }
-    }
-
-    fn name_corruptions(&self, text: &mut String) {
-        let shown = self.corruptions.iter().take(CORRUPTIONS_SHOWN_MAX);
-        for corrupt in shown.clone() {
-            let CorruptBlock { request, iteration, block, physical_block, device, message } =
-                corrupt;
-            let _ = writeln!(
-                text,
-                "    request {request}, block {block}, iteration {iteration}: device block \
-                 {physical_block} on device {device}: {message}"
-            );
-        }
-        let more = self.corrupt_blocks.saturating_sub(shown.len() as u64);
-        if more > 0 {
-            let _ = writeln!(text, "    and {} more", grouped(more));
-        }
-    }
-}
-
-/// Formats a number with a comma after every third digit from the right.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// Formats a size in the largest binary unit that it fills.
-pub(crate) fn bytes(size: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if size < 1024 {
-        return format!("{size} B");
-    }
-    let exponent = size.ilog2() / 10;
-    let value = size as f64 / (1_u64 << (10 * exponent)) as f64;
-    let unit = UNITS[exponent as usize - 1];
-    if value.fract() == 0.0 { format!("{value} {unit}") } else { format!("{value:.1} {unit}") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn report() -> RunReport {
-        let mut report = RunReport::new(&RunConfig::default(), "sim (Simulated H100)").unwrap();
-        report.requests = 1000;
-        report.finished = 1000;
-        report.block_lookups = 1234;
-        report.block_hits = 617;
-        report.hit_rate = 0.5;
-        report.verified_blocks = 1_234_567;
-        report.bytes_transferred = 3 << 29;
-        report.wall_s = 3.25;
-        report.pinned_bytes_allocated_after_warmup = Some(0);
-        let calls =
-            [("cuLaunchKernel", 70), ("cuEventQuery", 70), ("cuMemMap", 9), ("a", 2), ("b", 1)];
-        report.driver_calls = calls.map(|(name, count)| (name.to_owned(), count)).into();
-        report
-    }
-
-    fn corrupt(request: u64) -> CorruptBlock {
-        CorruptBlock {
-            request,
+    #[test]
+    fn the_record_has_the_documented_fields() {
+        let mut report = RunReport::new(&RunConfig::default(), "sim").unwrap();
+        report.driver_calls = [("cuMemMap".to_owned(), 9)].into();
+        report.add_corruption(CorruptBlock {
+            request: 1,
             iteration: 7,
             block: 3,
             physical_block: 99,
             device: 0,
             message: "checksum 1 where 2 belongs".to_owned(),
-        }
-    }
-
-    #[test]
-    fn the_summary_of_a_clean_run() {
-        let expected = "\
-1,000 of 1,000 requests finished on sim (Simulated H100) in 3.2 s
-
-  model     1 layers, 1 KV heads of 8 x fp8; blocks of 512 tokens, 8 KiB each
-  tokens    0 prompt, of which 0 came from the cache; 0 generated
-  lookups   1,234 blocks, 617 hit (50.0 %)
-  memory    8,192 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
-  moves     0 blocks evicted by lru, 0 offloaded, 0 onboarded; 1.5 GiB transferred
-  transport auto: no block travelled
-  steps     0 iterations, 0 preemptions
-  driver    152 calls: cuEventQuery 70, cuLaunchKernel 70, cuMemMap 9, a 2, …
-  verified  1,234,567 blocks (full): every byte belongs to its request
-";
-        assert_eq!(report().summary(), expected);
-        let predicted = RunReport { predicted_s: Some(1.5), ..report() };
-        let line = "  predicted 1.500 s of calls and device work on such hardware; the engine's own work \
-                    comes on top\n";
-        assert_eq!(predicted.summary(), format!("{expected}{line}"));
-        let unverified =
-            RunReport { verify: Verify::None, driver_calls: BTreeMap::new(), ..report() };
-        assert!(unverified.summary().ends_with("no calls\n  verified  nothing, as asked for\n"));
-        let short = RunReport { pinned_bytes_allocated_after_warmup: None, ..report() };
-        assert!(short.summary().contains("; 32,768 host blocks; too short to warm up\n"));
-        let unread = RunReport { verified_blocks: 0, ..report() };
-        assert!(unread.summary().ends_with("  verified  no block was read back\n"));
-    }
-
-    #[test]
-    fn corrupt_blocks_are_counted_and_the_first_are_named() {
-        let mut report = report();
-        for request in 0..40 {
-            report.add_corruption(corrupt(request));
-        }
-        assert_eq!((report.corrupt_blocks, report.corruptions.len()), (40, CORRUPTIONS_KEPT_MAX));
-        let summary = report.summary();
-        assert!(summary.contains("1,234,567 blocks (full): 40 CORRUPT\n"), "{summary}");
-        assert!(
-            summary.contains(
-                "    request 4, block 3, iteration 7: device block 99 on device 0: checksum 1 \
-                 where 2 belongs\n    and 35 more\n"
-            ),
-            "{summary}"
-        );
-    }
-
-    #[test]
-    fn the_record_has_the_documented_fields() {
-        let mut report = report();
-        report.add_corruption(corrupt(1));
+        });
         let json = serde_json::to_value(&report).unwrap();
         for field in [
             "requests",
@@ -770,18 +421,5 @@ mod tests {
         assert_eq!(json["shape"]["dtype"], "fp8");
         assert_eq!(json["shape"]["block_bytes"], 8192);
         assert_eq!(json["corruptions"][0]["physical_block"], 99);
-    }
-
-    #[test]
-    fn sizes_and_numbers_are_readable() {
-        assert_eq!(
-            [grouped(0), grouped(999), grouped(1000), grouped(1_234_567)],
-            ["0", "999", "1,000", "1,234,567"]
-        );
-        assert_eq!(
-            [bytes(0), bytes(1023), bytes(4096), bytes(5 << 19)],
-            ["0 B", "1023 B", "4 KiB", "2.5 MiB"]
-        );
-        assert_eq!(bytes(u64::MAX), "16 EiB");
     }
 }

@@ -1,0 +1,150 @@
+//! Time as the requests see it: arrivals, and the cost of a model that is not there, on the simulated device's clock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cuda_sim::SimDriver;
+
+use crate::config::{ModelCost, RunConfig};
+use crate::report::{LatencyReport, OpenLoopReport};
+
+/// When what happened to a request, since the run began.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    arrived: Duration,
+    admitted: Option<Duration>,
+    first_token: Option<Duration>,
+}
+
+/// The clock of a run whose requests arrive when the trace says so, and what they waited for.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    sim: Arc<SimDriver>,
+    began: Duration,
+    running: BTreeMap<usize, Times>,
+    /// From arrival to admission, to the first token, and to the end; then for each token behind the first.
+    queued: Vec<Duration>,
+    to_first_token: Vec<Duration>,
+    to_end: Vec<Duration>,
+    each_token: Vec<Duration>,
+}
+
+impl Arrivals {
+    pub(super) fn new(sim: Arc<SimDriver>) -> Self {
+        let began = sim.virtual_now();
+        Self {
+            sim,
+            began,
+            running: BTreeMap::new(),
+            queued: Vec::new(),
+            to_first_token: Vec::new(),
+            to_end: Vec::new(),
+            each_token: Vec::new(),
+        }
+    }
+
+    /// Virtual time since the run began.
+    pub(super) fn now(&self) -> Duration {
+        self.sim.virtual_now().saturating_sub(self.began)
+    }
+
+    /// Whether a request with that arrival is there.
+    pub(super) fn is_here(&self, timestamp_ms: u64) -> bool {
+        Duration::from_millis(timestamp_ms) <= self.now()
+    }
+
+    /// Lets time pass until a request with that arrival is there.
+    pub(super) fn wait_for(&self, timestamp_ms: u64) {
+        self.sim.advance_host(Duration::from_millis(timestamp_ms).saturating_sub(self.now()));
+    }
+
+    pub(super) fn arrive(&mut self, request: usize, timestamp_ms: u64) {
+        let arrived = Duration::from_millis(timestamp_ms);
+        self.running.insert(request, Times { arrived, admitted: None, first_token: None });
+    }
+
+    /// Records a request's first admission; later ones follow a preemption.
+    pub(super) fn admit(&mut self, request: usize) {
+        let now = self.now();
+        if let Some(times) = self.running.get_mut(&request)
+            && times.admitted.is_none()
+        {
+            times.admitted = Some(now);
+            self.queued.push(now.saturating_sub(times.arrived));
+        }
+    }
+
+    /// Records that the host has seen tokens of a request.
+    pub(super) fn generate(&mut self, request: usize) {
+        let now = self.now();
+        if let Some(times) = self.running.get_mut(&request)
+            && times.first_token.is_none()
+        {
+            times.first_token = Some(now);
+            self.to_first_token.push(now.saturating_sub(times.arrived));
+        }
+    }
+
+    /// Records the end of a request with so many generated tokens.
+    pub(super) fn finish(&mut self, request: usize, tokens: u64) {
+        let now = self.now();
+        let Some(times) = self.running.remove(&request) else { return };
+        self.to_end.push(now.saturating_sub(times.arrived));
+        // The last step of a request computes its last token, which nothing reads any more.
+        let first = times.first_token.unwrap_or(now);
+        if times.first_token.is_none() {
+            self.to_first_token.push(now.saturating_sub(times.arrived));
+        }
+        if let Some(behind) = tokens.checked_sub(1).filter(|&behind| behind > 0) {
+            let each = now.saturating_sub(first).as_nanos() / u128::from(behind);
+            self.each_token.push(Duration::from_nanos(u64::try_from(each).unwrap_or(u64::MAX)));
+        }
+    }
+
+    /// Forgets a request that was cancelled.
+    pub(super) fn cancel(&mut self, request: usize) {
+        self.running.remove(&request);
+    }
+
+    pub(super) fn report(&self, config: &RunConfig, generated_tokens: u64) -> OpenLoopReport {
+        let seconds = self.now().as_secs_f64();
+        OpenLoopReport {
+            prefill_tokens_per_s: config.model.prefill_tokens_per_s,
+            decode_step_us: config.model.decode_step_us,
+            virtual_s: seconds,
+            generated_tokens_per_s: if seconds > 0.0 {
+                generated_tokens as f64 / seconds
+            } else {
+                0.0
+            },
+            queued_ms: LatencyReport::of(&self.queued),
+            time_to_first_token_ms: LatencyReport::of(&self.to_first_token),
+            time_per_output_token_ms: LatencyReport::of(&self.each_token),
+            end_to_end_ms: LatencyReport::of(&self.to_end),
+        }
+    }
+}
+
+/// The computation of a model, which takes its time on the compute streams.
+#[derive(Debug)]
+pub(super) struct Model {
+    sim: Arc<SimDriver>,
+    cost: ModelCost,
+    streams: Vec<u64>,
+}
+
+impl Model {
+    /// A model that computes on these streams of a simulated machine; `None` if its computation is free.
+    pub(super) fn new(cost: ModelCost, sim: Arc<SimDriver>, streams: Vec<u64>) -> Option<Self> {
+        (cost != ModelCost::default()).then_some(Self { sim, cost, streams })
+    }
+
+    /// Enqueues an iteration that computes so many prompt tokens, and generates if `generates`.
+    pub(super) fn compute(&self, prompt_tokens: u64, generates: bool) {
+        let time = self.cost.of_iteration(prompt_tokens, generates);
+        for &stream in &self.streams {
+            self.sim.compute(stream, time);
+        }
+    }
+}
