@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuda_sim::Profile;
-use kv_replay::config::RunConfig;
+use kv_replay::config::{ModelCost, RunConfig};
 use kv_replay::device::{DeviceSpec, SimSizes, open};
 use kv_replay::engine::{self, contiguous};
 use kv_replay::generate::{self, GenerateOptions, REQUESTS_MAX, generate};
@@ -24,7 +24,7 @@ use kv_replay::policies::{Capacity, Half, hit_rates, parse_capacities};
 use kv_replay::report::RunReport;
 use kv_replay::rng::SplitMix64;
 use kv_replay::shape::{Dtype, KvModelShape};
-use kv_replay::trace::{LENGTH_MAX_TOKENS, Request, Trace};
+use kv_replay::trace::{LENGTH_MAX_TOKENS, ReadOptions, Request, Trace};
 
 /// An allocator that refuses memory beyond the bound.
 struct Bounded;
@@ -270,6 +270,52 @@ fn workloads() {
 }
 
 #[test]
+fn tokens_of_a_hash_id() {
+    let line =
+        "{\"timestamp\": 0, \"input_length\": 700, \"output_length\": 2, \"hash_ids\": [0, 1]}\n";
+    let session = "{\"block_size\": 64, \"requests\": [{\"t\": 0, \"in\": 60, \"out\": 2, \"hash_ids\": []}]}";
+    let rows = "Timestamp,Request tokens,Response tokens\n5,700,2\n";
+    for tokens in U64.into_iter().chain([350, 512, 699, 700]) {
+        for within in U64 {
+            let options = ReadOptions {
+                block_tokens: Some(tokens),
+                sessions_within_ms: within,
+                seed: tokens,
+            };
+            for text in [line, session, rows] {
+                let read = Trace::parse_with(text.as_bytes(), "text", &options);
+                let in_range = (1..=LENGTH_MAX_TOKENS).contains(&tokens);
+                assert!(in_range || read.is_err(), "{tokens} {text}");
+            }
+            assert!(Trace::read_with(std::path::Path::new("/absent"), &options).is_err());
+        }
+        let trace = Trace { block_tokens: tokens, ..trace() };
+        let checked = small().check_trace(&trace).is_ok();
+        let opened = open(&DeviceSpec::default(), SimSizes::for_config(&small())).unwrap();
+        let played = engine::run(&small(), &trace, &opened, &mut ());
+        assert!(checked || played.is_err(), "{tokens}");
+        assert_eq!(hit_rates(&trace, &[]).block_lookups, 2);
+    }
+}
+
+#[test]
+fn costs_of_a_model() {
+    for prefill_tokens_per_s in U64 {
+        for decode_step_us in U64 {
+            let cost = ModelCost { prefill_tokens_per_s, decode_step_us };
+            for tokens in U64 {
+                assert!(cost.of_iteration(tokens, false) <= cost.of_iteration(tokens, true));
+            }
+        }
+        let model = ModelCost { prefill_tokens_per_s, decode_step_us: prefill_tokens_per_s };
+        let config = RunConfig { open_loop: true, model, ..small() };
+        let opened = open(&DeviceSpec::default(), SimSizes::for_config(&config)).unwrap();
+        let report = engine::run(&config, &trace(), &opened, &mut ()).unwrap();
+        assert_eq!(report.finished, 2, "{model:?}");
+    }
+}
+
+#[test]
 fn capacities_and_halves() {
     let trace = generate(&GenerateOptions { requests: 20, seed: 0 }).unwrap();
     for blocks in [0, 1, 2, 1 << 16, 1 << 30, (1 << 30) + 1, 1 << 40, usize::MAX] {
@@ -332,6 +378,9 @@ fn numbers_of_the_command_line() {
         "--step-tokens",
         "--requests",
         "--seed",
+        "--trace-block-tokens",
+        "--prefill-rate",
+        "--decode-step-us",
         "--worker-timeout",
     ] {
         for value in
