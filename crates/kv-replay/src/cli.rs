@@ -182,6 +182,10 @@ pub(crate) struct RunArgs {
     /// iterations.
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     budget_swing: u32,
+    /// Has each request say, when it ends, what becomes of its session: over, or back in the time until the
+    /// request of the trace that continues it.
+    #[arg(long)]
+    hints: bool,
     /// Puts a tier in memory below the host, which is late, fails, tears, corrupts, swaps and loses blocks,
     /// by this seed.
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>)]
@@ -300,6 +304,7 @@ impl RunArgs {
                 suspend: self.suspend,
                 cancel: self.cancel,
                 budget_swing: self.budget_swing,
+                hints: self.hints,
             },
             tier_faults: self.tier_faults,
             disk: self.disk_config(),

@@ -123,6 +123,8 @@ pub struct Life {
     pub cancel: u32,
     /// By how much of the device blocks the budget falls and rises again, every 64 iterations.
     pub budget_swing: u32,
+    /// Whether each request [says](crate::hints), when it ends, what becomes of its session.
+    pub hints: bool,
 }
 
 impl Life {
@@ -543,7 +545,8 @@ impl RunConfig {
     /// [`ConfigError::NotContiguous`] for the first option that asks for more.
     pub fn check_contiguous(&self, devices: usize) -> Result<(), ConfigError> {
         let default = Self::default();
-        let Life { chunk: _, drafts, accept, fork, suspend, cancel: _, budget_swing } = self.life;
+        let Life { chunk: _, drafts, accept, fork, suspend, cancel: _, budget_swing, hints } =
+            self.life;
         let asked = |option, value: u32| (option, value.to_string(), value > 0);
         let changed = |option, value: String, changed| (option, value, changed);
         let refused = [
@@ -561,6 +564,7 @@ impl RunConfig {
             asked("--fork", fork),
             asked("--suspend", suspend),
             asked("--budget-swing", budget_swing),
+            changed("--hints", String::new(), hints),
             changed(
                 "--tier-faults",
                 self.tier_faults.unwrap_or(0).to_string(),

@@ -26,8 +26,16 @@ const GPT_OSS: Model = Model { full: 2, window: Some((2, 128)), states: 0, draft
 const JAMBA: Model = Model { full: 1, window: None, states: 7, drafts: 0 };
 const ALL: Model = Model { full: 1, window: Some((1, 300)), states: 2, drafts: 0 };
 
-const LIFE: Life =
-    Life { chunk: 700, drafts: 0, accept: 0, fork: 2, suspend: 6, cancel: 10, budget_swing: 30 };
+const LIFE: Life = Life {
+    chunk: 700,
+    drafts: 0,
+    accept: 0,
+    fork: 2,
+    suspend: 6,
+    cancel: 10,
+    budget_swing: 30,
+    hints: true,
+};
 
 fn config(model: Model, life: Life) -> RunConfig {
     let (windows, window) = model.window.map_or((0, None), |(layers, of)| (layers, Some(of)));

@@ -8,6 +8,7 @@ use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
+use kv_replay::trace::{Request, Trace};
 
 /// Replays a few requests in memory for about two of them at once, on one device or two.
 fn replay(device: &str, life: Life, seed: u64) -> RunReport {
@@ -111,6 +112,7 @@ fn all_of_it_happens_at_once() {
         suspend: 5,
         cancel: 20,
         budget_swing: 30,
+        hints: true,
     };
     for (device, seeds) in [("sim", 8..11), ("sim:2", 11..13)] {
         for seed in seeds {
@@ -137,4 +139,36 @@ fn a_tier_that_does_everything_wrong_lies_below() {
         }
     }
     assert!(loaded > 0 && faults.len() >= 4, "{loaded} blocks came back; {faults:?}");
+}
+
+#[test]
+fn sessions_that_are_over_make_room_for_one_that_comes_back() {
+    let request = |timestamp_ms, ids: std::ops::Range<u64>| Request {
+        timestamp_ms,
+        input_length: 512 * (ids.end - ids.start),
+        output_length: 2,
+        hash_ids: ids.collect(),
+    };
+    // A session, as many others as the device has room for, and the next turn of the first.
+    let others = (1..8).map(|at| request(at, 100 * at..100 * at + 4));
+    let all = std::iter::once(request(0, 0..4)).chain(others).chain([request(9, 0..5)]);
+    let trace = Trace { requests: all.collect(), ..generate(&GenerateOptions::default()).unwrap() };
+    let reused = |hints| {
+        let config = RunConfig {
+            block_tokens: 64,
+            device_blocks: 136,
+            host_blocks: 0,
+            max_batch: 1,
+            life: Life { hints, ..Life::default() },
+            shape: kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape },
+            ..RunConfig::default()
+        };
+        config.check_trace(&trace).unwrap();
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
+        assert_eq!((report.corrupt_blocks, report.finished), (0, 9), "{:?}", report.corruptions);
+        assert_eq!(report.hints, hints);
+        report.prefix_tokens_reused
+    };
+    assert_eq!((reused(false), reused(true)), (0, 4 * 512));
 }

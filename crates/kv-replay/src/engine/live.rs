@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_cache::{Request, Sequence};
+use kv_cache::{Request, Reuse, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
@@ -63,9 +63,11 @@ impl Live {
         mut content: RequestContent,
         expected: ExpectedSums,
         answer_tokens: u64,
+        reuse: Reuse,
     ) -> Self {
         let prompt = content.prompt_tokens();
-        let request = Request::named(prompt, content.names(prompt).to_vec());
+        let mut request = Request::named(prompt, content.names(prompt).to_vec());
+        request.reuse = reuse;
         Self {
             content,
             expected,
@@ -112,9 +114,13 @@ impl Live {
 
     /// Takes its blocks away, to be admitted again with what it knows by then.
     pub(super) fn preempt(&mut self) {
-        let Some(sequence) = self.sequence.take() else { return };
+        let Some(mut sequence) = self.sequence.take() else { return };
         let known = sequence.known();
-        self.request = Some(Request::named(known, self.content.names(known).to_vec()));
+        let mut request = Request::named(known, self.content.names(known).to_vec());
+        // It has not ended.
+        request.reuse = sequence.reuse();
+        sequence.set_reuse(Reuse::default());
+        self.request = Some(request);
         self.outcomes.clear();
         (self.staged, self.drafted) = (None, None);
     }

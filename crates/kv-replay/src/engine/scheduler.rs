@@ -8,8 +8,9 @@ use std::time::Duration;
 use kv_cache::kv_manager::{
     ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
-use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
+use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Reuse, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
+use kv_pool::policy::ReuseHint;
 
 use super::RunError;
 use super::arrivals::{Arrivals, Model};
@@ -23,6 +24,7 @@ use super::live::{Live, Staged};
 use super::memory;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
 use crate::config::{Life, RunConfig};
+use crate::hints;
 use crate::report::RunReport;
 use crate::trace::Trace;
 
@@ -51,6 +53,8 @@ pub(super) struct Scheduler<'a, C> {
     content: Content,
     oracle: Oracle,
     life: Life,
+    /// What each request of the trace says when it ends; empty without hints.
+    hints: Vec<Option<ReuseHint>>,
     pub(super) chance: Chance,
     step_tokens: u64,
     block_tokens: u64,
@@ -102,6 +106,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         clock: ManualClock,
     ) -> Result<Self, RunError> {
         let shapes = cache.shapes();
+        let hints = match config.life.hints {
+            true => hints::of_requests(&trace.requests, trace.block_tokens),
+            false => Vec::new(),
+        };
         Ok(Self {
             trace,
             live: BTreeMap::new(),
@@ -109,6 +117,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             content: Content::new(config.seed, config.block_tokens, trace.block_tokens),
             oracle: Oracle::new(shapes, config.block_tokens)?,
             life: config.life,
+            hints,
             chance: Chance::new(config.life, config.seed),
             step_tokens: config.step_tokens.into(),
             block_tokens: config.block_tokens.into(),
@@ -564,7 +573,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             }
             let content = self.content.of(self.next, entry);
             let sums = ExpectedSums::new(&self.oracle);
-            let mut request = Live::new(content, sums, entry.output_length);
+            let then = self.hints.get(self.next).copied().flatten();
+            let reuse = Reuse { shared_head: 0, then };
+            let mut request = Live::new(content, sums, entry.output_length, reuse);
             request.twins = self.life.fork.saturating_sub(1);
             self.live.insert(self.next, request);
             self.waiting.push_back(self.next);

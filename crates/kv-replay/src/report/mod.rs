@@ -126,6 +126,8 @@ pub struct RunReport {
     pub step_tokens: u32,
     /// Name of the eviction policy.
     pub policy: &'static str,
+    /// Whether requests said what becomes of their sessions.
+    pub hints: bool,
     /// How many of the read blocks were compared.
     pub verify: Verify,
     /// Seed of all random choices of the run.
@@ -344,6 +346,7 @@ impl RunReport {
             max_batch: config.max_batch,
             step_tokens: config.step_tokens,
             policy: config.policy.name(),
+            hints: config.life.hints,
             verify: config.verify,
             seed: config.seed,
             setup_s: 0.0,
@@ -402,6 +405,7 @@ mod tests {
             "iterations",
             "admissions",
             "policy",
+            "hints",
             "verified_blocks",
             "corrupt_blocks",
             "pinned_bytes_allocated_after_warmup",
