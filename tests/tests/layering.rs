@@ -143,6 +143,13 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: false,
     },
     Layer {
+        name: "kv-metrics",
+        below: &["kv-cache", "kv-disk"],
+        others: &["prometheus"],
+        never: &[HEAVY],
+        may_be_unsafe: false,
+    },
+    Layer {
         name: "kv-replay",
         below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu"],
         others: &[

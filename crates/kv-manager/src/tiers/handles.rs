@@ -53,6 +53,20 @@ impl BlockFault {
         Self::Late,
     ];
 
+    /// Its name in reports and metrics.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Failed => "failed",
+            Self::Short => "short",
+            Self::Checksum => "checksum",
+            Self::Foreign => "foreign",
+            Self::Fenced => "fenced",
+            Self::Late => "late",
+        }
+    }
+
     /// The fault's place among [all](Self::ALL).
     #[must_use]
     pub const fn index(self) -> usize {

@@ -65,10 +65,10 @@ pub(super) fn findings(folder: &Path, measured_bytes: u64) -> Vec<Finding> {
     }
     let ring = file.try_clone().and_then(|file| RingFile::new(file, DEPTH as u32));
     findings.push(match &ring {
-        Ok(_) => Finding::fine("io_uring", "works"),
+        Ok(_) => Finding::fine(AREA, "io_uring works"),
         Err(error) => Finding::note(
-            "io_uring",
-            format!("cannot be used: {error}"),
+            AREA,
+            format!("io_uring cannot be used: {error}"),
             "files are reached by threads instead; see sysctl kernel.io_uring_disabled, and the container's seccomp profile",
         ),
     });

@@ -58,10 +58,6 @@ fn record_bytes(config: &RunConfig) -> Result<u64, RunError> {
 /// Devices of a host, at most.
 const DEVICES_MOST: usize = 16;
 
-/// Names of the faults that a manager counts, in the order of [`BlockFault::ALL`].
-const FAULTS: [&str; BlockFault::ALL.len()] =
-    ["missing", "failed", "short", "checksum", "foreign", "fenced", "late"];
-
 /// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {
     if config.tier_faults.is_none() && config.disk.is_none() {
@@ -72,7 +68,8 @@ pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager
     let at = usize::from(config.tier_faults.is_some());
     let disk = config.disk.as_ref();
     report.disk = disk.and_then(|disk| disk.report(config.block_tokens, stats.loaded_blocks[at]));
-    let faults = FAULTS.into_iter().zip(stats.faults).filter(|(_, count)| *count > 0);
+    let names = BlockFault::ALL.map(BlockFault::name);
+    let faults = names.into_iter().zip(stats.faults).filter(|(_, count)| *count > 0);
     report.tiers = Some(TiersReport {
         blocks_stored: stats.stored_blocks.iter().sum(),
         blocks_unstored: stats.unstored_blocks,
