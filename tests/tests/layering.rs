@@ -151,7 +151,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-replay",
-        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu"],
+        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-remote"],
         others: &[
             "clap",
             "csv",

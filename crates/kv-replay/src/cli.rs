@@ -10,10 +10,13 @@ use kv_replay::config::{Life, ModelCost, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
 use kv_replay::disk::{ByteSize, DiskConfig};
 use kv_replay::engine::workers::{KillWorker, StopWorker};
+use kv_replay::nodes::NodeConfig;
 use kv_replay::place::Division;
 use kv_replay::policies::Half;
 use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::ReadOptions;
+
+use crate::fleet::{KillNode, StopNode};
 
 const AFTER_HELP: &str = "\
 Without a command, kv-replay generates a workload and replays it on a simulated device, verifying every byte.
@@ -228,6 +231,30 @@ pub(crate) struct RunArgs {
     /// Microseconds of virtual time that an iteration takes which generates tokens; 0 for no time.
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
     decode_step_us: u64,
+    /// Starts N processes of this program, each with a device of its own, and spreads the requests over them. They keep
+    /// blocks for each other, as a tier below the host memory of each.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, conflicts_with_all = ["workers", "contiguous", "disk", "tier_faults"])]
+    pub(crate) nodes: Option<u16>,
+    /// Bytes that each node keeps for all, such as 256MiB.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    node_bytes: ByteSize,
+    /// Fault drill: kills node I when all have listened for MS milliseconds. Can be given several times.
+    #[arg(long, value_name = "I@MS", requires = "nodes")]
+    pub(crate) kill_node: Vec<KillNode>,
+    /// Fault drill: stops node I when all have listened for MS milliseconds, and has it go on FOR_MS later. Can be given
+    /// several times.
+    #[arg(long, value_name = "I@MS:FOR_MS", requires = "nodes")]
+    pub(crate) stop_node: Vec<StopNode>,
+    /// Gives up a node that is not done after S seconds.
+    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = whole::<u32>, requires = "nodes")]
+    pub(crate) node_timeout: u32,
+    /// Which node this process is; a run with --nodes says so.
+    #[arg(long, hide = true, requires_all = ["node_count", "node_folder"])]
+    pub(crate) node: Option<u16>,
+    #[arg(long, hide = true)]
+    pub(crate) node_count: Option<u16>,
+    #[arg(long, hide = true)]
+    pub(crate) node_folder: Option<PathBuf>,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -259,12 +286,28 @@ impl RunArgs {
         self.workers.map_or_else(|| self.device.count(), usize::from)
     }
 
+    /// Blocks of host memory.
+    pub(crate) fn host_blocks(&self) -> u64 {
+        self.host_blocks.unwrap_or(match self.contiguous {
+            true => 0,
+            false => RunConfig::default().host_blocks,
+        })
+    }
+
     fn disk_config(&self) -> Option<DiskConfig> {
         let bytes = self.disk_bytes?.0;
         let mut disk = DiskConfig::new(self.disk.clone()?, bytes);
         disk.bytes_per_second = self.disk_rate.map(|rate| rate.0);
         disk.fresh = self.disk_fresh;
         Some(disk)
+    }
+
+    /// Which node this process is; none if it is none, or its key is of no use.
+    pub(crate) fn node_config(&self, key: &[u8]) -> Option<NodeConfig> {
+        let (index, count) = (self.node?, self.node_count?);
+        let key = kv_remote::Key::new(key).ok()?;
+        let folder = self.node_folder.as_ref()?;
+        Some(NodeConfig::new(index, count, folder, key, self.node_bytes.0))
     }
 
     pub(crate) fn config(&self) -> RunConfig {
@@ -283,10 +326,7 @@ impl RunArgs {
             place: self.place,
             device_blocks: self.device_blocks,
             device_memory: self.device_memory,
-            host_blocks: self.host_blocks.unwrap_or(match self.contiguous {
-                true => 0,
-                false => RunConfig::default().host_blocks,
-            }),
+            host_blocks: self.host_blocks(),
             max_batch: self.max_batch,
             step_tokens: self.step_tokens,
             policy: self.policy,
@@ -308,6 +348,7 @@ impl RunArgs {
             },
             tier_faults: self.tier_faults,
             disk: self.disk_config(),
+            node: None,
             verify: self.verify,
             seed: self.seed,
             window: self.window,

@@ -16,6 +16,7 @@ use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, 
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
+use kv_replay::nodes::NODES_MAX;
 use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
@@ -23,6 +24,7 @@ use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
 use crate::cli::{Command, DoctorArgs, RunArgs, WorkerArgs};
+use crate::fleet::{self, Fleet, FleetError, NodeFolder};
 use crate::progress::Bar;
 
 /// Number of requests of the demonstration: a simulated device replays them in about six seconds on
@@ -91,6 +93,14 @@ pub(crate) enum Failure {
     EveryGpu,
     #[error("--workers gives each process one device; expected --device sim, not {spec}")]
     SimDevices { spec: DeviceSpec },
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    #[error("--node is for processes that a run with --nodes starts")]
+    NoNode,
+    #[error("cannot read the key of the nodes")]
+    Stdin(#[source] io::Error),
+    #[error("cannot make a folder for the nodes' sockets")]
+    Folder(#[source] io::Error),
     #[error("cannot find the program to start worker processes")]
     Program(#[source] io::Error),
     #[error("the worker failed")]
@@ -129,7 +139,8 @@ impl Failure {
                 ) => 2,
                 _ => 1,
             },
-            Self::Unfinished { .. } | Self::Serve(_) => 1,
+            Self::Fleet(FleetError::Drill { .. }) => 2,
+            Self::Unfinished { .. } | Self::Serve(_) | Self::Fleet(_) => 1,
             _ => 2,
         }
     }
@@ -206,7 +217,7 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     if args.device == DeviceSpec::EveryCuda && args.workers.is_none() {
         return Err(Failure::EveryGpu);
     }
-    let config = args.config();
+    let mut config = args.config();
     // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.parts())?;
@@ -222,22 +233,20 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     if let Some(sabotage) = args.sabotage {
         sabotage.check(args.contiguous).map_err(Failure::Sabotage)?;
     }
+    if let Some(nodes) = args.nodes {
+        return fleet(args, nodes);
+    }
+    if args.node.is_some() {
+        let key = fleet::read_key().map_err(Failure::Stdin)?;
+        config.node = Some(args.node_config(&key).ok_or(Failure::NoNode)?);
+        config.check()?;
+    }
     let machine = Machine::of(args)?;
     let workers = args.workers.map(|number| workers(args, number)).transpose()?;
     if let Some(path) = &args.json {
         check_writable(path)?;
     }
-    let trace = match &args.trace {
-        Some(path) => {
-            let requests = args.requests.unwrap_or(u64::MAX);
-            Trace::read_with(path, &args.reading.options())?
-                .limit(usize::try_from(requests).unwrap_or(usize::MAX))
-        }
-        None => {
-            let requests = args.requests.unwrap_or(GenerateOptions::default().requests);
-            generate::generate(&GenerateOptions { requests, seed: config.seed })?
-        }
-    };
+    let trace = trace_of(args, &config)?;
     if let Some(workers) = workers {
         return replay_with_workers(&config, &workers, &trace, args);
     }
@@ -255,14 +264,78 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
             Ok(RunReport { setup_s, ..report })
         });
     }
-    replay(&config, machine, &trace, json, |devices, bar| {
+    let outcome = replay(&config, machine, &trace, json, |devices, bar| {
         over_blocks(&config, &trace, devices, bar, |_cache| {
             #[cfg(all(feature = "sabotage", debug_assertions))]
             if let Some(sabotage) = args.sabotage {
                 sabotage.apply(_cache);
             }
         })
-    })
+    })?;
+    if let Some(node) = &config.node {
+        fleet::stay(node)?;
+    }
+    Ok(outcome)
+}
+
+/// The trace of a run; of one node, its part.
+fn trace_of(args: &RunArgs, config: &RunConfig) -> Result<Trace, Failure> {
+    let mut trace = match &args.trace {
+        Some(path) => {
+            let requests = args.requests.unwrap_or(u64::MAX);
+            Trace::read_with(path, &args.reading.options())?
+                .limit(usize::try_from(requests).unwrap_or(usize::MAX))
+        }
+        None => {
+            let requests = args.requests.unwrap_or(GenerateOptions::default().requests);
+            generate::generate(&GenerateOptions { requests, seed: config.seed })?
+        }
+    };
+    if let Some(node) = &config.node {
+        // Each node has every so-manieth request.
+        let mut turn = 0..;
+        let (index, nodes) = (usize::from(node.index), usize::from(node.nodes));
+        trace.requests.retain(|_| turn.next().is_some_and(|turn: usize| turn % nodes == index));
+    }
+    Ok(trace)
+}
+
+/// Runs this program once for each node.
+fn fleet(args: &RunArgs, nodes: u16) -> Result<Outcome, Failure> {
+    if args.host_blocks() == 0 {
+        return Err(ConfigError::NodesWithoutHost.into());
+    }
+    let option = "--nodes";
+    if nodes == 0 {
+        return Err(ConfigError::Zero { option }.into());
+    }
+    if nodes > NODES_MAX {
+        let (value, limit) = (nodes.into(), NODES_MAX.into());
+        return Err(ConfigError::TooLarge { option, value, limit }.into());
+    }
+    if let Some(path) = &args.json {
+        check_writable(path)?;
+    }
+    let folder = NodeFolder::new().map_err(Failure::Folder)?;
+    let fleet = Fleet {
+        nodes,
+        args: fleet::args_of_nodes(std::env::args().skip(1)),
+        kills: args.kill_node.clone(),
+        stops: args.stop_node.clone(),
+        timeout_s: args.node_timeout.into(),
+    };
+    let report = fleet.run(&folder.0)?;
+    let written = args.json.as_deref().map_or(Ok(()), |path| write_json(path, &report));
+    say(&report.summary())?;
+    written?;
+    if report.corrupt_blocks > 0 {
+        return Ok(Outcome::Corrupt);
+    }
+    if let Some((finished, requests)) = report.unfinished() {
+        return Err(Failure::Unfinished { finished, requests });
+    }
+    report.check_leases()?;
+    Ok(Outcome::Clean)
 }
 
 /// The devices of a replay.

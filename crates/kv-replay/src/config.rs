@@ -10,7 +10,9 @@ use serde::{Serialize, Serializer};
 
 use crate::disk::DiskConfig;
 pub use crate::model_cost::ModelCost;
+use crate::nodes::NodeConfig;
 use crate::place::{Division, shards};
+pub use crate::run_progress::{Progress, ProgressState};
 use crate::shape::{Dtype, KvModelShape, ShapeError};
 use crate::trace::Trace;
 
@@ -169,6 +171,8 @@ pub struct RunConfig {
     pub tier_faults: Option<u64>,
     /// Files below the host; `None` for none.
     pub disk: Option<DiskConfig>,
+    /// Which node this process is of several that keep blocks for each other; `None` for a run of one process.
+    pub node: Option<NodeConfig>,
     /// How many of the read blocks are compared.
     pub verify: Verify,
     /// Seed of all random choices of the run.
@@ -205,6 +209,7 @@ impl Default for RunConfig {
             life: Life::default(),
             tier_faults: None,
             disk: None,
+            node: None,
             verify: Verify::Full,
             seed: 0,
             window: None,
@@ -223,6 +228,9 @@ pub enum ConfigError {
     /// A tier below the host needs one.
     #[error("--tier-faults puts a tier below host memory, but --host-blocks is 0")]
     TierWithoutHost,
+    /// Nodes are below the host's memory.
+    #[error("--nodes puts other nodes below host memory, but --host-blocks is 0")]
+    NodesWithoutHost,
     /// Files below the host need one.
     #[error("--disk puts files below host memory, but --host-blocks is 0")]
     DiskWithoutHost,
@@ -398,6 +406,9 @@ impl RunConfig {
         if self.tier_faults.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::TierWithoutHost);
         }
+        if self.node.is_some() && self.host_blocks == 0 {
+            return Err(ConfigError::NodesWithoutHost);
+        }
         if self.disk.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::DiskWithoutHost);
         }
@@ -571,6 +582,7 @@ impl RunConfig {
                 self.tier_faults.is_some(),
             ),
             changed("--disk", String::new(), self.disk.is_some()),
+            changed("--nodes", String::new(), self.node.is_some()),
             changed("--policy", self.policy.name().to_owned(), self.policy != default.policy),
             changed(
                 "--transport",
@@ -625,38 +637,6 @@ impl RunConfig {
     pub fn block_bytes(&self) -> Result<u64, ShapeError> {
         self.shape.block_bytes(self.block_tokens)
     }
-}
-
-/// The progress of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ProgressState {
-    /// Number of requests of the trace.
-    pub requests: u64,
-    /// Number of requests that have finished.
-    pub finished: u64,
-    /// Number of requests in the batch.
-    pub running: u64,
-    /// Number of iterations so far.
-    pub iterations: u64,
-    /// Number of blocks that held bytes of another request.
-    pub corrupt_blocks: u64,
-    /// Number of blocks that were compared.
-    pub verified_blocks: u64,
-    /// Number of device blocks in use.
-    pub device_blocks_in_use: u64,
-    /// Share of block lookups that hit, from 0 to 1.
-    pub hit_rate: f64,
-}
-
-/// Receives the progress of a run.
-pub trait Progress {
-    /// Called on the run's own thread, up to once per iteration. It must be fast.
-    fn update(&mut self, state: &ProgressState);
-}
-
-/// Ignores the progress.
-impl Progress for () {
-    fn update(&mut self, _state: &ProgressState) {}
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@
 //!   value; [`convert`] converts them;
 //! - [`generate`] creates workloads in the same format from a seed;
 //! - [`policies`] simulates eviction policies on a trace, exactly;
-//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, and
+//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, [`nodes`] the
+//!   processes that keep blocks for each other, and
 //!   [`place`] divides the model over them;
 //! - [`doctor`] looks at the machine that is to run it;
 //! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
@@ -47,11 +48,13 @@ pub mod json_file;
 pub mod memory;
 mod model_cost;
 mod model_line;
+pub mod nodes;
 pub mod place;
 pub mod policies;
 pub mod profile;
 pub mod report;
 pub mod rng;
+mod run_progress;
 pub mod shape;
 pub mod trace;
 

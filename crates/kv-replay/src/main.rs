@@ -4,6 +4,7 @@
 
 mod cli;
 mod commands;
+mod fleet;
 mod progress;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;

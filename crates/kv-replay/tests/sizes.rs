@@ -452,3 +452,28 @@ fn files_below_the_host_of_any_size_are_opened_or_refused() {
     }
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn nodes_of_any_numbers_are_started_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = kv_remote::Key::new(&[1; 16]).unwrap();
+    for (index, bytes) in [(0, 0), (0, 1), (u16::MAX, 1 << 20), (0, u64::MAX)] {
+        let node = kv_replay::nodes::NodeConfig::new(index, 0, folder.path(), key.clone(), bytes);
+        let config = RunConfig { node: Some(node), ..RunConfig::default() };
+        assert_eq!(config.check(), Ok(()));
+        let trace = kv_replay::generate::generate(&kv_replay::generate::GenerateOptions {
+            requests: 1,
+            seed: 1,
+        })
+        .unwrap();
+        let sizes = kv_replay::device::SimSizes::for_config(&config);
+        let devices = kv_replay::device::open(&"sim".parse().unwrap(), sizes).unwrap();
+        let built = kv_replay::engine::build_cache(&config, &trace, &devices);
+        // Memory for one record at least.
+        assert_eq!(built.is_ok(), bytes == 1 << 20, "{bytes}");
+    }
+    for value in ["0", "1@0", "65", "65535", "65536"] {
+        let status = status_of(&["run", "--nodes", value]);
+        assert_eq!(status, Some(2), "{value}");
+    }
+}

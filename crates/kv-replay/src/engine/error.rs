@@ -51,6 +51,9 @@ pub enum RunError {
         tokens: u64,
     },
     /// The files below host memory were not opened.
+    #[error("the node does not serve")]
+    Node(#[from] crate::nodes::NodeStartError),
+    /// See the message.
     #[error("--disk is not used")]
     Disk(#[from] kv_disk::OpenError),
     /// The engine's own buffers could not be allocated.

@@ -1,4 +1,4 @@
-//! The tiers below the host: one in memory, which does everything wrong at times, and files.
+//! The tiers below the host: one in memory, which does everything wrong at times, files, and other nodes.
 
 use std::sync::Mutex;
 
@@ -38,6 +38,17 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
             }
         });
     }
+    if let Some(node) = &config.node {
+        let started = Mutex::new(Some(node.start(record_bytes(config)?)?));
+        tiers.push(move || match started.lock().ok().and_then(|mut started| started.take()) {
+            Some(tier) => Box::new(tier),
+            // The connections are one worker's. Another one has a tier without room.
+            None => {
+                let options = MemoryTierOptions { records_max: 0, ..MemoryTierOptions::default() };
+                Box::new(MemoryTier::new(options))
+            }
+        });
+    }
     Ok(tiers)
 }
 
@@ -60,7 +71,7 @@ const DEVICES_MOST: usize = 16;
 
 /// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {
-    if config.tier_faults.is_none() && config.disk.is_none() {
+    if config.tier_faults.is_none() && config.disk.is_none() && config.node.is_none() {
         return;
     }
     let stats = manager.lower_stats();
@@ -68,6 +79,7 @@ pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager
     let at = usize::from(config.tier_faults.is_some());
     let disk = config.disk.as_ref();
     report.disk = disk.and_then(|disk| disk.report(config.block_tokens, stats.loaded_blocks[at]));
+    report.remote = config.node.as_ref().and_then(|node| node.report(config.block_tokens));
     let names = BlockFault::ALL.map(BlockFault::name);
     let faults = names.into_iter().zip(stats.faults).filter(|(_, count)| *count > 0);
     report.tiers = Some(TiersReport {

@@ -9,11 +9,12 @@ use kv_cache::TransportStats;
 use serde::Serialize;
 
 pub use latency::{LatencyReport, OpenLoopReport};
-pub(crate) use summary::bytes;
+pub(crate) use summary::{bytes, grouped};
 
 use crate::config::{RunConfig, Verify};
 use crate::disk::DiskReport;
 use crate::memory::MemoryReport;
+use crate::nodes::NodeReport;
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
 
@@ -102,6 +103,9 @@ pub struct RunReport {
     pub disk: Option<DiskReport>,
     /// Latencies by the virtual time of simulated devices; `None` unless requests waited for their arrival.
     pub open_loop: Option<OpenLoopReport>,
+    /// The blocks that nodes keep for each other; absent in a run of one process.
+    #[serde(flatten)]
+    pub remote: Option<NodeReport>,
     /// The figures of a run over contiguous ranges; `None` for a run over blocks.
     pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
@@ -276,6 +280,24 @@ pub struct CorruptBlock {
     pub message: String,
 }
 
+impl ReportShape {
+    fn of(config: &RunConfig) -> Result<Self, ShapeError> {
+        let shape = config.shape;
+        Ok(Self {
+            layers: shape.layers,
+            kv_heads: shape.kv_heads,
+            head_size: shape.head_size,
+            dtype: shape.dtype,
+            block_tokens: config.block_tokens,
+            block_bytes: config.block_bytes()?,
+            window: config.window,
+            window_layers: config.window_layers(),
+            state_layers: config.state_layers,
+            draft_layers: config.draft_layers,
+        })
+    }
+}
+
 impl RunReport {
     /// The report of a run before it starts: the options of `config`, and zeros.
     ///
@@ -283,7 +305,6 @@ impl RunReport {
     ///
     /// [`ShapeError`] for an invalid shape.
     pub fn new(config: &RunConfig, device: &str) -> Result<Self, ShapeError> {
-        let shape = config.shape;
         Ok(Self {
             requests: 0,
             finished: 0,
@@ -323,23 +344,13 @@ impl RunReport {
             tiers: None,
             disk: None,
             open_loop: None,
+            remote: None,
             contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,
             device: device.to_owned(),
             placement: None,
-            shape: ReportShape {
-                layers: shape.layers,
-                kv_heads: shape.kv_heads,
-                head_size: shape.head_size,
-                dtype: shape.dtype,
-                block_tokens: config.block_tokens,
-                block_bytes: config.block_bytes()?,
-                window: config.window,
-                window_layers: config.window_layers(),
-                state_layers: config.state_layers,
-                draft_layers: config.draft_layers,
-            },
+            shape: ReportShape::of(config)?,
             device_blocks: config.device_blocks,
             host_blocks: config.host_blocks,
             peak_device_blocks: 0,

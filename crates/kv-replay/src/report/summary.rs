@@ -7,6 +7,7 @@ use super::{
 };
 use crate::config::Verify;
 use crate::model_line::model_line;
+use crate::nodes::NodeReport;
 
 /// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
@@ -45,6 +46,7 @@ impl RunReport {
             ("life", self.life_line()),
             ("tiers", self.tiers_line()),
             ("disk", self.disk_line()),
+            ("remote", self.remote.as_ref().map_or_else(String::new, NodeReport::line)),
             ("workers", self.workers_line()),
             ("driver", self.calls_line()),
             ("verified", self.verdict()),
@@ -289,7 +291,7 @@ impl RunReport {
 }
 
 /// Formats a number with a comma after every third digit from the right.
-fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -1,0 +1,437 @@
+//! `run --nodes N`: starts the nodes, spreads the trace over them, kills or stops some, and sums up what they report.
+
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use kv_replay::json_file::{WriteError, write_json};
+use kv_replay::nodes::LeaseReport;
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde_json::Value;
+
+/// How often nodes are looked at.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A fault drill: node `node`, so many milliseconds after all nodes have begun.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct KillNode {
+    node: u16,
+    at: Duration,
+}
+
+/// A fault drill: a node that is stopped, and goes on later.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct StopNode {
+    node: u16,
+    at: Duration,
+    wait: Duration,
+}
+
+fn millis(text: &str) -> Option<Duration> {
+    text.parse::<u32>().ok().map(|millis| Duration::from_millis(millis.into()))
+}
+
+impl FromStr for KillNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = || {
+            let (node, at) = text.split_once('@')?;
+            Some(Self { node: node.parse().ok()?, at: millis(at)? })
+        };
+        parsed().ok_or_else(|| format!("{text:?} is not I@MS"))
+    }
+}
+
+impl FromStr for StopNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = || {
+            let (node, rest) = text.split_once('@')?;
+            let (at, wait) = rest.split_once(':')?;
+            Some(Self { node: node.parse().ok()?, at: millis(at)?, wait: millis(wait)? })
+        };
+        parsed().ok_or_else(|| format!("{text:?} is not I@MS:FOR_MS"))
+    }
+}
+
+/// Why the nodes of a run did not end well.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FleetError {
+    #[error("node {node} of a drill is not one of {nodes}")]
+    Drill { node: u16, nodes: u16 },
+    #[error("cannot start or watch a node")]
+    Start(#[source] io::Error),
+    #[error("node {node} ended with {status}, and wrote no report")]
+    Ended { node: usize, status: String },
+    #[error("node {node} was not done after {waited_s} s")]
+    Slow { node: usize, waited_s: u64 },
+    #[error("the report of node {node} cannot be read")]
+    Report { node: usize, source: serde_json::Error },
+    #[error("{leases} leases of nodes are open at the end")]
+    Leases { leases: u64 },
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// The nodes of a run.
+pub(crate) struct Fleet {
+    pub(crate) nodes: u16,
+    /// The options of each node, which is this program again.
+    pub(crate) args: Vec<String>,
+    pub(crate) kills: Vec<KillNode>,
+    pub(crate) stops: Vec<StopNode>,
+    /// Seconds after which a node counts as hanging.
+    pub(crate) timeout_s: u64,
+}
+
+/// What came of all nodes.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct FleetReport {
+    /// Nodes.
+    nodes: u16,
+    /// Nodes that were killed.
+    killed: Vec<u16>,
+    /// Nodes that were stopped, and have gone on.
+    stopped: Vec<u16>,
+    requests: u64,
+    finished: u64,
+    verified_blocks: u64,
+    pub(crate) corrupt_blocks: u64,
+    remote_hits: u64,
+    remote_saved_tokens: u64,
+    remote_blocks_read: u64,
+    remote_blocks_stored: u64,
+    remote_misses_stale: u64,
+    remote_hedged: u64,
+    remote_downs: u64,
+    /// Leases of the nodes that were not killed.
+    leases: LeaseReport,
+    /// Seconds from the start of the first node to the end of the last.
+    wall_s: f64,
+    /// The reports of the nodes that were not killed.
+    reports: Vec<Value>,
+}
+
+struct Running {
+    child: Child,
+    killed: bool,
+    done: bool,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One that has ended already is as it should be.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn report_of(folder: &Path, node: usize) -> PathBuf {
+    folder.join(format!("{node}.json"))
+}
+
+fn leases_of(folder: &Path, node: usize) -> PathBuf {
+    folder.join(format!("{node}.leases.json"))
+}
+
+fn random_hex() -> io::Result<String> {
+    let mut bytes = [0_u8; 32];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+impl Fleet {
+    pub(crate) fn check(&self) -> Result<(), FleetError> {
+        let named = self.kills.iter().map(|kill| kill.node);
+        let mut named = named.chain(self.stops.iter().map(|stop| stop.node));
+        match named.find(|&node| node >= self.nodes) {
+            Some(node) => Err(FleetError::Drill { node, nodes: self.nodes }),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs the nodes in a folder of their own.
+    pub(crate) fn run(&self, folder: &Path) -> Result<FleetReport, FleetError> {
+        self.check()?;
+        let since = Instant::now();
+        let key = random_hex().map_err(FleetError::Start)?;
+        let mut nodes = Vec::new();
+        for index in 0..usize::from(self.nodes) {
+            nodes.push(self.start(index, folder, &key).map_err(FleetError::Start)?);
+        }
+        let mut report = FleetReport { nodes: self.nodes, ..FleetReport::default() };
+        self.watch(folder, &mut nodes, &mut report)?;
+        // All have done their part; now each may go, and says first how its leases have ended.
+        for node in &mut nodes {
+            drop(node.child.stdin.take());
+        }
+        for (index, node) in nodes.iter_mut().enumerate().filter(|(_, node)| !node.killed) {
+            self.wait_for_end(index, node)?;
+            report.add(folder, index)?;
+        }
+        report.wall_s = since.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    fn start(&self, index: usize, folder: &Path, key: &str) -> io::Result<Running> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(&self.args)
+            .args(["--node", &index.to_string(), "--node-count", &self.nodes.to_string()])
+            .arg("--node-folder")
+            .arg(folder)
+            .arg("--json")
+            .arg(report_of(folder, index))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()?;
+        if let Some(stdin) = &mut child.stdin {
+            writeln!(stdin, "{key}")?;
+        }
+        Ok(Running { child, killed: false, done: false })
+    }
+
+    /// Waits until all nodes have reported, and does what the drills say meanwhile.
+    fn watch(
+        &self,
+        folder: &Path,
+        nodes: &mut [Running],
+        report: &mut FleetReport,
+    ) -> Result<(), FleetError> {
+        let (mut kills, mut stops) = (self.kills.clone(), self.stops.clone());
+        let mut sleeping: Vec<(u16, Instant)> = Vec::new();
+        let (begun, mut all_there) = (Instant::now(), None);
+        while nodes.iter().any(|node| !node.done) {
+            let sockets =
+                || (0..self.nodes).all(|node| folder.join(format!("{node}.sock")).exists());
+            if all_there.is_none() && sockets() {
+                all_there = Some(Instant::now());
+            }
+            let since = all_there.map_or(Duration::ZERO, |there| there.elapsed());
+            let due = |at: Duration| all_there.is_some() && at <= since;
+            for kill in kills.extract_if(.., |kill| due(kill.at)) {
+                let node = &mut nodes[usize::from(kill.node)];
+                if !node.done {
+                    node.child.kill().map_err(FleetError::Start)?;
+                    (node.killed, node.done) = (true, true);
+                    report.killed.push(kill.node);
+                }
+            }
+            for stop in stops.extract_if(.., |stop| due(stop.at)) {
+                let node = &nodes[usize::from(stop.node)];
+                if !node.done {
+                    signal(node, Signal::STOP)?;
+                    sleeping.push((stop.node, Instant::now() + stop.wait));
+                    report.stopped.push(stop.node);
+                }
+            }
+            for (node, _) in sleeping.extract_if(.., |(_, until)| *until <= Instant::now()) {
+                signal(&nodes[usize::from(node)], Signal::CONT)?;
+            }
+            for (index, node) in nodes.iter_mut().enumerate().filter(|(_, node)| !node.done) {
+                node.done = report_of(folder, index).exists();
+                let ended = node.child.try_wait().map_err(FleetError::Start)?;
+                if let (false, Some(status)) = (node.done, ended) {
+                    return Err(FleetError::Ended { node: index, status: status.to_string() });
+                }
+            }
+            if begun.elapsed().as_secs() > self.timeout_s
+                && let Some(node) = nodes.iter().position(|node| !node.done)
+            {
+                return Err(FleetError::Slow { node, waited_s: self.timeout_s });
+            }
+            std::thread::park_timeout(LOOK);
+        }
+        for (node, _) in sleeping {
+            signal(&nodes[usize::from(node)], Signal::CONT)?;
+        }
+        Ok(())
+    }
+
+    fn wait_for_end(&self, index: usize, node: &mut Running) -> Result<(), FleetError> {
+        let begun = Instant::now();
+        while node.child.try_wait().map_err(FleetError::Start)?.is_none() {
+            if begun.elapsed().as_secs() > self.timeout_s {
+                return Err(FleetError::Slow { node: index, waited_s: self.timeout_s });
+            }
+            std::thread::park_timeout(LOOK);
+        }
+        Ok(())
+    }
+}
+
+fn signal(node: &Running, signal: Signal) -> Result<(), FleetError> {
+    let pid = i32::try_from(node.child.id()).ok().and_then(Pid::from_raw);
+    // The process is a child that was not waited for, so its number is its own.
+    let sent = pid.map_or(Ok(()), |pid| kill_process(pid, signal));
+    sent.map_err(|error| FleetError::Start(error.into()))
+}
+
+impl FleetReport {
+    fn add(&mut self, folder: &Path, node: usize) -> Result<(), FleetError> {
+        let unreadable = |source| FleetError::Report { node, source };
+        let read = |path: PathBuf| fs::read(path).map_err(FleetError::Start);
+        let report: Value =
+            serde_json::from_slice(&read(report_of(folder, node))?).map_err(unreadable)?;
+        let leases: LeaseReport =
+            serde_json::from_slice(&read(leases_of(folder, node))?).map_err(unreadable)?;
+        let of = |name: &str| report.get(name).and_then(Value::as_u64).unwrap_or(0);
+        for (sum, name) in [
+            (&mut self.requests, "requests"),
+            (&mut self.finished, "finished"),
+            (&mut self.verified_blocks, "verified_blocks"),
+            (&mut self.corrupt_blocks, "corrupt_blocks"),
+            (&mut self.remote_hits, "remote_hits"),
+            (&mut self.remote_saved_tokens, "remote_saved_tokens"),
+            (&mut self.remote_blocks_read, "remote_blocks_read"),
+            (&mut self.remote_blocks_stored, "remote_blocks_stored"),
+            (&mut self.remote_misses_stale, "remote_misses_stale"),
+            (&mut self.remote_hedged, "remote_hedged"),
+            (&mut self.remote_downs, "remote_downs"),
+        ] {
+            *sum += of(name);
+        }
+        let all = &mut self.leases;
+        all.granted += leases.granted;
+        all.returned += leases.returned;
+        all.cancelled += leases.cancelled;
+        all.expired += leases.expired;
+        all.open += leases.open;
+        self.reports.push(report);
+        Ok(())
+    }
+
+    /// A few lines for people.
+    pub(crate) fn summary(&self) -> String {
+        let Self { nodes, killed, stopped, requests, finished, leases, .. } = self;
+        format!(
+            "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped\n\n  \
+             remote    {} blocks from other nodes: {} tokens not computed; {} read, {} stale, {} hedged, {} downs\n  \
+             leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
+             verified  {} blocks, {} corrupt\n",
+            self.wall_s,
+            killed.len(),
+            stopped.len(),
+            self.remote_hits,
+            self.remote_saved_tokens,
+            self.remote_blocks_read,
+            self.remote_misses_stale,
+            self.remote_hedged,
+            self.remote_downs,
+            leases.granted,
+            leases.returned,
+            leases.cancelled,
+            leases.expired,
+            leases.open,
+            self.verified_blocks,
+            self.corrupt_blocks,
+        )
+    }
+
+    /// Requests that did not finish, of nodes that were not killed.
+    pub(crate) fn unfinished(&self) -> Option<(u64, u64)> {
+        (self.finished != self.requests).then_some((self.finished, self.requests))
+    }
+
+    pub(crate) fn check_leases(&self) -> Result<(), FleetError> {
+        match self.leases.open {
+            0 => Ok(()),
+            leases => Err(FleetError::Leases { leases }),
+        }
+    }
+}
+
+/// Options of the run that are the fleet's alone, each with its value.
+const OF_FLEET: [&str; 5] = ["--nodes", "--json", "--kill-node", "--stop-node", "--node-timeout"];
+
+/// The options of each node: those of the run without those of the fleet.
+pub(crate) fn args_of_nodes(args: impl Iterator<Item = String>) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut args = args;
+    while let Some(arg) = args.next() {
+        if OF_FLEET.contains(&arg.as_str()) {
+            // Its value.
+            drop(args.next());
+        } else if !OF_FLEET
+            .iter()
+            .any(|of| arg.strip_prefix(of).is_some_and(|of| of.starts_with('=')))
+        {
+            kept.push(arg);
+        }
+    }
+    kept
+}
+
+/// A folder for sockets and reports, which goes with the run.
+pub(crate) struct NodeFolder(pub(crate) PathBuf);
+
+impl NodeFolder {
+    pub(crate) fn new() -> io::Result<Self> {
+        let name: String = random_hex()?.chars().take(16).collect();
+        let path = std::env::temp_dir().join(format!("kv-replay-{name}"));
+        // Others of this host may not connect.
+        std::os::unix::fs::DirBuilderExt::mode(&mut fs::DirBuilder::new(), 0o700).create(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for NodeFolder {
+    fn drop(&mut self) {
+        // What is left there is of no use, and of no harm.
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Reads the key that a node is told first.
+pub(crate) fn read_key() -> io::Result<Vec<u8>> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    Ok(line.trim().as_bytes().to_vec())
+}
+
+/// What a node does behind its run: serves the others until it is told to go, and says how its leases have ended.
+pub(crate) fn stay(config: &kv_replay::nodes::NodeConfig) -> Result<(), WriteError> {
+    // The end of the pipe is the word to go, and so is its failure.
+    drop(io::stdin().read_to_end(&mut Vec::new()));
+    let path = leases_of(&config.folder, usize::from(config.index));
+    write_json(&path, &config.leases())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drills_are_read_as_people_write_them() {
+        let at = Duration::from_millis(20);
+        assert_eq!("1@20".parse(), Ok(KillNode { node: 1, at }));
+        let wait = Duration::from_millis(300);
+        assert_eq!("2@20:300".parse(), Ok(StopNode { node: 2, at, wait }));
+        for text in ["", "1", "1@", "@20", "1@-1", "65536@1", "1@20:"] {
+            assert!(text.parse::<KillNode>().is_err(), "{text}");
+            assert!(text.parse::<StopNode>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn nodes_have_the_options_of_the_run_without_those_of_the_fleet() {
+        let all = [
+            "run",
+            "--nodes",
+            "3",
+            "--seed",
+            "7",
+            "--json=a",
+            "--kill-node",
+            "1@2",
+            "--node-bytes=1",
+        ];
+        let kept = args_of_nodes(all.into_iter().map(str::to_owned));
+        assert_eq!(kept, ["run", "--seed", "7", "--node-bytes=1"]);
+    }
+}

@@ -1,0 +1,211 @@
+//! Nodes of a run: processes on this machine that keep blocks for each other, as a tier below the host memory of each.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use kv_pool::clock::SystemClock;
+use kv_remote::{
+    Address, HostMemory, Key, KeyError, Member, Miss, Node, NodeError, NodeOptions, RemoteOptions,
+    RemoteTier, RemoteWatch, Server, ServerOptions,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::report::grouped;
+
+/// How long a reader of a node may take. Short, so that a process that was stopped wakes behind it.
+pub const LEASE: Duration = Duration::from_millis(200);
+
+/// Nodes of a run, at most.
+pub const NODES_MAX: u16 = 64;
+
+/// How long a node waits for the others to be there.
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// Which node of a run a process is.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Its number.
+    pub index: u16,
+    /// How many nodes there are.
+    pub nodes: u16,
+    /// The folder of all nodes' sockets.
+    pub folder: PathBuf,
+    /// The key of all nodes.
+    pub key: Key,
+    /// Bytes that this node keeps for all.
+    pub bytes: u64,
+    /// The server and the tier, once the run has begun.
+    served: Arc<OnceLock<(Server, RemoteWatch)>>,
+}
+
+/// Why there is no node.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeStartError {
+    /// The key is too short.
+    #[error("the key of the nodes is of no use")]
+    Key(#[from] KeyError),
+    /// The node has no memory or no slots.
+    #[error("the node has no memory")]
+    Node(#[from] NodeError),
+    /// The system refused a socket or a thread.
+    #[error("the node cannot be served")]
+    Serve(#[from] std::io::Error),
+    /// Another node did not begin to listen.
+    #[error("node {node} is not there after {waited_s} s")]
+    Missing {
+        /// The other node.
+        node: u16,
+        /// How long it was waited for, in seconds.
+        waited_s: u64,
+    },
+    /// The configuration was used for another run.
+    #[error("the node of this configuration runs already")]
+    Again,
+}
+
+impl NodeConfig {
+    /// Node `index` of `nodes`.
+    #[must_use]
+    pub fn new(index: u16, nodes: u16, folder: &Path, key: Key, bytes: u64) -> Self {
+        Self { index, nodes, folder: folder.to_owned(), key, bytes, served: Arc::default() }
+    }
+
+    fn name(index: u16) -> String {
+        format!("node-{index}")
+    }
+
+    /// Where a node listens.
+    fn socket(&self, index: u16) -> PathBuf {
+        self.folder.join(format!("{index}.sock"))
+    }
+
+    fn member(&self, index: u16) -> Member {
+        Member { name: Self::name(index), address: Address::Unix(self.socket(index)) }
+    }
+
+    /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
+    pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
+        let memory = Arc::new(HostMemory::new(self.bytes)?);
+        let options = NodeOptions::new(&Self::name(self.index), record_bytes);
+        let node = Node::new(&options, memory, Arc::new(SystemClock::new()))?;
+        let address = Address::Unix(self.socket(self.index));
+        let server = Server::start(Arc::new(node), ServerOptions::new(address, self.key.clone()))?;
+        let since = Instant::now();
+        for node in 0..self.nodes {
+            while !self.socket(node).exists() {
+                if since.elapsed() > START_MAX {
+                    return Err(NodeStartError::Missing { node, waited_s: START_MAX.as_secs() });
+                }
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+        }
+        let members = (0..self.nodes).map(|index| self.member(index)).collect();
+        let mut options = RemoteOptions::new(members, self.key.clone());
+        options.lease = LEASE;
+        let tier = RemoteTier::new(options)?;
+        let served = (server, tier.watch());
+        self.served.set(served).map_err(|_| NodeStartError::Again)?;
+        Ok(tier)
+    }
+
+    /// What came of the tier; none if it was not started.
+    pub(crate) fn report(&self, block_tokens: u32) -> Option<NodeReport> {
+        let stats = self.served.get()?.1.stats();
+        let own = Self::name(self.index);
+        let from_others = stats.loaded.iter().filter(|(name, _)| **name != own);
+        let remote_hits = from_others.map(|(_, count)| *count).sum();
+        let misses = Miss::ALL.into_iter().map(|miss| (miss.name(), stats.missed_as(miss)));
+        Some(NodeReport {
+            remote_hits,
+            remote_saved_tokens: remote_hits * u64::from(block_tokens),
+            remote_blocks_read: stats.read,
+            remote_blocks_stored: stats.stored,
+            remote_misses_stale: stats.missed_as(Miss::Stale) + stats.missed_as(Miss::Torn),
+            remote_misses: misses.filter(|(_, count)| *count > 0).collect(),
+            remote_hedged: stats.hedged,
+            remote_downs: stats.downs,
+        })
+    }
+
+    /// Leases of this node's blocks, once all that are open have ended or a time has passed that is much longer than a lease.
+    #[must_use]
+    pub fn leases(&self) -> LeaseReport {
+        let Some((server, _)) = self.served.get() else { return LeaseReport::default() };
+        let since = Instant::now();
+        loop {
+            let leases = server.node().stats().leases;
+            if leases.open == 0 || since.elapsed() > 50 * LEASE {
+                return LeaseReport {
+                    granted: leases.granted,
+                    returned: leases.returned,
+                    cancelled: leases.cancelled,
+                    expired: leases.expired,
+                    open: leases.open,
+                };
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+}
+
+impl PartialEq for NodeConfig {
+    fn eq(&self, other: &Self) -> bool {
+        let of = |config: &Self| (config.index, config.nodes, config.folder.clone(), config.bytes);
+        of(self) == of(other)
+    }
+}
+
+impl Eq for NodeConfig {}
+
+/// What came of the blocks that nodes keep for each other.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct NodeReport {
+    /// Blocks that came from another node and were right.
+    pub remote_hits: u64,
+    /// Tokens of these blocks, which were not computed here.
+    pub remote_saved_tokens: u64,
+    /// Blocks whose bytes were read from any node, used or not.
+    pub remote_blocks_read: u64,
+    /// Blocks that at least one node keeps for this one.
+    pub remote_blocks_stored: u64,
+    /// Blocks that were written anew before they were read, or came torn.
+    pub remote_misses_stale: u64,
+    /// Nodes that did not give a block, by reason.
+    pub remote_misses: BTreeMap<&'static str, u64>,
+    /// Loads for which a second node was asked while the first had not answered.
+    pub remote_hedged: u64,
+    /// Calls after which a node was down.
+    pub remote_downs: u64,
+}
+
+impl NodeReport {
+    /// A line for people.
+    pub(crate) fn line(&self) -> String {
+        format!(
+            "{} blocks from other nodes: {} tokens not computed; {} read, {} stored, {} stale",
+            grouped(self.remote_hits),
+            grouped(self.remote_saved_tokens),
+            grouped(self.remote_blocks_read),
+            grouped(self.remote_blocks_stored),
+            grouped(self.remote_misses_stale),
+        )
+    }
+}
+
+/// Leases of one node's blocks.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct LeaseReport {
+    /// Leases that were given.
+    pub granted: u64,
+    /// Ended by their readers.
+    pub returned: u64,
+    /// Ended because their reader was gone.
+    pub cancelled: u64,
+    /// Ended by time.
+    pub expired: u64,
+    /// Not ended.
+    pub open: u64,
+}
