@@ -1,6 +1,6 @@
 //! What each eviction policy costs: a full cache of 65,536 blocks, requests of 16 blocks, half of them found again.
 //!
-//! `cargo run --release -p kv-pool --example policy_timing`
+//! `cargo run --release -p kv-pool --example policy_timing [-- POLICY]`
 
 #![allow(clippy::print_stdout, reason = "a program that reports")]
 
@@ -39,7 +39,10 @@ fn measure(policy: &mut dyn EvictionPolicy) -> [f64; 3] {
         let begun = Instant::now();
         for number in names..names + u64::from(REQUEST) {
             policy.missed(name(number), now);
-            used.extend(policy.victim(now));
+            if let Some(victim) = policy.victim(now) {
+                policy.evicted(victim, facts[victim.index()].hash);
+                used.push(victim);
+            }
         }
         evicting += begun.elapsed().as_nanos();
         let begun = Instant::now();
@@ -81,7 +84,11 @@ fn main() -> Result<(), PolicyError> {
         "{:<12} {:>8} {:>16} {:>16}",
         "ns a block", "evict", "cache, release", "find, release"
     );
+    let only = std::env::args().nth(1);
     for mut policy in policies {
+        if only.as_deref().is_some_and(|only| only != policy.name()) {
+            continue;
+        }
         let [evict, cache, find] = measure(&mut *policy);
         println!("{:<12} {evict:>8.0} {cache:>16.0} {find:>16.0}", policy.name());
     }

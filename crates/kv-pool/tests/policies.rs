@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kv_pool::policy::{
-    AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyTime, Prioritized,
-    PriorityLru, S3Fifo, Slru,
+    AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyKind, PolicyTime,
+    Prioritized, PriorityLru, S3Fifo, Slru,
 };
 use kv_pool::{BlockHash, Priority, policy::RecordId};
 
@@ -132,8 +132,14 @@ impl Caller {
         if let Some(victim) = victim {
             let cached = self.cached[victim.index()].unwrap();
             assert!(may_go(&cached), "{}: {victim:?}", self.policy.name());
-            self.forget(victim.index());
+            self.drop_victim(victim);
         }
+    }
+
+    fn drop_victim(&mut self, victim: RecordId) {
+        let cached = self.cached[victim.index()].unwrap();
+        self.policy.evicted(victim, cached.facts.hash);
+        self.forget(victim.index());
     }
 
     fn forget(&mut self, index: usize) {
@@ -180,7 +186,7 @@ fn equal_calls_give_equal_victims() {
                 && let Some(victim) = caller.policy.victim(caller.now)
             {
                 victims.push(victim);
-                caller.forget(victim.index());
+                caller.drop_victim(victim);
             }
         }
         victims
@@ -202,6 +208,7 @@ fn calls_that_make_no_sense_change_nothing() {
             policy.children(block, false);
             policy.children(block, true);
             policy.removed(block);
+            policy.evicted(block, facts.hash);
         }
         let beyond = RecordId::from_index(BLOCKS as u32);
         policy.stored(beyond, &facts);
@@ -214,6 +221,32 @@ fn calls_that_make_no_sense_change_nothing() {
         assert_eq!(policy.len(), 1, "{}", policy.name());
         assert_eq!(policy.victim(facts.used), Some(block), "{}", policy.name());
         assert_eq!((policy.len(), policy.victim(facts.used)), (0, None), "{}", policy.name());
+    }
+}
+
+#[test]
+fn priorities_come_first_under_every_policy_that_a_configuration_names() {
+    for kind in PolicyKind::ALL {
+        let mut policy = kind.make(BLOCKS as u64).unwrap();
+        let facts = |index: u32| {
+            let priority = Priority::new((index * 17 % 5) as u8 + Priority::DEFAULT.get() - 2);
+            let hash = BlockHash::from_u128(u128::from(index));
+            BlockFacts { priority: priority.unwrap(), ..BlockFacts::new(hash) }
+        };
+        for index in 0..BLOCKS as u32 {
+            policy.stored(RecordId::from_index(index), &facts(index));
+            policy.evictable(RecordId::from_index(index), &facts(index));
+        }
+        // Some are used again, which changes nothing about their priority.
+        for index in (0..BLOCKS as u32).step_by(3) {
+            policy.found(RecordId::from_index(index), PolicyTime { lookups: 9, ms: 9 });
+            policy.held(RecordId::from_index(index));
+            policy.evictable(RecordId::from_index(index), &facts(index));
+        }
+        let victim = || policy.victim(PolicyTime { lookups: 20, ms: 20 });
+        let order: Vec<_> = std::iter::from_fn(victim).map(|block| block.index() as u32).collect();
+        assert_eq!(order.len(), BLOCKS, "{kind}");
+        assert!(order.is_sorted_by_key(|&index| facts(index).priority), "{kind}: {order:?}");
     }
 }
 

@@ -67,6 +67,10 @@ impl EvictionPolicy for Recorder {
         Some(victim)
     }
 
+    fn evicted(&mut self, _block: RecordId, hash: BlockHash) {
+        self.note("evicted", named(hash));
+    }
+
     fn len(&self) -> usize {
         self.order.len()
     }
@@ -148,7 +152,7 @@ fn content_that_moves_leaves_one_tier_s_policy_and_comes_to_the_other_s() {
     write(&pool, &names(&[2]));
     assert_eq!(
         near.take(),
-        ["victim block 0", "removed block 0", "stored 2", "evictable 2"],
+        ["victim block 0", "evicted 1", "removed block 0", "stored 2", "evictable 2"],
         "1 makes room for 2"
     );
     assert_eq!(far.take(), ["stored 1", "evictable 1"]);

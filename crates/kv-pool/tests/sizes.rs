@@ -595,6 +595,7 @@ fn tell(policy: &mut dyn EvictionPolicy, block: RecordId, now: PolicyTime) {
         policy.evictable(block, &facts);
         let evictable = policy.len();
         assert_eq!(policy.victim(now).is_some(), evictable > 0);
+        policy.evicted(block, name(value));
         policy.removed(block);
         assert!(policy.is_empty() && policy.overdue() == 0);
     }

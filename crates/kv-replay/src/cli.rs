@@ -386,6 +386,10 @@ pub(crate) struct PoliciesArgs {
     /// Also searches how much smaller HitDensity's cache may be for LRU's hit rate.
     #[arg(long)]
     pub(crate) saved: bool,
+    /// Give hints, derived from the trace, about the blocks of requests that are done: that their
+    /// session is over, or waits for a tool at most 30 s.
+    #[arg(long)]
+    pub(crate) hints: bool,
     /// Writes the hit rates to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -159,6 +159,7 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
                 host_capacities: args.host_capacities.as_deref(),
                 half: args.half,
                 saved: args.saved,
+                hints: args.hints,
                 json: args.json.as_deref(),
             };
             say(&policies::run(&options)?)?;

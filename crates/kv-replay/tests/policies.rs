@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::policies::workloads::WORKLOADS;
 use kv_replay::policies::{
     self, Capacity, CapacityError, Half, HalfError, PoliciesError, PoliciesOptions, hit_rates,
     hit_rates_of, parse_capacities,
@@ -230,14 +231,14 @@ fn assert_models_agree(label: &str, trace: &Trace, capacities: &str) {
     assert_eq!(report.block_lookups, trace.block_lookups());
     for row in &report.capacities {
         let mut found: Vec<_> = row.hits.iter().map(|hits| (hits.policy, hits.hits)).collect();
-        // A policy that learns has no model. It is checked against properties that hold for every
-        // policy.
-        let is_learned = |policy: &str| policy.starts_with("hit_density");
-        let learned: Vec<_> = found.extract_if(.., |(policy, _)| is_learned(policy)).collect();
-        assert_eq!(learned.len(), 2);
+        // A policy that learns has no model, and neither has one that is served as in a pool. They are
+        // checked against properties that hold for every policy.
+        let has_no_model = |policy: &str| policy == "hit_density" || policy.ends_with("_pool");
+        let others: Vec<_> = found.extract_if(.., |(policy, _)| has_no_model(policy)).collect();
+        assert_eq!(others.len(), 4);
         let expected = MODELS.map(|(name, model)| (name, model(&ids, row.capacity.blocks())));
         assert_eq!(found, expected, "{label}, capacity {}", row.capacity.blocks());
-        for (policy, hits) in learned {
+        for (policy, hits) in others {
             assert!(hits <= expected[1].1, "{policy}, {label}, capacity {}", row.capacity.blocks());
         }
     }
@@ -291,7 +292,7 @@ fn a_capacity_beyond_all_blocks_hits_every_repetition() {
     ids.dedup();
     let repeated = trace.block_lookups() - ids.len() as u64;
     let report = hit_rates(&trace, &[Capacity::new(policies::CAPACITY_MAX_BLOCKS).unwrap()]);
-    assert_eq!(report.capacities[0].hits.len(), MODELS.len() + 2);
+    assert_eq!(report.capacities[0].hits.len(), MODELS.len() + 4);
     for hits in &report.capacities[0].hits {
         assert_eq!(hits.hits, repeated, "{}", hits.policy);
     }
@@ -370,6 +371,7 @@ fn options<'a>(traces: &'a [PathBuf], capacities: &'a str, json: &'a Path) -> Po
         host_capacities: None,
         half,
         saved: false,
+        hints: false,
         json,
     }
 }
@@ -409,6 +411,63 @@ fn several_traces_of_another_grain_are_reported_apart() {
     assert_eq!(none.unwrap_err().to_string(), refused);
 }
 
+/// Forty sessions of four blocks and twenty turns, two at a time, between prompts that never come back: a policy
+/// that is told which blocks are over keeps the others.
+#[test]
+fn hints_keep_what_comes_back() {
+    let mut requests = Vec::new();
+    for round in 0..400_u64 {
+        for session in [2 * (round / 20), 2 * (round / 20) + 1] {
+            let session = 4 * session;
+            requests.push((session..session + 4).collect::<Vec<_>>());
+            let scan = 1_000_000 + 8 * requests.len() as u64;
+            requests.push((scan..scan + 8).collect());
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, json) = (folder.path().join("trace.jsonl"), folder.path().join("report.json"));
+    trace_of(requests).write(&trace).unwrap();
+    let hits = |hints| {
+        let traces = [trace.clone()];
+        policies::run(&PoliciesOptions { hints, ..options(&traces, "20", &json) }).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+        let rates = &json["capacities"][0]["hit_rate"];
+        ["hit_density", "hit_density_pool", "s3fifo"].map(|policy| rates[policy].as_f64().unwrap())
+    };
+    let (without, with) = (hits(false), hits(true));
+    assert!(with[0] >= without[0] && with[1] > without[1], "{without:?} {with:?}");
+    // 38 of 40 requests of two sessions find their four blocks, which are a third of all that is looked up.
+    assert!(with[1] > 0.3, "{with:?}");
+    assert_eq!(with[2], without[2], "who knows no hints");
+}
+
+/// On workloads that it was not made for. All of them, at all sizes: the example `policy_workloads`.
+#[test]
+fn our_policy_is_not_below_published_ones() {
+    for workload in WORKLOADS {
+        if !["mix", "tenants_400", "documents", "phases"].contains(&workload.name) {
+            continue;
+        }
+        let trace = workload.generate(40_000).unwrap();
+        let row = &hit_rates(&trace, &parse_capacities("500").unwrap()).capacities[0];
+        let rate = |policy| row.hit_rate(policy).unwrap();
+        let best = ["lru", "slru", "s3fifo", "arc"].map(rate).into_iter().fold(0.0, f64::max);
+        let ours = rate(policies::DEFAULT_POLICY);
+        assert!(ours >= best - 0.01, "{}: {ours} against {best}", workload.name);
+    }
+}
+
+#[test]
+fn workloads_follow_from_their_names_and_end_where_they_are_told() {
+    for workload in WORKLOADS {
+        let trace = workload.generate(3000).unwrap();
+        assert_eq!(workload.generate(3000).unwrap().requests, trace.requests, "{}", workload.name);
+        assert!(trace.block_lookups() >= 1000, "{}", workload.name);
+        assert!(workload.generate(0).is_err(), "{}", workload.name);
+    }
+}
+
 #[test]
 fn the_report_has_the_documented_form() {
     let folder = tempfile::tempdir().unwrap();
@@ -418,7 +477,7 @@ fn the_report_has_the_documented_form() {
     let table = run(&trace_path, "2,1", &json_path).unwrap();
     let json: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&json_path).unwrap()).unwrap();
-    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "hit_density": rate, "hit_density_pool": rate, "lru_block": rate});
+    let rates = |rate: f64, lru: f64, belady: f64| serde_json::json!({"lru": lru, "belady": belady, "slru": rate, "s3fifo": rate, "arc": rate, "hit_density": rate, "hit_density_pool": rate, "s3fifo_pool": rate, "arc_pool": rate, "lru_block": rate});
     assert_eq!(
         json,
         serde_json::json!({"block_lookups": 4, "default_policy": "hit_density", "capacities": [
@@ -427,9 +486,9 @@ fn the_report_has_the_documented_form() {
         ]})
     );
     let expected = "4 block lookups; hit rate by capacity in blocks\n\n\
-        capacity     lru  belady    slru  s3fifo     arc  hit_density  hit_density_pool  lru_block    way\n       \
-        2  0.5000  0.5000  0.5000  0.5000  0.5000       0.5000            0.5000     0.5000      -\n       \
-        1  0.0000  0.0000  0.0000  0.0000  0.0000       0.0000            0.0000     0.0000      -\n";
+        capacity     lru  belady    slru  s3fifo     arc  hit_density  hit_density_pool  s3fifo_pool  arc_pool  lru_block    way\n       \
+        2  0.5000  0.5000  0.5000  0.5000  0.5000       0.5000            0.5000       0.5000    0.5000     0.5000      -\n       \
+        1  0.0000  0.0000  0.0000  0.0000  0.0000       0.0000            0.0000       0.0000    0.0000     0.0000      -\n";
     assert_eq!(table, expected);
 }
 

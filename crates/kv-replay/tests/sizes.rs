@@ -5,7 +5,7 @@
 //! Covered: every number of [`RunConfig`] and [`KvModelShape`] alone and in pairs, through `check`,
 //! `check_devices`, `check_contiguous`, `check_trace`, [`SimSizes::for_config`], `check_fits`, [`RunReport::new`], [`place::shards`],
 //! [`place::place`], a run, and a run over contiguous ranges; [`SimSizes`] and [`DeviceSpec`]; lengths of requests; [`GenerateOptions`];
-//! [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line, those of
+//! `Workload::generate`; [`Capacity`], lists of capacities and [`Half`]; [`SplitMix64`]; `Trace::limit`; and every number of the command line, those of
 //! worker processes included.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
@@ -20,6 +20,7 @@ use kv_replay::device::{DeviceSpec, SimSizes, open};
 use kv_replay::engine::{self, contiguous};
 use kv_replay::generate::{self, GenerateOptions, REQUESTS_MAX, generate};
 use kv_replay::place;
+use kv_replay::policies::workloads::WORKLOADS;
 use kv_replay::policies::{Capacity, Half, hit_rates, parse_capacities};
 use kv_replay::report::RunReport;
 use kv_replay::rng::SplitMix64;
@@ -312,6 +313,19 @@ fn costs_of_a_model() {
         let opened = open(&DeviceSpec::default(), SimSizes::for_config(&config)).unwrap();
         let report = engine::run(&config, &trace(), &opened, &mut ()).unwrap();
         assert_eq!(report.finished, 2, "{model:?}");
+    }
+}
+
+#[test]
+fn lookups_of_workloads() {
+    for workload in WORKLOADS {
+        for lookups in [0, 1, 1000, REQUESTS_MAX + 1, u64::MAX] {
+            let made = workload.generate(lookups);
+            // Chats are counted by requests, of which 24 lookups are the fewest.
+            let is_chat = workload.name.starts_with("chats");
+            let fine = (if is_chat { 24 } else { 1 }..=REQUESTS_MAX).contains(&lookups);
+            assert_eq!(made.is_ok(), fine, "{}, {lookups}", workload.name);
+        }
     }
 }
 

@@ -62,7 +62,7 @@ impl PolicyKind {
         }
     }
 
-    /// Makes the policy for a pool of `blocks` blocks in all tiers. Priorities come first: those that
+    /// Makes the policy for a pool of `blocks` blocks in all tiers. Priorities come first: policies that
     /// know none decide among blocks of default priority.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl PolicyKind {
             Self::Slru => prioritized(Slru::new(blocks)?, blocks),
             Self::S3Fifo => prioritized(S3Fifo::new(blocks)?, blocks),
             Self::Arc => prioritized(AdaptiveReplacement::new(blocks)?, blocks),
-            Self::HitDensity => prioritized(HitDensity::new(blocks)?, blocks),
+            Self::HitDensity => Ok(Box::new(HitDensity::new(blocks)?)),
         }
     }
 }

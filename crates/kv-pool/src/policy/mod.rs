@@ -192,9 +192,16 @@ pub trait EvictionPolicy: fmt::Debug + Send {
 
     /// Finds the next block and takes it out, in one step; `None` if none is evictable.
     ///
-    /// The caller drops or moves its content, and calls [`children`](Self::children) for its
-    /// parent if it was the last child.
+    /// The caller tells its name with [`evicted`](Self::evicted), drops or moves its content, and calls
+    /// [`children`](Self::children) for its parent if it was the last child.
     fn victim(&mut self, now: PolicyTime) -> Option<RecordId>;
+
+    /// `block`, the last victim, held content of the name `hash`, which is dropped or moved now.
+    ///
+    /// Policies that remember evicted content learn its name from this.
+    fn evicted(&mut self, block: RecordId, hash: BlockHash) {
+        let _ = (block, hash);
+    }
 
     /// Blocks that the policy would rather have evicted together with the last victim.
     ///

@@ -80,6 +80,10 @@ impl<P: EvictionPolicy> EvictionPolicy for Prioritized<P> {
         self.default.victim(now).or_else(|| self.others.victim(now))
     }
 
+    fn evicted(&mut self, block: RecordId, hash: crate::BlockHash) {
+        self.default.evicted(block, hash);
+    }
+
     fn len(&self) -> usize {
         self.default.len() + self.others.len()
     }

@@ -16,6 +16,10 @@ impl PoolState {
         if let Some(victim) = policy.ask(|policy| policy.victim(now)) {
             let victim = victim?;
             if self.is_ordered_by_policy(victim, tier) {
+                let hash = self.blocks.hash(victim);
+                if let Some(policy) = &mut self.watch.policies[tier.index()] {
+                    policy.tell(|policy| policy.evicted(victim, hash));
+                }
                 return Some(victim);
             }
         }

@@ -1,8 +1,15 @@
 //! The block lookups of a trace. Blocks are numbered from 0, so that policies can use tables.
 
 use std::collections::HashMap;
+use std::time::Duration;
+
+use kv_pool::policy::ReuseHint;
 
 use crate::trace::{Request, Trace};
+
+/// The longest time that a client knows its tool to take. A session that comes back later waits for a person, of whom
+/// nothing is known.
+pub const TOOL_CALL_MAX: Duration = Duration::from_secs(30);
 
 /// A block, numbered in the order of first lookups.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -26,6 +33,8 @@ pub struct Lookups<'a> {
     blocks: Vec<TraceBlock>,
     distinct: usize,
     block_tokens: u64,
+    /// The hint about each request's blocks; empty without hints.
+    hints: Vec<Option<ReuseHint>>,
 }
 
 /// One request and its blocks.
@@ -39,6 +48,8 @@ pub struct RequestBlocks<'a> {
     pub first_lookup: usize,
     /// Number of prompt tokens of a block.
     pub block_tokens: u64,
+    /// What an engine says of its blocks when it is done.
+    pub hint: Option<ReuseHint>,
 }
 
 impl<'a> Lookups<'a> {
@@ -53,16 +64,33 @@ impl<'a> Lookups<'a> {
                 TraceBlock(*numbers.entry(id).or_insert(next))
             })
             .collect();
-        Self { trace, blocks, distinct: numbers.len(), block_tokens: trace.block_tokens.max(1) }
+        Self {
+            trace,
+            blocks,
+            distinct: numbers.len(),
+            block_tokens: trace.block_tokens.max(1),
+            hints: Vec::new(),
+        }
+    }
+
+    /// The same with what its [clients](crate::hints) say: that a session is over, or comes back from a tool within
+    /// [`TOOL_CALL_MAX`].
+    #[must_use]
+    pub fn hinted(self) -> Self {
+        let said = crate::hints::of_requests(&self.trace.requests, self.block_tokens);
+        let is_known =
+            |hint: &ReuseHint| !matches!(hint, ReuseHint::BackIn(time) if *time > TOOL_CALL_MAX);
+        Self { hints: said.into_iter().map(|hint| hint.filter(is_known)).collect(), ..self }
     }
 
     /// The requests, in order of arrival.
     pub fn requests(&self) -> impl Iterator<Item = RequestBlocks<'_>> {
-        self.trace.requests.iter().scan(0, |next, request| {
+        let hints = self.hints.iter().copied().chain(std::iter::repeat(None));
+        self.trace.requests.iter().zip(hints).scan(0, |next, (request, hint)| {
             let first_lookup = *next;
             *next += request.hash_ids.len();
             let (blocks, block_tokens) = (&self.blocks[first_lookup..*next], self.block_tokens);
-            Some(RequestBlocks { request, blocks, first_lookup, block_tokens })
+            Some(RequestBlocks { request, blocks, first_lookup, block_tokens, hint })
         })
     }
 

@@ -14,16 +14,21 @@
 //! | `arc` | adaptive replacement cache |
 //! | `hit_density` | [`HitDensity`]: evicts what promises the fewest hits for the time that it would stay, learned on the way |
 //! | `hit_density_pool` | the same, served as in a pool: a request holds all of its blocks until it is done |
+//! | `s3fifo_pool`, `arc_pool` | these two, served as in a pool |
 //! | `lru_block` | least recently used, block by block: any cached block hits |
 //!
 //! In all policies except `lru`, a block can hit even if an earlier one is missing. All except
-//! `lru`, `belady` and `hit_density_pool` serve the blocks one by one, as in the literature: a block
+//! `lru`, `belady` and those served as in a pool serve the blocks one by one, as in the literature: a block
 //! may be evicted as soon as the next one is looked up. `hit_density` never evicts a block before
 //! those that follow it. All except Belady's optimum are the implementations of
 //! [`kv_pool::policy`], which engines use.
 //!
 //! With host memory below the device's, the same policies of a [`BlockPool`](kv_pool::BlockPool) with two tiers are
 //! simulated: [`TwoTierReport`] has the hits of both and the blocks that travel between them.
+//!
+//! With [hints](crate::hints), the engine says what it knows of a request's blocks when it is done with them: that
+//! their session is over, or that it comes back from a tool call within [`TOOL_CALL_MAX`]. `hit_density` makes use of
+//! them, in both ways of serving.
 //!
 //! A policy that learns can be judged on requests that it was not tuned on: a [`Half`] selects the
 //! counted lookups. All requests are served in any case.
@@ -49,6 +54,7 @@ mod lru;
 mod pooled;
 mod report;
 mod two_tiers;
+pub mod workloads;
 
 use std::path::{Path, PathBuf};
 
@@ -58,10 +64,9 @@ use kv_pool::policy::{AdaptiveReplacement, HitDensity, PriorityLru, S3Fifo, Slru
 
 pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacities};
 pub use half::{Half, HalfError};
-pub use lookups::{Lookups, RequestBlocks, TraceBlock};
-pub use two_tiers::TwoTierReport;
-
+pub use lookups::{Lookups, RequestBlocks, TOOL_CALL_MAX, TraceBlock};
 pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_of};
+pub use two_tiers::TwoTierReport;
 
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};
 use self::report::Simulation;
@@ -129,6 +134,18 @@ pub const POLICIES: &[PolicyEntry] = &[
         },
     },
     PolicyEntry {
+        name: "s3fifo_pool",
+        build: |lookups, capacity| {
+            Box::new(RequestByRequest::new(Slots::new(lookups, capacity, S3Fifo::new)))
+        },
+    },
+    PolicyEntry {
+        name: "arc_pool",
+        build: |lookups, capacity| {
+            Box::new(RequestByRequest::new(Slots::new(lookups, capacity, AdaptiveReplacement::new)))
+        },
+    },
+    PolicyEntry {
         name: "lru_block",
         build: |lookups, capacity| {
             Box::new(BlockByBlock(Slots::new(lookups, capacity, PriorityLru::new)))
@@ -168,6 +185,8 @@ pub struct PoliciesOptions<'a> {
     pub half: Half,
     /// Whether to search how much cache our own policy saves, which takes about as long again.
     pub saved: bool,
+    /// Whether engines give [hints](crate::hints) about blocks that they are done with.
+    pub hints: bool,
     /// File to which the report is written, if any.
     pub json: Option<&'a Path>,
 }
@@ -201,6 +220,7 @@ pub fn run(options: &PoliciesOptions<'_>) -> Result<String, PoliciesError> {
     for path in options.traces {
         let trace = Trace::read_with(path, options.reading)?;
         let lookups = Lookups::new(&trace);
+        let lookups = if options.hints { lookups.hinted() } else { lookups };
         let simulation = Simulation::new(&trace, &lookups, options.half);
         let mut report = simulation.report(&capacities, options.saved);
         let host = host_capacities.iter().flatten();

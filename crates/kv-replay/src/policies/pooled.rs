@@ -1,7 +1,7 @@
 //! Simulates the policies of `kv-pool` in a cache with a fixed number of blocks.
 
-use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime};
-use kv_pool::{BlockHash, policy::RecordId};
+use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyError, PolicyTime, ReuseHint};
+use kv_pool::{BlockHash, Priority, policy::RecordId};
 
 use super::{Capacity, Lookups, Policy, RequestBlocks, TraceBlock};
 
@@ -65,6 +65,7 @@ impl Slots {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
         cached.facts.found += 1;
         cached.facts.used = now;
+        cached.facts.priority = Priority::DEFAULT;
         self.policy.found(slot, now);
         if !std::mem::replace(&mut cached.held, true) {
             self.policy.held(slot);
@@ -97,6 +98,15 @@ impl Slots {
         Some(slot)
     }
 
+    /// Holds a cached block.
+    fn hold(&mut self, slot: RecordId) {
+        if let Some(cached) = &mut self.cached[slot.index()]
+            && !std::mem::replace(&mut cached.held, true)
+        {
+            self.policy.held(slot);
+        }
+    }
+
     /// Marks entry `slot` as no longer held.
     pub(super) fn release(&mut self, slot: RecordId) {
         let Some(cached) = &mut self.cached[slot.index()] else { return };
@@ -106,9 +116,32 @@ impl Slots {
         }
     }
 
+    /// Gives a hint about a chain of blocks that are held, from the last one to the first, as a pool does.
+    fn hint(&mut self, held: impl Iterator<Item = RecordId>, hint: ReuseHint, now: PolicyTime) {
+        let mut after = None;
+        for slot in held {
+            let Some(cached) = &self.cached[slot.index()] else { return };
+            let follows = after.is_some_and(|after: RecordId| {
+                self.cached[after.index()].is_some_and(|after| after.facts.parent == Some(slot))
+            });
+            if hint == ReuseHint::Over && cached.children > u32::from(follows) {
+                // Other sessions begin with it.
+                return;
+            }
+            after = Some(slot);
+            if hint == ReuseHint::Over
+                && let Some(cached) = &mut self.cached[slot.index()]
+            {
+                cached.facts.priority = Priority::MIN;
+            }
+            self.policy.hinted(slot, hint, now);
+        }
+    }
+
     fn evict(&mut self, now: PolicyTime) -> Option<()> {
         let slot = self.policy.victim(now)?;
         let evicted = self.cached[slot.index()].take()?;
+        self.policy.evicted(slot, evicted.facts.hash);
         self.slot_of[evicted.content.index()] = None;
         self.free.push(slot);
         if let Some(parent) = evicted.facts.parent
@@ -149,7 +182,23 @@ impl Policy for BlockByBlock {
                 self.0.release(slot);
             }
         }
+        if let Some(hint) = request.hint
+            && self.0.tails_first
+        {
+            self.hint(request, hint);
+        }
         hits
+    }
+}
+
+impl BlockByBlock {
+    /// Takes the blocks of a request that are still cached in hand once more, for a hint.
+    fn hint(&mut self, request: &RequestBlocks<'_>, hint: ReuseHint) {
+        let slots = request.blocks.iter().rev().filter_map(|&block| self.0.slot_of(block));
+        let slots: Vec<_> = slots.collect();
+        slots.iter().for_each(|&slot| self.0.hold(slot));
+        self.0.hint(slots.iter().copied(), hint, time_of(request));
+        slots.into_iter().for_each(|slot| self.0.release(slot));
     }
 }
 
@@ -192,9 +241,17 @@ impl Policy for RequestByRequest {
             self.held.extend(slot);
             parent = slot;
         }
+        if let Some(hint) = request.hint {
+            let held = self.held.iter().rev().copied();
+            self.slots.hint(held, hint, time_of(request));
+        }
         self.release_all();
         hits
     }
+}
+
+fn time_of(request: &RequestBlocks<'_>) -> PolicyTime {
+    PolicyTime { lookups: request.first_lookup as u64, ms: request.request.timestamp_ms }
 }
 
 pub(super) fn facts(
@@ -210,7 +267,7 @@ pub(super) fn facts(
         depth: depth as u32,
         tokens: tokens as u32,
         full: tokens == request.block_tokens,
-        used: PolicyTime { lookups: request.first_lookup as u64, ms: request.request.timestamp_ms },
+        used: time_of(request),
         ..BlockFacts::new(BlockHash::from_u128(u128::from(number.wrapping_mul(SPREAD))))
     }
 }

@@ -2,55 +2,66 @@
 
 use super::ages::Gap;
 
-/// Classes of the number of blocks that a request added: 1, 2, 3 to 7, up to 31, up to 127, more.
-const ADDED: u8 = 6;
+/// Classes of how often a block was found: never, once, two or three times, more often.
+const COUNTS: u8 = 4;
 
-/// Classes of the gap between uses: unknown, below 64 lookups, then one an octave.
-const GAPS: u8 = 18;
-const GAP_OCTAVE_MIN: u8 = 5;
+/// Classes of the gap between uses: unknown, then one an octave, up to the gaps of a thousand ticks and more.
+const GAPS: u8 = 14;
 
-/// Kinds that say something special of a block, which come first.
-const SPECIAL: u8 = 2;
+/// Classes of how many blocks the request added that used them last: few, many.
+const ADDED: u8 = 2;
+
+/// Classes of the time after which a block is declared to come back: below a second, then one an octave.
+const RETURNS: u8 = 12;
+const RETURN_OCTAVE_MIN_MS: u32 = 9;
+
+/// Kinds that say something special of a block, which come first: not full, a shared head, and those that
+/// are declared to come back.
+const SPECIAL: u8 = 2 + RETURNS;
 
 /// Kinds of blocks.
-pub(super) const KINDS: usize = (SPECIAL + 2 * ADDED * GAPS) as usize;
+pub(super) const KINDS: usize = (SPECIAL + ADDED * COUNTS * GAPS) as usize;
+
+/// Number of [families](Kind::family).
+pub(super) const FAMILIES: usize = (SPECIAL + ADDED * COUNTS) as usize;
 
 /// A kind of block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Kind(u8);
 
 impl Kind {
-    /// A later request followed the chain up to here and left it: the conversation has gone
-    /// another way.
-    pub(super) const LEFT: Self = Self(0);
     /// Not full: a longer prompt has another block in its place.
-    pub(super) const PARTIAL: Self = Self(1);
+    pub(super) const PARTIAL: Self = Self(0);
+
+    /// Declared to be what sessions begin with.
+    pub(super) const SHARED_HEAD: Self = Self(1);
 
     pub(super) fn all() -> impl Iterator<Item = Self> {
         (0..KINDS as u8).map(Self)
     }
 
-    /// The kind of a block that was found before or not, with its pace, in a request that added so
-    /// many blocks.
-    pub(super) fn of(full: bool, found: bool, gap: Gap, added: u32) -> Self {
-        if !full {
-            return Self::PARTIAL;
-        }
-        let gap = match gap {
-            Gap::UNKNOWN => 0,
-            gap => (1 + gap.octave().saturating_sub(GAP_OCTAVE_MIN)).min(GAPS - 1),
+    /// The kind of a full block that was found so often, with its pace, and used last by a request that
+    /// added many blocks or few.
+    pub(super) fn of(count: u8, gap: Gap, many_added: bool) -> Self {
+        let gap = if gap == Gap::UNKNOWN { 0 } else { (1 + gap.octave()).min(GAPS - 1) };
+        let count = match count {
+            0 => 0,
+            1 => 1,
+            2 | 3 => 2,
+            _ => COUNTS - 1,
         };
-        let kind = (added_class(added) * 2 + u8::from(found)) * GAPS + gap;
-        Self(SPECIAL + kind)
+        Self(SPECIAL + (u8::from(many_added) * COUNTS + count) * GAPS + gap)
     }
 
-    /// The same kind in a request that added another number of blocks.
-    pub(super) fn with_added(self, added: u32) -> Self {
-        if self.0 < SPECIAL {
-            return self;
-        }
-        let rest = (self.0 - SPECIAL) % (2 * GAPS);
-        Self(SPECIAL + added_class(added) * 2 * GAPS + rest)
+    /// The kind of a block that is declared to be looked up again after so many milliseconds.
+    pub(super) fn back_in(ms: u128) -> Self {
+        let octave = ms.max(1).ilog2().saturating_sub(RETURN_OCTAVE_MIN_MS);
+        Self(2 + octave.min(u32::from(RETURNS) - 1) as u8)
+    }
+
+    /// One of the special kinds, by number.
+    pub(super) fn special(index: u8) -> Self {
+        Self(index.min(SPECIAL - 1))
     }
 
     pub(super) fn index(self) -> usize {
@@ -65,21 +76,9 @@ impl Kind {
         }
     }
 
-    /// Whether a request that finds some blocks of this kind, and others not, has left the others.
-    pub(super) fn can_be_left(self) -> bool {
-        self.0 >= SPECIAL
-    }
-}
-
-/// Number of [families](Kind::family).
-pub(super) const FAMILIES: usize = (SPECIAL + 2 * ADDED) as usize;
-
-/// Two octaves a class.
-pub(super) fn added_class(added: u32) -> u8 {
-    match added {
-        0..=1 => 0,
-        2 => 1,
-        more => ((more + 1).ilog2() / 2 + 1).min(u32::from(ADDED) - 1) as u8,
+    /// Whether it says something that other kinds say nothing about.
+    pub(super) fn is_special(self) -> bool {
+        self.0 < SPECIAL
     }
 }
 
@@ -94,21 +93,21 @@ mod tests {
             kinds[kind.index()] = true;
             families[kind.family()] = true;
         };
-        see(Kind::LEFT);
-        for full in [false, true] {
-            for found in [false, true] {
-                for gap in 0..=u8::MAX {
-                    for added in [0, 1, 2, 3, 7, 20, 100, 1000] {
-                        let kind = Kind::of(full, found, Gap::from_bits(gap), added);
-                        assert_eq!(
-                            Kind::of(full, found, Gap::from_bits(gap), 9).with_added(added),
-                            kind
-                        );
-                        see(kind);
-                    }
-                }
+        see(Kind::PARTIAL);
+        see(Kind::SHARED_HEAD);
+        (0..40).for_each(|octave| see(Kind::back_in(1 << octave)));
+        for count in 0..8 {
+            for gap in 0..=Gap::MAX {
+                see(Kind::of(count, Gap::from_bits(gap), false));
+                see(Kind::of(count, Gap::from_bits(gap), true));
             }
         }
         assert_eq!((kinds, families), ([true; KINDS], [true; FAMILIES]));
+        let of = |count, gap| Kind::of(count, Gap::from_bits(gap), false);
+        assert_ne!(of(0, 0), of(0, 1));
+        assert_eq!(of(2, 64), of(3, 71));
+        assert_eq!(Kind::back_in(0), Kind::back_in(1023));
+        assert_ne!(Kind::back_in(1024), Kind::back_in(1023));
+        assert_eq!(Kind::back_in(u128::MAX), Kind::special(u8::MAX));
     }
 }

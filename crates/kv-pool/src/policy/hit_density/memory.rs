@@ -1,11 +1,13 @@
-//! What is remembered of evicted content: eight bytes each, in a table that forgets the oldest.
+//! What is remembered of evicted content: six bytes each, in a table that forgets the oldest.
 
 use super::super::PolicyError;
 use super::super::error::table;
-use super::ages::Gap;
+use super::ages::Tick;
+use super::traits::Traits;
+use crate::BlockHash;
 
-/// Entries of one set: a cache line of them.
-const WAYS: usize = 8;
+/// Entries of one set.
+const WAYS: usize = 4;
 
 /// Spreads names over the sets: 2^64 divided by the golden ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -13,22 +15,25 @@ const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 /// What is remembered of a block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Memory {
-    /// Number of the cohort that it belonged to.
-    pub(super) cohort: u32,
-    /// The mean time between its uses.
-    pub(super) gap: Gap,
+    pub(super) traits: Traits,
+    /// When it was last used.
+    pub(super) used: Tick,
 }
 
-/// An entry: 24 bits of the name, 8 bits of the gap, and the cohort. The cohort 0,
-/// which no block belongs to, marks a free entry.
+/// 16 bits of a name, beside those that the set stands for, and what is remembered of it.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    name_and_gap: u32,
-    cohort: u32,
+    tag: u16,
+    /// [`FREE`], or traits.
+    traits: u16,
+    used: Tick,
 }
 
-/// A table of memories by name. Two names are taken for one with a chance of less than 1 in 10,000 when
-/// all sets of a million-block pool are full, which costs a wrong guess and nothing else.
+/// No traits have all bits.
+const FREE: u16 = u16::MAX;
+
+/// A table of memories by name. When it is full, a name that is not in it is taken for one that is
+/// once in 16,000 lookups, which costs a wrong guess and nothing else.
 #[derive(Debug)]
 pub(super) struct Memories {
     entries: Vec<Entry>,
@@ -38,74 +43,118 @@ pub(super) struct Memories {
 impl Memories {
     /// Room for at least `names` names, for a policy of `blocks` blocks.
     pub(super) fn new(names: usize, blocks: u64) -> Result<Self, PolicyError> {
-        let sets = names.div_ceil(WAYS).max(1);
-        let free = Entry { name_and_gap: 0, cohort: 0 };
+        let sets = names.div_ceil(WAYS);
+        let free = Entry { tag: 0, traits: FREE, used: Tick::ZERO };
         let len = sets.checked_mul(WAYS).ok_or(PolicyError::OutOfMemory { blocks })?;
         Ok(Self { entries: table(len, free, blocks)?, sets })
     }
 
-    /// Remembers `name`. The cohort of what was forgotten for it, if it took a place.
-    pub(super) fn insert(&mut self, name: u32, memory: Memory) -> Option<u32> {
+    /// Entries, free ones among them.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The entry at a place below [`len`](Self::len), if it is in use, with ages that are told apart.
+    pub(super) fn at(&mut self, place: usize, now: Tick) -> Option<Memory> {
+        let entry = self.entries.get_mut(place).filter(|entry| entry.traits != FREE)?;
+        entry.used = entry.used.at_least(now);
+        Some(entry.memory())
+    }
+
+    /// Remembers `name`. What was forgotten for it: without room for any name, itself.
+    pub(super) fn insert(&mut self, name: BlockHash, memory: Memory, now: Tick) -> Option<Memory> {
         let (set, tag) = self.locate(name);
-        // Cohorts count up and around: the one furthest back is the oldest.
-        let age = |entry: &&mut Entry| match entry.cohort {
-            0 => u32::MAX,
-            cohort => memory.cohort.wrapping_sub(cohort),
+        // Free ones first, then the oldest.
+        let age = |entry: &Entry| match entry.traits {
+            FREE => u32::MAX,
+            _ => entry.used.age_at(now).ticks(),
         };
-        let place = set.iter_mut().max_by_key(age)?;
-        let forgotten = place.cohort;
-        *place =
-            Entry { name_and_gap: tag | u32::from(memory.gap.to_bits()), cohort: memory.cohort };
-        (forgotten != 0).then_some(forgotten)
+        let mut oldest = (0, 0);
+        for (place, entry) in set.iter().enumerate() {
+            let older = age(entry) >= oldest.1;
+            oldest = if older { (place, age(entry)) } else { oldest };
+        }
+        let Some(entry) = set.get_mut(oldest.0) else { return Some(memory) };
+        let forgotten = (entry.traits != FREE).then(|| entry.memory());
+        *entry = Entry { tag, traits: memory.traits.to_bits(), used: memory.used };
+        forgotten
     }
 
     /// Takes out what is remembered of `name`.
-    pub(super) fn take(&mut self, name: u32) -> Option<Memory> {
+    pub(super) fn take(&mut self, name: BlockHash) -> Option<Memory> {
         let (set, tag) = self.locate(name);
-        let is_it = |entry: &&mut Entry| entry.cohort != 0 && entry.name_and_gap & !0xFF == tag;
-        let entry = set.iter_mut().find(is_it)?;
-        let gap = Gap::from_bits(entry.name_and_gap as u8);
-        Some(Memory { cohort: std::mem::take(&mut entry.cohort), gap })
+        let entry = set.iter_mut().find(|entry| entry.traits != FREE && entry.tag == tag)?;
+        let memory = entry.memory();
+        entry.traits = FREE;
+        Some(memory)
     }
 
-    /// The set of `name`, and its tag: the upper 24 of 32 bits.
-    fn locate(&mut self, name: u32) -> (&mut [Entry], u32) {
-        let spread = u64::from(name).wrapping_mul(SPREAD);
-        let tag = (spread as u32) & !0xFF;
+    /// The set of `name`, and its tag.
+    fn locate(&mut self, name: BlockHash) -> (&mut [Entry], u16) {
+        let name = name.to_u128() as u64;
+        let spread = (name ^ name >> 32).wrapping_mul(SPREAD);
         // The upper half, scaled from 2^32 to the number of sets.
         let set = ((u128::from(spread >> 32) * self.sets as u128) >> 32) as usize;
-        (&mut self.entries[set * WAYS..(set + 1) * WAYS], tag)
+        let from = (set * WAYS).min(self.entries.len());
+        let to = (from + WAYS).min(self.entries.len());
+        (&mut self.entries[from..to], (spread >> 16) as u16)
+    }
+}
+
+impl Entry {
+    fn memory(&self) -> Memory {
+        Memory { traits: Traits::from_bits(self.traits), used: self.used }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ages::{Clock, Gap};
     use super::*;
 
-    fn memory(cohort: u32) -> Memory {
-        Memory { cohort, gap: Gap::from_bits(200) }
+    fn at(lookups: u64) -> Tick {
+        Clock::new(0).tick(lookups)
+    }
+
+    fn memory(lookups: u64) -> Memory {
+        Memory { traits: Traits::new(1, Gap::from_bits(100)), used: at(lookups) }
+    }
+
+    fn name(number: u128) -> BlockHash {
+        BlockHash::from_u128(number)
     }
 
     #[test]
     fn what_was_put_in_comes_out_once() {
+        assert_eq!(size_of::<Entry>(), 6);
         let mut memories = Memories::new(64, 64).unwrap();
-        assert_eq!(memories.insert(7, Memory { cohort: 9, gap: Gap::from_bits(70) }), None);
-        assert_eq!(memories.take(8), None);
-        assert_eq!(memories.take(7), Some(Memory { cohort: 9, gap: Gap::from_bits(70) }));
-        assert_eq!(memories.take(7), None);
+        assert_eq!(memories.insert(name(7), memory(9), at(10)), None);
+        assert_eq!(memories.take(name(8)), None);
+        let places: Vec<_> =
+            (0..memories.len()).filter_map(|place| memories.at(place, at(10))).collect();
+        assert_eq!(places, [memory(9)]);
+        assert_eq!(memories.take(name(7)), Some(memory(9)));
+        assert_eq!(memories.take(name(7)), None);
     }
 
     #[test]
-    fn a_full_set_forgets_its_oldest_also_where_numbers_wrap() {
+    fn a_full_set_forgets_its_oldest_also_where_moments_go_round() {
         let mut memories = Memories::new(1, 1).unwrap();
-        let first = u32::MAX - 3;
-        for (name, step) in (0..WAYS as u32).zip([0, 1, 2, 3, 5, 6, 7, 8]) {
-            assert_eq!(memories.insert(name, memory(first.wrapping_add(step))), None);
+        let first = u64::from(u16::MAX) - 3;
+        let now = at(first + 20);
+        for (number, step) in (0..WAYS as u128).zip([1, 0, 2, 3, 5, 6, 7, 8]) {
+            assert_eq!(memories.insert(name(number), memory(first + step), now), None);
         }
-        let latest = memory(first.wrapping_add(9));
-        assert_eq!(memories.insert(100, latest), Some(first));
-        assert_eq!(memories.take(0), None);
-        assert_eq!(memories.take(100), Some(latest));
-        assert_eq!(memories.take(1), Some(memory(first.wrapping_add(1))));
+        assert_eq!(memories.insert(name(100), memory(first + 9), now), Some(memory(first)));
+        assert_eq!(memories.take(name(1)), None);
+        assert_eq!(memories.take(name(100)), Some(memory(first + 9)));
+        assert_eq!(memories.insert(name(101), memory(first), now), None, "a free entry is there");
+    }
+
+    #[test]
+    fn without_room_nothing_is_remembered() {
+        let mut memories = Memories::new(0, 4).unwrap();
+        assert_eq!(memories.insert(name(1), memory(1), at(2)), Some(memory(1)));
+        assert_eq!((memories.take(name(1)), memories.len()), (None, 0));
     }
 }

@@ -1,6 +1,6 @@
 //! How soon blocks of a kind are found again, learned while serving, and what that makes them worth.
 
-use super::ages::{AGES, age_from};
+use super::ages::{AGES, Age, age_from};
 use super::kind::{FAMILIES, KINDS, Kind};
 
 /// Weight of what is assumed, in each class of age, in blocks.
@@ -13,13 +13,26 @@ const START_AT_RISK: f64 = 10.0;
 const START_FOUND: f64 = 0.5;
 
 /// What is kept of all counts when the table is made anew.
-const KEPT: f64 = 0.99;
+const KEPT: f64 = 0.9975;
 
-type Counts = [Count; AGES];
+/// Blocks by age.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ages([f64; AGES]);
+
+/// What has become of the blocks of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Found, at which age.
+    found: Ages,
+    /// Seen to no greater age than that: found, or lost sight of.
+    ended: Ages,
+    /// Cached or remembered now, and so old.
+    waiting: Ages,
+}
 
 /// Blocks that reached a class of age without having been found, and those found in it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Count {
+struct Chance {
     at_risk: f64,
     found: f64,
 }
@@ -28,85 +41,100 @@ struct Count {
 #[derive(Debug)]
 pub(super) struct Rates {
     counts: Box<[Counts]>,
-    /// Kinds that there were any blocks of.
-    seen: [bool; KINDS],
-    /// See [`Rates::densities`].
-    densities: Box<[[f64; AGES]]>,
+    /// See [`Rates::density`].
+    densities: Box<[[f32; AGES]]>,
 }
 
 impl Rates {
     pub(super) fn new() -> Self {
-        let counts = vec![[Count::default(); AGES]; KINDS].into_boxed_slice();
+        let counts = vec![Counts::default(); KINDS].into_boxed_slice();
         let densities = vec![[0.0; AGES]; KINDS].into_boxed_slice();
-        let mut rates = Self { counts, seen: [true; KINDS], densities };
+        let mut rates = Self { counts, densities };
         rates.renew();
-        rates.seen = [false; KINDS];
         rates
     }
 
-    /// `blocks` blocks of a kind have come to an age without having been found.
-    pub(super) fn reached(&mut self, kind: Kind, age: usize, blocks: u32) {
-        self.counts[kind.index()][age].at_risk += f64::from(blocks);
-        self.seen[kind.index()] = true;
-    }
-
-    /// `blocks` blocks are of another kind than was thought when they were counted at an age.
-    pub(super) fn moved(&mut self, from: Kind, to: Kind, age: usize, blocks: u32) {
-        let count = &mut self.counts[from.index()][age].at_risk;
-        *count = (*count - f64::from(blocks)).max(0.0);
-        self.reached(to, age, blocks);
-    }
-
     /// A block of a kind was found at an age.
-    pub(super) fn found(&mut self, kind: Kind, age: usize) {
-        self.counts[kind.index()][age].found += 1.0;
+    pub(super) fn found(&mut self, kind: Kind, age: Age) {
+        let counts = &mut self.counts[kind.index()];
+        counts.found.0[age.class()] += 1.0;
+        counts.ended.0[age.class()] += 1.0;
     }
 
-    /// Hits that a block of a kind and an age is good for in each lookup that it stays for, if it
+    /// A block of a kind will not be seen to grow older, nor to be found.
+    pub(super) fn lost(&mut self, kind: Kind, age: Age) {
+        self.counts[kind.index()].ended.0[age.class()] += 1.0;
+    }
+
+    /// `blocks` blocks of a kind are so old and have not been found: to be said of all before
+    /// [`renew`](Self::renew).
+    pub(super) fn waits(&mut self, kind: Kind, age: Age, blocks: f64) {
+        self.counts[kind.index()].waiting.0[age.class()] += blocks;
+    }
+
+    /// Hits that a block of a kind and a class of age is good for in each tick that it stays for, if it
     /// stays as long as is best: the greatest quotient, over all ends, of the chance to be found by
     /// then and the time that it is expected to stay until then or until found.
-    ///
-    /// All of them, by kind and then by age.
-    pub(super) fn densities(&self) -> &[f64] {
-        self.densities.as_flattened()
+    pub(super) fn density(&self, kind: usize, age: Age) -> f32 {
+        self.densities[kind][age.class()]
     }
 
-    #[cfg(test)]
-    fn density(&self, kind: Kind, age: usize) -> f64 {
-        self.densities[kind.index()][age]
-    }
-
-    /// Makes the densities anew, and lets older counts fade.
+    /// Makes the densities anew, lets older counts fade, and forgets who waits.
     ///
     /// A kind of which little is known is taken to be like its family, and a family like all blocks.
     pub(super) fn renew(&mut self) {
-        let start = Count { at_risk: START_AT_RISK, found: START_FOUND };
+        let start = Chance { at_risk: START_AT_RISK, found: START_FOUND };
         let mut all = [start; AGES];
-        let mut families = [[Count::default(); AGES]; FAMILIES];
-        for kind in Kind::all().filter(|kind| self.seen[kind.index()]) {
+        let mut families = [[Chance::default(); AGES]; FAMILIES];
+        for kind in Kind::all() {
             let counts = &self.counts[kind.index()];
-            add(&mut families[kind.family()], counts);
-            if kind.can_be_left() {
-                add(&mut all, counts);
+            counts.add_to(&mut families[kind.family()]);
+            if !kind.is_special() {
+                counts.add_to(&mut all);
             }
         }
-        for kind in Kind::all().filter(|kind| self.seen[kind.index()]) {
+        let mut of_unseen = [None; FAMILIES];
+        for kind in Kind::all() {
+            let mut own = [Chance::default(); AGES];
+            self.counts[kind.index()].add_to(&mut own);
+            let is_seen = own[0].at_risk > 0.0;
+            if let (false, Some(densities)) = (is_seen, of_unseen[kind.family()]) {
+                self.densities[kind.index()] = densities;
+                continue;
+            }
             let mut chances = [0.0; AGES];
             for (age, chance) in chances.iter_mut().enumerate() {
-                let of_all = if kind.can_be_left() { all[age] } else { start };
+                let of_all = if kind.is_special() { start } else { all[age] };
                 let of_family = families[kind.family()][age].shrunk_to(of_all.chance());
-                *chance = self.counts[kind.index()][age].shrunk_to(of_family);
+                *chance = own[age].shrunk_to(of_family);
             }
-            self.densities[kind.index()] = best_densities(&chances);
+            let densities = best_densities(&chances);
+            self.densities[kind.index()] = densities;
+            if !is_seen {
+                of_unseen[kind.family()] = Some(densities);
+            }
         }
-        for count in self.counts.iter_mut().flatten() {
-            count.at_risk *= KEPT;
-            count.found *= KEPT;
+        for counts in &mut self.counts {
+            counts.waiting = Ages::default();
+            for count in counts.found.0.iter_mut().chain(&mut counts.ended.0) {
+                *count *= KEPT;
+            }
         }
     }
 }
 
-impl Count {
+impl Counts {
+    fn add_to(&self, sum: &mut [Chance; AGES]) {
+        let mut at_risk = 0.0;
+        for age in (0..AGES).rev() {
+            at_risk += self.ended.0[age] + self.waiting.0[age];
+            sum[age].at_risk += at_risk;
+            sum[age].found += self.found.0[age];
+        }
+    }
+}
+
+impl Chance {
     fn chance(self) -> f64 {
         (self.found / self.at_risk).min(1.0)
     }
@@ -117,33 +145,34 @@ impl Count {
     }
 }
 
-fn add(sum: &mut Counts, counts: &Counts) {
-    for (sum, count) in sum.iter_mut().zip(counts) {
-        sum.at_risk += count.at_risk;
-        sum.found += count.found;
-    }
-}
-
 /// The density at each age, from the chances to be found in each class by those who reach it.
-fn best_densities(chances: &[f64; AGES]) -> [f64; AGES] {
+fn best_densities(chances: &[f64; AGES]) -> [f32; AGES] {
     let mut densities = [0.0; AGES];
     for (age, density) in densities.iter_mut().enumerate() {
-        let (mut left, mut hits, mut time) = (1.0, 0.0, 0.0);
+        let (mut left, mut hits, mut time, mut best) = (1.0, 0.0, 0.0, 0.0);
         for (end, chance) in chances.iter().enumerate().skip(age) {
-            let width = (age_from(end + 1) - age_from(end)) as f64;
+            let width = f64::from(age_from(end + 1) - age_from(end));
             hits += left * chance;
             // Those found in a class were found half-way through it on average.
             time += left * width * (1.0 - chance / 2.0);
             left *= 1.0 - chance;
-            *density = f64::max(*density, hits / time);
+            best = f64::max(best, hits / time);
         }
+        *density = best as f32;
     }
     densities
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::ages::Clock;
     use super::*;
+
+    /// The least age of a class.
+    fn age(class: usize) -> Age {
+        let clock = Clock::new(0);
+        clock.tick(0).age_at(clock.tick(age_from(class).into()))
+    }
 
     #[test]
     fn the_best_end_is_that_of_the_class_that_pays() {
@@ -151,17 +180,17 @@ mod tests {
         let mut chances = [0.0; AGES];
         chances[10] = 1.0;
         let densities = best_densities(&chances);
-        let middle = (age_from(10) + age_from(11)) as f64 / 2.0;
+        let middle = f64::from(age_from(10) + age_from(11)) / 2.0;
         for (age, density) in densities.iter().enumerate().take(11) {
-            let expected = 1.0 / (middle - age_from(age) as f64);
-            assert!((density / expected - 1.0).abs() < 1e-12, "{age}");
+            let expected = 1.0 / (middle - f64::from(age_from(age)));
+            assert!((f64::from(*density) / expected - 1.0).abs() < 1e-6, "{age}");
         }
         assert_eq!(densities[11..], [0.0; AGES - 11]);
         // A tenth found at once is worth waiting for no longer than that.
         chances = [0.0; AGES];
         chances[0] = 0.1;
-        let width = age_from(1) as f64;
-        assert!((best_densities(&chances)[0] * width - 0.1 / 0.95).abs() < 1e-12);
+        let width = f64::from(age_from(1));
+        assert!((f64::from(best_densities(&chances)[0]) * width - 0.1 / 0.95).abs() < 1e-6);
     }
 
     #[test]
@@ -169,8 +198,9 @@ mod tests {
         let rates = Rates::new();
         for kind in Kind::all() {
             // The two classes of an octave are equally wide.
-            for age in 0..AGES - 2 {
-                assert!(rates.density(kind, age) > rates.density(kind, age + 2));
+            for class in 0..AGES - 2 {
+                let density = |class| rates.density(kind.index(), age(class));
+                assert!(density(class) > density(class + 2));
             }
         }
     }
@@ -179,12 +209,16 @@ mod tests {
     fn blocks_before_the_usual_think_time_are_worth_more_than_after_it() {
         let mut rates = Rates::new();
         let kind = Kind::PARTIAL;
-        for age in 0..AGES {
-            rates.reached(kind, age, 10_000);
-        }
-        (0..5000).for_each(|_| rates.found(kind, 20));
+        (0..5000).for_each(|_| rates.found(kind, age(12)));
+        (0..4000).for_each(|_| rates.lost(kind, age(20)));
+        // Blocks that wait still have shown that they were not found so far.
+        rates.waits(kind, age(20), 1000.0);
         rates.renew();
-        assert!(rates.density(kind, 0) < rates.density(kind, 19));
-        assert!(rates.density(kind, 19) > 100.0 * rates.density(kind, 21));
+        let density = |class| rates.density(kind.index(), age(class));
+        assert!(density(0) < density(11));
+        assert!(density(11) > 100.0 * density(13));
+        // The chance at that age is a half.
+        let half = rates.counts[kind.index()].found.0[12] / rates.counts[kind.index()].ended.0[12];
+        assert!((half - 1.0).abs() < 1e-9 && density(12) > 0.0);
     }
 }
