@@ -150,6 +150,7 @@ fn a_peer_without_the_key_or_of_another_name_is_not_let_in() {
     assert!(matches!(called, Err(PeerError::Handshake(HandshakeError::OtherNode))), "{called:?}");
     // One that has the key for the first half only: it says something else than its proof.
     let mut stream = TcpStream::connect(port(&server)).unwrap();
+    stream.set_read_timeout(Some(SECOND * 20)).unwrap();
     stream.write_all(&[b"KVRM\x01\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).unwrap();

@@ -174,6 +174,8 @@ fn a_load_from_a_member_that_stalls_is_hedged() {
     slow.answer_max = Duration::from_secs(600);
     slow.hedge_after = Duration::from_millis(20);
     let (mut two, watch) = worker(slow);
+    // Dropped before the tier, whose thread waits for it.
+    let listener = listener;
     let waits = (0..10).filter(|number| replicas(&all, common::block(*number), 1) == [0]).count();
     assert!(waits > 0, "the silent member is asked first for some");
     two.load(0..10);
@@ -198,6 +200,8 @@ fn a_load_and_a_store_that_no_member_answers_end_by_their_deadline() {
     slow.clock = Arc::new(clock.clone());
     slow.answer_max = Duration::from_secs(600);
     let (mut one, watch) = worker(slow);
+    // Dropped before the tier, whose threads wait for them.
+    let listeners = listeners;
     one.load(0..4);
     one.store(4..6);
     assert!(one.poll() > 0);
