@@ -243,13 +243,13 @@ impl KvCache {
 
 /// The manager that `options` ask for. None of its device blocks has memory yet.
 fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
-    let PoolRules { eviction, host_eviction, clock, .. } = &options.pool;
+    let PoolRules { eviction, host_eviction, store, clock, .. } = &options.pool;
     let mut policies = Vec::new();
     for group in options.groups() {
         let blocks = u64::from(group.device_blocks) + u64::from(group.host_blocks);
         let device = eviction.make(blocks)?.map(|made| (Tier::Primary, made));
         let host = host_eviction.make(blocks)?.map(|made| (Tier::Secondary, made));
-        policies.push(device.into_iter().chain(host));
+        policies.push((device.into_iter().chain(host), store.make(group.host_blocks)?));
     }
     let mut policies = policies.into_iter();
     // Called for each group, in their order.
@@ -257,10 +257,15 @@ fn manager(options: &KvCacheOptions) -> Result<Manager, BuildError> {
         if let Some(clock) = clock {
             builder = builder.clock(Arc::clone(clock));
         }
-        let own = policies.next().into_iter().flatten();
-        own.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
+        let Some((own, store)) = policies.next() else { return builder };
+        builder = own.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy));
+        match store {
+            Some(policy) => builder.store_policy(policy),
+            None => builder,
+        }
     };
     let mut manager = Manager::with_pool(options.manager(), build)?;
+    options.tiers.set_store_policies(&mut manager)?;
     if options.shared.is_none() {
         // Nothing is kept for tenants yet, so no budget is too small.
         drop(manager.set_budget(GroupId::default(), Tier::Primary, 0));

@@ -88,7 +88,7 @@ pub use kv_manager::{
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
 pub use options::{
-    Eviction, GroupOptions, Growth, HostPinning, KvCacheOptions, OptionsError, PoolRules,
+    Eviction, GroupOptions, Growth, HostPinning, HostStore, KvCacheOptions, OptionsError, PoolRules,
 };
 pub use part::Part;
 pub use references::references;

@@ -8,6 +8,7 @@ use kv_manager::{GroupId, GroupKind, ManagerOptions, SharedMemory};
 use kv_place::Placement;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
+use kv_pool::store::{StoreKind, StorePolicy, StoreRules};
 use kv_pool::{BlockHasher, PoolConfig};
 use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
 
@@ -157,6 +158,9 @@ pub struct PoolRules {
     /// The order in which cached blocks leave host memory, when evicted device blocks need room
     /// there.
     pub host_eviction: Eviction,
+    /// What of the evicted content is stored in host memory. What the tiers below it store is told by
+    /// [`LowerTiers::store`](crate::LowerTiers::store).
+    pub store: HostStore,
     /// Number of latest events kept for [readers](crate::KvCache::events), a block's each; `None` keeps none. What
     /// they cost is told at [`ManagerOptions::events_max`](kv_manager::ManagerOptions::events_max).
     pub events: Option<usize>,
@@ -164,6 +168,46 @@ pub struct PoolRules {
     pub clock: Option<Arc<dyn Clock>>,
     /// Device blocks that [pins](crate::KvCache::pin) hold at most, all together.
     pub pinned_blocks_max: u64,
+}
+
+/// What of the evicted content is stored in host memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum HostStore {
+    /// Everything.
+    All,
+    /// What is likely to be asked for again while host memory has it, by evidence. The rules' number of blocks is
+    /// the cache's own: that of each group's host blocks.
+    Evidence(StoreRules),
+}
+
+impl Default for HostStore {
+    fn default() -> Self {
+        Self::Evidence(StoreRules::new(0))
+    }
+}
+
+impl From<StoreKind> for HostStore {
+    fn from(kind: StoreKind) -> Self {
+        match kind {
+            StoreKind::All => Self::All,
+            _ => Self::default(),
+        }
+    }
+}
+
+impl HostStore {
+    /// The policy of a group with so many host blocks; `None` if everything is stored.
+    ///
+    /// # Errors
+    /// [`PolicyError`] if there is no memory for its tables.
+    pub fn make(self, host_blocks: u32) -> Result<Option<Box<dyn StorePolicy>>, PolicyError> {
+        match self {
+            Self::Evidence(rules) if host_blocks > 0 => {
+                StoreKind::Evidence.make(StoreRules { blocks: host_blocks.into(), ..rules })
+            }
+            _ => Ok(None),
+        }
+    }
 }
 
 /// The order in which cached blocks leave a tier.

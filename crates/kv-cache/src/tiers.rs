@@ -7,9 +7,11 @@ use std::sync::Arc;
 use cuda_driver::PinnedBuffer;
 use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, LowerTier, TierTransfers};
 use kv_manager::{
-    Dropped, Gained, GroupId, LowerOptions, PlanError, Settled, StepPlan, Survivors, TicketId,
-    Transfer, WorkerId,
+    Dropped, Gained, GroupId, LowerOptions, Manager, PlanError, Settled, StepPlan, Survivors,
+    TicketId, Transfer, WorkerId,
 };
+use kv_pool::policy::PolicyError;
+use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 
 use crate::{KvCache, KvCacheOptions, KvWorker, Part};
@@ -33,6 +35,8 @@ type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
 pub struct LowerTiers {
     make: Vec<Make>,
     model: Vec<u8>,
+    /// What is stored in each of them by evidence. `None` stores everything.
+    pub store: [Option<StoreRules>; 2],
     /// How they are used. The number of tiers is that of [`push`](Self::push).
     pub rules: LowerOptions,
 }
@@ -60,6 +64,20 @@ impl LowerTiers {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.make.is_empty()
+    }
+
+    /// Has a manager that is made with these [`options`](Self::options) store in each tier what [`store`](Self::store)
+    /// says.
+    ///
+    /// # Errors
+    /// [`PolicyError`] if there is no memory for the tables.
+    pub fn set_store_policies(&self, manager: &mut Manager) -> Result<(), PolicyError> {
+        let tiers = [Tier::Third, Tier::Fourth].into_iter().zip(self.store).take(self.len());
+        for (tier, rules) in tiers.filter_map(|(tier, rules)| Some((tier, rules?))) {
+            let set = manager.set_store_policy(tier, Box::new(StoreByEvidence::new(rules)?));
+            debug_assert!(set.is_ok(), "{set:?}");
+        }
+        Ok(())
     }
 
     /// What a manager has to know of them.

@@ -9,7 +9,7 @@
 //! the budget of `admit` and `adopt`, tokens of `reserve`, `truncate` and `commit`, blocks of `adopted`, names of
 //! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, granules of `set_granules`, bytes and
 //! devices of `sharing`, tensors of `over`; `grow_to`
-//! and `shrink_to` of [`KvWorker`]; and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
+//! and `shrink_to` of [`KvWorker`]; [`HostStore::make`](kv_cache::HostStore::make); and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -567,4 +567,18 @@ fn memory_to_share_of_any_size_is_divided_or_refused() {
         assert!(cache.set_granules(granules).is_err(), "its groups share nothing");
     }
     cache.close().unwrap();
+}
+
+#[test]
+fn what_is_stored_is_decided_for_any_number_of_host_blocks() {
+    use kv_cache::HostStore;
+    for blocks in [0, 1, 4096, u32::MAX] {
+        assert!(HostStore::All.make(blocks).unwrap().is_none());
+        let made = HostStore::default().make(blocks);
+        match blocks {
+            0 => assert!(made.unwrap().is_none()),
+            u32::MAX => assert!(made.is_err(), "more blocks than a pool can have"),
+            _ => assert_eq!(made.unwrap().unwrap().name(), "evidence"),
+        }
+    }
 }

@@ -80,7 +80,7 @@ pub use error::{
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
-pub use lower::{LowerOptions, LowerStats, StoreAll, StorePolicy};
+pub use lower::{ComputeRate, LowerOptions, LowerStats};
 pub use manager::Manager;
 pub use names::{Content, Tokens};
 pub use options::{GroupFormat, GroupKind, GroupOptions, ManagerOptions, SharedMemory};

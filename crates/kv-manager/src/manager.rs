@@ -44,6 +44,8 @@ pub(crate) struct InFlight {
     /// The names that it makes true, each with its group.
     pub(crate) names: Vec<(usize, BlockHash)>,
     pub(crate) reach: Reach,
+    /// Tokens that it computes.
+    pub(crate) tokens: u64,
     /// A worker has said so, of this step or of one before it.
     pub(crate) failed: bool,
 }

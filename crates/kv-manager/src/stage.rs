@@ -80,11 +80,13 @@ impl Manager {
         self.latest_staged = number;
         self.stats.steps += 1;
         let reach = Reach::of(&self.staged);
+        let tokens = self.staged.batch.iter().map(|row| u64::from(row.tokens)).sum();
         self.in_flight.push_back(InFlight {
             step: number,
             ends: number,
             names,
             reach,
+            tokens,
             failed: false,
         });
         self.stage_layers(number);

@@ -142,10 +142,12 @@ impl Manager {
     pub(crate) fn advance(&mut self) {
         let completed = self.completed_by_all();
         while self.in_flight.front().is_some_and(|oldest| oldest.step <= completed) {
-            let Some(InFlight { step, ends, mut names, .. }) = self.in_flight.pop_front() else {
+            let Some(InFlight { step, ends, mut names, tokens, .. }) = self.in_flight.pop_front()
+            else {
                 break;
             };
             self.completed = step;
+            self.lower.note_computed(tokens);
             self.want_stored(&names);
             names.clear();
             self.spare_names.push(names);

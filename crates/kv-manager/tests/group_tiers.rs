@@ -94,7 +94,7 @@ impl Rig {
 
     /// Has everything leave the device and the host.
     fn push_all_out(&mut self) {
-        self.manager.set_store_policy(Box::new(StoreNone));
+        self.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
         for tier in [Tier::Secondary, Tier::Primary] {
             for group in GROUPS {
                 self.manager.set_budget(group, tier, 0).unwrap();

@@ -9,11 +9,9 @@ use std::sync::Arc;
 use common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use common::{admitted, options};
 use kv_manager::tiers::BlockFault;
-use kv_manager::{
-    Answer, Direction, Dropped, LowerOptions, ManagerOptions, StorePolicy, Waiting, WorkerId,
-};
-use kv_pool::retention::Retention;
-use kv_pool::{BlockHash, Tier};
+use kv_manager::{Answer, Direction, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
+use kv_pool::Tier;
+use kv_pool::store::{Candidate, StoreAll, StorePolicy};
 
 #[test]
 fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {
@@ -179,7 +177,7 @@ fn what_comes_from_another_process_is_stored() {
 #[test]
 fn a_store_ahead_of_need_evicts_no_content_from_the_host() {
     let mut rig = Rig::new(8, 2);
-    rig.manager.set_store_policy(Box::new(StoreNone));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
     let mut running = admitted(rig.ask(0..7).1);
     rig.step(&mut [&mut running]);
     rig.manager.commit(&mut running, 1, &[7]).unwrap();
@@ -198,7 +196,7 @@ fn a_store_ahead_of_need_evicts_no_content_from_the_host() {
     let before = host(&rig);
     assert_eq!(before.len(), 2);
     // A block becomes full, and is to be stored.
-    rig.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
     rig.manager.reserve(&mut running, 1).unwrap();
     rig.step(&mut [&mut running]);
     let plan = rig.step(&mut []);
@@ -257,7 +255,11 @@ fn a_store_looks_at_few_blocks_that_have_to_wait() {
     #[derive(Debug)]
     struct Counts(Arc<std::sync::atomic::AtomicUsize>);
     impl StorePolicy for Counts {
-        fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
+        fn name(&self) -> &'static str {
+            "test"
+        }
+
+        fn stores(&mut self, _: Tier, _: &Candidate) -> bool {
             self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             true
         }
@@ -266,7 +268,8 @@ fn a_store_looks_at_few_blocks_that_have_to_wait() {
     // There is no room in the host, so everything on the device has to wait.
     let mut rig = Rig::new(64, 1);
     rig.manager.set_budget(kv_manager::GroupId(0), Tier::Secondary, 0).unwrap();
-    rig.manager.set_store_policy(Box::new(Counts(Arc::clone(&asked))));
+    let counts = Box::new(Counts(Arc::clone(&asked)));
+    rig.manager.set_store_policy(Tier::Third, counts).unwrap();
     let mut sequence = admitted(rig.ask(0..200).1);
     rig.step(&mut [&mut sequence]);
     asked.store(0, std::sync::atomic::Ordering::Relaxed);

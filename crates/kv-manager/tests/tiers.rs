@@ -15,6 +15,7 @@ use kv_manager::{
     Request, Settled, TicketError, Waiting, WorkerId,
 };
 use kv_pool::retention::{Retention, RetentionPolicy, TokenRange};
+use kv_pool::store::StoreAll;
 use kv_pool::{BlockHash, Priority, Tier};
 
 #[test]
@@ -91,9 +92,9 @@ fn a_busy_link_is_left_to_the_copies_that_are_needed() {
 #[test]
 fn content_on_the_device_waits_for_an_idle_link() {
     let mut rig = Rig::new(9, 8);
-    rig.manager.set_store_policy(Box::new(StoreNone));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
     assert!(rig.store(0..16).is_empty());
-    rig.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
     let mut fresh = admitted(rig.ask(50..58).1);
     rig.step(&mut [&mut fresh]);
     let mut large = admitted(rig.ask(100..120).1);
@@ -121,13 +122,13 @@ fn an_idle_engine_is_told_that_stores_wait() {
 #[test]
 fn an_idle_engine_is_not_told_of_stores_that_find_no_room() {
     let mut rig = Rig::new(4, 2);
-    rig.manager.set_store_policy(Box::new(StoreNone));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
     let first = rig.store(0..8);
     assert!(first.is_empty());
     // What was there goes to host memory, which is full of content then.
     let mut large = admitted(rig.ask(100..116).1);
     rig.step(&mut [&mut large]);
-    rig.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
     drop(large);
     let _ = rig.manager.begin_step().unwrap();
     assert_eq!(rig.manager.pool().stats().secondary.empty, 0);
@@ -145,9 +146,9 @@ fn an_idle_engine_is_not_told_of_stores_that_find_no_room() {
 #[test]
 fn the_policy_decides_what_is_stored() {
     let mut rig = Rig::new(16, 8);
-    rig.manager.set_store_policy(Box::new(StoreNone));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
     assert!(rig.store(0..8).is_empty());
-    rig.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
     assert_eq!(rig.store(50..58).len(), 2);
 }
 
@@ -518,7 +519,7 @@ fn what_is_loaded_behind_content_in_host_memory_is_told_of_behind_it() {
     let mut sequence = admitted(rig.again(&mut first));
     rig.step(&mut [&mut sequence]);
     drop(sequence);
-    rig.manager.set_store_policy(Box::new(StoreNone));
+    rig.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
     let mut filler = admitted(rig.ask(900_000..900_064).1);
     rig.step(&mut [&mut filler]);
     drop(filler);

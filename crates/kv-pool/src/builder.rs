@@ -3,6 +3,7 @@
 use crate::clock::{Clock, SystemClock};
 use crate::policy::EvictionPolicy;
 use crate::state::{BlockIds, PoolState, Watch};
+use crate::store::StorePolicy;
 use crate::{BlockPool, ConfigError, PoolConfig, Tier};
 
 /// Puts a [`BlockPool`] together; see [`BlockPool::builder`].
@@ -13,6 +14,7 @@ pub struct PoolBuilder {
     clock: Box<dyn Clock>,
     events: Option<usize>,
     policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+    store: Option<Box<dyn StorePolicy>>,
     granules: [Option<u32>; Tier::COUNT],
     ids: BlockIds,
 }
@@ -42,6 +44,12 @@ impl PoolBuilder {
         self
     }
 
+    /// Lets `policy` decide which evicted content of the configured
+    /// [priority](PoolConfig::offload_min_priority) moves to the secondary tier. Without one, all of it does.
+    pub fn store_policy(self, policy: Box<dyn StorePolicy>) -> Self {
+        Self { store: Some(policy), ..self }
+    }
+
     /// Divides a tier into granules of `blocks` block ids each, the last of which may have fewer. The tier
     /// begins without any, and is [given](BlockPool::grant) its memory granule by granule.
     pub fn granules(mut self, tier: Tier, blocks: u32) -> Self {
@@ -54,7 +62,7 @@ impl PoolBuilder {
     /// # Errors
     /// [`ConfigError`] names the number that cannot be.
     pub fn build(self) -> Result<BlockPool, ConfigError> {
-        let Self { config, clock, events, policies, granules, ids } = self;
+        let Self { config, clock, events, policies, store, granules, ids } = self;
         config.check()?;
         let divided = || Tier::ALL.into_iter().zip(granules);
         if let Some((tier, _)) = divided().find(|(_, granules)| *granules == Some(0)) {
@@ -62,7 +70,7 @@ impl PoolBuilder {
         }
         let blocks = config.blocks().iter().sum::<u64>();
         let refused = |_| ConfigError::OutOfMemory { blocks };
-        let watch = Watch::new(clock, events, policies, blocks as usize).map_err(refused)?;
+        let watch = Watch::new(clock, events, policies, store, blocks as usize).map_err(refused)?;
         let mut state = PoolState::new(&config, watch, ids).map_err(refused)?;
         for (tier, blocks) in divided().filter_map(|(tier, blocks)| Some((tier, blocks?))) {
             state.divide(tier, blocks).map_err(refused)?;
@@ -79,6 +87,7 @@ impl BlockPool {
             clock: Box::new(SystemClock::new()),
             events: None,
             policies: [const { None }; Tier::COUNT],
+            store: None,
             granules: [None; Tier::COUNT],
             ids: BlockIds::ALL,
         }

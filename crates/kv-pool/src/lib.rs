@@ -164,6 +164,7 @@ mod sharded;
 mod snapshot;
 mod state;
 pub mod stats;
+pub mod store;
 mod sync;
 pub mod tenants;
 mod view;

@@ -320,6 +320,14 @@ impl BlockPool {
         Some(Retention { priority, duration: state.watch.duration(block) })
     }
 
+    /// What a [store policy](crate::store) is told of cached content. A pool without policies does not count how
+    /// often blocks are found.
+    #[must_use]
+    pub fn candidate(&self, hash: BlockHash) -> Option<crate::store::Candidate> {
+        let state = self.shared.state.lock();
+        Some(state.candidate(state.find(hash)?))
+    }
+
     /// Gives unused blocks whose duration is over the default priority; how many there were. Reads
     /// the clock once for each block that it looks at. To be called once a step or so.
     pub fn refresh(&self) -> usize {

@@ -61,6 +61,11 @@ pub struct PoolCounters {
     pub evicted: u64,
     /// Of these, content that was moved to the secondary tier.
     pub offloaded: u64,
+    /// Of these, content that the [store policy](crate::store) has refused to move.
+    pub refused: u64,
+    /// Content that was refused and then asked for, while the secondary tier would have had it still; of a large tier
+    /// estimated from a sample.
+    pub regretted: u64,
     /// Content that came back to the primary tier, moved or as a private copy.
     pub onboarded: u64,
     /// Names taken from content that was evicted and not kept, let go of beyond the budget, removed, or
@@ -85,6 +90,8 @@ impl PoolCounters {
             duplicates: self.duplicates + other.duplicates,
             evicted: self.evicted + other.evicted,
             offloaded: self.offloaded + other.offloaded,
+            refused: self.refused + other.refused,
+            regretted: self.regretted + other.regretted,
             onboarded: self.onboarded + other.onboarded,
             dropped: self.dropped + other.dropped,
             policy_faults: self.policy_faults + other.policy_faults,

@@ -14,6 +14,7 @@
 //! | `TokenRange`, `RetentionPolicy::new`, `at`, `per_block`; `Priority::new` | [`tokens`] |
 //! | hints: ranges and times | [`hints`] |
 //! | policies: `new`, `with_memory`, `PolicyKind::make`, `Prioritized::new` | [`policies`] |
+//! | `StoreRules::new`, `costs`; `StoreByEvidence::new`, `StoreKind::make`: `tests/stores.rs` | [`policies`] |
 //! | what policies are told: `RecordId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
 //! | block ids of other processes, `BlockId::new` | [`block_ids_of_other_processes`] |
 //! | hashes: tokens, salts, `ExtraKey`, `prefix` | [`names_of_any_length`] |

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use kv_cache::TransportChoice;
 use kv_pool::policy::PolicyKind;
+use kv_pool::store::StoreKind;
 use kv_replay::config::{Life, ModelCost, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
 use kv_replay::disk::{ByteSize, DiskConfig};
@@ -157,6 +158,10 @@ pub(crate) struct RunArgs {
     /// or hit_density.
     #[arg(long, value_name = "POLICY", default_value_t = RunConfig::default().policy)]
     policy: PolicyKind,
+    /// What of the evicted blocks is stored in host memory, and in files: evidence for what is likely to
+    /// be asked for again, or all.
+    #[arg(long, value_name = "RULE", default_value_t = RunConfig::default().store)]
+    store: StoreKind,
     /// Transport of blocks between device and host memory: auto, copy-engine, kernel, two-hop or
     /// each-block (one copy call per block). auto uses the fastest, which it measures first on
     /// GPUs.
@@ -205,6 +210,10 @@ pub(crate) struct RunArgs {
     /// Finds no blocks of an earlier run in these files.
     #[arg(long, requires = "disk")]
     disk_fresh: bool,
+    /// Tokens that the engine computes in a second: what a tier below the host would take longer for is computed
+    /// instead of loaded [default: measured with --disk; loads all that is there with --tier-faults].
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<u64>)]
+    compute_rate: Option<u64>,
     /// Drives N worker processes, each with one device, by plans over pipes; this process decides and
     /// opens no device.
     #[arg(long, value_name = "N", value_parser = whole::<u16>)]
@@ -330,6 +339,7 @@ impl RunArgs {
             max_batch: self.max_batch,
             step_tokens: self.step_tokens,
             policy: self.policy,
+            store: self.store,
             transport: self.transport,
             open_loop: self.open_loop,
             model: ModelCost {
@@ -349,6 +359,7 @@ impl RunArgs {
             tier_faults: self.tier_faults,
             disk: self.disk_config(),
             node: None,
+            compute_rate: self.compute_rate,
             verify: self.verify,
             seed: self.seed,
             window: self.window,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use cuda_sim::Profile;
 use kv_cache::KvCache;
+use kv_pool::store::StoreKind;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
@@ -42,6 +43,8 @@ fn demo_config() -> RunConfig {
         block_tokens: 64,
         device_blocks: 8192,
         host_blocks: 16_384,
+        // So that much is moved and compared.
+        store: StoreKind::All,
         verify: Verify::Full,
         seed: DEMO_SEED,
         ..RunConfig::default()

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use kv_cache::TransportChoice;
 use kv_place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
+use kv_pool::store::StoreKind;
 use serde::{Serialize, Serializer};
 
 use crate::disk::DiskConfig;
@@ -159,6 +160,8 @@ pub struct RunConfig {
     pub step_tokens: u32,
     /// Eviction policy for cached blocks, on the device and in host memory.
     pub policy: PolicyKind,
+    /// What of the evicted blocks is stored in host memory, and what in tiers below.
+    pub store: StoreKind,
     /// Transport of blocks between device and host memory.
     pub transport: TransportChoice,
     /// Whether requests wait for their arrival, by the virtual time of simulated devices.
@@ -173,6 +176,9 @@ pub struct RunConfig {
     pub disk: Option<DiskConfig>,
     /// Which node this process is of several that keep blocks for each other; `None` for a run of one process.
     pub node: Option<NodeConfig>,
+    /// Tokens that the engine computes in a second, by which loads from tiers below the host are judged; `None` measures
+    /// it in a run over files, and loads all that a tier has in others.
+    pub compute_rate: Option<u64>,
     /// How many of the read blocks are compared.
     pub verify: Verify,
     /// Seed of all random choices of the run.
@@ -203,6 +209,7 @@ impl Default for RunConfig {
             max_batch: 32,
             step_tokens: 16_384,
             policy: PolicyKind::Lru,
+            store: StoreKind::default(),
             transport: TransportChoice::default(),
             open_loop: false,
             model: ModelCost::default(),
@@ -210,6 +217,7 @@ impl Default for RunConfig {
             tier_faults: None,
             disk: None,
             node: None,
+            compute_rate: None,
             verify: Verify::Full,
             seed: 0,
             window: None,

@@ -56,6 +56,7 @@ pub mod report;
 pub mod rng;
 mod run_progress;
 pub mod shape;
+mod tiers_report;
 pub mod trace;
 
 #[cfg(doctest)]

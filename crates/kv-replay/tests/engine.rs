@@ -7,6 +7,7 @@ use cuda_sim::{Pace, Profile};
 use kv_cache::TransportChoice;
 use kv_place::Placement;
 use kv_pool::policy::PolicyKind;
+use kv_pool::store::StoreKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine::{self, RunError};
@@ -233,7 +234,7 @@ fn calls(report: &RunReport) -> (u64, u64) {
 #[test]
 fn every_transport_serves_every_request_alike_and_batches_take_fewer_calls() {
     let trace = short_answers(40, 3);
-    let config = RunConfig { host_blocks: 4096, ..small(2600) };
+    let config = RunConfig { host_blocks: 4096, store: StoreKind::All, ..small(2600) };
     let by = |transport| replay(&RunConfig { transport, ..config.clone() }, &trace);
     let each = by(TransportChoice::EachBlock);
     let moved = each.blocks_offloaded + each.blocks_onboarded;

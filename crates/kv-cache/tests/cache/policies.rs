@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_cache::{Eviction, KvCacheOptions, PoolRules};
+use kv_cache::{Eviction, HostStore, KvCacheOptions, PoolRules};
 use kv_pool::policy::{
     BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru, RecordId,
 };
@@ -25,9 +25,11 @@ fn contents_are_right_under_every_policy_in_both_tiers() {
         for seed in 0..2 {
             let machine = Machine::new(seed, 1, small());
             let clock = ManualClock::new();
+            let rules = [HostStore::All, HostStore::default()];
             let pool = PoolRules {
                 eviction: kind.into(),
                 host_eviction: kind.into(),
+                store: rules[seed as usize],
                 events: None,
                 clock: Some(Arc::new(clock)),
                 pinned_blocks_max: 0,

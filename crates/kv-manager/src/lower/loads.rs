@@ -18,11 +18,13 @@ const ROOM_TRIES: usize = 4;
 
 /// What is to be loaded so that a prefix is cached in all groups.
 #[derive(Debug, Default)]
-struct Lacks {
+pub(super) struct Lacks {
     /// Tokens of the prefix.
-    end: u64,
+    pub(super) end: u64,
+    /// Tokens of it that are cached.
+    pub(super) near: u64,
     /// What is to be loaded of each group, in order.
-    groups: SmallVec<[Vec<Lack>; 4]>,
+    pub(super) groups: SmallVec<[Vec<Lack>; 4]>,
     /// Blocks that the prefix needs and that are cached.
     cached: usize,
     /// Those in host memory, while others are claimed.
@@ -31,15 +33,15 @@ struct Lacks {
 
 /// A block that a prefix lacks.
 #[derive(Clone, Copy, Debug)]
-struct Lack {
-    place: usize,
-    name: BlockHash,
+pub(super) struct Lack {
+    pub(super) place: usize,
+    pub(super) name: BlockHash,
     /// The name before it.
     before: Option<BlockHash>,
 }
 
 impl Lacks {
-    fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+    pub(super) fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         let each = (0..).map(GroupId).zip(&self.groups);
         each.flat_map(|(group, lacking)| lacking.iter().map(move |lack| (group, lack.name)))
     }
@@ -57,6 +59,7 @@ impl Manager {
             faults,
             void,
             waiters,
+            begun,
             deadline,
             readers,
             ..
@@ -91,6 +94,7 @@ impl Manager {
                 continue;
             }
             self.lower.stats.loaded_blocks[tier] += 1;
+            self.lower.note_used(tier, key);
             let retention = self.lower.tiers[tier].index.get(&key).copied().unwrap_or_default();
             let own = block.records().next();
             let mut feed = self.home.feed();
@@ -106,6 +110,10 @@ impl Manager {
             }
             // Lists of one pool are joined.
             drop(loaded.append(named));
+        }
+        if !loaded.is_empty() {
+            let now = self.lower.now;
+            self.lower.tiers[tier].load_rate.note(begun, now, all_faults.len());
         }
         self.lower.end_read(readers, &all_faults, wrong, &loaded);
         if waiters > 0 && self.lower.now < deadline && !loaded.is_empty() {
@@ -125,6 +133,7 @@ impl Manager {
             deadline: now.saturating_add(self.lower.options.wait_max),
             cached: 0,
             begun: 0,
+            declined: false,
             enters: false,
         });
         let (names, most) = self.wanted(request);
@@ -160,8 +169,14 @@ impl Manager {
         if lacks.cached > wait.cached {
             (wait.cached, wait.begun) = (lacks.cached, 0);
         }
+        if wait.declined {
+            return None;
+        }
         if wait.begun < VAIN_LOADS_MAX && self.may_load(&lacks) {
-            lacks = self.with_room(names, lacks)?;
+            let worth = self.worth_loading(names, lacks, wait.deadline);
+            wait.declined = worth.is_none();
+            lacks = self.with_room(names, worth?)?;
+            wait.deadline = self.compute_deadline(lacks.end - lacks.near, wait.deadline);
             wait.begun += u32::from(self.load(&lacks) > 0);
         }
         let brought = lacks.keys().filter_map(|key| self.lower.arriving.get(&key).copied());
@@ -182,7 +197,7 @@ impl Manager {
 
     /// What a prefix of at most `most` tokens lacks to be cached in all groups, as far as tiers below have it. Nothing
     /// if that is no further than it is cached.
-    fn lacks(&self, names: &[BlockHash], most: u64) -> Option<Lacks> {
+    pub(super) fn lacks(&self, names: &[BlockHash], most: u64) -> Option<Lacks> {
         if !self.groups.iter().any(|group| self.lower.has_any_of(group, names)) {
             return None;
         }
@@ -209,7 +224,7 @@ impl Manager {
             }
             lacks.groups.push(lacking);
         }
-        lacks.end = end;
+        (lacks.end, lacks.near) = (end, near);
         Some(lacks)
     }
 

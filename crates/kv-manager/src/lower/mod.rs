@@ -10,17 +10,21 @@ mod loads;
 mod options;
 mod stores;
 mod survivors;
+mod worth;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
+use kv_pool::store::StorePolicy;
 use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, retention::Retention};
 use smallvec::SmallVec;
 
 pub(crate) use layers::OpenLoad;
 use layers::{Read, Readers};
 pub(crate) use options::TIERS_MAX;
-pub use options::{LowerOptions, LowerStats, StoreAll, StorePolicy};
+pub use options::{LowerOptions, LowerStats};
+pub use worth::ComputeRate;
+use worth::{Compute, LoadRate};
 
 use crate::tickets::{Direction, Dropped, Forget, Settled, TicketError, TicketId, Transfer};
 use crate::tiers::{BlockFault, index_of, tier_at};
@@ -42,6 +46,8 @@ pub(crate) struct LoadWait {
     cached: usize,
     /// Times that loads were begun for it since there were more of these.
     begun: u32,
+    /// Computing what it lacks is faster than loading it.
+    declined: bool,
     /// It is admitted with the loads that are open.
     pub(crate) enters: bool,
 }
@@ -62,7 +68,7 @@ pub(crate) struct Lower {
     kept: Vec<Kept>,
     /// Blocks of loads that have ended, which plans copy to the device.
     read: Vec<Read>,
-    policy: Box<dyn StorePolicy>,
+    compute: Compute,
     /// The time of the latest step.
     now: Duration,
     stats: LowerStats,
@@ -80,6 +86,9 @@ struct TierState {
     asked: HashSet<Key>,
     /// Blocks in open loads.
     loading: HashSet<Key>,
+    /// Decides what is stored; everything is, without one.
+    policy: Option<Box<dyn StorePolicy>>,
+    load_rate: LoadRate,
     /// What workers have had since before they began.
     survivors: survivors::Tally,
 }
@@ -90,6 +99,8 @@ struct Wanted {
     name: BlockHash,
     /// A store of it has failed before.
     again: bool,
+    /// The policy wants it to be stored.
+    decided: bool,
 }
 
 #[derive(Debug)]
@@ -113,6 +124,7 @@ struct Ticket {
     /// Workers that have not settled it. None before its plan is staged.
     left: SmallVec<[WorkerId; 4]>,
     staged: bool,
+    begun: Duration,
     deadline: Duration,
     /// Requests that wait for it.
     waiters: u32,
@@ -136,6 +148,7 @@ impl Ticket {
             names,
             left: SmallVec::new(),
             staged: false,
+            begun: Duration::ZERO,
             deadline: Duration::ZERO,
             waiters: 0,
             readers: None,
@@ -174,7 +187,7 @@ impl Lower {
             arriving: HashMap::new(),
             kept: Vec::new(),
             read: Vec::new(),
-            policy: Box::new(StoreAll),
+            compute: Compute::default(),
             now: Duration::ZERO,
             stats: LowerStats::default(),
         }
@@ -197,9 +210,19 @@ impl Lower {
         waits && self.open_of(tier, Direction::Store) < max
     }
 
-    /// Asks for complete content to be stored in all tiers.
+    /// Asks for content that was computed to be stored in all tiers.
     fn want(&mut self, key: Key) {
-        (0..self.tiers.len()).for_each(|tier| self.want_in(tier, key, false));
+        for tier in 0..self.tiers.len() {
+            self.note_used(tier, key);
+            self.want_in(tier, key, false);
+        }
+    }
+
+    /// Tells the policy of a tier that content was loaded from there, or computed, maybe again.
+    fn note_used(&mut self, tier: usize, key: Key) {
+        if let Some(policy) = &mut self.tiers[tier].policy {
+            self.stats.regretted_blocks[tier] += u64::from(policy.used(key.1));
+        }
     }
 
     /// Asks for complete content to be stored in a tier, unless that was asked before.
@@ -217,12 +240,13 @@ impl Lower {
         {
             state.asked.remove(&(GroupId(of), oldest.name));
         }
-        state.wanted[usize::from(group.0)].push_back(Wanted { name, again });
+        state.wanted[usize::from(group.0)].push_back(Wanted { name, again, decided: false });
     }
 
     /// Takes in the time of a new step: requests that did not come back for loaded blocks lose them.
     pub(crate) fn tick(&mut self, now: Duration) {
         self.now = now;
+        self.compute.tick(now);
         self.kept.retain(|kept| kept.until > now);
     }
 
@@ -241,9 +265,29 @@ impl Lower {
 }
 
 impl Manager {
-    /// Has `policy` decide what is stored below host memory. At first, everything is.
-    pub fn set_store_policy(&mut self, policy: Box<dyn StorePolicy>) {
-        self.lower.policy = policy;
+    /// Has `policy` decide what is stored in a tier below host memory. At first, everything is. The policy is asked
+    /// for each block once, when its turn comes, and is told of the blocks that were loaded or computed, but not of
+    /// those that were found nearer: a tier below saves nothing for these.
+    ///
+    /// # Errors
+    /// [`TicketError::NoTier`]; nothing has changed.
+    pub fn set_store_policy(
+        &mut self,
+        tier: Tier,
+        policy: Box<dyn StorePolicy>,
+    ) -> Result<(), TicketError> {
+        let at = self.check_tier(tier)?;
+        let state = &mut self.lower.tiers[at];
+        state.policy = Some(policy);
+        // It decides on what waits, too.
+        state.wanted.iter_mut().flatten().for_each(|wanted| wanted.decided = false);
+        Ok(())
+    }
+
+    /// The position of a tier that there is.
+    fn check_tier(&self, tier: Tier) -> Result<usize, TicketError> {
+        let tiers = self.lower.tiers.len();
+        index_of(tier).filter(|&at| at < tiers).ok_or(TicketError::NoTier { tier, tiers })
     }
 
     /// Counts of the tiers below host memory.
@@ -313,9 +357,7 @@ impl Manager {
     pub fn dropped(&mut self, dropped: &Dropped) -> Result<(), TicketError> {
         let &Dropped { worker, tier, ref blocks } = dropped;
         self.check_runs(worker)?;
-        let tiers = self.lower.tiers.len();
-        let at = index_of(tier).filter(|&at| at < tiers);
-        let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
+        let at = self.check_tier(tier)?;
         for &key in blocks {
             if self.lower.tiers[at].index.remove(&key).is_some() {
                 self.lower.stats.dropped_names[at] += 1;
@@ -461,6 +503,7 @@ impl Manager {
         self.lower.next_ticket += 1;
         let blocks = ticket.names.iter().copied().zip(places).collect();
         ticket.id = id;
+        ticket.begun = self.lower.now;
         ticket.deadline = self.lower.now.saturating_add(self.lower.options.wait_max);
         let (group, direction) = (ticket.group, ticket.direction);
         let transfer = |tier| Transfer { ticket: id, tier, group, direction, blocks };

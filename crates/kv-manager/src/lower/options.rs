@@ -1,13 +1,11 @@
 //! How the tiers below host memory are used, and what has come of it.
 
-use std::fmt;
 use std::time::Duration;
 
-use kv_pool::{BlockHash, Tier, retention::Retention};
-
+use super::ComputeRate;
 use crate::tiers::BlockFault;
 
-/// Tiers below host memory, at most: [`Tier::Third`] and [`Tier::Fourth`].
+/// Tiers below host memory, at most: [`Tier::Third`](kv_pool::Tier::Third) and [`Tier::Fourth`](kv_pool::Tier::Fourth).
 pub(crate) const TIERS_MAX: u8 = 2;
 
 /// How a manager uses the tiers below host memory.
@@ -28,6 +26,9 @@ pub struct LowerOptions {
     /// How long a request waits for its loads, all together, by the pool's clock as of the latest step. Then it is
     /// computed.
     pub wait_max: Duration,
+    /// How fast the engine computes: a load that would take longer than computing the same tokens is not begun, of a
+    /// prefix as much is loaded as saves most time, and no request waits longer than computing would have taken.
+    pub compute: ComputeRate,
 }
 
 impl Default for LowerOptions {
@@ -41,28 +42,12 @@ impl Default for LowerOptions {
             load_blocks_min: 1,
             queue_max: 1 << 16,
             wait_max: Duration::from_secs(1),
+            compute: ComputeRate::Unknown,
         }
     }
 }
 
-/// Decides what is worth storing below host memory.
-pub trait StorePolicy: fmt::Debug + Send {
-    /// Whether a block, whose content is complete, is to be stored in a tier. Asked when it is about to be stored,
-    /// and again whenever the block has to wait.
-    fn stores(&mut self, tier: Tier, name: BlockHash, retention: Retention) -> bool;
-}
-
-/// Stores everything.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StoreAll;
-
-impl StorePolicy for StoreAll {
-    fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
-        true
-    }
-}
-
-/// Counts of the tiers below host memory. Arrays have an entry for [`Tier::Third`] and one for [`Tier::Fourth`].
+/// Counts of the tiers below host memory. Arrays have an entry for [`Tier::Third`](kv_pool::Tier::Third) and one for the fourth.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LowerStats {
     /// Names that can be loaded now.
@@ -71,6 +56,10 @@ pub struct LowerStats {
     pub stored_blocks: [u64; 2],
     /// Blocks that were loaded and are right, on all workers.
     pub loaded_blocks: [u64; 2],
+    /// Blocks that the store policy has refused.
+    pub refused_blocks: [u64; 2],
+    /// Of these, as far as the policy remembers them, blocks that were computed again since.
+    pub regretted_blocks: [u64; 2],
     /// Names that tiers have dropped by themselves.
     pub dropped_names: [u64; 2],
     /// Blocks of stores that were not stored at some worker.
@@ -81,6 +70,8 @@ pub struct LowerStats {
     pub void_blocks: u64,
     /// Times that a request began to wait for a load.
     pub waits: u64,
+    /// Blocks that a tier had for a request, and that were not loaded because computing them was to be faster.
+    pub declined_blocks: u64,
     /// Times that a wait ended by its deadline.
     pub late: u64,
     /// Requests that were admitted while loads brought a part of their prefix.

@@ -1,5 +1,6 @@
 //! Stores: complete content goes down ahead of need, while the link is idle.
 
+use kv_pool::store::Candidate;
 use kv_pool::{BlockId, Claimed, Location, Tier};
 
 use super::{Key, Ticket, Wanted};
@@ -81,8 +82,8 @@ impl Manager {
             if places.len() == most || later.len() == LATER_MAX {
                 break;
             }
-            let Some(wanted) = self.lower.tiers[tier].wanted[of].pop_front() else { break };
-            match self.begin_store(&mut ticket, wanted, idle) {
+            let Some(mut wanted) = self.lower.tiers[tier].wanted[of].pop_front() else { break };
+            match self.begin_store(&mut ticket, &mut wanted, idle) {
                 Storing::At(place) => places.push(place),
                 Storing::Later => later.push(wanted),
                 Storing::Never => drop(self.lower.tiers[tier].asked.remove(&(group, wanted.name))),
@@ -98,8 +99,8 @@ impl Manager {
     }
 
     /// Adds a block to a store; where it lies in host memory.
-    fn begin_store(&mut self, ticket: &mut Ticket, wanted: Wanted, idle: bool) -> Storing {
-        let Wanted { name, again } = wanted;
+    fn begin_store(&mut self, ticket: &mut Ticket, wanted: &mut Wanted, idle: bool) -> Storing {
+        let Wanted { name, again, .. } = *wanted;
         let state = &self.lower.tiers[ticket.tier];
         // No tier is told to store what it is loading. If the load fails, the name is wanted again.
         let key = (ticket.group, name);
@@ -113,11 +114,11 @@ impl Manager {
         if group.pending(record, self.completed).is_some() {
             return Storing::Never;
         }
-        let stored =
-            tier_at(ticket.tier).is_some_and(|tier| self.lower.policy.stores(tier, name, worth));
-        if !stored {
+        if !wanted.decided && !self.is_worth_storing(ticket.tier, key) {
             return Storing::Never;
         }
+        wanted.decided = true;
+        let group = &self.groups[usize::from(ticket.group.0)];
         let place = match at.tier {
             Tier::Primary if !idle => return Storing::Later,
             // Not pinned: every later use of the block comes later in the plans than the copy.
@@ -147,6 +148,25 @@ impl Manager {
         ticket.faults.push(None);
         ticket.void.push(false);
         Storing::At(place)
+    }
+
+    /// Whether the policy of a tier wants a block that is cached.
+    fn is_worth_storing(&mut self, tier: usize, (group, name): Key) -> bool {
+        if self.lower.tiers[tier].policy.is_none() {
+            return true;
+        }
+        // What is never loaded need not be stored.
+        let pays = self.lower.pays(tier, self.groups[usize::from(group.0)].block_tokens);
+        let state = &mut self.lower.tiers[tier];
+        let (Some(policy), Some(below)) = (&mut state.policy, tier_at(tier)) else { return true };
+        let candidate = self.groups[usize::from(group.0)].pool.candidate(name);
+        let Some(candidate) = candidate else { return false };
+        let now_ms = u64::try_from(self.lower.now.as_millis()).unwrap_or(u64::MAX);
+        // Blocks that follow it may be in other tiers only.
+        let stores =
+            pays && policy.stores(below, &Candidate { now_ms, followed: false, ..candidate });
+        self.lower.stats.refused_blocks[tier] += u64::from(!stores);
+        stores
     }
 
     /// Plans the copy of a device block to a host block that is claimed for it, if one has no content: what is there

@@ -7,7 +7,6 @@ use smallvec::SmallVec;
 
 use super::Key;
 use crate::tickets::{Gained, Survivors, TicketError};
-use crate::tiers::index_of;
 use crate::{GroupId, Manager, WorkerId};
 
 /// Which workers have told what they have, until all have.
@@ -36,9 +35,7 @@ impl Manager {
     pub fn take_survivors(&mut self, survivors: &Survivors) -> Result<(), TicketError> {
         let &Survivors { worker, tier, ref blocks } = survivors;
         self.check_runs(worker)?;
-        let tiers = self.lower.tiers.len();
-        let at = index_of(tier).filter(|&at| at < tiers);
-        let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
+        let at = self.check_tier(tier)?;
         let (workers, groups) = (self.workers.len(), self.groups.len());
         let tally = &mut self.lower.tiers[at].survivors;
         if tally.told.contains(&worker) {
@@ -78,9 +75,7 @@ impl Manager {
     pub fn take_gained(&mut self, gained: &Gained) -> Result<(), TicketError> {
         let &Gained { worker, tier, ref blocks } = gained;
         self.check_runs(worker)?;
-        let tiers = self.lower.tiers.len();
-        let at = index_of(tier).filter(|&at| at < tiers);
-        let at = at.ok_or(TicketError::NoTier { tier, tiers })?;
+        let at = self.check_tier(tier)?;
         let groups = self.groups.len();
         let state = &mut self.lower.tiers[at];
         for &key in blocks {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use kv_manager::tiers::BlockFault;
 use kv_manager::{
     Answer, Completion, Direction, Forget, GroupId, LowerOptions, Manager, ManagerOptions, Outcome,
-    Request, Sequence, Settled, StepPlan, StorePolicy, TicketId, Transfer, Waiting, WorkerId,
+    Request, Sequence, Settled, StepPlan, TicketId, Transfer, Waiting, WorkerId,
 };
 use kv_pool::clock::ManualClock;
-use kv_pool::retention::Retention;
+use kv_pool::store::{Candidate, StoreAll, StorePolicy};
 use kv_pool::{BlockHash, Tier};
 
 use super::{BLOCK, admitted, options};
@@ -94,7 +94,7 @@ impl Rig {
     /// Has everything leave the device and the host.
     pub(crate) fn push_out(&mut self) {
         let pool = self.manager.options().pool.clone();
-        self.manager.set_store_policy(Box::new(StoreNone));
+        self.manager.set_store_policy(Tier::Third, Box::new(StoreNone)).unwrap();
         for turn in 0..2 + pool.secondary_blocks / pool.primary_blocks {
             let first = 100_000 * (turn as u32 + 1);
             let (_, answer) = self.ask(first..first + pool.primary_blocks as u32 * BLOCK);
@@ -103,7 +103,7 @@ impl Rig {
             drop(sequence);
             self.step(&mut []);
         }
-        self.manager.set_store_policy(Box::new(kv_manager::StoreAll));
+        self.manager.set_store_policy(Tier::Third, Box::new(StoreAll)).unwrap();
     }
 
     /// A ticket that a request waits for.
@@ -135,7 +135,11 @@ pub(crate) fn blocks_of(names: &[BlockHash]) -> Vec<(GroupId, BlockHash)> {
 pub(crate) struct StoreNone;
 
 impl StorePolicy for StoreNone {
-    fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn stores(&mut self, _: Tier, _: &Candidate) -> bool {
         false
     }
 }

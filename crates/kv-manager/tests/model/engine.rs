@@ -9,8 +9,9 @@ use kv_manager::{
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
+use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockId, Location, PoolConfig, Tier};
+use kv_pool::{BlockId, Location, PoolBuilder, PoolConfig, Tier};
 
 use crate::mirror::Mirror;
 use crate::random::Random;
@@ -161,6 +162,28 @@ fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<T
     tenants
 }
 
+/// A manager that stores everything below, or what the evidence is for.
+fn manager(
+    options: ManagerOptions,
+    size: &Size,
+    clock: &ManualClock,
+    by_evidence: bool,
+) -> Manager {
+    let evidence = |blocks: u64| {
+        let rules = StoreRules { cost: 0.2, ..StoreRules::new(blocks) };
+        Box::new(StoreByEvidence::new(rules).unwrap())
+    };
+    let build = |builder: PoolBuilder| {
+        let builder = builder.clock(clock.clone());
+        if by_evidence { builder.store_policy(evidence(size.host as u64)) } else { builder }
+    };
+    let mut manager = Manager::with_pool(options, build).unwrap();
+    for tier in [Tier::Third, Tier::Fourth].into_iter().take(size.tiers).filter(|_| by_evidence) {
+        manager.set_store_policy(tier, evidence(8)).unwrap();
+    }
+    manager
+}
+
 impl Engine {
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
@@ -191,8 +214,7 @@ impl Engine {
             ..ManagerOptions::default()
         };
         let clock = ManualClock::new();
-        let mut manager =
-            Manager::with_pool(options, |builder| builder.clock(clock.clone())).unwrap();
+        let mut manager = manager(options, &size, &clock, random.chance(30));
         if size.shared.is_none() && random.chance(20) {
             manager.set_budget(GroupId(0), Tier::Primary, 5).unwrap();
         }

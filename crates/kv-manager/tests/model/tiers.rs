@@ -9,11 +9,11 @@ use kv_manager::tiers::{
     FaultRules, HostBlocks, LowerTier, MemoryTier, MemoryTierOptions, TierTransfers,
 };
 use kv_manager::{
-    Dropped, GroupId, LowerOptions, Message, Settled, StorePolicy, TicketError, TicketId, Transfer,
+    ComputeRate, Dropped, GroupId, LowerOptions, Message, Settled, TicketError, TicketId, Transfer,
     WorkerId,
 };
 use kv_pool::clock::ManualClock;
-use kv_pool::retention::Retention;
+use kv_pool::store::{Candidate, StorePolicy};
 use kv_pool::{BlockHash, BlockId, Tier};
 
 use crate::engine::Engine;
@@ -159,6 +159,11 @@ pub fn lower_options(tiers: usize, random: &mut Random) -> LowerOptions {
         load_blocks_min: if random.chance(80) { 1 } else { 2 },
         queue_max: random.from(2, 40) as usize,
         wait_max: Duration::from_millis(random.from(1, 300)),
+        compute: match random.below(4) {
+            0 => ComputeRate::Measured,
+            1 => ComputeRate::PerSecond(1 << random.below(20)),
+            _ => ComputeRate::Unknown,
+        },
     }
 }
 
@@ -166,7 +171,11 @@ pub fn lower_options(tiers: usize, random: &mut Random) -> LowerOptions {
 struct StoreNothing;
 
 impl StorePolicy for StoreNothing {
-    fn stores(&mut self, _: Tier, _: BlockHash, _: Retention) -> bool {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn stores(&mut self, _: Tier, _: &Candidate) -> bool {
         false
     }
 }
@@ -270,7 +279,9 @@ impl Engine {
         if self.size.tiers == 0 {
             return;
         }
-        self.manager.set_store_policy(Box::new(StoreNothing));
+        for tier in [Tier::Third, Tier::Fourth].into_iter().take(self.size.tiers) {
+            self.manager.set_store_policy(tier, Box::new(StoreNothing)).unwrap();
+        }
         for turn in 0.. {
             let stats = self.manager.lower_stats();
             if stats.open_tickets == 0

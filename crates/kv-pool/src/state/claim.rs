@@ -354,7 +354,7 @@ impl PoolState {
     pub(super) fn offload_target(&mut self, tier: Tier, victim: RecordId) -> Option<RecordId> {
         let keep =
             tier == Tier::Primary && self.blocks.priority(victim) >= self.offload_min_priority;
-        if !keep {
+        if !keep || !self.offloads(tier) || !self.is_worth_storing(victim) {
             return None;
         }
         let owner = Tenant(self.blocks.tenant(victim));

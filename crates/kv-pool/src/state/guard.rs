@@ -21,15 +21,15 @@ pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
 
 /// A policy, which is asked until it panics.
 #[derive(Debug)]
-pub(crate) struct Guarded(Option<Box<dyn EvictionPolicy>>);
+pub(crate) struct Guarded<P: ?Sized>(Option<Box<P>>);
 
-impl Guarded {
-    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Self {
+impl<P: ?Sized> Guarded<P> {
+    pub(super) fn new(policy: Box<P>) -> Self {
         Self(Some(policy))
     }
 
     /// What the policy answers; `None` if it panics, or has done so before.
-    pub(super) fn ask<T>(&mut self, call: impl FnOnce(&mut dyn EvictionPolicy) -> T) -> Option<T> {
+    pub(super) fn ask<T>(&mut self, call: impl FnOnce(&mut P) -> T) -> Option<T> {
         let policy = self.0.as_deref_mut()?;
         let answer = caught(|| call(policy));
         if answer.is_none() {
@@ -39,7 +39,7 @@ impl Guarded {
     }
 
     /// The same of what has no answer.
-    pub(super) fn tell(&mut self, call: impl FnOnce(&mut dyn EvictionPolicy)) {
+    pub(super) fn tell(&mut self, call: impl FnOnce(&mut P)) {
         self.ask(call);
     }
 
@@ -48,7 +48,9 @@ impl Guarded {
         let policy = self.0.take();
         caught(|| drop(policy));
     }
+}
 
+impl Guarded<dyn EvictionPolicy> {
     /// The policy's own count of its blocks, unless it has panicked.
     pub(crate) fn len(&self) -> Option<usize> {
         Some(self.0.as_ref()?.len())

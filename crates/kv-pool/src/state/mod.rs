@@ -89,7 +89,7 @@ impl PoolState {
             completed: 0,
             counters: PoolCounters::default(),
             ages: EvictionAges::default(),
-            plain: watch.policies.iter().all(Option::is_none),
+            plain: watch.is_plain(),
             quiet: watch.events.is_none(),
             last_named: RecordId(0),
             watch,
@@ -105,7 +105,7 @@ impl PoolState {
     #[cfg(test)]
     pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
         let clock = Box::new(crate::clock::ManualClock::new());
-        let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], 0)?;
+        let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], None, 0)?;
         Self::new(config, watch, BlockIds::ALL)
     }
 

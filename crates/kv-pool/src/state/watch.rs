@@ -14,6 +14,7 @@ use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, ReuseHint};
 use crate::state::PoolState;
 use crate::state::guard::{Guarded, caught};
 use crate::state::tenancy::Tenancy;
+use crate::store::{Candidate, StorePolicy};
 use crate::{BlockHash, Location, PoolEvent, Priority, RecordId, Retention, Tier};
 
 /// What a policy wants to know of a block and the record has no room for.
@@ -33,7 +34,9 @@ pub(crate) struct Watch {
     durations: HashMap<u32, Duration>,
     pub(crate) events: Option<EventLog>,
     pub(crate) tenancy: Option<Tenancy>,
-    pub(crate) policies: [Option<Guarded>; Tier::COUNT],
+    pub(crate) policies: [Option<Guarded<dyn EvictionPolicy>>; Tier::COUNT],
+    /// Decides what is stored in the secondary tier.
+    store: Option<Guarded<dyn StorePolicy>>,
     /// Empty without a policy.
     notes: Vec<Note>,
     /// The latest of the clock's answers.
@@ -47,10 +50,11 @@ impl Watch {
         clock: Box<dyn Clock>,
         events: Option<usize>,
         policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
+        store: Option<Box<dyn StorePolicy>>,
         blocks: usize,
     ) -> Result<Self, TryReserveError> {
         let mut notes = Vec::new();
-        if policies.iter().any(Option::is_some) {
+        if store.is_some() || policies.iter().any(Option::is_some) {
             notes.try_reserve_exact(blocks)?;
             notes.resize(blocks, Note::default());
         }
@@ -61,6 +65,7 @@ impl Watch {
             events: events.map(EventLog::new).transpose()?,
             tenancy: None,
             policies: policies.map(|policy| policy.map(Guarded::new)),
+            store: store.map(Guarded::new),
             notes,
             now: Duration::ZERO,
             now_ms: 0,
@@ -79,6 +84,11 @@ impl Watch {
     /// The same while an operation is half done: the time stands still also where the clock panics.
     fn now_at_any_cost(&mut self) -> Duration {
         caught(|| self.now()).unwrap_or(self.now)
+    }
+
+    /// Whether there is no policy.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.notes.is_empty()
     }
 
     /// How long a block keeps its priority after its release, if not for as long as it is cached.
@@ -301,6 +311,42 @@ impl PoolState {
         if found {
             self.tell_found(id, used);
         }
+        if let Some(store) = &mut self.watch.store {
+            let name = self.blocks.hash(id);
+            let regretted = store.ask(|store| store.used(name)).unwrap_or(false);
+            self.counters.regretted += u64::from(regretted);
+        }
+    }
+
+    /// Whether evicted content is worth a block of the secondary tier.
+    pub(super) fn is_worth_storing(&mut self, id: RecordId) -> bool {
+        if self.watch.store.is_none() {
+            return true;
+        }
+        let content = self.candidate(id);
+        let Some(store) = &mut self.watch.store else { return true };
+        let Some(stores) = store.ask(|store| store.stores(Tier::Secondary, &content)) else {
+            self.counters.policy_faults += 1;
+            store.end();
+            self.watch.store = None;
+            return true;
+        };
+        self.counters.refused += u64::from(!stores);
+        stores
+    }
+
+    /// What a store policy is told of content.
+    pub(crate) fn candidate(&self, id: RecordId) -> Candidate {
+        let note = |id: RecordId| self.watch.notes.get(id.index()).map_or(0, |note| note.found);
+        Candidate {
+            depth: self.blocks.depth(id).into(),
+            found: note(id),
+            parent_found: self.blocks.parent(id).map_or(0, note),
+            followed: self.blocks.children(id) > 0,
+            priority: self.blocks.priority(id),
+            now_ms: self.watch.now_ms(),
+            ..Candidate::new(self.blocks.hash(id))
+        }
     }
 
     /// The same for all blocks that one lookup found.
@@ -346,7 +392,7 @@ impl PoolState {
     /// Whether a policy wants to know of uses.
     #[inline]
     pub(crate) fn has_notes(&self) -> bool {
-        !self.watch.notes.is_empty()
+        !self.watch.is_plain()
     }
 
     /// Tells the policies that a lookup asked for what is not cached.

@@ -28,6 +28,7 @@ mod expected;
 mod groups;
 mod live;
 mod memory;
+mod passing;
 mod scheduler;
 mod tiers;
 mod verify;
@@ -183,6 +184,7 @@ fn options(
         pool: PoolRules {
             eviction: config.policy.into(),
             host_eviction: config.policy.into(),
+            store: config.store.into(),
             clock: Some(Arc::new(devices.clock.clone())),
             ..PoolRules::default()
         },
@@ -338,6 +340,9 @@ fn note_decisions(report: &mut RunReport, manager: &Manager) {
     report.blocks_evicted = manager.pool().counters().evicted;
     let decided = manager.stats();
     report.blocks_offloaded = decided.offloaded_blocks;
+    let counters = manager.pool().counters();
+    report.stores.blocks_refused = counters.refused;
+    report.stores.blocks_regretted = counters.regretted;
     report.blocks_onboarded = decided.onboarded_blocks;
     report.blocks_copied_on_write = decided.copied_on_write;
     report.blocks_suspended = decided.suspended_blocks;

@@ -3,7 +3,7 @@
 mod budget;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kv_cache::kv_manager::{
     ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
@@ -36,9 +36,6 @@ const STUCK_MAX: u32 = 3;
 
 /// By how much the clock advances in an iteration without work while blocks are on their way.
 const WAIT: Duration = Duration::from_millis(1);
-
-/// Number of iterations after which blocks on their way are given up at the end of a run.
-const TRANSFER_ITERATIONS_MAX: u32 = 20_000;
 
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
@@ -76,12 +73,14 @@ pub(super) struct Scheduler<'a, C> {
     pub(super) iteration: u64,
     idle_iterations: u32,
     /// Set to the latest arrival time among the admitted requests.
-    clock: ManualClock,
+    pub(super) clock: ManualClock,
     arrived_ms: u64,
     /// The clock of arrivals, if the run waits for them.
     pub(super) arrivals: Option<Arrivals>,
     /// The computation of a model, if it costs anything.
     pub(super) model: Option<Model>,
+    /// When the clock was last set, in a run over files: it goes with the host's, since files take time of the host.
+    pub(super) real: Option<Instant>,
     /// Tokens of the present iteration, skipped ones included.
     planned: u64,
     /// Tokens that the draft model can compute in it beside those that are reserved.
@@ -136,6 +135,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             arrived_ms: 0,
             arrivals: None,
             model: None,
+            real: (config.disk.is_some() && !config.open_loop).then(Instant::now),
             planned: 0,
             drafts_left: 0,
             draft_layers: config.draft_layers,
@@ -161,6 +161,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     /// Runs one iteration.
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         self.wait_for_arrival();
+        self.pass();
         let step = self.cache.begin_step()?;
         self.iteration += 1;
         self.compare_completed(report)?;
@@ -191,20 +192,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.cache.manager()
     }
 
-    /// Waits until what is on its way to and from the tiers below the host has arrived. A tier that keeps blocks
-    /// for good is left behind, and the report says how many.
-    pub(super) fn end_transfers(&mut self) -> Result<(), RunError> {
-        for _ in 0..TRANSFER_ITERATIONS_MAX {
-            if self.cache.manager().lower_stats().open_tickets == 0 {
-                break;
-            }
-            let step = self.cache.begin_step()?;
-            self.cache.finish_step(step)?;
-            self.cache.drain()?;
-        }
-        Ok(())
-    }
-
     /// Returns the cache, with every sequence released.
     pub(super) fn into_cache(self) -> C {
         self.cache
@@ -219,7 +206,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.compare_completed(report)?;
         if moving {
             // Time passes while requests wait for loads.
-            self.clock.advance(WAIT);
+            match self.real {
+                Some(_) => self.pause(),
+                None => self.clock.advance(WAIT),
+            }
             self.refused = None;
             return Ok(());
         }
@@ -598,7 +588,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         let Some(entry) = self.trace.requests.get(number) else { return };
         let more_ms = entry.timestamp_ms.saturating_sub(self.arrived_ms);
-        self.clock.advance(Duration::from_millis(more_ms));
+        if self.real.is_none() {
+            self.clock.advance(Duration::from_millis(more_ms));
+        }
         self.arrived_ms += more_ms;
     }
 

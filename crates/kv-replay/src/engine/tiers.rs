@@ -6,7 +6,9 @@ use kv_cache::LowerTiers;
 use kv_cache::kv_manager::tiers::{
     BlockFault, FaultRules, MemoryTier, MemoryTierOptions, header_bytes,
 };
-use kv_cache::kv_manager::{LowerOptions, Manager};
+use kv_cache::kv_manager::{ComputeRate, LowerOptions, Manager};
+
+use kv_pool::store::{StoreKind, StoreRules};
 
 use super::RunError;
 use crate::config::RunConfig;
@@ -17,7 +19,12 @@ use crate::shape::KvModelShape;
 /// in memory, if there is one.
 pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunError> {
     let mut tiers = LowerTiers::new(b"kv-replay");
-    tiers.rules = LowerOptions { stores_open_max: 4, ..LowerOptions::default() };
+    let compute = match (config.compute_rate, &config.disk) {
+        (Some(rate), _) => ComputeRate::PerSecond(rate),
+        (None, Some(_)) => ComputeRate::Measured,
+        (None, None) => ComputeRate::Unknown,
+    };
+    tiers.rules = LowerOptions { stores_open_max: 4, compute, ..LowerOptions::default() };
     if let Some(seed) = config.tier_faults {
         let records_max =
             usize::try_from(config.host_blocks.saturating_mul(8)).unwrap_or(usize::MAX);
@@ -28,7 +35,11 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
         });
     }
     if let Some(disk) = &config.disk {
-        let opened = Mutex::new(Some(disk.open(record_bytes(config)?, b"kv-replay")?));
+        let opened = disk.open(record_bytes(config)?, b"kv-replay")?;
+        if config.store == StoreKind::Evidence {
+            tiers.store[tiers.len()] = Some(StoreRules::new(opened.watch().stats().slots));
+        }
+        let opened = Mutex::new(Some(opened));
         tiers.push(move || match opened.lock().ok().and_then(|mut opened| opened.take()) {
             Some(tier) => Box::new(tier),
             // The files are one worker's. Another one has a tier without room.
@@ -84,11 +95,14 @@ pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager
     let faults = names.into_iter().zip(stats.faults).filter(|(_, count)| *count > 0);
     report.tiers = Some(TiersReport {
         blocks_stored: stats.stored_blocks.iter().sum(),
+        blocks_refused: stats.refused_blocks.iter().sum(),
+        blocks_regretted: stats.regretted_blocks.iter().sum(),
         blocks_unstored: stats.unstored_blocks,
         blocks_loaded: stats.loaded_blocks.iter().sum(),
         blocks_void: stats.void_blocks,
         names_dropped: stats.dropped_names.iter().sum(),
         faults: faults.collect(),
+        blocks_declined: stats.declined_blocks,
         waits: stats.waits,
         waits_late: stats.late,
         quarantined_at_end: stats.quarantined_blocks + stats.ticket_blocks,

@@ -17,6 +17,7 @@ use crate::memory::MemoryReport;
 use crate::nodes::NodeReport;
 use crate::place::PlaceReport;
 use crate::shape::{Dtype, ShapeError};
+pub use crate::tiers_report::{StoresReport, TiersReport};
 
 /// Maximum number of corrupt blocks kept with all details. Further ones are only counted.
 pub const CORRUPTIONS_KEPT_MAX: usize = 32;
@@ -38,6 +39,9 @@ pub struct RunReport {
     pub blocks_evicted: u64,
     /// Number of blocks copied from device to host memory.
     pub blocks_offloaded: u64,
+    /// What of the evicted blocks was not stored.
+    #[serde(flatten)]
+    pub stores: StoresReport,
     /// Number of blocks copied from host back to device memory.
     pub blocks_onboarded: u64,
     /// The requested transport between device and host memory.
@@ -169,29 +173,6 @@ pub struct RangesReport {
     pub peak_used_bytes: u64,
 }
 
-/// What came of a tier below host memory, at all workers together.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct TiersReport {
-    /// Blocks that every worker stored.
-    pub blocks_stored: u64,
-    /// Blocks that some worker did not store.
-    pub blocks_unstored: u64,
-    /// Blocks that came back right at every worker: hits below host memory.
-    pub blocks_loaded: u64,
-    /// Blocks on their way that were forgotten, or whose worker was lost.
-    pub blocks_void: u64,
-    /// Names that the tier dropped by itself.
-    pub names_dropped: u64,
-    /// Blocks of loads that were wrong at some worker, by fault. Each was a miss.
-    pub faults: BTreeMap<&'static str, u64>,
-    /// Number of times that a request waited for a load.
-    pub waits: u64,
-    /// Number of these waits that a deadline ended.
-    pub waits_late: u64,
-    /// Host blocks that tickets held when the run had ended.
-    pub quarantined_at_end: u64,
-}
-
 /// The worker processes of a run.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct WorkersReport {
@@ -313,6 +294,7 @@ impl RunReport {
             hit_rate: 0.0,
             blocks_evicted: 0,
             blocks_offloaded: 0,
+            stores: StoresReport { store: config.store.name(), ..StoresReport::default() },
             blocks_onboarded: 0,
             transport: config.transport.name(),
             transports: BTreeMap::new(),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions};
+use kv_cache::{HostStore, SharedMemory};
 use kv_place::Placement;
 use kv_pool::clock::ManualClock;
 use kv_pool::{PoolConfig, Tier};
@@ -239,15 +239,22 @@ fn manager(
             kind => kind.make(pool.primary_blocks + pool.secondary_blocks).map(Some),
         };
         let policy = || policy().map_err(|source| RunError::Build(source.into()));
-        policies.push([(Tier::Primary, policy()?), (Tier::Secondary, policy()?)]);
+        let host = u32::try_from(pool.secondary_blocks).unwrap_or(u32::MAX);
+        let store = HostStore::from(config.store).make(host);
+        let store = store.map_err(|source| RunError::Build(source.into()))?;
+        policies.push(([(Tier::Primary, policy()?), (Tier::Secondary, policy()?)], store));
     }
     let mut policies = policies.into_iter();
     // Called for each group, in their order.
     let mut manager = Manager::with_pool(options, |builder| {
         let builder = builder.clock(Arc::new(clock.clone()));
-        let made =
-            policies.next().into_iter().flatten().filter_map(|(tier, made)| Some((tier, made?)));
-        made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy))
+        let Some((made, store)) = policies.next() else { return builder };
+        let made = made.into_iter().filter_map(|(tier, made)| Some((tier, made?)));
+        let builder = made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy));
+        match store {
+            Some(policy) => builder.store_policy(policy),
+            None => builder,
+        }
     })
     .map_err(refused)?;
     let shares = !manager.granules().is_empty();

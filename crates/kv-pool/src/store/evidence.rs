@@ -1,0 +1,315 @@
+//! A rule that stores what has come back before: by kinds of content, learned while serving.
+//!
+//! Content is divided into kinds: how often it was found, how often the block before it was, and how deep it lies in
+//! its chain. A shared head, a conversation and a tail that is used once are of different kinds. Of each kind the
+//! policy counts how much has left the tier above, and after how many others it was asked for again, whether it was
+//! stored or refused. Names that have left are remembered for this, as ghosts, some 8 times as many as the tier has
+//! blocks, or a sample of them.
+//!
+//! The fewer kinds are stored, the longer what is stored stays. So a kind is worth storing or not depending on the
+//! others. Now and then the policy sorts the kinds by what came back of them, and takes so many of the first
+//! that the hits, less the [cost](StoreRules::cost) of the stores, are most.
+
+use super::{Candidate, StoreKind, StorePolicy};
+use crate::policy::PolicyError;
+use crate::{BLOCKS_MAX, BlockHash, Tier};
+
+/// What a [`StoreByEvidence`] decides by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StoreRules {
+    /// Blocks of the tier.
+    pub blocks: u64,
+    /// What a store costs, as a part of what it saves when stored content is used once: 0 for stores that cost
+    /// nothing, 1 or more where storing never pays. See [`costs`](Self::costs).
+    pub cost: f64,
+    /// Blocks stored in a second at most, by the pool's clock, and at most so many at once: a share of the link.
+    /// `None` for no limit.
+    pub blocks_per_second_max: Option<u32>,
+}
+
+impl StoreRules {
+    /// For a tier of so many blocks, where one in fifty that is stored has to come back.
+    #[must_use]
+    pub const fn new(blocks: u64) -> Self {
+        Self { blocks, cost: 0.02, blocks_per_second_max: None }
+    }
+
+    /// The same with the cost that follows from the seconds that the link takes to store a block and to load
+    /// it, and that computing it again takes. Numbers that are not finite or are negative count as 0.
+    #[must_use]
+    pub fn costs(self, store_s: f64, load_s: f64, compute_s: f64) -> Self {
+        let [store, load, compute] =
+            [store_s, load_s, compute_s].map(|s| if s.is_finite() { s.max(0.0) } else { 0.0 });
+        let saved = compute - load;
+        let cost = if saved > 0.0 { (store / saved).min(1.0) } else { 1.0 };
+        Self { cost, ..self }
+    }
+}
+
+/// Stores kinds of content that have come back.
+///
+/// What others follow that are cached is stored in any case: they cannot be found without it.
+#[derive(Debug)]
+pub struct StoreByEvidence {
+    rules: StoreRules,
+    /// Content that has left the tier above.
+    left: u64,
+    kinds: Box<[Kind; KINDS]>,
+    ghosts: Ghosts,
+    /// When the kinds are next chosen, and their counts next halved.
+    choose_at: u64,
+    halve_at: u64,
+    credit: Credit,
+}
+
+/// What is known of a kind of content.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    /// Content that has left.
+    left: u32,
+    /// Of this, content that was asked for again, by how much had left meanwhile: in parts of [`SPAN`].
+    back: [u32; PARTS],
+    stores: bool,
+}
+
+/// Classes of how often a block was found: 0, 1, 2 or 3, more. The same of the block before it.
+const FOUND: usize = 4;
+const PARENT: usize = 4;
+/// Classes of depth: 0, up to 3, up to 15, up to 63, more.
+const DEPTH: usize = 5;
+const KINDS: usize = FOUND * PARENT * DEPTH;
+
+/// Times the blocks of the tier that ghosts are remembered for: content stays so long if an eighth is stored.
+const SPAN: u64 = 8;
+const PARTS: usize = 32;
+/// Parts in which as much leaves as the tier has blocks.
+const PARTS_OF_TIER: usize = PARTS / SPAN as usize;
+
+impl StoreByEvidence {
+    /// A policy that knows nothing yet, and stores everything until it does.
+    ///
+    /// # Errors
+    /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
+    pub fn new(rules: StoreRules) -> Result<Self, PolicyError> {
+        let StoreRules { blocks, cost, blocks_per_second_max } = rules;
+        let rules = StoreRules { cost: if cost >= 0.0 { cost.min(1.0) } else { 0.0 }, ..rules };
+        if blocks > BLOCKS_MAX {
+            return Err(PolicyError::TooManyBlocks { blocks });
+        }
+        let kind = Kind { left: 0, back: [0; PARTS], stores: true };
+        Ok(Self {
+            ghosts: Ghosts::new(blocks)?,
+            kinds: Box::new([kind; KINDS]),
+            left: 0,
+            choose_at: period(blocks),
+            halve_at: SPAN * blocks.max(PERIOD_MIN),
+            credit: Credit::new(blocks_per_second_max),
+            rules,
+        })
+    }
+
+    /// Decides anew which kinds are stored.
+    fn choose(&mut self) {
+        let mut order: [u8; KINDS] = std::array::from_fn(|kind| kind as u8);
+        let kinds = &mut self.kinds;
+        let rate = |kind: u8| kinds[usize::from(kind)].comes_back(PARTS_OF_TIER as f64);
+        // A stable order of what is equal.
+        order.sort_by(|one, other| rate(*other).total_cmp(&rate(*one)).then(one.cmp(other)));
+        let all = kinds.iter().map(|kind| f64::from(kind.left)).sum::<f64>().max(1.0);
+        let (mut stored, mut best, mut count) = (0.0, 0.0, 0);
+        for taken in 1..=KINDS {
+            let newest = kinds[usize::from(order[taken - 1])];
+            stored += f64::from(newest.left);
+            // Of what is not stored nothing makes room.
+            let stays = PARTS_OF_TIER as f64 * all / stored.max(1.0);
+            let worth = |&kind: &u8| {
+                let kind = &kinds[usize::from(kind)];
+                f64::from(kind.left) * (kind.comes_back(stays) - self.rules.cost)
+            };
+            let value = order[..taken].iter().map(worth).sum::<f64>();
+            if value > best {
+                (best, count) = (value, taken);
+            }
+        }
+        for (place, &kind) in order.iter().enumerate() {
+            let kind = &mut kinds[usize::from(kind)];
+            // A kind of which nothing has left yet is tried.
+            kind.stores = place < count || kind.left == 0 && self.rules.cost < 1.0;
+        }
+    }
+
+    fn halve(&mut self) {
+        for kind in self.kinds.iter_mut() {
+            kind.left /= 2;
+            kind.back.iter_mut().for_each(|back| *back /= 2);
+        }
+    }
+}
+
+impl Kind {
+    /// How much of it comes back within so many parts, between 0 and about 1. A little, as long as it has not been
+    /// seen.
+    fn comes_back(&self, parts: f64) -> f64 {
+        let whole = (parts as usize).min(PARTS);
+        let within = self.back[..whole].iter().map(|&back| f64::from(back)).sum::<f64>();
+        let next = self.back.get(whole).copied().unwrap_or(0);
+        let back = within + f64::from(next) * (parts - whole as f64).clamp(0.0, 1.0);
+        (back + 0.5) / (f64::from(self.left) + 4.0)
+    }
+}
+
+impl StorePolicy for StoreByEvidence {
+    fn name(&self) -> &'static str {
+        StoreKind::Evidence.name()
+    }
+
+    fn stores(&mut self, _: Tier, content: &Candidate) -> bool {
+        self.left += 1;
+        if self.left >= self.choose_at {
+            self.choose();
+            self.choose_at = self.left + period(self.rules.blocks);
+        }
+        if self.left >= self.halve_at {
+            self.halve();
+            self.halve_at = self.left + SPAN * self.rules.blocks.max(PERIOD_MIN) / 2;
+        }
+        let number = kind_of(content);
+        let kind = &mut self.kinds[number];
+        kind.left = kind.left.saturating_add(1);
+        let wanted = content.followed || kind.stores;
+        let stores = wanted && self.credit.take(content.now_ms);
+        self.ghosts.push(content.name, self.left, number as u8, !stores);
+        stores
+    }
+
+    fn used(&mut self, name: BlockHash) -> bool {
+        let Some(ghost) = self.ghosts.take(name) else { return false };
+        let since = u64::from((self.left as u32).wrapping_sub(ghost.left));
+        let part = since * PARTS_OF_TIER as u64 / self.rules.blocks.max(1);
+        let kind = &mut self.kinds[usize::from(ghost.kind)];
+        let Some(back) = kind.back.get_mut(part as usize) else { return false };
+        *back = back.saturating_add(self.ghosts.sample);
+        ghost.refused
+    }
+}
+
+/// After how much that has left the kinds are chosen again.
+const PERIOD_MIN: u64 = 64;
+
+fn period(blocks: u64) -> u64 {
+    (blocks / 8).max(PERIOD_MIN)
+}
+
+fn kind_of(content: &Candidate) -> usize {
+    // The bits of a number: 0, 1, then one more with each doubling.
+    let class = |count: u32, classes: usize| {
+        ((u32::BITS - count.leading_zeros()) as usize).min(classes - 1)
+    };
+    let found = class(content.found, FOUND);
+    let parent = class(content.parent_found, PARENT);
+    let depth = class(content.depth, 2 * DEPTH - 1).div_ceil(2);
+    (found * PARENT + parent) * DEPTH + depth
+}
+
+/// A name that has left the tier above.
+#[derive(Clone, Copy, Debug)]
+struct Ghost {
+    /// Bits of the name. Taking one name for another spoils a count, and nothing else.
+    tag: u32,
+    /// How much had left then, modulo 2^32.
+    left: u32,
+    kind: u8,
+    refused: bool,
+    taken: bool,
+}
+
+/// Ghosts of one set of names, in which the oldest makes room.
+const WAYS: usize = 8;
+
+#[derive(Debug)]
+struct Ghosts {
+    sets: Vec<[Ghost; WAYS]>,
+    /// Of so many names one is remembered, chosen by its bits.
+    sample: u32,
+}
+
+/// Ghosts of the smallest tables: below, every name is remembered.
+const GHOSTS_MIN: u64 = 1 << 16;
+
+/// Spreads names: 2^64 divided by the golden ratio.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+impl Ghosts {
+    fn new(blocks: u64) -> Result<Self, PolicyError> {
+        let wanted = SPAN * blocks;
+        let most = GHOSTS_MIN.max(2 * blocks);
+        let sample = wanted.div_ceil(most).max(1).next_power_of_two();
+        let sets = (wanted / sample).div_ceil(WAYS as u64 / 2).max(1).next_power_of_two();
+        let none = Ghost { tag: 0, left: 0, kind: 0, refused: false, taken: false };
+        let (mut all, sets) = (Vec::new(), sets as usize);
+        all.try_reserve_exact(sets).map_err(|_| PolicyError::OutOfMemory { blocks })?;
+        all.resize(sets, [none; WAYS]);
+        Ok(Self { sets: all, sample: sample as u32 })
+    }
+
+    /// The set and the tag of a name that is remembered.
+    fn place(&self, name: BlockHash) -> Option<(usize, u32)> {
+        let name = name.to_u128();
+        let bits = ((name as u64) ^ ((name >> 64) as u64)).wrapping_mul(SPREAD);
+        if (bits as u32) & (self.sample - 1) != 0 {
+            return None;
+        }
+        // The high bits are the best ones.
+        let sets = self.sets.len() as u64;
+        let set = ((u128::from(bits) * u128::from(sets)) >> 64) as usize;
+        Some((set, (bits >> 8) as u32))
+    }
+
+    fn push(&mut self, name: BlockHash, left: u64, kind: u8, refused: bool) {
+        let Some((set, tag)) = self.place(name) else { return };
+        let left = left as u32;
+        let ghosts = &mut self.sets[set];
+        let same = ghosts.iter().position(|ghost| ghost.taken && ghost.tag == tag);
+        let age =
+            |ghost: &Ghost| if ghost.taken { left.wrapping_sub(ghost.left) } else { u32::MAX };
+        let oldest = || (0..WAYS).max_by_key(|&way| age(&ghosts[way]));
+        let Some(way) = same.or_else(oldest) else { return };
+        ghosts[way] = Ghost { tag, left, kind, refused, taken: true };
+    }
+
+    fn take(&mut self, name: BlockHash) -> Option<Ghost> {
+        let (set, tag) = self.place(name)?;
+        let ghosts = &mut self.sets[set];
+        let ghost = ghosts.iter_mut().find(|ghost| ghost.taken && ghost.tag == tag)?;
+        ghost.taken = false;
+        Some(*ghost)
+    }
+}
+
+/// Stores that the link's share has room for.
+#[derive(Debug)]
+struct Credit {
+    per_second: Option<u32>,
+    /// Thousandths of a block.
+    left: u64,
+    at_ms: u64,
+}
+
+impl Credit {
+    fn new(per_second: Option<u32>) -> Self {
+        Self { per_second, left: u64::from(per_second.unwrap_or(0)) * 1000, at_ms: 0 }
+    }
+
+    /// Takes a block's, if it is there.
+    fn take(&mut self, now_ms: u64) -> bool {
+        let Some(per_second) = self.per_second.map(u64::from) else { return true };
+        let passed = now_ms.saturating_sub(self.at_ms);
+        self.at_ms = self.at_ms.max(now_ms);
+        // A second's at most is saved up.
+        let earned = passed.saturating_mul(per_second);
+        self.left = self.left.saturating_add(earned).min(per_second * 1000);
+        let Some(left) = self.left.checked_sub(1000) else { return false };
+        self.left = left;
+        true
+    }
+}

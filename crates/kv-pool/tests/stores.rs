@@ -1,0 +1,249 @@
+//! What of the evicted content moves to host memory: policies, and the one that learns.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{name, priority};
+use kv_pool::store::{Candidate, StoreAll, StoreByEvidence, StorePolicy, StoreRules};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Tier};
+
+/// Says what it is told to say, and notes what it is asked.
+#[derive(Debug, Default)]
+struct Told {
+    stores: bool,
+    asked: Vec<Candidate>,
+    used: Vec<BlockHash>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Shared(Arc<Mutex<Told>>);
+
+impl StorePolicy for Shared {
+    fn name(&self) -> &'static str {
+        "told"
+    }
+
+    fn stores(&mut self, tier: Tier, content: &Candidate) -> bool {
+        assert_eq!(tier, Tier::Secondary);
+        let mut told = self.0.lock().unwrap();
+        told.asked.push(*content);
+        told.stores
+    }
+
+    fn used(&mut self, name: BlockHash) -> bool {
+        let mut told = self.0.lock().unwrap();
+        told.used.push(name);
+        told.asked.iter().any(|content| content.name == name)
+    }
+}
+
+fn pool(primary: u64, secondary: u64, policy: impl StorePolicy + 'static) -> BlockPool {
+    let config = PoolConfig { secondary_blocks: secondary, ..PoolConfig::primary_only(primary) };
+    BlockPool::builder(&config).store_policy(Box::new(policy)).build().unwrap()
+}
+
+/// Uses a chain of blocks as a request does: what is cached is found and brought back, the rest computed.
+fn serve(pool: &BlockPool, names: &[BlockHash]) -> usize {
+    let mut rest = pool.match_prefix(names);
+    let found = rest.len();
+    let mut held = Vec::new();
+    while let Some(tier) = { rest.locations().next() }.map(|at| at.tier) {
+        let alike = rest.locations().take_while(|at| at.tier == tier).count();
+        let tail = rest.split_off(alike);
+        let part = std::mem::replace(&mut rest, tail);
+        if tier == Tier::Primary {
+            held.push(part);
+            continue;
+        }
+        let target = claim(pool, part.len());
+        held.push(pool.begin_onboard(part, target).unwrap().commit().pinned);
+    }
+    let parent = found.checked_sub(1).map(|last| names[last]);
+    let mut own = claim(pool, names.len() - found);
+    held.push(own.register(&names[found..], Naming { parent, ..Naming::default() }).unwrap());
+    drop(held);
+    pool.check_integrity().unwrap();
+    found
+}
+
+/// Claims blocks, and moves what they have evicted.
+fn claim(pool: &BlockPool, count: usize) -> kv_pool::Claimed {
+    let mut claimed = pool.claim(count).unwrap();
+    while let Some(offload) = claimed.take_offload() {
+        offload.commit();
+    }
+    claimed
+}
+
+fn chain(first: u32, blocks: u32) -> Vec<BlockHash> {
+    (first..first + blocks).map(name).collect()
+}
+
+#[test]
+fn refused_content_is_dropped_and_its_return_is_regretted() {
+    let told = Shared::default();
+    let pool = pool(2, 2, told.clone());
+    serve(&pool, &chain(0, 2));
+    serve(&pool, &chain(10, 2));
+    let counters = pool.stats().counters;
+    assert_eq!((counters.evicted, counters.offloaded, counters.refused), (2, 0, 2));
+    assert_eq!(serve(&pool, &chain(0, 2)), 0);
+    assert_eq!(pool.stats().counters.regretted, 2);
+    told.0.lock().unwrap().stores = true;
+    serve(&pool, &chain(20, 2));
+    assert_eq!(serve(&pool, &chain(0, 2)), 2);
+    assert_eq!(pool.stats().counters.offloaded, 2);
+}
+
+#[test]
+fn a_policy_is_told_what_is_known_of_the_content() {
+    let told = Shared::default();
+    let pool = pool(3, 3, told.clone());
+    let names = chain(0, 3);
+    serve(&pool, &names);
+    assert_eq!(serve(&pool, &names[..2]), 2);
+    assert_eq!(serve(&pool, &names[..1]), 1);
+    serve(&pool, &chain(10, 3));
+    let asked = std::mem::take(&mut told.0.lock().unwrap().asked);
+    let known: Vec<_> =
+        asked.iter().map(|of| (of.name, of.depth, of.found, of.parent_found)).collect();
+    // Tails first, and all are leaves when their turn comes.
+    assert_eq!(known, [(names[2], 2, 0, 1), (names[1], 1, 1, 2), (names[0], 0, 2, 0)]);
+    assert!(asked.iter().all(|of| !of.followed), "{asked:?}");
+    assert_eq!(told.0.lock().unwrap().used.len(), 3 + 2 + 1 + 3);
+}
+
+#[test]
+fn content_below_the_configured_priority_is_not_asked_for() {
+    let told = Shared::default();
+    let pool = pool(1, 1, told.clone());
+    common::cache(&pool, 1, priority(1));
+    drop(claim(&pool, 1));
+    assert_eq!(told.0.lock().unwrap().asked.len(), 0);
+    assert_eq!(pool.stats().counters.refused, 0);
+}
+
+#[test]
+fn without_host_memory_nothing_is_asked() {
+    let told = Shared::default();
+    let pool = pool(1, 0, told.clone());
+    common::cache(&pool, 1, priority(50));
+    drop(claim(&pool, 1));
+    assert_eq!(told.0.lock().unwrap().asked.len(), 0);
+}
+
+#[test]
+fn a_policy_that_panics_is_called_no_more_and_all_is_stored() {
+    #[derive(Debug)]
+    struct Panics;
+    impl StorePolicy for Panics {
+        fn name(&self) -> &'static str {
+            "panics"
+        }
+        fn stores(&mut self, _: Tier, _: &Candidate) -> bool {
+            panic!("a test's policy")
+        }
+    }
+    let pool = pool(2, 4, Panics);
+    serve(&pool, &chain(0, 2));
+    serve(&pool, &chain(10, 2));
+    let counters = pool.stats().counters;
+    assert_eq!((counters.policy_faults, counters.offloaded, counters.refused), (1, 2, 0));
+    assert_eq!(serve(&pool, &chain(0, 2)), 2);
+}
+
+/// Serves two conversations that come back, and prompts that do not; how often the conversations were found.
+fn mixed(pool: &BlockPool, turns: u32) -> usize {
+    let mut found = 0;
+    for turn in 0..turns {
+        found += serve(pool, &chain(1_000_000 + turn % 8 * 100, 4));
+        serve(pool, &chain(100 * turn, 12));
+    }
+    found
+}
+
+#[test]
+fn evidence_keeps_what_comes_back_from_what_does_not() {
+    // Between two uses of a conversation 128 blocks leave the device: more than both tiers have.
+    let (all, learned) = (pool(32, 48, StoreAll), pool(32, 48, evidence(48, 0.02)));
+    let (in_all, in_learned) = (mixed(&all, 2000), mixed(&learned, 2000));
+    let (all, learned) = (all.stats().counters, learned.stats().counters);
+    assert!(
+        in_learned > in_all + 4000,
+        "{in_learned} blocks were found, {in_all} where all is stored"
+    );
+    assert!(2 * learned.offloaded < all.offloaded, "{learned:?}, {all:?}");
+    assert_eq!(learned.offloaded + learned.refused, learned.evicted);
+}
+
+#[test]
+fn evidence_is_the_same_for_the_same_requests() {
+    let run = || {
+        let pool = pool(32, 48, evidence(48, 0.02));
+        (mixed(&pool, 500), pool.stats())
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn evidence_stores_what_is_followed() {
+    let mut policy = evidence(64, 1.0);
+    // Stores never pay, and it has seen enough to know.
+    for content in 0..1000 {
+        policy.stores(Tier::Secondary, &Candidate::new(name(content)));
+    }
+    let alone = Candidate::new(name(5000));
+    assert!(!policy.stores(Tier::Secondary, &alone));
+    assert!(policy.stores(Tier::Secondary, &Candidate { followed: true, ..alone }));
+}
+
+#[test]
+fn evidence_stores_no_more_than_its_share_of_the_link() {
+    let rules = StoreRules { blocks_per_second_max: Some(10), cost: 0.0, blocks: 64 };
+    let mut policy = StoreByEvidence::new(rules).unwrap();
+    let mut stored_at = |now_ms: u64| {
+        let contents = (0..50).map(|of| Candidate { now_ms, ..Candidate::new(name(of)) });
+        contents.filter(|content| policy.stores(Tier::Secondary, content)).count()
+    };
+    assert_eq!(stored_at(0), 10);
+    assert_eq!(stored_at(0), 0);
+    assert_eq!(stored_at(500), 5);
+    // A clock that goes back earns nothing, and a long rest earns a second's.
+    assert_eq!(stored_at(400), 0);
+    assert_eq!(stored_at(u64::MAX), 10);
+    let none = StoreRules { blocks_per_second_max: Some(0), ..StoreRules::new(64) };
+    let mut none = StoreByEvidence::new(none).unwrap();
+    assert!(!none.stores(Tier::Secondary, &Candidate::new(name(1))));
+}
+
+#[test]
+fn rules_of_any_size_are_made_or_refused() {
+    for blocks in [0, 1, 7, 1 << 20] {
+        for cost in [f64::NAN, f64::NEG_INFINITY, -1.0, 0.0, 1.0, f64::INFINITY] {
+            let mut policy = evidence(blocks, cost);
+            for content in 0..300 {
+                let content = Candidate { depth: u32::MAX, ..Candidate::new(name(content)) };
+                policy.stores(Tier::Secondary, &content);
+                policy.used(content.name);
+            }
+        }
+    }
+    assert!(StoreByEvidence::new(StoreRules::new(u64::MAX)).is_err());
+}
+
+#[test]
+fn costs_follow_from_the_seconds() {
+    let cost = |store, load, compute| StoreRules::new(1).costs(store, load, compute).cost;
+    assert!((cost(1.0, 1.0, 11.0) - 0.1).abs() < 1e-9);
+    // Loads that take as long as computing never pay.
+    for (store, load, compute) in [(1.0, 2.0, 2.0), (1.0, f64::INFINITY, 0.0), (9.0, 0.0, 1.0)] {
+        assert!((cost(store, load, compute) - 1.0).abs() < 1e-9);
+    }
+    assert!(cost(f64::NAN, -1.0, 1.0).abs() < 1e-9);
+}
+
+fn evidence(blocks: u64, cost: f64) -> StoreByEvidence {
+    StoreByEvidence::new(StoreRules { cost, ..StoreRules::new(blocks) }).unwrap()
+}
