@@ -10,6 +10,7 @@ use kv_pool::store::StoreKind;
 use serde::{Serialize, Serializer};
 
 use crate::disk::DiskConfig;
+pub use crate::life::Life;
 pub use crate::model_cost::ModelCost;
 use crate::nodes::NodeConfig;
 use crate::place::{Division, shards};
@@ -106,35 +107,6 @@ impl FromStr for Verify {
             .into_iter()
             .find(|verify| verify.name() == text)
             .ok_or_else(|| UnknownVerify { found: text.to_owned() })
-    }
-}
-
-/// What happens to requests beside prefill and decoding. Chances are in percent.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Life {
-    /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
-    pub chunk: u32,
-    /// Draft tokens that are computed behind each sampled one.
-    pub drafts: u32,
-    /// The chance that a draft is accepted, if those before it are.
-    pub accept: u32,
-    /// Answers to each request: when its prompt is computed, it is forked into so many. 0 and 1 fork none.
-    pub fork: u32,
-    /// The chance that a running request is suspended in an iteration, for up to 16 of them.
-    pub suspend: u32,
-    /// The chance that a request is cancelled before its end.
-    pub cancel: u32,
-    /// By how much of the device blocks the budget falls and rises again, every 64 iterations.
-    pub budget_swing: u32,
-    /// Whether each request [says](crate::hints), when it ends, what becomes of its session.
-    pub hints: bool,
-}
-
-impl Life {
-    /// The most tokens of a prompt in an iteration.
-    #[must_use]
-    pub fn chunk(&self) -> u64 {
-        if self.chunk == 0 { u64::MAX } else { self.chunk.into() }
     }
 }
 

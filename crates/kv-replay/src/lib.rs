@@ -45,6 +45,7 @@ mod formats;
 pub mod generate;
 pub mod hints;
 pub mod json_file;
+mod life;
 pub mod memory;
 mod model_cost;
 mod model_line;
