@@ -171,26 +171,21 @@ pub struct PoolRules {
 }
 
 /// What of the evicted content is stored in host memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum HostStore {
     /// Everything.
+    #[default]
     All,
     /// What is likely to be asked for again while host memory has it, by evidence. The rules' number of blocks is
     /// the cache's own: that of each group's host blocks.
     Evidence(StoreRules),
 }
 
-impl Default for HostStore {
-    fn default() -> Self {
-        Self::Evidence(StoreRules::new(0))
-    }
-}
-
 impl From<StoreKind> for HostStore {
     fn from(kind: StoreKind) -> Self {
         match kind {
             StoreKind::All => Self::All,
-            _ => Self::default(),
+            _ => Self::Evidence(StoreRules::new(0)),
         }
     }
 }

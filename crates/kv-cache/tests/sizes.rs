@@ -574,7 +574,7 @@ fn what_is_stored_is_decided_for_any_number_of_host_blocks() {
     use kv_cache::HostStore;
     for blocks in [0, 1, 4096, u32::MAX] {
         assert!(HostStore::All.make(blocks).unwrap().is_none());
-        let made = HostStore::default().make(blocks);
+        let made = HostStore::from(kv_pool::store::StoreKind::Evidence).make(blocks);
         match blocks {
             0 => assert!(made.unwrap().is_none()),
             u32::MAX => assert!(made.is_err(), "more blocks than a pool can have"),

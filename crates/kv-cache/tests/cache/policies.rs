@@ -25,7 +25,7 @@ fn contents_are_right_under_every_policy_in_both_tiers() {
         for seed in 0..2 {
             let machine = Machine::new(seed, 1, small());
             let clock = ManualClock::new();
-            let rules = [HostStore::All, HostStore::default()];
+            let rules = [HostStore::All, HostStore::from(kv_pool::store::StoreKind::Evidence)];
             let pool = PoolRules {
                 eviction: kind.into(),
                 host_eviction: kind.into(),
