@@ -216,7 +216,7 @@ pub enum Eviction {
 
 impl Default for Eviction {
     fn default() -> Self {
-        Self::Kind(PolicyKind::Lru)
+        Self::Kind(PolicyKind::default())
     }
 }
 

@@ -95,7 +95,7 @@ impl Default for SlotRules {
             write_bytes_per_day: None,
             failures_max: 8,
             punches: false,
-            policy: PolicyKind::default(),
+            policy: PolicyKind::Lru,
             keys: None,
             clock: Arc::new(SystemClock::new()),
         }

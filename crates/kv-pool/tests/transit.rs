@@ -562,7 +562,7 @@ fn names_and_block_ids_keep_together_under_every_policy() {
         let mut builder = BlockPool::builder(&config).events(256);
         for tier in [Tier::Primary, Tier::Secondary] {
             // Without one, a pool has an order of its own.
-            if kind != PolicyKind::default() {
+            if kind != PolicyKind::Lru {
                 builder = builder.policy(tier, kind.make(10).unwrap());
             }
         }

@@ -180,7 +180,7 @@ impl Default for RunConfig {
             host_blocks: 32_768,
             max_batch: 32,
             step_tokens: 16_384,
-            policy: PolicyKind::Lru,
+            policy: PolicyKind::default(),
             store: StoreKind::default(),
             transport: TransportChoice::default(),
             open_loop: false,

@@ -123,7 +123,7 @@ fn a_policy_of_the_caller_s_decides_who_goes() {
         engine.close();
         cached
     };
-    assert_eq!(kept(Eviction::default()), [false, true]);
+    assert_eq!(kept(PolicyKind::Lru.into()), [false, true]);
     assert_eq!(kept(Eviction::Custom(NewestFirst::make)), [true, false]);
     machine.assert_clean();
 }

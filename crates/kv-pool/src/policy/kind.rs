@@ -25,8 +25,7 @@ use super::{
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 #[non_exhaustive]
 pub enum PolicyKind {
-    /// [`PriorityLru`]: what a pool does that is told nothing else, and then without a policy's tables.
-    #[default]
+    /// [`PriorityLru`]: what a pool does that is given no policy, and then without a policy's tables.
     Lru,
     /// [`Slru`].
     Slru,
@@ -34,7 +33,8 @@ pub enum PolicyKind {
     S3Fifo,
     /// [`AdaptiveReplacement`].
     Arc,
-    /// [`HitDensity`].
+    /// [`HitDensity`]: learns what suits the traffic, so that nobody need choose.
+    #[default]
     HitDensity,
 }
 

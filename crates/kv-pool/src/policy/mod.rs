@@ -6,7 +6,7 @@
 //!
 //! | implementation | order |
 //! | --- | --- |
-//! | [`PriorityLru`] | lowest priority first, in it the least recently released: the default |
+//! | [`PriorityLru`] | lowest priority first, in it the least recently released: that of a pool without a policy |
 //! | [`Slru`] | segmented LRU: what was found outlives what never was |
 //! | [`S3Fifo`] | three first-in, first-out queues; what is looked up once passes quickly |
 //! | [`AdaptiveReplacement`] | ARC: recent against frequent, in shares that follow the misses |
