@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use cuda_sim::Pace;
+use kv_pool::store::StoreKind;
 use kv_replay::config::{ConfigError, Life, RunConfig};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine::{self, RunError};
@@ -109,7 +110,8 @@ fn a_tier_that_does_everything_wrong_lies_below_groups_of_every_kind() {
             // All come twice: the second time, most have left the device and the host.
             let mut trace = trace(requests);
             trace.requests.extend(trace.requests.clone());
-            let large = RunConfig { tier_faults: Some(seed), ..config(model, life) };
+            let store = StoreKind::All;
+            let large = RunConfig { tier_faults: Some(seed), store, ..config(model, life) };
             let config = match life == LIFE {
                 // Suspended requests have to have room in host memory.
                 true => large,

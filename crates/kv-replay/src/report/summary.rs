@@ -359,7 +359,7 @@ mod tests {
   tokens    0 prompt, of which 0 came from the cache; 0 generated
   lookups   1,234 blocks, 617 hit (50.0 %)
   memory    8,192 device blocks, 0 in use at most; 32,768 host blocks; 0 B pinned after warm-up
-  moves     0 blocks evicted by lru, 0 offloaded, 0 onboarded; 1.5 GiB transferred
+  moves     0 blocks evicted by hit_density, 0 offloaded, 0 onboarded; 1.5 GiB transferred
   transport auto: no block travelled
   steps     0 iterations, 0 preemptions
   driver    152 calls: cuEventQuery 70, cuLaunchKernel 70, cuMemMap 9, a 2, …
