@@ -488,6 +488,8 @@ fn a_device_handle_tells_virtual_time_through_a_counting_driver() {
 #[test]
 fn computation_keeps_the_device_busy_while_copies_over_the_link_go_on() {
     let sim = with(free_calls(), 0);
+    // In the order in which it was enqueued.
+    sim.set_pace(Pace::Fastest);
     let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
     let streams: Vec<u64> = (0..2).map(|_| sim.stream_create(true).unwrap()).collect();
     // SAFETY: handles are looked up.
