@@ -65,6 +65,8 @@ impl Manager {
             let (head, tail): (Pinned, Pinned) = (found.head, found.tail);
             self.note_pending(index, sequence, 0, &head);
             self.note_pending(index, sequence, first, &tail);
+            // What others have had brought from host memory is there when the next plan is complete.
+            sequence.copied = self.copied_by();
             let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
             if !group.is_state() {
                 let gone = first - head.len();

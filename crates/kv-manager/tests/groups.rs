@@ -6,8 +6,9 @@ mod common;
 
 use common::{BLOCK, admit, admitted, complete, computed, options, step};
 use kv_manager::{
-    AdmitError, Answer, Committed, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions,
-    Message, Outcome, Replica, Request, ReserveError, SequenceError, Start, SuspendError,
+    AdmitError, Answer, Committed, ExportError, GroupId, GroupKind, GroupOptions, Manager,
+    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
+    SuspendError,
 };
 use kv_pool::tenants::TenantQuota;
 use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
@@ -649,4 +650,29 @@ fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
     let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
     assert_eq!(missing.group, GroupId(1));
     assert_eq!(claimable(&manager), [6, 2]);
+}
+
+#[test]
+fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
+    let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(8) };
+    let further_groups = vec![GroupOptions { pool, ..group(WINDOW, 8) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap();
+    let mut sequence = computed_in_chunks(&mut manager, 0..16);
+    manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let last = step(&mut manager, &mut [&mut sequence]).step;
+    manager.commit(&mut sequence, last, &[17]).unwrap();
+    // The window of the first eight tokens goes to host memory, from where another request has it brought.
+    drop(computed(&mut manager, 100..120));
+    settle(&mut manager);
+    assert_eq!(manager.pool_of(GroupId(1)).unwrap().counters().offloaded, 2);
+    let mut request = Request::new((0..9).collect());
+    request.waits = false;
+    let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!((other.cached_tokens(), other.onboarded_blocks()), (8, 2));
+    assert_eq!(manager.truncate(&mut sequence, 8).unwrap(), 8);
+    let refused = manager.export(sequence).unwrap_err();
+    assert_eq!(refused.reason, ExportError::Later { step: manager.completed_step() + 1 });
+    settle(&mut manager);
+    assert_eq!(manager.export(refused.sequence).unwrap().blocks(GroupId(1)).len(), 2);
 }
