@@ -319,6 +319,22 @@ impl PinnedBuffer {
         Ok(self.host + offset)
     }
 
+    /// The host address of a range that the operating system is about to read or write, such as for a file. Tells drivers
+    /// that check orders of that access.
+    ///
+    /// # Ordering
+    /// As for [`read_at`](Self::read_at) or [`write_at`](Self::write_at), from this call until the system has ended. The
+    /// address is one of the buffer as long as it lives.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[track_caller]
+    pub fn lend(&self, offset: u64, bytes: u64, writes: bool) -> Result<u64, OutOfBounds> {
+        let host = self.host_range(offset, bytes)?;
+        self.tell(offset, bytes, writes);
+        Ok(host)
+    }
+
     /// Copies `data` into the buffer at `offset`.
     ///
     /// # Ordering

@@ -3,7 +3,7 @@
 //!
 //! Covered: `Device::open`, `attribute`, `peer_attribute`; `DeviceBuffer::alloc`, `DeviceSpan::from_raw`,
 //! `slice`, `of_device`; `PinnedBuffer::alloc`, `pin`, `register`, `span`, `span_for`, `write_at`,
-//! `write_shared`, `read_at`, `PinnedSpan::slice`; `HostPages::map`,
+//! `write_shared`, `read_at`, `lend`, `PinnedSpan::slice`; `HostPages::map`,
 //! `map_unpopulated`, `populate`; `Stream` copies, `fill`, `upload` and `download` at any
 //! offset; `copy_between`; `AddressRange::reserve`, `span`, `map`, `set_access`, `unmap`;
 //! `PhysicalMemory::create`, `create_exportable`, `import`; `LaunchConfig` (grid, block, shared memory) in
@@ -240,6 +240,7 @@ fn spans_and_copies_at_any_offset_stay_inside_or_are_refused() {
             assert_eq!(span.is_ok(), fits, "{bytes} at {offset}");
             assert_eq!(pinned.span(offset, bytes).is_ok(), fits);
             assert_eq!(pinned.span_for(stream, offset, bytes).is_ok(), fits);
+            assert_eq!(PinnedBuffer::lend(&pinned, offset, bytes, false).is_ok(), fits);
             let whole = pinned.span(0, MEMORY_BYTES).unwrap();
             assert_eq!(whole.slice(offset, bytes).is_ok(), fits);
             if bytes > MEMORY_BYTES {

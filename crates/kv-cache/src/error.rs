@@ -234,6 +234,12 @@ pub enum StepError {
     /// before anything is enqueued that uses it.
     #[error("the step was not staged: a group's memory was not mapped")]
     Granule(#[from] GranuleError),
+    /// Tiers below host memory have not given back blocks that they read or write by themselves.
+    #[error("tiers below host memory still have blocks of it after {} ms", waited.as_millis())]
+    Lent {
+        /// How long they were waited for.
+        waited: std::time::Duration,
+    },
     /// Blocks could not be sent between device and host memory.
     #[error("the step was not staged: blocks were not copied between device and host memory")]
     HostCopy(#[from] HostCopyError),

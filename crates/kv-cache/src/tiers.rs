@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cuda_driver::PinnedBuffer;
-use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, LowerTier, TierTransfers};
+use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TierTransfers};
 use kv_manager::{
     Dropped, Gained, GroupId, LowerOptions, Manager, PlanError, Settled, StepPlan, Survivors,
     TicketId, Transfer, WorkerId,
@@ -192,9 +193,15 @@ impl WorkerTiers {
         });
     }
 
-    /// Takes all memory back: what is open here ends nowhere. Copies from before end with the step behind `step`.
-    pub(crate) fn restore(&mut self, step: u64) {
+    /// Takes all memory back: what is open here ends nowhere. Whether tiers have given back what they had borrowed, within
+    /// `wait`.
+    pub(crate) fn take_back(&mut self, wait: Duration) -> bool {
         self.fence();
+        self.transfers.await_lent(wait)
+    }
+
+    /// Begins anew, with all memory [taken back](Self::take_back). Copies from before end with the step behind `step`.
+    pub(crate) fn restore(&mut self, step: u64) {
         self.copied.iter_mut().for_each(|copied| copied.fill(step.saturating_add(1)));
         self.completed = step;
     }
@@ -268,12 +275,12 @@ impl Pinned {
 
     /// Calls `copy` for each piece of a range of a block, with its slab, its offset there, and its range of the
     /// caller's bytes.
-    fn pieces(
+    fn each_piece(
         &self,
         block: BlockId,
         offset: usize,
         bytes: usize,
-        mut copy: impl FnMut(&PinnedBuffer, u64, std::ops::Range<usize>) -> bool,
+        mut copy: impl FnMut(&Arc<PinnedBuffer>, u64, std::ops::Range<usize>) -> bool,
     ) -> bool {
         let Some(end) = offset.checked_add(bytes).filter(|&end| end <= self.block_bytes) else {
             return false;
@@ -307,15 +314,24 @@ impl HostBlocks for Pinned {
 
     fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
         let bytes = into.len();
-        self.pieces(block, offset, bytes, |slab, at, range| {
+        self.each_piece(block, offset, bytes, |slab, at, range| {
             slab.read_at(at, &mut into[range]).is_ok()
         })
     }
 
     fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool {
-        self.pieces(block, offset, from.len(), |slab, at, range| {
+        self.each_piece(block, offset, from.len(), |slab, at, range| {
             slab.write_shared(at, &from[range]).is_ok()
         })
+    }
+
+    fn pieces(&self, block: BlockId) -> Vec<HostPiece> {
+        let mut pieces = Vec::with_capacity(self.parts.len());
+        let all = self.each_piece(block, 0, self.block_bytes, |slab, offset, range| {
+            pieces.push(HostPiece { memory: slab.clone(), offset, bytes: range.len() });
+            true
+        });
+        if all { pieces } else { Vec::new() }
     }
 }
 

@@ -259,7 +259,8 @@ impl KvWorker {
     ///
     /// # Errors
     /// [`StepError::Plan`] for a snapshot of another table, or one that names blocks which do not exist.
-    /// [`StepError::Device`] when no event could be recorded after the work of the open step; the call can
+    /// [`StepError::Lent`] when a tier below host memory still reads or writes blocks by itself; the call can be made
+    /// again. [`StepError::Device`] when no event could be recorded after the work of the open step; the call can
     /// be made again.
     #[track_caller]
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), StepError> {
@@ -268,6 +269,11 @@ impl KvWorker {
         let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
         let device: SmallVec<[_; 4]> = groups.iter().map(|of| of.device_blocks.into()).collect();
         snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
+        // Before another manager gives the blocks to others.
+        let waited = self.options.tiers.rules.wait_max;
+        if !self.tiers.take_back(waited) {
+            return Err(StepError::Lent { waited });
+        }
         self.runs.iter_mut().for_each(Runs::clear);
         self.forget_sent();
         self.layers.clear();

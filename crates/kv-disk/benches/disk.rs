@@ -10,30 +10,60 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
+use cuda_sim::{SimConfig, SimDriver};
 use kv_disk::layout::{ENTRIES_A_PAGE, Entry, Geometry, Heading};
 use kv_disk::{DiskOptions, DiskTier, SlotRules};
-use kv_manager::tiers::{HostBlocks, TierTransfers, header_bytes};
+use kv_manager::tiers::{HostBlocks, HostPiece, TierTransfers, header_bytes};
 use kv_manager::{Direction, GroupId, Settled, TicketId, Transfer, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
-use parking_lot::RwLock;
 
-/// Host memory in which each block has a lock of its own.
+/// Pinned host memory, as a cache has. With `KV_DISK_BENCH_COPIES` set, no block is lent.
 #[derive(Debug)]
-struct Host(Vec<RwLock<Vec<u8>>>);
+struct Host {
+    slab: Arc<PinnedBuffer>,
+    first: u64,
+    block_bytes: usize,
+    lends: bool,
+}
+
+impl Host {
+    fn new(blocks: u32, block_bytes: usize) -> Self {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let bytes = u64::from(blocks) * block_bytes as u64;
+        let slab = PinnedBuffer::alloc(&device, bytes + 4096, HostAllocFlags::CACHED).unwrap();
+        let first = slab.host_address().next_multiple_of(4096) - slab.host_address();
+        let mut state = 1;
+        let words: Vec<u8> =
+            (0..bytes / 8).flat_map(|_| random(&mut state).to_le_bytes()).collect();
+        slab.write_shared(first, &words).unwrap();
+        let lends = std::env::var_os("KV_DISK_BENCH_COPIES").is_none();
+        Self { slab: Arc::new(slab), first, block_bytes, lends }
+    }
+
+    fn at(&self, block: BlockId, offset: usize) -> u64 {
+        self.first + (block.index() * self.block_bytes + offset) as u64
+    }
+}
 
 impl HostBlocks for Host {
     fn block_bytes(&self) -> usize {
-        self.0[0].read().len()
+        self.block_bytes
     }
 
     fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
-        into.copy_from_slice(&self.0[block.index()].read()[offset..offset + into.len()]);
-        true
+        self.slab.read_at(self.at(block, offset), into).is_ok()
     }
 
     fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool {
-        self.0[block.index()].write()[offset..offset + from.len()].copy_from_slice(from);
-        true
+        self.slab.write_shared(self.at(block, offset), from).is_ok()
+    }
+
+    fn pieces(&self, block: BlockId) -> Vec<HostPiece> {
+        let (offset, bytes) = (self.at(block, 0), self.block_bytes);
+        let piece = HostPiece { memory: self.slab.clone(), offset, bytes };
+        if self.lends { vec![piece] } else { Vec::new() }
     }
 }
 
@@ -81,12 +111,7 @@ impl Bench {
         let tier = DiskTier::open(&options).unwrap();
         let watch = tier.watch();
         let count = depth * 3;
-        let mut state = 1;
-        let mut block = |_| {
-            let words = (0..block_bytes / 8).flat_map(|_| random(&mut state).to_le_bytes());
-            RwLock::new(words.collect())
-        };
-        let host: Arc<dyn HostBlocks> = Arc::new(Host((0..count).map(&mut block).collect()));
+        let host: Arc<dyn HostBlocks> = Arc::new(Host::new(count, block_bytes));
         let transfers = TierTransfers::new(vec![Box::new(tier)], 1);
         let spare = (0..count).map(BlockId::new).collect();
         let (open, settled) = (VecDeque::new(), Vec::new());
@@ -214,6 +239,7 @@ fn open_time(folder: &Path, slots: u64) {
             generation,
             slot,
             length,
+            head: header_bytes(1) as u32,
             sum: 1,
             key: None,
         };

@@ -16,6 +16,7 @@ pub(crate) struct Kept {
     pub(crate) group: GroupId,
     pub(crate) generation: u64,
     pub(crate) length: u64,
+    pub(crate) head: u32,
     pub(crate) sum: u64,
     pub(crate) key: Option<u64>,
 }

@@ -139,6 +139,8 @@ pub struct DiskStats {
     pub loaded: u64,
     /// Bytes of records that were loaded.
     pub loaded_bytes: u64,
+    /// Blocks among those stored and loaded that the disk has read or written in host memory itself, without a copy.
+    pub uncopied: u64,
     /// Loads that were misses, by reason, as in [`Miss::ALL`].
     pub misses: [u64; Miss::ALL.len()],
     /// Blocks that were not stored, by reason, as in [`Unstored::ALL`].
@@ -187,6 +189,7 @@ impl AddAssign for DiskStats {
         self.stored_bytes += other.stored_bytes;
         self.loaded += other.loaded;
         self.loaded_bytes += other.loaded_bytes;
+        self.uncopied += other.uncopied;
         self.misses.iter_mut().zip(other.misses).for_each(|(sum, more)| *sum += more);
         self.unstored.iter_mut().zip(other.unstored).for_each(|(sum, more)| *sum += more);
         self.evicted += other.evicted;

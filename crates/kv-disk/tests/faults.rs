@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, number_of, random};
+use common::{
+    BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
+};
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 use kv_disk::layout::Geometry;
 use kv_disk::{OpenError, Place, SlotFile, SlotRules};
@@ -16,8 +18,23 @@ use kv_pool::clock::ManualClock;
 
 const SLOTS: u64 = 6;
 
-fn place(is_new: bool) -> Place {
-    let slot_bytes = Geometry::slot_bytes_for(RECORD_BYTES);
+/// Blocks that are copied to be written, and blocks that a disk reads and writes where they are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Blocks {
+    Copied,
+    Lent,
+}
+
+use Blocks::{Copied, Lent};
+
+impl Blocks {
+    fn bytes(self) -> usize {
+        [BLOCK_BYTES, PAGED_BYTES][self as usize]
+    }
+}
+
+fn place(is_new: bool, blocks: Blocks) -> Place {
+    let slot_bytes = Geometry::slot_bytes_for([RECORD_BYTES, PAGED_RECORD_BYTES][blocks as usize]);
     let geometry = Geometry { slots: SLOTS, slot_bytes };
     let found_bytes = geometry.bytes();
     Place { geometry, stripe: 0, stripes: 1, set: 11, file: 12, found_bytes, is_new }
@@ -97,6 +114,7 @@ struct Lives {
     plans: Vec<FaultPlan>,
     crash: Crash,
     punches: bool,
+    blocks: Blocks,
     life: usize,
     operations: Vec<u64>,
     counter: Arc<std::sync::atomic::AtomicU64>,
@@ -108,9 +126,10 @@ struct Lives {
 }
 
 impl Lives {
-    fn new(plans: Vec<FaultPlan>, crash: Crash, punches: bool) -> Self {
+    fn new(blocks: Blocks, plans: Vec<FaultPlan>, crash: Crash, punches: bool) -> Self {
         let mut lives = Self {
-            image: Image::new(place(true).geometry.bytes() as usize),
+            image: Image::new(place(true, blocks).geometry.bytes() as usize),
+            blocks,
             plans,
             crash,
             punches,
@@ -141,10 +160,10 @@ impl Lives {
             let plan = self.plans.get(self.life).cloned().unwrap_or_default();
             let file = MemoryFile::new(&self.image, plan, self.crash);
             self.counter = file.operations();
-            match SlotFile::open(Box::new(file), &place(new), &rules(self.punches)) {
+            match SlotFile::open(Box::new(file), &place(new, self.blocks), &rules(self.punches)) {
                 Ok(tier) => {
                     let tier = Arc::new(Mutex::new(tier));
-                    let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+                    let mut worker = Worker::new(Seen(Arc::clone(&tier)), self.blocks.bytes());
                     let found = worker.survivors(&tier);
                     if self.plans.iter().all(|plan| plan.at.is_empty() && plan.percent == 0) {
                         let lost = &self.has - &found;
@@ -240,13 +259,14 @@ impl Lives {
 }
 
 fn run(
+    blocks: Blocks,
     program: &[Step],
     plans: Vec<FaultPlan>,
     crash: Crash,
     punches: bool,
     lies: bool,
 ) -> (Vec<u64>, usize) {
-    let mut lives = Lives::new(plans, crash, punches);
+    let mut lives = Lives::new(blocks, plans, crash, punches);
     for &step in program {
         if matches!(step, Restart) && (lies || !lives.is_idle()) {
             // What a disk has not written, or says so and has not, may be there again.
@@ -269,13 +289,15 @@ fn keeps(fault: DiskFault) -> bool {
 fn every_fault_at_every_position_of_small_programs_gives_no_wrong_byte_and_loses_no_slot() {
     let mut runs = 0;
     for program in PROGRAMS {
-        for (crash, punches) in [
-            (Crash::Nothing, false),
-            (Crash::All, false),
-            (Crash::Sectors, true),
-            (Crash::Nothing, true),
+        for (crash, punches, blocks) in [
+            (Crash::Nothing, false, Copied),
+            (Crash::All, false, Copied),
+            (Crash::Sectors, true, Copied),
+            (Crash::Nothing, true, Copied),
+            (Crash::Nothing, true, Lent),
+            (Crash::Sectors, false, Lent),
         ] {
-            let (operations, lost) = run(program, Vec::new(), crash, punches, false);
+            let (operations, lost) = run(blocks, program, Vec::new(), crash, punches, false);
             assert_eq!(lost, 0, "without faults");
             for (life, &count) in operations.iter().enumerate() {
                 for position in 0..count {
@@ -287,13 +309,14 @@ fn every_fault_at_every_position_of_small_programs_gives_no_wrong_byte_and_loses
                             seed: position,
                             ..FaultPlan::default()
                         };
-                        let (_, lost) = run(program, plans, crash, punches, keeps(fault));
+                        let (_, lost) = run(blocks, program, plans, crash, punches, keeps(fault));
                         let honest = matches!(
                             fault,
                             DiskFault::Fails
                                 | DiskFault::FailsHalfway
                                 | DiskFault::Short
                                 | DiskFault::Late
+                                | DiskFault::Memory
                         );
                         // What is read in vain is given up; nothing else is.
                         assert!(
@@ -334,7 +357,7 @@ fn random_run(seed: u64) -> u64 {
             ..FaultPlan::default()
         })
         .collect();
-    let mut lives = Lives::new(plans, crash, pick(3) == 0);
+    let mut lives = Lives::new([Copied, Lent][pick(2) as usize], plans, crash, pick(3) == 0);
     let mut loaded = 0;
     for _ in 0..60 {
         let names: Vec<u64> =
@@ -368,9 +391,11 @@ fn random_run(seed: u64) -> u64 {
 
 #[test]
 fn a_disk_that_is_full_or_read_only_ends_stores_and_not_loads() {
-    for fault in [DiskFault::Full, DiskFault::ReadOnly] {
+    for (fault, blocks) in
+        [(DiskFault::Full, Copied), (DiskFault::ReadOnly, Copied), (DiskFault::Full, Lent)]
+    {
         let plan = FaultPlan { at: vec![(4, fault)], ..FaultPlan::default() };
-        let mut lives = Lives::new(vec![plan], Crash::Nothing, false);
+        let mut lives = Lives::new(blocks, vec![plan], Crash::Nothing, false);
         // Two headings, a slot and its page.
         lives.step(Store(&[1]));
         lives.step(Settle);
@@ -391,7 +416,7 @@ fn a_disk_that_is_full_or_read_only_ends_stores_and_not_loads() {
 fn a_disk_that_always_fails_is_off_and_says_what_it_has_lost() {
     let at = (4..100).map(|position| (position, DiskFault::Fails)).collect();
     let mut lives =
-        Lives::new(vec![FaultPlan { at, ..FaultPlan::default() }], Crash::Nothing, false);
+        Lives::new(Copied, vec![FaultPlan { at, ..FaultPlan::default() }], Crash::Nothing, false);
     lives.step(Store(&[1]));
     lives.step(Settle);
     assert_eq!(lives.worker().has.len(), 1);
@@ -409,17 +434,17 @@ fn a_disk_that_always_fails_is_off_and_says_what_it_has_lost() {
 }
 
 /// A life in which the fifth operation, which is the first behind the headings, ends late.
-fn with_late(position: u64) -> Lives {
+fn with_late(blocks: Blocks, position: u64) -> Lives {
     let plan = FaultPlan { at: vec![(position, DiskFault::Late)], ..FaultPlan::default() };
-    Lives::new(vec![plan], Crash::Nothing, false)
+    Lives::new(blocks, vec![plan], Crash::Nothing, false)
 }
 
 #[test]
 fn what_is_forgotten_while_it_is_written_is_not_stored() {
-    for step in [Forget(1), Clear] {
+    for (step, blocks) in [(Forget(1), Copied), (Clear, Copied), (Forget(1), Lent), (Clear, Lent)] {
         // The slot, or its page of the table.
         for position in [2, 3] {
-            let mut lives = with_late(position);
+            let mut lives = with_late(blocks, position);
             lives.step(Store(&[1]));
             assert!(!lives.is_idle(), "{position}: it is being written");
             lives.step(step);
@@ -434,8 +459,8 @@ fn what_is_forgotten_while_it_is_written_is_not_stored() {
 
 #[test]
 fn what_is_forgotten_while_it_is_read_is_not_loaded() {
-    for step in [Forget(1), Clear] {
-        let mut lives = with_late(4);
+    for (step, blocks) in [(Forget(1), Copied), (Clear, Copied), (Forget(1), Lent), (Clear, Lent)] {
+        let mut lives = with_late(blocks, 4);
         lives.step(Store(&[1]));
         lives.settle();
         lives.step(Load(&[1]));
@@ -451,7 +476,7 @@ fn what_is_forgotten_while_it_is_read_is_not_loaded() {
 #[test]
 fn a_clear_holds_when_either_heading_is_spoilt_later() {
     for page in 0..2 {
-        let mut lives = Lives::new(Vec::new(), Crash::Nothing, false);
+        let mut lives = Lives::new(Copied, Vec::new(), Crash::Nothing, false);
         lives.step(Store(&[1]));
         lives.settle();
         lives.step(Clear);
@@ -465,18 +490,20 @@ fn a_clear_holds_when_either_heading_is_spoilt_later() {
 
 #[test]
 fn a_short_read_is_a_miss_and_counted_as_one() {
-    let plan = FaultPlan { at: vec![(4, DiskFault::Short)], ..FaultPlan::default() };
-    let mut lives = Lives::new(vec![plan], Crash::Nothing, false);
-    lives.step(Store(&[1]));
-    lives.settle();
-    assert!(!lives.worker().loads(0, 1));
-    let tier = lives.tier.as_ref().unwrap().lock().unwrap();
-    assert_eq!(tier.stats().missed_as(kv_disk::Miss::Short), 1);
+    for blocks in [Copied, Lent] {
+        let plan = FaultPlan { at: vec![(4, DiskFault::Short)], ..FaultPlan::default() };
+        let mut lives = Lives::new(blocks, vec![plan], Crash::Nothing, false);
+        lives.step(Store(&[1]));
+        lives.settle();
+        assert!(!lives.worker().loads(0, 1));
+        let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+        assert_eq!(tier.stats().missed_as(kv_disk::Miss::Short), 1, "{blocks:?}");
+    }
 }
 
 #[test]
 fn a_store_has_not_ended_before_its_entry_is_in_the_table() {
-    let mut lives = with_late(3);
+    let mut lives = with_late(Copied, 3);
     lives.step(Store(&[1]));
     assert_eq!(lives.worker().has, BTreeSet::new(), "its page of the table is being written");
     lives.settle();
@@ -487,7 +514,8 @@ fn a_store_has_not_ended_before_its_entry_is_in_the_table() {
 fn a_store_whose_slot_was_not_written_whole_has_failed() {
     for fault in [DiskFault::Fails, DiskFault::FailsHalfway, DiskFault::Short] {
         let plan = FaultPlan { at: vec![(2, fault)], ..FaultPlan::default() };
-        let mut lives = Lives::new(vec![plan], Crash::Nothing, false);
+        let blocks = if fault == DiskFault::Short { Lent } else { Copied };
+        let mut lives = Lives::new(blocks, vec![plan], Crash::Nothing, false);
         lives.step(Store(&[1]));
         lives.settle();
         assert_eq!(lives.worker().has, BTreeSet::new(), "{fault:?}");
@@ -499,7 +527,7 @@ fn a_store_whose_slot_was_not_written_whole_has_failed() {
 
 #[test]
 fn nothing_of_before_a_clear_is_found_when_the_file_is_opened_again() {
-    let mut lives = Lives::new(Vec::new(), Crash::Nothing, false);
+    let mut lives = Lives::new(Copied, Vec::new(), Crash::Nothing, false);
     lives.step(Store(&[1, 2]));
     lives.settle();
     let before = lives.image.bytes();

@@ -12,6 +12,7 @@ use kv_pool::BlockHash;
 
 fn entry(state: &mut u64) -> Entry {
     let mut next = || random(state);
+    let key = next().is_multiple_of(2).then(&mut next);
     Entry {
         name: BlockHash::from_u128(u128::from(next()) << 64 | u128::from(next())),
         group: GroupId(next() as u16),
@@ -21,8 +22,9 @@ fn entry(state: &mut u64) -> Entry {
         generation: next(),
         slot: next(),
         length: next(),
+        head: if key.is_some() { 0 } else { 1 + next() as u32 / 2 },
         sum: next(),
-        key: next().is_multiple_of(2).then(&mut next),
+        key,
     }
 }
 

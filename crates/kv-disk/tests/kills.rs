@@ -10,14 +10,26 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, number_of, random};
+use common::{
+    BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
+};
 use kv_disk::{BackendChoice, DiskOptions, DiskTier, OpenError};
 
 const FOLDER: &str = "KV_DISK_CHILD_FOLDER";
 const SLOTS: u64 = 12;
+const BLOCKS: [usize; 2] = [BLOCK_BYTES, PAGED_BYTES];
+
+fn blocks_of(seed: u64) -> usize {
+    (seed / 2 % 2) as usize
+}
 
 fn options(folder: &Path, seed: u64) -> DiskOptions {
-    let mut options = DiskOptions::new(folder, SLOTS * 8192 + 3 * 4096, RECORD_BYTES, b"a model");
+    // Blocks that are copied, and blocks that the disk reads and writes where they are.
+    let (slot_bytes, record_bytes) =
+        [(8192, RECORD_BYTES), (12_288, PAGED_RECORD_BYTES)][blocks_of(seed)];
+    let bytes = SLOTS * slot_bytes + 3 * 4096;
+    let folder = folder.join(blocks_of(seed).to_string());
+    let mut options = DiskOptions::new(folder, bytes, record_bytes, b"a model");
     options.reserve_bytes = 0;
     options.backend = [BackendChoice::Best, BackendChoice::Threads][(seed % 2) as usize];
     options.rules.punches = seed.is_multiple_of(5);
@@ -41,7 +53,7 @@ fn open(folder: &Path, seed: u64) -> DiskTier {
 fn child() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
     let seed = number_of("KV_DISK_CHILD_SEED", 0);
-    let mut worker = Worker::new(open(Path::new(&folder), seed), BLOCK_BYTES);
+    let mut worker = Worker::new(open(Path::new(&folder), seed), BLOCKS[blocks_of(seed)]);
     let mut state = seed;
     let mut out = std::io::stdout().lock();
     let mut told: BTreeSet<(u16, u64)> = BTreeSet::new();
@@ -146,7 +158,7 @@ fn a_killed_process_loses_no_block_that_was_complete_and_leaves_no_wrong_byte() 
     for seed in first..first + kills {
         let Told { has, may } = kill_one(folder.path(), seed);
         let tier = Arc::new(Mutex::new(open(folder.path(), seed)));
-        let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+        let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCKS[blocks_of(seed)]);
         let found = worker.survivors(&tier);
         // A store in the middle of it may have taken the place of one that was complete: one for each.
         let sure: Vec<u64> = has.iter().copied().filter(|name| !may.contains(name)).collect();

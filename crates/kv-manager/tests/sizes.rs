@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{admit, admitted, computed, manager};
 use kv_manager::tiers::{
-    BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, LowerTier, MemoryTier,
+    BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, HostPiece, LowerTier, MemoryTier,
     MemoryTierOptions, TierTransfers,
 };
 use kv_manager::{
@@ -478,6 +478,10 @@ impl HostBlocks for OneBlock {
         assert!(offset + from.len() <= 100);
         true
     }
+
+    fn pieces(&self, _: BlockId) -> Vec<HostPiece> {
+        vec![HostPiece { memory: Arc::new(()), offset: 0, bytes: 100 }]
+    }
 }
 
 /// Reads and writes at any offset.
@@ -496,6 +500,18 @@ impl LowerTier for Anywhere {
     }
 
     fn load(&mut self, mut blocks: Vec<BlockSink>) {
+        for block in &mut blocks {
+            // Headers of any length, of which none is right.
+            for bytes in [0, 1, 71, 72, 73, 1 << 20] {
+                let lent = block.lend().unwrap();
+                let landed = BlockSink::landed(block, lent, &vec![0; bytes]);
+                let fault = if bytes == 72 { BlockFault::Checksum } else { BlockFault::Foreign };
+                assert_eq!(landed, Err(fault), "{bytes} bytes");
+                if bytes == 72 {
+                    break;
+                }
+            }
+        }
         for block in &mut blocks {
             for (offset, bytes) in PLACES {
                 let written = BlockSink::write_at(block, offset, &vec![0; bytes]);

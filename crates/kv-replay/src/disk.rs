@@ -59,6 +59,7 @@ impl DiskConfig {
             disk_survivors: stats.survivors,
             disk_stored: stats.stored,
             disk_loaded: stats.loaded,
+            disk_uncopied: stats.uncopied,
             disk_saved_tokens: loaded * u64::from(block_tokens),
             disk_misses: misses.filter(|(_, count)| *count > 0).collect(),
             disk_unstored: unstored.filter(|(_, count)| *count > 0).collect(),
@@ -97,6 +98,8 @@ pub struct DiskReport {
     pub disk_stored: u64,
     /// Blocks that were loaded.
     pub disk_loaded: u64,
+    /// Blocks among those that the disk has read or written in host memory itself, without a copy.
+    pub disk_uncopied: u64,
     /// Tokens whose KV came from the files and was right, so that it was not computed.
     pub disk_saved_tokens: u64,
     /// Loads that were misses, by reason.

@@ -1,13 +1,18 @@
 //! Plans and snapshots of another process, and tensors of the engine, which are not believed.
 
-use cuda_driver::{DeviceBuffer, Stream};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cuda_driver::{DeviceBuffer, PinnedBuffer, Stream};
+use kv_cache::LowerTiers;
+use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, GroupId, Outcome, Row, RowEdit, Snapshot, SnapshotTable,
-    Start, StepPlan,
+    BatchRow, BlockCopy, BlockScrub, Direction, GroupId, Outcome, Row, RowEdit, Snapshot,
+    SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
 };
-use kv_cache::{BuildError, KvCache, KvWorker, OptionsError, StepError};
+use kv_cache::{BuildError, KvCache, KvCacheOptions, KvWorker, OptionsError, StepError};
 use kv_kernels::{PagedKv, PagedLayout};
-use kv_pool::{BlockId, Location, Tier};
+use kv_pool::{BlockHash, BlockId, Location, Tier};
 
 use crate::common::engine::{options, shape, streams};
 use crate::machine::{Machine, small};
@@ -138,5 +143,53 @@ fn tensors_that_two_parts_would_write_are_refused() {
     }
     over([bytes, 0]).unwrap().close().unwrap();
     drop((memory, streams));
+    machine.assert_clean();
+}
+
+/// A tier that keeps the loads that it is asked for.
+#[derive(Debug)]
+struct Keeper(Arc<Mutex<Vec<BlockSink>>>);
+
+impl LowerTier for Keeper {
+    fn store(&mut self, _: Vec<BlockSource>) {}
+    fn load(&mut self, blocks: Vec<BlockSink>) {
+        self.0.lock().unwrap().extend(blocks);
+    }
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+    fn clear(&mut self) {}
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+}
+
+#[test]
+fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
+    let machine = Machine::new(1, 1, small());
+    let sinks: Arc<Mutex<Vec<BlockSink>>> = Arc::default();
+    let mut lower = LowerTiers::new(b"a model");
+    lower.rules.wait_max = Duration::ZERO;
+    let kept = Arc::clone(&sinks);
+    lower.push(move || Box::new(Keeper(Arc::clone(&kept))));
+    let streams = streams(&machine.rig.devices);
+    let all = KvCacheOptions { tiers: lower, ..options(small(), 8, 8) };
+    let mut worker = KvWorker::new(&streams, all).unwrap();
+    assert_eq!(worker.grow_to(4).unwrap(), 4);
+    let (tier, group, direction) = (Tier::Third, GroupId(0), Direction::Load);
+    let blocks = vec![(BlockHash::ROOT, BlockId::new(3))];
+    let transfer = Transfer { ticket: TicketId(1), tier, group, direction, blocks };
+    let plan = StepPlan { transfers: vec![transfer], ..row_of(&[0, 1]) };
+    worker.carry_out(&plan, |_, _| Ok(())).unwrap();
+    worker.finish(Outcome::Done).unwrap();
+    worker.wait().unwrap();
+    worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
+    let sink = sinks.lock().unwrap().pop().unwrap();
+    let lent = sink.lend().unwrap();
+    let of = |at: usize| Arc::clone(&lent.pieces()[at].memory).downcast::<PinnedBuffer>();
+    assert!(of(0).is_ok(), "pinned memory, whose addresses a tier of files hands to the system");
+    let refused = worker.restore(&empty_snapshot(&worker, 1)).unwrap_err();
+    assert!(matches!(&refused, StepError::Lent { waited } if waited.is_zero()), "{refused:?}");
+    drop(lent);
+    worker.restore(&empty_snapshot(&worker, 1)).unwrap();
+    drop(sink);
+    worker.close().unwrap();
+    drop(streams);
     machine.assert_clean();
 }

@@ -36,11 +36,13 @@ pub enum DiskFault {
     Full,
     /// A write finds that the file system has become read-only.
     ReadOnly,
+    /// The system refuses to move the bytes of a [body](super::Body) without a copy.
+    Memory,
 }
 
 impl DiskFault {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Fails,
         Self::FailsHalfway,
         Self::Short,
@@ -51,6 +53,7 @@ impl DiskFault {
         Self::Late,
         Self::Full,
         Self::ReadOnly,
+        Self::Memory,
     ];
 
     /// Whether an operation that it befalls may say that it went well and did not.
@@ -190,6 +193,10 @@ impl MemoryFile {
         let writes = io.act == Act::Write;
         let (start, does, says) = match fault {
             None | Some(DiskFault::Late) => (start, whole, Ok(whole)),
+            Some(DiskFault::Memory) if io.body.is_some() => {
+                return Err(io::Error::from_raw_os_error(libc::EFAULT));
+            }
+            Some(DiskFault::Memory) => (start, whole, Ok(whole)),
             Some(DiskFault::Full) if writes => (start, 0, Err(io::ErrorKind::StorageFull)),
             Some(DiskFault::ReadOnly) if writes => {
                 (start, 0, Err(io::ErrorKind::ReadOnlyFilesystem))
@@ -212,22 +219,48 @@ impl MemoryFile {
             }
         };
         let part = &mut image[start..start + does];
-        match (io.act, &mut io.buffer) {
-            (Act::Read, Some(buffer)) => buffer.bytes_mut()[..does].copy_from_slice(part),
-            (Act::Write, Some(buffer)) => part.copy_from_slice(&buffer.bytes()[..does]),
-            (Act::Punch, _) => part.fill(0),
-            _ => {}
+        let mut moved = match io.act {
+            Act::Read => part.to_vec(),
+            Act::Write => gather(io, does),
+            Act::Punch => vec![0; does],
+            Act::Sync => Vec::new(),
+        };
+        if fault == Some(DiskFault::BitFlip) && !moved.is_empty() && io.act != Act::Punch {
+            let bit = self.next() % (moved.len() as u64 * 8);
+            moved[(bit / 8) as usize] ^= 1 << (bit % 8);
         }
-        if fault == Some(DiskFault::BitFlip) && does > 0 {
-            let bit = self.next() % (does as u64 * 8);
-            let (byte, mask) = ((bit / 8) as usize, 1 << (bit % 8));
-            match (io.act, &mut io.buffer) {
-                (Act::Read, Some(buffer)) => buffer.bytes_mut()[byte] ^= mask,
-                (Act::Write, _) => part[byte] ^= mask,
-                _ => {}
-            }
+        match io.act {
+            Act::Read => scatter(io, &moved),
+            Act::Write | Act::Punch => part.copy_from_slice(&moved),
+            Act::Sync => {}
         }
         says.map_err(io::Error::from)
+    }
+}
+
+/// The first bytes of an operation's memory.
+fn gather(io: &Io, bytes: usize) -> Vec<u8> {
+    let mut all = vec![0; bytes];
+    let (first, rest) = all.split_at_mut(bytes.min(io.buffer_bytes()));
+    if let Some(buffer) = &io.buffer {
+        first.copy_from_slice(&buffer.bytes()[..first.len()]);
+    }
+    if let Some(body) = &io.body {
+        let read = body.read(rest);
+        debug_assert!(read, "`check` has compared the bytes with the body");
+    }
+    all
+}
+
+/// Puts bytes into an operation's memory, from its beginning on.
+fn scatter(io: &mut Io, bytes: &[u8]) {
+    let (first, rest) = bytes.split_at(bytes.len().min(io.buffer_bytes()));
+    if let Some(buffer) = &mut io.buffer {
+        buffer.bytes_mut()[..first.len()].copy_from_slice(first);
+    }
+    if let Some(body) = &mut io.body {
+        let written = body.write(rest);
+        debug_assert!(written, "`check` has compared the bytes with the body");
     }
 }
 
@@ -282,13 +315,12 @@ impl Drop for MemoryFile {
             if io.act != Act::Write || self.crash == Crash::Nothing {
                 continue;
             }
-            let Some(buffer) = &io.buffer else { continue };
             if self.crash == Crash::All || fault.is_some() {
                 // What it says is heard by nobody.
                 let _ = self.carry_out(&mut io, fault);
                 continue;
             }
-            let bytes = buffer.bytes()[..io.bytes.min(buffer.len())].to_vec();
+            let bytes = gather(&io, io.bytes);
             let start = usize::try_from(io.offset).unwrap_or(usize::MAX);
             for (at, sector) in (start..).step_by(SECTOR).zip(bytes.chunks(SECTOR)) {
                 let written = self.next().is_multiple_of(2);

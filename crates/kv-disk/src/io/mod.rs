@@ -3,16 +3,19 @@
 //! The store knows a file through [`FileIo`] alone. There are three: [`RingFile`] over io_uring, [`ThreadFile`] over a
 //! few threads, and [`MemoryFile`], which is memory and does everything wrong that a disk can.
 
+mod body;
 mod buffer;
 mod memory;
 mod ring;
 mod ring_calls;
+mod thread_calls;
 mod threads;
 
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
+pub use body::Body;
 pub use buffer::{Buffer, PAGE_BYTES};
 pub use memory::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 pub use ring::RingFile;
@@ -40,10 +43,21 @@ pub struct Io {
     pub act: Act,
     /// Where the part begins, a multiple of [`PAGE_BYTES`].
     pub offset: u64,
-    /// Bytes of the part, a multiple of [`PAGE_BYTES`], at most those of the buffer.
+    /// Bytes of the part, a multiple of [`PAGE_BYTES`], at most those of the buffer and the body.
     pub bytes: usize,
     /// The memory of a read or write. It belongs to the file until the operation has ended.
     pub buffer: Option<Buffer>,
+    /// The memory of the last bytes of a read or write; those before are the buffer's first ones. It belongs to the file
+    /// as the buffer does.
+    pub body: Option<Body>,
+}
+
+impl Io {
+    /// Bytes of the part that are the buffer's.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> usize {
+        self.bytes.saturating_sub(self.body.as_ref().map_or(0, Body::len))
+    }
 }
 
 /// An operation that has ended.
@@ -113,7 +127,10 @@ pub trait FileIo: fmt::Debug + Send {
 pub(crate) fn check(io: &Io) -> io::Result<()> {
     let buffer = io.buffer.as_ref().map_or(0, Buffer::len);
     let moves = matches!(io.act, Act::Read | Act::Write);
-    let fits = !moves || io.bytes <= buffer && u32::try_from(io.bytes).is_ok();
+    let body = io.body.as_ref().map_or(0, Body::len);
+    // A body is behind at least a page of the buffer.
+    let behind = body == 0 || io.bytes > body && body.is_multiple_of(PAGE_BYTES);
+    let fits = !moves || io.buffer_bytes() <= buffer && behind && u32::try_from(io.bytes).is_ok();
     let aligned = io.bytes.is_multiple_of(PAGE_BYTES)
         && io.offset.is_multiple_of(PAGE_BYTES as u64)
         && i64::try_from(io.offset).is_ok();

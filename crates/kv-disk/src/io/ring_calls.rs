@@ -62,9 +62,10 @@ impl Calls {
         if self.ring.submission().is_full() {
             self.submit(Duration::ZERO)?;
         }
-        // SAFETY: `check` has found that the operation's bytes lie in its buffer. `RingFile::begin` moves the operation
-        // to `RingFile::open`, whose entries no code touches before `reap` has named them; a buffer's pages lie on the
-        // heap and do not move with it. Dropping the ring with open entries leaks these.
+        // SAFETY: `check` has found that the operation's bytes lie in its buffer and its body, whose pinned memory and list
+        // of parts it keeps alive. `RingFile::begin` moves the operation
+        // to `RingFile::open`, whose entries no code touches before `reap` has named them; a buffer's pages and the parts lie
+        // on the heap and do not move with it. Dropping the ring with open entries leaks these.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         self.unsent |= pushed.is_ok();
         pushed.map_err(|_| io::ErrorKind::WouldBlock.into())
@@ -104,7 +105,16 @@ impl Calls {
 
 fn entry(io: &mut Io) -> Option<squeue::Entry> {
     let bytes = u32::try_from(io.bytes);
-    let offset = io.offset;
+    let (offset, buffer_bytes) = (io.offset, io.buffer_bytes());
+    if let (Some(buffer), Some(body)) = (&mut io.buffer, &mut io.body) {
+        let parts = body.parts(buffer, buffer_bytes);
+        let (at, count) = (parts.as_ptr().cast(), u32::try_from(parts.len()).ok()?);
+        match io.act {
+            Act::Read => return Some(opcode::Readv::new(FILE, at, count).offset(offset).build()),
+            Act::Write => return Some(opcode::Writev::new(FILE, at, count).offset(offset).build()),
+            Act::Punch | Act::Sync => {}
+        }
+    }
     Some(match (io.act, &mut io.buffer) {
         (Act::Read, Some(buffer)) => {
             let (at, registered, bytes) =

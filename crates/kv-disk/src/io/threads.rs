@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 
-use super::{Act, Backend, Ended, FileIo, Io, check};
+use super::{Act, Backend, Ended, FileIo, Io, check, thread_calls};
 
 /// Threads of a file, at most.
 const THREADS_MAX: usize = 256;
@@ -66,21 +66,30 @@ fn work(file: &File, orders: &Mutex<Receiver<Io>>, answers: &Sender<Ended>) {
 
 fn carry_out(file: &File, io: &mut Io) -> io::Result<usize> {
     let missing = || io::Error::from(io::ErrorKind::InvalidInput);
-    match io.act {
-        Act::Read => {
+    let bytes = io.buffer_bytes();
+    match (io.act, &mut io.body) {
+        (Act::Read, Some(body)) => {
+            let buffer = io.buffer.as_mut().ok_or_else(missing)?;
+            thread_calls::read(file, (buffer, bytes), body, io.offset)
+        }
+        (Act::Write, Some(body)) => {
+            let buffer = io.buffer.as_mut().ok_or_else(missing)?;
+            thread_calls::write(file, (buffer, bytes), body, io.offset)
+        }
+        (Act::Read, None) => {
             let buffer = io.buffer.as_mut().ok_or_else(missing)?;
             file.read_at(&mut buffer.bytes_mut()[..io.bytes], io.offset)
         }
-        Act::Write => {
+        (Act::Write, None) => {
             let buffer = io.buffer.as_ref().ok_or_else(missing)?;
             file.write_at(&buffer.bytes()[..io.bytes], io.offset)
         }
-        Act::Punch => {
+        (Act::Punch, _) => {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(file, flags, io.offset, io.bytes as u64)?;
             Ok(io.bytes)
         }
-        Act::Sync => file.sync_data().map(|()| 0),
+        (Act::Sync, _) => file.sync_data().map(|()| 0),
     }
 }
 

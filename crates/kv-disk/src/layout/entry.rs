@@ -22,7 +22,8 @@ const SLOT: usize = 80;
 const LENGTH: usize = 88;
 const SUM: usize = 96;
 const KEY: usize = 104;
-const RESERVED: usize = 112;
+const HEAD: usize = 112;
+const RESERVED: usize = 116;
 const CHECKSUM: usize = 120;
 
 /// The record is encrypted with the key of the entry.
@@ -47,7 +48,9 @@ pub struct Entry {
     pub slot: u64,
     /// Bytes of the record as it is stored.
     pub length: u64,
-    /// XXH3 of the record as it is stored.
+    /// Bytes of the record's header, which has the checksums of its block; 0 for a record that is encrypted whole.
+    pub head: u32,
+    /// XXH3 of the header, or of the whole record if it is encrypted.
     pub sum: u64,
     /// The key that the record is encrypted with.
     pub key: Option<u64>,
@@ -99,6 +102,7 @@ impl Entry {
         put(LENGTH, &self.length.to_le_bytes());
         put(SUM, &self.sum.to_le_bytes());
         put(KEY, &self.key.unwrap_or(0).to_le_bytes());
+        put(HEAD, &self.head.to_le_bytes());
         let sum = xxh3_64(&bytes[..CHECKSUM]);
         bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
         bytes
@@ -123,7 +127,9 @@ impl Entry {
         }
         let flags = u16::from_le_bytes(field(bytes, FLAGS));
         let key = u64::from_le_bytes(field(bytes, KEY));
+        let head = u32::from_le_bytes(field(bytes, HEAD));
         let known = flags <= SEALED && (flags == SEALED || key == 0);
+        let known = known && (flags == SEALED) == (head == 0);
         if !known || bytes[RESERVED..CHECKSUM].iter().any(|byte| *byte != 0) {
             return Err(EntryFault::Field);
         }
@@ -136,6 +142,7 @@ impl Entry {
             generation: u64::from_le_bytes(field(bytes, GENERATION)),
             slot: u64::from_le_bytes(field(bytes, SLOT)),
             length: u64::from_le_bytes(field(bytes, LENGTH)),
+            head,
             sum: u64::from_le_bytes(field(bytes, SUM)),
             key: (flags == SEALED).then_some(key),
         })
@@ -156,6 +163,7 @@ mod tests {
             generation: 11,
             slot: 13,
             length: 15,
+            head: if key.is_some() { 0 } else { 8 },
             sum: 17,
             key,
         }
@@ -184,7 +192,9 @@ mod tests {
 
     #[test]
     fn a_field_that_no_entry_has_is_refused_with_a_right_checksum() {
-        for (at, value) in [(FLAGS, 2), (KEY, 1), (RESERVED, 1), (RESERVED + 7, 1)] {
+        for (at, value) in
+            [(FLAGS, 2), (FLAGS, 1), (KEY, 1), (HEAD, 0), (RESERVED, 1), (RESERVED + 3, 1)]
+        {
             let mut bytes = entry(None).to_bytes();
             bytes[at] = value;
             let sum = xxh3_64(&bytes[..CHECKSUM]);

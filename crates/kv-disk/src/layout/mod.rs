@@ -6,7 +6,8 @@
 //! | table | 8192 | 128 for each slot, 32 a page |
 //! | slots | behind, at a page | [`Geometry::slot_bytes`] each |
 //!
-//! A slot holds an [`Entry`] and then a record. The table has a copy of each slot's entry, so that opening a file reads
+//! A slot holds an [`Entry`] and then a record: its header behind the entry, and its block. A block of whole pages begins at
+//! the next page, so that a disk reads and writes it in place; any other begins right behind the header. The table has a copy of each slot's entry, so that opening a file reads
 //! the table alone. All numbers are little-endian.
 
 mod entry;
@@ -18,7 +19,7 @@ pub use heading::{Heading, HeadingFault};
 use crate::io::PAGE_BYTES;
 
 /// The version of the layout. A file of another version is not read.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Entries in a page of the table.
 pub const ENTRIES_A_PAGE: u64 = (PAGE_BYTES / ENTRY_BYTES) as u64;
@@ -94,6 +95,19 @@ impl Geometry {
     pub fn bytes(&self) -> u64 {
         self.slot(self.slots)
     }
+}
+
+/// Where the block of a record begins in its slot.
+pub(crate) fn block_at(length: u64, head: u32) -> u64 {
+    let (page, behind) = (PAGE_BYTES as u64, ENTRY_BYTES as u64 + u64::from(head));
+    let whole = head > 0 && length.saturating_sub(head.into()).is_multiple_of(page);
+    if whole { behind.next_multiple_of(page) } else { behind }
+}
+
+/// Bytes of a slot that a record has, in whole pages; none if there is no such record.
+pub(crate) fn bytes_of(length: u64, head: u32) -> Option<u64> {
+    let block = length.checked_sub(head.into())?;
+    block_at(length, head).checked_add(block)?.checked_next_multiple_of(PAGE_BYTES as u64)
 }
 
 /// The bytes of a field.

@@ -29,7 +29,7 @@ impl SlotFile {
             Job::Store(store) => Some(&mut **store),
             _ => None,
         });
-        let parked = self.parked.values_mut().map(|(store, ..)| store);
+        let parked = self.parked.values_mut().map(|(store, _)| store);
         for store in written.chain(parked).chain(self.table.stores_mut()) {
             store.void |= store.kept.block() == block;
         }
@@ -56,7 +56,7 @@ impl SlotFile {
                 store.void |= store.kept.key == Some(number);
             }
         }
-        for (store, ..) in self.parked.values_mut() {
+        for (store, _) in self.parked.values_mut() {
             store.void |= store.kept.key == Some(number);
         }
         for block in self.slots.of_key(number) {

@@ -6,7 +6,7 @@ use kv_manager::tiers::{BlockFault, BlockSink};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Job, Load, SlotFile};
-use crate::io::{Act, Buffer, PAGE_BYTES};
+use crate::io::{Act, Body, Buffer, Io};
 use crate::layout::{ENTRY_BYTES, Entry, EntryFault};
 use crate::seal::{self, Binding, TAG_BYTES};
 use crate::slots::Kept;
@@ -18,28 +18,37 @@ impl SlotFile {
             return self.miss(sink, Miss::Absent);
         };
         let Some(buffer) = self.read_buffers.pop() else { return self.loads.push_front(sink) };
-        let bytes = (ENTRY_BYTES + kept.length as usize).next_multiple_of(PAGE_BYTES);
+        let bytes = kept.bytes();
         self.read_rate.take(bytes as u64);
+        // Another worker's record of this block may have another length.
+        let fits = sink.header_bytes() == kept.head as usize && sink.len() as u64 == kept.length;
+        let lent = (self.direct && kept.is_paged() && fits).then(|| sink.lend().ok()).flatten();
+        let body = lent.and_then(|lent| Body::new(lent, true));
         let offset = self.heading.geometry.slot(slot);
         let load = Box::new(Load { sink, pin, slot, kept });
         self.reads_open += 1;
-        self.submit(Job::Load(load), Act::Read, offset, bytes, Some(buffer));
+        let (token, act, buffer) = (0, Act::Read, Some(buffer));
+        self.submit_with(Job::Load(load), Io { token, act, offset, bytes, buffer, body });
     }
 
     pub(super) fn end_load(
         &mut self,
         load: Load,
         buffer: Option<Buffer>,
+        body: Option<Body>,
         result: &io::Result<usize>,
     ) {
         let Load { sink, pin, slot, kept } = load;
         let Some(mut buffer) = buffer else { return self.miss(sink, Miss::Failed) };
         if self.slots.kept(slot) != Some(&kept) {
+            drop(body);
             self.miss(sink, Miss::Forgotten);
         } else {
-            match self.check(slot, &kept, &mut buffer, result) {
-                Ok(record) => self.give(sink, slot, record),
+            let block_bytes = body.as_ref().map_or(0, Body::len);
+            match self.check(slot, &kept, (&mut buffer, block_bytes), result) {
+                Ok(parts) => self.give(sink, slot, parts, body),
                 Err(miss) => {
+                    drop(body);
                     self.lose(slot);
                     self.miss(sink, miss);
                 }
@@ -49,18 +58,19 @@ impl SlotFile {
         self.read_buffers.push(buffer);
     }
 
-    /// The record in a slot that was read.
+    /// The record in a slot that was read, up to what was read into a block's own memory: its header, and its block. What
+    /// the header says of the block is for the worker's handle to compare.
     fn check<'a>(
         &self,
         slot: u64,
         kept: &Kept,
-        buffer: &'a mut Buffer,
+        (buffer, block_bytes): (&'a mut Buffer, usize),
         result: &io::Result<usize>,
-    ) -> Result<&'a [u8], Miss> {
-        let length = kept.length as usize;
+    ) -> Result<[&'a [u8]; 2], Miss> {
         let Ok(read) = *result else { return Err(Miss::Failed) };
         let bytes = buffer.bytes_mut();
-        if read < ENTRY_BYTES + length || bytes.len() < ENTRY_BYTES + length {
+        let here = kept.end().saturating_sub(block_bytes);
+        if read < kept.end() || bytes.len() < here {
             return Err(Miss::Short);
         }
         let found = Entry::parse(bytes).map_err(|fault| match fault {
@@ -75,16 +85,21 @@ impl SlotFile {
             // A slot of this file holds what was there before, or what an older life of the process has written.
             return Err(if here(&found) == here(&expected) { Miss::Stale } else { Miss::Foreign });
         }
-        let record = &mut bytes[ENTRY_BYTES..ENTRY_BYTES + length];
-        if xxh3_64(record) != kept.sum {
+        let (head, length) = (kept.head as usize, kept.length as usize);
+        let summed = if head > 0 { head } else { length };
+        if xxh3_64(&bytes[ENTRY_BYTES..ENTRY_BYTES + summed]) != kept.sum {
             return Err(Miss::Torn);
         }
-        let Some(number) = kept.key else { return Ok(record) };
+        let Some(number) = kept.key else {
+            let block = bytes.get(kept.block_at()..here).unwrap_or_default();
+            return Ok([&bytes[ENTRY_BYTES..ENTRY_BYTES + head], block]);
+        };
+        let record = &mut bytes[ENTRY_BYTES..ENTRY_BYTES + length];
         let opened = self.rules.keys.as_ref();
         let opened =
             opened.is_some_and(|keys| seal::open(keys, number, self.binding(kept), record));
         let text = length.checked_sub(TAG_BYTES).filter(|_| opened).ok_or(Miss::NoKey)?;
-        Ok(&record[..text])
+        Ok([&record[..text], &[]])
     }
 
     pub(super) fn binding(&self, kept: &Kept) -> Binding {
@@ -92,8 +107,19 @@ impl SlotFile {
         Binding { group, name, model: self.heading.model, file: self.heading.file, generation }
     }
 
-    fn give(&mut self, mut sink: BlockSink, slot: u64, record: &[u8]) {
-        let taken = sink.write_at(0, record);
+    fn give(
+        &mut self,
+        mut sink: BlockSink,
+        slot: u64,
+        [header, block]: [&[u8]; 2],
+        body: Option<Body>,
+    ) {
+        let uncopied = u64::from(body.is_some());
+        let taken = match body {
+            Some(body) => sink.landed(body.into_lent(), header),
+            None => sink.write_at(0, header).and_then(|()| sink.write_at(header.len(), block)),
+        };
+        let length = sink.len() as u64;
         let taken = match taken {
             Ok(()) => sink.done(),
             Err(fault) => {
@@ -104,10 +130,13 @@ impl SlotFile {
         match taken {
             Ok(()) => {
                 self.stats.loaded += 1;
-                self.stats.loaded_bytes += record.len() as u64;
+                self.stats.loaded_bytes += length;
+                self.stats.uncopied += uncopied;
             }
             Err(fault) => {
-                self.stats.misses[Miss::Refused as usize] += 1;
+                let torn = fault == BlockFault::Checksum;
+                let miss = if torn { Miss::Torn } else { Miss::Refused };
+                self.stats.misses[miss as usize] += 1;
                 // No worker of this format will ever take it.
                 if !matches!(fault, BlockFault::Fenced | BlockFault::Late) {
                     self.lose(slot);

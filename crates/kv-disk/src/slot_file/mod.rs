@@ -16,8 +16,8 @@ use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier};
 use kv_pool::{BlockHash, Pinned};
 
 use crate::SlotRules;
-use crate::io::{Act, Backend, Buffer, Ended, FileIo, Io, PAGE_BYTES};
-use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, Heading};
+use crate::io::{Act, Backend, Body, Buffer, Ended, FileIo, Io, PAGE_BYTES};
+use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, Heading, block_at, bytes_of};
 use crate::limits::{Daily, Rate};
 use crate::slots::{ClaimedSlot, Kept, Key, Slots};
 use crate::stats::{DiskStats, Miss, Off, Unstored};
@@ -54,10 +54,12 @@ pub struct SlotFile {
     daily: Daily,
     /// Slots that are being given back to the file system, and what is to be written there then.
     punching: HashSet<u64>,
-    parked: HashMap<u64, (Store, Buffer, usize)>,
+    parked: HashMap<u64, (Store, Memory)>,
     /// All slots are.
     punching_all: bool,
     punches: bool,
+    /// The system moves bytes from and to the memory of blocks without a copy.
+    direct: bool,
     failures: u32,
     off: Option<Off>,
     dropped: Vec<Key>,
@@ -78,6 +80,8 @@ pub(crate) struct Store {
     slot: ClaimedSlot,
     kept: Kept,
     epoch: u64,
+    /// The disk has read its block where it is.
+    uncopied: bool,
     /// It was forgotten meanwhile.
     void: bool,
 }
@@ -89,6 +93,38 @@ struct Load {
     pin: Pinned,
     slot: u64,
     kept: Kept,
+}
+
+/// The memory of a slot that is read or written: so many bytes of a buffer, and behind them a block where it is.
+#[derive(Debug)]
+struct Memory {
+    buffer: Buffer,
+    body: Option<Body>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// Where the record's block begins in the slot.
+    fn block_at(&self) -> usize {
+        block_at(self.length, self.head) as usize
+    }
+
+    /// The end of the record in the slot.
+    fn end(&self) -> usize {
+        self.block_at() + (self.length - u64::from(self.head)) as usize
+    }
+
+    /// Bytes of the slot that it has. A record that was stored or restored fits.
+    fn bytes(&self) -> usize {
+        bytes_of(self.length, self.head).map_or(usize::MAX, |bytes| bytes as usize)
+    }
+
+    /// Whether the block has whole pages of its own.
+    fn is_paged(&self) -> bool {
+        self.head > 0
+            && self.block_at().is_multiple_of(PAGE_BYTES)
+            && self.end().is_multiple_of(PAGE_BYTES)
+    }
 }
 
 #[derive(Debug)]
@@ -208,10 +244,14 @@ impl SlotFile {
     }
 
     fn submit(&mut self, job: Job, act: Act, offset: u64, bytes: usize, buffer: Option<Buffer>) {
+        self.submit_with(job, Io { token: 0, act, offset, bytes, buffer, body: None });
+    }
+
+    fn submit_with(&mut self, job: Job, io: Io) {
         let token = self.next_token;
         self.next_token += 1;
         self.jobs.insert(token, job);
-        self.io.begin(Io { token, act, offset, bytes, buffer });
+        self.io.begin(Io { token, ..io });
     }
 
     fn write_heading(&mut self) {
@@ -238,9 +278,9 @@ impl SlotFile {
     }
 
     fn entry(&self, slot: u64, kept: &Kept) -> Entry {
-        let &Kept { name, group, generation, length, sum, key } = kept;
+        let &Kept { name, group, generation, length, head, sum, key } = kept;
         let Heading { file, model, epoch, .. } = self.heading;
-        Entry { name, group, file, model, epoch, generation, slot, length, sum, key }
+        Entry { name, group, file, model, epoch, generation, slot, length, head, sum, key }
     }
 
     /// Has the table say again what a slot holds.
@@ -253,13 +293,17 @@ impl SlotFile {
     fn end(&mut self, ended: Ended) {
         let Ended { io, result } = ended;
         let Some(job) = self.jobs.remove(&io.token) else { return };
+        if self.refuses_memory(&io, &result) {
+            return self.copy_instead(job, io.buffer);
+        }
         self.note(&io, &result);
         let whole = matches!(result, Ok(bytes) if bytes == io.bytes);
         match job {
-            Job::Load(load) => self.end_load(*load, io.buffer, &result),
+            Job::Load(load) => self.end_load(*load, io.buffer, io.body, &result),
             Job::Store(store) => {
                 self.write_buffers.extend(io.buffer);
-                self.end_write(*store, whole);
+                let fenced = io.body.is_some_and(|body| body.is_fenced());
+                self.end_write(*store, whole, fenced);
             }
             Job::Table(page) => self.end_page(page, whole),
             Job::Heading => {
@@ -270,14 +314,43 @@ impl SlotFile {
             Job::Punch(slot) => {
                 self.punching.remove(&slot);
                 self.punches &= whole;
-                if let Some((store, buffer, bytes)) = self.parked.remove(&slot) {
-                    self.write_slot(store, buffer, bytes);
+                if let Some((store, memory)) = self.parked.remove(&slot) {
+                    self.write_slot(store, memory);
                 }
             }
             Job::PunchAll => {
                 self.punching_all = false;
                 self.punches &= whole;
             }
+        }
+        if self.off.is_some() {
+            self.give_up();
+        }
+    }
+
+    /// Whether the system has refused to move bytes from or to the memory of a block, which is no fault of the disk.
+    fn refuses_memory(&mut self, io: &Io, result: &io::Result<usize>) -> bool {
+        let error = result.as_ref().err().and_then(io::Error::raw_os_error);
+        let refuses = io.body.is_some() && matches!(error, Some(libc::EFAULT | libc::EINVAL));
+        if refuses && self.direct {
+            tracing::warn!(?result, "host memory is not moved without a copy");
+        }
+        self.direct &= !refuses;
+        refuses
+    }
+
+    /// Begins a load or a store again, with a copy.
+    fn copy_instead(&mut self, job: Job, buffer: Option<Buffer>) {
+        match job {
+            Job::Load(load) => {
+                self.read_buffers.extend(buffer);
+                self.loads.push_front(load.sink);
+            }
+            Job::Store(store) => {
+                self.write_buffers.extend(buffer);
+                self.again(*store);
+            }
+            Job::Table(_) | Job::Heading | Job::Punch(_) | Job::PunchAll => {}
         }
         if self.off.is_some() {
             self.give_up();
@@ -327,8 +400,8 @@ impl SlotFile {
         for store in self.table.give_up() {
             self.end_unwritten(store, Unstored::Off);
         }
-        for (_, (store, buffer, _)) in std::mem::take(&mut self.parked) {
-            self.write_buffers.push(buffer);
+        for (_, (store, memory)) in std::mem::take(&mut self.parked) {
+            self.write_buffers.push(memory.buffer);
             self.end_unwritten(store, Unstored::Off);
         }
         if self.off == Some(Off::Failing) {

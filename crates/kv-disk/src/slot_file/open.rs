@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::SlotFile;
 use crate::error::Hostility;
 use crate::io::{Act, Buffer, Ended, FileIo, Io, PAGE_BYTES};
-use crate::layout::{ENTRY_BYTES, Entry, EntryFault, Geometry, Heading, HeadingFault};
+use crate::layout::{ENTRY_BYTES, Entry, EntryFault, Geometry, Heading, HeadingFault, bytes_of};
 use crate::limits::{Daily, Rate};
 use crate::slots::{Kept, Slots};
 use crate::stats::DiskStats;
@@ -107,6 +107,7 @@ impl SlotFile {
             punches: rules.punches,
             failures: 0,
             off: None,
+            direct: true,
             dropped: Vec::new(),
             survivors: Vec::new(),
             stats: DiskStats::default(),
@@ -144,6 +145,7 @@ impl SlotFile {
                     offset,
                     bytes,
                     buffer: Some(buffer),
+                    body: None,
                 });
             }
             self.io.ended(Duration::from_secs(1), &mut ended);
@@ -176,8 +178,8 @@ impl SlotFile {
             let Some(record) = records.get_mut(slot as usize) else { return };
             match Entry::parse(bytes) {
                 Ok(entry) if self.is_own(&entry, slot) => {
-                    let Entry { name, group, generation, length, sum, key, .. } = entry;
-                    *record = Some(Kept { name, group, generation, length, sum, key });
+                    let Entry { name, group, generation, length, head, sum, key, .. } = entry;
+                    *record = Some(Kept { name, group, generation, length, head, sum, key });
                 }
                 Err(EntryFault::Empty) => {}
                 Ok(_) | Err(_) => self.stats.discarded += 1,
@@ -187,9 +189,8 @@ impl SlotFile {
 
     fn is_own(&self, entry: &Entry, slot: u64) -> bool {
         let Heading { file, model, epoch, geometry, .. } = self.heading;
-        let room = geometry.slot_bytes - ENTRY_BYTES as u64;
         (entry.file, entry.model, entry.epoch, entry.slot) == (file, model, epoch, slot)
-            && entry.length <= room
+            && bytes_of(entry.length, entry.head).is_some_and(|bytes| bytes <= geometry.slot_bytes)
             && entry.generation < self.next_generation
     }
 }
@@ -286,7 +287,7 @@ fn next_life(old: Heading, rules: &SlotRules) -> Result<Heading, OpenError> {
 fn one(io: &mut dyn FileIo, act: Act, offset: u64, buffer: &mut Buffer) -> io::Result<usize> {
     let bytes = buffer.len();
     let taken = std::mem::replace(buffer, Buffer::new(0));
-    io.begin(Io { token: 0, act, offset, bytes, buffer: Some(taken) });
+    io.begin(Io { token: 0, act, offset, bytes, buffer: Some(taken), body: None });
     let (began, mut ended) = (Instant::now(), Vec::new());
     while ended.is_empty() {
         io.ended(Duration::from_secs(1), &mut ended);

@@ -3,9 +3,9 @@
 use kv_manager::tiers::BlockSource;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Job, SlotFile, Store};
-use crate::io::{Act, Buffer, PAGE_BYTES};
-use crate::layout::ENTRY_BYTES;
+use super::{Job, Memory, SlotFile, Store};
+use crate::io::{Act, Body, Io};
+use crate::layout::{ENTRY_BYTES, bytes_of};
 use crate::seal::{self, TAG_BYTES};
 use crate::slots::Kept;
 use crate::stats::{Off, Unstored};
@@ -15,26 +15,32 @@ impl SlotFile {
     pub(super) fn begin_store(&mut self, source: BlockSource) -> Option<BlockSource> {
         let (block, now) = ((source.group(), source.name()), self.rules.clock.now());
         let key = self.rules.keys.as_ref().and_then(|keys| keys.key_of(block.0, block.1));
-        let length = source.len() + if key.is_some() { TAG_BYTES } else { 0 };
-        let bytes = (ENTRY_BYTES + length).next_multiple_of(PAGE_BYTES);
-        if bytes as u64 > self.heading.geometry.slot_bytes {
+        // What is encrypted is one piece, whose parts say nothing.
+        let (length, head) = match key {
+            Some(_) => (source.len() + TAG_BYTES, Some(0)),
+            None => (source.len(), u32::try_from(source.header_bytes()).ok()),
+        };
+        let room = self.heading.geometry.slot_bytes;
+        let fits = head.and_then(|head| Some((head, bytes_of(length as u64, head)?)));
+        let Some((head, bytes)) = fits.filter(|&(_, bytes)| bytes <= room) else {
             self.fail_store(source, Unstored::TooLong);
             return None;
-        }
-        if !self.daily.allows(now, bytes as u64) {
+        };
+        if !self.daily.allows(now, bytes) {
             self.fail_store(source, Unstored::Daily);
             return None;
         }
-        let Some(mut buffer) = self.write_buffers.pop() else { return Some(source) };
+        let Some(buffer) = self.write_buffers.pop() else { return Some(source) };
+        let mut memory = Memory { buffer, body: None, bytes: bytes as usize };
         let (group, name, generation) = (block.0, block.1, self.next_generation);
-        let kept = Kept { name, group, generation, length: length as u64, sum: 0, key };
-        let Some(kept) = self.fill(&source, kept, &mut buffer.bytes_mut()[..bytes]) else {
-            self.write_buffers.push(buffer);
+        let kept = Kept { name, group, generation, length: length as u64, head, sum: 0, key };
+        let Some(kept) = self.fill(&source, kept, &mut memory) else {
+            self.write_buffers.push(memory.buffer);
             self.fail_store(source, Unstored::Refused);
             return None;
         };
         let Some((slot, evicted)) = self.slots.claim() else {
-            self.write_buffers.push(buffer);
+            self.write_buffers.push(memory.buffer);
             if !self.jobs.is_empty() || !self.parked.is_empty() {
                 // One of those that are open gives its slot back.
                 return Some(source);
@@ -49,45 +55,75 @@ impl SlotFile {
         // What is there under the name is replaced.
         self.replace(block);
         let entry = self.entry(slot.slot, &kept).to_bytes();
-        buffer.bytes_mut()[..ENTRY_BYTES].copy_from_slice(&entry);
+        memory.buffer.bytes_mut()[..ENTRY_BYTES].copy_from_slice(&entry);
         self.next_generation += 1;
-        self.daily.take(bytes as u64);
-        self.write_rate.take(bytes as u64);
-        let store = Store { source, slot, kept, epoch: self.heading.epoch, void: false };
+        self.daily.take(bytes);
+        self.write_rate.take(bytes);
+        let (epoch, uncopied) = (self.heading.epoch, memory.body.is_some());
+        let store = Store { source, slot, kept, epoch, uncopied, void: false };
         match self.punching.contains(&store.slot.slot) {
-            true => drop(self.parked.insert(store.slot.slot, (store, buffer, bytes))),
-            false => self.write_slot(store, buffer, bytes),
+            true => drop(self.parked.insert(store.slot.slot, (store, memory))),
+            false => self.write_slot(store, memory),
         }
         None
     }
 
-    /// Copies the record behind the place of its entry, and encrypts it if it has a key. None if it cannot be had.
-    fn fill(&self, source: &BlockSource, kept: Kept, memory: &mut [u8]) -> Option<Kept> {
-        let text = ENTRY_BYTES..ENTRY_BYTES + source.len();
-        source.read_at(0, &mut memory[text.clone()]).ok()?;
-        // The buffer had another block before.
-        memory[text.end..].fill(0);
-        let record = &mut memory[ENTRY_BYTES..ENTRY_BYTES + kept.length as usize];
-        if let Some(number) = kept.key {
-            let keys = self.rules.keys.as_ref()?;
-            if !seal::seal(keys, number, self.binding(&kept), record) {
-                return None;
-            }
+    /// Puts the record behind the place of its entry: its header, and its block, which stays where it is if the disk can read
+    /// it there. A record with a key is encrypted. None if it cannot be had.
+    fn fill(&self, source: &BlockSource, kept: Kept, memory: &mut Memory) -> Option<Kept> {
+        let Memory { buffer, body, bytes } = memory;
+        let (head, at) = (kept.head as usize, kept.block_at());
+        let header = ENTRY_BYTES..ENTRY_BYTES + head;
+        if kept.is_paged() && self.direct {
+            *body = source.lend().ok().and_then(|lent| Body::new(lent, false));
         }
-        Some(Kept { sum: xxh3_64(record), ..kept })
+        let memory = match body {
+            Some(_) => &mut buffer.bytes_mut()[..at],
+            None => &mut buffer.bytes_mut()[..*bytes],
+        };
+        let end = at + source.len() - head;
+        source.read_at(0, &mut memory[header.clone()]).ok()?;
+        // The buffer had another block before.
+        memory[header.end..at].fill(0);
+        if body.is_none() {
+            source.read_at(head, &mut memory[at..end]).ok()?;
+            memory[end..].fill(0);
+        }
+        let Some(number) = kept.key else {
+            return Some(Kept { sum: xxh3_64(&memory[header]), ..kept });
+        };
+        let record = &mut memory[ENTRY_BYTES..ENTRY_BYTES + kept.length as usize];
+        let keys = self.rules.keys.as_ref()?;
+        let sealed = seal::seal(keys, number, self.binding(&kept), record);
+        sealed.then(|| Kept { sum: xxh3_64(record), ..kept })
     }
 
-    pub(super) fn write_slot(&mut self, store: Store, buffer: Buffer, bytes: usize) {
+    pub(super) fn write_slot(&mut self, store: Store, memory: Memory) {
+        let Memory { buffer, body, bytes } = memory;
         let offset = self.heading.geometry.slot(store.slot.slot);
-        self.submit(Job::Store(Box::new(store)), Act::Write, offset, bytes, Some(buffer));
+        let (token, act, buffer) = (0, Act::Write, Some(buffer));
+        let io = Io { token, act, offset, bytes, buffer, body };
+        self.submit_with(Job::Store(Box::new(store)), io);
+    }
+
+    /// Has a store begin again. Its slot holds nothing that anybody knows of.
+    pub(super) fn again(&mut self, store: Store) {
+        if self.is_void(&store) {
+            return self.end_unwritten(store, Unstored::Forgotten);
+        }
+        let Store { source, slot, .. } = store;
+        self.slots.set(slot.slot, None);
+        self.touch(slot.slot, None);
+        drop(slot);
+        self.stores.push_front(source);
     }
 
     fn is_void(&self, store: &Store) -> bool {
         store.void || store.epoch != self.heading.epoch
     }
 
-    /// Takes in that a slot was written, or not.
-    pub(super) fn end_write(&mut self, store: Store, whole: bool) {
+    /// Takes in that a slot was written, or not, and whether its memory was taken back meanwhile.
+    pub(super) fn end_write(&mut self, store: Store, whole: bool, fenced: bool) {
         if !whole {
             return self.end_unwritten(store, Unstored::Failed);
         }
@@ -96,6 +132,10 @@ impl SlotFile {
         }
         if self.is_void(&store) {
             return self.end_unwritten(store, Unstored::Forgotten);
+        }
+        if fenced {
+            // It may have been another block's by the time that the disk read it.
+            return self.end_unwritten(store, Unstored::Refused);
         }
         let slot = store.slot.slot;
         self.slots.set(slot, Some(store.kept));
@@ -117,13 +157,14 @@ impl SlotFile {
             } else if self.is_void(&store) {
                 self.end_unwritten(store, Unstored::Forgotten);
             } else {
-                let Store { source, slot, kept, .. } = store;
+                let Store { source, slot, kept, uncopied, .. } = store;
                 // Nobody stores a block twice at a time. If somebody did, the later one counts.
                 self.replace(kept.block());
                 self.slots.set(slot.slot, Some(kept));
                 self.slots.publish(slot);
                 self.stats.stored += 1;
                 self.stats.stored_bytes += kept.length;
+                self.stats.uncopied += u64::from(uncopied);
                 source.done();
             }
         }

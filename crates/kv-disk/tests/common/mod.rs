@@ -2,10 +2,14 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
+use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
+use cuda_sim::{SimConfig, SimDriver};
 use kv_disk::{DiskStats, DiskWatch};
-use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, HostBlocks, LowerTier, TierTransfers};
+use kv_manager::tiers::{
+    BlockFault, BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers,
+};
 use kv_manager::{Direction, Dropped, Forget, GroupId, Settled, TicketId, Transfer, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
 
@@ -13,18 +17,64 @@ pub(crate) const BLOCK_BYTES: usize = 5000;
 pub(crate) const SECTION_BYTES: usize = 1800;
 /// Of a record: its header, with a sum for each of three sections, and the block.
 pub(crate) const RECORD_BYTES: u64 = 64 + 3 * 8 + BLOCK_BYTES as u64;
+/// A block of whole pages, which a disk can read and write where it is, and a record of it.
+pub(crate) const PAGED_BYTES: usize = 8192;
+pub(crate) const PAGED_RECORD_BYTES: u64 = 64 + 3 * 8 + PAGED_BYTES as u64;
 /// Host blocks: each name has one in each of two groups.
 pub(crate) const HOST_BLOCKS: u64 = 64;
 const NAMES: u64 = HOST_BLOCKS / 2;
 
-fn place_of(group: u16, name: u64) -> usize {
+pub(crate) fn place_of(group: u16, name: u64) -> usize {
     (u64::from(group) * NAMES + name) as usize
 }
 
+/// Host memory. That of blocks of whole pages is pinned, and lent to tiers.
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) block_bytes: usize,
-    pub(crate) bytes: Mutex<Vec<u8>>,
+    bytes: Mutex<Vec<u8>>,
+    pinned: Option<Pinned>,
+}
+
+#[derive(Debug)]
+struct Pinned {
+    buffer: Arc<PinnedBuffer>,
+    /// The first whole page.
+    first: u64,
+}
+
+static DEVICE: LazyLock<Device> = LazyLock::new(|| {
+    let sim = SimDriver::new(SimConfig::default()).unwrap();
+    Device::open(Arc::new(sim), 0).unwrap()
+});
+
+impl Host {
+    fn new(block_bytes: usize) -> Self {
+        let all = HOST_BLOCKS as usize * block_bytes;
+        if !block_bytes.is_multiple_of(4096) {
+            return Self { block_bytes, bytes: Mutex::new(vec![0; all]), pinned: None };
+        }
+        let flags = HostAllocFlags::CACHED;
+        let buffer = PinnedBuffer::alloc(&DEVICE, all as u64 + 4096, flags).unwrap();
+        let first = buffer.host_address().next_multiple_of(4096) - buffer.host_address();
+        let pinned = Some(Pinned { buffer: Arc::new(buffer), first });
+        Self { block_bytes, bytes: Mutex::default(), pinned }
+    }
+
+    /// Some bytes of all blocks together.
+    pub(crate) fn get(&self, at: usize, into: &mut [u8]) {
+        match &self.pinned {
+            None => into.copy_from_slice(&self.bytes.lock().unwrap()[at..at + into.len()]),
+            Some(Pinned { buffer, first }) => buffer.read_at(first + at as u64, into).unwrap(),
+        }
+    }
+
+    pub(crate) fn put(&self, at: usize, from: &[u8]) {
+        match &self.pinned {
+            None => self.bytes.lock().unwrap()[at..at + from.len()].copy_from_slice(from),
+            Some(Pinned { buffer, first }) => buffer.write_shared(first + at as u64, from).unwrap(),
+        }
+    }
 }
 
 impl HostBlocks for Host {
@@ -37,15 +87,22 @@ impl HostBlocks for Host {
     }
 
     fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
-        let from = block.index() * self.block_bytes + offset;
-        into.copy_from_slice(&self.bytes.lock().unwrap()[from..from + into.len()]);
+        self.get(block.index() * self.block_bytes + offset, into);
         true
     }
 
     fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool {
-        let at = block.index() * self.block_bytes + offset;
-        self.bytes.lock().unwrap()[at..at + from.len()].copy_from_slice(from);
+        self.put(block.index() * self.block_bytes + offset, from);
         true
+    }
+
+    fn pieces(&self, block: BlockId) -> Vec<HostPiece> {
+        let Some(Pinned { buffer, first }) = &self.pinned else { return Vec::new() };
+        let at = first + (block.index() * self.block_bytes) as u64;
+        // Two pieces, as of a block that two devices share.
+        let bytes = self.block_bytes / 2;
+        let piece = |offset| HostPiece { memory: buffer.clone(), offset, bytes };
+        vec![piece(at), piece(at + bytes as u64)]
     }
 }
 
@@ -125,8 +182,7 @@ impl Worker {
         block_bytes: usize,
         format: u64,
     ) -> Self {
-        let bytes = Mutex::new(vec![0; HOST_BLOCKS as usize * block_bytes]);
-        let host = Arc::new(Host { block_bytes, bytes });
+        let host = Arc::new(Host::new(block_bytes));
         let transfers = TierTransfers::new(vec![Box::new(tier)], format);
         let names = (0..NAMES).map(|name| (hash(name), name)).collect();
         Self {
@@ -145,7 +201,7 @@ impl Worker {
         }
     }
 
-    fn begin(&mut self, direction: Direction, group: u16, names: &[u64]) {
+    fn begin(&mut self, direction: Direction, group: u16, names: &[u64], change: &dyn Fn(usize)) {
         self.tickets += 1;
         let ticket = TicketId(self.tickets);
         let busy = |name: &u64| {
@@ -162,7 +218,8 @@ impl Worker {
                 Direction::Store => bytes_of(group, name, self.host.block_bytes),
                 Direction::Load => vec![0xee; self.host.block_bytes],
             };
-            self.host.bytes.lock().unwrap()[at..at + bytes.len()].copy_from_slice(&bytes);
+            self.host.put(at, &bytes);
+            change(at);
         }
         let transfer =
             Transfer { ticket, tier: Tier::Third, group: GroupId(group), direction, blocks };
@@ -178,11 +235,16 @@ impl Worker {
     }
 
     pub(crate) fn store(&mut self, group: u16, names: &[u64]) {
-        self.begin(Direction::Store, group, names);
+        self.begin(Direction::Store, group, names, &|_| ());
+    }
+
+    /// Stores a block whose bytes are changed before, by a function of their place in host memory.
+    pub(crate) fn store_as(&mut self, group: u16, name: u64, change: &dyn Fn(usize)) {
+        self.begin(Direction::Store, group, &[name], change);
     }
 
     pub(crate) fn load(&mut self, group: u16, names: &[u64]) {
-        self.begin(Direction::Load, group, names);
+        self.begin(Direction::Load, group, names, &|_| ());
     }
 
     pub(crate) fn forget(&mut self, group: u16, names: &[u64]) {
@@ -196,6 +258,14 @@ impl Worker {
             // A store that is open may end yet.
             self.gone.insert((group, name));
         }
+    }
+
+    /// Takes all memory back, and forgets the tickets; tickets are numbered from 1 again.
+    pub(crate) fn fence(&mut self) {
+        self.transfers.fence();
+        self.open.clear();
+        self.barred.clear();
+        self.tickets = 0;
     }
 
     pub(crate) fn clear(&mut self) {
@@ -252,8 +322,8 @@ impl Worker {
             }
             (Direction::Load, None) => {
                 let at = place_of(group, name) * self.host.block_bytes;
-                let bytes =
-                    self.host.bytes.lock().unwrap()[at..at + self.host.block_bytes].to_vec();
+                let mut bytes = vec![0; self.host.block_bytes];
+                self.host.get(at, &mut bytes);
                 assert!(bytes == bytes_of(group, name, bytes.len()), "wrong bytes for {block:?}");
                 assert!(!barred.contains(&block), "{block:?} was forgotten, and loaded");
                 self.loaded += 1;

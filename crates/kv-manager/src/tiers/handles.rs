@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use kv_pool::{BlockHash, BlockId};
 use parking_lot::{Mutex, RwLock};
 
-use super::HostBlocks;
 use super::frame::{Label, SectionSum, Sections};
+use super::{HostBlocks, LentBlock};
 use crate::GroupId;
 
 /// Bytes of a block that are read at a time for its checksums. They stay in the nearest cache but one.
@@ -90,6 +90,8 @@ struct State {
     left: usize,
     blocks: Vec<Arrived>,
     wrong: Vec<(u32, BlockFault)>,
+    /// Blocks whose memory a tier has borrowed.
+    lent: Vec<u32>,
 }
 
 /// How much of a block is in host memory and right.
@@ -106,22 +108,40 @@ pub enum Arrived {
 impl Batch {
     pub(crate) fn new(host: Arc<dyn HostBlocks>, blocks: usize) -> Arc<Self> {
         let arrived = vec![Arrived::Sections(0); blocks];
-        let state = Mutex::new(State { left: blocks, blocks: arrived, wrong: Vec::new() });
+        let (wrong, lent) = (Vec::new(), Vec::new());
+        let state = Mutex::new(State { left: blocks, blocks: arrived, wrong, lent });
         let sections = Sections::new(host.block_bytes(), host.section_bytes());
         Arc::new(Self { host, sections, fenced: RwLock::new(false), state })
     }
 
-    /// The blocks that are wrong, once all have ended.
+    /// The blocks that are wrong, once all have ended and the memory of all is back.
     pub(crate) fn ended(&self) -> Option<Vec<(u32, BlockFault)>> {
         let mut state = self.state.lock();
-        (state.left == 0).then(|| std::mem::take(&mut state.wrong))
+        (state.left == 0 && state.lent.is_empty()).then(|| std::mem::take(&mut state.wrong))
+    }
+
+    /// Whether a tier has memory of it.
+    pub(crate) fn is_lent(&self) -> bool {
+        !self.state.lock().lent.is_empty()
+    }
+
+    pub(super) fn is_fenced(&self) -> bool {
+        *self.fenced.read()
+    }
+
+    /// Takes in that a block's memory is back.
+    pub(super) fn give_back(&self, index: u32) {
+        let mut state = self.state.lock();
+        if let Some(at) = state.lent.iter().position(|of| *of == index) {
+            state.lent.swap_remove(at);
+        }
     }
 
     pub(crate) fn arrived(&self, index: usize) -> Option<Arrived> {
         self.state.lock().blocks.get(index).copied()
     }
 
-    /// Takes the memory back: no byte of it is read or written after this call.
+    /// Takes the memory back: no byte of it is read or written after this call, but by what it was lent to.
     pub(crate) fn fence(&self) {
         *self.fenced.write() = true;
     }
@@ -173,6 +193,21 @@ impl Slot {
             false if copy(&*self.batch.host) => Ok(()),
             false => Err(BlockFault::Failed),
         }
+    }
+
+    /// Lends the memory of the block, unless it was taken back or has ended.
+    fn lend(&self) -> Result<LentBlock, BlockFault> {
+        let fenced = self.batch.fenced.read();
+        if *fenced {
+            return Err(BlockFault::Fenced);
+        }
+        let pieces = self.batch.host.pieces(self.block);
+        let whole = pieces.iter().map(|piece| piece.bytes).sum::<usize>();
+        if whole != self.sections().block_bytes {
+            return Err(BlockFault::Missing);
+        }
+        self.batch.state.lock().lent.push(self.index);
+        Ok(LentBlock::new(&self.batch, self.index, pieces))
     }
 
     /// The checksum of bytes of the block, which are read piece by piece: host memory is read once, and nothing as
@@ -263,6 +298,12 @@ impl BlockSource {
         self.slot.record_bytes()
     }
 
+    /// Bytes of the record's [header](Self::header).
+    #[must_use]
+    pub fn header_bytes(&self) -> usize {
+        self.slot.sections().header_bytes()
+    }
+
     /// Copies bytes of the record, from `offset` on, into `into`. The first call that reads of the header reads the
     /// whole block once, for its checksums.
     ///
@@ -293,7 +334,11 @@ impl BlockSource {
         Ok(record)
     }
 
-    fn header(&self) -> Result<&[u8], BlockFault> {
+    /// The beginning of the record, which has the checksums of all that follows. The first call reads the whole block once.
+    ///
+    /// # Errors
+    /// [`BlockFault::Fenced`].
+    pub fn header(&self) -> Result<&[u8], BlockFault> {
         if let Some(header) = self.header.get() {
             return Ok(header);
         }
@@ -302,6 +347,15 @@ impl BlockSource {
             .map(|at| self.slot.sum(sections.end_of(at)..sections.end_of(at + 1)))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(self.header.get_or_init(|| self.slot.label.header(sections, &sums)))
+    }
+
+    /// Lends the memory of the block: the record without its [header](Self::header). It holds what is to be stored as long
+    /// as it is not [taken back](LentBlock::is_fenced).
+    ///
+    /// # Errors
+    /// [`BlockFault::Fenced`], and [`BlockFault::Missing`] for memory that is not lent.
+    pub fn lend(&self) -> Result<LentBlock, BlockFault> {
+        self.slot.lend()
     }
 
     /// Says that the whole record is kept, so that a load finds it.
@@ -363,6 +417,46 @@ impl BlockSink {
         if offset <= self.written {
             self.written = self.written.max(end);
         }
+        let checked = self.check_written();
+        self.fault = self.fault.or(checked.err());
+        checked
+    }
+
+    /// Bytes of the record's header, behind which its block comes.
+    #[must_use]
+    pub fn header_bytes(&self) -> usize {
+        self.header.len()
+    }
+
+    /// Lends the memory of the block, for the whole record without its header to be written there. What is there is looked
+    /// at when it has [landed](Self::landed).
+    ///
+    /// # Errors
+    /// [`BlockFault::Fenced`], and [`BlockFault::Missing`] for memory that is not lent, which is so if a part of the
+    /// record was written before.
+    pub fn lend(&self) -> Result<LentBlock, BlockFault> {
+        // Others may read what was found right.
+        if self.written > 0 {
+            return Err(BlockFault::Missing);
+        }
+        self.slot.lend()
+    }
+
+    /// Takes in that the memory which was [lent](Self::lend) has the record's block, gives it back, and checks all
+    /// sections, as [`write_at`](Self::write_at) does for what it writes.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at); [`BlockFault::Foreign`] for memory of another block, or a header of another length.
+    pub fn landed(&mut self, lent: LentBlock, header: &[u8]) -> Result<(), BlockFault> {
+        let fits = lent.is_of(&self.slot.batch, self.slot.index)
+            && header.len() == self.header.len()
+            && self.written == 0;
+        drop(lent);
+        if !fits {
+            return Err(BlockFault::Foreign);
+        }
+        self.header.copy_from_slice(header);
+        self.written = self.len();
         let checked = self.check_written();
         self.fault = self.fault.or(checked.err());
         checked

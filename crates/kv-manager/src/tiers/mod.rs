@@ -11,15 +11,21 @@
 //! section of its bytes, such as a layer, and then its bytes. The handles write the header, and check each section as
 //! it arrives. A tier that tears, mixes up or changes a record cannot pass it off as right.
 //!
+//! A tier that moves bytes without copies of its own, such as one of files, can [borrow](LentBlock) the memory of a block
+//! instead. Its ticket stays open until the memory is back, whatever becomes of the block.
+//!
 //! All of this is without a device, so that tiers can be written and tested on their own.
 
 mod background;
 mod frame;
 mod handles;
+mod lent;
 mod memory;
 mod transfers;
 
+use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 
 use kv_pool::{BlockHash, BlockId};
 
@@ -28,6 +34,7 @@ use crate::GroupId;
 pub use background::Background;
 pub use frame::header_bytes;
 pub use handles::{Arrived, BlockFault, BlockSink, BlockSource};
+pub use lent::LentBlock;
 pub use memory::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
 pub use transfers::{TierError, TierTransfers};
 pub(crate) use transfers::{index_of, tier_at};
@@ -50,6 +57,23 @@ pub trait HostBlocks: fmt::Debug + Send + Sync {
     /// Copies `from` into a block, from `offset` on. False, and nothing is copied, if there is no such
     /// room.
     fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool;
+
+    /// The memory of a block, piece after piece, for tiers that [borrow](LentBlock) it. Empty if it is not lent.
+    fn pieces(&self, _block: BlockId) -> Vec<HostPiece> {
+        Vec::new()
+    }
+}
+
+/// A part of a block's memory. A tier that knows the type of the memory reads and writes it by what that type offers; to all
+/// others it says nothing.
+#[derive(Clone, Debug)]
+pub struct HostPiece {
+    /// What the bytes lie in. It lives as long as this.
+    pub memory: Arc<dyn Any + Send + Sync>,
+    /// The first byte there.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: usize,
 }
 
 /// A tier under host memory. It keeps copies of blocks, found by name and [group](BlockSource::group), and owns

@@ -1,6 +1,7 @@
 //! The stores and loads of one worker: begun by plans, and told to the manager when they have ended.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kv_pool::{BlockHash, BlockId, Tier};
 
@@ -38,6 +39,8 @@ pub struct TierTransfers {
     tiers: Vec<Box<dyn LowerTier>>,
     format: u64,
     open: Vec<Open>,
+    /// Batches of tickets that are forgotten, whose memory a tier still has.
+    lent: Vec<Arc<Batch>>,
     /// The last ticket that was begun.
     last: TicketId,
     /// Kept to avoid allocation.
@@ -60,7 +63,8 @@ impl TierTransfers {
     /// layout of the KV, and which share of it this worker holds. A record of another format is not read.
     #[must_use]
     pub fn new(tiers: Vec<Box<dyn LowerTier>>, format: u64) -> Self {
-        Self { tiers, format, open: Vec::new(), last: TicketId::default(), forgotten: Vec::new() }
+        let (open, lent, forgotten) = (Vec::new(), Vec::new(), Vec::new());
+        Self { tiers, format, open, lent, last: TicketId::default(), forgotten }
     }
 
     /// Number of tiers.
@@ -235,16 +239,40 @@ impl TierTransfers {
     }
 
     /// Ends a ticket here: no tier reads or writes a block of it after this call, and blocks that had not ended are
-    /// [late](super::BlockFault::Late).
+    /// [late](super::BlockFault::Late). Memory that a tier has [borrowed](super::LentBlock) is not waited for: the ticket is
+    /// told of when that is back.
     pub fn give_up(&mut self, ticket: TicketId) {
         self.open.iter().filter(|open| open.ticket == ticket).for_each(|open| open.batch.give_up());
     }
 
     /// Takes the memory of all open tickets back, and forgets the tickets: no tier reads or writes a block of
-    /// theirs after this call. For a worker whose manager has given it up: tickets may be numbered from 1 again.
+    /// theirs after this call, but for what it has [borrowed](super::LentBlock), for which [`await_lent`](Self::await_lent)
+    /// waits. For a worker whose manager has given it up: tickets may be numbered from 1 again.
     pub fn fence(&mut self) {
-        self.open.drain(..).for_each(|open| open.batch.fence());
+        for Open { batch, .. } in self.open.drain(..) {
+            batch.fence();
+            if batch.is_lent() {
+                self.lent.push(batch);
+            }
+        }
         self.last = TicketId::default();
+    }
+
+    /// Lets the tiers work until they have given back all memory of tickets that were [taken back](Self::fence), at
+    /// most `wait`. Whether all is back. What tiers drop meanwhile is told to nobody: the manager that knew of it is gone.
+    pub fn await_lent(&mut self, wait: Duration) -> bool {
+        let since = Instant::now();
+        loop {
+            self.lent.retain(|batch| batch.is_lent());
+            if self.lent.is_empty() {
+                return true;
+            }
+            if since.elapsed() >= wait {
+                return false;
+            }
+            self.tiers.iter_mut().for_each(|tier| tier.poll(&mut Vec::new()));
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -149,7 +149,8 @@ fn pass(io: &mut dyn FileIo, act: Act, pieces: u64, buffers: &mut Vec<Buffer>) -
             && let Some(buffer) = buffers.pop()
         {
             let (offset, bytes) = (next * PIECE_BYTES, PIECE_BYTES as usize);
-            io.begin(Io { token: next, act, offset, bytes, buffer: Some(buffer) });
+            let buffer = Some(buffer);
+            io.begin(Io { token: next, act, offset, bytes, buffer, body: None });
             next += 1;
         }
         io.ended(PATIENCE, &mut ended);
