@@ -156,7 +156,7 @@ pub use leaks::LeakReport;
 pub use races::{MissingEdge, Race, RaceAccess, RaceActor, RaceCheck, RaceUse};
 pub use scheduler::Pace;
 pub use sim::SimDriver;
-pub use time::{Curve, Profile, ProfileError, Rate};
+pub use time::{Curve, OperationTime, Profile, ProfileError, Rate};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

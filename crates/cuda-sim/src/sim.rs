@@ -15,7 +15,7 @@ use crate::scheduler::Pace;
 use crate::state::Machine;
 use crate::streams::DefaultOrder;
 use crate::work::Work;
-use crate::{LeakReport, Race, RaceCheck, SimConfig, SimConfigError};
+use crate::{LeakReport, OperationTime, Race, RaceCheck, SimConfig, SimConfigError};
 
 /// A machine with simulated CUDA devices. The handle is cheap: clones share the machine.
 ///
@@ -135,6 +135,12 @@ impl SimDriver {
         Duration::from_nanos(self.state().clock.now())
     }
 
+    /// Of [`virtual_now`](Self::virtual_now), the time in which the host waited for devices.
+    #[must_use]
+    pub fn virtual_waited(&self) -> Duration {
+        Duration::from_nanos(self.state().clock.waited())
+    }
+
     /// Advances the host's clock by `time`, as if the program had computed that long. Enqueued work
     /// proceeds meanwhile.
     pub fn advance_host(&self, time: Duration) {
@@ -154,6 +160,20 @@ impl SimDriver {
         let mut state = self.state();
         state.enqueue(stream, "compute", Work::Compute(nanos));
         state.keep_pace();
+    }
+
+    /// Keeps the times of up to `limit` operations from now on, until [`take_times`](Self::take_times) takes them. 0 keeps
+    /// none, as at the beginning.
+    ///
+    /// Changes no time: an operation's times are computed when something needs them, as without this call.
+    pub fn keep_times(&self, limit: usize) {
+        self.state().clock.keep_times(limit);
+    }
+
+    /// The times that were computed and kept since they were last taken, in that order.
+    #[must_use]
+    pub fn take_times(&self) -> Vec<OperationTime> {
+        self.state().clock.take_times()
     }
 
     /// Number of driver calls so far, by the driver's name of the call.

@@ -3,7 +3,7 @@
 //!
 //! Covered: every field of `SimConfig`; `Profile`, its text, `Rate` and `Curve`; `ExploreLimits`, the
 //! seeds of `explore_random`, `Script`; `SimDriver`'s `limit_instructions`, `hold`, `delay_event`,
-//! `fail_nth`, `lose_device`, `advance_host`, `compute`, `is_initialised`, `device_used_bytes`, `set_pace`; and
+//! `fail_nth`, `lose_device`, `advance_host`, `compute`, `keep_times`, `is_initialised`, `device_used_bytes`, `set_pace`; and
 //! every driver call with an address, a size, a count or a device: memory, pinned memory, virtual
 //! memory, copies, fills, batches, launches, priorities and attributes; and sizes in PTX.
 //!
@@ -276,6 +276,8 @@ fn what_a_test_may_ask() {
         sim.advance_host(Duration::from_nanos(size));
         sim.compute(0, Duration::from_nanos(size));
         sim.compute(size, Duration::MAX);
+        sim.keep_times(usize::try_from(size).unwrap());
+        let _ = sim.take_times();
         for device in COUNTS {
             let _ = sim.device_used_bytes(device);
             for address in SIZES.map(|offset| memory.wrapping_add(offset)) {

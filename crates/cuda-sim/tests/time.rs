@@ -536,3 +536,53 @@ fn at_the_pace_of_the_clock_a_query_sees_what_has_ended_by_then() {
     record(&sim, events[0], stream).unwrap();
     assert!((0..600).any(|_| query(&sim, events[0]).unwrap()));
 }
+
+#[test]
+fn the_record_says_when_operations_were_ready_and_ended_and_whom_they_awaited() {
+    for_seeds(|sim| {
+        let (a, b) = (sim.stream_create(false).unwrap(), sim.stream_create(false).unwrap());
+        let (device, host) = (sim.mem_alloc(2 * MIB).unwrap(), pinned(sim, 2 * MIB));
+        let event = sim.event_create(true).unwrap();
+        sim.keep_times(5);
+        let (begun, waited_before) = (sim.virtual_now(), sim.virtual_waited());
+        upload_async(sim, device, host, MIB, a).unwrap();
+        record(sim, event, a).unwrap();
+        wait(sim, b, event).unwrap();
+        fetch_async(sim, host + MIB, device + MIB, 1000, b);
+        sim.ctx_synchronize().unwrap();
+        // All but the two calls that cost something.
+        let waited = sim.virtual_waited() - waited_before;
+        assert_eq!(waited, sim.virtual_now() - begun - micros(20));
+        let kept = sim.take_times();
+        let of = |stream, name: &str| {
+            let mut found = kept.iter().filter(|op| op.stream == stream && op.name.contains(name));
+            *found.next().unwrap_or_else(|| panic!("{name} in {kept:?}"))
+        };
+        let (up, waited, down) = (of(a, "HtoD"), of(b, "Wait"), of(b, "DtoH"));
+        let sent = begun + micros(10) + Duration::from_nanos(MIB);
+        assert_eq!((up.ready, up.end), (begun + micros(10), sent));
+        assert_eq!((up.to_device, up.to_host, up.awaits), (MIB, 0, None));
+        // The wait was enqueued at once, and ends with what it waits for.
+        assert_eq!((waited.ready, waited.end, waited.awaits), (begun + micros(10), sent, Some(a)));
+        assert_eq!((down.ready, down.end), (sent, sent + micros(1)));
+        assert_eq!((down.to_device, down.to_host), (0, 1000));
+        assert_eq!(sim.take_times(), [], "they are taken once");
+    });
+}
+
+#[test]
+fn the_record_keeps_no_more_than_it_may_and_changes_no_time() {
+    let total = |limit| {
+        let sim = with(round(), 3);
+        let stream = sim.stream_create(false).unwrap();
+        let (device, host) = (sim.mem_alloc(MIB).unwrap(), pinned(&sim, MIB));
+        sim.keep_times(limit);
+        let time = took(&sim, || {
+            (0..9).for_each(|_| upload_async(&sim, device, host, 1000, stream).unwrap());
+            sim.ctx_synchronize().unwrap();
+        });
+        (time, sim.take_times().len())
+    };
+    let (time, none) = total(0);
+    assert_eq!((total(4), none), ((time, 4), 0));
+}

@@ -277,6 +277,10 @@ pub(crate) struct RunArgs {
     /// Writes the report to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Adds to the report what the run did over time, for `kv-replay report`: samples, histograms and a timeline, in
+    /// constant memory.
+    #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
+    series: bool,
     /// Disables a protection: staging, claim, claim-unseen or skip; with --contiguous staging or
     /// recycle.
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -367,6 +371,7 @@ impl RunArgs {
             state_layers: self.state_layers,
             state_tokens: self.state_tokens,
             draft_layers: self.draft_layers,
+            series: self.series,
         }
     }
 }

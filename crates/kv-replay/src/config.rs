@@ -166,6 +166,8 @@ pub struct RunConfig {
     /// Layers of a draft model, whose KV ends where its own steps have come to: at times it computes nothing, and catches up
     /// later.
     pub draft_layers: u32,
+    /// Whether the report has what the run did [over time](crate::series).
+    pub series: bool,
 }
 
 impl Default for RunConfig {
@@ -197,6 +199,7 @@ impl Default for RunConfig {
             state_layers: 0,
             state_tokens: 1,
             draft_layers: 0,
+            series: false,
         }
     }
 }

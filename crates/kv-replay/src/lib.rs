@@ -10,6 +10,7 @@
 //!   processes that keep blocks for each other, and
 //!   [`place`] divides the model over them;
 //! - [`doctor`] looks at the machine that is to run it;
+//! - [`series`] is what a run did over time;
 //! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
 //!   results.
 //!
@@ -56,6 +57,7 @@ pub mod profile;
 pub mod report;
 pub mod rng;
 mod run_progress;
+pub mod series;
 pub mod shape;
 mod tiers_report;
 pub mod trace;

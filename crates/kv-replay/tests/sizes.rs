@@ -24,6 +24,7 @@ use kv_replay::policies::workloads::WORKLOADS;
 use kv_replay::policies::{Capacity, Half, hit_rates, parse_capacities};
 use kv_replay::report::RunReport;
 use kv_replay::rng::SplitMix64;
+use kv_replay::series::Histogram;
 use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::{LENGTH_MAX_TOKENS, ReadOptions, Request, Trace};
 
@@ -489,5 +490,18 @@ fn nodes_of_any_numbers_are_started_or_refused() {
     for value in ["0", "1@0", "65", "65535", "65536"] {
         let status = status_of(&["run", "--nodes", value]);
         assert_eq!(status, Some(2), "{value}");
+    }
+}
+
+#[test]
+fn histograms() {
+    let mut histogram = Histogram::default();
+    let sizes = [0, 1, 7, 8, 1 << 32, u64::MAX - 1, u64::MAX];
+    for value in sizes {
+        for times in sizes {
+            histogram.add(value, times);
+            let report = histogram.report();
+            assert!(report.p50 <= report.p99 && report.p999 <= report.max, "{value} {times}");
+        }
     }
 }

@@ -9,6 +9,7 @@
 
 mod engine;
 mod profile;
+mod record;
 mod traffic;
 mod values;
 
@@ -16,6 +17,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 pub use profile::{Profile, ProfileError};
+pub use record::OperationTime;
+use record::Record;
 use traffic::Traffic;
 pub(crate) use traffic::{SHARDS, TrafficCounter, shard};
 use values::nanos;
@@ -61,6 +64,8 @@ pub(crate) enum SizedCall {
 pub(crate) struct Clock {
     profile: Profile,
     host: u64,
+    /// Of this, time in which the host waited.
+    waited: u64,
     devices: Vec<DeviceTime>,
     /// End of the last operation of each stream.
     streams: HashMap<u64, u64>,
@@ -69,6 +74,7 @@ pub(crate) struct Clock {
     /// For each stream, the operations that ran since times were last computed.
     untold: BTreeMap<u64, VecDeque<Charge>>,
     untold_count: usize,
+    record: Record,
 }
 
 /// The resources of a device.
@@ -156,6 +162,8 @@ pub(crate) struct Charge {
     event: Option<u64>,
     /// Whether others may wait for this operation alone.
     awaited: bool,
+    /// The kernel, or the call.
+    name: &'static str,
     demand: Demand,
 }
 
@@ -189,17 +197,29 @@ impl Clock {
         Self {
             profile,
             host: 0,
+            waited: 0,
             devices: vec![device; devices as usize],
             streams: HashMap::new(),
             points: BTreeMap::new(),
             untold: BTreeMap::new(),
             untold_count: 0,
+            record: Record::default(),
         }
     }
 
     /// The host's clock.
     pub(crate) fn now(&self) -> u64 {
         self.host
+    }
+
+    /// Of the host's clock, time in which it waited for devices.
+    pub(crate) fn waited(&self) -> u64 {
+        self.waited
+    }
+
+    fn wait_until(&mut self, end: u64) {
+        self.waited = self.waited.saturating_add(end.saturating_sub(self.host));
+        self.host = self.host.max(end);
     }
 
     pub(crate) fn advance_host(&mut self, nanos: u64) {
@@ -272,6 +292,16 @@ impl Clock {
             }
         };
         self.advance_host(cost);
+    }
+
+    /// Keeps the times of up to `limit` operations from now on, until they are taken.
+    pub(crate) fn keep_times(&mut self, limit: usize) {
+        self.record.limit = limit;
+    }
+
+    /// The times that were kept since they were last taken.
+    pub(crate) fn take_times(&mut self) -> Vec<OperationTime> {
+        self.record.take()
     }
 
     fn stream(&self, stream: u64) -> u64 {
@@ -504,6 +534,7 @@ impl Machine {
             enqueued: operation.enqueued_ns,
             event: if let Work::Record(event) = operation.work { Some(event) } else { None },
             awaited: matches!(operation.work, Work::Record(_) | Work::Fetch { .. }),
+            name: record::name(&operation.work, operation.call),
             demand: Demand::of(&operation.work),
         }
     }
@@ -534,6 +565,7 @@ impl Machine {
                 clock.note_point(charge.point.sequence, end);
             }
             clock.ended(&charge, end);
+            clock.record.note(&charge, ready, end);
             if let Some(event) = charge.event {
                 self.event_completed(event, charge.point, end);
             }
@@ -550,7 +582,8 @@ impl Machine {
         let clock = &mut self.clock;
         let end = clock.end_of(goal);
         if end > clock.host {
-            clock.host = end.saturating_add(nanos(clock.profile.wait_latency));
+            let end = end.saturating_add(nanos(clock.profile.wait_latency));
+            clock.wait_until(end);
         }
     }
 
@@ -575,6 +608,6 @@ impl Machine {
             Goal::Stream(stream) => clock.stream(stream),
             Goal::Device(_) | Goal::Everything => return,
         };
-        clock.host = clock.host.max(end);
+        clock.wait_until(end);
     }
 }

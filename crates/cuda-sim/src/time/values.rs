@@ -22,6 +22,12 @@ impl Rate {
         Duration::from_nanos(self.nanos(bytes))
     }
 
+    /// Bytes in a second.
+    #[must_use]
+    pub fn bytes_per_s(self) -> u64 {
+        self.mb_per_s.saturating_mul(1_000_000)
+    }
+
     /// The time for `bytes` bytes, in nanoseconds.
     pub(crate) fn nanos(self, bytes: u64) -> u64 {
         // A million bytes per second is one byte per microsecond.

@@ -6,8 +6,8 @@ use kv_cache::kv_manager::{
     CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
 };
 use kv_cache::{
-    Answer, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError, ResumeError,
-    Sequence, SlotError, Tokens,
+    Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
+    ResumeError, Sequence, SlotError, Tokens,
 };
 use kv_kernels::KvShape;
 use kv_pool::{BlockHash, Tier};
@@ -22,6 +22,11 @@ use super::work::DeviceWork;
 /// [`KvCache`] with the same names mean.
 pub(crate) trait Cache {
     fn manager(&self) -> &Manager;
+
+    /// What was mapped and moved; `None` if only the manager is here.
+    fn stats(&self) -> Option<CacheStats> {
+        None
+    }
 
     /// The shape of each part of the model, in the order of the devices and then of the groups, and what its
     /// readers read.
@@ -154,6 +159,10 @@ impl Local {
 impl Cache for Local {
     fn manager(&self) -> &Manager {
         self.cache.manager()
+    }
+
+    fn stats(&self) -> Option<CacheStats> {
+        Some(self.cache.stats())
     }
 
     fn shapes(&self) -> Vec<(KvShape, Reads)> {

@@ -7,6 +7,7 @@ use kv_cache::{Request, Reuse, Sequence};
 use super::content::RequestContent;
 use super::expected::ExpectedSums;
 use super::verify::Compared;
+use crate::report::RunReport;
 
 /// A request, or a branch of one, until its last result was compared.
 #[derive(Debug)]
@@ -123,6 +124,22 @@ impl Live {
         self.request = Some(request);
         self.outcomes.clear();
         (self.staged, self.drafted) = (None, None);
+    }
+}
+
+impl Live {
+    /// Counts its lookups, at its first admission.
+    pub(super) fn count_lookups(
+        &self,
+        sequence: &Sequence,
+        block_tokens: u64,
+        report: &mut RunReport,
+    ) {
+        // The last token of a prompt is always computed, so its block is not looked up.
+        report.block_lookups += (self.content.prompt_tokens() - 1) / block_tokens;
+        report.block_hits += sequence.cached_tokens() / block_tokens;
+        report.hit_rate = report.block_hits as f64 / report.block_lookups.max(1) as f64;
+        report.prefix_tokens_reused += sequence.cached_tokens();
     }
 }
 

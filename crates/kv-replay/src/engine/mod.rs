@@ -29,6 +29,7 @@ mod groups;
 mod live;
 mod memory;
 mod passing;
+mod recorder;
 mod scheduler;
 mod tiers;
 mod verify;
@@ -60,6 +61,7 @@ use crate::trace::Trace;
 use arrivals::{Arrivals, Model};
 use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
+use recorder::Recorder;
 use scheduler::Scheduler;
 
 /// Number of iterations that the host is ahead of the device.
@@ -228,8 +230,12 @@ fn play(
     let worker = cache.options().growth.worker().cloned();
     let local = Local::new(cache)?;
     memory::begin(&mut report, config, local.cache.manager())?;
-    let streams = local.cache.parts().iter().map(|part| part.compute().raw()).collect();
+    let streams: Vec<_> = local.cache.parts().iter().map(|part| part.compute().raw()).collect();
     let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
+    if config.series {
+        let sim = devices.sim.clone().map(|sim| (sim, streams.clone()));
+        scheduler.recorder = Recorder::on(sim, "device", config.block_bytes()?);
+    }
     if let Some(sim) = devices.sim.as_ref().filter(|_| config.is_timed()) {
         // The host sees steps and copies complete when they would on the machine of the profile.
         sim.set_pace(Pace::Timed);
@@ -240,6 +246,7 @@ fn play(
         .and_then(|()| scheduler.end_transfers());
     tiers::note(&mut report, config, scheduler.manager());
     let generated = report.generated_tokens;
+    report.series = std::mem::take(&mut scheduler.recorder).finish().map(Box::new);
     let arrivals = scheduler.arrivals.as_ref();
     report.open_loop = arrivals.map(|arrivals| arrivals.report(config, generated));
     let cache = scheduler.into_cache().cache;

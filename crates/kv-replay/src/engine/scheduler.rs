@@ -22,6 +22,7 @@ use super::error::AdmitError;
 use super::expected::{ExpectedSums, Oracle};
 use super::live::{Live, Staged};
 use super::memory;
+use super::recorder::Recorder;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
 use crate::config::{Life, RunConfig};
 use crate::hints;
@@ -79,6 +80,8 @@ pub(super) struct Scheduler<'a, C> {
     pub(super) arrivals: Option<Arrivals>,
     /// The computation of a model, if it costs anything.
     pub(super) model: Option<Model>,
+    /// What the run does over time, if that is to be recorded.
+    pub(super) recorder: Recorder,
     /// When the clock was last set, in a run over files: it goes with the host's, since files take time of the host.
     pub(super) real: Option<Instant>,
     /// Tokens of the present iteration, skipped ones included.
@@ -135,6 +138,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             arrived_ms: 0,
             arrivals: None,
             model: None,
+            recorder: Recorder::default(),
             real: (config.disk.is_some() && !config.open_loop).then(Instant::now),
             planned: 0,
             drafts_left: 0,
@@ -160,9 +164,18 @@ impl<'a, C: Cache> Scheduler<'a, C> {
 
     /// Runs one iteration.
     pub(super) fn iterate(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        let iterated = self.iteration(report);
+        let lists = [self.running.len(), self.waiting.len(), self.asleep.len()];
+        self.recorder.sample(lists, &self.cache, report);
+        iterated
+    }
+
+    fn iteration(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         self.wait_for_arrival();
         self.pass();
+        let begun = self.recorder.begin();
         let step = self.cache.begin_step()?;
+        self.recorder.called("begin a step", begun);
         self.iteration += 1;
         self.compare_completed(report)?;
         self.commit(self.cache.manager().completed_step())?;
@@ -180,7 +193,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         memory::note(report, self.cache.manager());
         self.launch(&step, report)?;
         let number = step.number();
+        let begun = self.recorder.begin();
         self.cache.finish_step(step)?;
+        self.recorder.called("finish a step", begun);
         self.retire_finished(number);
         report.iterations += 1;
         report.bytes_transferred += self.batch.written() * self.token_bytes;
@@ -202,7 +217,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     fn idle(&mut self, step: OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         let moving = self.cache.manager().lower_stats().open_tickets > 0;
         self.cache.finish_step(step)?;
+        let begun = self.recorder.begin();
         self.cache.drain()?;
+        self.recorder.called("drain", begun);
         self.compare_completed(report)?;
         if moving {
             // Time passes while requests wait for loads.
@@ -460,6 +477,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             return Ok(Advance::Done);
         }
         let shares = !self.cache.manager().granules().is_empty();
+        let begun = self.recorder.begin();
         let mut reserved = self.cache.reserve(sequence, wanted);
         // Groups that share memory have no blocks of their own for the chunk of a window.
         while let Err(ReserveError::Refused(Refusal::NoRoom(_))) = &reserved
@@ -469,6 +487,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             wanted /= 2;
             reserved = self.cache.reserve(sequence, wanted);
         }
+        self.recorder.called("reserve", begun);
         match reserved {
             Ok(_) => {}
             Err(ReserveError::Refused(Refusal::NoRoom(missing))) => {
@@ -517,7 +536,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let numbers: Vec<usize> = self.waiting.iter().take(rows).copied().collect();
         let take = |number: &usize| self.live.get_mut(number)?.request.take();
         let mut requests: Vec<_> = numbers.iter().filter_map(take).collect();
+        let begun = self.recorder.begin();
         let answers = self.cache.admit(&mut requests, budget);
+        self.recorder.called("admit", begun);
         // What was admitted has no tokens any more.
         for (&number, asked) in numbers.iter().zip(requests).filter(|(_, asked)| asked.tokens() > 0)
         {
@@ -527,6 +548,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         let mut admitted = 0;
         for (&number, answer) in numbers.iter().zip(answers?) {
+            self.recorder.answered(number, &answer);
             match answer {
                 Answer::Admitted(sequence) => {
                     admitted += 1;
@@ -615,7 +637,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         if std::mem::replace(&mut request.uncounted, false) {
             let lives = self.chance.lives(number, request.total - request.content.prompt_tokens());
             request.dies = lives.map(|iterations| self.iteration + 1 + iterations);
-            count_lookups(request, &sequence, self.block_tokens, report);
+            request.count_lookups(&sequence, self.block_tokens, report);
+            self.recorder.looked_up(self.trace, number, &sequence, self.block_tokens);
         }
         request.sequence = Some(sequence);
         self.running.push(number);
@@ -685,7 +708,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         self.batch.finish();
         let read = self.verifier.reads();
+        let begun = self.recorder.begin();
         self.cache.launch(step, &self.batch, &mut readers, read)?;
+        self.recorder.called("stage", begun);
         if let Some(model) = &self.model {
             // Behind the waits for blocks that are on their way, and before the step's end.
             model.compute(prompt_tokens, generates);
@@ -697,7 +722,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Removes requests from the batch whose last token this step writes.
+    /// Removes requests whose last token this step writes.
     fn retire_finished(&mut self, step: u64) {
         let over = |number: &usize| {
             let request = self.live.get(number);
@@ -768,13 +793,4 @@ fn retiring(missing: &Missing) -> usize {
         kv_pool::ClaimError::Exhausted { retiring, .. } => retiring,
         _ => 0,
     }
-}
-
-/// Counts a request's lookups, at its first admission.
-fn count_lookups(request: &Live, sequence: &Sequence, block_tokens: u64, report: &mut RunReport) {
-    // The last token of a prompt is always computed, so its block is not looked up.
-    report.block_lookups += (request.content.prompt_tokens() - 1) / block_tokens;
-    report.block_hits += sequence.cached_tokens() / block_tokens;
-    report.hit_rate = report.block_hits as f64 / report.block_lookups.max(1) as f64;
-    report.prefix_tokens_reused += sequence.cached_tokens();
 }

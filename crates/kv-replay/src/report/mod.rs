@@ -16,6 +16,7 @@ use crate::disk::DiskReport;
 use crate::memory::MemoryReport;
 use crate::nodes::NodeReport;
 use crate::place::PlaceReport;
+use crate::series::Series;
 use crate::shape::{Dtype, ShapeError};
 pub use crate::tiers_report::{StoresReport, TiersReport};
 
@@ -116,6 +117,9 @@ pub struct RunReport {
     pub driver_calls: BTreeMap<String, u64>,
     /// The worker processes; `None` in a run whose devices are this process's.
     pub workers: Option<WorkersReport>,
+    /// What the run did over time; absent unless that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub series: Option<Box<Series>>,
     /// The devices.
     pub device: String,
     /// The division of the model over several devices; `None` on one device.
@@ -330,6 +334,7 @@ impl RunReport {
             contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,
+            series: None,
             device: device.to_owned(),
             placement: None,
             shape: ReportShape::of(config)?,

@@ -29,6 +29,7 @@ use kv_cache::kv_manager::Manager;
 use kv_pool::clock::ManualClock;
 
 use super::cache::Cache as _;
+use super::recorder::Recorder;
 use super::scheduler::Scheduler;
 use super::{RunError, memory, state_of};
 use crate::config::{ConfigError, Progress, RunConfig};
@@ -93,6 +94,9 @@ pub fn run(
     report.setup_s = begun.elapsed().as_secs_f64();
     let begun = Instant::now();
     let mut scheduler = Scheduler::new(started.fleet, config, trace, clock)?;
+    if config.series {
+        scheduler.recorder = Recorder::on(None, "workers", config.block_bytes()?);
+    }
     let mut played = Ok(());
     while played.is_ok() && scheduler.has_work() {
         played = scheduler.iterate(&mut report);
@@ -100,6 +104,7 @@ pub fn run(
     }
     let played = played.and_then(|()| scheduler.end_transfers());
     super::tiers::note(&mut report, config, scheduler.manager());
+    report.series = std::mem::take(&mut scheduler.recorder).finish().map(Box::new);
     let ended = played.and_then(|()| finish(scheduler.into_cache(), &mut report));
     report.wall_s = begun.elapsed().as_secs_f64();
     match ended {
