@@ -2,19 +2,26 @@
 //!
 //! `cargo bench -p kv-disk --bench disk -- FOLDER [BYTES] [DEPTH] [FILES] [SECONDS]`; `open FOLDER SLOTS` measures the
 //! opening of a sparse file with a full table.
+//!
+//! Beside the tier, the same file is read and written by the same calls without one: what is between the two is the cost of all that
+//! the tier does, its checksums among it. Their time alone is measured in memory.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that reports here")]
 
 use std::collections::VecDeque;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
+use kv_disk::io::{Act, FileIo, Io, RingFile};
 use kv_disk::layout::{ENTRIES_A_PAGE, Entry, Geometry, Heading};
 use kv_disk::{DiskOptions, DiskTier, SlotRules};
-use kv_manager::tiers::{HostBlocks, HostPiece, TierTransfers, header_bytes};
+use kv_manager::tiers::{
+    BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers, header_bytes,
+};
 use kv_manager::{Direction, GroupId, Settled, TicketId, Transfer, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
 
@@ -110,7 +117,7 @@ impl Bench {
         options.rules = SlotRules { read_depth: each, write_depth: each, ..options.rules };
         let tier = DiskTier::open(&options).unwrap();
         let watch = tier.watch();
-        let count = depth * 3;
+        let count = depth * 5;
         let host: Arc<dyn HostBlocks> = Arc::new(Host::new(count, block_bytes));
         let transfers = TierTransfers::new(vec![Box::new(tier)], 1);
         let spare = (0..count).map(BlockId::new).collect();
@@ -199,6 +206,77 @@ impl Bench {
         took.sort_unstable();
         [took.len() / 2, took.len() * 99 / 100].map(|at| took.get(at).copied().unwrap_or_default())
     }
+}
+
+/// The same blocks at the same places, read or written without a tier, by a ring for each file; bytes a second. What
+/// is in the files is of no use behind it.
+fn ring_alone(folder: &Path, files: u64, depth: u32, block: u64, act: Act, time: Duration) -> f64 {
+    let slot_bytes = Geometry::slot_bytes_for(block + header_bytes(1) as u64);
+    let each = depth.div_ceil(files as u32);
+    let run = |at: u64| {
+        let path = folder.join(format!("kv-disk-{at:03}.slots"));
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_DIRECT);
+        let file = options.open(path).unwrap();
+        let slots = file.metadata().unwrap().len() / slot_bytes;
+        let mut io = RingFile::new(file, each).unwrap();
+        let mut buffers = io.buffers(each as usize, slot_bytes as usize);
+        let (mut state, mut ended, mut moved) = (at + 1, Vec::new(), 0);
+        let began = Instant::now();
+        while began.elapsed() < time || io.open() > 0 {
+            while began.elapsed() < time
+                && let Some(buffer) = buffers.pop()
+            {
+                let offset = random(&mut state) % slots * slot_bytes;
+                let (bytes, buffer) = (slot_bytes as usize, Some(buffer));
+                io.begin(Io { token: 0, act, offset, bytes, buffer, body: None });
+            }
+            io.ended(Duration::from_secs(1), &mut ended);
+            for one in ended.drain(..) {
+                assert_eq!(one.result.unwrap() as u64, slot_bytes);
+                moved += block;
+                buffers.extend(one.io.buffer);
+            }
+        }
+        moved as f64 / began.elapsed().as_secs_f64()
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..files).map(|at| scope.spawn(move || run(at))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    })
+}
+
+/// A tier that asks for the checksums of what it is to store, and stores nothing.
+#[derive(Debug)]
+struct Sums;
+
+impl LowerTier for Sums {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        for block in blocks {
+            std::hint::black_box(block.header().unwrap());
+        }
+    }
+    fn load(&mut self, _: Vec<BlockSink>) {}
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+    fn clear(&mut self) {}
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+}
+
+/// Bytes a second that one core sums, of blocks that no cache has.
+fn sums_alone(block_bytes: usize) -> f64 {
+    let count = (256 << 20) / block_bytes as u32;
+    let host: Arc<dyn HostBlocks> = Arc::new(Host::new(count, block_bytes));
+    let mut transfers = TierTransfers::new(vec![Box::new(Sums)], 1);
+    let mut rates: Vec<f64> = Vec::new();
+    for round in 1..=5 {
+        let blocks = (0..count).map(|at| (name(at.into()), BlockId::new(at))).collect();
+        let (ticket, tier, group) = (TicketId(round), Tier::Third, GroupId(0));
+        let transfer = Transfer { ticket, tier, group, direction: Direction::Store, blocks };
+        let began = Instant::now();
+        transfers.begin(&transfer, &host).unwrap();
+        rates.push(count as f64 * block_bytes as f64 / began.elapsed().as_secs_f64());
+    }
+    rates.into_iter().fold(0.0, f64::max)
 }
 
 fn open_time(folder: &Path, slots: u64) {
@@ -295,10 +373,10 @@ fn main() {
     while !bench.open.is_empty() {
         bench.poll(&mut took);
     }
-    // The tier has `depth` at the disk, and as many wait for it.
-    let open = 2 * depth as usize;
-    let (write, write_cpu) = bench.saturate(Direction::Store, open, slots, time);
-    let (read, read_cpu) = bench.saturate(Direction::Load, open, slots, time);
+    // The tier has `depth` at the disk, and as many wait for it. Stores wait for the table, too.
+    let open = depth as usize;
+    let (write, write_cpu) = bench.saturate(Direction::Store, 4 * open, slots, time);
+    let (read, read_cpu) = bench.saturate(Direction::Load, 2 * open, slots, time);
     let [p50, p99] = bench.paced(read / 2.0, slots, time);
     println!(
         "kv-disk {block} depth {depth} files {files} {}: write {:.0} MB/s {write_cpu:.2} cpu-s/GB, \
@@ -309,5 +387,14 @@ fn main() {
         p50.as_micros(),
         p99.as_micros(),
         bench.wrong,
+    );
+    drop(bench);
+    let alone = [Act::Write, Act::Read]
+        .map(|act| ring_alone(Path::new(folder), files, depth, block as u64, act, time) / 1e6);
+    println!(
+        "without a tier: write {:.0} MB/s, read {:.0} MB/s; sums alone {:.1} GB/s on one core",
+        alone[0],
+        alone[1],
+        sums_alone(block) / 1e9,
     );
 }

@@ -13,8 +13,8 @@ use crate::io::PAGE_BYTES;
 use crate::layout::Heading;
 use crate::{DiskOptions, Mismatch, OpenError};
 
-/// How long a file is waited for that another process has.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+/// How often a file is tried that another process has.
+const LOCK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A file that was found or made, and is locked.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ pub(crate) fn find(
     if let Some(reason) = hostility(&seen) {
         return Err(hostile(reason));
     }
-    if !lock(&file)? {
+    if !lock(&file, options.lock_wait)? {
         return Err(OpenError::Locked { path });
     }
     let (is_new, set) = beginning(&file).map_err(OpenError::system("reading the heading"))?;
@@ -81,15 +81,14 @@ pub(crate) fn find(
     Ok(Found { path, file, bytes, is_new, set, direct })
 }
 
-/// Locks a file, unless another tier has it. A process that was killed has it until the kernel has ended its reads and
-/// writes, so this waits a little.
-fn lock(file: &File) -> Result<bool, OpenError> {
+/// Locks a file, unless another tier has it for as long as `wait`.
+fn lock(file: &File, wait: Duration) -> Result<bool, OpenError> {
     let since = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(true),
-            Err(TryLockError::WouldBlock) if since.elapsed() > LOCK_PATIENCE => return Ok(false),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PATIENCE / 200),
+            Err(TryLockError::WouldBlock) if since.elapsed() >= wait => return Ok(false),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_AGAIN.min(wait)),
             Err(TryLockError::Error(error)) => {
                 return Err(OpenError::system("locking the file")(error));
             }

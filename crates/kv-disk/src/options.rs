@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kv_pool::BlockHash;
 use kv_pool::clock::{Clock, SystemClock};
@@ -114,6 +115,9 @@ pub struct DiskOptions {
     pub reserve_bytes: u64,
     /// Bytes of the longest record.
     pub record_bytes: u64,
+    /// How long a file is waited for that another tier has. The kernel keeps the file of a process that was killed until its
+    /// reads and writes have ended: before, they could reach what is stored next.
+    pub lock_wait: Duration,
     /// Whether a store ends only when it would survive a loss of power. Without this, it survives the end of the process.
     pub survives_power_loss: bool,
     /// Which way files are reached.
@@ -132,6 +136,7 @@ impl DiskOptions {
             bytes,
             reserve_bytes: 1 << 30,
             record_bytes,
+            lock_wait: Duration::from_secs(1),
             survives_power_loss: false,
             backend: BackendChoice::default(),
             rules: SlotRules::new(model),

@@ -32,9 +32,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// How long a thread that is to end waits for what is open.
 const LAST: Duration = Duration::from_secs(2);
 
+/// How much longer a thread is waited for, which may be in a call of the system.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// A tier of files. Blocks are striped over the files by name, and each file has a thread.
 ///
-/// Dropping it ends the threads: what waits is given up, and what is open is waited for, for two seconds at most.
+/// Dropping it ends the threads: what waits is given up, and what is open at the disk is waited for, so that the files are
+/// unlocked and all lent memory is back. A disk that does not answer is waited for two seconds: then its thread is left
+/// to itself, and its file stays locked until the system has ended what is open.
 #[derive(Debug)]
 pub struct DiskTier {
     stripes: Vec<Stripe>,
@@ -70,6 +75,8 @@ struct Shared {
 struct Stripe {
     orders: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
+    /// Closed when the thread has given up its file.
+    ended: Receiver<()>,
 }
 
 #[derive(Debug)]
@@ -136,9 +143,13 @@ impl DiskTier {
             let (orders, received) = mpsc::channel();
             let watch = watch.clone();
             let thread = std::thread::Builder::new().name(format!("kv-disk-{at}"));
-            let thread = thread.spawn(move || run(file, &received, &watch.shared[at]));
+            let (ends, ended) = mpsc::channel::<()>();
+            let thread = thread.spawn(move || {
+                run(file, &received, &watch.shared[at]);
+                drop(ends);
+            });
             let thread = thread.map_err(OpenError::system("starting a thread"))?;
-            tier.stripes.push(Stripe { orders: Some(orders), thread: Some(thread) });
+            tier.stripes.push(Stripe { orders: Some(orders), thread: Some(thread), ended });
         }
         Ok(tier)
     }
@@ -334,10 +345,84 @@ impl LowerTier for DiskTier {
 impl Drop for DiskTier {
     fn drop(&mut self) {
         self.stripes.iter_mut().for_each(|stripe| stripe.orders = None);
+        let since = Instant::now();
         for stripe in &mut self.stripes {
-            if let Some(thread) = stripe.thread.take() {
+            let left = (LAST + GRACE).saturating_sub(since.elapsed());
+            let ended = stripe.ended.recv_timeout(left) == Err(RecvTimeoutError::Disconnected);
+            match stripe.thread.take() {
                 // What it panicked with was printed, and its blocks have failed.
-                drop(thread.join());
+                Some(thread) if ended => drop(thread.join()),
+                // It is in a call of the system that does not come back.
+                _ => tracing::error!("a disk does not answer: its thread is left to itself"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::io::{Crash, Ended, FaultPlan, Image, Io, MemoryFile};
+    use crate::{Place, SlotRules};
+
+    /// A disk that answers until it is told not to.
+    #[derive(Debug)]
+    struct Hangs {
+        file: MemoryFile,
+        answers: Arc<AtomicBool>,
+        /// Whether a call does not come back then, until it answers again.
+        in_call: bool,
+    }
+
+    impl FileIo for Hangs {
+        fn backend(&self) -> Backend {
+            self.file.backend()
+        }
+
+        fn begin(&mut self, io: Io) {
+            self.file.begin(io);
+        }
+
+        fn ended(&mut self, wait: Duration, ended: &mut Vec<Ended>) {
+            while self.in_call && self.open() > 0 && !self.answers.load(Ordering::Acquire) {
+                std::thread::park_timeout(LOOK);
+            }
+            if self.answers.load(Ordering::Acquire) {
+                self.file.ended(wait, ended);
+            }
+        }
+
+        fn open(&self) -> usize {
+            self.file.open()
+        }
+    }
+
+    #[test]
+    fn a_tier_whose_disk_does_not_answer_is_dropped_all_the_same() {
+        for in_call in [false, true] {
+            let geometry = Geometry { slots: 4, slot_bytes: 8192 };
+            let found_bytes = geometry.bytes();
+            let image = Image::new(found_bytes as usize);
+            let (set, file, is_new) = (1, 2, true);
+            let place = Place { geometry, stripe: 0, stripes: 1, set, file, found_bytes, is_new };
+            let answers = Arc::new(AtomicBool::new(true));
+            let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
+            let hangs = Hangs { file, answers: Arc::clone(&answers), in_call };
+            let file = SlotFile::open(Box::new(hangs), &place, &SlotRules::new(b"")).unwrap();
+            let report = FileReport { backend: Backend::Memory, direct: false, geometry };
+            let mut tier = DiskTier::start(vec![(file, report)]).unwrap();
+            let watch = tier.watch();
+            answers.store(false, Ordering::Release);
+            // Both headings are to be written.
+            tier.clear();
+            drop(tier);
+            // Its thread holds the watch, and ends when the disk answers at last.
+            assert_eq!(Arc::strong_count(&watch.shared), if in_call { 2 } else { 1 });
+            answers.store(true, Ordering::Release);
+            while Arc::strong_count(&watch.shared) > 1 {
+                std::thread::yield_now();
             }
         }
     }

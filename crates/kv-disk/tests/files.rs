@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, counted, random};
 use kv_disk::io::Backend;
@@ -366,4 +367,24 @@ fn options_that_cannot_be_are_refused_by_name() {
     assert!(matches!(DiskTier::open(&depth), Err(OpenError::Depth { reads: 0, .. })));
     let under_file = DiskOptions::new("/dev/null/folder", 1 << 20, RECORD_BYTES, b"");
     assert!(matches!(DiskTier::open(&under_file), Err(OpenError::System { .. })));
+}
+
+#[test]
+fn a_tier_that_is_dropped_with_stores_open_has_let_go_of_its_files() {
+    for backend in [BackendChoice::Best, BackendChoice::Threads] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(folder.path(), 20);
+        options.folders.push(folder.path().to_owned());
+        options.bytes *= 2;
+        options.backend = backend;
+        options.lock_wait = Duration::ZERO;
+        for _ in 0..30 {
+            let mut opened = open(&options);
+            opened.worker.store(0, &(0..20).collect::<Vec<_>>());
+            // What is open is waited for, and what waits is given up.
+        }
+        let mut last = open(&options);
+        let found: Vec<_> = last.found.iter().copied().collect();
+        assert!(found.into_iter().all(|(group, name)| last.worker.loads(group, name)));
+    }
 }

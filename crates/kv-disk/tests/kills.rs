@@ -8,12 +8,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::Duration;
 
 use common::{
     BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
 };
-use kv_disk::{BackendChoice, DiskOptions, DiskTier, OpenError};
+use kv_disk::{BackendChoice, DiskOptions, DiskTier};
 
 const FOLDER: &str = "KV_DISK_CHILD_FOLDER";
 const SLOTS: u64 = 12;
@@ -31,20 +31,15 @@ fn options(folder: &Path, seed: u64) -> DiskOptions {
     let folder = folder.join(blocks_of(seed).to_string());
     let mut options = DiskOptions::new(folder, bytes, record_bytes, b"a model");
     options.reserve_bytes = 0;
+    // On a busy machine the kernel holds a killed process's files for a while.
+    options.lock_wait = Duration::from_secs(60);
     options.backend = [BackendChoice::Best, BackendChoice::Threads][(seed % 2) as usize];
     options.rules.punches = seed.is_multiple_of(5);
     options
 }
 
-/// Opens the folder. On a busy machine the kernel holds a killed process's files for longer than a tier waits for them.
 fn open(folder: &Path, seed: u64) -> DiskTier {
-    let since = Instant::now();
-    loop {
-        match DiskTier::open(&options(folder, seed)) {
-            Err(OpenError::Locked { .. }) if since.elapsed().as_secs() < 60 => {}
-            opened => return opened.unwrap(),
-        }
-    }
+    DiskTier::open(&options(folder, seed)).unwrap()
 }
 
 /// Not a test of its own: with a folder in its environment, this is the process that is killed. It stores and forgets
