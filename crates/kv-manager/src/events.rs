@@ -30,18 +30,28 @@ pub struct StoredBlocks {
     /// blocks than others, a block has the name of its last part, of as many tokens as the smallest block. A
     /// recurrent state has the name of all tokens that it is behind.
     pub names: Vec<BlockHash>,
-    /// The name of the block before the first; `None` at the start of a prefix. It may not be cached.
+    /// The name of the block before the first; `None` at the start of a prefix, and if it is not
+    /// [known](Self::is_placed). It may not be cached.
     pub parent: Option<BlockHash>,
     /// Tokens of the prefix before the first of these blocks. `None` if that is not known: a tier dropped the content
-    /// while it was loaded.
+    /// while it was loaded, or has had it since before its workers began.
     pub first_token: Option<u64>,
-    /// The token ids of all these blocks, one block after the other: `names.len() * block_tokens`. Empty if the
-    /// engine names its blocks itself.
+    /// The token ids of all these blocks, one block after the other: `names.len() * block_tokens`. Empty if they are not
+    /// known, and if the engine names its blocks itself.
     pub token_ids: Vec<u32>,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// What the content depends on beside the token ids, such as the adapter; `None` if on nothing.
     pub content: Option<Arc<Content>>,
+}
+
+impl StoredBlocks {
+    /// Whether it is known where in a prefix they are: behind a block, or at the start. It is not known of what a tier below
+    /// host memory has had since before its workers began, until it is loaded.
+    #[must_use]
+    pub fn is_placed(&self) -> bool {
+        self.parent.is_some() || self.first_token.is_some()
+    }
 }
 
 /// Something that happened to what is cached.

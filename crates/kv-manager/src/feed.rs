@@ -82,6 +82,13 @@ pub(crate) struct LowerNote {
     pub(crate) tokens: Box<[u32]>,
 }
 
+impl LowerNote {
+    /// Content of which nothing is known but its name.
+    fn unplaced(name: BlockHash) -> Self {
+        Self { note: Note { name: Some(name), ..Note::default() }, tokens: Box::default() }
+    }
+}
+
 /// What happened to content in a tier below the pool's.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum LowerEvent {
@@ -245,6 +252,14 @@ impl Feed {
         }
     }
 
+    /// Tells readers of content that a lower tier has had since before its workers began.
+    pub(crate) fn survived_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
+        let key = (group, tier, name);
+        if self.lower.insert(key, LowerNote::unplaced(name)).is_none() {
+            self.lower_log.push(self.capacity, key, LowerEvent::Stored);
+        }
+    }
+
     /// Tells readers that a lower tier has no copy of this name any more, if it had one.
     pub(crate) fn removed_below(&mut self, group: usize, tier: Tier, name: BlockHash) {
         let key = (group, tier, name);
@@ -262,13 +277,14 @@ impl Feed {
         record: RecordId,
         parent: Option<BlockHash>,
     ) {
-        let unknown = || LowerNote {
-            note: Note { name: Some(name), parent, ..Note::default() },
-            tokens: Box::default(),
-        };
-        let lower = self.lower.get(&(group, tier, name)).cloned().unwrap_or_else(unknown);
+        let known = self.lower.get(&(group, tier, name)).cloned();
+        let LowerNote { note, tokens } = known.unwrap_or_else(|| LowerNote::unplaced(name));
+        // Who has asked for it knows what is before it.
+        let start = (note.parent.or(parent).is_none()).then_some(0);
+        let note =
+            Note { parent: note.parent.or(parent), index: note.index.or(start), step: 0, ..note };
         if let Some(notes) = self.groups.get_mut(group) {
-            notes.set(record, Note { step: 0, ..lower.note }, &lower.tokens);
+            notes.set(record, note, &tokens);
         }
     }
 }

@@ -10,6 +10,9 @@
 //! | `BlockRemoved` | hashes, medium, group |
 //! | `AllBlocksCleared` | none |
 //!
+//! Content whose place in a prefix is not known is left out: routers would take it for the beginning of one. A tier may have it
+//! since before its worker began. It is told of when it is loaded, with the name before it.
+//!
 //! The format has no event for content that moves: it is stored in one medium, and then removed from the other.
 //! Media are `GPU`, `CPU`, `DISK` and `REMOTE`; kinds are `full_attention`, `sliding_window` and `mamba`.
 //!
@@ -52,9 +55,14 @@ pub fn encode(events: &[CacheEvent], ts: f64, data_parallel_rank: Option<u32>, i
     let mut out = Msgpack { into };
     out.array(3);
     out.float(ts);
-    let moved = events.iter().filter(|event| matches!(event, CacheEvent::Moved { .. })).count();
-    out.array(events.len() + moved);
-    for event in events {
+    let told = || {
+        let unplaced =
+            |event: &&CacheEvent| matches!(event, CacheEvent::Stored(of) if !of.is_placed());
+        events.iter().filter(move |event| !unplaced(event))
+    };
+    let moved = told().filter(|event| matches!(event, CacheEvent::Moved { .. })).count();
+    out.array(told().count() + moved);
+    for event in told() {
         match event {
             CacheEvent::Stored(stored) => out.stored(stored),
             CacheEvent::Removed { group, tier, names } => out.removed(*group, *tier, names),

@@ -8,7 +8,8 @@ use common::below::{Rig, blocks_of, lower, request};
 use common::{admitted, options};
 use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier, TierTransfers};
 use kv_manager::{
-    Forget, Gained, GroupId, ManagerOptions, Settled, Survivors, TicketError, WorkerId,
+    CacheEvent, Dropped, Forget, Gained, GroupId, ManagerOptions, Settled, StoredBlocks, Survivors,
+    TicketError, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
 
@@ -101,6 +102,61 @@ fn what_a_tier_gains_is_found_and_loaded_like_any_block_and_may_be_missing() {
     rig.manager.settle(&settled(1, vec![(2, BlockFault::Missing)])).unwrap();
     assert!(!rig.is_stored(names[2]));
     assert_eq!(admitted(rig.again(&mut wanted)).cached_tokens(), 8);
+}
+
+#[test]
+fn readers_of_events_are_told_of_survivors_and_of_their_place_when_they_are_loaded() {
+    let all = names(0..12);
+    let rules = ManagerOptions { workers: 2, lower: lower(), events_max: 64, ..options(8, 8) };
+    let mut rig = Rig::with(rules);
+    let mut reader = rig.manager.events().unwrap();
+    let mut events = Vec::new();
+    reader.read(&mut events).unwrap();
+    assert_eq!(std::mem::take(&mut events), [CacheEvent::Cleared]);
+    rig.manager.take_survivors(&told(0, &all)).unwrap();
+    reader.read(&mut events).unwrap();
+    assert_eq!(events, [], "the other worker has not told");
+    rig.manager.take_survivors(&told(1, &all[..2])).unwrap();
+    reader.read(&mut events).unwrap();
+    let stored = |events: &[CacheEvent]| -> Vec<StoredBlocks> {
+        let of = |event: &CacheEvent| match event {
+            CacheEvent::Stored(of) => Some(of.clone()),
+            _ => None,
+        };
+        events.iter().filter_map(of).collect()
+    };
+    let found = stored(&events);
+    let mut told_of: Vec<_> = found.iter().flat_map(|of| of.names.clone()).collect();
+    told_of.sort_unstable();
+    let mut expected = all[..2].to_vec();
+    expected.sort_unstable();
+    assert_eq!((found.len(), events.len(), told_of), (2, 2, expected));
+    assert!(found.iter().all(|of| of.tier == Tier::Third && !of.is_placed()));
+    // Routers that keep trees would take each for the beginning of a prefix.
+    let (mut bytes, mut none) = (Vec::new(), Vec::new());
+    vllm::encode(&events, 0.0, None, &mut bytes);
+    vllm::encode(&[], 0.0, None, &mut none);
+    assert_eq!(bytes, none);
+    // A reader that comes later is told the same.
+    let mut late = Vec::new();
+    rig.manager.events().unwrap().read(&mut late).unwrap();
+    assert_eq!(stored(&late).len(), 2);
+    // What is loaded is told with its place, what is gone with its name.
+    let mut wanted = request(0..14);
+    rig.load(&mut wanted);
+    rig.settle_all();
+    events.clear();
+    reader.read(&mut events).unwrap();
+    let [loaded] = &stored(&events)[..] else { panic!("{events:?}") };
+    let place = (loaded.tier, loaded.names.as_slice(), loaded.parent, loaded.first_token);
+    assert_eq!(place, (Tier::Secondary, &all[..2], None, Some(0)));
+    assert!(loaded.is_placed());
+    let blocks = blocks_of(&all[..1]);
+    rig.manager.dropped(&Dropped { worker: WorkerId(1), tier: Tier::Third, blocks }).unwrap();
+    events.clear();
+    reader.read(&mut events).unwrap();
+    let names = all[..1].to_vec();
+    assert_eq!(events, [CacheEvent::Removed { group: GroupId(0), tier: Tier::Third, names }]);
 }
 
 /// A tier that has had blocks.

@@ -28,7 +28,8 @@ impl Manager {
     /// Takes in what a tier of a worker has had since before the worker began. Once all workers have told it of this
     /// tier, the blocks that are at all of them are found there, and the others are forgotten.
     ///
-    /// Blocks of groups that there are not are forgotten, too. Readers of events learn of a survivor when it is loaded.
+    /// Blocks of groups that there are not are forgotten, too. Readers of events are told of the others, whose
+    /// [place](crate::StoredBlocks::is_placed) in a prefix is not known before they are loaded.
     ///
     /// # Errors
     /// [`TicketError`]; nothing was taken in.
@@ -58,9 +59,13 @@ impl Manager {
             if state.index.contains_key(&key) || state.asked.contains(&key) {
                 continue;
             }
-            match count == workers && usize::from(group) < groups {
-                true => drop(state.index.insert(key, Retention::default())),
-                false => self.forget_in(at, key),
+            if count < workers || usize::from(group) >= groups {
+                self.forget_in(at, key);
+                continue;
+            }
+            state.index.insert(key, Retention::default());
+            if let Some(mut feed) = self.home.feed() {
+                feed.survived_below(group.into(), tier, key.1);
             }
         }
         Ok(())
