@@ -198,8 +198,9 @@ pub(crate) struct RunArgs {
     /// by this seed.
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>)]
     tier_faults: Option<u64>,
-    /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again.
-    #[arg(long, value_name = "DIR", requires = "disk_bytes", conflicts_with_all = ["workers", "contiguous"])]
+    /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again. Workers have a
+    /// folder each in it, and divide the bytes and the rate between them.
+    #[arg(long, value_name = "DIR", requires = "disk_bytes", conflicts_with_all = ["contiguous"])]
     disk: Option<PathBuf>,
     /// Bytes of these files, such as 256MiB or 4GiB.
     #[arg(long, value_name = "SIZE", requires = "disk")]

@@ -1,12 +1,14 @@
 //! Files below the host memory of a run: where they are, how large, and what came of them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use kv_disk::{DiskOptions, DiskTier, DiskWatch, Keep, Mismatch, Miss, OpenError, Unstored};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Files below host memory.
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub struct DiskConfig {
     pub bytes_per_second: Option<u64>,
     /// Whether nothing of an earlier run is found.
     pub fresh: bool,
+    /// What a worker process has of the model; empty for all of it.
+    pub(crate) share: String,
     /// Shows the tier of the run that is made from this.
     watch: Arc<OnceLock<DiskWatch>>,
 }
@@ -27,28 +31,54 @@ impl DiskConfig {
     /// Files of so many bytes in a folder, without a limit of their rate.
     #[must_use]
     pub fn new(folder: PathBuf, bytes: u64) -> Self {
-        Self { folder, bytes, bytes_per_second: None, fresh: false, watch: Arc::default() }
+        let (share, watch) = (String::new(), Arc::default());
+        Self { folder, bytes, bytes_per_second: None, fresh: false, share, watch }
     }
 
-    /// Opens the files for records of so many bytes at most.
-    pub(crate) fn open(&self, record_bytes: u64, model: &[u8]) -> Result<DiskTier, OpenError> {
-        let mut options = DiskOptions::new(&self.folder, self.bytes, record_bytes, model);
+    /// The files of one of several workers, in a folder of its own, with its part of the bytes and of the rate.
+    pub(crate) fn of_worker(&self, worker: u16, workers: u16, share: String) -> Self {
+        let part = |all: u64| all / u64::from(workers.max(1));
+        let mut own = Self::new(self.folder.join(format!("worker-{worker}")), part(self.bytes));
+        own.bytes_per_second = self.bytes_per_second.map(part);
+        (own.fresh, own.share) = (self.fresh, share);
+        own
+    }
+
+    fn options(&self, record_bytes: u64) -> DiskOptions {
+        let model = format!("kv-replay{}", self.share);
+        let mut options =
+            DiskOptions::new(&self.folder, self.bytes, record_bytes, model.as_bytes());
+        // A worker that was killed may have reads and writes open.
+        options.lock_wait = Duration::from_secs(10);
         options.rules.mismatch = Mismatch::Wipe;
         options.rules.keep = if self.fresh { Keep::Nothing } else { Keep::Content };
         options.rules.read_bytes_per_second = self.bytes_per_second;
         options.rules.write_bytes_per_second = self.bytes_per_second;
+        options
+    }
+
+    /// Slots for records of so many bytes at most.
+    pub(crate) fn slots(&self, record_bytes: u64) -> u64 {
+        self.options(record_bytes).geometry().map_or(0, |geometry| geometry.slots)
+    }
+
+    /// Opens the files for records of so many bytes at most.
+    pub(crate) fn open(&self, record_bytes: u64) -> Result<DiskTier, OpenError> {
+        let options = self.options(record_bytes);
         let tier = DiskTier::open(&options)?;
         // A second run of the same configuration has a tier of its own, which nobody asks.
         let _ = self.watch.set(tier.watch());
         Ok(tier)
     }
 
-    /// What came of the files; none if they were not opened.
-    pub(crate) fn report(&self, block_tokens: u32, loaded: u64) -> Option<DiskReport> {
+    /// What came of the files, and the tokens that they have saved; none if they were not opened.
+    pub(crate) fn report(&self, saved_tokens: u64) -> Option<DiskReport> {
         let watch = self.watch.get()?;
         let stats = watch.stats();
-        let misses = Miss::ALL.into_iter().map(|miss| (miss.name(), stats.missed_as(miss)));
-        let unstored = Unstored::ALL.into_iter().map(|of| (of.name(), stats.unstored_as(of)));
+        let misses =
+            Miss::ALL.into_iter().map(|miss| (miss.name().to_owned(), stats.missed_as(miss)));
+        let unstored =
+            Unstored::ALL.into_iter().map(|of| (of.name().to_owned(), stats.unstored_as(of)));
         Some(DiskReport {
             disk_backend: watch
                 .files()
@@ -60,7 +90,7 @@ impl DiskConfig {
             disk_stored: stats.stored,
             disk_loaded: stats.loaded,
             disk_uncopied: stats.uncopied,
-            disk_saved_tokens: loaded * u64::from(block_tokens),
+            disk_saved_tokens: saved_tokens,
             disk_misses: misses.filter(|(_, count)| *count > 0).collect(),
             disk_unstored: unstored.filter(|(_, count)| *count > 0).collect(),
             disk_evicted: stats.evicted,
@@ -75,7 +105,8 @@ impl DiskConfig {
 impl PartialEq for DiskConfig {
     fn eq(&self, other: &Self) -> bool {
         let of = |config: &Self| {
-            (config.folder.clone(), config.bytes, config.bytes_per_second, config.fresh)
+            let Self { folder, bytes, bytes_per_second, fresh, share, .. } = config;
+            (folder.clone(), *bytes, *bytes_per_second, *fresh, share.clone())
         };
         of(self) == of(other)
     }
@@ -84,7 +115,7 @@ impl PartialEq for DiskConfig {
 impl Eq for DiskConfig {}
 
 /// What came of the files below host memory.
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct DiskReport {
     /// How the files were reached.
     pub disk_backend: String,
@@ -103,9 +134,9 @@ pub struct DiskReport {
     /// Tokens whose KV came from the files and was right, so that it was not computed.
     pub disk_saved_tokens: u64,
     /// Loads that were misses, by reason.
-    pub disk_misses: std::collections::BTreeMap<&'static str, u64>,
+    pub disk_misses: BTreeMap<String, u64>,
     /// Blocks that were not stored, by reason.
-    pub disk_unstored: std::collections::BTreeMap<&'static str, u64>,
+    pub disk_unstored: BTreeMap<String, u64>,
     /// Blocks that made room.
     pub disk_evicted: u64,
     /// Bytes written to the files.
@@ -116,6 +147,36 @@ pub struct DiskReport {
     pub disk_failed_operations: u64,
     /// Files that were off at the end.
     pub disk_files_off: u64,
+}
+
+impl DiskReport {
+    /// Adds what came of the files of another worker. Tokens are saved by all workers together.
+    pub(crate) fn add(&mut self, other: Self) {
+        if self.disk_backend.is_empty() {
+            self.disk_backend = other.disk_backend;
+        }
+        for (sum, more) in [
+            (&mut self.disk_slots, other.disk_slots),
+            (&mut self.disk_used_slots, other.disk_used_slots),
+            (&mut self.disk_survivors, other.disk_survivors),
+            (&mut self.disk_stored, other.disk_stored),
+            (&mut self.disk_loaded, other.disk_loaded),
+            (&mut self.disk_uncopied, other.disk_uncopied),
+            (&mut self.disk_evicted, other.disk_evicted),
+            (&mut self.disk_written_bytes, other.disk_written_bytes),
+            (&mut self.disk_read_bytes, other.disk_read_bytes),
+            (&mut self.disk_failed_operations, other.disk_failed_operations),
+            (&mut self.disk_files_off, other.disk_files_off),
+        ] {
+            *sum += more;
+        }
+        for (sums, more) in [
+            (&mut self.disk_misses, other.disk_misses),
+            (&mut self.disk_unstored, other.disk_unstored),
+        ] {
+            more.into_iter().for_each(|(reason, count)| *sums.entry(reason).or_default() += count);
+        }
+    }
 }
 
 /// A number of bytes as a person writes it: 4096, 256MiB, 4GiB, 2TiB.

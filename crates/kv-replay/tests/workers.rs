@@ -529,3 +529,33 @@ fn the_workers_of_a_run_are_gone_when_it_is() {
     let worker = Command::new(env!("CARGO_BIN_EXE_kv-replay")).arg("worker").output().unwrap();
     assert_eq!(worker.status.code(), Some(0), "{worker:?}");
 }
+
+#[test]
+fn each_worker_has_files_of_its_own_which_are_found_again() {
+    let case = Case::new();
+    let files = case.folder.path().join("files");
+    let over = ["--workers", "2", "--layers", "2", "--host-blocks", "100", "--store", "all"];
+    // Whatever the machine measures, what is stored is loaded.
+    let disk = ["--compute-rate", "0", "--disk-bytes", "64MiB", "--disk"];
+    let over = [&over[..], &disk, &[files.to_str().unwrap()]].concat();
+    let first = case.clean(&over);
+    assert_eq!(count(&first, "disk_survivors"), 0, "{first}");
+    assert!(count(&first, "disk_stored") > 0, "{first}");
+    for worker in 0..2 {
+        assert!(files.join(format!("worker-{worker}/kv-disk-000.slots")).is_file());
+    }
+    let second = case.clean(&over);
+    assert!(count(&second, "disk_survivors") > 0, "{second}");
+    assert!(count(&second, "disk_saved_tokens") > 0, "{second}");
+    // A process that is killed or stopped, and the one in its place, which begins with empty files.
+    let drills = ["--kill-worker", "1@20", "--stop-worker", "0@40:20", "--kill-worker", "0@60"];
+    let drilled = case.clean(&[&over[..], &drills].concat());
+    assert_eq!(restarts(&drilled).len(), 2, "{drilled}");
+    assert!(count(&drilled, "disk_stored") > 0, "{drilled}");
+    assert_eq!(count(&drilled, "disk_survivors"), 0, "{drilled}");
+    assert_eq!(count(&drilled["tiers"], "quarantined_at_end"), 0);
+    // Another division of the model has use for none of it.
+    let heads = ["--kv-heads", "2", "--place", "heads"];
+    let divided = case.clean(&[&over[..], &heads].concat());
+    assert_eq!(count(&divided, "disk_survivors"), 0, "{divided}");
+}

@@ -8,6 +8,7 @@ use kv_cache::kv_manager::tiers::{
 };
 use kv_cache::kv_manager::{ComputeRate, LowerOptions, Manager};
 
+use kv_pool::Tier;
 use kv_pool::store::{StoreKind, StoreRules};
 
 use super::RunError;
@@ -15,16 +16,31 @@ use crate::config::RunConfig;
 use crate::report::{RunReport, TiersReport};
 use crate::shape::KvModelShape;
 
-/// The tiers of a run. Worker number `worker` has a seed of its own. With files, opens them: they are behind a tier
-/// in memory, if there is one.
-pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunError> {
-    let mut tiers = LowerTiers::new(b"kv-replay");
+/// How the tiers of a run are used, for a manager whose workers are other processes.
+pub(super) fn rules(config: &RunConfig) -> LowerOptions {
     let compute = match (config.compute_rate, &config.disk) {
         (Some(rate), _) => ComputeRate::PerSecond(rate),
         (None, Some(_)) => ComputeRate::Measured,
         (None, None) => ComputeRate::Unknown,
     };
-    tiers.rules = LowerOptions { stores_open_max: 4, compute, ..LowerOptions::default() };
+    let there = [config.tier_faults.is_some(), config.disk.is_some(), config.node.is_some()];
+    let tiers = there.into_iter().map(u8::from).sum();
+    LowerOptions { tiers, stores_open_max: 4, compute, ..LowerOptions::default() }
+}
+
+/// What is stored in files, for a manager whose workers are other processes: their tier, and the rules.
+pub(super) fn store_rules(config: &RunConfig) -> Result<Option<(Tier, StoreRules)>, RunError> {
+    let Some(disk) = &config.disk else { return Ok(None) };
+    let tier = if config.tier_faults.is_some() { Tier::Fourth } else { Tier::Third };
+    let rules = StoreRules::new(disk.slots(record_bytes(config)?));
+    Ok((config.store == StoreKind::Evidence).then_some((tier, rules)))
+}
+
+/// The tiers of a run. Worker number `worker` has a seed of its own. With files, opens them: they are behind a tier
+/// in memory, if there is one.
+pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunError> {
+    let mut tiers = LowerTiers::new(b"kv-replay");
+    tiers.rules = rules(config);
     if let Some(seed) = config.tier_faults {
         let records_max =
             usize::try_from(config.host_blocks.saturating_mul(8)).unwrap_or(usize::MAX);
@@ -35,7 +51,7 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
         });
     }
     if let Some(disk) = &config.disk {
-        let opened = disk.open(record_bytes(config)?, b"kv-replay")?;
+        let opened = disk.open(record_bytes(config)?)?;
         if config.store == StoreKind::Evidence {
             tiers.store[tiers.len()] = Some(StoreRules::new(opened.watch().stats().slots));
         }
@@ -80,16 +96,21 @@ fn record_bytes(config: &RunConfig) -> Result<u64, RunError> {
 /// Devices of a host, at most.
 const DEVICES_MOST: usize = 16;
 
+/// Tokens that were loaded from files instead of computed.
+pub(super) fn saved_tokens(config: &RunConfig, manager: &Manager) -> u64 {
+    // Files are behind a tier in memory.
+    let at = usize::from(config.tier_faults.is_some());
+    manager.lower_stats().loaded_blocks[at] * u64::from(config.block_tokens)
+}
+
 /// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {
     if config.tier_faults.is_none() && config.disk.is_none() && config.node.is_none() {
         return;
     }
     let stats = manager.lower_stats();
-    // Files are behind a tier in memory.
-    let at = usize::from(config.tier_faults.is_some());
     let disk = config.disk.as_ref();
-    report.disk = disk.and_then(|disk| disk.report(config.block_tokens, stats.loaded_blocks[at]));
+    report.disk = disk.and_then(|disk| disk.report(saved_tokens(config, manager)));
     report.remote = config.node.as_ref().and_then(|node| node.report(config.block_tokens));
     let names = BlockFault::ALL.map(BlockFault::name);
     let faults = names.into_iter().zip(stats.faults).filter(|(_, count)| *count > 0);

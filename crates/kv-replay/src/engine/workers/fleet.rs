@@ -12,7 +12,7 @@ use super::drill::{KillWorker, StopWorker};
 use super::error::{FrameError, WorkerFault};
 use super::frame::{self, Frame, Kind};
 use super::member::{Deadline, Member, WorkerCommand};
-use super::setup::{Account, Memory, Open, Opened, Share};
+use super::setup::{Account, Memory, Open, Opened, Ready, Share};
 use crate::engine::RunError;
 use crate::engine::batch::Batch;
 use crate::engine::cache::Cache as _;
@@ -97,18 +97,18 @@ pub(super) fn open(
     Ok(member.expect(Kind::Opened, "an open device", deadline)?.value()?)
 }
 
-/// Waits until a process has memory for its share of the model; how much for each of the groups.
+/// Waits until a process has memory for its share of the model; how much for each of the groups, and what its tiers have.
 pub(super) fn ready(
     member: &mut Member,
     groups: usize,
     deadline: Deadline,
-) -> Result<Vec<Memory>, WorkerFault> {
+) -> Result<Ready, WorkerFault> {
     let what = "a share that is ready";
-    let memory: Vec<Memory> = member.expect(Kind::Ready, what, deadline)?.value()?;
-    if memory.len() != groups {
-        return Err(FrameError::Groups { found: memory.len(), expected: groups }.into());
+    let ready: Ready = member.expect(Kind::Ready, what, deadline)?.value()?;
+    if ready.memory.len() != groups {
+        return Err(FrameError::Groups { found: ready.memory.len(), expected: groups }.into());
     }
-    Ok(memory)
+    Ok(ready)
 }
 
 impl Fleet {
@@ -292,7 +292,7 @@ impl Fleet {
         let deadline = Deadline::after(self.timeout);
         open(&mut member, device, deadline)?;
         member.send(frame::of_value(Kind::Share, share).into());
-        let memory = ready(&mut member, self.memory.len(), deadline)?;
+        let Ready { memory, .. } = ready(&mut member, self.memory.len(), deadline)?;
         for (own, all) in memory.iter().zip(&self.memory) {
             for (tier, blocks, expected) in [
                 ("device", own.device_blocks, all.device_blocks),
@@ -483,6 +483,9 @@ pub(super) fn sum(accounts: Vec<Account>) -> Account {
             *all.pinned_after_warmup.get_or_insert(0) += pinned;
         }
         all.findings = all.findings.or(account.findings);
+        if let Some(disk) = account.disk {
+            all.disk.get_or_insert_default().add(disk);
+        }
     }
     all
 }

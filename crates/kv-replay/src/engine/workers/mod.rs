@@ -105,7 +105,7 @@ pub fn run(
     let played = played.and_then(|()| scheduler.end_transfers());
     super::tiers::note(&mut report, config, scheduler.manager());
     report.series = std::mem::take(&mut scheduler.recorder).finish().map(Box::new);
-    let ended = played.and_then(|()| finish(scheduler.into_cache(), &mut report));
+    let ended = played.and_then(|()| finish(config, scheduler.into_cache(), &mut report));
     report.wall_s = begun.elapsed().as_secs_f64();
     match ended {
         Ok(()) => Ok(report),
@@ -141,12 +141,17 @@ fn check(config: &RunConfig, workers: &WorkersConfig, trace: &Trace) -> Result<(
 }
 
 /// Ends the processes, and records what they have done.
-fn finish(fleet: Fleet, report: &mut RunReport) -> Result<(), RunError> {
+fn finish(config: &RunConfig, fleet: Fleet, report: &mut RunReport) -> Result<(), RunError> {
     super::note_decisions(report, fleet.manager());
     let unused = fleet.unused_drill();
     let steps = fleet.manager().completed_step();
+    let saved = super::tiers::saved_tokens(config, fleet.manager());
     let (accounts, workers) = fleet.close()?;
     let account = fleet::sum(accounts);
+    if let Some(mut disk) = account.disk {
+        disk.disk_saved_tokens = saved;
+        report.disk = Some(disk);
+    }
     report.bytes_transferred += account.copied_bytes;
     report.driver_calls = account.driver_calls;
     report.pinned_bytes_allocated_after_warmup = account.pinned_after_warmup;

@@ -11,10 +11,11 @@ use kv_cache::kv_manager::{Completion, GroupId, Message, Outcome, StepPlan, Work
 
 use super::error::FrameError;
 use super::frame::{self, Frame, Kind};
-use super::setup::{Account, Memory, Open, Opened, Share};
+use super::setup::{Account, Memory, Open, Opened, Ready, Share};
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use super::wrong::{Misbehave, Wrong};
 use crate::device::{self, DeviceOpenError, DeviceSpecError, OpenDevices, SimSizes};
+use crate::disk::DiskConfig;
 use crate::engine::batch::Batch;
 use crate::engine::groups::{self, Reads};
 use crate::engine::work::DeviceWork;
@@ -153,7 +154,9 @@ fn attend(
     let served = device.while_current(|| -> Result<(), ServeError> {
         let mut hands = Hands::new(&open, &share, &devices, options)?;
         prepare(&mut hands.worker);
-        pipes.answer(&frame::of_value(Kind::Ready, &hands.memory()))?;
+        let survivors = hands.worker.survivors(WorkerId(hands.id));
+        let ready = Ready::new(hands.memory(), &survivors);
+        pipes.answer(&frame::of_value(Kind::Ready, &ready))?;
         hands.carry_out_all(pipes)
     });
     served.map_err(RunError::from)?
@@ -186,6 +189,7 @@ struct Hands<'a> {
     steps: u64,
     /// Device blocks beyond which memory is still to be given back.
     gives_back: Option<u64>,
+    disk: Option<DiskConfig>,
     pinned_warm: Option<u64>,
     /// Kept to avoid allocation.
     sums: Vec<u64>,
@@ -221,6 +225,7 @@ impl<'a> Hands<'a> {
             block_tokens: config.block_tokens,
             steps: 0,
             gives_back: None,
+            disk: config.disk.clone(),
             pinned_warm: None,
             sums: Vec::new(),
             answer: Vec::new(),
@@ -407,7 +412,7 @@ impl<'a> Hands<'a> {
 
     /// Ends in an orderly way, and says what was done.
     fn close(self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
-        let Self { worker, work, devices, pinned_warm, .. } = self;
+        let Self { worker, work, devices, disk, pinned_warm, .. } = self;
         let transports = worker.transports().by_name();
         let transports = transports.map(|(_, way)| (way.batches, way.blocks));
         let copied_bytes = worker.copied_bytes();
@@ -424,6 +429,7 @@ impl<'a> Hands<'a> {
             copied_bytes,
             pinned_after_warmup: pinned_warm.map(|warm| pinned - warm),
             findings: findings.first().map(|first| (findings.len(), first.to_string())),
+            disk: disk.and_then(|disk| disk.report(0)),
         };
         pipes.answer(&frame::of_value(Kind::Closed, &account))
     }

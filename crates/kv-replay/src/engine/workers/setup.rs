@@ -1,12 +1,17 @@
 //! What the manager's process and a worker agree on before the first plan, and the account at the end.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
+use kv_cache::kv_manager::{GroupId, Survivors, WorkerId};
 use kv_cache::{SharedMemory, TransportChoice};
+use kv_pool::{BlockHash, Tier};
 use serde::{Deserialize, Serialize};
 
 use super::error::FrameError;
 use crate::config::{Life, RunConfig, Verify};
+use crate::disk::{DiskConfig, DiskReport};
 use crate::shape::{Dtype, KvModelShape};
 
 /// The device that a worker opens.
@@ -66,6 +71,8 @@ pub(super) struct Share {
     transport: String,
     /// Seed of the tier below the host.
     tier_faults: Option<u64>,
+    /// Files below the host.
+    disk: Option<Files>,
     /// Whether anything is read.
     reads: bool,
 }
@@ -95,7 +102,23 @@ impl Share {
             blocks_per_sequence,
             transport: config.transport.name().to_owned(),
             tier_faults: config.tier_faults,
+            disk: None,
             reads: config.verify != Verify::None,
+        }
+    }
+
+    /// Gives one of several workers files of its own, if the run has files.
+    pub(super) fn give_files(&mut self, config: &RunConfig, worker: u16, workers: u16) {
+        // What is in them is of no use for another division of the model.
+        let share = format!(", worker {worker} of {workers} by {:?}", config.place);
+        let own = config.disk.as_ref().map(|disk| disk.of_worker(worker, workers, share));
+        self.disk = own.as_ref().map(Files::of);
+    }
+
+    /// Has the next process with this share begin with empty files.
+    pub(super) fn forget_files(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.fresh = true;
         }
     }
 
@@ -140,9 +163,73 @@ impl Share {
             step_tokens: self.step_tokens,
             transport,
             tier_faults: self.tier_faults,
+            disk: self.disk.as_ref().map(Files::config),
             verify: if self.reads { Verify::Full } else { Verify::None },
             ..RunConfig::default()
         })
+    }
+}
+
+/// Files below the host of a worker.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+struct Files {
+    /// A path may be no text.
+    folder: Vec<u8>,
+    bytes: u64,
+    bytes_per_second: Option<u64>,
+    fresh: bool,
+    share: String,
+}
+
+impl Files {
+    fn of(disk: &DiskConfig) -> Self {
+        let DiskConfig { bytes, bytes_per_second, fresh, .. } = *disk;
+        let (folder, share) = (disk.folder.as_os_str().as_bytes().to_vec(), disk.share.clone());
+        Self { folder, bytes, bytes_per_second, fresh, share }
+    }
+
+    fn config(&self) -> DiskConfig {
+        let folder = OsStr::from_bytes(&self.folder).into();
+        let mut disk = DiskConfig::new(folder, self.bytes);
+        (disk.bytes_per_second, disk.fresh) = (self.bytes_per_second, self.fresh);
+        disk.share.clone_from(&self.share);
+        disk
+    }
+}
+
+/// A worker that can be sent plans.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Ready {
+    /// Memory of each group.
+    pub(super) memory: Vec<Memory>,
+    /// Blocks that each tier below the host has had since before: their groups, and both halves of their names.
+    survivors: Vec<Vec<(u16, u64, u64)>>,
+}
+
+impl Ready {
+    pub(super) fn new(memory: Vec<Memory>, survivors: &[Survivors]) -> Self {
+        let halves = |&(group, name): &(GroupId, BlockHash)| {
+            let name = name.to_u128();
+            (group.0, (name >> 64) as u64, name as u64)
+        };
+        let survivors = survivors.iter().map(|of| of.blocks.iter().map(halves).collect());
+        Self { memory, survivors: survivors.collect() }
+    }
+
+    pub(super) fn survivors(&self, worker: u16) -> Result<Vec<Survivors>, FrameError> {
+        let tiers = [Tier::Third, Tier::Fourth];
+        if self.survivors.len() > tiers.len() {
+            let found = format!("{} tiers", self.survivors.len());
+            return Err(FrameError::Unexpected { found, expected: "two at most" });
+        }
+        let name = |&(group, high, low): &(u16, u64, u64)| {
+            (GroupId(group), BlockHash::from_u128(u128::from(high) << 64 | u128::from(low)))
+        };
+        let of = |(blocks, tier): (&Vec<_>, _)| {
+            let blocks = blocks.iter().map(name).collect();
+            Survivors { worker: WorkerId(worker), tier, blocks }
+        };
+        Ok(self.survivors.iter().zip(tiers).map(of).collect())
     }
 }
 
@@ -171,4 +258,6 @@ pub(super) struct Account {
     pub(super) pinned_after_warmup: Option<u64>,
     /// What a simulated device has found: how much, and the first.
     pub(super) findings: Option<(usize, String)>,
+    /// What came of the worker's files.
+    pub(super) disk: Option<DiskReport>,
 }

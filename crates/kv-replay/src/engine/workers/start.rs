@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions};
+use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
 use kv_cache::{HostStore, SharedMemory};
 use kv_place::Placement;
 use kv_pool::clock::ManualClock;
+use kv_pool::store::StoreByEvidence;
 use kv_pool::{PoolConfig, Tier};
 
 use super::WorkersConfig;
@@ -16,7 +17,7 @@ use super::member::{Deadline, Member};
 use super::setup::{Memory, Open, Opened, Share};
 use crate::config::{ConfigError, RunConfig};
 use crate::device::SimSizes;
-use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups};
+use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups, tiers};
 use crate::place::{self, Division, place_apart};
 use crate::trace::Trace;
 
@@ -59,19 +60,28 @@ pub(super) fn start(
     }
     let shared = shared(config, workers.workers)?;
     let (placement, shares) = shares(config, &opened, blocks_of_longest(config, trace))?;
-    let shares = shares.into_iter().map(|share| share.sharing(shared.as_ref()));
-    let shares = shares.collect::<Vec<_>>();
+    let mut shares: Vec<_> =
+        shares.into_iter().map(|share| share.sharing(shared.as_ref())).collect();
+    for (share, worker) in shares.iter_mut().zip(0..) {
+        share.give_files(config, worker, workers.workers);
+    }
     for (member, share) in members.iter().zip(&shares) {
         member.send(frame::of_value(frame::Kind::Share, share).into());
     }
     let kinds = groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect::<Vec<_>>();
     let most = Memory { device_blocks: u64::MAX, host_blocks: u64::MAX };
-    let mut memory = vec![most; kinds.len()];
+    let (mut memory, mut survivors) = (vec![most; kinds.len()], Vec::new());
     for (worker, member) in members.iter_mut().enumerate() {
         let deadline = Deadline::after(workers.timeout);
         let ready = fleet::ready(member, memory.len(), deadline).map_err(failed(worker))?;
-        memory.iter_mut().zip(ready).for_each(|(all, own)| *all = all.meet(own));
+        memory.iter_mut().zip(&ready.memory).for_each(|(all, own)| *all = all.meet(*own));
+        let told = ready.survivors(worker as u16).map_err(WorkerFault::from);
+        survivors.push(told.map_err(failed(worker))?);
     }
+    let mut manager = manager(config, (workers.workers, shared), trace, clock, &memory)?;
+    begin_tiers(&mut manager, config, &survivors)?;
+    // What takes their place begins without content: all workers have forgotten it then.
+    shares.iter_mut().for_each(Share::forget_files);
     let places = members.into_iter().zip(opens).zip(shares).enumerate();
     let places = places.map(|(worker, ((member, open), share))| {
         let own = share.config().map_err(WorkerFault::from).map_err(failed(worker))?;
@@ -79,7 +89,7 @@ pub(super) fn start(
         Ok(Place::new(member, open, share, shapes))
     });
     let plan = fleet::Plan {
-        manager: manager(config, (workers.workers, shared), trace, clock, &memory)?,
+        manager,
         reads: kinds,
         workers: places.collect::<Result<Vec<_>, RunError>>()?,
         memory,
@@ -192,6 +202,25 @@ fn share_of_groups(
     Ok(own)
 }
 
+/// Has the manager store what it is to store in files, and tells it what those of the workers have had since before.
+fn begin_tiers(
+    manager: &mut Manager,
+    config: &RunConfig,
+    survivors: &[Vec<Survivors>],
+) -> Result<(), RunError> {
+    if let Some((tier, rules)) = tiers::store_rules(config)? {
+        let policy =
+            StoreByEvidence::new(rules).map_err(|source| RunError::Build(source.into()))?;
+        let set = manager.set_store_policy(tier, Box::new(policy));
+        debug_assert!(set.is_ok(), "{set:?}");
+    }
+    for (worker, survivors) in (0..).zip(survivors) {
+        let taken = survivors.iter().try_for_each(|of| manager.take_survivors(of));
+        taken.map_err(|error| RunError::Worker { worker, source: Box::new(error.into()) })?;
+    }
+    Ok(())
+}
+
 /// The manager of a run, which hands out blocks that all workers have memory for.
 fn manager(
     config: &RunConfig,
@@ -226,7 +255,7 @@ fn manager(
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         workers,
         steps_in_flight_max: OVERLAP_DEPTH + 1,
-        lower: super::super::tiers::tiers(config, 0)?.options(),
+        lower: tiers::rules(config),
         shared,
         ..ManagerOptions::default()
     };
