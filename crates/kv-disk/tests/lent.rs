@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{PAGED_BYTES, PAGED_RECORD_BYTES, Seen, Worker, bytes_of, counted};
+use common::{BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, Seen, Worker, bytes_of, counted};
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 use kv_disk::layout::{ENTRY_BYTES, Geometry};
 use kv_disk::{
@@ -188,4 +189,42 @@ fn memory_that_the_system_refuses_is_copied_instead() {
         assert_eq!((stats.failed_operations, stats.missed()), (0, 0), "{position}");
         assert!(stats.uncopied < 2 && tier.off().is_none(), "{position}: {stats:?}");
     }
+}
+
+#[test]
+fn a_block_that_was_written_where_it_is_is_loaded_by_a_copy_and_the_other_way_round() {
+    for lends in [true, false] {
+        let (mut worker, tier, _) = over_memory(None);
+        worker.host.lends.store(lends, Relaxed);
+        worker.store(0, &[1]);
+        worker.settle();
+        worker.host.lends.store(!lends, Relaxed);
+        assert!(worker.loads(0, 1), "the worker compares the bytes");
+        assert_eq!(tier.lock().unwrap().stats().uncopied, 1);
+    }
+}
+
+#[test]
+fn a_slot_holds_nothing_of_the_block_that_its_buffer_had_before() {
+    let (mut paged, tier, image) = over_memory(None);
+    let mut other = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+    // Its block begins right behind its header, and ends in the middle of a page.
+    other.store(0, &[3]);
+    other.settle();
+    paged.store(0, &[1]);
+    paged.settle();
+    paged.host.lends.store(false, Relaxed);
+    paged.store(0, &[2]);
+    paged.settle();
+    let bytes = image.bytes();
+    let slots = bytes[3 * 4096..].chunks(12_288).filter(|slot| slot.starts_with(b"KVSLOT01"));
+    let mut seen = 0;
+    for slot in slots {
+        let end = ENTRY_BYTES + HEADER_BYTES;
+        let paged = slot[end..4096].iter().all(|byte| *byte == 0);
+        let copied = slot[end + BLOCK_BYTES..].iter().all(|byte| *byte == 0);
+        assert!(paged || copied, "{slot:?}");
+        seen += 1;
+    }
+    assert_eq!(seen, 3);
 }

@@ -121,3 +121,87 @@ impl fmt::Debug for Body {
         f.debug_struct("Body").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+    use std::sync::Mutex;
+
+    use cuda_driver::{Device, HostAllocFlags};
+    use cuda_sim::{SimConfig, SimDriver};
+    use kv_manager::tiers::{
+        BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers,
+    };
+    use kv_manager::{Direction, GroupId, TicketId, Transfer};
+    use kv_pool::{BlockHash, BlockId, Tier};
+
+    use super::*;
+
+    /// One host block.
+    #[derive(Debug)]
+    struct Host(HostPiece);
+
+    impl HostBlocks for Host {
+        fn block_bytes(&self) -> usize {
+            self.0.bytes
+        }
+        fn read(&self, _: BlockId, _: usize, into: &mut [u8]) -> bool {
+            into.fill(0);
+            true
+        }
+        fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
+            true
+        }
+        fn pieces(&self, _: BlockId) -> Vec<HostPiece> {
+            vec![self.0.clone()]
+        }
+    }
+
+    #[derive(Debug)]
+    struct Keeper(Arc<Mutex<Vec<BlockSource>>>);
+
+    impl LowerTier for Keeper {
+        fn store(&mut self, blocks: Vec<BlockSource>) {
+            self.0.lock().unwrap().extend(blocks);
+        }
+        fn load(&mut self, _: Vec<BlockSink>) {}
+        fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+        fn clear(&mut self) {}
+        fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+    }
+
+    /// Bytes of the body of a block in this memory. The memory is back when that is gone.
+    fn body(memory: Arc<dyn Any + Send + Sync>, offset: u64, bytes: usize) -> Option<usize> {
+        let kept: Arc<Mutex<Vec<BlockSource>>> = Arc::default();
+        let mut transfers = TierTransfers::new(vec![Box::new(Keeper(Arc::clone(&kept)))], 1);
+        let host: Arc<dyn HostBlocks> = Arc::new(Host(HostPiece { memory, offset, bytes }));
+        let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(0));
+        let blocks = vec![(BlockHash::ROOT, BlockId::new(0))];
+        let transfer = Transfer { ticket, tier, group, direction: Direction::Store, blocks };
+        transfers.begin(&transfer, &host).unwrap();
+        let lent = kept.lock().unwrap()[0].lend().unwrap();
+        let body = Body::new(lent, false).map(|body| body.len());
+        transfers.fence();
+        assert!(transfers.await_lent(std::time::Duration::ZERO), "it is back");
+        body
+    }
+
+    #[test]
+    fn memory_that_is_not_pinned_or_not_of_whole_pages_is_given_back() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let pinned = PinnedBuffer::alloc(&device, 5 * 4096, HostAllocFlags::CACHED).unwrap();
+        let first = pinned.host_address().next_multiple_of(4096) - pinned.host_address();
+        let pinned: Arc<dyn Any + Send + Sync> = Arc::new(pinned);
+        let of = |offset, bytes| body(Arc::clone(&pinned), offset, bytes);
+        assert_eq!(of(first, 8192), Some(8192));
+        assert_eq!(of(first + 4096, 4096), Some(4096));
+        assert_eq!(of(first + 512, 4096), None, "it begins within a page");
+        assert_eq!(of(first, 5000), None, "it ends within one");
+        assert_eq!(of(first, 0), None, "nothing");
+        assert_eq!(of(first + 4096, 5 * 4096), None, "beyond the end");
+        assert_eq!(of(u64::MAX, 4096), None);
+        let other: Arc<dyn Any + Send + Sync> = Arc::new(vec![0_u8; 8192]);
+        assert_eq!(body(other, 0, 4096), None, "memory of an unknown type");
+    }
+}

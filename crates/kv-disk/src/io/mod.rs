@@ -139,3 +139,26 @@ pub(crate) fn check(io: &Io) -> io::Result<()> {
         false => Err(io::Error::from(io::ErrorKind::InvalidInput)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_beyond_its_memory_is_refused() {
+        let io = |offset, bytes, buffer| Io {
+            token: 0,
+            act: Act::Write,
+            offset,
+            bytes,
+            buffer,
+            body: None,
+        };
+        let buffer = || Some(Buffer::new(8192));
+        assert!(check(&io(4096, 8192, buffer())).is_ok());
+        assert!(check(&io(4096, 12_288, buffer())).is_err(), "more than the buffer has");
+        assert!(check(&io(4096, 4096, None)).is_err(), "no buffer");
+        assert!(check(&io(4096, 100, buffer())).is_err() && check(&io(1, 4096, buffer())).is_err());
+        assert!(check(&io(1 << 63, 4096, buffer())).is_err(), "no place in a file");
+    }
+}

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
@@ -34,6 +35,8 @@ pub(crate) struct Host {
     pub(crate) block_bytes: usize,
     bytes: Mutex<Vec<u8>>,
     pinned: Option<Pinned>,
+    /// Whether blocks are lent that can be.
+    pub(crate) lends: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -52,13 +55,14 @@ impl Host {
     fn new(block_bytes: usize) -> Self {
         let all = HOST_BLOCKS as usize * block_bytes;
         if !block_bytes.is_multiple_of(4096) {
-            return Self { block_bytes, bytes: Mutex::new(vec![0; all]), pinned: None };
+            let (bytes, lends) = (Mutex::new(vec![0; all]), AtomicBool::new(false));
+            return Self { block_bytes, bytes, pinned: None, lends };
         }
         let flags = HostAllocFlags::CACHED;
         let buffer = PinnedBuffer::alloc(&DEVICE, all as u64 + 4096, flags).unwrap();
         let first = buffer.host_address().next_multiple_of(4096) - buffer.host_address();
         let pinned = Some(Pinned { buffer: Arc::new(buffer), first });
-        Self { block_bytes, bytes: Mutex::default(), pinned }
+        Self { block_bytes, bytes: Mutex::default(), pinned, lends: AtomicBool::new(true) }
     }
 
     /// Some bytes of all blocks together.
@@ -98,6 +102,9 @@ impl HostBlocks for Host {
 
     fn pieces(&self, block: BlockId) -> Vec<HostPiece> {
         let Some(Pinned { buffer, first }) = &self.pinned else { return Vec::new() };
+        if !self.lends.load(Relaxed) {
+            return Vec::new();
+        }
         let at = first + (block.index() * self.block_bytes) as u64;
         // Two pieces, as of a block that two devices share.
         let bytes = self.block_bytes / 2;
