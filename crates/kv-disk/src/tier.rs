@@ -417,10 +417,18 @@ mod tests {
             answers.store(false, Ordering::Release);
             // Both headings are to be written.
             tier.clear();
-            drop(tier);
-            // Its thread holds the watch, and ends when the disk answers at last.
-            assert_eq!(Arc::strong_count(&watch.shared), if in_call { 2 } else { 1 });
+            let (dropped, is_dropped) = mpsc::channel();
+            let drops = std::thread::spawn(move || {
+                drop(tier);
+                dropped.send(())
+            });
+            let returned = is_dropped.recv_timeout(Duration::from_secs(30));
+            let threads = Arc::strong_count(&watch.shared) - 1;
             answers.store(true, Ordering::Release);
+            assert_eq!(returned, Ok(()), "the drop waits for the disk");
+            drops.join().unwrap().unwrap();
+            // Its thread holds the watch, and ends when the disk answers at last.
+            assert_eq!(threads, usize::from(in_call));
             while Arc::strong_count(&watch.shared) > 1 {
                 std::thread::yield_now();
             }
