@@ -116,9 +116,9 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-disk",
-        below: &["kv-manager"],
+        below: &["cuda-driver", "kv-manager"],
         others: &["chacha20poly1305", "io-uring", "libc", "rustix", "xxhash-rust"],
-        never: &[HEAVY, CUDA],
+        never: &[HEAVY],
         may_be_unsafe: true,
     },
     Layer {
