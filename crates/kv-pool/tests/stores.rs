@@ -179,6 +179,33 @@ fn evidence_keeps_what_comes_back_from_what_does_not() {
 }
 
 #[test]
+fn evidence_gives_content_the_time_to_come_back() {
+    let mut policy = evidence(1000, 0.02);
+    let mut left = 0..;
+    let mut stored_of = |count: usize| {
+        let contents = left.by_ref().take(count).map(|of| Candidate::new(name(of)));
+        contents.filter(|content| policy.stores(Tier::Secondary, content)).count()
+    };
+    // Hardly as much as the tier has room for: nothing of it could be known yet.
+    assert_eq!(stored_of(999), 999);
+    // Nothing came back while three times as much has left.
+    stored_of(3000);
+    assert_eq!(stored_of(1000), 0);
+}
+
+#[test]
+fn evidence_remembers_what_left_long_ago() {
+    let mut policy = evidence(1000, 0.1);
+    let first = |of| Candidate::new(name(of));
+    let later = |of| Candidate { depth: 9, ..Candidate::new(name(of)) };
+    let mut stored = |content| policy.stores(Tier::Secondary, &content);
+    assert!((0..240).map(first).all(&mut stored));
+    // Eight times as much as the tier has blocks leaves behind it.
+    let _ = (240..8100).map(later).filter(|&content| stored(content)).count();
+    assert!(!stored(first(8100)), "nothing of its kind came back");
+}
+
+#[test]
 fn evidence_is_the_same_for_the_same_requests() {
     let run = || {
         let pool = pool(32, 48, evidence(48, 0.02));

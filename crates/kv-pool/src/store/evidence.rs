@@ -8,7 +8,8 @@
 //!
 //! The fewer kinds are stored, the longer what is stored stays. So a kind is worth storing or not depending on the
 //! others. Now and then the policy sorts the kinds by what came back of them, and takes so many of the first
-//! that the hits, less the [cost](StoreRules::cost) of the stores, are most.
+//! that the hits, less the [cost](StoreRules::cost) of the stores, are most. Until as much has left as the tier has
+//! blocks, most kinds are stored: nothing is known of them, and there is room.
 
 use super::{Candidate, StoreKind, StorePolicy};
 use crate::policy::PolicyError;
@@ -54,6 +55,8 @@ pub struct StoreByEvidence {
     rules: StoreRules,
     /// Content that has left the tier above.
     left: u64,
+    /// Parts that have passed in which it did.
+    part: u64,
     kinds: Box<[Kind; KINDS]>,
     ghosts: Ghosts,
     /// When the kinds are next chosen, and their counts next halved.
@@ -65,9 +68,12 @@ pub struct StoreByEvidence {
 /// What is known of a kind of content.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    /// Content that has left.
-    left: u32,
-    /// Of this, content that was asked for again, by how much had left meanwhile: in parts of [`SPAN`].
+    /// Content that has left, by the part in which it did: this part's place is [`StoreByEvidence::part`], modulo
+    /// [`PARTS`].
+    left: [u32; PARTS],
+    /// The same, in earlier parts.
+    earlier: u32,
+    /// Of all that, content that was asked for again, by how much had left meanwhile: in parts of [`SPAN`].
     back: [u32; PARTS],
     stores: bool,
 }
@@ -84,6 +90,12 @@ const SPAN: u64 = 8;
 const PARTS: usize = 32;
 /// Parts in which as much leaves as the tier has blocks.
 const PARTS_OF_TIER: usize = PARTS / SPAN as usize;
+/// How much is taken to come back in each part before any was seen, and how much that counts beside what is seen.
+const EXPECTED: f64 = 0.125 / PARTS_OF_TIER as f64;
+const UNSEEN: f64 = 0.125;
+/// How much of the room of content that comes back more often is taken by other content: 1 in a tier that evicts what is
+/// oldest, 0 in one whose policy always knows which is which. A good policy knows it for the most part.
+const CROWDING: f64 = 0.5;
 
 impl StoreByEvidence {
     /// A policy that knows nothing yet, and stores everything until it does.
@@ -96,11 +108,12 @@ impl StoreByEvidence {
         if blocks > BLOCKS_MAX {
             return Err(PolicyError::TooManyBlocks { blocks });
         }
-        let kind = Kind { left: 0, back: [0; PARTS], stores: true };
+        let kind = Kind { left: [0; PARTS], earlier: 0, back: [0; PARTS], stores: true };
         Ok(Self {
             ghosts: Ghosts::new(blocks)?,
             kinds: Box::new([kind; KINDS]),
             left: 0,
+            part: 0,
             choose_at: period(blocks),
             halve_at: SPAN * blocks.max(PERIOD_MIN),
             credit: Credit::new(blocks_per_second_max),
@@ -112,49 +125,79 @@ impl StoreByEvidence {
     fn choose(&mut self) {
         let mut order: [u8; KINDS] = std::array::from_fn(|kind| kind as u8);
         let kinds = &mut self.kinds;
-        let rate = |kind: u8| kinds[usize::from(kind)].comes_back(PARTS_OF_TIER as f64);
+        let curves: Vec<Curve> = kinds.iter().map(|kind| Curve::new(kind, self.part)).collect();
+        let curve = |kind: &u8| &curves[usize::from(*kind)];
+        let rate = |kind: &u8| curve(kind).comes_back(PARTS_OF_TIER as f64);
         // A stable order of what is equal.
-        order.sort_by(|one, other| rate(*other).total_cmp(&rate(*one)).then(one.cmp(other)));
-        let all = kinds.iter().map(|kind| f64::from(kind.left)).sum::<f64>().max(1.0);
+        order.sort_by(|one, other| rate(other).total_cmp(&rate(one)).then(one.cmp(other)));
+        let all = curves.iter().map(|kind| kind.left).sum::<f64>().max(1.0);
         let (mut stored, mut best, mut count) = (0.0, 0.0, 0);
         for taken in 1..=KINDS {
-            let newest = kinds[usize::from(order[taken - 1])];
-            stored += f64::from(newest.left);
-            // Of what is not stored nothing makes room.
-            let stays = PARTS_OF_TIER as f64 * all / stored.max(1.0);
-            let worth = |&kind: &u8| {
-                let kind = &kinds[usize::from(kind)];
-                f64::from(kind.left) * (kind.comes_back(stays) - self.rules.cost)
-            };
-            let value = order[..taken].iter().map(worth).sum::<f64>();
+            stored += curve(&order[taken - 1]).left;
+            let (mut before, mut value) = (0.0, 0.0);
+            for kind in order[..taken].iter().map(curve) {
+                before += kind.left;
+                let room = before + CROWDING * (stored - before);
+                let stays = PARTS_OF_TIER as f64 * all / room.max(1.0);
+                value += kind.left * (kind.comes_back(stays) - self.rules.cost);
+            }
             if value > best {
                 (best, count) = (value, taken);
             }
         }
         for (place, &kind) in order.iter().enumerate() {
-            let kind = &mut kinds[usize::from(kind)];
             // A kind of which nothing has left yet is tried.
-            kind.stores = place < count || kind.left == 0 && self.rules.cost < 1.0;
+            let is_new = curves[usize::from(kind)].left == 0.0 && self.rules.cost < 1.0;
+            kinds[usize::from(kind)].stores = place < count || is_new;
         }
     }
 
     fn halve(&mut self) {
         for kind in self.kinds.iter_mut() {
-            kind.left /= 2;
+            kind.left.iter_mut().for_each(|left| *left /= 2);
+            kind.earlier /= 2;
             kind.back.iter_mut().for_each(|back| *back /= 2);
         }
     }
 }
 
 impl Kind {
-    /// How much of it comes back within so many parts, between 0 and about 1. A little, as long as it has not been
-    /// seen.
+    /// So many parts have passed, of which `new` are new.
+    fn pass(&mut self, part: u64, new: u64) {
+        for passed in 0..new.min(PARTS as u64) {
+            let place = &mut self.left[((part - passed) % PARTS as u64) as usize];
+            self.earlier = self.earlier.saturating_add(std::mem::take(place));
+        }
+    }
+}
+
+/// How much of a kind comes back, by how much has left meanwhile.
+struct Curve {
+    /// How much has left.
+    left: f64,
+    /// What comes back in each part, of all.
+    back: [f64; PARTS],
+}
+
+impl Curve {
+    /// What left a short time ago says nothing of what comes back after a long one, so each part counts what left before
+    /// it alone, as in the estimate of Kaplan and Meier. What is not known yet is taken to be worth a store.
+    fn new(kind: &Kind, part: u64) -> Self {
+        let mut left = f64::from(kind.earlier);
+        let mut back = [0.0; PARTS];
+        for age in (0..PARTS).rev() {
+            back[age] = (f64::from(kind.back[age]) + UNSEEN) / (left + UNSEEN / EXPECTED);
+            let place = (part + PARTS as u64 - age as u64) % PARTS as u64;
+            left += f64::from(kind.left[place as usize]);
+        }
+        Self { left, back }
+    }
+
+    /// How much of it comes back within so many parts, between 0 and about 1.
     fn comes_back(&self, parts: f64) -> f64 {
         let whole = (parts as usize).min(PARTS);
-        let within = self.back[..whole].iter().map(|&back| f64::from(back)).sum::<f64>();
-        let next = self.back.get(whole).copied().unwrap_or(0);
-        let back = within + f64::from(next) * (parts - whole as f64).clamp(0.0, 1.0);
-        (back + 0.5) / (f64::from(self.left) + 4.0)
+        let next = self.back.get(whole).copied().unwrap_or(0.0);
+        self.back[..whole].iter().sum::<f64>() + next * (parts - whole as f64).clamp(0.0, 1.0)
     }
 }
 
@@ -165,6 +208,12 @@ impl StorePolicy for StoreByEvidence {
 
     fn stores(&mut self, _: Tier, content: &Candidate) -> bool {
         self.left += 1;
+        let part = self.left * PARTS_OF_TIER as u64 / self.rules.blocks.max(1);
+        let new = part - self.part;
+        if new > 0 {
+            self.kinds.iter_mut().for_each(|kind| kind.pass(part, new));
+            self.part = part;
+        }
         if self.left >= self.choose_at {
             self.choose();
             self.choose_at = self.left + period(self.rules.blocks);
@@ -175,7 +224,8 @@ impl StorePolicy for StoreByEvidence {
         }
         let number = kind_of(content);
         let kind = &mut self.kinds[number];
-        kind.left = kind.left.saturating_add(1);
+        let left = &mut kind.left[(self.part % PARTS as u64) as usize];
+        *left = left.saturating_add(1);
         let wanted = content.followed || kind.stores;
         let stores = wanted && self.credit.take(content.now_ms);
         self.ghosts.push(content.name, self.left, number as u8, !stores);
