@@ -100,13 +100,18 @@ fn a_fork_keeps_what_it_holds() {
 fn groups_whose_blocks_do_not_follow_each_other_go_by_those_where_they_do() {
     let mut manager = manager([GroupKind::Window { tokens: 64, sinks: 0 }]);
     let window = |manager: &Manager| worth(manager.pool_of(GroupId(1)).unwrap());
-    // Two sessions with a head of two blocks that nobody has declared.
+    // Two sessions with a head of two blocks that nobody has declared. The head has its names from a step of its own.
     let ids = |own: u32| (0..8).chain(own..own + 8).collect::<Vec<_>>();
     let mut sequences = [100, 200].map(|own| {
         let mut request = Request::new(ids(own));
         request.reuse = OVER;
-        let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        let mut sequence = admitted(manager.admit(&mut [request], 8).pop().unwrap());
         step(&mut manager, &mut [&mut sequence]);
+        let left = sequence.to_compute() as u32;
+        if left > 0 {
+            manager.reserve(&mut sequence, left).unwrap();
+            step(&mut manager, &mut [&mut sequence]);
+        }
         Some(sequence)
     });
     drop(sequences[0].take());

@@ -72,6 +72,23 @@ fn what_is_computed_faster_is_not_loaded() {
 }
 
 #[test]
+fn what_is_declined_is_not_asked_for_again() {
+    let mut rig = rig(ten_ms());
+    stored(&mut rig, 3);
+    load_in(&mut rig, 0, 40);
+    // No room for the prompt, so that the same request is asked about in every step.
+    let other = admitted(rig.ask(5000..5000 + 14 * BLOCK).1);
+    let mut request = request(ids(1).start..ids(1).end + 1);
+    for _ in 0..70 {
+        let answer = rig.again(&mut request);
+        assert!(matches!(answer, Answer::NoRoom(_)), "{answer:?}");
+        rig.step(&mut []);
+    }
+    drop(other);
+    assert_eq!(rig.manager.lower_stats().declined_blocks, 4);
+}
+
+#[test]
 fn what_is_loaded_faster_is_waited_for() {
     let mut rig = rig(ten_ms());
     stored(&mut rig, 3);
