@@ -162,6 +162,9 @@ pub(crate) struct RunArgs {
     /// be asked for again, or all.
     #[arg(long, value_name = "RULE", default_value_t = RunConfig::default().store)]
     store: StoreKind,
+    /// Bytes a second that are stored in host memory at most, such as 4GiB: its share of the link.
+    #[arg(long, value_name = "SIZE")]
+    store_rate: Option<ByteSize>,
     /// Transport of blocks between device and host memory: auto, copy-engine, kernel, two-hop or
     /// each-block (one copy call per block). auto uses the fastest, which it measures first on
     /// GPUs.
@@ -345,6 +348,7 @@ impl RunArgs {
             step_tokens: self.step_tokens,
             policy: self.policy,
             store: self.store,
+            store_rate: self.store_rate.map(|rate| rate.0),
             transport: self.transport,
             open_loop: self.open_loop,
             model: ModelCost {

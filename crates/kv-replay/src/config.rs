@@ -134,6 +134,8 @@ pub struct RunConfig {
     pub policy: PolicyKind,
     /// What of the evicted blocks is stored in host memory, and what in tiers below.
     pub store: StoreKind,
+    /// Bytes a second that evidence has stored in host memory, at most.
+    pub store_rate: Option<u64>,
     /// Transport of blocks between device and host memory.
     pub transport: TransportChoice,
     /// Whether requests wait for their arrival, by the virtual time of simulated devices.
@@ -184,6 +186,7 @@ impl Default for RunConfig {
             step_tokens: 16_384,
             policy: PolicyKind::default(),
             store: StoreKind::default(),
+            store_rate: None,
             transport: TransportChoice::default(),
             open_loop: false,
             model: ModelCost::default(),
@@ -214,6 +217,9 @@ pub enum ConfigError {
     /// Nodes are below the host's memory.
     #[error("--nodes puts other nodes below host memory, but --host-blocks is 0")]
     NodesWithoutHost,
+    /// What is stored has a rate at most where evidence chooses it.
+    #[error("--store-rate limits what --store evidence stores, but --store is all")]
+    StoreRateOfAll,
     /// Files below the host need one.
     #[error("--disk puts files below host memory, but --host-blocks is 0")]
     DiskWithoutHost,
@@ -391,6 +397,9 @@ impl RunConfig {
         }
         if self.node.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::NodesWithoutHost);
+        }
+        if self.store == StoreKind::All && self.store_rate.is_some() {
+            return Err(ConfigError::StoreRateOfAll);
         }
         if self.disk.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::DiskWithoutHost);

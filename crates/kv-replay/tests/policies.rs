@@ -516,6 +516,7 @@ fn two_tiers(requests: Vec<Vec<u64>>, device: &str, host: &str) -> [u64; 3] {
     assert!(table.contains("brought back"), "{table}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let lru = &report["two_tiers"][0];
+    assert_eq!((&lru["store"], &lru["blocks_refused"]), (&"all".into(), &0.into()));
     assert_eq!(
         (&lru["policy"], lru["host_capacity"].to_string()),
         (&"lru".into(), host.to_owned())
@@ -557,10 +558,24 @@ fn a_tier_below_never_costs_hits_of_lru_on_generated_workloads() {
     let all = report["two_tiers"].as_array().unwrap();
     let rates: Vec<f64> = all
         .iter()
-        .filter(|entry| entry["policy"] == "lru")
+        .filter(|entry| entry["policy"] == "lru" && entry["store"] == "all")
         .map(|entry| entry["hit_rate"].as_f64().unwrap())
         .collect();
     assert_eq!(rates.len(), 2);
     assert!(alone < rates[0] && rates[0] < rates[1], "{alone} {rates:?}");
-    assert_eq!(all.len(), 2 * kv_pool::policy::PolicyKind::ALL.len());
+    assert_eq!(all.len(), 2 * 2 * kv_pool::policy::PolicyKind::ALL.len());
+    for rules in all.chunks(2) {
+        let [every, evidence] = rules else { panic!("{rules:?}") };
+        assert_eq!((&every["store"], &evidence["store"]), (&"all".into(), &"evidence".into()));
+        assert_eq!(
+            (&every["policy"], &every["host_capacity"]),
+            (&evidence["policy"], &evidence["host_capacity"])
+        );
+        let count = |of: &serde_json::Value, name: &str| of[name].as_u64().unwrap();
+        assert!(count(evidence, "blocks_refused") > 0, "{evidence}");
+        assert!(
+            count(evidence, "blocks_stored") < count(every, "blocks_stored"),
+            "{every} {evidence}"
+        );
+    }
 }

@@ -31,6 +31,7 @@ mod memory;
 mod passing;
 mod recorder;
 mod scheduler;
+mod stores;
 mod tiers;
 mod verify;
 mod work;
@@ -158,6 +159,8 @@ fn options(
     placement: Option<Placement>,
     worker: u64,
 ) -> Result<KvCacheOptions, RunError> {
+    let transport = transport(config, devices)?;
+    let store = stores::host_store(config, &transport.profiles)?;
     Ok(KvCacheOptions {
         kind: GroupKind::Full,
         shape: groups::first(config)?,
@@ -172,7 +175,7 @@ fn options(
             "cuda" => HostPinning::BACKGROUND,
             _ => HostPinning::AT_ONCE,
         },
-        transport: transport(config, devices)?,
+        transport,
         sequences_max: config.max_batch,
         blocks_per_sequence_max: counted("the longest request, in blocks,", blocks)?,
         overlap_depth: OVERLAP_DEPTH,
@@ -186,7 +189,7 @@ fn options(
         pool: PoolRules {
             eviction: config.policy.into(),
             host_eviction: config.policy.into(),
-            store: config.store.into(),
+            store,
             clock: Some(Arc::new(devices.clock.clone())),
             ..PoolRules::default()
         },

@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use kv_pool::policy::PolicyKind;
+use kv_pool::store::StoreKind;
 
 use super::two_tiers::{self, TwoTierReport};
 use super::{Capacity, DEFAULT_POLICY, Half, Lookups, POLICIES, PolicyEntry};
@@ -97,12 +98,14 @@ impl<'a> Simulation<'a> {
         PolicyReport { block_lookups: self.block_lookups, capacities, two_tiers: Vec::new() }
     }
 
-    /// The results of every policy of a pool with each of the `capacities` on the device, above so many in host memory.
+    /// The results of every policy of a pool and every rule for what it stores, with each of the `capacities` on the
+    /// device, above so many in host memory.
     pub(super) fn two_tiers(&self, capacities: &[Capacity], host: Capacity) -> Vec<TwoTierReport> {
         let sizes = capacities.iter().map(|&device| (device, host));
-        let each = |sizes| PolicyKind::ALL.map(|policy| (sizes, policy));
-        let run = |(sizes, policy)| {
-            two_tiers::simulate(self.lookups, policy, sizes, |index| self.counted.contains(&index))
+        let rules = || PolicyKind::ALL.map(|policy| StoreKind::ALL.map(|store| (policy, store)));
+        let each = |sizes| rules().into_iter().flatten().map(move |rules| (sizes, rules));
+        let run = |(sizes, rules)| {
+            two_tiers::simulate(self.lookups, rules, sizes, |index| self.counted.contains(&index))
         };
         sizes.flat_map(each).map(run).collect()
     }

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::PolicyKind;
+use kv_pool::store::{StoreKind, StoreRules};
 use kv_pool::{BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, Tier};
 use serde::Serialize;
 
 use super::{Capacity, Lookups, RequestBlocks};
 
-/// The result of one policy with one size of each tier, and a host tier that stores all that is evicted on the device.
+/// The result of one policy with one size of each tier, and one rule for what of that evicted on the device the host
+/// tier stores.
 ///
 /// A lookup hits as in a prefix cache: in the leading run of a request's blocks that lie in either tier. A block that
 /// hits in host memory is brought back, and leaves it.
@@ -18,6 +20,8 @@ use super::{Capacity, Lookups, RequestBlocks};
 pub struct TwoTierReport {
     /// Name of the policy of both tiers.
     pub policy: &'static str,
+    /// Name of the rule for what is stored in host memory.
+    pub store: &'static str,
     /// Blocks in device memory.
     pub device_capacity: Capacity,
     /// Blocks in host memory.
@@ -30,6 +34,8 @@ pub struct TwoTierReport {
     pub host_hits: u64,
     /// Blocks stored in host memory meanwhile.
     pub blocks_stored: u64,
+    /// Evicted blocks that the rule did not store.
+    pub blocks_refused: u64,
     /// Share of the counted lookups that hit in either tier, from 0 to 1.
     pub hit_rate: f64,
     /// Blocks stored for each that was brought back; `None` if none was.
@@ -53,28 +59,31 @@ struct Counts {
     device_hits: u64,
     host_hits: u64,
     stored: u64,
+    refused: u64,
 }
 
 /// The result of `policy` with so many blocks in each tier, of which the requests `counts` says are counted.
 pub(super) fn simulate(
     lookups: &Lookups<'_>,
-    policy: PolicyKind,
+    (policy, store): (PolicyKind, StoreKind),
     (device, host): (Capacity, Capacity),
     counts: impl Fn(usize) -> bool,
 ) -> TwoTierReport {
-    let mut tiers = TwoTiers::new(lookups, policy, (device, host));
+    let mut tiers = TwoTiers::new(lookups, (policy, store), (device, host));
     for (index, request) in lookups.requests().enumerate() {
         tiers.serve(&request, counts(index));
     }
-    let Counts { lookups, device_hits, host_hits, stored } = tiers.counted;
+    let Counts { lookups, device_hits, host_hits, stored, refused } = tiers.counted;
     TwoTierReport {
         policy: policy.name(),
+        store: store.name(),
         device_capacity: device,
         host_capacity: host,
         block_lookups: lookups,
         device_hits,
         host_hits,
         blocks_stored: stored,
+        blocks_refused: refused,
         hit_rate: (device_hits + host_hits) as f64 / lookups.max(1) as f64,
         stored_per_brought_back: (host_hits > 0).then(|| stored as f64 / host_hits as f64),
     }
@@ -83,7 +92,7 @@ pub(super) fn simulate(
 impl TwoTiers {
     fn new(
         lookups: &Lookups<'_>,
-        policy: PolicyKind,
+        (policy, store): (PolicyKind, StoreKind),
         (device, host): (Capacity, Capacity),
     ) -> Self {
         // A tier with room for every block of the trace never evicts, so more blocks would change nothing.
@@ -92,9 +101,15 @@ impl TwoTiers {
         let config = PoolConfig { secondary_blocks, ..PoolConfig::primary_only(primary_blocks) };
         let clock = ManualClock::new();
         let make = || policy.make(primary_blocks + secondary_blocks);
-        let pool = make().and_then(|first| Ok((first, make()?))).map(|(first, second)| {
+        let rules = StoreRules::new(secondary_blocks);
+        let made = || Ok::<_, kv_pool::policy::PolicyError>((make()?, make()?, store.make(rules)?));
+        let pool = made().map(|(first, second, store)| {
             let builder = BlockPool::builder(&config).clock(clock.clone());
-            builder.policy(Tier::Primary, first).policy(Tier::Secondary, second).build()
+            let builder = builder.policy(Tier::Primary, first).policy(Tier::Secondary, second);
+            match store {
+                Some(store) => builder.store_policy(store).build(),
+                None => builder.build(),
+            }
         });
         Self {
             // The trace's own tables, which are in memory already, are larger.
@@ -123,7 +138,7 @@ impl TwoTiers {
             parent = BlockHash::chain(parent, &[block.index() as u32]);
             self.names.push(parent);
         }
-        let before = self.pool.counters().offloaded;
+        let before = self.pool.counters();
         let found = self.pool.match_prefix(&self.names);
         let hits = found.len();
         let far = found.locations().filter(|at| at.tier != Tier::Primary).count();
@@ -142,7 +157,9 @@ impl TwoTiers {
             self.counted.lookups += request.blocks.len() as u64;
             self.counted.device_hits += (hits - far) as u64;
             self.counted.host_hits += far as u64;
-            self.counted.stored += self.pool.counters().offloaded - before;
+            let now = self.pool.counters();
+            self.counted.stored += now.offloaded - before.offloaded;
+            self.counted.refused += now.refused - before.refused;
         }
     }
 
@@ -176,30 +193,42 @@ impl TwoTiers {
     }
 }
 
-/// The results as a table, one row for each policy with each pair of sizes.
+/// The results as a table, one row for each policy and rule with each pair of sizes.
 pub(super) fn table(reports: &[TwoTierReport]) -> String {
     let mut text = String::from(
-        "device and host memory, which stores all that is evicted: share of lookups that hit, blocks stored and brought back\n\n",
+        "device and host memory: share of lookups that hit, blocks stored, not stored and brought back\n\n",
     );
     // Writing to a string cannot fail.
     let _ = writeln!(
         text,
-        "{:>10}{:>10}  {:<12}{:>8}{:>8}{:>8}{:>12}{:>14}{:>9}",
-        "device", "host", "policy", "device", "host", "either", "stored", "brought back", "stored/"
+        "{:>10}{:>10}  {:<12}{:<9}{:>8}{:>8}{:>8}{:>12}{:>12}{:>14}{:>9}",
+        "device",
+        "host",
+        "policy",
+        "stores",
+        "device",
+        "host",
+        "either",
+        "stored",
+        "not stored",
+        "brought back",
+        "stored/"
     );
     for report in reports {
         let share = |hits: u64| hits as f64 / report.block_lookups.max(1) as f64;
         let each = report.stored_per_brought_back;
         let _ = writeln!(
             text,
-            "{:>10}{:>10}  {:<12}{:>8.4}{:>8.4}{:>8.4}{:>12}{:>14}{:>9}",
+            "{:>10}{:>10}  {:<12}{:<9}{:>8.4}{:>8.4}{:>8.4}{:>12}{:>12}{:>14}{:>9}",
             report.device_capacity.blocks(),
             report.host_capacity.blocks(),
             report.policy,
+            report.store,
             share(report.device_hits),
             share(report.host_hits),
             report.hit_rate,
             report.blocks_stored,
+            report.blocks_refused,
             report.host_hits,
             each.map_or("-".to_owned(), |each| format!("{each:.1}")),
         );

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
-use kv_cache::{HostStore, SharedMemory};
 use kv_place::Placement;
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreByEvidence;
@@ -269,7 +269,7 @@ fn manager(
         };
         let policy = || policy().map_err(|source| RunError::Build(source.into()));
         let host = u32::try_from(pool.secondary_blocks).unwrap_or(u32::MAX);
-        let store = HostStore::from(config.store).make(host);
+        let store = super::super::stores::host_store(config, &[])?.make(host);
         let store = store.map_err(|source| RunError::Build(source.into()))?;
         policies.push(([(Tier::Primary, policy()?), (Tier::Secondary, policy()?)], store));
     }
