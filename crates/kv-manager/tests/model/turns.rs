@@ -362,6 +362,8 @@ impl Engine {
         if cuts {
             run.drafted.clear();
         }
+        // What the draft model was given behind is not what was taken.
+        run.drafted.iter_mut().for_each(|(_, tokens)| tokens.end = tokens.end.min(resolved));
         run.blocks = blocks_of(&run.sequence);
         self.supply(at);
     }
