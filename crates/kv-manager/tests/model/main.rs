@@ -30,7 +30,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 105] = [
+const EXPECTED: [&str; 103] = [
     "a departure with a draft model behind",
     "a draft model that catches up",
     "a draft model that computes",
@@ -104,8 +104,6 @@ const EXPECTED: [&str; 105] = [
     "a block loaded from below",
     "a load of a state",
     "a load of a window",
-    "a state loaded by layers",
-    "a window loaded by layers",
     "a corrupt block below",
     "a failed load",
     "a foreign block below",
@@ -155,6 +153,10 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
+/// What is met about once or twice in 4,000 schedules, and at times in none: a deep campaign is to meet it. `tests/group_tiers.rs`
+/// has a test of each.
+const EXPECTED_DEEP: [&str; 2] = ["a state loaded by layers", "a window loaded by layers"];
+
 #[test]
 fn no_step_reads_what_it_should_not() {
     let deep = variable("KV_MODEL_DEEP", 0) == 1;
@@ -173,7 +175,9 @@ fn no_step_reads_what_it_should_not() {
         }
     }
     println!("{episodes} schedules from seed {first} on: {seen:#?}");
-    let missing: Vec<_> = EXPECTED.iter().filter(|&what| !seen.contains_key(what)).collect();
+    let rare = EXPECTED_DEEP.iter().filter(|_| episodes >= EPISODES_DEEP);
+    let expected = EXPECTED.iter().chain(rare);
+    let missing: Vec<_> = expected.filter(|&what| !seen.contains_key(what)).collect();
     assert!(episodes < EPISODES || missing.is_empty(), "never met: {missing:?}");
     let admitted = seen.get("an admission").copied().unwrap_or(0);
     assert!(episodes < EPISODES || admitted >= 10_000, "{admitted} requests");
