@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Generate(GenerateArgs),
     /// Converts traces in public formats to the trace format, with the reason if one cannot be.
     Convert(ConvertArgs),
+    /// Draws the JSON reports of runs as one HTML page, and says what limited them.
+    Report(ReportArgs),
     /// Looks at this machine: driver, devices, links, memory, limits and a disk, each with what to do about it.
     Doctor(DoctorArgs),
     /// Carries out the plans of a run with --workers, which starts it.
@@ -281,8 +283,8 @@ pub(crate) struct RunArgs {
     /// Writes the report to this file as JSON, completely or not at all.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Adds to the report what the run did over time, for `kv-replay report`: samples, histograms and a timeline, in
-    /// constant memory.
+    /// Adds to the report what the run did over time, for `kv-replay report`: samples, histograms and a timeline, of
+    /// bounded length.
     #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
     series: bool,
     /// Disables a protection: staging, claim, claim-unseen or skip; with --contiguous staging or
@@ -490,6 +492,31 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub(crate) disk_test: ByteSize,
     /// Writes the findings to this file as JSON, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+const REPORT_HELP: &str = "\
+The page needs no network and no other file. Reports of runs with --series have charts and a timeline; others have totals.
+
+Examples:
+  kv-replay run --trace chat.jsonl --series --json chat.json
+  kv-replay report chat.json --out chat.html
+  kv-replay report small.json large.json --out both.html --trace-events both.trace.json";
+
+#[derive(Args, Debug)]
+#[command(after_help = REPORT_HELP)]
+pub(crate) struct ReportArgs {
+    /// JSON reports of runs, side by side; at most 8.
+    #[arg(value_name = "RUN.json", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Writes the page to this file, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Also writes the timelines to this file, in the format that Perfetto and chrome://tracing open.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace_events: Option<PathBuf>,
+    /// Also writes to this file as JSON what limited each run and what would help.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }

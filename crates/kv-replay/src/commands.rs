@@ -18,6 +18,7 @@ use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
 use kv_replay::nodes::NODES_MAX;
+use kv_replay::page::{self, ReportError, ReportOptions};
 use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
@@ -84,6 +85,8 @@ pub(crate) enum Failure {
     Convert(#[from] ConvertError),
     #[error(transparent)]
     Policies(#[from] PoliciesError),
+    #[error(transparent)]
+    Report(#[from] ReportError),
     #[error("cannot use device {spec}")]
     Device { spec: DeviceSpec, source: DeviceOpenError },
     #[error(transparent)]
@@ -177,6 +180,16 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
             Ok(Outcome::Clean)
         }
         Some(Command::Doctor(args)) => doctor(args),
+        Some(Command::Report(args)) => {
+            let options = ReportOptions {
+                runs: &args.runs,
+                out: &args.out,
+                trace_events: args.trace_events.as_deref(),
+                json: args.json.as_deref(),
+            };
+            say(&page::run(&options)?)?;
+            Ok(Outcome::Clean)
+        }
         Some(Command::Worker(args)) => {
             work(args)?;
             Ok(Outcome::Clean)

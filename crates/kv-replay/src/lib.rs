@@ -10,7 +10,7 @@
 //!   processes that keep blocks for each other, and
 //!   [`place`] divides the model over them;
 //! - [`doctor`] looks at the machine that is to run it;
-//! - [`series`] is what a run did over time;
+//! - [`series`] is what a run did over time, and [`page`] shows it;
 //! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
 //!   results.
 //!
@@ -51,6 +51,7 @@ pub mod memory;
 mod model_cost;
 mod model_line;
 pub mod nodes;
+pub mod page;
 pub mod place;
 pub mod policies;
 pub mod profile;

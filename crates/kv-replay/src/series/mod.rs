@@ -1,7 +1,8 @@
-//! What a run did over time: samples, histograms and a timeline, in constant memory however long it is.
+//! What a run did over time: samples, histograms and a timeline, of bounded length however long it is. Beside them, a run that records
+//! remembers when each block of the trace was last asked for.
 //!
 //! On simulated devices the time is virtual, and the series of two equal runs are equal but for
-//! [`Series::calls`], which are measured by the host's clock.
+//! [`Series::calls_ns`], which are measured by the host's clock.
 
 mod histogram;
 mod samples;
