@@ -193,7 +193,7 @@ fn a_run_follows_from_its_seed_and_a_sample_is_a_part_of_it() {
 fn every_policy_serves_every_request_and_equal_runs_evict_alike() {
     let trace = short_answers(60, 3);
     let hits = PolicyKind::ALL.map(|policy| {
-        let config = RunConfig { policy, host_blocks: 1500, ..small(2600) };
+        let config = RunConfig { policy, host_blocks: 400, ..small(2600) };
         let report = replay(&config, &trace);
         assert_eq!(report.policy, policy.name());
         assert!(report.blocks_evicted > 1000, "{policy}: {report:?}");
