@@ -16,6 +16,12 @@ pub trait Memory: fmt::Debug + Send + Sync {
 
     /// Copies `from` to `address`. False, and nothing is changed, if there are not as many bytes.
     fn write(&self, address: u64, from: &[u8]) -> bool;
+
+    /// What a [`Transfer`](crate::Transfer) of another process has to know to read this memory by itself, in a form that
+    /// only it understands: 64 KiB at most. None if bytes come over connections alone.
+    fn descriptor(&self) -> Option<Vec<u8>> {
+        None
+    }
 }
 
 /// Memory of this process.

@@ -13,6 +13,9 @@ use crate::{FrameError, Refusal};
 /// Entries of a list, at most.
 pub const LIST_MAX: usize = 4096;
 
+/// Bytes of a descriptor of memory, at most.
+pub const DESCRIPTOR_MAX: usize = 64 << 10;
+
 /// The number of a lease. No two leases of a process have the same.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct LeaseId(pub u64);
@@ -118,6 +121,8 @@ pub enum Request {
         /// The place.
         from: Cursor,
     },
+    /// What is a transfer to know that reads the node's memory by itself?
+    Describe,
 }
 
 /// What a node answers.
@@ -134,6 +139,8 @@ pub enum Reply {
     Changes(Changes),
     /// It was not done.
     Refused(Refusal),
+    /// To [`Request::Describe`]: the [descriptor](crate::Memory::descriptor) of the node's memory; empty if there is none.
+    Described(Vec<u8>),
 }
 
 fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
@@ -169,6 +176,7 @@ impl Request {
             5 => Self::Forget { blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)? },
             6 => Self::Clear,
             7 => Self::Changes { from: Cursor { log: fields.u64()?, read: fields.u64()? } },
+            8 => Self::Describe,
             kind => return Err(FrameError::Kind { kind }),
         };
         fields.end()?;
@@ -214,6 +222,7 @@ impl Request {
                 writer.u64(from.read);
                 writer.0
             }
+            Self::Describe => Writer::of(8).0,
         }
     }
 }
@@ -264,6 +273,15 @@ impl Reply {
                 let value = FrameError::Value { field: "refusal", value: number.into() };
                 Self::Refused(*Refusal::ALL.get(usize::from(number)).ok_or(value)?)
             }
+            6 => match fields.rest() {
+                descriptor if descriptor.len() <= DESCRIPTOR_MAX => {
+                    Self::Described(descriptor.to_vec())
+                }
+                longer => {
+                    let (bytes, max) = (longer.len(), DESCRIPTOR_MAX);
+                    return Err(FrameError::TooLong { bytes, max });
+                }
+            },
             kind => return Err(FrameError::Kind { kind }),
         };
         fields.end()?;
@@ -303,6 +321,11 @@ impl Reply {
                 let mut writer = Writer::of(5);
                 let number = Refusal::ALL.iter().position(|of| of == refusal);
                 writer.0.push(number.unwrap_or(0) as u8);
+                writer.0
+            }
+            Self::Described(descriptor) => {
+                let mut writer = Writer::of(6);
+                writer.0.extend_from_slice(descriptor);
                 writer.0
             }
         }

@@ -1,5 +1,6 @@
 //! A connection to another node, as the side that asks.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Facts};
@@ -24,6 +25,8 @@ const GAP: u64 = 64;
 pub struct Peer {
     channel: Channel,
     facts: Facts,
+    /// What the node has said of its memory, once it was asked.
+    descriptor: Option<Arc<[u8]>>,
 }
 
 impl Peer {
@@ -34,13 +37,32 @@ impl Peer {
     pub fn connect(member: &Member, key: &Key, deadline: Instant) -> Result<Self, PeerError> {
         let Member { name, address } = member;
         let (channel, facts) = Channel::connect(address, name, key, FRAME_MAX as usize, deadline)?;
-        Ok(Self { channel, facts })
+        Ok(Self { channel, facts, descriptor: None })
     }
 
     /// Bytes of the node's memory.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.facts.memory_bytes
+    }
+
+    /// What a one-sided [`Transfer`] has to know of the node's memory; empty if bytes come over the connection alone. The node
+    /// is asked once.
+    ///
+    /// # Errors
+    /// [`PeerError`].
+    pub fn describe(&mut self, deadline: Instant) -> Result<Arc<[u8]>, PeerError> {
+        if let Some(known) = &self.descriptor {
+            return Ok(Arc::clone(known));
+        }
+        match self.ask(&Request::Describe, deadline)? {
+            Reply::Described(descriptor) => {
+                let descriptor: Arc<[u8]> = descriptor.into();
+                self.descriptor = Some(Arc::clone(&descriptor));
+                Ok(descriptor)
+            }
+            _ => Err(Lie::Answer.into()),
+        }
     }
 
     /// Asks, and waits for the answer.
@@ -100,8 +122,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Reads the blocks of an answer to `blocks`, in few spans: those that lie side by side are read as one. A record
-    /// counts only if it is the right one of the right write, whole (H8, H21); the lease may have ended meanwhile.
+    /// The same as [`read_each`](Self::read_each), with each record in memory of its own.
     ///
     /// # Errors
     /// [`PeerError`], if bytes did not come.
@@ -112,17 +133,36 @@ impl Peer {
         blocks: &[Block],
         deadline: Instant,
     ) -> Result<Vec<Read>, PeerError> {
-        let Some(lease) = found.lease else { return Ok(Vec::new()) };
+        let mut records = Vec::with_capacity(found.blocks.len());
+        let keep = |_, record: Result<&[u8], Unfit>| records.push(record.map(<[u8]>::to_vec));
+        self.read_each(transfer, found, blocks, deadline, keep)?;
+        Ok(records)
+    }
+
+    /// Reads the blocks of an answer to `blocks`, in few spans: those that lie side by side are read as one. Says of each, with
+    /// its place in `blocks`, what was read. A record counts only if it is the right one of the right write, whole (H8,
+    /// H21); the lease may have ended meanwhile.
+    ///
+    /// # Errors
+    /// [`PeerError`], if bytes did not come.
+    pub fn read_each(
+        &mut self,
+        transfer: &mut dyn Transfer,
+        found: &Found,
+        blocks: &[Block],
+        deadline: Instant,
+        mut each: impl FnMut(usize, Result<&[u8], Unfit>),
+    ) -> Result<(), PeerError> {
+        let Some(lease) = found.lease else { return Ok(()) };
         let joined = Joined::of(found);
-        let mut bytes = Vec::new();
-        transfer.read(self, lease, &joined.spans, &mut bytes, deadline)?;
+        let bytes = transfer.read(self, lease, &joined.spans, deadline)?;
         let slots = found.blocks.iter().zip(&joined.places).zip(blocks);
-        let records = slots.map(|((at, &place), &block)| {
+        for (index, ((at, &place), &block)) in slots.enumerate() {
             let slot = bytes.get(place..).unwrap_or_default();
             let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
-            at.record(slot, block).map(<[u8]>::to_vec)
-        });
-        Ok(records.collect())
+            each(index, at.record(slot, block));
+        }
+        Ok(())
     }
 
     /// Ends a lease.

@@ -248,6 +248,7 @@ fn answer(node: &Node, reader: ReaderId, request: Request) -> Reply {
             Reply::Done
         }
         Request::Changes { from } => Reply::Changes(node.changes(from)),
+        Request::Describe => Reply::Described(node.memory().descriptor().unwrap_or_default()),
     }
 }
 

@@ -12,24 +12,24 @@ use crate::{Lie, Peer, PeerError, Refusal};
 /// Reads the memory of a peer. What it brings is checked by its caller, so a transfer may be one-sided: the peer need
 /// not know of it.
 pub trait Transfer: fmt::Debug + Send {
-    /// Appends the bytes of `spans`, one behind the other, to `into`. The spans are within the peer's memory and do
-    /// not overlap.
+    /// The bytes of `spans`, one behind the other. The spans are within the peer's memory and do not overlap.
     ///
     /// # Errors
-    /// [`PeerError`]. What was appended before is of no use.
+    /// [`PeerError`].
     fn read(
         &mut self,
         peer: &mut Peer,
         lease: LeaseId,
         spans: &[Span],
-        into: &mut Vec<u8>,
         deadline: Instant,
-    ) -> Result<(), PeerError>;
+    ) -> Result<&[u8], PeerError>;
 }
 
 /// The peer sends the bytes over its connection.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SocketTransfer;
+#[derive(Debug, Default)]
+pub struct SocketTransfer {
+    bytes: Vec<u8>,
+}
 
 /// Bytes that are asked for at a time. Several requests in a row keep a frame from taking long.
 const REQUEST_BYTES: u64 = 4 << 20;
@@ -40,9 +40,9 @@ impl Transfer for SocketTransfer {
         peer: &mut Peer,
         lease: LeaseId,
         spans: &[Span],
-        into: &mut Vec<u8>,
         deadline: Instant,
-    ) -> Result<(), PeerError> {
+    ) -> Result<&[u8], PeerError> {
+        self.bytes.clear();
         let mut rest = spans;
         while !rest.is_empty() {
             let (mut asked, mut count) = (0_u64, 0);
@@ -61,7 +61,7 @@ impl Transfer for SocketTransfer {
             let request = Request::Read { lease, spans: now.to_vec() };
             match peer.ask(&request, deadline)? {
                 Reply::Bytes(bytes) if bytes.len() as u64 == asked => {
-                    into.extend_from_slice(&bytes);
+                    self.bytes.extend_from_slice(&bytes);
                 }
                 Reply::Bytes(bytes) => {
                     return Err(Lie::Bytes { bytes: bytes.len(), asked: asked as usize }.into());
@@ -70,21 +70,22 @@ impl Transfer for SocketTransfer {
             }
             rest = later;
         }
-        Ok(())
+        Ok(&self.bytes)
     }
 }
 
 /// The peer's memory is memory of this process, and is read without a word.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct MemoryTransfer {
     memory: Arc<dyn Memory>,
+    bytes: Vec<u8>,
 }
 
 impl MemoryTransfer {
     /// Reads this memory.
     #[must_use]
     pub fn new(memory: Arc<dyn Memory>) -> Self {
-        Self { memory }
+        Self { memory, bytes: Vec::new() }
     }
 }
 
@@ -94,13 +95,13 @@ impl Transfer for MemoryTransfer {
         _: &mut Peer,
         _: LeaseId,
         spans: &[Span],
-        into: &mut Vec<u8>,
         _: Instant,
-    ) -> Result<(), PeerError> {
+    ) -> Result<&[u8], PeerError> {
+        self.bytes.clear();
         for span in spans {
-            let before = into.len();
-            into.resize(before + span.bytes as usize, 0);
-            let to = into.get_mut(before..).unwrap_or_default();
+            let before = self.bytes.len();
+            self.bytes.resize(before + span.bytes as usize, 0);
+            let to = self.bytes.get_mut(before..).unwrap_or_default();
             if !self.memory.read(span.address, to) {
                 let (address, bytes) = (span.address, span.bytes.into());
                 return Err(
@@ -108,6 +109,6 @@ impl Transfer for MemoryTransfer {
                 );
             }
         }
-        Ok(())
+        Ok(&self.bytes)
     }
 }

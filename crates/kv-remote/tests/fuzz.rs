@@ -21,7 +21,7 @@ fn span(state: &mut u64) -> Span {
 
 fn request(state: &mut u64) -> Request {
     let any_block = |state: &mut u64| block(random(state));
-    match random(state) % 7 {
+    match random(state) % 8 {
         0 => {
             let lease = Duration::from_millis(random(state) & 0xffff_ffff);
             Request::Find { lease, blocks: list(state, any_block) }
@@ -34,12 +34,13 @@ fn request(state: &mut u64) -> Request {
         }
         4 => Request::Forget { blocks: list(state, any_block) },
         5 => Request::Clear,
+        6 => Request::Describe,
         _ => Request::Changes { from: Cursor { log: random(state), read: random(state) } },
     }
 }
 
 fn reply(state: &mut u64) -> Reply {
-    match random(state) % 5 {
+    match random(state) % 6 {
         0 => {
             let located =
                 |state: &mut u64| Located { span: span(state), generation: random(state) };
@@ -57,6 +58,7 @@ fn reply(state: &mut u64) -> Reply {
             let next = Cursor { log: random(state), read: random(state) };
             Reply::Changes(Changes { next, changes: list(state, change) })
         }
+        4 => Reply::Described(list(state, |state| random(state) as u8)),
         _ => Reply::Refused(Refusal::ALL[(random(state) % Refusal::ALL.len() as u64) as usize]),
     }
 }

@@ -7,13 +7,16 @@ mod proxy;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{block, blocks, far, key, record, serve, serve_at, until};
+use kv_pool::clock::SystemClock;
 use kv_remote::message::{Cursor, LIST_MAX, LeaseId, Span};
 use kv_remote::{
-    Address, FrameError, HandshakeError, Key, Member, MemoryTransfer, Peer, PeerError, Refusal,
-    Server, SocketTransfer, Transfer, Unfit,
+    Address, FrameError, HandshakeError, HostMemory, Key, Member, Memory, MemoryTransfer, Node,
+    NodeOptions, Peer, PeerError, Refusal, Server, ServerOptions, SocketTransfer, Transfer, Unfit,
 };
 use proxy::{HANDSHAKE, Proxy, Tamper};
 
@@ -44,13 +47,58 @@ fn store_and_read(peer: &mut Peer, numbers: std::ops::Range<u64>) {
     let wanted = blocks(numbers.clone());
     let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
     assert_eq!(found.blocks.len(), wanted.len());
-    let read = peer.read(&mut SocketTransfer, &found, &wanted, far()).unwrap();
+    let read = peer.read(&mut SocketTransfer::default(), &found, &wanted, far()).unwrap();
     let right: Vec<_> = numbers.map(|number| Ok(record(number))).collect();
     assert_eq!(read, right);
     peer.end(found.lease.unwrap(), far()).unwrap();
 }
 
 /// H11: no two listen at one place, whatever else listens on the host, and each has its own.
+/// Memory that says how it is reached, and how often it has said so.
+#[derive(Debug)]
+struct Described {
+    memory: HostMemory,
+    asked: AtomicU64,
+}
+
+impl Memory for Described {
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        self.memory.read(address, into)
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> bool {
+        self.memory.write(address, from)
+    }
+
+    fn descriptor(&self) -> Option<Vec<u8>> {
+        let asked = self.asked.fetch_add(1, Ordering::Relaxed);
+        Some(format!("{asked}").into_bytes())
+    }
+}
+
+#[test]
+fn a_peer_is_told_once_how_the_memory_of_a_node_is_reached() {
+    let (_server, member) = serve("a", 4);
+    let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+    assert!(peer.describe(far()).unwrap().is_empty(), "bytes come over the connection alone");
+    let memory = HostMemory::new(1 << 16).unwrap();
+    let memory = Arc::new(Described { memory, asked: AtomicU64::new(7) });
+    let clock = Arc::new(SystemClock::new());
+    let node = Arc::new(Node::new(&NodeOptions::new("b", 300), memory, clock).unwrap());
+    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(node, options).unwrap();
+    let member = Member { name: "b".to_owned(), address: server.address().clone() };
+    for expected in [&b"7"[..], b"8"] {
+        let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+        assert_eq!(&*peer.describe(far()).unwrap(), expected);
+        assert_eq!(&*peer.describe(far()).unwrap(), expected);
+    }
+}
+
 #[test]
 fn two_workers_in_one_network_namespace_serve_and_read_each_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,7 +154,7 @@ fn a_lease_ends_by_time_without_a_call_and_its_late_reader_misses() {
     until("the lease has ended by time", || server.node().stats().leases.expired == 1);
     let ended = peer.end(found.lease.unwrap(), far());
     assert!(matches!(ended, Err(PeerError::Refused(Refusal::NoLease))), "{ended:?}");
-    let read = peer.read(&mut SocketTransfer, &found, &wanted, far());
+    let read = peer.read(&mut SocketTransfer::default(), &found, &wanted, far());
     assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease))), "{read:?}");
     // A one-sided reader is not asked for its lease. It sees another write.
     (2..5).for_each(|number| peer.put(block(number), record(number), far()).unwrap());
@@ -125,7 +173,7 @@ fn a_lease_is_no_other_connections_to_read_or_end() {
     let lease = found.lease.unwrap();
     let ended = two.end(lease, far());
     assert!(matches!(ended, Err(PeerError::Refused(Refusal::NoLease))), "{ended:?}");
-    let read = two.read(&mut SocketTransfer, &found, &blocks([1]), far());
+    let read = two.read(&mut SocketTransfer::default(), &found, &blocks([1]), far());
     assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease))), "{read:?}");
     one.end(lease, far()).unwrap();
     // A lease that is said again is refused and counted.
@@ -135,7 +183,8 @@ fn a_lease_is_no_other_connections_to_read_or_end() {
     let outside = Span { address: 1 << 40, bytes: 100 };
     let found = one.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
     let lease = found.lease.unwrap();
-    let read = SocketTransfer.read(&mut one, lease, &[outside], &mut Vec::new(), far());
+    let mut transfer = SocketTransfer::default();
+    let read = transfer.read(&mut one, lease, &[outside], far());
     assert!(matches!(read, Err(PeerError::Refused(Refusal::OutsideLease))), "{read:?}");
 }
 

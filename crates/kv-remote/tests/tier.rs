@@ -250,6 +250,8 @@ fn what_a_member_was_not_told_to_forget_it_forgets_before_it_gives_anything() {
 struct Late {
     node: Arc<Node>,
     turns: Arc<AtomicU64>,
+    bytes: Vec<u8>,
+    socket: SocketTransfer,
 }
 
 impl Transfer for Late {
@@ -258,9 +260,8 @@ impl Transfer for Late {
         peer: &mut Peer,
         lease: LeaseId,
         spans: &[Span],
-        into: &mut Vec<u8>,
         deadline: Instant,
-    ) -> Result<(), PeerError> {
+    ) -> Result<&[u8], PeerError> {
         if self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             until("the lease has ended", || {
                 self.node.end_overdue();
@@ -268,14 +269,15 @@ impl Transfer for Late {
             });
             self.node.clear();
             (100..300).for_each(|number| self.node.put(common::block(number), &[9; 90]).unwrap());
+            self.bytes.clear();
             for span in spans {
-                let before = into.len();
-                into.resize(before + span.bytes as usize, 0);
-                assert!(self.node.memory().read(span.address, &mut into[before..]));
+                let before = self.bytes.len();
+                self.bytes.resize(before + span.bytes as usize, 0);
+                assert!(self.node.memory().read(span.address, &mut self.bytes[before..]));
             }
-            return Ok(());
+            return Ok(&self.bytes);
         }
-        SocketTransfer.read(peer, lease, spans, into, deadline)
+        self.socket.read(peer, lease, spans, deadline)
     }
 }
 
@@ -287,8 +289,13 @@ fn a_reader_that_sleeps_past_its_lease_misses_and_goes_on_with_another_member() 
     let turns = Arc::new(AtomicU64::new(0));
     let node = Arc::clone(&hosts[0].node);
     late.set_transfer(move |member| match member.name.as_str() {
-        "a" => Box::new(Late { node: Arc::clone(&node), turns: Arc::clone(&turns) }),
-        _ => Box::new(SocketTransfer),
+        "a" => Box::new(Late {
+            node: Arc::clone(&node),
+            turns: Arc::clone(&turns),
+            bytes: Vec::new(),
+            socket: SocketTransfer::default(),
+        }),
+        _ => Box::<SocketTransfer>::default(),
     });
     let (mut one, watch) = worker(late);
     one.store(0..20);

@@ -10,7 +10,7 @@ use super::{News, Shared};
 use crate::address::after;
 use crate::message::{Cursor, Found, LIST_MAX};
 use crate::wire::Key as Block;
-use crate::{Peer, PeerError, Transfer};
+use crate::{Peer, PeerError, Transfer, Unfit};
 
 /// What a member's thread is to do.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Link {
         let member = shared.options.members.get(at);
         let transfer: Box<dyn Transfer> = match member {
             Some(member) => (shared.options.transfer)(member),
-            None => Box::new(crate::SocketTransfer),
+            None => Box::<crate::SocketTransfer>::default(),
         };
         Self {
             at,
@@ -181,16 +181,14 @@ impl Link {
         while !rest.is_empty() {
             let asked = rest.get(..FIND_MAX.min(LIST_MAX)).unwrap_or(rest);
             match self.with_peer(|link, peer| link.load_run(peer, asked)) {
-                Ok(read) => {
-                    for (load, outcome) in asked.iter().zip(read.records) {
-                        match outcome {
-                            Ok(record) => self.arrived(load, &record),
-                            Err(unfit) => missed.push((Arc::clone(load), Miss::of(unfit))),
-                        }
-                    }
-                    let absent = asked.get(read.found).filter(|_| read.found < asked.len());
+                Ok(run) => {
+                    let unfit = run.unfit.into_iter().filter_map(|(index, unfit)| {
+                        Some((Arc::clone(asked.get(index)?), Miss::of(unfit)))
+                    });
+                    missed.extend(unfit);
+                    let absent = asked.get(run.found);
                     missed.extend(absent.map(|load| (Arc::clone(load), Miss::Absent)));
-                    let passed = read.found + usize::from(absent.is_some());
+                    let passed = run.found + usize::from(absent.is_some());
                     rest = rest.get(passed..).unwrap_or_default();
                 }
                 Err(error) => {
@@ -198,7 +196,9 @@ impl Link {
                     // A lease that has ended, or a refusal, is of these blocks; a member that is down gives none.
                     let passed = if error.is_refusal() { asked.len() } else { rest.len() };
                     let (gone, left) = rest.split_at(passed);
-                    missed.extend(gone.iter().map(|load| (Arc::clone(load), miss)));
+                    // Some may have come before the connection was spoilt.
+                    let gone = gone.iter().filter(|load| !load.has_ended());
+                    missed.extend(gone.map(|load| (Arc::clone(load), miss)));
                     rest = left;
                 }
             }
@@ -216,7 +216,7 @@ impl Link {
         self.shared.forward(missed.into_iter().map(|(load, _)| load));
     }
 
-    /// The longest run of blocks that the member has, read and checked, with its lease ended.
+    /// The longest run of blocks that the member has, read, checked and brought to where it is wanted, with its lease ended.
     fn load_run(&mut self, peer: &mut Peer, loads: &[Arc<Loading>]) -> Result<Run, PeerError> {
         let blocks: Vec<_> = loads.iter().map(|load| load.block).collect();
         let Found { lease: Some(lease), blocks: located } =
@@ -226,31 +226,22 @@ impl Link {
         };
         let found = Found { lease: Some(lease), blocks: located };
         let deadline = self.deadline();
-        let records = peer.read(self.transfer.as_mut(), &found, &blocks, deadline);
+        let (shared, at, mut unfit) = (Arc::clone(&self.shared), self.at, Vec::new());
+        let each = |index: usize, record: Result<&[u8], Unfit>| match (loads.get(index), record) {
+            (Some(load), Ok(record)) => shared.arrived(at, load, record),
+            (Some(_), Err(reason)) => unfit.push((index, reason)),
+            (None, _) => {}
+        };
+        let read = peer.read_each(self.transfer.as_mut(), &found, &blocks, deadline, each);
         // If the connection is spoilt, the lease ends with it.
         match peer.end(lease, self.deadline()) {
             // Its time had come. What was read says itself whether it is right.
             Err(error) if !error.is_refusal() => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        let records = records?;
-        self.shared.stats.lock().read += records.len() as u64;
-        Ok(Run { found: found.blocks.len(), records })
-    }
-
-    fn arrived(&self, load: &Loading, record: &[u8]) {
-        let taken = load.arrived(record);
-        let mut stats = self.shared.stats.lock();
-        match taken {
-            Some(true) => {
-                let name = self.shared.options.members.get(self.at).map(|member| &member.name);
-                if let Some(count) = name.and_then(|name| stats.loaded.get_mut(name)) {
-                    *count += 1;
-                }
-            }
-            Some(false) => *stats.missed.entry(Miss::Foreign).or_default() += 1,
-            None => {}
-        }
+        read?;
+        self.shared.stats.lock().read += found.blocks.len() as u64;
+        Ok(Run { found: found.blocks.len(), unfit })
     }
 
     /// Asks what has come to the member and gone.
@@ -274,5 +265,6 @@ impl Link {
 struct Run {
     /// Blocks that it has found.
     found: usize,
-    records: Vec<crate::Read>,
+    /// Those of them that are not to be used, each with its place in what was asked for.
+    unfit: Vec<(usize, Unfit)>,
 }

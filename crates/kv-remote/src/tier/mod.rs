@@ -71,7 +71,7 @@ impl RemoteOptions {
             retry_after: Duration::from_secs(1),
             follow_every: Duration::from_millis(5),
             clock: Arc::new(SystemClock::new()),
-            transfer: Arc::new(|_| Box::new(SocketTransfer)),
+            transfer: Arc::new(|_| Box::<SocketTransfer>::default()),
         }
     }
 
@@ -139,6 +139,22 @@ impl Shared {
         // Without the tier, an order is dropped, and its blocks have failed.
         if let Some(link) = self.links.lock().get(member) {
             drop(link.send(order));
+        }
+    }
+
+    /// Gives a record that a member has sent to the load that wants it, unless another member was faster.
+    fn arrived(&self, member: usize, load: &Loading, record: &[u8]) {
+        let taken = load.arrived(record);
+        let mut stats = self.stats.lock();
+        match taken {
+            Some(true) => {
+                let name = self.options.members.get(member).map(|member| &member.name);
+                if let Some(count) = name.and_then(|name| stats.loaded.get_mut(name)) {
+                    *count += 1;
+                }
+            }
+            Some(false) => *stats.missed.entry(Miss::Foreign).or_default() += 1,
+            None => {}
         }
     }
 
