@@ -129,6 +129,14 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: false,
     },
     Layer {
+        name: "kv-nixl",
+        below: &["kv-remote"],
+        others: &["libloading"],
+        // NIXL is opened when the program runs; of CUDA there is nothing.
+        never: &[HEAVY, &["cuda-driver", "cudarc"]],
+        may_be_unsafe: true,
+    },
+    Layer {
         name: "kv-multigpu",
         below: &["kv-kernels", "kv-place"],
         others: &["nvml-wrapper"],
@@ -151,7 +159,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-replay",
-        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-remote"],
+        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-nixl", "kv-remote"],
         others: &[
             "clap",
             "csv",

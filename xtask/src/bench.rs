@@ -7,12 +7,14 @@ use std::process::Stdio;
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
+use crate::services;
 
 /// Benchmarks with this name ending need a GPU.
 const GPU: &str = "_gpu";
 
 /// Runs all of them, even after one has failed.
 pub(crate) fn run() -> anyhow::Result<()> {
+    services::provide();
     let packages = cargo::packages()?;
     let mut failed = Vec::new();
     for (package, bench) in without_gpu(&packages) {

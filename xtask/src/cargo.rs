@@ -8,6 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
+use crate::services;
+
 /// A crate of the workspace.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub(crate) struct Package {
@@ -115,7 +117,7 @@ pub(crate) fn test(
 /// That Cargo, started in `root`.
 pub(crate) fn command_in(root: &Path) -> Command {
     let mut command = Command::new(program());
-    command.current_dir(root);
+    command.current_dir(root).envs(services::variables());
     command
 }
 

@@ -22,6 +22,7 @@ mod peers;
 mod races;
 mod remote;
 mod removals;
+mod services;
 mod simulate;
 mod spelling;
 mod test;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::bail;
 
-use crate::cargo;
+use crate::{cargo, services};
 
 /// Options of `cargo xtask remote`.
 #[derive(clap::Args)]
@@ -34,6 +34,7 @@ const CAMPAIGNS: &[&str] = &["node", "tier", "fuzz"];
 
 /// Runs every campaign in the release profile, and prints the time of each.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    services::provide();
     let mut failed = Vec::new();
     for test in CAMPAIGNS {
         cargo_test(test, &["--no-run"], args)?;

@@ -17,8 +17,8 @@ pub(crate) use copy::Copy;
 pub(crate) use list::{Removal, read};
 use trial::{Outcome, Tests};
 
-use crate::cargo;
 use crate::tidy::Files;
+use crate::{cargo, services};
 
 /// Options of `cargo xtask removals`.
 #[derive(clap::Args)]
@@ -40,6 +40,7 @@ pub(crate) struct Args {
 
 /// Removes every protection selected by `args`, and fails if a removal goes unnoticed.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    services::provide();
     let files = Files::read(&cargo::workspace_root())?;
     let removals: Vec<Removal> =
         read(&files)?.into_iter().filter(|one| args.selects(one)).collect();

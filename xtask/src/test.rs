@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 
 use crate::cargo::{self, Package};
-use crate::{api, chat, deny, kernels, minimal, model, outside, paces, spelling, tidy};
+use crate::{api, chat, deny, kernels, minimal, model, outside, paces, services, spelling, tidy};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -70,6 +70,7 @@ struct Outcome {
 
 /// Runs every step and reports all failures at the end.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    services::provide();
     let steps = steps(args, &cargo::packages()?, cargo::has_nextest());
     let count = steps.len();
     let folder = cargo::target_folder().join(SMOKE_FOLDER);

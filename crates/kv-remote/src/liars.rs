@@ -93,7 +93,7 @@ fn fewer_bytes_than_were_asked_for_are_refused_and_wrong_ones_are_a_miss() {
         let (mut peer, thread) = liar(vec![answer.body(), Reply::Bytes(vec![1; bytes]).body()]);
         let blocks = [block(1), block(2)];
         let found = peer.find_and_pin(&blocks, Duration::from_secs(1), far()).unwrap();
-        let read = peer.read(&mut SocketTransfer::default(), &found, &blocks, far());
+        let read = peer.read(&mut SocketTransfer, &found, &blocks, far());
         thread.join().unwrap();
         match read {
             Err(PeerError::Lie(Lie::Bytes { bytes: said, asked: 200 })) => {

@@ -47,6 +47,13 @@ impl HostMemory {
         Ok(Self { words: words.into_boxed_slice() })
     }
 
+    /// Where it lies in this process, for a transport that registers it. It does not move as long as it lives, and any thread may
+    /// write it at any time.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.words.as_ptr().cast()
+    }
+
     /// The words that a range of bytes touches, and where the range begins in the first.
     fn words(&self, address: u64, bytes: usize) -> Option<(&[AtomicU64], usize)> {
         let start = usize::try_from(address).ok()?;

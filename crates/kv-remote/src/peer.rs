@@ -17,6 +17,9 @@ pub type Read = Result<Vec<u8>, Unfit>;
 /// Bytes between two blocks that are read with them rather than left out.
 const GAP: u64 = 64;
 
+/// Bytes that are read as one span, at most, unless one block has more: what was read is looked at while it is in a cache.
+const JOINED_MAX: u64 = 512 << 10;
+
 /// A connection to a node. Each call has a deadline.
 ///
 /// After an error that is no [refusal](PeerError::is_refusal), the connection is of no use: drop it. The
@@ -133,18 +136,23 @@ impl Peer {
         blocks: &[Block],
         deadline: Instant,
     ) -> Result<Vec<Read>, PeerError> {
-        let mut records = Vec::with_capacity(found.blocks.len());
-        let keep = |_, record: Result<&[u8], Unfit>| records.push(record.map(<[u8]>::to_vec));
+        let count = found.lease.map_or(0, |_| found.blocks.len().min(blocks.len()));
+        let mut records = vec![Err(Unfit::Short); count];
+        let keep = |at: usize, record: Result<&[u8], Unfit>| {
+            if let Some(kept) = records.get_mut(at) {
+                *kept = record.map(<[u8]>::to_vec);
+            }
+        };
         self.read_each(transfer, found, blocks, deadline, keep)?;
         Ok(records)
     }
 
     /// Reads the blocks of an answer to `blocks`, in few spans: those that lie side by side are read as one. Says of each, with
-    /// its place in `blocks`, what was read. A record counts only if it is the right one of the right write, whole (H8,
-    /// H21); the lease may have ended meanwhile.
+    /// its place in `blocks`, once what was read, in the order in which it comes. A record counts only if it is the right
+    /// one of the right write, whole (H8, H21); the lease may have ended meanwhile.
     ///
     /// # Errors
-    /// [`PeerError`], if bytes did not come.
+    /// [`PeerError`], if bytes did not come. What was said before is right all the same.
     pub fn read_each(
         &mut self,
         transfer: &mut dyn Transfer,
@@ -154,13 +162,23 @@ impl Peer {
         mut each: impl FnMut(usize, Result<&[u8], Unfit>),
     ) -> Result<(), PeerError> {
         let Some(lease) = found.lease else { return Ok(()) };
-        let joined = Joined::of(found);
-        let bytes = transfer.read(self, lease, &joined.spans, deadline)?;
-        let slots = found.blocks.iter().zip(&joined.places).zip(blocks);
-        for (index, ((at, &place), &block)) in slots.enumerate() {
-            let slot = bytes.get(place..).unwrap_or_default();
-            let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
-            each(index, at.record(slot, block));
+        let Joined { spans, mut places } = Joined::of(found);
+        let mut say = |span: usize, bytes: &[u8]| {
+            let first = places.partition_point(|place| place.span < span);
+            for place in places.iter_mut().skip(first).take_while(|place| place.span == span) {
+                let of = found.blocks.get(place.block).zip(blocks.get(place.block));
+                let (Some((at, &block)), false) = (of, std::mem::replace(&mut place.said, true))
+                else {
+                    continue;
+                };
+                let slot = bytes.get(place.offset..).unwrap_or_default();
+                let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
+                each(place.block, at.record(slot, block));
+            }
+        };
+        transfer.read(self, lease, &spans, deadline, &mut say)?;
+        for place in places.iter().filter(|place| !place.said && place.block < blocks.len()) {
+            each(place.block, Err(Unfit::Short));
         }
         Ok(())
     }
@@ -220,38 +238,44 @@ impl Peer {
 /// The blocks of an answer as few spans, in the order of their addresses.
 struct Joined {
     spans: Vec<Span>,
-    /// Where each block begins in the bytes of all spans.
-    places: Vec<usize>,
+    /// Where each block is, in the same order.
+    places: Vec<Place>,
+}
+
+/// Where a block is in the bytes of a span.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Place {
+    /// Its place in the answer.
+    block: usize,
+    span: usize,
+    offset: usize,
+    /// Whether it was said what was read.
+    said: bool,
 }
 
 impl Joined {
     fn of(found: &Found) -> Self {
         let mut order: Vec<_> = (0..).zip(found.blocks.iter().map(|block| block.span)).collect();
         order.sort_unstable_by_key(|(_, span)| span.address);
-        let (mut spans, mut places) = (Vec::<Span>::new(), vec![0; found.blocks.len()]);
-        let mut before = 0_usize;
-        for (at, span) in order {
-            let end = span.address + u64::from(span.bytes);
+        let (mut spans, mut places) = (Vec::<Span>::new(), Vec::with_capacity(order.len()));
+        for (block, span) in order {
+            let end = span.address.saturating_add(span.bytes.into());
             let joins = spans.last_mut().filter(|last| {
-                let last_end = last.address + u64::from(last.bytes);
-                span.address <= last_end + GAP && end - last.address <= FRAME_MAX / 16
+                let last_end = last.address.saturating_add(last.bytes.into());
+                span.address <= last_end.saturating_add(GAP) && end - last.address <= JOINED_MAX
             });
-            let place = match joins {
+            let offset = match joins {
                 Some(last) => {
-                    let offset = span.address - last.address;
                     let bytes = u64::from(last.bytes).max(end - last.address);
                     last.bytes = bytes as u32;
-                    before + offset as usize
+                    (span.address - last.address) as usize
                 }
                 None => {
-                    before += spans.last().map_or(0, |last| last.bytes as usize);
                     spans.push(span);
-                    before
+                    0
                 }
             };
-            if let Some(of) = places.get_mut::<usize>(at) {
-                *of = place;
-            }
+            places.push(Place { block, span: spans.len() - 1, offset, said: false });
         }
         Self { spans, places }
     }
@@ -262,26 +286,41 @@ mod tests {
     use super::*;
     use crate::message::Located;
 
-    fn joined(spans: &[(u64, u32)]) -> (Vec<(u64, u32)>, Vec<usize>) {
+    type Spans = Vec<(u64, u32)>;
+    type Places = Vec<(usize, usize)>;
+
+    /// The spans, and of each block its span and where it begins there.
+    fn joined(spans: &[(u64, u32)]) -> (Spans, Places) {
         let span = |&(address, bytes): &(u64, u32)| Span { address, bytes };
         let blocks =
             spans.iter().map(|of| Located { span: span(of), generation: 0 }).collect::<Vec<_>>();
         let joined = Joined::of(&Found { lease: None, blocks });
         let spans = joined.spans.iter().map(|span| (span.address, span.bytes)).collect();
-        (spans, joined.places)
+        let mut places = joined.places;
+        places.sort_unstable_by_key(|place| place.block);
+        (spans, places.iter().map(|place| (place.span, place.offset)).collect())
     }
 
     #[test]
     fn blocks_side_by_side_are_one_span_and_each_is_found_in_the_bytes() {
         assert_eq!(
             joined(&[(0, 100), (128, 100), (256, 100)]),
-            (vec![(0, 356)], vec![0, 128, 256])
+            (vec![(0, 356)], vec![(0, 0), (0, 128), (0, 256)])
         );
-        assert_eq!(joined(&[(256, 100), (0, 100), (128, 90)]), (vec![(0, 356)], vec![256, 0, 128]));
+        assert_eq!(
+            joined(&[(256, 100), (0, 100), (128, 90)]),
+            (vec![(0, 356)], vec![(0, 256), (0, 0), (0, 128)])
+        );
         let apart = joined(&[(1000, 10), (0, 10), (1064, 10), (500, 10)]);
-        assert_eq!(apart, (vec![(0, 10), (500, 10), (1000, 74)], vec![20, 0, 84, 10]));
+        assert_eq!(
+            apart,
+            (vec![(0, 10), (500, 10), (1000, 74)], vec![(2, 0), (0, 0), (2, 64), (1, 0)])
+        );
         // A peer may name one block twice, or one within the other.
-        assert_eq!(joined(&[(0, 100), (0, 100), (10, 20)]), (vec![(0, 100)], vec![0, 0, 10]));
+        assert_eq!(
+            joined(&[(0, 100), (0, 100), (10, 20)]),
+            (vec![(0, 100)], vec![(0, 0), (0, 0), (0, 10)])
+        );
         assert_eq!(joined(&[]), (vec![], vec![]));
     }
 }

@@ -12,24 +12,24 @@ use crate::{Lie, Peer, PeerError, Refusal};
 /// Reads the memory of a peer. What it brings is checked by its caller, so a transfer may be one-sided: the peer need
 /// not know of it.
 pub trait Transfer: fmt::Debug + Send {
-    /// The bytes of `spans`, one behind the other. The spans are within the peer's memory and do not overlap.
+    /// Says `each` the place and the bytes of every span, once they have come. The spans are within the peer's memory and do
+    /// not overlap.
     ///
     /// # Errors
-    /// [`PeerError`].
+    /// [`PeerError`]. What was said before is right all the same.
     fn read(
         &mut self,
         peer: &mut Peer,
         lease: LeaseId,
         spans: &[Span],
         deadline: Instant,
-    ) -> Result<&[u8], PeerError>;
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError>;
 }
 
 /// The peer sends the bytes over its connection.
-#[derive(Debug, Default)]
-pub struct SocketTransfer {
-    bytes: Vec<u8>,
-}
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SocketTransfer;
 
 /// Bytes that are asked for at a time. Several requests in a row keep a frame from taking long.
 const REQUEST_BYTES: u64 = 4 << 20;
@@ -41,9 +41,9 @@ impl Transfer for SocketTransfer {
         lease: LeaseId,
         spans: &[Span],
         deadline: Instant,
-    ) -> Result<&[u8], PeerError> {
-        self.bytes.clear();
-        let mut rest = spans;
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        let (mut rest, mut places) = (spans, 0..);
         while !rest.is_empty() {
             let (mut asked, mut count) = (0_u64, 0);
             while let Some(span) = rest.get(count) {
@@ -61,7 +61,13 @@ impl Transfer for SocketTransfer {
             let request = Request::Read { lease, spans: now.to_vec() };
             match peer.ask(&request, deadline)? {
                 Reply::Bytes(bytes) if bytes.len() as u64 == asked => {
-                    self.bytes.extend_from_slice(&bytes);
+                    let mut left = bytes.as_slice();
+                    for (span, place) in now.iter().zip(&mut places) {
+                        let (of, behind) =
+                            left.split_at_checked(span.bytes as usize).unwrap_or_default();
+                        each(place, of);
+                        left = behind;
+                    }
                 }
                 Reply::Bytes(bytes) => {
                     return Err(Lie::Bytes { bytes: bytes.len(), asked: asked as usize }.into());
@@ -70,7 +76,7 @@ impl Transfer for SocketTransfer {
             }
             rest = later;
         }
-        Ok(&self.bytes)
+        Ok(())
     }
 }
 
@@ -96,19 +102,18 @@ impl Transfer for MemoryTransfer {
         _: LeaseId,
         spans: &[Span],
         _: Instant,
-    ) -> Result<&[u8], PeerError> {
-        self.bytes.clear();
-        for span in spans {
-            let before = self.bytes.len();
-            self.bytes.resize(before + span.bytes as usize, 0);
-            let to = self.bytes.get_mut(before..).unwrap_or_default();
-            if !self.memory.read(span.address, to) {
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
+        for (place, span) in spans.iter().enumerate() {
+            self.bytes.resize(span.bytes as usize, 0);
+            if !self.memory.read(span.address, &mut self.bytes) {
                 let (address, bytes) = (span.address, span.bytes.into());
                 return Err(
                     Lie::Address { address, bytes, memory_bytes: self.memory.bytes() }.into()
                 );
             }
+            each(place, &self.bytes);
         }
-        Ok(&self.bytes)
+        Ok(())
     }
 }

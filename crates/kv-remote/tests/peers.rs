@@ -47,7 +47,7 @@ fn store_and_read(peer: &mut Peer, numbers: std::ops::Range<u64>) {
     let wanted = blocks(numbers.clone());
     let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
     assert_eq!(found.blocks.len(), wanted.len());
-    let read = peer.read(&mut SocketTransfer::default(), &found, &wanted, far()).unwrap();
+    let read = peer.read(&mut SocketTransfer, &found, &wanted, far()).unwrap();
     let right: Vec<_> = numbers.map(|number| Ok(record(number))).collect();
     assert_eq!(read, right);
     peer.end(found.lease.unwrap(), far()).unwrap();
@@ -154,7 +154,7 @@ fn a_lease_ends_by_time_without_a_call_and_its_late_reader_misses() {
     until("the lease has ended by time", || server.node().stats().leases.expired == 1);
     let ended = peer.end(found.lease.unwrap(), far());
     assert!(matches!(ended, Err(PeerError::Refused(Refusal::NoLease))), "{ended:?}");
-    let read = peer.read(&mut SocketTransfer::default(), &found, &wanted, far());
+    let read = peer.read(&mut SocketTransfer, &found, &wanted, far());
     assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease))), "{read:?}");
     // A one-sided reader is not asked for its lease. It sees another write.
     (2..5).for_each(|number| peer.put(block(number), record(number), far()).unwrap());
@@ -173,7 +173,7 @@ fn a_lease_is_no_other_connections_to_read_or_end() {
     let lease = found.lease.unwrap();
     let ended = two.end(lease, far());
     assert!(matches!(ended, Err(PeerError::Refused(Refusal::NoLease))), "{ended:?}");
-    let read = two.read(&mut SocketTransfer::default(), &found, &blocks([1]), far());
+    let read = two.read(&mut SocketTransfer, &found, &blocks([1]), far());
     assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease))), "{read:?}");
     one.end(lease, far()).unwrap();
     // A lease that is said again is refused and counted.
@@ -183,8 +183,7 @@ fn a_lease_is_no_other_connections_to_read_or_end() {
     let outside = Span { address: 1 << 40, bytes: 100 };
     let found = one.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
     let lease = found.lease.unwrap();
-    let mut transfer = SocketTransfer::default();
-    let read = transfer.read(&mut one, lease, &[outside], far());
+    let read = SocketTransfer.read(&mut one, lease, &[outside], far(), &mut |_, _| {});
     assert!(matches!(read, Err(PeerError::Refused(Refusal::OutsideLease))), "{read:?}");
 }
 

@@ -11,8 +11,8 @@ use common::{block, record};
 use kv_pool::clock::SystemClock;
 use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
 use kv_remote::{
-    Address, HostMemory, Key, Memory, Node, NodeError, NodeOptions, ReaderId, RemoteOptions,
-    RemoteTier, Server, ServerOptions, Unfit, replicas,
+    Address, HostMemory, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId, RemoteOptions,
+    RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
 };
 
 const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
@@ -106,6 +106,26 @@ fn any_spans_and_lengths_are_read_or_refused() {
     }
     for count in [0, 1, usize::MAX] {
         assert!(replicas(&[], block(1), count).is_empty());
+    }
+}
+
+#[test]
+fn answers_of_any_numbers_are_read_or_refused() {
+    let (_server, member) = common::serve("a", 2);
+    for address in NUMBERS {
+        for bytes in [0, 1, u32::MAX] {
+            let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
+            let located = Located { span: Span { address, bytes }, generation: address };
+            let found = Found { lease: Some(LeaseId(address)), blocks: vec![located; 3] };
+            let wanted = [block(1), block(2)];
+            let (mut said, deadline) = (Vec::new(), common::far());
+            let each = |at: usize, read: Result<&[u8], Unfit>| said.push((at, read.is_ok()));
+            let read = peer.read_each(&mut SocketTransfer, &found, &wanted, deadline, each);
+            assert!(read.is_err() || said.len() == 2, "{read:?}, {said:?}");
+            assert!(said.iter().all(|(at, is_right)| *at < 2 && !is_right));
+            let read = peer.read(&mut SocketTransfer, &found, &wanted, deadline);
+            assert!(read.is_err() || read.is_ok_and(|read| read.len() == 2));
+        }
     }
 }
 

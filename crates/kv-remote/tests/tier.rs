@@ -250,8 +250,6 @@ fn what_a_member_was_not_told_to_forget_it_forgets_before_it_gives_anything() {
 struct Late {
     node: Arc<Node>,
     turns: Arc<AtomicU64>,
-    bytes: Vec<u8>,
-    socket: SocketTransfer,
 }
 
 impl Transfer for Late {
@@ -261,7 +259,8 @@ impl Transfer for Late {
         lease: LeaseId,
         spans: &[Span],
         deadline: Instant,
-    ) -> Result<&[u8], PeerError> {
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), PeerError> {
         if self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             until("the lease has ended", || {
                 self.node.end_overdue();
@@ -269,15 +268,14 @@ impl Transfer for Late {
             });
             self.node.clear();
             (100..300).for_each(|number| self.node.put(common::block(number), &[9; 90]).unwrap());
-            self.bytes.clear();
-            for span in spans {
-                let before = self.bytes.len();
-                self.bytes.resize(before + span.bytes as usize, 0);
-                assert!(self.node.memory().read(span.address, &mut self.bytes[before..]));
+            for (place, span) in spans.iter().enumerate() {
+                let mut bytes = vec![0; span.bytes as usize];
+                assert!(self.node.memory().read(span.address, &mut bytes));
+                each(place, &bytes);
             }
-            return Ok(&self.bytes);
+            return Ok(());
         }
-        self.socket.read(peer, lease, spans, deadline)
+        SocketTransfer.read(peer, lease, spans, deadline, each)
     }
 }
 
@@ -289,13 +287,8 @@ fn a_reader_that_sleeps_past_its_lease_misses_and_goes_on_with_another_member() 
     let turns = Arc::new(AtomicU64::new(0));
     let node = Arc::clone(&hosts[0].node);
     late.set_transfer(move |member| match member.name.as_str() {
-        "a" => Box::new(Late {
-            node: Arc::clone(&node),
-            turns: Arc::clone(&turns),
-            bytes: Vec::new(),
-            socket: SocketTransfer::default(),
-        }),
-        _ => Box::<SocketTransfer>::default(),
+        "a" => Box::new(Late { node: Arc::clone(&node), turns: Arc::clone(&turns) }),
+        _ => Box::new(SocketTransfer),
     });
     let (mut one, watch) = worker(late);
     one.store(0..20);

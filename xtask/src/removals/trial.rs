@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::copy::Copy;
 use super::list::Removal;
-use crate::cargo;
+use crate::{cargo, services};
 
 /// Interval between two checks of a running test.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -170,6 +170,7 @@ fn run_one(
         .args(["--exact", name])
         .current_dir(folder)
         .env("CARGO_MANIFEST_DIR", folder)
+        .envs(services::variables())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -27,6 +27,13 @@ fn check_crate(files: &Files, name: &str) -> Vec<Problem> {
             Problem::new(&manifest, 1, format!("the crate has no {file}"))
         })
         .collect();
+    for licence in NEEDED.iter().filter(|file| file.starts_with("LICENSE")) {
+        let path = format!("{folder}/{licence}");
+        let (own, whole) = (files.text(&path), files.text(licence));
+        if own.is_some_and(|own| Some(own) != whole) {
+            problems.push(Problem::new(&path, 1, format!("the text is not that of {licence}")));
+        }
+    }
     let changelog = format!("{folder}/CHANGELOG.md");
     if files.text(&changelog).is_some_and(|text| !has_unreleased(text)) {
         problems.push(Problem::new(&changelog, 1, "there is no heading `## Unreleased`"));
@@ -53,9 +60,11 @@ mod tests {
         let files = [
             ("crates/a/Cargo.toml", ""),
             ("crates/a/CHANGELOG.md", "# Changelog\n\n## Unreleased\n"),
-            ("crates/a/LICENSE-APACHE", ""),
-            ("crates/a/LICENSE-MIT", ""),
+            ("crates/a/LICENSE-APACHE", "A\n"),
+            ("crates/a/LICENSE-MIT", "M\n"),
             ("crates/a/README.md", ""),
+            ("LICENSE-APACHE", "A\n"),
+            ("LICENSE-MIT", "M\n"),
             // Not one of our crates: data of a test.
             ("crates/a/tests/data/Cargo.toml", ""),
         ];
@@ -68,12 +77,14 @@ mod tests {
             ("crates/a/Cargo.toml", ""),
             ("crates/a/CHANGELOG.md", "# Changelog\n\nUnreleased\n"),
             ("crates/a/README.md", ""),
-            ("crates/a/LICENSE-MIT", ""),
+            ("crates/a/LICENSE-MIT", "../../LICENSE-MIT"),
+            ("LICENSE-MIT", "M\n"),
         ];
         assert_eq!(
             messages(&files),
             [
                 "crates/a/Cargo.toml:1: the crate has no LICENSE-APACHE",
+                "crates/a/LICENSE-MIT:1: the text is not that of LICENSE-MIT",
                 "crates/a/CHANGELOG.md:1: there is no heading `## Unreleased`",
             ]
         );

@@ -53,7 +53,7 @@ impl Link {
         let member = shared.options.members.get(at);
         let transfer: Box<dyn Transfer> = match member {
             Some(member) => (shared.options.transfer)(member),
-            None => Box::<crate::SocketTransfer>::default(),
+            None => Box::new(crate::SocketTransfer),
         };
         Self {
             at,

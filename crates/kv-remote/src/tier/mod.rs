@@ -71,7 +71,7 @@ impl RemoteOptions {
             retry_after: Duration::from_secs(1),
             follow_every: Duration::from_millis(5),
             clock: Arc::new(SystemClock::new()),
-            transfer: Arc::new(|_| Box::<SocketTransfer>::default()),
+            transfer: Arc::new(|_| Box::new(SocketTransfer)),
         }
     }
 

@@ -1,0 +1,181 @@
+//! What a block from another process costs: found, pinned, read, checked and given back, beside a plain transfer of the
+//! same bytes by NIXL and beside the same over the connection.
+//!
+//! `cargo bench -p kv-nixl --bench reads`, with `KV_NIXL_LIBRARY` as of the tests. `UCX_TLS` says which way; without it, `tcp` and
+//! `tcp,cma` are measured one after the other. Figures are medians of `KV_NIXL_BENCH_ROUNDS` rounds (15).
+
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement ends by panicking")]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kv_manager::GroupId;
+use kv_nixl::{Library, NixlMemory, NixlTransfer};
+use kv_pool::BlockHash;
+use kv_pool::clock::SystemClock;
+use kv_remote::message::{Found, Span};
+use kv_remote::{
+    HostMemory, Key, Member, Node, NodeOptions, Peer, Server, ServerOptions, SocketTransfer,
+    Transfer,
+};
+
+const NODE: &str = "KV_NIXL_BENCH_NODE";
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Bytes of a record, and blocks of a request.
+const SHAPES: [(u64, u64); 5] =
+    [(64 << 10, 1), (64 << 10, 64), (256 << 10, 32), (1 << 20, 32), (4 << 20, 8)];
+
+fn key() -> Key {
+    Key::new(b"a key of more than 16 bytes").unwrap()
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn block(number: u64) -> (GroupId, BlockHash) {
+    (GroupId(0), BlockHash::from_u128(u128::from(number) + 1))
+}
+
+fn main() {
+    if let Ok(bytes) = std::env::var(NODE) {
+        serve(bytes.parse().unwrap());
+        return;
+    }
+    if std::env::var_os("UCX_TLS").is_some() {
+        measure();
+        return;
+    }
+    for way in ["tcp", "tcp,cma"] {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .env("UCX_TLS", way)
+            .env("UCX_LOG_FILE", "stderr")
+            .env("UCX_MODULES", "^ib")
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
+
+fn serve(record_bytes: u64) {
+    let memory = Arc::new(HostMemory::new(record_bytes * 80 + (1 << 20)).unwrap());
+    let memory = NixlMemory::new(&Library::open().unwrap(), memory).unwrap();
+    let options = NodeOptions::new("a", record_bytes);
+    let node = Node::new(&options, Arc::new(memory), Arc::new(SystemClock::new())).unwrap();
+    for number in 0..64 {
+        let record: Vec<u8> = (0..record_bytes).map(|at| (at * 31 + number) as u8).collect();
+        node.put(block(number), &record).unwrap();
+    }
+    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(Arc::new(node), options).unwrap();
+    println!("{}", server.address());
+    drop(std::io::stdin().lines().last());
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn rounds() -> usize {
+    std::env::var("KV_NIXL_BENCH_ROUNDS").map_or(15, |rounds| rounds.parse().unwrap())
+}
+
+fn timed(mut run: impl FnMut()) -> Duration {
+    run();
+    let times = (0..rounds()).map(|_| {
+        let began = Instant::now();
+        run();
+        began.elapsed()
+    });
+    median(times.collect())
+}
+
+/// The spans of blocks, those side by side as one.
+fn spans(found: &Found) -> Vec<Span> {
+    let mut spans: Vec<Span> = found.blocks.iter().map(|block| block.span).collect();
+    spans.sort_unstable_by_key(|span| span.address);
+    let mut joined: Vec<Span> = Vec::new();
+    for span in spans {
+        match joined.last_mut() {
+            Some(last) if span.address - last.address - u64::from(last.bytes) <= 64 => {
+                last.bytes = (span.address - last.address) as u32 + span.bytes;
+            }
+            _ => joined.push(span),
+        }
+    }
+    joined
+}
+
+fn measure() {
+    println!("UCX_TLS={}", std::env::var("UCX_TLS").unwrap_or_default());
+    println!(
+        "{:>8} {:>6} {:>12} {:>12} {:>12} {:>6} {:>12} {:>10} {:>10}",
+        "bytes",
+        "blocks",
+        "read GB/s",
+        "copied GB/s",
+        "plain GB/s",
+        "ratio",
+        "socket GB/s",
+        "us/block",
+        "us/request"
+    );
+    for (bytes, count) in SHAPES {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .env(NODE, bytes.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let member = Member { name: "a".to_owned(), address: line.trim().parse().unwrap() };
+        let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+        let wanted: Vec<_> = (0..count).map(block).collect();
+        let (mut nixl, mut socket) = (NixlTransfer::new(Library::open().unwrap()), SocketTransfer);
+        let mut into = vec![0_u8; (bytes * count) as usize];
+        let mut whole = |peer: &mut Peer, transfer: &mut dyn Transfer, copies: bool| {
+            let found = peer.find_and_pin(&wanted, LEASE, far()).unwrap();
+            assert_eq!(found.blocks.len() as u64, count);
+            peer.read_each(transfer, &found, &wanted, far(), |at, record| {
+                let (record, at) = (record.unwrap(), at * bytes as usize);
+                if copies {
+                    into[at..at + record.len()].copy_from_slice(record);
+                }
+            })
+            .unwrap();
+            peer.end(found.lease.unwrap(), far()).unwrap();
+        };
+        let read = timed(|| whole(&mut peer, &mut nixl, false));
+        let copied = timed(|| whole(&mut peer, &mut nixl, true));
+        let over_socket = timed(|| whole(&mut peer, &mut socket, true));
+        let found = peer.find_and_pin(&wanted, LEASE, far()).unwrap();
+        let (lease, joined) = (found.lease.unwrap(), spans(&found));
+        let plain = timed(|| {
+            let mut read = 0;
+            let mut each = |_, span: &[u8]| read += span.len() as u64;
+            nixl.read(&mut peer, lease, &joined, far(), &mut each).unwrap();
+            assert!(read >= bytes * count);
+        });
+        let asked = timed(|| {
+            let found = peer.find_and_pin(&wanted, LEASE, far()).unwrap();
+            peer.end(found.lease.unwrap(), far()).unwrap();
+        });
+        let rate = |time: Duration| (bytes * count) as f64 / time.as_secs_f64() / 1e9;
+        println!(
+            "{bytes:>8} {count:>6} {:>12.2} {:>12.2} {:>12.2} {:>6.2} {:>12.2} {:>10.1} {:>10.1}",
+            rate(read),
+            rate(copied),
+            rate(plain),
+            rate(read) / rate(plain),
+            rate(over_socket),
+            read.as_secs_f64() * 1e6 / count as f64,
+            asked.as_secs_f64() * 1e6,
+        );
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
+}

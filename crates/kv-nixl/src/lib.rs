@@ -1,0 +1,17 @@
+//! One-sided reads of another host's KV cache by NVIDIA NIXL.
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod agent;
+mod descriptor;
+mod error;
+mod landing;
+mod library;
+mod memory;
+mod reader;
+mod transfer;
+
+pub use error::{NixlError, Status};
+pub use library::Library;
+pub use memory::NixlMemory;
+pub use transfer::NixlTransfer;

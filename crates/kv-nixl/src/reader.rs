@@ -1,0 +1,195 @@
+//! One agent that reads one peer's memory, a few pieces at a time.
+
+use std::collections::VecDeque;
+use std::ffi::CString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kv_remote::message::Span;
+
+use crate::agent::{Agent, Kind, Look, Progress, Request};
+use crate::descriptor::Descriptor;
+use crate::landing::Landing;
+use crate::{Library, NixlError};
+
+/// Looks at a read before other threads are let in between, and before it is looked at only now and then.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 2_000;
+/// Time between looks then.
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// Bytes that are read at a time, unless one span has more: so many that a read's own cost is small, and so few that what has come is
+/// still in a cache when it is checked.
+const PIECE: usize = 512 << 10;
+/// Pieces that are on their way at a time: one is checked while others come.
+const PIECES: usize = 3;
+
+/// Why a read has brought nothing, or not all.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Its time was over. It may still write to its memory.
+    Late,
+    Failed(NixlError),
+}
+
+impl From<NixlError> for Failure {
+    fn from(error: NixlError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// The reader of one peer.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    /// Destroyed first: it keeps the memory, and ends what is open.
+    agent: Agent,
+    /// As the peer has said it.
+    said: Arc<[u8]>,
+    there: Descriptor,
+    name: CString,
+    /// Memory that nothing is read into.
+    free: Vec<Arc<Landing>>,
+    /// Pieces on their way, the first one first.
+    open: VecDeque<Piece>,
+}
+
+/// Spans that are read at a time.
+#[derive(Debug)]
+struct Piece {
+    request: Request,
+    landing: Arc<Landing>,
+    /// Places in the list of spans.
+    spans: std::ops::Range<usize>,
+}
+
+impl Reader {
+    pub(crate) fn new(library: &Library, said: Arc<[u8]>) -> Result<Self, NixlError> {
+        let there = Descriptor::parse(&said)?;
+        let mut agent = Agent::new(library, "kv-reader", Progress::Looks)?;
+        let name = agent.meet(&there.metadata)?;
+        Ok(Self { agent, said, there, name, free: Vec::new(), open: VecDeque::new() })
+    }
+
+    /// Whether the peer still says the same of its memory.
+    pub(crate) fn is_of(&self, said: &[u8]) -> bool {
+        *self.said == *said
+    }
+
+    /// Whether nothing is open. What is over is found to be so by this call.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        for piece in std::mem::take(&mut self.open) {
+            match self.agent.look(&piece.request) {
+                Look::Open => self.open.push_back(piece),
+                Look::Done | Look::Failed(_) => self.agent.release(piece.request),
+            }
+        }
+        self.open.is_empty()
+    }
+
+    /// Reads spans of the peer's memory, and says each once it has come.
+    pub(crate) fn read(
+        &mut self,
+        spans: &[Span],
+        deadline: Instant,
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), Failure> {
+        if !self.has_ended() {
+            return Err(Failure::Late);
+        }
+        let mut next = 0;
+        loop {
+            while self.open.len() < PIECES && next < spans.len() {
+                next = self.begin(spans, next)?;
+            }
+            let Some(piece) = self.open.pop_front() else { return Ok(()) };
+            match self.wait(&piece.request, deadline) {
+                Look::Open => {
+                    self.open.push_front(piece);
+                    return Err(Failure::Late);
+                }
+                Look::Done => self.agent.release(piece.request),
+                Look::Failed(status) => {
+                    self.agent.release(piece.request);
+                    return Err(NixlError::Call { operation: "a read", status }.into());
+                }
+            }
+            // SAFETY: the piece is over, and its landing is lent to no other one: it becomes free behind this.
+            let bytes = unsafe { piece.landing.slice(piece.landing.bytes()) };
+            let mut at = 0;
+            for (place, span) in piece.spans.clone().zip(spans.get(piece.spans).unwrap_or_default())
+            {
+                let end = at + span.bytes as usize;
+                each(place, bytes.get(at..end).unwrap_or_default());
+                at = end;
+            }
+            self.free.push(piece.landing);
+        }
+    }
+
+    /// Begins to read the next piece; where the one behind it begins.
+    fn begin(&mut self, spans: &[Span], first: usize) -> Result<usize, NixlError> {
+        let (mut end, mut bytes) = (first, 0);
+        while let Some(span) = spans.get(end) {
+            let with = bytes + span.bytes as usize;
+            if end > first && with > PIECE {
+                break;
+            }
+            (end, bytes) = (end + 1, with);
+        }
+        let landing = self.landing(bytes)?;
+        let there = (self.name.as_c_str(), &self.there);
+        let piece = spans.get(first..end).unwrap_or_default();
+        // SAFETY: the landing is registered and large enough. It is not among the free ones, and looked at only when the piece
+        // is over; if it is never over, it is kept with the piece and by the agent.
+        let request = unsafe { self.agent.read(there, piece, landing.address()) };
+        match request {
+            Ok(request) => {
+                self.open.push_back(Piece { request, landing, spans: first..end });
+                Ok(end)
+            }
+            // Whether some of it is on its way, nobody knows: the landing is not used again.
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Memory for so many bytes.
+    fn landing(&mut self, bytes: usize) -> Result<Arc<Landing>, NixlError> {
+        match self.free.iter().position(|landing| landing.bytes() >= bytes) {
+            Some(at) => Ok(self.free.swap_remove(at)),
+            None => registered(&mut self.agent, bytes.max(PIECE)),
+        }
+    }
+
+    fn wait(&mut self, request: &Request, deadline: Instant) -> Look {
+        for looks in 0_u32.. {
+            let look = self.agent.look(request);
+            if look != Look::Open {
+                return look;
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            match looks {
+                0..SPINS => std::hint::spin_loop(),
+                SPINS..YIELDS => std::thread::yield_now(),
+                _ => std::thread::park_timeout(PAUSE),
+            }
+        }
+        Look::Open
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        // What is open ends with the agent, and its handle is left to it: the library takes back none that is in progress.
+        self.has_ended();
+    }
+}
+
+fn registered(agent: &mut Agent, bytes: usize) -> Result<Arc<Landing>, NixlError> {
+    let landing = Arc::new(Landing::new(bytes)?);
+    let (address, kept) = (landing.address(), Box::new(Arc::clone(&landing)));
+    // SAFETY: `kept` keeps the landing, which does not move.
+    unsafe { agent.register((Kind::Host, 0), address, bytes, kept)? };
+    Ok(landing)
+}
