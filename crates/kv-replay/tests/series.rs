@@ -151,6 +151,9 @@ fn content_that_is_asked_for_again_has_its_age_found_or_lost() {
     assert_eq!(reuse.count + loss.count, 160);
     assert_eq!(series.samples.lost.last(), Some(&loss.count));
     assert!(loss.count > 70 && loss.max == 6000, "{loss:?}");
+    // Both prompts' 80 blocks have room in 160.
+    let size = &series.cache_at_loss_blocks;
+    assert_eq!((size.count, size.p50, size.max), (loss.count, 160, 160));
 }
 
 #[test]

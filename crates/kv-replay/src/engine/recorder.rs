@@ -12,7 +12,7 @@ use kv_pool::stats::EvictionAges;
 use super::cache::Cache;
 use crate::report::RunReport;
 use crate::series::{
-    Histogram, HistogramReport, Name, Sample, Sampler, Series, Span, TimelineBuilder, Track,
+    Asked, Histogram, HistogramReport, Name, Sample, Sampler, Series, Span, TimelineBuilder, Track,
 };
 use crate::trace::Trace;
 
@@ -54,10 +54,11 @@ struct Recording {
     moves: BTreeMap<&'static str, Histogram>,
     /// What requests wait for, and since when.
     waiting: HashMap<usize, (&'static str, u64)>,
-    /// When each hash id of the trace was last asked for, in milliseconds of arrivals.
-    asked: HashMap<u64, u64>,
+    /// What was asked for so far; known from the first request on.
+    asked: Option<Asked>,
     age_at_reuse: Histogram,
     age_at_loss: Histogram,
+    cache_at_loss: Histogram,
     age_at_eviction: Histogram,
     ages: EvictionAges,
     /// Blocks found on the device, in host memory, and not any more.
@@ -109,9 +110,10 @@ impl Recorder {
             waits: BTreeMap::new(),
             moves: BTreeMap::new(),
             waiting: HashMap::new(),
-            asked: HashMap::new(),
+            asked: None,
             age_at_reuse: Histogram::default(),
             age_at_loss: Histogram::default(),
+            cache_at_loss: Histogram::default(),
             age_at_eviction: Histogram::default(),
             ages: EvictionAges::default(),
             hits: [0; 3],
@@ -171,15 +173,20 @@ impl Recorder {
         on.hits[0] += found.saturating_sub(in_host);
         on.hits[1] += in_host.min(found);
         let pieces = ids.len() as u64;
+        let asked = on.asked.get_or_insert_with(|| {
+            Asked::new(trace.requests.iter().map(|request| request.hash_ids.len()).sum())
+        });
         for (at, &id) in (0..).zip(ids) {
             // The blocks of this piece, and how many of them were found.
             let [begin, end] = [at, at + 1].map(|at| blocks * at / pieces.max(1));
             let here = end.min(found).saturating_sub(begin);
-            if let Some(before) = on.asked.insert(id, entry.timestamp_ms) {
-                let age = entry.timestamp_ms.saturating_sub(before);
+            if let Some(before) = asked.ask(id, end - begin, entry.timestamp_ms) {
+                let age = entry.timestamp_ms.saturating_sub(before.time_ms);
+                let gone = end - begin - here;
                 on.age_at_reuse.add(age, here);
-                on.age_at_loss.add(age, end - begin - here);
-                on.hits[2] += end - begin - here;
+                on.age_at_loss.add(age, gone);
+                on.cache_at_loss.add(before.cache_blocks, gone);
+                on.hits[2] += gone;
             }
         }
     }
@@ -364,6 +371,7 @@ impl Recording {
             calls_ns: told(&self.calls),
             age_at_reuse_ms: self.age_at_reuse.report(),
             age_at_loss_ms: self.age_at_loss.report(),
+            cache_at_loss_blocks: self.cache_at_loss.report(),
             age_at_eviction_ms: self.age_at_eviction.report(),
             samples: self.sampler.samples(),
             timeline: self.timeline.finish(tracks),

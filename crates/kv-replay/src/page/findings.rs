@@ -15,8 +15,11 @@ const STALL_LIMITS: f64 = 0.1;
 /// Requests that waited for room, or for a row, in this share of the samples were limited by it.
 const WAITING_LIMITS: f64 = 0.25;
 
-/// Lookups that miss what was there before, of all lookups: the cache is too small from here on.
+/// Lookups that miss what was there before, of those that a cache could answer: the cache is too small from here on.
 const LOST_LIMITS: f64 = 0.1;
+
+/// And of all lookups, so that a few misses do not count.
+const LOST_MATTERS: f64 = 0.01;
 
 /// Devices that computed this share of the time were busy.
 const BUSY: f64 = 0.7;
@@ -75,7 +78,7 @@ fn wrong(run: &RunFile) -> Option<Limit> {
                 .to_owned(),
         ));
     }
-    let missing = run.requests.saturating_sub(run.finished + run.cancelled);
+    let missing = run.requests.saturating_sub(run.finished.saturating_add(run.cancelled));
     (missing > 0).then(|| {
         (
             "unfinished",
@@ -110,7 +113,7 @@ fn workers(_: &RunFile, series: &Series) -> Option<Limit> {
 fn link(run: &RunFile, series: &Series) -> Option<Limit> {
     let (all, to_device, to_host) =
         (compute_time(series), waited(series, "to the device"), waited(series, "to host memory"));
-    (share(to_device + to_host, all) >= LINK_LIMITS).then(|| {
+    (share(to_device.saturating_add(to_host), all) >= LINK_LIMITS).then(|| {
         let (what, helps) = match to_device >= to_host {
             true => (
                 "from host memory",
@@ -125,7 +128,7 @@ fn link(run: &RunFile, series: &Series) -> Option<Limit> {
                 "Fewer blocks to store: --store evidence leaves out those that are unlikely to be asked for again.",
             ),
         };
-        let waited = percent(share(to_device + to_host, all));
+        let waited = percent(share(to_device.saturating_add(to_host), all));
         ("link", format!("The link: devices waited {waited} of the time for copies, most of them {what}."), helps.to_owned())
     })
 }
@@ -152,7 +155,10 @@ fn rows(run: &RunFile, series: &Series) -> Option<Limit> {
     let full =
         full.filter(|(running, waiting)| **running >= u64::from(run.max_batch) && **waiting > 0);
     let full = share(full.count() as u64, samples.running.len() as u64);
-    let free = share(last(&samples.device_free) + last(&samples.device_cached), run.device_blocks);
+    let free = share(
+        last(&samples.device_free).saturating_add(last(&samples.device_cached)),
+        run.device_blocks,
+    );
     (run.max_batch > 0 && full >= WAITING_LIMITS && free >= 0.5).then(|| {
         (
             "batch",
@@ -163,8 +169,10 @@ fn rows(run: &RunFile, series: &Series) -> Option<Limit> {
 }
 
 fn lost(run: &RunFile, series: &Series) -> Option<Limit> {
-    let lost = share(last(&series.samples.lost), run.block_lookups);
-    (lost >= LOST_LIMITS).then(|| {
+    let gone = last(&series.samples.lost);
+    let (lost, of_all) =
+        (share(gone, run.block_hits.saturating_add(gone)), share(gone, run.block_lookups));
+    (lost >= LOST_LIMITS && of_all >= LOST_MATTERS).then(|| {
         let tier = match (run.host_blocks, last(&series.samples.lower_names)) {
             (0, _) => "host memory (--host-blocks)",
             (_, 0) => "more host memory, or files below it (--disk)",
@@ -173,12 +181,30 @@ fn lost(run: &RunFile, series: &Series) -> Option<Limit> {
         (
             "capacity",
             format!(
-                "The size of the cache: {} of the looked-up blocks had been asked for before, and were gone.",
+                "The size of the cache: of {} looked-up blocks that had been there before, {} were gone ({}).",
+                grouped(run.block_hits.saturating_add(gone)),
+                grouped(gone),
                 percent(lost)
             ),
-            format!("A larger cache: {tier}. It can raise the hit rate by up to {:.1} points.", 100.0 * lost),
+            format!(
+                "A larger cache: {tier}. It can raise the hit rate by up to {:.1} points.{}",
+                100.0 * of_all,
+                enough(run, series).unwrap_or_default()
+            ),
         )
     })
+}
+
+/// How large a cache would have had what was gone.
+fn enough(run: &RunFile, series: &Series) -> Option<String> {
+    let of = &series.cache_at_loss_blocks;
+    Some(format!(
+        " If it evicted what was not used for longest, {} blocks would have kept half of those that were gone, and {} nine in \
+         ten; device and host memory have {}.",
+        grouped(of.quantile(500)?),
+        grouped(of.quantile(900)?),
+        grouped(run.device_blocks.saturating_add(run.host_blocks)),
+    ))
 }
 
 fn computation(run: &RunFile, series: &Series) -> Option<Limit> {
@@ -206,9 +232,11 @@ fn facts(run: &RunFile) -> Vec<String> {
         grouped(run.prompt_tokens),
     )];
     if let Some(samples) = run.series.as_ref().map(|series| &series.samples) {
-        let (hits, lost) =
-            (last(&samples.hits_device) + last(&samples.hits_host), last(&samples.lost));
-        let new = last(&samples.lookups).saturating_sub(hits + lost);
+        let (hits, lost) = (
+            last(&samples.hits_device).saturating_add(last(&samples.hits_host)),
+            last(&samples.lost),
+        );
+        let new = last(&samples.lookups).saturating_sub(hits.saturating_add(lost));
         facts.push(format!(
             "Of those that were not found, {} were new, which no cache can have, and {} had been there before.",
             grouped(new),

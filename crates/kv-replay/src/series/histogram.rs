@@ -8,7 +8,7 @@ const PARTS: u32 = 8;
 /// Buckets for every value of 64 bits.
 const BUCKETS: usize = (PARTS * (64 - 3 + 1)) as usize;
 
-/// A histogram of whole numbers, in constant memory. Each bucket is at most an eighth as wide as the values in it.
+/// A histogram of whole numbers, with a fixed number of buckets. Each bucket is at most an eighth as wide as the values in it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -84,6 +84,19 @@ impl Histogram {
     }
 }
 
+impl HistogramReport {
+    /// A value that so many of 1000 do not exceed: the upper end of its bucket; `None` if there are no values.
+    pub(crate) fn quantile(&self, of_1000: u64) -> Option<u64> {
+        let wanted = u128::from(self.count) * u128::from(of_1000);
+        let mut below = 0_u128;
+        let reached = |&&(_, count): &&(u64, u64)| {
+            below += u128::from(count);
+            below * 1000 >= wanted
+        };
+        self.buckets.iter().find(reached).map(|&(to, _)| to.min(self.max))
+    }
+}
+
 /// Values below [`PARTS`] have a bucket each.
 fn bucket_of(value: u64) -> usize {
     let low = u64::from(PARTS);
@@ -134,6 +147,9 @@ mod tests {
             let exact = values[(values.len() * of_1000).div_ceil(1000) - 1];
             assert!(found >= exact && found - exact <= exact / 8, "{found} for {exact}");
         }
+        let said = [500, 990, 999].map(|of_1000| report.quantile(of_1000));
+        assert_eq!(said, [report.p50, report.p99, report.p999].map(Some));
+        assert_eq!(HistogramReport::default().quantile(500), None);
         assert_eq!((report.count, report.max), (5000, values[4999]));
         assert_eq!(report.buckets.iter().map(|(_, count)| count).sum::<u64>(), 5000);
     }

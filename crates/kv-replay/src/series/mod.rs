@@ -1,9 +1,10 @@
-//! What a run did over time: samples, histograms and a timeline, of bounded length however long it is. Beside them, a run that records
-//! remembers when each block of the trace was last asked for.
+//! What a run did over time: samples, histograms and a timeline, of bounded length however long it is. While it plays, a run that records
+//! also keeps when each block of the trace was last asked for, which takes as much memory as the trace.
 //!
 //! On simulated devices the time is virtual, and the series of two equal runs are equal but for
 //! [`Series::calls_ns`], which are measured by the host's clock.
 
+mod asked;
 mod histogram;
 mod samples;
 mod timeline;
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use asked::Asked;
 pub use histogram::{Histogram, HistogramReport};
 pub(crate) use samples::Sampler;
 pub use samples::{SAMPLES_MAX, Sample, Samples};
@@ -40,6 +42,10 @@ pub struct Series {
     pub age_at_reuse_ms: HistogramReport,
     /// How long ago the content of blocks had been asked for that was not there any more; a value for each block.
     pub age_at_loss_ms: HistogramReport,
+    /// Blocks that a cache of prompts had to have to find blocks that were not there any more, if it evicted in the order of
+    /// last use; a value for each block. Empty in reports of older versions.
+    #[serde(default)]
+    pub cache_at_loss_blocks: HistogramReport,
     /// How long evicted blocks had been unused, in milliseconds; of the blocks of one iteration their mean.
     pub age_at_eviction_ms: HistogramReport,
     /// The timeline.

@@ -1,4 +1,4 @@
-//! What a run did over time, in constant memory.
+//! What a run did over time, in no more than [`SAMPLES_MAX`] samples however long it is.
 
 use serde::{Deserialize, Serialize};
 

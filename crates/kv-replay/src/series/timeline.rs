@@ -1,4 +1,4 @@
-//! What the host and the streams did when, in constant memory.
+//! What the host and the streams did when, in no more than [`SPANS_MAX`] spans however long the run is.
 
 use std::collections::BTreeMap;
 
@@ -111,7 +111,8 @@ impl TimelineBuilder {
         self.spans.sort_by_key(|span| (span.track, span.begin_ns));
         // New spans are joined as old ones were; only if that is not enough, more than before.
         self.join_near();
-        while self.spans.len() > most {
+        // Each track may keep one span at least.
+        while self.spans.len() > most && self.resolution_ns < u64::MAX {
             self.resolution_ns = self.resolution_ns.saturating_mul(2);
             self.join_near();
         }

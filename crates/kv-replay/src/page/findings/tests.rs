@@ -1,7 +1,7 @@
 //! Each rule on numbers made for it, and what comes first where several hold.
 
 use super::*;
-use crate::series::Track;
+use crate::series::{Histogram, Track};
 
 /// A run of 10 samples over 10 s with one compute stream.
 fn run(change: impl FnOnce(&mut RunFile, &mut Series)) -> Summary {
@@ -98,7 +98,32 @@ fn what_was_there_before_and_is_gone_asks_for_a_larger_cache() {
         lost(series, 250);
     });
     assert!(with_host.helps.contains("--disk"), "{with_host:?}");
-    assert_eq!(run(|_, series| lost(series, 99)).limit, "nothing");
+    assert!(small.limited_by.contains("850") && small.limited_by.contains("29.4 %"), "{small:?}");
+    // 66 of the 666 that were there before are less than a tenth.
+    assert_eq!(run(|_, series| lost(series, 66)).limit, "nothing");
+    assert_eq!(run(|_, series| lost(series, 67)).limit, "capacity");
+    let few = run(|run, series| {
+        run.block_hits = 0;
+        lost(series, 9);
+    });
+    assert_eq!(few.limit, "nothing");
+}
+
+#[test]
+fn the_size_that_would_have_kept_what_was_gone_is_said() {
+    let small = run(|run, series| {
+        run.host_blocks = 23;
+        lost(series, 250);
+        let mut sizes = Histogram::default();
+        sizes.add(5, 200);
+        sizes.add(7, 50);
+        series.cache_at_loss_blocks = sizes.report();
+    });
+    assert!(small.helps.contains("5 blocks would have kept half"), "{small:?}");
+    assert!(
+        small.helps.contains("and 7 nine in ten; device and host memory have 123"),
+        "{small:?}"
+    );
 }
 
 #[test]
