@@ -11,7 +11,7 @@ use kv_replay::config::{Life, ModelCost, RunConfig, Verify};
 use kv_replay::device::DeviceSpec;
 use kv_replay::disk::{ByteSize, DiskConfig};
 use kv_replay::engine::workers::{KillWorker, StopWorker};
-use kv_replay::nodes::NodeConfig;
+use kv_replay::nodes::{NodeConfig, NodeTransfer};
 use kv_replay::place::Division;
 use kv_replay::policies::Half;
 use kv_replay::shape::{Dtype, KvModelShape};
@@ -253,6 +253,9 @@ pub(crate) struct RunArgs {
     /// Bytes that each node keeps for all, such as 256MiB.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     node_bytes: ByteSize,
+    /// How blocks of other nodes are read: sockets, or nixl, from the other node's memory, if NIXL is installed.
+    #[arg(long, value_name = "HOW", default_value_t = NodeTransfer::Sockets)]
+    pub(crate) node_transfer: NodeTransfer,
     /// Fault drill: kills node I when all have listened for MS milliseconds. Can be given several times.
     #[arg(long, value_name = "I@MS", requires = "nodes")]
     pub(crate) kill_node: Vec<KillNode>,
@@ -260,6 +263,10 @@ pub(crate) struct RunArgs {
     /// several times.
     #[arg(long, value_name = "I@MS:FOR_MS", requires = "nodes")]
     pub(crate) stop_node: Vec<StopNode>,
+    /// Fault drill: parts node I from all others when all have listened for MS milliseconds, for FOR_MS. Can be given several
+    /// times.
+    #[arg(long, value_name = "I@MS:FOR_MS", requires = "nodes")]
+    pub(crate) part_node: Vec<StopNode>,
     /// Gives up a node that is not done after S seconds.
     #[arg(long, value_name = "S", default_value_t = 3600, value_parser = whole::<u32>, requires = "nodes")]
     pub(crate) node_timeout: u32,
@@ -270,6 +277,8 @@ pub(crate) struct RunArgs {
     pub(crate) node_count: Option<u16>,
     #[arg(long, hide = true)]
     pub(crate) node_folder: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(crate) node_walled: bool,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -326,7 +335,9 @@ impl RunArgs {
         let (index, count) = (self.node?, self.node_count?);
         let key = kv_remote::Key::new(key).ok()?;
         let folder = self.node_folder.as_ref()?;
-        Some(NodeConfig::new(index, count, folder, key, self.node_bytes.0))
+        let mut node = NodeConfig::new(index, count, folder, key, self.node_bytes.0);
+        (node.transfer, node.walled) = (self.node_transfer, self.node_walled);
+        Some(node)
     }
 
     pub(crate) fn config(&self) -> RunConfig {

@@ -17,7 +17,7 @@ use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, 
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
-use kv_replay::nodes::NODES_MAX;
+use kv_replay::nodes::{NODES_MAX, NodeStartError};
 use kv_replay::page::{self, ReportError, ReportOptions};
 use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
@@ -101,6 +101,8 @@ pub(crate) enum Failure {
     SimDevices { spec: DeviceSpec },
     #[error(transparent)]
     Fleet(#[from] FleetError),
+    #[error(transparent)]
+    Node(#[from] NodeStartError),
     #[error("--node is for processes that a run with --nodes starts")]
     NoNode,
     #[error("cannot read the key of the nodes")]
@@ -333,9 +335,12 @@ fn fleet(args: &RunArgs, nodes: u16) -> Result<Outcome, Failure> {
     if let Some(path) = &args.json {
         check_writable(path)?;
     }
+    args.node_transfer.check()?;
     let folder = NodeFolder::new().map_err(Failure::Folder)?;
     let fleet = Fleet {
         nodes,
+        transfer: args.node_transfer,
+        parts: args.part_node.clone(),
         args: fleet::args_of_nodes(std::env::args().skip(1)),
         kills: args.kill_node.clone(),
         stops: args.stop_node.clone(),

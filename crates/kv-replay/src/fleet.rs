@@ -1,5 +1,6 @@
 //! `run --nodes N`: starts the nodes, spreads the trace over them, kills or stops some, and sums up what they report.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -8,10 +9,12 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use kv_replay::json_file::{WriteError, write_json};
-use kv_replay::nodes::LeaseReport;
+use kv_replay::nodes::{LeaseReport, NodeConfig, NodeTransfer};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
+
+use crate::partition::Wall;
 
 /// How often nodes are looked at.
 const LOOK: Duration = Duration::from_millis(2);
@@ -86,6 +89,8 @@ pub(crate) struct Fleet {
     pub(crate) args: Vec<String>,
     pub(crate) kills: Vec<KillNode>,
     pub(crate) stops: Vec<StopNode>,
+    pub(crate) parts: Vec<StopNode>,
+    pub(crate) transfer: NodeTransfer,
     /// Seconds after which a node counts as hanging.
     pub(crate) timeout_s: u64,
 }
@@ -99,6 +104,10 @@ pub(crate) struct FleetReport {
     killed: Vec<u16>,
     /// Nodes that were stopped, and have gone on.
     stopped: Vec<u16>,
+    /// Nodes that were parted from the others for a while.
+    parted: Vec<u16>,
+    /// How blocks of other nodes were read.
+    node_transfer: NodeTransfer,
     requests: u64,
     finished: u64,
     verified_blocks: u64,
@@ -149,7 +158,7 @@ fn random_hex() -> io::Result<String> {
 impl Fleet {
     pub(crate) fn check(&self) -> Result<(), FleetError> {
         let named = self.kills.iter().map(|kill| kill.node);
-        let mut named = named.chain(self.stops.iter().map(|stop| stop.node));
+        let mut named = named.chain(self.stops.iter().chain(&self.parts).map(|of| of.node));
         match named.find(|&node| node >= self.nodes) {
             Some(node) => Err(FleetError::Drill { node, nodes: self.nodes }),
             None => Ok(()),
@@ -161,12 +170,17 @@ impl Fleet {
         self.check()?;
         let since = Instant::now();
         let key = random_hex().map_err(FleetError::Start)?;
+        let walls = self.walls(folder).map_err(FleetError::Start)?;
         let mut nodes = Vec::new();
         for index in 0..usize::from(self.nodes) {
             nodes.push(self.start(index, folder, &key).map_err(FleetError::Start)?);
         }
-        let mut report = FleetReport { nodes: self.nodes, ..FleetReport::default() };
-        self.watch(folder, &mut nodes, &mut report)?;
+        let mut report = FleetReport {
+            nodes: self.nodes,
+            node_transfer: self.transfer,
+            ..FleetReport::default()
+        };
+        self.watch(folder, &mut nodes, &walls, &mut report)?;
         // All have done their part; now each may go, and says first how its leases have ended.
         for node in &mut nodes {
             drop(node.child.stdin.take());
@@ -179,9 +193,35 @@ impl Fleet {
         Ok(report)
     }
 
+    fn is_parted(&self, node: u16) -> bool {
+        self.parts.iter().any(|part| part.node == node)
+    }
+
+    /// What stands between each node that is to be parted and the others.
+    fn walls(&self, folder: &Path) -> io::Result<BTreeMap<u16, Wall>> {
+        let parted = (0..self.nodes).filter(|&node| self.is_parted(node));
+        let walls = parted.map(|node| {
+            let socket = |node: u16| folder.join(format!("{node}.sock"));
+            let others = (0..self.nodes).filter(|&other| other != node);
+            let out = others
+                .map(|other| (NodeConfig::socket_through_wall(folder, node, other), socket(other)));
+            let into = (socket(node), NodeConfig::own_socket(folder, node));
+            Ok((node, Wall::new(out.chain([into]))?))
+        });
+        walls.collect()
+    }
+
     fn start(&self, index: usize, folder: &Path, key: &str) -> io::Result<Running> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(&self.args)
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(&self.args);
+        if self.is_parted(index as u16) {
+            command.arg("--node-walled");
+        }
+        if self.transfer == NodeTransfer::Nixl && std::env::var_os("UCX_MODULES").is_none() {
+            // All nodes are on this machine; and a library of this module crashes at the end of a process.
+            command.env("UCX_MODULES", "^ib");
+        }
+        let mut child = command
             .args(["--node", &index.to_string(), "--node-count", &self.nodes.to_string()])
             .arg("--node-folder")
             .arg(folder)
@@ -201,14 +241,19 @@ impl Fleet {
         &self,
         folder: &Path,
         nodes: &mut [Running],
+        walls: &BTreeMap<u16, Wall>,
         report: &mut FleetReport,
     ) -> Result<(), FleetError> {
         let (mut kills, mut stops) = (self.kills.clone(), self.stops.clone());
+        let (mut parts, mut apart) = (self.parts.clone(), Vec::<(u16, Instant)>::new());
         let mut sleeping: Vec<(u16, Instant)> = Vec::new();
         let (begun, mut all_there) = (Instant::now(), None);
         while nodes.iter().any(|node| !node.done) {
-            let sockets =
-                || (0..self.nodes).all(|node| folder.join(format!("{node}.sock")).exists());
+            let socket = |node: u16| match self.is_parted(node) {
+                true => NodeConfig::own_socket(folder, node),
+                false => folder.join(format!("{node}.sock")),
+            };
+            let sockets = || (0..self.nodes).all(|node| socket(node).exists());
             if all_there.is_none() && sockets() {
                 all_there = Some(Instant::now());
             }
@@ -233,6 +278,18 @@ impl Fleet {
             for (node, _) in sleeping.extract_if(.., |(_, until)| *until <= Instant::now()) {
                 signal(&nodes[usize::from(node)], Signal::CONT)?;
             }
+            for part in parts.extract_if(.., |part| due(part.at)) {
+                if let (Some(wall), false) =
+                    (walls.get(&part.node), nodes[usize::from(part.node)].done)
+                {
+                    wall.shut();
+                    apart.push((part.node, Instant::now() + part.wait));
+                    report.parted.push(part.node);
+                }
+            }
+            for (node, _) in apart.extract_if(.., |(_, until)| *until <= Instant::now()) {
+                walls.get(&node).into_iter().for_each(Wall::open);
+            }
             for (index, node) in nodes.iter_mut().enumerate().filter(|(_, node)| !node.done) {
                 node.done = report_of(folder, index).exists();
                 let ended = node.child.try_wait().map_err(FleetError::Start)?;
@@ -246,6 +303,9 @@ impl Fleet {
                 return Err(FleetError::Slow { node, waited_s: self.timeout_s });
             }
             std::thread::park_timeout(LOOK);
+        }
+        for (node, _) in apart {
+            walls.get(&node).into_iter().for_each(Wall::open);
         }
         for (node, _) in sleeping {
             signal(&nodes[usize::from(node)], Signal::CONT)?;
@@ -310,13 +370,14 @@ impl FleetReport {
     pub(crate) fn summary(&self) -> String {
         let Self { nodes, killed, stopped, requests, finished, leases, .. } = self;
         format!(
-            "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped\n\n  \
+            "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped, {} parted\n\n  \
              remote    {} blocks from other nodes: {} tokens not computed; {} read, {} stale, {} hedged, {} downs\n  \
              leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
              verified  {} blocks, {} corrupt\n",
             self.wall_s,
             killed.len(),
             stopped.len(),
+            self.parted.len(),
             self.remote_hits,
             self.remote_saved_tokens,
             self.remote_blocks_read,
@@ -347,7 +408,8 @@ impl FleetReport {
 }
 
 /// Options of the run that are the fleet's alone, each with its value.
-const OF_FLEET: [&str; 5] = ["--nodes", "--json", "--kill-node", "--stop-node", "--node-timeout"];
+const OF_FLEET: [&str; 6] =
+    ["--nodes", "--json", "--kill-node", "--stop-node", "--part-node", "--node-timeout"];
 
 /// The options of each node: those of the run without those of the fleet.
 pub(crate) fn args_of_nodes(args: impl Iterator<Item = String>) -> Vec<String> {

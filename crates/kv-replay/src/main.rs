@@ -5,6 +5,7 @@
 mod cli;
 mod commands;
 mod fleet;
+mod partition;
 mod progress;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;

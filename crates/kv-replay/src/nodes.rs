@@ -1,14 +1,16 @@
 //! Nodes of a run: processes on this machine that keep blocks for each other, as a tier below the host memory of each.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kv_pool::clock::SystemClock;
 use kv_remote::{
-    Address, HostMemory, Key, KeyError, Member, Miss, Node, NodeError, NodeOptions, RemoteOptions,
-    RemoteTier, RemoteWatch, Server, ServerOptions,
+    Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
+    RemoteOptions, RemoteTier, RemoteWatch, Server, ServerOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +38,92 @@ pub struct NodeConfig {
     pub key: Key,
     /// Bytes that this node keeps for all.
     pub bytes: u64,
+    /// How blocks of other nodes are read.
+    pub transfer: NodeTransfer,
+    /// Whether this node's connections, in both directions, go through the process that has started it.
+    pub walled: bool,
     /// The server and the tier, once the run has begun.
     served: Arc<OnceLock<(Server, RemoteWatch)>>,
+}
+
+/// How the bytes of other nodes' blocks come.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeTransfer {
+    /// Over the connections.
+    #[default]
+    Sockets,
+    /// By NIXL, from the other node's memory.
+    Nixl,
+}
+
+impl NodeTransfer {
+    /// Checks that blocks can be read so.
+    ///
+    /// # Errors
+    /// [`NodeStartError::Nixl`], or [`NodeStartError::WithoutNixl`].
+    pub fn check(self) -> Result<(), NodeStartError> {
+        match self {
+            Self::Sockets => Ok(()),
+            #[cfg(feature = "nixl")]
+            Self::Nixl => Ok(kv_nixl::Library::open().map(drop)?),
+            #[cfg(not(feature = "nixl"))]
+            Self::Nixl => Err(NodeStartError::WithoutNixl),
+        }
+    }
+
+    /// A node's memory.
+    fn memory(self, memory: Arc<HostMemory>) -> Result<Arc<dyn Memory>, NodeStartError> {
+        match self {
+            Self::Sockets => Ok(memory),
+            #[cfg(feature = "nixl")]
+            Self::Nixl => {
+                Ok(Arc::new(kv_nixl::NixlMemory::new(&kv_nixl::Library::open()?, memory)?))
+            }
+            #[cfg(not(feature = "nixl"))]
+            Self::Nixl => Err(NodeStartError::WithoutNixl),
+        }
+    }
+
+    /// Has a tier read its members so.
+    fn set(self, options: &mut RemoteOptions) -> Result<(), NodeStartError> {
+        match self {
+            Self::Sockets => Ok(()),
+            #[cfg(feature = "nixl")]
+            Self::Nixl => {
+                let library = kv_nixl::Library::open()?;
+                options
+                    .set_transfer(move |_| Box::new(kv_nixl::NixlTransfer::new(library.clone())));
+                Ok(())
+            }
+            #[cfg(not(feature = "nixl"))]
+            Self::Nixl => {
+                let _ = options;
+                Err(NodeStartError::WithoutNixl)
+            }
+        }
+    }
+}
+
+impl FromStr for NodeTransfer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "sockets" => Ok(Self::Sockets),
+            "nixl" => Ok(Self::Nixl),
+            _ => Err(format!("{text:?} is neither sockets nor nixl")),
+        }
+    }
+}
+
+impl fmt::Display for NodeTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sockets => "sockets",
+            Self::Nixl => "nixl",
+        })
+    }
 }
 
 /// Why there is no node.
@@ -61,6 +147,13 @@ pub enum NodeStartError {
         /// How long it was waited for, in seconds.
         waited_s: u64,
     },
+    /// NIXL cannot be used.
+    #[cfg(feature = "nixl")]
+    #[error("blocks of other nodes cannot be read by NIXL")]
+    Nixl(#[from] kv_nixl::NixlError),
+    /// This program was built without NIXL.
+    #[error("this program was built without the feature nixl")]
+    WithoutNixl,
     /// The configuration was used for another run.
     #[error("the node of this configuration runs already")]
     Again,
@@ -70,7 +163,16 @@ impl NodeConfig {
     /// Node `index` of `nodes`.
     #[must_use]
     pub fn new(index: u16, nodes: u16, folder: &Path, key: Key, bytes: u64) -> Self {
-        Self { index, nodes, folder: folder.to_owned(), key, bytes, served: Arc::default() }
+        Self {
+            index,
+            nodes,
+            folder: folder.to_owned(),
+            key,
+            bytes,
+            transfer: NodeTransfer::Sockets,
+            walled: false,
+            served: Arc::default(),
+        }
     }
 
     fn name(index: u16) -> String {
@@ -82,16 +184,36 @@ impl NodeConfig {
         self.folder.join(format!("{index}.sock"))
     }
 
+    /// Where a walled node listens.
+    #[must_use]
+    pub fn own_socket(folder: &Path, index: u16) -> PathBuf {
+        folder.join(format!("{index}.own.sock"))
+    }
+
+    /// Where a walled node finds another one.
+    #[must_use]
+    pub fn socket_through_wall(folder: &Path, index: u16, other: u16) -> PathBuf {
+        folder.join(format!("{index}-{other}.sock"))
+    }
+
     fn member(&self, index: u16) -> Member {
-        Member { name: Self::name(index), address: Address::Unix(self.socket(index)) }
+        let path = match self.walled && index != self.index {
+            true => Self::socket_through_wall(&self.folder, self.index, index),
+            false => self.socket(index),
+        };
+        Member { name: Self::name(index), address: Address::Unix(path) }
     }
 
     /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
     pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
         let memory = Arc::new(HostMemory::new(self.bytes)?);
         let options = NodeOptions::new(&Self::name(self.index), record_bytes);
+        let memory = self.transfer.memory(memory)?;
         let node = Node::new(&options, memory, Arc::new(SystemClock::new()))?;
-        let address = Address::Unix(self.socket(self.index));
+        let address = Address::Unix(match self.walled {
+            true => Self::own_socket(&self.folder, self.index),
+            false => self.socket(self.index),
+        });
         let server = Server::start(Arc::new(node), ServerOptions::new(address, self.key.clone()))?;
         let since = Instant::now();
         for node in 0..self.nodes {
@@ -105,6 +227,7 @@ impl NodeConfig {
         let members = (0..self.nodes).map(|index| self.member(index)).collect();
         let mut options = RemoteOptions::new(members, self.key.clone());
         options.lease = LEASE;
+        self.transfer.set(&mut options)?;
         let tier = RemoteTier::new(options)?;
         let served = (server, tier.watch());
         self.served.set(served).map_err(|_| NodeStartError::Again)?;
