@@ -473,6 +473,10 @@ fn nodes_of_any_numbers_are_started_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let key = kv_remote::Key::new(&[1; 16]).unwrap();
     for (index, bytes) in [(0, 0), (0, 1), (u16::MAX, 1 << 20), (0, u64::MAX)] {
+        assert_ne!(
+            kv_replay::nodes::NodeConfig::own_socket(folder.path(), index),
+            kv_replay::nodes::NodeConfig::socket_through_wall(folder.path(), index, index)
+        );
         let node = kv_replay::nodes::NodeConfig::new(index, 0, folder.path(), key.clone(), bytes);
         let config = RunConfig { node: Some(node), ..RunConfig::default() };
         assert_eq!(config.check(), Ok(()));
