@@ -18,16 +18,16 @@ function short(value, unit) {
   if (value == null || Number.isNaN(value)) return "";
   const size = Math.abs(value);
   for (const [scale, prefix] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (size >= scale) return +(value / scale).toPrecision(3) + " " + prefix + unit;
-  return +value.toPrecision(3) + (unit ? " " + unit : "");
+    if (size >= scale) return +(value / scale).toPrecision(3) + "\u00a0" + prefix + unit;
+  return +value.toPrecision(3) + (unit ? "\u00a0" + unit : "");
 }
 function time(ns) {
   if (ns == null) return "";
   for (const [scale, unit] of [[3.6e12, "h"], [6e10, "min"], [1e9, "s"], [1e6, "ms"], [1e3, "µs"]])
-    if (ns >= scale) return +(ns / scale).toPrecision(3) + " " + unit;
-  return +ns.toPrecision(3) + " ns";
+    if (ns >= scale && (unit !== "min" || ns >= 3e11)) return +(ns / scale).toPrecision(3) + "\u00a0" + unit;
+  return +ns.toPrecision(3) + "\u00a0ns";
 }
-const percent = (value) => (value == null ? "" : value.toFixed(1) + " %");
+const percent = (value) => (value == null ? "" : value.toFixed(1) + "\u00a0%");
 
 // What happened in each sample, from counts that only grow.
 const steps = (column) => column.map((value, at) => value - (at ? column[at - 1] : 0));
@@ -66,7 +66,7 @@ function plot(place, options, data, height) {
   let drawn = null;
   const kept = { make() {
     if (drawn) drawn.destroy();
-    drawn = new uPlot(options({ width: Math.max(place.clientWidth, 200), height }), data, place);
+    drawn = new uPlot(options({ width: Math.max(place.clientWidth, 200), height, padding: [null, 28, null, null] }), data, place);
     kept.drawn = drawn;
   } };
   kept.make();
@@ -173,7 +173,7 @@ function timeline(section, run) {
   section.append(figure);
   const legend = el("p", { class: "note" });
   for (const [at, text] of [[4, "waits"], [0, "computes"], [2, "copies to the device"], [1, "copies to host memory"], [5, "the engine's calls"]])
-    legend.append(el("span", { class: "key", style: `background: var(--c${at})` }), text);
+    legend.append(el("span", { class: "item" }, el("span", { class: "key", style: `background: var(--c${at})` }), text), " ");
   const tools = el("div", { class: "tools", role: "group", "aria-label": `Zoom the timeline of ${run.name}` });
   const place = el("div", { class: "plot", role: "img", tabindex: "0",
     "aria-label": `Timeline of ${run.name}. Plus and minus zoom, arrow keys move, 0 shows all. The longest waits are in the table below.` });
@@ -197,12 +197,11 @@ function timeline(section, run) {
       ctx.fillStyle = colours[kind(of.names[of.name[at]], of.cause[at] >= 0, of.tracks[of.track[at]].name)];
       ctx.fillRect(left + (begin - min) * scale, top + of.track[at] * row + row * 0.42, Math.max((until - begin) * scale, 1), row * 0.5);
     }
-    ctx.fillStyle = named("front");
-    ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.textBaseline = "top";
-    of.tracks.forEach((track, at) => ctx.fillText(track.name, left + 4, top + at * row + row * 0.06));
     ctx.restore();
   };
+  // Names are text of the page, above the spans of each track.
+  const names = (u) => of.tracks.forEach((track, at) =>
+    u.over.append(el("span", { class: "track", style: `top: ${(100 * at) / tracks}%` }, track.name)));
   const under = (u) => {
     const { left, top } = u.cursor;
     if (left == null || left < 0) return;
@@ -221,7 +220,7 @@ function timeline(section, run) {
     scales: { x: { time: false, range: (_, min, max) => [min ?? 0, max ?? end] }, y: { range: [0, tracks] } },
     axes: [axes(time, String)[0], { show: false }],
     series: [{}, { show: true, stroke: "transparent", points: { show: false } }],
-    hooks: { draw: [draw], setCursor: [under] },
+    hooks: { ready: [names], draw: [draw], setCursor: [under] },
   }), [[0, end], [0, 0]], 40 + 46 * tracks);
   const view = (by, shift) => {
     const { min, max } = kept.drawn.scales.x, half = ((max - min) / 2) * by, middle = (min + max) / 2 + (max - min) * shift;
