@@ -129,6 +129,14 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: false,
     },
     Layer {
+        name: "kv-etcd",
+        below: &["kv-remote"],
+        others: &["base64", "serde_json", "ureq"],
+        // Its messages are JSON; of the other heavy crates, there is nothing.
+        never: &[&["anyhow", "async-std", "clap", "futures", "rand", "smol", "tokio"], CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
         name: "kv-nixl",
         below: &["kv-remote"],
         others: &["libloading"],
@@ -159,7 +167,15 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-replay",
-        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-nixl", "kv-remote"],
+        below: &[
+            "cuda-sim",
+            "kv-cache",
+            "kv-disk",
+            "kv-etcd",
+            "kv-multigpu",
+            "kv-nixl",
+            "kv-remote",
+        ],
         others: &[
             "clap",
             "csv",

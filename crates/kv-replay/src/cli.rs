@@ -256,6 +256,10 @@ pub(crate) struct RunArgs {
     /// How blocks of other nodes are read: sockets, or nixl, from the other node's memory, if NIXL is installed.
     #[arg(long, value_name = "HOW", default_value_t = NodeTransfer::Sockets)]
     pub(crate) node_transfer: NodeTransfer,
+    /// Has nodes find each other by the etcd of this URL, such as http://127.0.0.1:2379, so that nodes that die are members no
+    /// more. Can be given several times, for one etcd. Needs the feature etcd.
+    #[arg(long, value_name = "URL", requires = "nodes")]
+    pub(crate) etcd: Vec<String>,
     /// Fault drill: kills node I when all have listened for MS milliseconds. Can be given several times.
     #[arg(long, value_name = "I@MS", requires = "nodes")]
     pub(crate) kill_node: Vec<KillNode>,
@@ -279,6 +283,8 @@ pub(crate) struct RunArgs {
     pub(crate) node_folder: Option<PathBuf>,
     #[arg(long, hide = true)]
     pub(crate) node_walled: bool,
+    #[arg(long, hide = true)]
+    node_etcd: Vec<String>,
     /// How many of the read blocks are compared: none, sample or full.
     #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
     verify: Verify,
@@ -337,6 +343,7 @@ impl RunArgs {
         let folder = self.node_folder.as_ref()?;
         let mut node = NodeConfig::new(index, count, folder, key, self.node_bytes.0);
         (node.transfer, node.walled) = (self.node_transfer, self.node_walled);
+        node.etcd.clone_from(&self.node_etcd);
         Some(node)
     }
 

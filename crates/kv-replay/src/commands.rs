@@ -336,10 +336,14 @@ fn fleet(args: &RunArgs, nodes: u16) -> Result<Outcome, Failure> {
         check_writable(path)?;
     }
     args.node_transfer.check()?;
+    if !args.etcd.is_empty() && !cfg!(feature = "etcd") {
+        return Err(NodeStartError::WithoutEtcd.into());
+    }
     let folder = NodeFolder::new().map_err(Failure::Folder)?;
     let fleet = Fleet {
         nodes,
         transfer: args.node_transfer,
+        etcd: args.etcd.clone(),
         parts: args.part_node.clone(),
         args: fleet::args_of_nodes(std::env::args().skip(1)),
         kills: args.kill_node.clone(),

@@ -91,6 +91,7 @@ pub(crate) struct Fleet {
     pub(crate) stops: Vec<StopNode>,
     pub(crate) parts: Vec<StopNode>,
     pub(crate) transfer: NodeTransfer,
+    pub(crate) etcd: Vec<String>,
     /// Seconds after which a node counts as hanging.
     pub(crate) timeout_s: u64,
 }
@@ -216,6 +217,9 @@ impl Fleet {
         command.args(&self.args);
         if self.is_parted(index as u16) {
             command.arg("--node-walled");
+        }
+        for url in &self.etcd {
+            command.args(["--node-etcd", url]);
         }
         if self.transfer == NodeTransfer::Nixl && std::env::var_os("UCX_MODULES").is_none() {
             // All nodes are on this machine; and a library of this module crashes at the end of a process.
@@ -408,8 +412,8 @@ impl FleetReport {
 }
 
 /// Options of the run that are the fleet's alone, each with its value.
-const OF_FLEET: [&str; 6] =
-    ["--nodes", "--json", "--kill-node", "--stop-node", "--part-node", "--node-timeout"];
+const OF_FLEET: [&str; 7] =
+    ["--nodes", "--json", "--etcd", "--kill-node", "--stop-node", "--part-node", "--node-timeout"];
 
 /// The options of each node: those of the run without those of the fleet.
 pub(crate) fn args_of_nodes(args: impl Iterator<Item = String>) -> Vec<String> {

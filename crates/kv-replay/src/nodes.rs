@@ -25,6 +25,12 @@ pub const NODES_MAX: u16 = 64;
 /// How long a node waits for the others to be there.
 const START_MAX: Duration = Duration::from_secs(60);
 
+/// How long a node that has died stays listed by etcd, and how often nodes read the list.
+#[cfg(feature = "etcd")]
+const ETCD_LEASE: Duration = Duration::from_secs(2);
+#[cfg(feature = "etcd")]
+const ETCD_EVERY: Duration = Duration::from_millis(100);
+
 /// Which node of a run a process is.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -42,8 +48,19 @@ pub struct NodeConfig {
     pub transfer: NodeTransfer,
     /// Whether this node's connections, in both directions, go through the process that has started it.
     pub walled: bool,
+    /// URLs of the etcd by which nodes find each other. Without any, all nodes are members from the beginning to the end.
+    pub etcd: Vec<String>,
     /// The server and the tier, once the run has begun.
-    served: Arc<OnceLock<(Server, RemoteWatch)>>,
+    served: Arc<OnceLock<Served>>,
+}
+
+/// What a node has once it is served.
+#[derive(Debug)]
+struct Served {
+    server: Server,
+    watch: RemoteWatch,
+    #[cfg(feature = "etcd")]
+    membership: Option<kv_etcd::Membership>,
 }
 
 /// How the bytes of other nodes' blocks come.
@@ -154,6 +171,24 @@ pub enum NodeStartError {
     /// This program was built without NIXL.
     #[error("this program was built without the feature nixl")]
     WithoutNixl,
+    /// The options of etcd are of no use.
+    #[cfg(feature = "etcd")]
+    #[error("etcd cannot be asked for the members")]
+    Etcd(#[from] kv_etcd::OptionsError),
+    /// The node was not listed in time.
+    #[cfg(feature = "etcd")]
+    #[error("etcd does not list node {node} after {waited_s} s")]
+    Unlisted {
+        /// The node.
+        node: u16,
+        /// How long was waited, in seconds.
+        waited_s: u64,
+        /// The last failure of a call, if one has failed.
+        source: Option<Box<kv_etcd::EtcdError>>,
+    },
+    /// This program was built without etcd.
+    #[error("this program was built without the feature etcd")]
+    WithoutEtcd,
     /// The configuration was used for another run.
     #[error("the node of this configuration runs already")]
     Again,
@@ -171,6 +206,7 @@ impl NodeConfig {
             bytes,
             transfer: NodeTransfer::Sockets,
             walled: false,
+            etcd: Vec::new(),
             served: Arc::default(),
         }
     }
@@ -224,24 +260,76 @@ impl NodeConfig {
                 std::thread::park_timeout(Duration::from_millis(1));
             }
         }
-        let members = (0..self.nodes).map(|index| self.member(index)).collect();
+        let members = (0..self.nodes).map(|index| self.member(index));
+        let members = if self.etcd.is_empty() { members.collect() } else { Vec::new() };
         let mut options = RemoteOptions::new(members, self.key.clone());
         options.lease = LEASE;
         self.transfer.set(&mut options)?;
         let tier = RemoteTier::new(options)?;
-        let served = (server, tier.watch());
+        let served = Served {
+            server,
+            watch: tier.watch(),
+            #[cfg(feature = "etcd")]
+            membership: self.join(tier.watch())?,
+        };
+        #[cfg(not(feature = "etcd"))]
+        if !self.etcd.is_empty() {
+            return Err(NodeStartError::WithoutEtcd);
+        }
         self.served.set(served).map_err(|_| NodeStartError::Again)?;
         Ok(tier)
     }
 
+    /// Has the tier follow the members that etcd lists, and waits until all are there or had the time to be.
+    #[cfg(feature = "etcd")]
+    fn join(&self, watch: RemoteWatch) -> Result<Option<kv_etcd::Membership>, NodeStartError> {
+        if self.etcd.is_empty() {
+            return Ok(None);
+        }
+        // The folder is this run's alone, so that its name is, too.
+        let run = self.folder.file_name().unwrap_or_default().to_string_lossy();
+        let mut options =
+            kv_etcd::EtcdOptions::new(self.etcd.clone(), &format!("/kv-replay/{run}/"));
+        (options.lease, options.every) = (ETCD_LEASE, ETCD_EVERY);
+        // Walls are not for what others are told: each finds the node where all do.
+        let own = Member {
+            name: Self::name(self.index),
+            address: Address::Unix(self.socket(self.index)),
+        };
+        let takes = watch.clone();
+        let take = move |members: &[Member]| takes.set_members(members).is_ok();
+        let membership = kv_etcd::Membership::join(options, own, take)?;
+        let since = Instant::now();
+        while watch.members().len() < usize::from(self.nodes) {
+            let is_listed = membership.stats().is_listed;
+            // One that has died before it was listed is not waited for.
+            if is_listed && since.elapsed() > 3 * ETCD_LEASE {
+                break;
+            }
+            if !is_listed && since.elapsed() > START_MAX {
+                let source = membership.stats().last_error.map(Box::new);
+                let waited_s = START_MAX.as_secs();
+                return Err(NodeStartError::Unlisted { node: self.index, waited_s, source });
+            }
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        Ok(Some(membership))
+    }
+
     /// What came of the tier; none if it was not started.
     pub(crate) fn report(&self, block_tokens: u32) -> Option<NodeReport> {
-        let stats = self.served.get()?.1.stats();
+        let served = self.served.get()?;
+        let stats = served.watch.stats();
         let own = Self::name(self.index);
         let from_others = stats.loaded.iter().filter(|(name, _)| **name != own);
         let remote_hits = from_others.map(|(_, count)| *count).sum();
         let misses = Miss::ALL.into_iter().map(|miss| (miss.name(), stats.missed_as(miss)));
+        #[cfg(feature = "etcd")]
+        let member_changes = served.membership.as_ref().map(|of| of.stats().changes);
+        #[cfg(not(feature = "etcd"))]
+        let member_changes = None;
         Some(NodeReport {
+            member_changes,
             remote_hits,
             remote_saved_tokens: remote_hits * u64::from(block_tokens),
             remote_blocks_read: stats.read,
@@ -256,7 +344,7 @@ impl NodeConfig {
     /// Leases of this node's blocks, once all that are open have ended or a time has passed that is much longer than a lease.
     #[must_use]
     pub fn leases(&self) -> LeaseReport {
-        let Some((server, _)) = self.served.get() else { return LeaseReport::default() };
+        let Some(Served { server, .. }) = self.served.get() else { return LeaseReport::default() };
         let since = Instant::now();
         loop {
             let leases = server.node().stats().leases;
@@ -286,6 +374,8 @@ impl Eq for NodeConfig {}
 /// What came of the blocks that nodes keep for each other.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct NodeReport {
+    /// Lists of members by etcd that were another one than before; none without etcd.
+    pub member_changes: Option<u64>,
     /// Blocks that came from another node and were right.
     pub remote_hits: u64,
     /// Tokens of these blocks, which were not computed here.

@@ -14,6 +14,11 @@ pub(super) struct Holders {
 }
 
 impl Holders {
+    /// Whether a member holds a block.
+    pub(super) fn has(&self, member: usize, block: Block) -> bool {
+        self.of.get(&block).is_some_and(|members| members & 1 << member != 0)
+    }
+
     /// A member holds a block; whether none did before.
     pub(super) fn add(&mut self, member: usize, block: Block) -> bool {
         let members = self.of.entry(block).or_default();
@@ -67,6 +72,7 @@ mod tests {
         assert!(!holders.remove(0, block(1)) && !holders.remove(0, block(1)));
         assert!(holders.remove(63, block(1)) && !holders.remove(63, block(1)));
         holders.add(1, block(3));
+        assert!(holders.has(1, block(3)) && !holders.has(2, block(3)) && !holders.has(1, block(9)));
         let mut dropped = Vec::new();
         holders.forget_member(63, &mut dropped);
         assert_eq!(dropped, [block(2)]);

@@ -10,7 +10,7 @@ use super::{News, Shared};
 use crate::address::after;
 use crate::message::{Cursor, Found, LIST_MAX};
 use crate::wire::Key as Block;
-use crate::{Peer, PeerError, Transfer, Unfit};
+use crate::{Member, Peer, PeerError, Transfer, Unfit};
 
 /// What a member's thread is to do.
 #[derive(Debug)]
@@ -26,7 +26,9 @@ const FIND_MAX: usize = 256;
 
 /// A thread's state.
 pub(super) struct Link {
-    at: usize,
+    /// Its place among the members.
+    place: usize,
+    member: Member,
     shared: Arc<Shared>,
     orders: Receiver<Order>,
     transfer: Box<dyn Transfer>,
@@ -39,30 +41,46 @@ pub(super) struct Link {
     followed: Instant,
 }
 
+/// What a member is told to forget before anything else.
 #[derive(Debug)]
-enum Owed {
+pub(super) enum Owed {
     Blocks(Vec<Block>),
     All,
+}
+
+impl Default for Owed {
+    fn default() -> Self {
+        Self::Blocks(Vec::new())
+    }
+}
+
+impl Owed {
+    fn is_nothing(&self) -> bool {
+        matches!(self, Self::Blocks(blocks) if blocks.is_empty())
+    }
 }
 
 /// Blocks that a member is told one by one to forget, when it comes back. Of more, it forgets everything.
 const OWED_MAX: usize = 1 << 16;
 
 impl Link {
-    pub(super) fn new(at: usize, shared: Arc<Shared>, orders: Receiver<Order>) -> Self {
-        let member = shared.options.members.get(at);
-        let transfer: Box<dyn Transfer> = match member {
-            Some(member) => (shared.options.transfer)(member),
-            None => Box::new(crate::SocketTransfer),
-        };
+    pub(super) fn new(
+        place: usize,
+        member: Member,
+        shared: Arc<Shared>,
+        orders: Receiver<Order>,
+        owed: Owed,
+    ) -> Self {
+        let transfer = (shared.options.transfer)(&member);
         Self {
-            at,
+            place,
+            member,
             shared,
             orders,
             transfer,
             peer: None,
             again: None,
-            owed: Owed::Blocks(Vec::new()),
+            owed,
             cursor: Cursor::default(),
             followed: Instant::now(),
         }
@@ -84,13 +102,18 @@ impl Link {
                     self.pay();
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Disconnected) => break,
             }
             if self.followed.elapsed() >= every {
                 self.follow();
                 self.followed = Instant::now();
             }
         }
+        if !self.owed.is_nothing() {
+            self.shared.roster.lock().note_unpaid(&self.member.name);
+        }
+        // Behind all that it has said before: the place may become another member's.
+        self.say(true, Vec::new());
     }
 
     fn owe(&mut self, more: Owed) {
@@ -139,17 +162,16 @@ impl Link {
             return Ok(peer);
         }
         let options = &self.shared.options;
-        let member = options.members.get(self.at).ok_or(PeerError::Closed)?;
-        Peer::connect(member, &options.key, self.deadline())
+        Peer::connect(&self.member, &options.key, self.deadline())
     }
 
     fn pay_to(&mut self, peer: &mut Peer) -> Result<(), PeerError> {
         match &self.owed {
-            Owed::Blocks(blocks) if blocks.is_empty() => return Ok(()),
+            owed if owed.is_nothing() => return Ok(()),
             Owed::Blocks(blocks) => peer.forget(blocks, self.deadline())?,
             Owed::All => peer.clear(self.deadline())?,
         }
-        self.owed = Owed::Blocks(Vec::new());
+        self.owed = Owed::default();
         Ok(())
     }
 
@@ -162,13 +184,11 @@ impl Link {
                 }
                 None => Err(PeerError::Closed),
             };
-            let mut stats = self.shared.stats.lock();
-            stats.put += u64::from(put.is_ok());
-            match store.answered(put.is_ok()) {
-                Some(true) => stats.stored += 1,
-                Some(false) => stats.unstored += 1,
-                None => {}
+            if put.is_ok() {
+                // Said before the store has ended, so that it is known then who holds the block, whatever the list says by then.
+                self.say(false, vec![(true, store.block)]);
             }
+            self.shared.answered(store, put.is_ok());
         }
     }
 
@@ -226,9 +246,9 @@ impl Link {
         };
         let found = Found { lease: Some(lease), blocks: located };
         let deadline = self.deadline();
-        let (shared, at, mut unfit) = (Arc::clone(&self.shared), self.at, Vec::new());
+        let (shared, member, mut unfit) = (&self.shared, &self.member, Vec::new());
         let each = |index: usize, record: Result<&[u8], Unfit>| match (loads.get(index), record) {
-            (Some(load), Ok(record)) => shared.arrived(at, load, record),
+            (Some(load), Ok(record)) => shared.arrived(member, load, record),
             (Some(_), Err(reason)) => unfit.push((index, reason)),
             (None, _) => {}
         };
@@ -244,6 +264,10 @@ impl Link {
         Ok(Run { found: found.blocks.len(), unfit })
     }
 
+    fn say(&self, anew: bool, changes: Vec<(bool, Block)>) {
+        self.shared.news.lock().push(News { member: self.place, anew, changes });
+    }
+
     /// Asks what has come to the member and gone.
     fn follow(&mut self) {
         let cursor = self.cursor;
@@ -256,7 +280,7 @@ impl Link {
             return;
         }
         let changes = changes.changes.iter().map(|of| (of.is_there, (of.group, of.name))).collect();
-        self.shared.news.lock().push(News { member: self.at, anew, changes });
+        self.say(anew, changes);
     }
 }
 

@@ -3,26 +3,27 @@
 mod blocks;
 mod holders;
 mod link;
+mod roster;
 mod stats;
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
-use std::thread::JoinHandle;
+use std::sync::mpsc;
 use std::time::Duration;
 
 use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_pool::clock::{Clock, SystemClock};
 use parking_lot::Mutex;
 
-use crate::members::{Member, replicas};
+use crate::members::Member;
 use crate::wire::Key as Block;
 use crate::{Key, SocketTransfer, Transfer};
 
 use blocks::{Loading, Storing};
 use holders::{Holders, MEMBERS_MAX};
-use link::{Link, Order};
+use link::{Link, Order, Owed};
+use roster::{Current, Roster};
 pub use stats::{Miss, RemoteStats};
 
 /// Makes the transfer that a member's memory is read by.
@@ -31,7 +32,8 @@ type MakeTransfer = Arc<dyn Fn(&Member) -> Box<dyn Transfer> + Send + Sync>;
 /// Which members there are, and how long is waited for them.
 #[derive(Clone)]
 pub struct RemoteOptions {
-    /// The members, 64 at most. The list may be in another order on each host.
+    /// The members at the beginning, 64 at most. The list may be in another order on each host, and
+    /// [`RemoteWatch::set_members`] changes it.
     pub members: Vec<Member>,
     /// The key that all members have.
     pub key: Key,
@@ -91,14 +93,13 @@ impl RemoteOptions {
 #[derive(Debug)]
 pub struct RemoteTier {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
     loads: Vec<Arc<Loading>>,
     stores: Vec<Arc<Storing>>,
     holders: Holders,
     gained: Vec<Block>,
 }
 
-/// Shows what a tier does, wherever the tier itself has gone.
+/// Shows what a tier does, and changes its members, wherever the tier itself has gone.
 #[derive(Clone, Debug)]
 pub struct RemoteWatch {
     shared: Arc<Shared>,
@@ -110,12 +111,33 @@ impl RemoteWatch {
     pub fn stats(&self) -> RemoteStats {
         self.shared.stats.lock().clone()
     }
+
+    /// The members that there are from now on, 64 at most. One that is not in the list is left: what it was asked before, it may
+    /// still answer, and its blocks count as gone. A new one has a thread and is asked what it has; if it has been a member
+    /// before and does not know all that was forgotten meanwhile, it is told to forget everything. One whose address has changed is
+    /// a new one. Blocks stay where they are, and are found by what members say of themselves; new ones are stored where the new
+    /// list has them. A tier that is gone keeps no members.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] for more than 64 members, and nothing has changed; [`io::ErrorKind::WouldBlock`] if the places of
+    /// members that have left are not free, which they are within [`answer_max`](RemoteOptions::answer_max): say the list again
+    /// then; the system's, if it has no thread. In these two cases, some members of the list are not there.
+    pub fn set_members(&self, members: &[Member]) -> io::Result<()> {
+        Shared::set_members(&self.shared, members)
+    }
+
+    /// The members that there are.
+    #[must_use]
+    pub fn members(&self) -> Vec<Member> {
+        self.shared.roster.lock().current().members().to_vec()
+    }
 }
 
 /// What the tier and the threads of its members have together.
 struct Shared {
     options: RemoteOptions,
-    links: Mutex<Vec<Sender<Order>>>,
+    /// No other lock is taken under it.
+    roster: Mutex<Roster>,
     stats: Mutex<RemoteStats>,
     /// What members have said that they have got or lost: which member, whether it begins anew, and the changes.
     news: Mutex<Vec<News>>,
@@ -135,24 +157,70 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    fn send(&self, member: usize, order: Order) {
-        // Without the tier, an order is dropped, and its blocks have failed.
-        if let Some(link) = self.links.lock().get(member) {
-            drop(link.send(order));
+    fn set_members(shared: &Arc<Self>, members: &[Member]) -> io::Result<()> {
+        if members.len() > MEMBERS_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut roster = shared.roster.lock();
+        if roster.has_ended() {
+            return Ok(());
+        }
+        let new = roster.leave_but(members);
+        let joined = new.into_iter().try_for_each(|member| {
+            let free = roster.free_place(&member);
+            let (place, owes_all) = free.ok_or(io::ErrorKind::WouldBlock)?;
+            let (orders, received) = mpsc::channel();
+            let owed = if owes_all { Owed::All } else { Owed::default() };
+            let (of, shared) = (member.clone(), Arc::clone(shared));
+            let thread = std::thread::Builder::new().name(format!("kv-remote-{place}"));
+            // Made there, since making a transfer calls what the caller has given.
+            let thread =
+                thread.spawn(move || Link::new(place, of, shared, received, owed).run())?;
+            roster.sit(place, member, orders, thread);
+            Ok(())
+        });
+        roster.count_anew();
+        let current = roster.current();
+        drop(roster);
+        let mut stats = shared.stats.lock();
+        for member in current.members() {
+            stats.loaded.entry(member.name.clone()).or_default();
+        }
+        joined
+    }
+
+    /// Sends an order to a member. If it is not there any more, it does not do what it is told.
+    fn send(&self, place: usize, order: Order) {
+        let Err(unsent) = self.roster.lock().send(place, order) else { return };
+        match unsent {
+            Order::Store(stores) => stores.iter().for_each(|store| self.answered(store, false)),
+            Order::Load(loads) => {
+                loads.iter().for_each(|load| load.missed());
+                self.forward(loads);
+            }
+            // What it holds, it is told when it comes back.
+            Order::Forget(_) | Order::Clear => {}
+        }
+    }
+
+    /// A member has kept a block, or has not.
+    fn answered(&self, store: &Storing, keeps: bool) {
+        let ended = store.answered(keeps);
+        let mut stats = self.stats.lock();
+        stats.put += u64::from(keeps);
+        match ended {
+            Some(true) => stats.stored += 1,
+            Some(false) => stats.unstored += 1,
+            None => {}
         }
     }
 
     /// Gives a record that a member has sent to the load that wants it, unless another member was faster.
-    fn arrived(&self, member: usize, load: &Loading, record: &[u8]) {
+    fn arrived(&self, member: &Member, load: &Loading, record: &[u8]) {
         let taken = load.arrived(record);
         let mut stats = self.stats.lock();
         match taken {
-            Some(true) => {
-                let name = self.options.members.get(member).map(|member| &member.name);
-                if let Some(count) = name.and_then(|name| stats.loaded.get_mut(name)) {
-                    *count += 1;
-                }
-            }
+            Some(true) => *stats.loaded.entry(member.name.clone()).or_default() += 1,
             Some(false) => *stats.missed.entry(Miss::Foreign).or_default() += 1,
             None => {}
         }
@@ -176,27 +244,22 @@ impl RemoteTier {
     /// # Errors
     /// The system's, if it has no thread; [`io::ErrorKind::InvalidInput`] for more than 64 members.
     pub fn new(options: RemoteOptions) -> io::Result<Self> {
-        let members = options.members.len();
-        if members > MEMBERS_MAX {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let (stats, news) = (Mutex::new(RemoteStats::of(&options.members)), Mutex::default());
-        let shared = Arc::new(Shared { options, links: Mutex::default(), stats, news });
-        let mut tier = Self {
-            shared: Arc::clone(&shared),
-            threads: Vec::new(),
+        let members = options.members.clone();
+        let shared = Arc::new(Shared {
+            options,
+            roster: Mutex::default(),
+            stats: Mutex::default(),
+            news: Mutex::default(),
+        });
+        let tier = Self {
+            shared,
             loads: Vec::new(),
             stores: Vec::new(),
             holders: Holders::default(),
             gained: Vec::new(),
         };
-        for at in 0..members {
-            let (orders, received) = mpsc::channel();
-            shared.links.lock().push(orders);
-            let thread = std::thread::Builder::new().name(format!("kv-remote-{at}"));
-            let link = Link::new(at, Arc::clone(&shared), received);
-            tier.threads.push(thread.spawn(move || link.run())?);
-        }
+        // From here on, what was begun ends with the tier.
+        Shared::set_members(&tier.shared, &members)?;
         Ok(tier)
     }
 
@@ -206,9 +269,20 @@ impl RemoteTier {
         RemoteWatch { shared: Arc::clone(&self.shared) }
     }
 
-    fn places(&self, block: Block) -> Vec<usize> {
-        let RemoteOptions { members, replicas: count, .. } = &self.shared.options;
-        replicas(members, block, *count)
+    /// Who is asked for a block: those who have said that they hold it, and those who keep it by the list.
+    fn asked(&self, current: &Current, block: Block) -> Vec<usize> {
+        let count = self.shared.options.replicas;
+        let holds = |place: &usize| self.holders.has(*place, block);
+        let (mut asked, mut others) = (Vec::new(), Vec::new());
+        for (rank, place) in current.ranked(block).enumerate() {
+            match holds(&place) {
+                true => asked.push(place),
+                false if rank < count => others.push(place),
+                false => {}
+            }
+        }
+        asked.append(&mut others);
+        asked
     }
 
     /// Takes in what members have said.
@@ -234,9 +308,11 @@ impl LowerTier for RemoteTier {
     fn store(&mut self, blocks: Vec<BlockSource>) {
         let now = self.shared.options.clock.now();
         let until = now.saturating_add(self.shared.options.wait_max);
+        let current = self.shared.roster.lock().current();
         let mut parts: HashMap<usize, Vec<Arc<Storing>>> = HashMap::new();
         for source in blocks {
-            let places = self.places((source.group(), source.name()));
+            let block = (source.group(), source.name());
+            let places = current.keepers(block, self.shared.options.replicas);
             let store = Arc::new(Storing::new(source, places.len(), until));
             if places.is_empty() {
                 // Nobody answers.
@@ -254,10 +330,11 @@ impl LowerTier for RemoteTier {
         let now = self.shared.options.clock.now();
         let RemoteOptions { hedge_after, wait_max, .. } = self.shared.options;
         let (hedge, until) = (now.saturating_add(hedge_after), now.saturating_add(wait_max));
+        let current = self.shared.roster.lock().current();
         let loads: Vec<_> = blocks
             .into_iter()
             .map(|sink| {
-                let places = self.places((sink.group(), sink.name()));
+                let places = self.asked(&current, (sink.group(), sink.name()));
                 Arc::new(Loading::new(sink, places, hedge, until))
             })
             .collect();
@@ -266,22 +343,26 @@ impl LowerTier for RemoteTier {
     }
 
     fn forget(&mut self, blocks: &[Block]) {
-        let mut parts: HashMap<usize, Vec<Block>> = HashMap::new();
-        for &block in blocks {
-            self.holders.forget(block);
-            for place in self.places(block) {
-                parts.entry(place).or_default().push(block);
-            }
+        let mut roster = self.shared.roster.lock();
+        roster.note_forgotten();
+        let current = roster.current();
+        drop(roster);
+        // All are told: who holds a block is known only some time after, and who keeps it may have changed since.
+        for &place in current.places() {
+            self.shared.send(place, Order::Forget(blocks.to_vec()));
         }
+        blocks.iter().for_each(|&block| self.holders.forget(block));
         self.gained.retain(|block| !blocks.contains(block));
-        parts.into_iter().for_each(|(member, part)| self.shared.send(member, Order::Forget(part)));
     }
 
     fn clear(&mut self) {
         self.holders = Holders::default();
         self.gained.clear();
-        let members = self.shared.options.members.len();
-        (0..members).for_each(|member| self.shared.send(member, Order::Clear));
+        let mut roster = self.shared.roster.lock();
+        roster.note_forgotten();
+        let current = roster.current();
+        drop(roster);
+        current.places().iter().for_each(|&place| self.shared.send(place, Order::Clear));
     }
 
     fn poll(&mut self, dropped: &mut Vec<Block>) {
@@ -312,14 +393,14 @@ impl LowerTier for RemoteTier {
 impl Drop for RemoteTier {
     fn drop(&mut self) {
         // Threads end when nobody can send them anything; blocks that they have not begun have failed.
-        self.shared.links.lock().clear();
+        let threads = self.shared.roster.lock().end();
         for load in &self.loads {
             load.give_up();
         }
         for store in &self.stores {
             store.give_up();
         }
-        for thread in self.threads.drain(..) {
+        for thread in threads {
             drop(thread.join());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Member, PeerError, Refusal, Unfit};
+use crate::{PeerError, Refusal, Unfit};
 
 /// Why a member did not give a block that it was asked for.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -81,7 +81,7 @@ pub struct RemoteStats {
     pub unstored: u64,
     /// Records that members were given, of one block as many as it has replicas.
     pub put: u64,
-    /// Blocks that were loaded, by the name of the member that they came from.
+    /// Blocks that were loaded, by the name of the member that they came from; of all that were members at some time.
     pub loaded: BTreeMap<String, u64>,
     /// Blocks whose bytes were read, used or not.
     pub read: u64,
@@ -94,11 +94,6 @@ pub struct RemoteStats {
 }
 
 impl RemoteStats {
-    pub(super) fn of(members: &[Member]) -> Self {
-        let loaded = members.iter().map(|member| (member.name.clone(), 0)).collect();
-        Self { loaded, ..Self::default() }
-    }
-
     /// Members that did not give a block, for this reason.
     #[must_use]
     pub fn missed_as(&self, miss: Miss) -> u64 {

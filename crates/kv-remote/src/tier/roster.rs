@@ -1,0 +1,154 @@
+//! The members of a tier: each has a place, a thread, and what it is owed when it comes back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+
+use super::holders::MEMBERS_MAX;
+use super::link::Order;
+use crate::members::{Member, replicas};
+use crate::wire::Key as Block;
+
+/// Who is there, and who was.
+#[derive(Debug, Default)]
+pub(super) struct Roster {
+    seats: Vec<Option<Seat>>,
+    /// Threads of members that have left, each with its place, which is nobody else's before it has ended.
+    leaving: Vec<(usize, JoinHandle<()>)>,
+    /// Members that have left, and whether there is something that they were not told to forget.
+    departed: HashMap<String, bool>,
+    current: Arc<Current>,
+    /// The tier is gone: nobody joins any more.
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Seat {
+    member: Member,
+    orders: Sender<Order>,
+    thread: JoinHandle<()>,
+}
+
+/// The members that there are, each with its place.
+#[derive(Debug, Default)]
+pub(super) struct Current {
+    members: Vec<Member>,
+    places: Vec<usize>,
+}
+
+impl Current {
+    /// The places of the members, those first that want a block most: as many as keep it come first of all.
+    pub(super) fn ranked(&self, block: Block) -> impl Iterator<Item = usize> + '_ {
+        let ranked = replicas(&self.members, block, usize::MAX);
+        ranked.into_iter().filter_map(|at| self.places.get(at).copied())
+    }
+
+    /// The places of the members that keep a block.
+    pub(super) fn keepers(&self, block: Block, count: usize) -> Vec<usize> {
+        let keepers = replicas(&self.members, block, count);
+        keepers.into_iter().filter_map(|at| self.places.get(at).copied()).collect()
+    }
+
+    pub(super) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    pub(super) fn places(&self) -> &[usize] {
+        &self.places
+    }
+}
+
+impl Roster {
+    pub(super) fn current(&self) -> Arc<Current> {
+        Arc::clone(&self.current)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// Sends an order; it comes back if nobody is at the place.
+    pub(super) fn send(&self, place: usize, order: Order) -> Result<(), Order> {
+        match self.seats.get(place) {
+            Some(Some(seat)) => seat.orders.send(order).map_err(|unsent| unsent.0),
+            _ => Err(order),
+        }
+    }
+
+    /// Has all members leave that are not in the list; those of the list that are not there.
+    pub(super) fn leave_but(&mut self, members: &[Member]) -> Vec<Member> {
+        for (place, seat) in self.seats.iter_mut().enumerate() {
+            let Some(left) = seat.take_if(|seat| !members.contains(&seat.member)) else { continue };
+            // Without its sender, the thread does what it was told before, and ends.
+            self.departed.entry(left.member.name).or_insert(false);
+            self.leaving.push((place, left.thread));
+        }
+        let is_there = |member: &Member| self.seats.iter().flatten().any(|s| s.member == *member);
+        let mut new: Vec<Member> = Vec::new();
+        for member in members {
+            if !is_there(member) && !new.contains(member) {
+                new.push(member.clone());
+            }
+        }
+        new
+    }
+
+    /// A place that is free, and whether the member is owed that it forgets everything.
+    pub(super) fn free_place(&mut self, member: &Member) -> Option<(usize, bool)> {
+        self.leaving.retain(|(_, thread)| !thread.is_finished());
+        let is_free = |place: &usize| {
+            let is_leaving = self.leaving.iter().any(|(of, _)| of == place);
+            !is_leaving && self.seats.get(*place).is_none_or(Option::is_none)
+        };
+        let place = (0..MEMBERS_MAX).find(is_free)?;
+        Some((place, self.departed.remove(&member.name).unwrap_or(false)))
+    }
+
+    pub(super) fn sit(
+        &mut self,
+        place: usize,
+        member: Member,
+        orders: Sender<Order>,
+        thread: JoinHandle<()>,
+    ) {
+        if self.seats.len() <= place {
+            self.seats.resize_with(place + 1, || None);
+        }
+        if let Some(seat) = self.seats.get_mut(place) {
+            *seat = Some(Seat { member, orders, thread });
+        }
+    }
+
+    /// To be called when members have come or gone.
+    pub(super) fn count_anew(&mut self) {
+        let seats = self.seats.iter().enumerate();
+        let seated = seats.filter_map(|(place, seat)| Some((seat.as_ref()?.member.clone(), place)));
+        let (members, places) = seated.unzip();
+        self.current = Arc::new(Current { members, places });
+    }
+
+    /// Blocks were forgotten: members that have left are owed that when they come back.
+    pub(super) fn note_forgotten(&mut self) {
+        self.departed.values_mut().for_each(|owed| *owed = true);
+    }
+
+    /// The thread of a member that has left ends, and there is something that it has not told it to forget. If the member is back
+    /// already, it is told now.
+    pub(super) fn note_unpaid(&mut self, name: &str) {
+        match self.seats.iter().flatten().find(|seat| seat.member.name == name) {
+            Some(seat) => drop(seat.orders.send(Order::Clear)),
+            None => drop(self.departed.insert(name.to_owned(), true)),
+        }
+    }
+
+    /// Ends all; the threads, which are to be joined.
+    pub(super) fn end(&mut self) -> Vec<JoinHandle<()>> {
+        self.has_ended = true;
+        let seated = self.seats.drain(..).flatten().map(|seat| seat.thread);
+        let leaving = self.leaving.drain(..).map(|(_, thread)| thread);
+        let threads = seated.chain(leaving).collect();
+        self.count_anew();
+        threads
+    }
+}
