@@ -18,6 +18,7 @@ use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::ReadOptions;
 
 use crate::fleet::{KillNode, StopNode};
+use crate::plan_args::PlanArgs;
 
 const AFTER_HELP: &str = "\
 Without a command, kv-replay generates a workload and replays it on a simulated device, verifying every byte.
@@ -49,6 +50,8 @@ pub(crate) enum Command {
     Convert(ConvertArgs),
     /// Draws the JSON reports of runs as one HTML page, and says what limited them.
     Report(ReportArgs),
+    /// Says what so many GPUs, so much memory and a policy would make of a trace, in virtual time.
+    Plan(Box<PlanArgs>),
     /// Looks at this machine: driver, devices, links, memory, limits and a disk, each with what to do about it.
     Doctor(DoctorArgs),
     /// Carries out the plans of a run with --workers, which starts it.
@@ -540,12 +543,12 @@ pub(crate) struct ReportArgs {
 }
 
 /// Parses a whole number.
-fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
+pub(crate) fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {}", T::MOST))
 }
 
 /// The largest number of a type.
-trait Bounded {
+pub(crate) trait Bounded {
     const MOST: u64;
 }
 

@@ -19,14 +19,16 @@ use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
 use kv_replay::nodes::{NODES_MAX, NodeStartError};
 use kv_replay::page::{self, ReportError, ReportOptions};
+use kv_replay::plan::{self, ModelError, PlanError, PlanOptions};
 use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
-use kv_replay::shape::KvModelShape;
+use kv_replay::shape::{KvModelShape, ShapeError};
 use kv_replay::trace::{Trace, TraceError};
 
 use crate::cli::{Command, DoctorArgs, RunArgs, WorkerArgs};
 use crate::fleet::{self, Fleet, FleetError, NodeFolder};
+use crate::plan_args::{Asked, PlanArgs};
 use crate::progress::Bar;
 
 /// Number of requests of the demonstration: a simulated device replays them in about six seconds on
@@ -87,6 +89,27 @@ pub(crate) enum Failure {
     Policies(#[from] PoliciesError),
     #[error(transparent)]
     Report(#[from] ReportError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Shape(ShapeError),
+    #[error("{option} is 0, expected at least 1")]
+    PlanZero { option: &'static str },
+    #[error(
+        "--rate and --hours make {requests} requests, more than the largest workload, {}",
+        generate::REQUESTS_MAX
+    )]
+    PlanHours { requests: u64 },
+    #[error(
+        "no rates: give --model and --gpu h100 or h200, or --prefill-rate and --decode-step-us, both above 0"
+    )]
+    NoRates,
+    #[error(
+        "{model} has {needed:.0} GB of weights, which leave no room for a block on --gpu {gpu}; give --tensor-parallel, or --device-blocks"
+    )]
+    NoMemory { model: String, gpu: String, needed: f64 },
     #[error("cannot use device {spec}")]
     Device { spec: DeviceSpec, source: DeviceOpenError },
     #[error(transparent)]
@@ -192,6 +215,7 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
             say(&page::run(&options)?)?;
             Ok(Outcome::Clean)
         }
+        Some(Command::Plan(args)) => plan(args),
         Some(Command::Worker(args)) => {
             work(args)?;
             Ok(Outcome::Clean)
@@ -210,6 +234,18 @@ fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
     }
     say(&report.text())?;
     Ok(if report.problems == 0 { Outcome::Clean } else { Outcome::Lacking })
+}
+
+fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
+    let Asked { trace, rules, choices, assumed } = args.asked()?;
+    let (against, out, json) = (args.against.as_deref(), args.out.as_deref(), args.json.as_deref());
+    let bar = Bar::of(choices.len() as u64, "choices");
+    let (trace, rules, choices, assumed) = (&trace, &rules, &choices[..], &assumed[..]);
+    let options = PlanOptions { trace, rules, choices, assumed, against, out, json };
+    let planned = plan::run(&options, |done| bar.reach(done as u64));
+    bar.clear();
+    say(&planned?)?;
+    Ok(Outcome::Clean)
 }
 
 fn demo() -> Result<Outcome, Failure> {

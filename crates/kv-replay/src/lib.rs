@@ -10,6 +10,7 @@
 //!   processes that keep blocks for each other, and
 //!   [`place`] divides the model over them;
 //! - [`doctor`] looks at the machine that is to run it;
+//! - [`plan`] says what so many GPUs would make of a trace;
 //! - [`series`] is what a run did over time, and [`page`] shows it;
 //! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
 //!   results.
@@ -53,6 +54,7 @@ mod model_line;
 pub mod nodes;
 pub mod page;
 pub mod place;
+pub mod plan;
 pub mod policies;
 pub mod profile;
 pub mod report;

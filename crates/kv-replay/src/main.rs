@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod fleet;
 mod partition;
+mod plan_args;
 mod progress;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;

@@ -8,7 +8,7 @@ use kv_replay::config::{Progress, ProgressState};
 /// Minimum time between two updates of the bar.
 const UPDATE_GAP: Duration = Duration::from_millis(100);
 
-const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {msg}";
+const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {per_sec}, {eta} left; {msg}";
 
 /// A bar of finished requests.
 pub(crate) struct Bar {
@@ -23,6 +23,22 @@ impl Bar {
             bar.set_style(style.progress_chars("=> "));
         }
         Self { bar, updated: None }
+    }
+
+    /// A bar of other things.
+    pub(crate) fn of(all: u64, what: &str) -> Self {
+        let bar = ProgressBar::new(all);
+        let template = format!("{{elapsed:>4}} [{{bar:32}}] {{pos}}/{{len}} {what}, {{eta}} left");
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.tick();
+        Self { bar, updated: None }
+    }
+
+    /// So many are done.
+    pub(crate) fn reach(&self, done: u64) {
+        self.bar.set_position(done);
     }
 
     /// Removes the bar, so that later output starts in its place.

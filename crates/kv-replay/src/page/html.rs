@@ -6,6 +6,7 @@ use super::{RunFile, Summary};
 use crate::report::grouped;
 
 const STYLE: &str = include_str!("assets/page.css");
+const COMMON: &str = include_str!("assets/common.js");
 const SCRIPT: &str = include_str!("assets/page.js");
 const CHARTS: &str = include_str!("assets/uPlot.iife.min.js");
 const CHARTS_STYLE: &str = include_str!("assets/uPlot.min.css");
@@ -17,31 +18,38 @@ const POLICY: &str =
 
 /// The page of these runs and their summaries, in the same order.
 pub(super) fn page(runs: &[RunFile], summaries: &[Summary]) -> String {
+    let mut main = String::from(
+        "<section aria-labelledby=\"summary\"><h2 id=\"summary\">In short</h2><div class=\"runs\">\n",
+    );
+    for (run, summary) in runs.iter().zip(summaries) {
+        card(&mut main, run, summary);
+    }
+    main.push_str("</div></section>\n");
+    totals(&mut main, runs);
+    document("report", &main, &serde_json::to_string(runs).unwrap_or_default(), SCRIPT)
+}
+
+/// A page that needs nothing else: what is above the charts, the data of the charts as JSON, and the script that draws them.
+pub(crate) fn document(name: &str, main: &str, data: &str, script: &str) -> String {
     let mut page = String::new();
     let _ = write!(
         page,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>kv-replay report</title>\n<link rel=\"icon\" href=\"data:,\">\n\
+         <title>kv-replay {name}</title>\n<link rel=\"icon\" href=\"data:,\">\n\
          <style>\n{CHARTS_STYLE}\n{STYLE}</style>\n</head>\n<body>\n\
-         <a class=\"skip\" href=\"#main\">To the report</a>\n\
-         <header><h1>kv-replay report</h1><button id=\"theme\" type=\"button\">Dark or light</button></header>\n\
-         <main id=\"main\">\n"
+         <a class=\"skip\" href=\"#main\">To the {name}</a>\n\
+         <header><h1>kv-replay {name}</h1><button id=\"theme\" type=\"button\">Dark or light</button></header>\n\
+         <main id=\"main\">\n{main}\
+         <div id=\"charts\"></div>\n<noscript><p>The charts need JavaScript.</p></noscript>\n</main>\n"
     );
-    page.push_str("<section aria-labelledby=\"summary\"><h2 id=\"summary\">In short</h2><div class=\"runs\">\n");
-    for (run, summary) in runs.iter().zip(summaries) {
-        card(&mut page, run, summary);
-    }
-    page.push_str("</div></section>\n");
-    totals(&mut page, runs);
-    page.push_str("<div id=\"charts\"></div>\n<noscript><p>The charts need JavaScript.</p></noscript>\n</main>\n");
-    let data = serde_json::to_string(runs).unwrap_or_default().replace('<', "\\u003c");
+    let data = data.replace('<', "\\u003c");
     let _ = write!(
         page,
         "<footer><details><summary>Licence of the charts (uPlot)</summary><pre>{}</pre></details></footer>\n\
          <script type=\"application/json\" id=\"data\">{data}</script>\n<script>{CHARTS}</script>\n\
-         <script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+         <script>\n{COMMON}</script>\n<script>\n{script}</script>\n</body>\n</html>\n",
         escaped(LICENCE)
     );
     page
@@ -101,7 +109,7 @@ fn totals(page: &mut String, runs: &[RunFile]) {
 }
 
 /// Text that is no markup.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use findings::{Summary, summarise};
 use html::page;
-use run_file::RunFile;
+pub(crate) use html::{document, escaped};
+pub(crate) use run_file::RunFile;
 
 use crate::json_file::{WriteError, check_writable, write_atomically, write_json};
 

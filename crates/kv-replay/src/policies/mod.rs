@@ -65,6 +65,7 @@ use kv_pool::policy::{AdaptiveReplacement, HitDensity, PriorityLru, S3Fifo, Slru
 pub use capacity::{CAPACITY_MAX_BLOCKS, Capacity, CapacityError, parse_capacities};
 pub use half::{Half, HalfError};
 pub use lookups::{Lookups, RequestBlocks, TOOL_CALL_MAX, TraceBlock};
+pub(crate) use report::hit_rate_of_belady;
 pub use report::{CapacityReport, PolicyHits, PolicyReport, hit_rates, hit_rates_of};
 pub use two_tiers::TwoTierReport;
 

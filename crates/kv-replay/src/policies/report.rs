@@ -10,7 +10,7 @@ use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 
 use super::two_tiers::{self, TwoTierReport};
-use super::{Capacity, DEFAULT_POLICY, Half, Lookups, POLICIES, PolicyEntry};
+use super::{Capacity, DEFAULT_POLICY, Half, Lookups, POLICIES, Policy as _, PolicyEntry};
 use crate::trace::Trace;
 
 /// The results of all policies on one trace.
@@ -62,6 +62,14 @@ pub fn hit_rates(trace: &Trace, capacities: &[Capacity]) -> PolicyReport {
 pub fn hit_rates_of(trace: &Trace, capacities: &[Capacity], half: Half) -> PolicyReport {
     let lookups = Lookups::new(trace);
     Simulation::new(trace, &lookups, half).report(capacities, false)
+}
+
+/// Share of the lookups of `trace` that Belady's optimum answers.
+pub(crate) fn hit_rate_of_belady(trace: &Trace, capacity: Capacity) -> f64 {
+    let lookups = Lookups::new(trace);
+    let mut belady = super::belady::Belady::new(&lookups, capacity);
+    let hits: u64 = lookups.requests().map(|request| belady.serve(&request)).sum();
+    hits as f64 / lookups.blocks().len().max(1) as f64
 }
 
 /// The policies on the lookups of one trace.

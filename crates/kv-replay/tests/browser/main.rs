@@ -11,11 +11,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use devtools::{Browser, chromium};
-use kv_replay::config::{RunConfig, Verify};
+use kv_pool::policy::PolicyKind;
+use kv_replay::config::{ModelCost, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::page::{self, ReportOptions};
+use kv_replay::plan::{self, Choice, PlanOptions, Rules};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -48,11 +50,12 @@ fn speedscope() -> Option<PathBuf> {
     std::env::var_os("KV_SPEEDSCOPE").map(PathBuf::from)
 }
 
-/// A page of two runs, and its trace file.
+/// A page of two runs with its trace file, and the page of a plan.
 struct Pages {
     _folder: TempDir,
     page: PathBuf,
     events: PathBuf,
+    plan: PathBuf,
 }
 
 fn pages() -> Result<Pages, Failed> {
@@ -62,7 +65,31 @@ fn pages() -> Result<Pages, Failed> {
     let (out, events) = (at("page.html"), at("events.json"));
     let options = ReportOptions { runs: &runs, out: &out, trace_events: Some(&events), json: None };
     page::run(&options)?;
-    Ok(Pages { page: out, events, _folder: folder })
+    let plan = at("plan.html");
+    let trace = generate(&GenerateOptions { requests: 200, seed: 1 })?;
+    let mut rules = Rules::default();
+    rules.block_tokens = 512;
+    rules.model = ModelCost { prefill_tokens_per_s: 60_000, decode_step_us: 9000 };
+    let choices = [PolicyKind::Lru, PolicyKind::HitDensity].map(|policy| Choice {
+        gpus: 2,
+        device_blocks: 900,
+        host_blocks: 900,
+        policy,
+    });
+    let options = PlanOptions {
+        trace: &trace,
+        rules: &rules,
+        choices: &choices,
+        assumed: &[
+            "A sentence with a long_word_that_has_no_space_in_it_at_all_and_goes_on_and_on."
+                .to_owned(),
+        ],
+        against: None,
+        out: Some(&plan),
+        json: None,
+    };
+    plan::run(&options, |_| ())?;
+    Ok(Pages { page: out, events, plan, _folder: folder })
 }
 
 /// Writes the report of a run with so many device blocks.
@@ -125,6 +152,13 @@ fn looks() -> Result<(), Failed> {
     same("themes by background", &(backs[0] == backs[2], backs[0] == backs[1]), &(true, false))?;
     browser.value("document.getElementById('theme').click()")?;
     same("the theme of the button", &browser.value("root.dataset.theme")?, &"light".into())?;
+    browser.open(&url(&pages.plan))?;
+    for (width, theme) in LOOKS {
+        browser.look(width, theme)?;
+        let wrong = browser.value(include_str!("layout.js"))?;
+        same(&format!("a plan {width} wide, {theme}"), &wrong, &Value::Array(Vec::new()))?;
+    }
+    same("charts of a plan", &browser.value("plots.length")?, &4.into())?;
     same("said on the console", &browser.complaints, &Vec::new())
 }
 
