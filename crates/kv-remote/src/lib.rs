@@ -8,6 +8,7 @@ mod auth;
 mod channel;
 mod entry;
 mod error;
+pub mod handover;
 mod leases;
 mod liars;
 mod log;

@@ -297,6 +297,16 @@ impl Node {
         Ok(())
     }
 
+    /// Bytes of the longest record.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        self.record_bytes
+    }
+
+    /// The longest lease.
+    pub(crate) fn lease_max(&self) -> Duration {
+        self.lease_max
+    }
+
     /// Ends a lease: its blocks may make room for others.
     ///
     /// # Errors

@@ -162,3 +162,59 @@ fn tiers_of_any_times_are_made_and_end() {
         }
     }
 }
+
+#[test]
+fn layouts_and_handovers_of_any_numbers_are_taken_or_refused() {
+    use kv_manager::{GroupFormat, GroupId, GroupKind};
+    use kv_remote::handover::{
+        GroupSheet, HandoverId, HeadLayout, HeadOrder, Offer, Part, Pull, Sheet, copy_heads,
+    };
+
+    let numbers = [0, 1, 3, 1 << 31, u32::MAX];
+    for kv_heads in numbers {
+        for shards in numbers {
+            for block_tokens in numbers {
+                for head_bytes in numbers {
+                    let order = HeadOrder::HeadsFirst;
+                    let of = HeadLayout { kv_heads, shards, block_tokens, head_bytes, order };
+                    for rank in numbers {
+                        let _ = of.heads_of(rank);
+                        let _ = of.ranks_for(&of, rank);
+                        let _ = copy_heads((&of, rank), &[0; 2], (&of, rank), &mut [0; 2]);
+                    }
+                }
+            }
+        }
+    }
+    let (server, member) = common::serve("a", 40);
+    let format = GroupFormat { kind: GroupKind::Full, block_tokens: 1, draft_model: u32::MAX == 0 };
+    for (at, number) in (0..).zip(numbers) {
+        let group = GroupSheet { format, layers: number, part_bytes: number, places: vec![number] };
+        let sheet = Sheet {
+            tokens: number.into(),
+            draft_tokens: number.into(),
+            ids: Vec::new(),
+            shards: number,
+            chunk_places: number,
+            groups: vec![group],
+        };
+        for lasts in [Duration::ZERO, Duration::MAX] {
+            let id = HandoverId(at);
+            let offer = Offer::new(server.node(), id, sheet.clone(), lasts);
+            assert_eq!(offer.is_ok(), number == 1 || number == 3, "{number}");
+            let Ok(mut offer) = offer else { continue };
+            let group = GroupId(number as u16);
+            let part = Part { group, place: number, layer: number, shard: number };
+            assert!(offer.give(&[(part, &[])]).is_err());
+            assert!(offer.give(&[]).is_ok() || lasts.is_zero());
+            let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
+            let mut transfer = SocketTransfer;
+            let opened = Pull::open(&mut peer, &mut transfer, id, lasts, common::far());
+            assert!(opened.is_ok() || lasts.is_zero());
+            let Ok(Some(mut pull)) = opened else { continue };
+            let _ = pull.look(&mut peer, &mut transfer, common::far(), |_, _| {});
+            let past = std::time::Instant::now();
+            assert!(pull.wait(&mut peer, &mut transfer, past, |_, _| {}).is_err());
+        }
+    }
+}

@@ -395,6 +395,8 @@ fn the_blocks_of_a_member_that_leaves_are_gone_and_its_place_is_another_ones() {
     let all = members(&hosts);
     let mut few = options(all[..2].to_vec());
     few.replicas = 1;
+    // What is stored is known before members are asked for the first time what they have.
+    few.follow_every = Duration::from_millis(30);
     let (mut one, watch) = worker(few);
     one.store(0..30);
     one.settle();

@@ -6,7 +6,7 @@ mod link;
 mod roster;
 mod stats;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -289,17 +289,25 @@ impl RemoteTier {
     fn take_news(&mut self, dropped: &mut Vec<Block>) {
         let news = std::mem::take(&mut *self.shared.news.lock());
         for News { member, anew, changes } in news {
+            let mut gone = Vec::new();
             if anew {
-                self.holders.forget_member(member, dropped);
+                self.holders.forget_member(member, &mut gone);
             }
+            // What it still has is neither gone nor gained.
+            let mut gone: HashSet<Block> = gone.into_iter().collect();
             for (is_there, block) in changes {
                 match is_there {
-                    true if self.holders.add(member, block) => self.gained.push(block),
+                    true if self.holders.add(member, block) => {
+                        if !gone.remove(&block) {
+                            self.gained.push(block);
+                        }
+                    }
                     true => {}
                     false if self.holders.remove(member, block) => dropped.push(block),
                     false => {}
                 }
             }
+            dropped.extend(gone);
         }
     }
 }

@@ -1,0 +1,137 @@
+//! A sequence that one host computes and another one goes on with: what its KV is, part by part, as it comes to be.
+//!
+//! The parts are records of the node of the host that computes, under names that only this hand-over has. So they are pinned, found,
+//! read by any [`Transfer`](crate::Transfer) and checked like all records, and no part can be taken for another one.
+
+mod heads;
+mod offer;
+mod pull;
+mod sheet;
+
+use kv_manager::GroupId;
+use kv_pool::BlockHash;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::wire::Key as Block;
+use crate::{PeerError, Refusal};
+
+pub use heads::{HeadLayout, HeadOrder, LayoutError, copy_heads};
+pub use offer::{Offer, Verdict};
+pub use pull::{Progress, Pull};
+pub use sheet::{GroupSheet, Sheet};
+
+/// The number of a hand-over, which both hosts are told by whoever sends them the request. No two have the same: choose it at random.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct HandoverId(pub u128);
+
+/// One layer of one block of one shard.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Part {
+    /// The group.
+    pub group: GroupId,
+    /// The block's place in the sequence.
+    pub place: u32,
+    /// The layer, counted within the group.
+    pub layer: u32,
+    /// The rank of the shard, below the degree of tensor parallelism there.
+    pub shard: u32,
+}
+
+/// Why a hand-over does not go on.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum HandoverError {
+    /// A field of the sheet has a value that no sheet has.
+    #[error("the sheet of a hand-over is wrong in its field {field}")]
+    Sheet {
+        /// The field.
+        field: &'static str,
+    },
+    /// The sheet names no such part, or it was given before.
+    #[error("{part:?} is no part of the hand-over, or was given before")]
+    NoPart {
+        /// The part.
+        part: Part,
+    },
+    /// A part has another length than the sheet says.
+    #[error("{part:?} has {bytes} bytes, and the sheet says {expected}")]
+    Length {
+        /// The part.
+        part: Part,
+        /// Its bytes.
+        bytes: usize,
+        /// Bytes by the sheet.
+        expected: u32,
+    },
+    /// The node has not kept a part: all others are pinned or being written, or it was given too many leases.
+    #[error("the node has no room for the parts of a hand-over")]
+    Node(#[from] Refusal),
+    /// The host that computes has withdrawn it, its time was over, or another host has taken it.
+    #[error("the hand-over was withdrawn, was taken, or its time was over")]
+    Withdrawn,
+    /// The deadline has come before all parts have.
+    #[error("{left} parts had not come by the deadline")]
+    Late {
+        /// Parts that had not come.
+        left: usize,
+    },
+    /// The node does not answer as it should. Its connection may be of no use.
+    #[error("the node of a hand-over")]
+    Peer(#[from] PeerError),
+}
+
+kv_pool::one_line_debug!(HandoverError);
+
+/// What a record of a hand-over is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    /// A piece of the sheet, which may be longer than a record.
+    Sheet(u32),
+    Part(Part),
+    Verdict,
+}
+
+/// The name of a record of a hand-over. It is as likely to be a block's name as two blocks are to have the same.
+fn name(id: HandoverId, kind: Kind) -> Block {
+    let mut bytes = Vec::with_capacity(32);
+    bytes.extend_from_slice(b"handover");
+    bytes.extend_from_slice(&id.0.to_le_bytes());
+    let group = match kind {
+        Kind::Sheet(piece) => {
+            bytes.extend_from_slice(&piece.to_le_bytes());
+            GroupId(0)
+        }
+        Kind::Verdict => GroupId(1),
+        Kind::Part(Part { group, place, layer, shard }) => {
+            for number in [place, layer, shard] {
+                bytes.extend_from_slice(&number.to_le_bytes());
+            }
+            group
+        }
+    };
+    bytes.push(matches!(kind, Kind::Part(_)).into());
+    (group, BlockHash::from_u128(xxh3_128(&bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_records_of_two_handovers_have_one_name() {
+        let mut names = HashSet::new();
+        for id in [0, 1, u128::MAX] {
+            for kind in [Kind::Sheet(0), Kind::Sheet(1), Kind::Verdict] {
+                assert!(names.insert(name(HandoverId(id), kind)), "{id}, {kind:?}");
+            }
+            for number in 0..4_u32.pow(4) {
+                let digit = |at: u32| number / 4_u32.pow(at) % 4;
+                let group = GroupId(digit(0) as u16);
+                let part = Part { group, place: digit(1), layer: digit(2), shard: digit(3) };
+                assert!(names.insert(name(HandoverId(id), Kind::Part(part))), "{id}, {part:?}");
+            }
+        }
+    }
+}

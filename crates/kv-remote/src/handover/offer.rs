@@ -1,0 +1,180 @@
+//! The side that computes: gives parts as they come to be, and waits for the other side's word.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
+use crate::leases::ReaderId;
+use crate::message::LIST_MAX;
+use crate::wire::Key as Block;
+use crate::{Node, Refusal};
+
+/// What has become of an offer.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// The other side has not said anything, and there is time.
+    Waiting,
+    /// The other side has all parts: the blocks may be released.
+    Taken,
+    /// The other side does not want it any more.
+    Cancelled,
+    /// Its time is over. The other side may be gone, or may have taken it and not have been heard.
+    Expired,
+}
+
+/// What the other side says: the first byte of its record.
+pub(super) const TAKEN: u8 = 1;
+pub(super) const CANCELLED: u8 = 2;
+
+/// A sequence that is offered to another host. Its parts lie in the node's memory, pinned under leases.
+///
+/// Dropping it withdraws it: its leases end once, and its parts are found no more. A reader that is at it finds out.
+#[derive(Debug)]
+pub struct Offer {
+    node: Arc<Node>,
+    id: HandoverId,
+    sheet: Sheet,
+    reader: ReaderId,
+    given: HashSet<Part>,
+    until: Instant,
+    verdict: Verdict,
+}
+
+/// Readers of this process, from the last number downwards: those of connections are counted from the first one.
+static READERS: AtomicU64 = AtomicU64::new(u64::MAX);
+
+impl Offer {
+    /// Offers a sequence under a number, for so long, or for the longest lease of the node if that is shorter. The sheet is there at
+    /// once; the parts come by [`give`](Self::give).
+    ///
+    /// # Errors
+    /// [`HandoverError::Sheet`], [`HandoverError::Node`].
+    pub fn new(
+        node: &Arc<Node>,
+        id: HandoverId,
+        sheet: Sheet,
+        lasts: Duration,
+    ) -> Result<Self, HandoverError> {
+        sheet.check()?;
+        let now = Instant::now();
+        let lasts = lasts.min(node.lease_max());
+        let offer = Self {
+            node: Arc::clone(node),
+            id,
+            reader: ReaderId(READERS.fetch_sub(1, Ordering::Relaxed)),
+            given: HashSet::new(),
+            // None is longer than anybody waits.
+            until: now.checked_add(lasts).unwrap_or(now),
+            sheet,
+            verdict: Verdict::Waiting,
+        };
+        let records = offer.sheet.records(node.record_bytes() as usize);
+        let named = (0..).zip(&records);
+        let named: Vec<_> =
+            named.map(|(at, record)| (name(id, Kind::Sheet(at)), record.as_slice())).collect();
+        // The first piece comes last: a reader that finds it finds all.
+        let (first, others) = named.split_at(1);
+        for records in others.chunks(LIST_MAX).chain([first]) {
+            offer.keep(records)?;
+        }
+        Ok(offer)
+    }
+
+    /// What is offered.
+    #[must_use]
+    pub fn sheet(&self) -> &Sheet {
+        &self.sheet
+    }
+
+    /// Parts that were not given.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        let count = self.sheet.part_count().unwrap_or(0) as usize;
+        count.saturating_sub(self.given.len())
+    }
+
+    /// Gives parts whose bytes are final: those of steps that are complete. They are copied. The reader takes them in the order of
+    /// the [sheet](Sheet::chunk_places), and waits for the first one that is missing.
+    ///
+    /// # Errors
+    /// [`HandoverError::NoPart`], [`HandoverError::Length`], and nothing was given; [`HandoverError::Node`], and the offer is of no
+    /// use any more: drop it. [`HandoverError::Withdrawn`] if its time is over.
+    pub fn give(&mut self, parts: &[(Part, &[u8])]) -> Result<(), HandoverError> {
+        let mut new = HashSet::new();
+        for &(part, bytes) in parts {
+            let expected = self.sheet.part_bytes(part).ok_or(HandoverError::NoPart { part })?;
+            if bytes.len() != expected as usize {
+                return Err(HandoverError::Length { part, bytes: bytes.len(), expected });
+            }
+            if self.given.contains(&part) || !new.insert(part) {
+                return Err(HandoverError::NoPart { part });
+            }
+        }
+        if Instant::now() >= self.until {
+            return Err(HandoverError::Withdrawn);
+        }
+        let of = |&(part, bytes): &(Part, _)| (name(self.id, Kind::Part(part)), bytes);
+        let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
+        for records in records.chunks(LIST_MAX) {
+            self.keep(records)?;
+        }
+        self.given.extend(new);
+        Ok(())
+    }
+
+    /// Puts records in the node's memory, and pins them until the end of the offer.
+    fn keep(&self, records: &[(Block, &[u8])]) -> Result<(), HandoverError> {
+        for &(block, record) in records {
+            self.node.put(block, record)?;
+        }
+        let names: Vec<_> = records.iter().map(|(block, _)| *block).collect();
+        let lasts = self.until.saturating_duration_since(Instant::now());
+        let found = self.node.find_and_pin(self.reader, &names, lasts)?;
+        // What was not pinned has made room for another record meanwhile.
+        if found.blocks.len() < names.len() {
+            return Err(Refusal::NoRoom.into());
+        }
+        Ok(())
+    }
+
+    /// What the other side has said. To be called now and then, until it is no more [`Waiting`](Verdict::Waiting): it does not change
+    /// any more then.
+    pub fn verdict(&mut self) -> Verdict {
+        if self.verdict == Verdict::Waiting {
+            self.verdict = match self.said() {
+                Some(TAKEN) => Verdict::Taken,
+                Some(_) => Verdict::Cancelled,
+                None if Instant::now() >= self.until => Verdict::Expired,
+                None => Verdict::Waiting,
+            };
+        }
+        self.verdict
+    }
+
+    /// The first byte of the other side's record, if it is there and right.
+    fn said(&self) -> Option<u8> {
+        let block = name(self.id, Kind::Verdict);
+        let found = self.node.find_and_pin(self.reader, &[block], Duration::from_secs(1)).ok()?;
+        let (lease, at) = (found.lease?, found.blocks.first()?);
+        let mut bytes = Vec::new();
+        let read = self.node.read(self.reader, lease, &[at.span], &mut bytes);
+        let _ = self.node.end(self.reader, lease);
+        read.ok()?;
+        at.record(&bytes, block).ok()?.first().copied()
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        // The leases of this reader are those of this offer.
+        self.node.end_reader(self.reader);
+        let parts = self.given.iter().map(|part| name(self.id, Kind::Part(*part)));
+        let pieces = self.sheet.records(self.node.record_bytes() as usize).len();
+        let pieces = (0..pieces).map(|at| name(self.id, Kind::Sheet(at as u32)));
+        let all = pieces.chain([name(self.id, Kind::Verdict)]).chain(parts);
+        self.node.forget(&all.collect::<Vec<_>>());
+    }
+}

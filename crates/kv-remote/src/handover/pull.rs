@@ -1,0 +1,219 @@
+//! The side that goes on with a sequence: takes its parts as they come.
+
+use std::time::{Duration, Instant};
+
+use super::offer::{CANCELLED, TAKEN};
+use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
+use crate::address::after;
+use crate::{Peer, PeerError, Transfer};
+
+/// Parts that are asked for at a time.
+const ASK_MAX: usize = 256;
+/// The shortest and the longest pause between two looks for parts that are not there.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(2)];
+
+/// What a look for parts has brought.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Progress {
+    /// Parts that have come by this look.
+    pub came: usize,
+    /// Parts that have not come.
+    pub left: usize,
+}
+
+/// A sequence that is taken over from another host.
+///
+/// Dropping it says nothing to the other side, which waits until its offer's time is over: [`take`](Self::take) it or
+/// [`cancel`](Self::cancel) it.
+#[derive(Debug)]
+pub struct Pull {
+    id: HandoverId,
+    sheet: Sheet,
+    /// Those that have not come, in the order in which they come, the next one last.
+    left: Vec<Part>,
+    lease: Duration,
+}
+
+impl Pull {
+    /// Looks whether a sequence is offered under this number. None if it is not, or not yet. Parts are pinned for `lease` while they
+    /// are read.
+    ///
+    /// # Errors
+    /// [`HandoverError::Sheet`], [`HandoverError::Peer`].
+    pub fn open(
+        peer: &mut Peer,
+        transfer: &mut dyn Transfer,
+        id: HandoverId,
+        lease: Duration,
+        deadline: Instant,
+    ) -> Result<Option<Self>, HandoverError> {
+        let mut whole = Vec::new();
+        let mut next = 0..1_u32;
+        while !next.is_empty() {
+            let count = next.len().min(ASK_MAX);
+            let asked: Vec<_> =
+                next.clone().take(count).map(|at| name(id, Kind::Sheet(at))).collect();
+            let found = peer.find_and_pin(&asked, lease, deadline)?;
+            let Some(of) = found.lease else { return Ok(None) };
+            let mut pieces = vec![None; found.blocks.len()];
+            let read = peer.read_each(transfer, &found, &asked, deadline, |at, record| {
+                if let (Some(piece), Ok(record)) = (pieces.get_mut(at), record) {
+                    *piece = Some(record.to_vec());
+                }
+            });
+            end(peer, of, deadline)?;
+            read?;
+            // What was written anew, or is gone, was withdrawn.
+            for record in pieces {
+                let Some(record) = record else { return Ok(None) };
+                let (length, piece) = Sheet::piece(&record)?;
+                if next.start == 0 {
+                    next.end = length.div_ceil(piece.len()) as u32;
+                }
+                next.start += 1;
+                whole.extend_from_slice(piece);
+                if whole.len() > length {
+                    return Err(HandoverError::Sheet { field: "length" });
+                }
+            }
+        }
+        let sheet = Sheet::parse(&whole)?;
+        let mut left = sheet.parts();
+        left.reverse();
+        Ok(Some(Self { id, sheet, left, lease }))
+    }
+
+    /// What is offered.
+    #[must_use]
+    pub fn sheet(&self) -> &Sheet {
+        &self.sheet
+    }
+
+    /// Parts that have not come.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.left.len()
+    }
+
+    /// Reads the parts that are there, in their order, as far as none is missing, and says each once. Each is right: whole, of
+    /// this hand-over and place, and of the length that the sheet says.
+    ///
+    /// # Errors
+    /// [`HandoverError::Withdrawn`] if the offer is not there any more; [`HandoverError::Length`]; [`HandoverError::Peer`]. Parts that were said
+    /// before are right, and are not asked for again.
+    pub fn look(
+        &mut self,
+        peer: &mut Peer,
+        transfer: &mut dyn Transfer,
+        deadline: Instant,
+        mut each: impl FnMut(Part, &[u8]),
+    ) -> Result<Progress, HandoverError> {
+        let before = self.left.len();
+        while !self.left.is_empty() {
+            let asked: Vec<Part> = self.left.iter().rev().take(ASK_MAX).copied().collect();
+            let names: Vec<_> = asked.iter().map(|part| name(self.id, Kind::Part(*part))).collect();
+            let found = peer.find_and_pin(&names, self.lease, deadline)?;
+            let Some(lease) = found.lease else { break };
+            let (mut came, mut wrong) = (vec![false; found.blocks.len()], None);
+            let read = peer.read_each(transfer, &found, &names, deadline, |at, record| {
+                let (Some(&part), Ok(bytes)) = (asked.get(at), record) else { return };
+                let expected = self.sheet.part_bytes(part).unwrap_or(0);
+                if bytes.len() != expected as usize {
+                    wrong = Some(HandoverError::Length { part, bytes: bytes.len(), expected });
+                    return;
+                }
+                each(part, bytes);
+                if let Some(came) = came.get_mut(at) {
+                    *came = true;
+                }
+            });
+            // Those that came are not left, in whatever order they came, and whatever came behind them.
+            let parts: Vec<Part> =
+                asked.iter().zip(&came).filter(|(_, came)| **came).map(|(part, _)| *part).collect();
+            let from = self.left.len() - asked.len();
+            let mut tail = self.left.split_off(from);
+            tail.retain(|part| !parts.contains(part));
+            self.left.append(&mut tail);
+            let ended = end(peer, lease, deadline);
+            read?;
+            ended?;
+            if let Some(wrong) = wrong {
+                return Err(wrong);
+            }
+            if parts.is_empty() || found.blocks.len() < asked.len() {
+                break;
+            }
+        }
+        let progress = Progress { came: before - self.left.len(), left: self.left.len() };
+        if progress.came == 0 && progress.left > 0 && !self.is_offered(peer, deadline)? {
+            return Err(HandoverError::Withdrawn);
+        }
+        Ok(progress)
+    }
+
+    fn is_offered(&self, peer: &mut Peer, deadline: Instant) -> Result<bool, PeerError> {
+        let found = peer.find_and_pin(&[name(self.id, Kind::Sheet(0))], self.lease, deadline)?;
+        let Some(lease) = found.lease else { return Ok(false) };
+        end(peer, lease, deadline)?;
+        Ok(true)
+    }
+
+    /// Looks for parts until all have come, with short pauses while there are none. Each look has the time of a lease, so that the
+    /// wait ends so long behind the deadline at the latest.
+    ///
+    /// # Errors
+    /// As of [`look`](Self::look), and [`HandoverError::Late`] at the deadline; the connection goes on then, and so may the wait.
+    pub fn wait(
+        &mut self,
+        peer: &mut Peer,
+        transfer: &mut dyn Transfer,
+        deadline: Instant,
+        mut each: impl FnMut(Part, &[u8]),
+    ) -> Result<(), HandoverError> {
+        let [shortest, longest] = PAUSES;
+        let mut pause = shortest;
+        loop {
+            // Not until the deadline: a call that is cut off spoils the connection.
+            let progress = self.look(peer, transfer, after(self.lease), &mut each)?;
+            if progress.left == 0 {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(HandoverError::Late { left: progress.left });
+            }
+            pause = if progress.came > 0 { shortest } else { (pause * 2).min(longest) };
+            std::thread::park_timeout(pause);
+        }
+    }
+
+    /// Tells the other side that all parts have come: it releases its blocks.
+    ///
+    /// # Errors
+    /// [`HandoverError::Late`] if parts are missing; [`HandoverError::Peer`]. The other side may or may not have heard it.
+    pub fn take(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
+        if !self.left.is_empty() {
+            return Err(HandoverError::Late { left: self.left.len() });
+        }
+        Ok(peer.put(name(self.id, Kind::Verdict), vec![TAKEN], deadline)?)
+    }
+
+    /// Tells the other side that the sequence is not wanted any more.
+    ///
+    /// # Errors
+    /// [`HandoverError::Peer`]. The other side may or may not have heard it.
+    pub fn cancel(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
+        Ok(peer.put(name(self.id, Kind::Verdict), vec![CANCELLED], deadline)?)
+    }
+}
+
+/// Ends a lease. Its time may have come before.
+fn end(
+    peer: &mut Peer,
+    lease: crate::message::LeaseId,
+    deadline: Instant,
+) -> Result<(), PeerError> {
+    match peer.end(lease, deadline) {
+        Err(error) if !error.is_refusal() => Err(error),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,203 @@
+//! What is handed over: the format of each group, which blocks there are, and in which order their parts come.
+
+use kv_manager::{GroupFormat, GroupId, GroupKind};
+
+use super::{HandoverError, Part};
+use crate::FrameError;
+use crate::wire::{Fields, Writer};
+
+/// Groups of a sheet, at most.
+const GROUPS_MAX: usize = 64;
+/// Parts of a hand-over, at most.
+const PARTS_MAX: u64 = 1 << 22;
+/// Ids of a sheet, at most.
+const IDS_MAX: usize = 1 << 24;
+/// Bytes of a sheet, at most.
+const BYTES_MAX: usize = 128 << 20;
+
+/// A sequence on its way from one host to another.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Sheet {
+    /// Tokens that have KV when all parts are there, the last block partly full.
+    pub tokens: u64,
+    /// Tokens that have KV of a draft model.
+    pub draft_tokens: u64,
+    /// The ids of the tokens; empty if the engines name blocks themselves.
+    pub ids: Vec<u32>,
+    /// The degree of tensor parallelism of the host that computes: each part comes once of each shard.
+    pub shards: u32,
+    /// Parts come in the order of chunks of so many places, at least 1; within a chunk by layer, then by group, place and
+    /// shard. 1 is block by block; [`u32::MAX`] is layer by layer.
+    pub chunk_places: u32,
+    /// The groups.
+    pub groups: Vec<GroupSheet>,
+}
+
+/// A group of a [`Sheet`].
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GroupSheet {
+    /// What its blocks are: as [`Manager::formats`](kv_manager::Manager::formats) of the host that computes has it.
+    pub format: GroupFormat,
+    /// Layers of it.
+    pub layers: u32,
+    /// Bytes of one layer of one block of one shard.
+    pub part_bytes: u32,
+    /// The places of its blocks in the sequence, ascending: those of [`Export::blocks`](kv_manager::Export::blocks).
+    pub places: Vec<u32>,
+}
+
+impl Sheet {
+    /// Whether it may be one: bounds that no hand-over comes near to, and places in order.
+    pub(super) fn check(&self) -> Result<(), HandoverError> {
+        let wrong = |field| HandoverError::Sheet { field };
+        if self.groups.is_empty() || self.groups.len() > GROUPS_MAX {
+            return Err(wrong("groups"));
+        }
+        if self.shards == 0 {
+            return Err(wrong("shards"));
+        }
+        if self.chunk_places == 0 {
+            return Err(wrong("chunk_places"));
+        }
+        if self.ids.len() > IDS_MAX || !self.ids.is_empty() && self.tokens > self.ids.len() as u64 {
+            return Err(wrong("ids"));
+        }
+        if self.draft_tokens > self.tokens {
+            return Err(wrong("draft_tokens"));
+        }
+        for group in &self.groups {
+            if group.part_bytes == 0 || u64::from(group.part_bytes) > crate::node::FRAME_MAX {
+                return Err(wrong("part_bytes"));
+            }
+            if group.layers == 0 || group.format.block_tokens == 0 {
+                return Err(wrong("layers"));
+            }
+            if !group.places.is_sorted_by(|a, b| a < b) {
+                return Err(wrong("places"));
+            }
+        }
+        match self.part_count() {
+            Some(count) if count <= PARTS_MAX => Ok(()),
+            _ => Err(wrong("parts")),
+        }
+    }
+
+    /// Parts of it; none if they cannot be counted.
+    pub(super) fn part_count(&self) -> Option<u64> {
+        self.groups.iter().try_fold(0_u64, |sum, group| {
+            let blocks = (group.places.len() as u64).checked_mul(group.layers.into())?;
+            sum.checked_add(blocks.checked_mul(self.shards.into())?)
+        })
+    }
+
+    /// All parts, in the order in which they come.
+    #[must_use]
+    pub fn parts(&self) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for (group, id) in self.groups.iter().zip(0..) {
+            for &place in &group.places {
+                for layer in 0..group.layers {
+                    let of = |shard| Part { group: GroupId(id), place, layer, shard };
+                    parts.extend((0..self.shards).map(of));
+                }
+            }
+        }
+        let chunk = self.chunk_places.max(1);
+        parts.sort_by_key(|part| {
+            (part.place / chunk, part.layer, part.group, part.place, part.shard)
+        });
+        parts
+    }
+
+    /// Bytes of a part; none if it is none.
+    #[must_use]
+    pub fn part_bytes(&self, part: Part) -> Option<u32> {
+        let group = self.groups.get(usize::from(part.group.0))?;
+        let is_part = part.layer < group.layers
+            && part.shard < self.shards
+            && group.places.binary_search(&part.place).is_ok();
+        is_part.then_some(group.part_bytes)
+    }
+
+    /// Its records, of at most so many bytes each: before each piece of it, the length of the whole.
+    pub(super) fn records(&self, bytes_max: usize) -> Vec<Vec<u8>> {
+        let whole = self.to_bytes();
+        let length = (whole.len() as u32).to_le_bytes();
+        let pieces = whole.chunks(bytes_max.saturating_sub(length.len()).max(1));
+        pieces.map(|piece| [length.as_slice(), piece].concat()).collect()
+    }
+
+    /// What a record of it says: the length of the whole, and the piece.
+    pub(super) fn piece(record: &[u8]) -> Result<(usize, &[u8]), HandoverError> {
+        let wrong = HandoverError::Sheet { field: "length" };
+        let (length, piece) = record.split_first_chunk().ok_or(wrong)?;
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 || length > BYTES_MAX || piece.is_empty() || piece.len() > length {
+            return Err(HandoverError::Sheet { field: "length" });
+        }
+        Ok((length, piece))
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.u64(self.tokens);
+        writer.u64(self.draft_tokens);
+        writer.u32(self.shards);
+        writer.u32(self.chunk_places);
+        writer.list(&self.ids, Writer::u32);
+        writer.u32(self.groups.len() as u32);
+        for group in &self.groups {
+            let (kind, first, second) = match group.format.kind {
+                GroupKind::Window { tokens, sinks } => (1, tokens, sinks),
+                GroupKind::State { checkpoint_tokens, drafts } => (2, checkpoint_tokens, drafts),
+                _ => (0, 0, 0),
+            };
+            writer.u32(kind);
+            writer.u32(first);
+            writer.u32(second);
+            writer.u32(group.format.block_tokens);
+            writer.u32(group.format.draft_model.into());
+            writer.u32(group.layers);
+            writer.u32(group.part_bytes);
+            writer.list(&group.places, Writer::u32);
+        }
+        writer.0
+    }
+
+    pub(super) fn parse(record: &[u8]) -> Result<Self, HandoverError> {
+        let sheet = Self::read(record).map_err(|_| HandoverError::Sheet { field: "length" })?;
+        let sheet = sheet.ok_or(HandoverError::Sheet { field: "format" })?;
+        sheet.check()?;
+        Ok(sheet)
+    }
+
+    /// None if a group has a kind or a flag that there is not.
+    fn read(record: &[u8]) -> Result<Option<Self>, FrameError> {
+        let mut fields = Fields::new(record);
+        let (tokens, draft_tokens) = (fields.u64()?, fields.u64()?);
+        let (shards, chunk_places) = (fields.u32()?, fields.u32()?);
+        let ids = fields.list(IDS_MAX, 4, Fields::u32)?;
+        let count = fields.u32()? as usize;
+        let mut groups = Vec::new();
+        for _ in 0..count.min(GROUPS_MAX + 1) {
+            let kind = match (fields.u32()?, fields.u32()?, fields.u32()?) {
+                (0, 0, 0) => GroupKind::Full,
+                (1, tokens, sinks) => GroupKind::Window { tokens, sinks },
+                (2, checkpoint_tokens, drafts) => GroupKind::State { checkpoint_tokens, drafts },
+                _ => return Ok(None),
+            };
+            let block_tokens = fields.u32()?;
+            let draft_model = match fields.u32()? {
+                0 => false,
+                1 => true,
+                _ => return Ok(None),
+            };
+            let format = GroupFormat { kind, block_tokens, draft_model };
+            let (layers, part_bytes) = (fields.u32()?, fields.u32()?);
+            let places = fields.list(PARTS_MAX as usize, 4, Fields::u32)?;
+            groups.push(GroupSheet { format, layers, part_bytes, places });
+        }
+        fields.end()?;
+        Ok(Some(Self { tokens, draft_tokens, ids, shards, chunk_places, groups }))
+    }
+}

@@ -1,0 +1,514 @@
+//! Sequences that are handed over: part by part while they are computed, and whoever dies, cancels, lags or lies.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{far, key, node_with, random, until};
+use kv_manager::{GroupFormat, GroupId, GroupKind};
+use kv_pool::clock::SystemClock;
+use kv_remote::handover::{
+    GroupSheet, HandoverError, HandoverId, HeadLayout, HeadOrder, LayoutError, Offer, Part, Pull,
+    Sheet, Verdict, copy_heads,
+};
+use kv_remote::{
+    HostMemory, Member, Node, NodeOptions, Peer, Refusal, Server, ServerOptions, SocketTransfer,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const ID: HandoverId = HandoverId(77);
+
+/// A node with room for so many records of 300 bytes, and a connection to it.
+fn served(slots: u64) -> (Arc<Node>, Server, Peer) {
+    let node = Arc::new(node_with("a", slots, Arc::new(SystemClock::new())));
+    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(Arc::clone(&node), options).unwrap();
+    let peer = connect(&server);
+    (node, server, peer)
+}
+
+fn connect(server: &Server) -> Peer {
+    let member = Member { name: "a".to_owned(), address: server.address().clone() };
+    Peer::connect(&member, &key(), far()).unwrap()
+}
+
+fn format(kind: GroupKind) -> GroupFormat {
+    GroupFormat { kind, block_tokens: 16, draft_model: false }
+}
+
+/// Two groups, of which the second keeps a window only, on two shards.
+fn sheet(places: u32, chunk_places: u32) -> Sheet {
+    let window = GroupKind::Window { tokens: 20, sinks: 4 };
+    let group = |kind, layers, part_bytes, places| GroupSheet {
+        format: format(kind),
+        layers,
+        part_bytes,
+        places,
+    };
+    Sheet {
+        tokens: u64::from(places) * 16 - 5,
+        draft_tokens: 0,
+        ids: (0..places * 16 - 5).collect(),
+        shards: 2,
+        chunk_places,
+        groups: vec![
+            group(GroupKind::Full, 3, 96, (0..places).collect()),
+            group(window, 2, 40, vec![0, places.max(3) - 2, places.max(3) - 1]),
+        ],
+    }
+}
+
+fn bytes_of(part: Part, length: u32) -> Vec<u8> {
+    let Part { group, place, layer, shard } = part;
+    let number = u64::from(group.0) << 48 | u64::from(place) << 24 | u64::from(layer * 64 + shard);
+    let mut state = number;
+    (0..length).map(|_| random(&mut state) as u8).collect()
+}
+
+fn give(offer: &mut Offer, parts: &[Part]) -> Result<(), HandoverError> {
+    let sheet = offer.sheet().clone();
+    let bytes: Vec<_> =
+        parts.iter().map(|&part| bytes_of(part, sheet.part_bytes(part).unwrap())).collect();
+    let given: Vec<_> = parts.iter().copied().zip(bytes.iter().map(Vec::as_slice)).collect();
+    offer.give(&given)
+}
+
+fn open(peer: &mut Peer, id: HandoverId) -> Option<Pull> {
+    Pull::open(peer, &mut SocketTransfer, id, SECOND, far()).unwrap()
+}
+
+fn no_lease(node: &Node) {
+    until("no lease is open", || node.stats().leases.open == 0);
+    let leases = node.stats().leases;
+    assert_eq!(leases.granted, leases.returned + leases.cancelled + leases.expired);
+}
+
+#[test]
+fn parts_come_while_they_are_computed_in_any_order_of_chunks() {
+    for chunk_places in [1, 3, u32::MAX] {
+        let (node, server, mut peer) = served(200);
+        assert!(open(&mut peer, ID).is_none(), "nothing is offered yet");
+        let whole = sheet(7, chunk_places);
+        let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+        let parts = whole.parts();
+        assert_eq!(offer.left(), parts.len());
+        let came = std::thread::scope(|scope| {
+            let pulls = scope.spawn(|| {
+                let mut pull = open(&mut peer, ID).unwrap();
+                assert_eq!(*pull.sheet(), whole);
+                let mut came = Vec::new();
+                let each = |part, bytes: &[u8]| came.push((part, bytes.to_vec()));
+                pull.wait(&mut peer, &mut SocketTransfer, far(), each).unwrap();
+                pull.take(&mut peer, far()).unwrap();
+                came
+            });
+            let mut state = u64::from(chunk_places);
+            let mut rest = parts.as_slice();
+            while !rest.is_empty() {
+                let count = 1 + random(&mut state) as usize % rest.len();
+                let (now, later) = rest.split_at(count);
+                assert_eq!(offer.verdict(), Verdict::Waiting);
+                give(&mut offer, now).unwrap();
+                rest = later;
+            }
+            pulls.join().unwrap()
+        });
+        let came: BTreeMap<Part, Vec<u8>> = came.into_iter().collect();
+        assert_eq!(came.len(), parts.len(), "each once");
+        for part in &parts {
+            assert_eq!(came[part], bytes_of(*part, whole.part_bytes(*part).unwrap()), "{part:?}");
+        }
+        until("it is taken", || offer.verdict() == Verdict::Taken);
+        drop(offer);
+        no_lease(&node);
+        assert_eq!(node.stats().used_slots, 0);
+        assert!(open(&mut connect(&server), ID).is_none(), "nobody takes it twice");
+    }
+}
+
+#[test]
+fn parts_come_in_the_order_that_the_sheet_says() {
+    let by_block = sheet(3, 1).parts();
+    let firsts: Vec<_> = by_block.iter().map(|part| (part.place, part.layer)).collect();
+    assert!(firsts.is_sorted(), "block by block, and of each layer by layer");
+    let by_layer = sheet(3, u32::MAX).parts();
+    let firsts: Vec<_> = by_layer.iter().map(|part| (part.layer, part.group)).collect();
+    assert!(firsts.is_sorted(), "layer by layer");
+    assert_eq!(by_block.len(), 3 * 3 * 2 + 3 * 2 * 2);
+}
+
+#[test]
+fn what_is_given_stays_as_long_as_the_offer_whatever_else_is_stored() {
+    let (node, _server, mut peer) = served(60);
+    let whole = sheet(4, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    give(&mut offer, &whole.parts()).unwrap();
+    for number in 0..500 {
+        let _ = node.put(common::block(number), &common::record(number));
+    }
+    let mut pull = open(&mut peer, ID).unwrap();
+    let mut came = 0;
+    pull.wait(&mut peer, &mut SocketTransfer, far(), |_, _| came += 1).unwrap();
+    assert_eq!(came, whole.parts().len());
+    drop(offer);
+    no_lease(&node);
+}
+
+#[test]
+fn an_offer_that_does_not_fit_is_refused_and_leaves_nothing() {
+    let (node, _server, _) = served(12);
+    let whole = sheet(4, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let refused = give(&mut offer, &whole.parts());
+    assert!(matches!(refused, Err(HandoverError::Node(Refusal::NoRoom))), "{refused:?}");
+    drop(offer);
+    no_lease(&node);
+    assert_eq!(node.pool().claimable(), 12, "no slot is lost");
+    // A sheet that is longer than all records.
+    let long = Sheet { ids: vec![7; 1000], tokens: 1000, ..whole };
+    let refused = Offer::new(&node, ID, long, SECOND).map(drop);
+    assert!(matches!(refused, Err(HandoverError::Node(Refusal::NoRoom))), "{refused:?}");
+    no_lease(&node);
+    assert_eq!(node.pool().claimable(), 12);
+}
+
+#[test]
+fn parts_that_the_sheet_does_not_name_are_refused() {
+    let (node, _server, _) = served(100);
+    let whole = sheet(4, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let first = whole.parts()[0];
+    let wrong = [
+        Part { group: GroupId(2), ..first },
+        Part { place: 4, ..first },
+        Part { layer: 3, ..first },
+        Part { shard: 2, ..first },
+        Part { group: GroupId(1), place: 1, ..first },
+    ];
+    for part in wrong {
+        let refused = offer.give(&[(part, &[0; 96])]);
+        assert!(matches!(refused, Err(HandoverError::NoPart { part: of }) if of == part));
+    }
+    for bytes in [0, 95, 97] {
+        let refused = offer.give(&[(first, &vec![0; bytes])]);
+        assert!(matches!(refused, Err(HandoverError::Length { expected: 96, .. })), "{refused:?}");
+    }
+    give(&mut offer, &[first]).unwrap();
+    assert!(matches!(give(&mut offer, &[first]), Err(HandoverError::NoPart { .. })), "again");
+    let twice = [whole.parts()[1]; 2];
+    assert!(matches!(give(&mut offer, &twice), Err(HandoverError::NoPart { .. })), "twice");
+    assert_eq!(offer.left(), whole.parts().len() - 1, "nothing of these was given");
+}
+
+#[test]
+fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
+    // The side that goes on does not want it any more.
+    let (node, server, mut peer) = served(100);
+    let whole = sheet(4, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    give(&mut offer, &whole.parts()[..5]).unwrap();
+    let mut pull = open(&mut peer, ID).unwrap();
+    let progress = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
+    assert_eq!((progress.came, progress.left), (5, whole.parts().len() - 5));
+    pull.cancel(&mut peer, far()).unwrap();
+    until("it is cancelled", || offer.verdict() == Verdict::Cancelled);
+    drop(offer);
+    // The side that computes withdraws it.
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    give(&mut offer, &whole.parts()[..5]).unwrap();
+    let mut pull = open(&mut peer, ID).unwrap();
+    let _ = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| {}).unwrap();
+    drop(offer);
+    let looked = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| unreachable!());
+    assert!(matches!(looked, Err(HandoverError::Withdrawn)), "{looked:?}");
+    no_lease(&node);
+    // Nobody comes: the offer's time is over, and its leases end.
+    let mut offer = Offer::new(&node, ID, whole.clone(), SECOND / 20).unwrap();
+    give(&mut offer, &whole.parts()[..5]).unwrap();
+    until("its time is over", || offer.verdict() == Verdict::Expired);
+    until("its leases have ended", || node.stats().leases.open == 0);
+    let late = give(&mut offer, &whole.parts()[5..6]);
+    assert!(matches!(late, Err(HandoverError::Withdrawn)), "{late:?}");
+    drop(offer);
+    // The side that computes dies.
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    give(&mut offer, &whole.parts()[..5]).unwrap();
+    let mut pull = open(&mut peer, ID).unwrap();
+    drop(server);
+    let looked = pull.wait(&mut peer, &mut SocketTransfer, far(), |_, _| {});
+    assert!(matches!(looked, Err(HandoverError::Peer(_))), "{looked:?}");
+    drop(offer);
+    no_lease(&node);
+}
+
+#[test]
+fn a_wait_has_an_end_and_goes_on_where_it_was() {
+    let (node, _server, mut peer) = served(100);
+    let whole = sheet(4, u32::MAX);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let parts = whole.parts();
+    give(&mut offer, &parts[..7]).unwrap();
+    let mut pull = open(&mut peer, ID).unwrap();
+    let mut came = Vec::new();
+    let soon = Instant::now() + SECOND / 50;
+    let late = pull.wait(&mut peer, &mut SocketTransfer, soon, |part, _| came.push(part));
+    let left = parts.len() - 7;
+    assert!(matches!(late, Err(HandoverError::Late { left: of }) if of == left), "{late:?}");
+    assert!(matches!(pull.left(), of if of == left));
+    give(&mut offer, &parts[7..]).unwrap();
+    pull.wait(&mut peer, &mut SocketTransfer, far(), |part, _| came.push(part)).unwrap();
+    assert_eq!(came.len(), parts.len(), "each once");
+    assert_eq!(came, parts);
+    // One that is not complete cannot be taken.
+    let pull = open(&mut peer, ID).unwrap();
+    let refused = pull.take(&mut peer, far());
+    assert!(matches!(refused, Err(HandoverError::Late { .. })), "{refused:?}");
+    assert_eq!(offer.verdict(), Verdict::Waiting);
+}
+
+#[test]
+fn a_node_that_lies_about_parts_is_found_out() {
+    let (node, _server, mut peer) = served(100);
+    let whole = sheet(4, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let parts = whole.parts();
+    give(&mut offer, &parts[..3]).unwrap();
+    let open_before = node.stats().leases.open;
+    let mut pull = open(&mut peer, ID).unwrap();
+    // Another record under the name of the second part: a shorter one. `Peer::put` takes any name that one knows, so the name
+    // is learnt from what the node tells of its changes.
+    let changes = peer.changes(kv_remote::message::Cursor::default(), far()).unwrap().changes;
+    let second = changes[changes.len() - 2];
+    let second = (second.group, second.name);
+    peer.put(second, vec![1; 20], far()).unwrap();
+    let mut came = Vec::new();
+    let looked = pull.look(&mut peer, &mut SocketTransfer, far(), |part, _| came.push(part));
+    let Err(HandoverError::Length { part, bytes: 20, expected: 96 }) = looked else {
+        panic!("{looked:?}")
+    };
+    assert_eq!(part, parts[1]);
+    assert_eq!(came, [parts[0], parts[2]], "what is right was said");
+    until("the reader's leases have ended", || node.stats().leases.open == open_before);
+}
+
+#[test]
+fn sheets_that_are_none_are_refused_and_noise_is_none() {
+    let (node, _server, mut peer) = served(100);
+    let whole = sheet(4, 1);
+    let refused = |change: fn(&mut Sheet)| {
+        let mut sheet = whole.clone();
+        change(&mut sheet);
+        match Offer::new(&node, ID, sheet, SECOND).map(drop) {
+            Err(HandoverError::Sheet { field }) => field,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(|of| of.groups.clear()), "groups");
+    assert_eq!(refused(|of| of.shards = 0), "shards");
+    assert_eq!(refused(|of| of.chunk_places = 0), "chunk_places");
+    assert_eq!(refused(|of| of.ids.truncate(3)), "ids");
+    assert_eq!(refused(|of| of.draft_tokens = u64::MAX), "draft_tokens");
+    assert_eq!(refused(|of| of.groups[0].part_bytes = 0), "part_bytes");
+    assert_eq!(refused(|of| of.groups[1].part_bytes = u32::MAX), "part_bytes");
+    assert_eq!(refused(|of| of.groups[0].layers = 0), "layers");
+    assert_eq!(refused(|of| of.groups[0].places = vec![1, 1]), "places");
+    assert_eq!(refused(|of| of.groups[0].layers = u32::MAX), "parts");
+    assert_eq!(refused(|of| of.shards = u32::MAX), "parts");
+    // What comes as a sheet is read without trust: any change of its bytes makes another sheet, or none.
+    let offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let changes = peer.changes(kv_remote::message::Cursor::default(), far()).unwrap().changes;
+    let change = changes.iter().rfind(|change| change.is_there).unwrap();
+    let block = (change.group, change.name);
+    let found = peer.find_and_pin(&[block], SECOND, far()).unwrap();
+    let read = peer.read(&mut SocketTransfer, &found, &[block], far()).unwrap();
+    let record = read[0].clone().unwrap();
+    let mut state = 5;
+    let (mut none, mut others) = (0, 0);
+    for round in 0..2_000_usize {
+        let mut changed = record.clone();
+        match round % 3 {
+            0 => changed.truncate(random(&mut state) as usize % record.len()),
+            1 => changed[random(&mut state) as usize % record.len()] = random(&mut state) as u8,
+            _ => {
+                changed = (0..random(&mut state) % 200).map(|_| random(&mut state) as u8).collect()
+            }
+        }
+        changed.push(0);
+        if round % 3 == 1 {
+            changed.pop();
+        }
+        peer.put(block, changed, far()).unwrap();
+        match Pull::open(&mut peer, &mut SocketTransfer, ID, SECOND, far()) {
+            Ok(Some(pull)) => others += usize::from(pull.left() > 0 || pull.sheet().tokens > 0),
+            // It says that there are more pieces than there are.
+            Ok(None) | Err(HandoverError::Sheet { .. }) => none += 1,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    assert!(none > 1_000 && others > 100, "{none}, {others}");
+    drop(offer);
+}
+
+/// The byte of a head, wherever it lies.
+fn byte(which: usize, token: usize, head: u32, at: usize) -> u8 {
+    let mut state = ((which * 1000 + token) * 1000 + head as usize) as u64 * 1000 + at as u64;
+    random(&mut state) as u8
+}
+
+/// A layer of a block of one rank, written by the definition of the order alone.
+fn layer(layout: &HeadLayout, rank: u32) -> Vec<u8> {
+    let heads = layout.heads_of(rank).unwrap();
+    let (tokens, bytes) = (layout.block_tokens as usize, layout.head_bytes as usize);
+    let mut all = Vec::new();
+    for which in 0..2 {
+        match layout.order {
+            HeadOrder::TokensFirst => {
+                for token in 0..tokens {
+                    for head in heads.clone() {
+                        all.extend((0..bytes).map(|at| byte(which, token, head, at)));
+                    }
+                }
+            }
+            HeadOrder::HeadsFirst => {
+                for head in heads.clone() {
+                    for token in 0..tokens {
+                        all.extend((0..bytes).map(|at| byte(which, token, head, at)));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn heads_of_any_degree_and_order_come_as_those_of_any_other() {
+    let orders = [HeadOrder::TokensFirst, HeadOrder::HeadsFirst];
+    let mut tried = 0;
+    for kv_heads in [1, 2, 4, 6, 8] {
+        for shards_there in [1, 2, 3, 4, 8, 16] {
+            for shards in [1, 2, 3, 4, 8, 16] {
+                for (order, order_there) in
+                    orders.iter().flat_map(|&of| orders.map(|there| (of, there)))
+                {
+                    let here =
+                        HeadLayout { kv_heads, shards, block_tokens: 3, head_bytes: 4, order };
+                    let there = HeadLayout { shards: shards_there, order: order_there, ..here };
+                    let (Ok(_), Ok(_)) = (here.heads_of(0), there.heads_of(0)) else { continue };
+                    for rank in 0..shards {
+                        let mut to = vec![0xee; here.part_bytes().unwrap()];
+                        let ranks = there.ranks_for(&here, rank).unwrap();
+                        for &of in &ranks {
+                            let from = layer(&there, of);
+                            copy_heads((&there, of), &from, (&here, rank), &mut to).unwrap();
+                        }
+                        assert_eq!(to, layer(&here, rank), "{there:?} {here:?} {rank}");
+                        // None of them is superfluous.
+                        let needed = here.heads_of(rank).unwrap();
+                        let has = |of: &u32| there.heads_of(*of).unwrap();
+                        assert!(
+                            ranks
+                                .iter()
+                                .map(has)
+                                .all(|of| of.start < needed.end && needed.start < of.end)
+                        );
+                        tried += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(tried > 1_000, "{tried}");
+}
+
+#[test]
+fn layouts_that_do_not_match_are_refused() {
+    let order = HeadOrder::TokensFirst;
+    let one = HeadLayout { kv_heads: 4, shards: 2, block_tokens: 3, head_bytes: 4, order };
+    let with = |change: fn(&mut HeadLayout)| {
+        let mut layout = one;
+        change(&mut layout);
+        layout
+    };
+    let shards = LayoutError::Shards { kv_heads: 4, shards: 3 };
+    assert_eq!(with(|of| of.shards = 3).heads_of(0), Err(shards));
+    assert_eq!(one.heads_of(2), Err(LayoutError::Rank { rank: 2, shards: 2 }));
+    for change in [
+        (|of: &mut HeadLayout| of.kv_heads = 8) as fn(&mut HeadLayout),
+        |of| of.block_tokens = 4,
+        |of| of.head_bytes = 8,
+    ] {
+        assert_eq!(with(change).ranks_for(&one, 0), Err(LayoutError::Differs));
+    }
+    for change in [
+        (|of: &mut HeadLayout| of.kv_heads = 0) as fn(&mut HeadLayout),
+        |of| of.shards = 0,
+        |of| of.block_tokens = 0,
+        |of| of.head_bytes = 0,
+        |of| (of.kv_heads, of.block_tokens, of.head_bytes) = (u32::MAX - 1, u32::MAX, u32::MAX),
+    ] {
+        assert!(matches!(with(change).part_bytes(), Err(LayoutError::Size { .. })));
+    }
+    let bytes = one.part_bytes().unwrap();
+    let copied = copy_heads((&one, 0), &vec![0; bytes], (&one, 0), &mut vec![0; bytes - 1]);
+    assert_eq!(copied, Err(LayoutError::Bytes { bytes: bytes - 1, expected: bytes }));
+}
+
+#[test]
+fn many_sequences_are_handed_over_at_a_time() {
+    let record = 512;
+    let memory = Arc::new(HostMemory::new(4 << 20).unwrap());
+    let options = NodeOptions::new("a", record);
+    let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
+    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(Arc::clone(&node), options).unwrap();
+    let count = common::number_of("KV_REMOTE_HANDOVERS", 40) as u128;
+    std::thread::scope(|scope| {
+        for side in 0..2_u128 {
+            let (node, server) = (&node, &server);
+            let ids = move || (0..count).filter(move |id| id % 2 == side).map(HandoverId);
+            scope.spawn(move || {
+                for id in ids() {
+                    let whole = sheet(3 + (id.0 % 4) as u32, 1 + (id.0 % 3) as u32);
+                    let mut offer = Offer::new(node, id, whole.clone(), 10 * SECOND).unwrap();
+                    for parts in whole.parts().chunks(5) {
+                        give(&mut offer, parts).unwrap();
+                    }
+                    // Each third is cancelled.
+                    let expected = match id.0 % 3 {
+                        0 => Verdict::Cancelled,
+                        _ => Verdict::Taken,
+                    };
+                    until("it is taken or cancelled", || offer.verdict() != Verdict::Waiting);
+                    assert_eq!(offer.verdict(), expected);
+                }
+            });
+            scope.spawn(move || {
+                let mut peer = connect(server);
+                for id in ids() {
+                    let mut pull = None;
+                    until("it is offered", || {
+                        pull = open(&mut peer, id);
+                        pull.is_some()
+                    });
+                    let mut pull = pull.unwrap();
+                    if id.0.is_multiple_of(3) {
+                        pull.cancel(&mut peer, far()).unwrap();
+                        continue;
+                    }
+                    let sheet = pull.sheet().clone();
+                    let right = |part: Part, bytes: &[u8]| {
+                        assert_eq!(bytes, bytes_of(part, sheet.part_bytes(part).unwrap()));
+                    };
+                    pull.wait(&mut peer, &mut SocketTransfer, far(), right).unwrap();
+                    pull.take(&mut peer, far()).unwrap();
+                }
+            });
+        }
+    });
+    no_lease(&node);
+    assert_eq!(node.stats().used_slots, 0);
+}
