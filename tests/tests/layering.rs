@@ -178,6 +178,8 @@ const LAYERS: &[Layer] = &[
         ],
         others: &[
             "clap",
+            "clap_complete",
+            "clap_mangen",
             "csv",
             "flate2",
             "indicatif",
@@ -186,6 +188,7 @@ const LAYERS: &[Layer] = &[
             "ruzstd",
             "serde",
             "serde_json",
+            "toml",
             "xxhash-rust",
         ],
         never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],

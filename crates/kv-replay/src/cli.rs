@@ -34,6 +34,10 @@ Exit status:
 #[derive(Debug, Parser)]
 #[command(version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
+    /// Reads options from this TOML file, a section for each subcommand [env: KV_REPLAY_CONFIG]. Options of the command
+    /// line come first, then the environment (KV_REPLAY_SEED for --seed), then the file.
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
@@ -54,6 +58,10 @@ pub(crate) enum Command {
     Plan(Box<PlanArgs>),
     /// Looks at this machine: driver, devices, links, memory, limits and a disk, each with what to do about it.
     Doctor(DoctorArgs),
+    /// Writes completions for a shell to standard output.
+    Completions(CompletionsArgs),
+    /// Writes the manual page to standard output.
+    Man(ManArgs),
     /// Carries out the plans of a run with --workers, which starts it.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -71,6 +79,50 @@ pub(crate) struct WorkerArgs {
     pub(crate) misbehave: Option<kv_replay::engine::workers::Misbehave>,
 }
 
+const COMPLETIONS_HELP: &str = "\
+Examples:
+  kv-replay completions bash > ~/.local/share/bash-completion/completions/kv-replay
+  kv-replay completions zsh > ~/.zfunc/_kv-replay
+  kv-replay completions fish > ~/.config/fish/completions/kv-replay.fish";
+
+#[derive(Args, Debug)]
+#[command(after_help = COMPLETIONS_HELP)]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+const MAN_HELP: &str = "\
+Examples:
+  kv-replay man > kv-replay.1
+  kv-replay man run | man -l -";
+
+#[derive(Args, Debug)]
+#[command(after_help = MAN_HELP)]
+pub(crate) struct ManArgs {
+    /// The page of this subcommand instead of the whole program's.
+    pub(crate) subcommand: Option<String>,
+}
+
+const RUN_HELP: &str = "\
+Examples:
+  kv-replay run --trace chat.jsonl --series --json chat.json
+  kv-replay run --requests 250 --device sim:2 --place layers --layers 8 --verify full
+  kv-replay run --trace chat.jsonl --open-loop --prefill-rate 20000 --decode-step-us 9000
+  kv-replay run --workers 4 --stop-worker 1@1000:1000
+  kv-replay run --trace chat.jsonl --disk /mnt/nvme/kv --disk-bytes 4GiB";
+
+const POLICIES_HELP: &str = "\
+Examples:
+  kv-replay policies --trace chat.jsonl
+  kv-replay policies --trace chat.jsonl --capacities 1000,10000 --host-capacities 30000 --half second
+  kv-replay policies --trace chat.jsonl --trace agents.jsonl --hints --json rates.json";
+
+const GENERATE_HELP: &str = "\
+Examples:
+  kv-replay generate --requests 1000 --seed 7 --output chat.jsonl
+  kv-replay generate --requests 10 | head";
+
 /// What a trace's file does not say.
 #[derive(Args, Debug)]
 pub(crate) struct ReadArgs {
@@ -86,7 +138,7 @@ impl ReadArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(allow_negative_numbers = true)]
+#[command(allow_negative_numbers = true, after_help = RUN_HELP)]
 pub(crate) struct RunArgs {
     /// The trace, in any format that `convert` reads; gzip and zstd are unpacked. Without a trace, a workload is
     /// generated.
@@ -405,7 +457,7 @@ impl RunArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(allow_negative_numbers = true)]
+#[command(allow_negative_numbers = true, after_help = POLICIES_HELP)]
 pub(crate) struct PoliciesArgs {
     /// A trace, in any format that `convert` reads; gzip and zstd are unpacked. May be repeated.
     #[arg(long, value_name = "FILE", required = true)]
@@ -440,7 +492,7 @@ pub(crate) struct PoliciesArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(allow_negative_numbers = true)]
+#[command(allow_negative_numbers = true, after_help = GENERATE_HELP)]
 pub(crate) struct GenerateArgs {
     /// Number of requests.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<u64>)]
@@ -451,6 +503,9 @@ pub(crate) struct GenerateArgs {
     /// Writes the workload to this file, completely or not at all, instead of to standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Writes what it has to this file as JSON, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 const CONVERT_HELP: &str = "\
@@ -483,6 +538,9 @@ pub(crate) struct ConvertArgs {
     /// Writes the trace to this file, completely or not at all, instead of to standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    /// Writes what it has to this file as JSON, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
 }
 
 impl ConvertArgs {

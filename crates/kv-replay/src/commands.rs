@@ -1,6 +1,7 @@
 //! The subcommands, and their exit statuses.
 
 use std::error::Error as _;
+use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,12 +25,14 @@ use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::{KvModelShape, ShapeError};
-use kv_replay::trace::{Trace, TraceError};
+use kv_replay::trace::{Request, Trace, TraceError};
 
 use crate::cli::{Command, DoctorArgs, RunArgs, WorkerArgs};
 use crate::fleet::{self, Fleet, FleetError, NodeFolder};
+use crate::manual;
 use crate::plan_args::{Asked, PlanArgs};
 use crate::progress::Bar;
+use crate::settings::SettingsError;
 
 /// Number of requests of the demonstration: a simulated device replays them in about six seconds on
 /// two cores.
@@ -89,6 +92,10 @@ pub(crate) enum Failure {
     Policies(#[from] PoliciesError),
     #[error(transparent)]
     Report(#[from] ReportError),
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error("no subcommand {name:?}; kv-replay --help lists them")]
+    NoPage { name: String },
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error(transparent)]
@@ -178,10 +185,10 @@ impl Failure {
 }
 
 /// Runs the command; without a command, the demonstration.
-pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
+pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Outcome, Failure> {
     match command {
         None => demo(),
-        Some(Command::Run(args)) => run(args),
+        Some(Command::Run(args)) => run(args, all),
         Some(Command::Policies(args)) => {
             let options = PoliciesOptions {
                 traces: &args.trace,
@@ -197,10 +204,22 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
             Ok(Outcome::Clean)
         }
         Some(Command::Generate(args)) => {
+            if let Some(path) = &args.json {
+                check_writable(path)?;
+                let (requests, seed) = (args.requests, args.seed);
+                write_json(
+                    path,
+                    &counted(&generate::generate(&GenerateOptions { requests, seed })?),
+                )?;
+            }
             say(&generate::run(args.requests, args.seed, args.output.as_deref())?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Convert(args)) => {
+            if let Some(path) = &args.json {
+                check_writable(path)?;
+                write_json(path, &counted(&convert::join(&args.traces, &args.options())?))?;
+            }
             say(&convert::run(&args.traces, &args.options(), args.output.as_deref())?)?;
             Ok(Outcome::Clean)
         }
@@ -216,6 +235,16 @@ pub(crate) fn execute(command: Option<&Command>) -> Result<Outcome, Failure> {
             Ok(Outcome::Clean)
         }
         Some(Command::Plan(args)) => plan(args),
+        Some(Command::Completions(args)) => {
+            say_bytes(&manual::completions(args.shell))?;
+            Ok(Outcome::Clean)
+        }
+        Some(Command::Man(args)) => {
+            let page = manual::page(args.subcommand.as_deref()).map_err(Failure::Stdout)?;
+            let name = || args.subcommand.clone().unwrap_or_default();
+            say_bytes(&page.ok_or_else(|| Failure::NoPage { name: name() })?)?;
+            Ok(Outcome::Clean)
+        }
         Some(Command::Worker(args)) => {
             work(args)?;
             Ok(Outcome::Clean)
@@ -234,6 +263,19 @@ fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
     }
     say(&report.text())?;
     Ok(if report.problems == 0 { Outcome::Clean } else { Outcome::Lacking })
+}
+
+/// What a trace has.
+fn counted(trace: &Trace) -> serde_json::Value {
+    let sum = |of: fn(&Request) -> u64| trace.requests.iter().map(of).sum::<u64>();
+    serde_json::json!({
+        "requests": trace.requests.len(),
+        "block_tokens": trace.block_tokens,
+        "block_lookups": trace.block_lookups(),
+        "prompt_tokens": sum(|request| request.input_length),
+        "generated_tokens": sum(|request| request.output_length),
+        "last_arrival_ms": trace.requests.last().map_or(0, |last| last.timestamp_ms),
+    })
 }
 
 fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
@@ -265,7 +307,7 @@ fn demo() -> Result<Outcome, Failure> {
     }
 }
 
-fn run(args: &RunArgs) -> Result<Outcome, Failure> {
+fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     if args.requests == Some(0) {
         return Err(Failure::NoRequests);
     }
@@ -289,7 +331,7 @@ fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         sabotage.check(args.contiguous).map_err(Failure::Sabotage)?;
     }
     if let Some(nodes) = args.nodes {
-        return fleet(args, nodes);
+        return fleet(args, all, nodes);
     }
     if args.node.is_some() {
         let key = fleet::read_key().map_err(Failure::Stdin)?;
@@ -356,7 +398,7 @@ fn trace_of(args: &RunArgs, config: &RunConfig) -> Result<Trace, Failure> {
 }
 
 /// Runs this program once for each node.
-fn fleet(args: &RunArgs, nodes: u16) -> Result<Outcome, Failure> {
+fn fleet(args: &RunArgs, all: &[OsString], nodes: u16) -> Result<Outcome, Failure> {
     if args.host_blocks() == 0 {
         return Err(ConfigError::NodesWithoutHost.into());
     }
@@ -381,7 +423,9 @@ fn fleet(args: &RunArgs, nodes: u16) -> Result<Outcome, Failure> {
         transfer: args.node_transfer,
         etcd: args.etcd.clone(),
         parts: args.part_node.clone(),
-        args: fleet::args_of_nodes(std::env::args().skip(1)),
+        args: fleet::args_of_nodes(
+            all.iter().skip(1).map(|arg| arg.to_string_lossy().into_owned()),
+        ),
         kills: args.kill_node.clone(),
         stops: args.stop_node.clone(),
         timeout_s: args.node_timeout.into(),
@@ -567,8 +611,12 @@ pub(crate) fn complain(failure: &Failure) {
 
 /// Writes `text` to standard output. A reader that closed the pipe early is not a failure.
 fn say(text: &str) -> Result<(), Failure> {
+    say_bytes(text.as_bytes())
+}
+
+fn say_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Stdout(error)),
         _ => Ok(()),
     }

@@ -5,18 +5,20 @@
 mod cli;
 mod commands;
 mod fleet;
+mod manual;
 mod partition;
 mod plan_args;
 mod progress;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
+mod settings;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
 use crate::cli::Cli;
-use crate::commands::{Outcome, complain, execute};
+use crate::commands::{Failure, Outcome, complain, execute};
 
 /// Exit status where the machine lacks something.
 const LACKING: u8 = 2;
@@ -25,7 +27,16 @@ const LACKING: u8 = 2;
 const CORRUPT: u8 = 3;
 
 fn main() -> ExitCode {
-    match execute(Cli::parse().command.as_ref()) {
+    let args = std::env::args_os().collect();
+    let args = match settings::complete(args, |name| std::env::var_os(name)) {
+        Ok(args) => args,
+        Err(error) => {
+            let failure = Failure::Settings(error);
+            complain(&failure);
+            return ExitCode::from(failure.exit_status());
+        }
+    };
+    match execute(Cli::parse_from(&args).command.as_ref(), &args) {
         Ok(Outcome::Clean) => ExitCode::SUCCESS,
         Ok(Outcome::Corrupt) => ExitCode::from(CORRUPT),
         Ok(Outcome::Lacking) => ExitCode::from(LACKING),
