@@ -109,6 +109,7 @@ Examples:
   kv-replay run --trace chat.jsonl --series --json chat.json
   kv-replay run --requests 250 --device sim:2 --place layers --layers 8 --verify full
   kv-replay run --trace chat.jsonl --open-loop --prefill-rate 20000 --decode-step-us 9000
+  kv-replay run --trace chat.jsonl --live
   kv-replay run --workers 4 --stop-worker 1@1000:1000
   kv-replay run --trace chat.jsonl --disk /mnt/nvme/kv --disk-bytes 4GiB";
 
@@ -357,6 +358,9 @@ pub(crate) struct RunArgs {
     /// bounded length.
     #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
     series: bool,
+    /// Shows the figures of --series in this terminal while it runs, and adds them to the report.
+    #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
+    pub(crate) live: bool,
     /// Disables a protection: staging, claim, claim-unseen or skip; with --contiguous staging or
     /// recycle.
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -451,7 +455,7 @@ impl RunArgs {
             state_layers: self.state_layers,
             state_tokens: self.state_tokens,
             draft_layers: self.draft_layers,
-            series: self.series,
+            series: self.series || self.live,
         }
     }
 }

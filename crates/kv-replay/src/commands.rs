@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,10 @@ pub(crate) enum Failure {
     Config(#[from] ConfigError),
     #[error("--requests is 0, expected at least 1")]
     NoRequests,
+    #[error(
+        "--live needs a terminal as standard output; use --series and `kv-replay report` instead"
+    )]
+    NoTerminal,
     #[error(transparent)]
     Profile(#[from] ProfileReadError),
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -295,7 +299,8 @@ fn demo() -> Result<Outcome, Failure> {
     let opened = say(&format!(
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
     ));
-    let machine = Machine { spec: &DeviceSpec::default(), profile: Profile::default() };
+    let machine =
+        Machine { spec: &DeviceSpec::default(), profile: Profile::default(), live: false };
     let config = demo_config();
     let outcome = replay(&config, machine, &trace, None, |devices, bar| {
         over_blocks(&config, &trace, devices, bar, |_| ())
@@ -310,6 +315,9 @@ fn demo() -> Result<Outcome, Failure> {
 fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     if args.requests == Some(0) {
         return Err(Failure::NoRequests);
+    }
+    if args.live && !io::stdout().is_terminal() {
+        return Err(Failure::NoTerminal);
     }
     if args.device == DeviceSpec::EveryCuda && args.workers.is_none() {
         return Err(Failure::EveryGpu);
@@ -449,6 +457,8 @@ struct Machine<'a> {
     spec: &'a DeviceSpec,
     /// The timing profile of simulated devices.
     profile: Profile,
+    /// Whether all figures are shown while it runs.
+    live: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -464,7 +474,7 @@ impl<'a> Machine<'a> {
             }
             (None, _) => Profile::default(),
         };
-        Ok(Self { spec, profile })
+        Ok(Self { spec, profile, live: args.live })
     }
 }
 
@@ -494,12 +504,12 @@ fn replay(
     play: impl FnOnce(&OpenDevices, &mut Bar) -> Result<RunReport, RunError>,
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
-    let Machine { spec, profile } = machine;
+    let Machine { spec, profile, live } = machine;
     let unusable = |source| Failure::Device { spec: spec.clone(), source };
     let sizes = SimSizes { profile, ..SimSizes::for_config(config) };
     let devices = device::open(spec, sizes).map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
-    let mut bar = Bar::new(trace.requests.len() as u64);
+    let mut bar = Bar::new(trace.requests.len() as u64, live);
     let report = play(&devices, &mut bar);
     bar.clear();
     conclude(report, json)
@@ -540,7 +550,7 @@ fn replay_with_workers(
     args: &RunArgs,
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
-    let mut bar = Bar::new(trace.requests.len() as u64);
+    let mut bar = Bar::new(trace.requests.len() as u64, args.live);
     let report = workers::run(config, workers, trace, &mut bar, |_manager| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if let Some(sabotage) = args.sabotage {

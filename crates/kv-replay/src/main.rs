@@ -5,6 +5,7 @@
 mod cli;
 mod commands;
 mod fleet;
+mod live;
 mod manual;
 mod partition;
 mod plan_args;

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use kv_replay::config::{Progress, ProgressState};
 
+use crate::live::Live;
+
 /// Minimum time between two updates of the bar.
 const UPDATE_GAP: Duration = Duration::from_millis(100);
 
@@ -14,15 +16,19 @@ const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {per_sec},
 pub(crate) struct Bar {
     bar: ProgressBar,
     updated: Option<Instant>,
+    /// The figures that are shown instead.
+    live: Option<Live>,
 }
 
 impl Bar {
-    pub(crate) fn new(requests: u64) -> Self {
-        let bar = ProgressBar::new(requests);
+    /// A bar, or with `live` all figures.
+    pub(crate) fn new(requests: u64, live: bool) -> Self {
+        let live = live.then(Live::default);
+        let bar = if live.is_some() { ProgressBar::hidden() } else { ProgressBar::new(requests) };
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("=> "));
         }
-        Self { bar, updated: None }
+        Self { bar, updated: None, live }
     }
 
     /// A bar of other things.
@@ -33,7 +39,7 @@ impl Bar {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.tick();
-        Self { bar, updated: None }
+        Self { bar, updated: None, live: None }
     }
 
     /// So many are done.
@@ -49,6 +55,14 @@ impl Bar {
 
 impl Progress for Bar {
     fn update(&mut self, state: &ProgressState) {
+        let is_last = state.finished == state.requests;
+        if let Some(live) = &mut self.live {
+            if is_last || self.updated.is_none_or(|then| then.elapsed() >= UPDATE_GAP) {
+                self.updated = Some(Instant::now());
+                live.draw(state, self.bar.elapsed());
+            }
+            return;
+        }
         if self.bar.is_hidden() || self.updated.is_some_and(|then| then.elapsed() < UPDATE_GAP) {
             return;
         }

@@ -14,7 +14,7 @@ type Misuse = (&'static str, &'static str);
 const RUN: [Misuse; 10] = [
     ("--trace absent.jsonl --json out.json", "cannot open trace absent.jsonl"),
     ("--trace text.txt --json out.json", "text.txt:1: "),
-    ("--trace folder --json out.json", "folder: it is a folder"),
+    ("--live --json out.json", "--live needs a terminal as standard output; use --series"),
     ("--device gpu --json out.json", "'gpu' for '--device <DEVICES>'"),
     ("--device sim:0 --json out.json", "'sim:0' for '--device <DEVICES>'"),
     ("--json no/out.json", "cannot write no/out.json"),

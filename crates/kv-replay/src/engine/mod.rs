@@ -413,6 +413,7 @@ fn state_of(report: &RunReport, scheduler: &Scheduler<'_, impl Cache>) -> Progre
         verified_blocks: report.verified_blocks,
         device_blocks_in_use: scheduler.blocks_in_use(),
         hit_rate: report.hit_rate,
+        sample: scheduler.recorder.last(),
     }
 }
 
