@@ -22,6 +22,7 @@ impl KvCache {
         step: u64,
         tokens: impl Into<Tokens<'a>>,
     ) -> Result<Committed, CommitError> {
+        let _span = tracing::trace_span!("commit", step).entered();
         if sequence.loads().is_some() {
             // The step is over for the loads, if not for the devices.
             self.take_settled();
@@ -41,6 +42,7 @@ impl KvCache {
         sequence: &mut Sequence,
         tokens: u32,
     ) -> Result<Reserved, ReserveError> {
+        let _span = tracing::trace_span!("reserve", tokens).entered();
         if self.can_grow() {
             let _site = cuda_driver::site::enter();
             // Besides, one that a shared block is copied to.
@@ -93,6 +95,7 @@ impl KvCache {
         requests: &mut [Request],
         budget: u64,
     ) -> Result<Vec<Answer>, DemandError> {
+        let _span = tracing::debug_span!("admit", requests = requests.len(), budget).entered();
         if !self.can_grow() {
             return Ok(self.manager.admit(requests, budget));
         }
@@ -151,6 +154,7 @@ impl KvCache {
     /// # Errors
     /// [`ForkError`]; nothing has changed.
     pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
+        let _span = tracing::debug_span!("fork", tokens = sequence.known()).entered();
         self.manager.fork(sequence)
     }
 
@@ -161,6 +165,7 @@ impl KvCache {
     /// # Errors
     /// [`SuspendError`]; the sequence is as it was.
     pub fn suspend(&mut self, sequence: &mut Sequence) -> Result<(), SuspendError> {
+        let _span = tracing::debug_span!("suspend", tokens = sequence.known()).entered();
         self.manager.suspend(sequence)
     }
 
@@ -171,6 +176,7 @@ impl KvCache {
     /// [`ResumeError`]; the sequence is suspended as it was, but for what failed steps have spoilt.
     #[track_caller]
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
+        let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
         if self.can_grow() {
             let _site = cuda_driver::site::enter();
             let blocks = self.blocks_for(sequence.resolved());

@@ -22,6 +22,7 @@ impl KvCache {
     /// failed.
     #[track_caller]
     pub fn begin_step(&mut self) -> Result<OpenStep, StepError> {
+        let _span = tracing::debug_span!("begin_step").entered();
         let _site = cuda_driver::site::enter();
         if !self.manager.has_open_step() {
             self.leave(Outcome::Failed)?;
@@ -56,6 +57,7 @@ impl KvCache {
     /// As [`begin_step`](KvCache::begin_step).
     #[track_caller]
     pub fn drain(&mut self) -> Result<(), StepError> {
+        let _span = tracing::debug_span!("drain").entered();
         let _site = cuda_driver::site::enter();
         loop {
             // Another thread may have dropped its step while this one waited.
@@ -100,6 +102,8 @@ impl KvCache {
     where
         F: FnMut(usize, &mut BatchStep<'_>) -> Result<(), BatchError>,
     {
+        let sequences = batch.len();
+        let _span = tracing::debug_span!("stage", step = step.number(), sequences).entered();
         let _site = cuda_driver::site::enter();
         let tokens = batch.iter().map(|sequence| u64::from(sequence.next())).sum();
         let max = self.options().step_tokens_max;
@@ -126,6 +130,7 @@ impl KvCache {
     /// the step counts as dropped then. [`StepError::Step`] for a step of another cache.
     #[track_caller]
     pub fn finish_step(&mut self, step: OpenStep) -> Result<(), StepError> {
+        let _span = tracing::debug_span!("finish_step", step = step.number()).entered();
         let _site = cuda_driver::site::enter();
         if self.manager.is_unstaged(&step) && self.manager.has_decided() {
             self.stage(&step, &mut [], |_, _| Ok(()))?;
