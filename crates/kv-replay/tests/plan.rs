@@ -132,6 +132,21 @@ fn a_router_that_knows_prefixes_finds_more_and_equal_plans_are_equal() {
 }
 
 #[test]
+fn rules_that_make_no_sense_are_refused() {
+    let trace = workload(5);
+    let refused = |change: fn(&mut Rules)| {
+        let mut rules = rules();
+        change(&mut rules);
+        simulate(&trace, &choice(1, 600, 0), &rules).unwrap_err().to_string()
+    };
+    assert!(refused(|rules| rules.block_tokens = 0).contains("--block-tokens is 0"));
+    assert!(refused(|rules| rules.max_batch = 0).contains("5 requests were never served with 0"));
+    assert!(refused(|rules| rules.step_tokens = 0).contains("and 0 tokens of an iteration"));
+    let empty = Trace { block_tokens: 0, requests: Vec::new() };
+    assert!(simulate(&empty, &choice(1, 600, 0), &rules()).is_err());
+}
+
+#[test]
 fn a_thousand_gpus_fit_into_one_process() {
     let mut rules = rules();
     rules.speed = 1000.0;

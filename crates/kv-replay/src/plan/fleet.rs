@@ -141,14 +141,21 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
         }
         ends.extend(gpus[at].ends_ns().map(|end| Reverse((end, at))));
     }
+    if to_end.len() < trace.requests.len() {
+        return Err(PlanError::Unserved {
+            requests: trace.requests.len() - to_end.len(),
+            max_batch: rules.max_batch,
+            step_tokens: rules.step_tokens,
+        });
+    }
     Ok(report(choice, rules, &counts, [&first_token, &to_end], last_ns))
 }
 
-fn check(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<(), PlanError> {
-    let tokens = u64::from(rules.block_tokens.max(1));
+pub(super) fn check(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<(), PlanError> {
+    let tokens = u64::from(rules.block_tokens);
     let multiple =
         tokens.is_multiple_of(trace.block_tokens) || trace.block_tokens.is_multiple_of(tokens);
-    if !multiple {
+    if !multiple || tokens == 0 || trace.block_tokens == 0 {
         return Err(PlanError::BlockTokens { block_tokens: tokens, trace: trace.block_tokens });
     }
     if choice.gpus == 0 || choice.gpus > super::GPUS_MAX {

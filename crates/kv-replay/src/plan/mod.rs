@@ -119,6 +119,18 @@ pub enum PlanError {
         /// Those of a GPU.
         device_blocks: u64,
     },
+    /// Requests that were never admitted: the rules leave no room for any.
+    #[error(
+        "{requests} requests were never served with {max_batch} at once and {step_tokens} tokens of an iteration; give more (--max-batch, --step-tokens)"
+    )]
+    Unserved {
+        /// Their number.
+        requests: usize,
+        /// Most requests at once.
+        max_batch: u32,
+        /// Most tokens of an iteration.
+        step_tokens: u32,
+    },
     /// More blocks than a pool can have.
     #[error("the blocks of a choice cannot be simulated")]
     Pool(#[source] PolicyError),
@@ -174,6 +186,7 @@ pub fn run(options: &PlanOptions<'_>, mut tell: impl FnMut(usize)) -> Result<Str
     [out, json].into_iter().flatten().try_for_each(check_writable)?;
     let measured = against.map(|path| against::Measured::read(path, choices)).transpose()?;
     let mut reports = Vec::with_capacity(choices.len());
+    choices.iter().try_for_each(|choice| fleet::check(trace, choice, rules))?;
     let looked_up = looked_up(trace, rules);
     let mut bests: Vec<(u64, f64)> = Vec::new();
     for choice in choices {
