@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use kv_cache::TransportChoice;
@@ -304,8 +305,18 @@ pub(crate) struct RunArgs {
     decode_step_us: u64,
     /// Starts N processes of this program, each with a device of its own, and spreads the requests over them. They keep
     /// blocks for each other, as a tier below the host memory of each.
-    #[arg(long, value_name = "N", value_parser = whole::<u16>, conflicts_with_all = ["workers", "contiguous", "disk", "tier_faults"])]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", conflicts_with_all = ["workers", "contiguous", "disk", "tier_faults"])]
     pub(crate) nodes: Option<u16>,
+    /// Starts N processes that compute the prompts of all requests, each of a share, and --decode-nodes that go on with them:
+    /// they take the blocks over while the prompts are computed, and compute what does not come.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", requires = "decode_nodes", conflicts_with_all = ["nodes", "workers", "contiguous", "disk", "tier_faults", "etcd"])]
+    pub(crate) prefill_nodes: Option<u16>,
+    /// How many milliseconds a prompt is offered to the node that goes on with it, and waited for there.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = whole::<u32>, requires = "prefill_nodes")]
+    pub(crate) handover_ms: u32,
+    /// Starts N processes that go on with the prompts of --prefill-nodes.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, requires = "prefill_nodes")]
+    pub(crate) decode_nodes: Option<u16>,
     /// Bytes that each node keeps for all, such as 256MiB.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     node_bytes: ByteSize,
@@ -314,21 +325,21 @@ pub(crate) struct RunArgs {
     pub(crate) node_transfer: NodeTransfer,
     /// Has nodes find each other by the etcd of this URL, such as http://127.0.0.1:2379, so that nodes that die are members no
     /// more. Can be given several times, for one etcd. Needs the feature etcd.
-    #[arg(long, value_name = "URL", requires = "nodes")]
+    #[arg(long, value_name = "URL", requires = "fleet")]
     pub(crate) etcd: Vec<String>,
     /// Fault drill: kills node I when all have listened for MS milliseconds. Can be given several times.
-    #[arg(long, value_name = "I@MS", requires = "nodes")]
+    #[arg(long, value_name = "I@MS", requires = "fleet")]
     pub(crate) kill_node: Vec<KillNode>,
     /// Fault drill: stops node I when all have listened for MS milliseconds, and has it go on FOR_MS later. Can be given
     /// several times.
-    #[arg(long, value_name = "I@MS:FOR_MS", requires = "nodes")]
+    #[arg(long, value_name = "I@MS:FOR_MS", requires = "fleet")]
     pub(crate) stop_node: Vec<StopNode>,
     /// Fault drill: parts node I from all others when all have listened for MS milliseconds, for FOR_MS. Can be given several
     /// times.
-    #[arg(long, value_name = "I@MS:FOR_MS", requires = "nodes")]
+    #[arg(long, value_name = "I@MS:FOR_MS", requires = "fleet")]
     pub(crate) part_node: Vec<StopNode>,
     /// Gives up a node that is not done after S seconds.
-    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = whole::<u32>, requires = "nodes")]
+    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = whole::<u32>, requires = "fleet")]
     pub(crate) node_timeout: u32,
     /// Which node this process is; a run with --nodes says so.
     #[arg(long, hide = true, requires_all = ["node_count", "node_folder"])]
@@ -339,6 +350,10 @@ pub(crate) struct RunArgs {
     pub(crate) node_folder: Option<PathBuf>,
     #[arg(long, hide = true)]
     pub(crate) node_walled: bool,
+    #[arg(long, hide = true, default_value_t = 0)]
+    node_prefill: u16,
+    #[arg(long, hide = true, default_value_t = 10_000)]
+    node_handover_ms: u32,
     #[arg(long, hide = true)]
     node_etcd: Vec<String>,
     /// How many of the read blocks are compared: none, sample or full.
@@ -356,7 +371,7 @@ pub(crate) struct RunArgs {
     pub(crate) json: Option<PathBuf>,
     /// Adds to the report what the run did over time, for `kv-replay report`: samples, histograms and a timeline, of
     /// bounded length.
-    #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
+    #[arg(long, conflicts_with_all = ["contiguous", "fleet"])]
     series: bool,
     /// Shows the figures of --series in this terminal while it runs, and adds them to the report.
     #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
@@ -395,6 +410,14 @@ impl RunArgs {
         Some(disk)
     }
 
+    /// How many processes the run starts, and how many of them compute prompts for the others; none if it is one process.
+    pub(crate) fn fleet(&self) -> Option<(u16, u16)> {
+        match (self.prefill_nodes, self.decode_nodes) {
+            (Some(prefill), Some(decode)) => Some((prefill.saturating_add(decode), prefill)),
+            _ => self.nodes.map(|nodes| (nodes, 0)),
+        }
+    }
+
     /// Which node this process is; none if it is none, or its key is of no use.
     pub(crate) fn node_config(&self, key: &[u8]) -> Option<NodeConfig> {
         let (index, count) = (self.node?, self.node_count?);
@@ -402,6 +425,8 @@ impl RunArgs {
         let folder = self.node_folder.as_ref()?;
         let mut node = NodeConfig::new(index, count, folder, key, self.node_bytes.0);
         (node.transfer, node.walled) = (self.node_transfer, self.node_walled);
+        node.prefill = self.node_prefill;
+        node.handover = Duration::from_millis(self.node_handover_ms.into());
         node.etcd.clone_from(&self.node_etcd);
         Some(node)
     }

@@ -338,7 +338,7 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     if let Some(sabotage) = args.sabotage {
         sabotage.check(args.contiguous).map_err(Failure::Sabotage)?;
     }
-    if let Some(nodes) = args.nodes {
+    if let Some(nodes) = args.fleet() {
         return fleet(args, all, nodes);
     }
     if args.node.is_some() {
@@ -399,15 +399,29 @@ fn trace_of(args: &RunArgs, config: &RunConfig) -> Result<Trace, Failure> {
     if let Some(node) = &config.node {
         // Each node has every so-manieth request.
         let mut turn = 0..;
-        let (index, nodes) = (usize::from(node.index), usize::from(node.nodes));
+        let (index, nodes) = node.turn();
         trace.requests.retain(|_| turn.next().is_some_and(|turn: usize| turn % nodes == index));
     }
     Ok(trace)
 }
 
 /// Runs this program once for each node.
-fn fleet(args: &RunArgs, all: &[OsString], nodes: u16) -> Result<Outcome, Failure> {
-    if args.host_blocks() == 0 {
+fn fleet(
+    args: &RunArgs,
+    all: &[OsString],
+    (nodes, prefill): (u16, u16),
+) -> Result<Outcome, Failure> {
+    for (option, count) in
+        [("--prefill-nodes", args.prefill_nodes), ("--decode-nodes", args.decode_nodes)]
+    {
+        if count == Some(0) {
+            return Err(ConfigError::Zero { option }.into());
+        }
+    }
+    if prefill > 0 {
+        args.config().check_split()?;
+    }
+    if args.host_blocks() == 0 && prefill == 0 {
         return Err(ConfigError::NodesWithoutHost.into());
     }
     let option = "--nodes";
@@ -428,6 +442,8 @@ fn fleet(args: &RunArgs, all: &[OsString], nodes: u16) -> Result<Outcome, Failur
     let folder = NodeFolder::new().map_err(Failure::Folder)?;
     let fleet = Fleet {
         nodes,
+        prefill,
+        handover_ms: args.handover_ms,
         transfer: args.node_transfer,
         etcd: args.etcd.clone(),
         parts: args.part_node.clone(),

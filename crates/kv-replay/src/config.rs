@@ -217,6 +217,12 @@ pub enum ConfigError {
     /// Nodes are below the host's memory.
     #[error("--nodes puts other nodes below host memory, but --host-blocks is 0")]
     NodesWithoutHost,
+    /// Prompts that are handed over are of one group, without branches and drafts.
+    #[error("--prefill-nodes hands prompts of one group over, and {option} is given")]
+    HandoverOf {
+        /// The other option.
+        option: &'static str,
+    },
     /// What is stored has a rate at most where evidence chooses it.
     #[error("--store-rate limits what --store evidence stores, but --store is all")]
     StoreRateOfAll,
@@ -373,6 +379,30 @@ impl RunConfig {
         self.window.is_some() || self.state_layers > 0 || self.draft_layers > 0
     }
 
+    fn check_node(&self) -> Result<(), ConfigError> {
+        match &self.node {
+            Some(node) if node.prefill > 0 => self.check_split(),
+            Some(_) if self.host_blocks == 0 => Err(ConfigError::NodesWithoutHost),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that prompts of such a run can be handed over.
+    ///
+    /// # Errors
+    /// [`ConfigError::HandoverOf`].
+    pub fn check_split(&self) -> Result<(), ConfigError> {
+        let others = [
+            ("a group of layers beside the first", self.has_groups()),
+            ("--draft", self.life.drafts > 0),
+            ("--fork", self.life.fork > 1),
+        ];
+        match others.into_iter().find(|(_, given)| *given) {
+            Some((option, _)) => Err(ConfigError::HandoverOf { option }),
+            None => Ok(()),
+        }
+    }
+
     /// Checks everything that can be checked without a device.
     ///
     /// # Errors
@@ -395,9 +425,7 @@ impl RunConfig {
         if self.tier_faults.is_some() && self.host_blocks == 0 {
             return Err(ConfigError::TierWithoutHost);
         }
-        if self.node.is_some() && self.host_blocks == 0 {
-            return Err(ConfigError::NodesWithoutHost);
-        }
+        self.check_node()?;
         if self.store == StoreKind::All && self.store_rate.is_some() {
             return Err(ConfigError::StoreRateOfAll);
         }

@@ -85,6 +85,10 @@ pub(crate) enum FleetError {
 /// The nodes of a run.
 pub(crate) struct Fleet {
     pub(crate) nodes: u16,
+    /// Of these, those that compute prompts for the others; 0 if all do the same.
+    pub(crate) prefill: u16,
+    /// How long these are offered, in milliseconds.
+    pub(crate) handover_ms: u32,
     /// The options of each node, which is this program again.
     pub(crate) args: Vec<String>,
     pub(crate) kills: Vec<KillNode>,
@@ -101,6 +105,8 @@ pub(crate) struct Fleet {
 pub(crate) struct FleetReport {
     /// Nodes.
     nodes: u16,
+    /// Of these, the first so many compute prompts for the others.
+    prefill_nodes: u16,
     /// Nodes that were killed.
     killed: Vec<u16>,
     /// Nodes that were stopped, and have gone on.
@@ -111,6 +117,7 @@ pub(crate) struct FleetReport {
     node_transfer: NodeTransfer,
     requests: u64,
     finished: u64,
+    cancelled: u64,
     verified_blocks: u64,
     pub(crate) corrupt_blocks: u64,
     remote_hits: u64,
@@ -120,6 +127,15 @@ pub(crate) struct FleetReport {
     remote_misses_stale: u64,
     remote_hedged: u64,
     remote_downs: u64,
+    /// Of nodes that compute prompts, those that other nodes have taken.
+    prefilled: u64,
+    /// Of nodes that go on with prompts, those that came from others.
+    handed_over: u64,
+    handover_blocks: u64,
+    handover_bytes: u64,
+    handover_failed: u64,
+    handover_cancelled: u64,
+    handover_recomputed: u64,
     /// Leases of the nodes that were not killed.
     leases: LeaseReport,
     /// Seconds from the start of the first node to the end of the last.
@@ -178,6 +194,7 @@ impl Fleet {
         }
         let mut report = FleetReport {
             nodes: self.nodes,
+            prefill_nodes: self.prefill,
             node_transfer: self.transfer,
             ..FleetReport::default()
         };
@@ -217,6 +234,10 @@ impl Fleet {
         command.args(&self.args);
         if self.is_parted(index as u16) {
             command.arg("--node-walled");
+        }
+        if self.prefill > 0 {
+            command.args(["--node-prefill", &self.prefill.to_string()]);
+            command.args(["--node-handover-ms", &self.handover_ms.to_string()]);
         }
         for url in &self.etcd {
             command.args(["--node-etcd", url]);
@@ -345,9 +366,13 @@ impl FleetReport {
         let leases: LeaseReport =
             serde_json::from_slice(&read(leases_of(folder, node))?).map_err(unreadable)?;
         let of = |name: &str| report.get(name).and_then(Value::as_u64).unwrap_or(0);
+        if node >= usize::from(self.prefill_nodes) {
+            // A request is finished where its answer is.
+            self.requests += of("requests");
+            self.finished += of("finished");
+            self.cancelled += of("cancelled");
+        }
         for (sum, name) in [
-            (&mut self.requests, "requests"),
-            (&mut self.finished, "finished"),
             (&mut self.verified_blocks, "verified_blocks"),
             (&mut self.corrupt_blocks, "corrupt_blocks"),
             (&mut self.remote_hits, "remote_hits"),
@@ -357,8 +382,19 @@ impl FleetReport {
             (&mut self.remote_misses_stale, "remote_misses_stale"),
             (&mut self.remote_hedged, "remote_hedged"),
             (&mut self.remote_downs, "remote_downs"),
+            (&mut self.handover_failed, "handover_failed"),
+            (&mut self.handover_cancelled, "handover_cancelled"),
+            (&mut self.handover_recomputed, "handover_recomputed"),
         ] {
             *sum += of(name);
+        }
+        match node < usize::from(self.prefill_nodes) {
+            true => self.prefilled += of("handed_over"),
+            false => {
+                self.handed_over += of("handed_over");
+                self.handover_blocks += of("handover_blocks");
+                self.handover_bytes += of("handover_bytes");
+            }
         }
         let all = &mut self.leases;
         all.granted += leases.granted;
@@ -376,6 +412,7 @@ impl FleetReport {
         format!(
             "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped, {} parted\n\n  \
              remote    {} blocks from other nodes: {} tokens not computed; {} read, {} stale, {} hedged, {} downs\n  \
+             handover  {} prompts: {} blocks; {} failed, {} cancelled, {} computed where they go on\n  \
              leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
              verified  {} blocks, {} corrupt\n",
             self.wall_s,
@@ -388,6 +425,11 @@ impl FleetReport {
             self.remote_misses_stale,
             self.remote_hedged,
             self.remote_downs,
+            self.handed_over,
+            self.handover_blocks,
+            self.handover_failed,
+            self.handover_cancelled,
+            self.handover_recomputed,
             leases.granted,
             leases.returned,
             leases.cancelled,
@@ -400,7 +442,7 @@ impl FleetReport {
 
     /// Requests that did not finish, of nodes that were not killed.
     pub(crate) fn unfinished(&self) -> Option<(u64, u64)> {
-        (self.finished != self.requests).then_some((self.finished, self.requests))
+        (self.finished + self.cancelled != self.requests).then_some((self.finished, self.requests))
     }
 
     pub(crate) fn check_leases(&self) -> Result<(), FleetError> {
@@ -412,8 +454,18 @@ impl FleetReport {
 }
 
 /// Options of the run that are the fleet's alone, each with its value.
-const OF_FLEET: [&str; 7] =
-    ["--nodes", "--json", "--etcd", "--kill-node", "--stop-node", "--part-node", "--node-timeout"];
+const OF_FLEET: [&str; 10] = [
+    "--handover-ms",
+    "--prefill-nodes",
+    "--decode-nodes",
+    "--nodes",
+    "--json",
+    "--etcd",
+    "--kill-node",
+    "--stop-node",
+    "--part-node",
+    "--node-timeout",
+];
 
 /// The options of each node: those of the run without those of the fleet.
 pub(crate) fn args_of_nodes(args: impl Iterator<Item = String>) -> Vec<String> {

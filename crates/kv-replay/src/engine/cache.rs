@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 
+use cuda_driver::DeviceSpan;
 use kv_cache::kv_manager::{
-    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
+    Adoption, CommitError, DraftError, Export, ForkError, GroupFormat, GroupId, Manager, Reserved,
+    SuspendError,
 };
 use kv_cache::{
     Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
     ResumeError, Sequence, SlotError, Tokens,
 };
 use kv_kernels::KvShape;
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, BlockId, Tier};
 
 use super::RunError;
 use super::batch::Batch;
@@ -79,6 +81,46 @@ pub(crate) trait Cache {
     fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError>;
 
     fn forget(&mut self, names: &[BlockHash]);
+
+    /// Admits a request whose first tokens have KV in another process.
+    fn adopt(
+        &mut self,
+        _request: &mut Request,
+        _tokens: u64,
+        _there: &[GroupFormat],
+    ) -> Result<(Answer, Option<Adoption>), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Takes in the end of its transfer.
+    fn adopted(
+        &mut self,
+        _sequence: &mut Sequence,
+        _adoption: Adoption,
+        _right: usize,
+    ) -> Result<u64, RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Takes a sequence out, for another process.
+    fn export(&mut self, _request: usize, _sequence: Sequence) -> Result<Export, RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Copies a block of the first group out of the device.
+    fn read_block(&self, _id: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Copies a block of the first group to the device.
+    fn write_block(&self, _id: BlockId, _bytes: &[u8]) -> Result<(), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Stages a step in which nothing is computed.
+    fn stage_nothing(&mut self, _step: &OpenStep) -> Result<(), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
 
     /// Changes the budget of device blocks.
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
@@ -153,6 +195,14 @@ impl Local {
         let work = DeviceWork::new(cache.parts(), cache.options(), 0)?;
         let further = cache.options().groups().skip(1).map(|of| Reads::of(&of)).collect();
         Ok(Self { cache, work, further })
+    }
+
+    /// The memory of a block, on the only device.
+    fn block(&self, id: BlockId) -> Result<(&Part, DeviceSpan), RunError> {
+        let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
+        let span = part.paged().block_span(id.index() as u64);
+        let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
+        Ok((part, span.ok_or(RunError::HandoverElsewhere)?))
     }
 }
 
@@ -247,6 +297,42 @@ impl Cache for Local {
 
     fn forget(&mut self, names: &[BlockHash]) {
         self.cache.forget(names);
+    }
+
+    fn adopt(
+        &mut self,
+        request: &mut Request,
+        tokens: u64,
+        there: &[GroupFormat],
+    ) -> Result<(Answer, Option<Adoption>), RunError> {
+        Ok(self.cache.adopt(request, tokens, there)?)
+    }
+
+    fn adopted(
+        &mut self,
+        sequence: &mut Sequence,
+        adoption: Adoption,
+        right: usize,
+    ) -> Result<u64, RunError> {
+        self.cache.adopted(sequence, adoption, right).map_err(RunError::Adopted)
+    }
+
+    fn export(&mut self, request: usize, sequence: Sequence) -> Result<Export, RunError> {
+        self.cache.export(sequence).map_err(|source| RunError::Export { request, source })
+    }
+
+    fn read_block(&self, id: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
+        let (part, span) = self.block(id)?;
+        part.compute().download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    fn write_block(&self, id: BlockId, bytes: &[u8]) -> Result<(), RunError> {
+        let (part, span) = self.block(id)?;
+        part.compute().upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    fn stage_nothing(&mut self, step: &OpenStep) -> Result<(), RunError> {
+        Ok(self.cache.stage(step, &mut [], |_, _| Ok(()))?)
     }
 
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {

@@ -50,7 +50,24 @@ pub enum RunError {
         /// Number of tokens of an iteration.
         tokens: u64,
     },
-    /// The files below host memory were not opened.
+    /// A sequence whose prompt is computed did not leave.
+    #[error("request {request} cannot be handed over")]
+    Export {
+        /// The request of this process.
+        request: usize,
+        /// The reason.
+        source: Box<kv_cache::kv_manager::ExportRefused>,
+    },
+    /// A sequence from another node was not taken in.
+    #[error("a sequence from another node was not taken in")]
+    Adopted(#[source] kv_cache::kv_manager::SequenceError),
+    /// A block was not copied between the device and this process.
+    #[error("a block of a sequence that is handed over was not copied")]
+    BlockCopy(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Sequences are handed over by processes with one device each.
+    #[error("the devices of other processes hand no sequences over")]
+    HandoverElsewhere,
+    /// The node does not serve.
     #[error("the node does not serve")]
     Node(#[from] crate::nodes::NodeStartError),
     /// See the message.

@@ -26,6 +26,7 @@ mod drafts;
 mod error;
 mod expected;
 mod groups;
+mod handover;
 mod live;
 mod memory;
 mod passing;
@@ -62,6 +63,7 @@ use crate::trace::Trace;
 use arrivals::{Arrivals, Model};
 use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
+use handover::Handover;
 use recorder::Recorder;
 use scheduler::Scheduler;
 
@@ -245,9 +247,14 @@ fn play(
         scheduler.arrivals = config.open_loop.then(|| Arrivals::new(sim.clone()));
         scheduler.model = Model::new(config.model, sim.clone(), streams);
     }
+    scheduler.handover = match scheduler.manager().formats().first() {
+        Some(format) => Handover::start(config, *format)?,
+        None => Handover::None,
+    };
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)
         .and_then(|()| scheduler.end_transfers());
     tiers::note(&mut report, config, scheduler.manager());
+    scheduler.handover.note(&mut report);
     let generated = report.generated_tokens;
     report.series = std::mem::take(&mut scheduler.recorder).finish().map(Box::new);
     let arrivals = scheduler.arrivals.as_ref();

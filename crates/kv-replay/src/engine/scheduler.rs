@@ -1,6 +1,8 @@
 //! The scheduler: which requests run or wait, and what each iteration writes and reads.
 
+mod arriving;
 mod budget;
+mod split;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,7 +10,7 @@ use std::time::{Duration, Instant};
 use kv_cache::kv_manager::{
     ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
-use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Reuse, Sequence, Tokens};
+use kv_cache::{Answer, Committed, OpenStep, ReserveError, ResumeError, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
 use kv_pool::policy::ReuseHint;
 
@@ -19,7 +21,8 @@ use super::cache::Cache;
 use super::chance::{Chance, SLEEP_ITERATIONS_MAX};
 use super::content::Content;
 use super::error::AdmitError;
-use super::expected::{ExpectedSums, Oracle};
+use super::expected::Oracle;
+use super::handover::Handover;
 use super::live::{Live, Staged};
 use super::memory;
 use super::recorder::Recorder;
@@ -37,6 +40,9 @@ const STUCK_MAX: u32 = 3;
 
 /// By how much the clock advances in an iteration without work while blocks are on their way.
 const WAIT: Duration = Duration::from_millis(1);
+
+/// Time between looks for what other nodes do.
+const LOOK: Duration = Duration::from_micros(200);
 
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
@@ -91,6 +97,8 @@ pub(super) struct Scheduler<'a, C> {
     pub(super) draft_layers: u32,
     batch: Batch,
     checksums: Vec<u64>,
+    /// What other nodes compute for this one, or this one for them.
+    pub(super) handover: Handover,
 }
 
 /// The result of trying to write a request's next tokens.
@@ -145,12 +153,13 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             draft_layers: config.draft_layers,
             batch: Batch::default(),
             checksums: Vec::new(),
+            handover: Handover::None,
         })
     }
 
     /// Whether some request is not yet finished and compared.
     pub(super) fn has_work(&self) -> bool {
-        self.next < self.trace.requests.len() || !self.live.is_empty()
+        self.next < self.trace.requests.len() || !self.live.is_empty() || self.handover.has_work()
     }
 
     pub(super) fn running(&self) -> usize {
@@ -181,10 +190,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.commit(self.cache.manager().completed_step())?;
         self.commit_drafts()?;
         (self.planned, self.drafts_left) = (0, self.step_tokens);
+        self.hear(report)?;
         self.swing(report)?;
         self.cancel(&step, report);
         self.wake()?;
         self.advance_running(report)?;
+        self.adopt_waiting(&step, report)?;
         self.admit_waiting(report)?;
         if self.planned == 0 {
             return self.idle(step, report);
@@ -216,6 +227,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     /// that waiting requests need.
     fn idle(&mut self, step: OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         let moving = self.cache.manager().lower_stats().open_tickets > 0;
+        if let Handover::Decode(decode) = &self.handover
+            && decode.is_adopting_in(step.number())
+        {
+            // What is evicted for the blocks that are lent is said by this step's plan.
+            self.cache.stage_nothing(&step)?;
+        }
         self.cache.finish_step(step)?;
         let begun = self.recorder.begin();
         self.cache.drain()?;
@@ -227,6 +244,11 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 Some(_) => self.pause(),
                 None => self.clock.advance(WAIT),
             }
+            self.refused = None;
+            return Ok(());
+        }
+        if self.handover.waits() {
+            std::thread::park_timeout(LOOK);
             self.refused = None;
             return Ok(());
         }
@@ -533,7 +555,15 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             return Ok(());
         }
         self.look_ahead(rows);
-        let numbers: Vec<usize> = self.waiting.iter().take(rows).copied().collect();
+        let here = |number: &&usize| match &self.handover {
+            Handover::Decode(decode) => !decode.is_wanted(**number) && !decode.is_ready(**number),
+            Handover::Prefill(prefill) => !prefill.is_full(),
+            Handover::None => true,
+        };
+        let numbers: Vec<usize> = self.waiting.iter().take(rows).filter(here).copied().collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
         let take = |number: &usize| self.live.get_mut(number)?.request.take();
         let mut requests: Vec<_> = numbers.iter().filter_map(take).collect();
         let begun = self.recorder.begin();
@@ -573,49 +603,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Prepares requests of the trace, so that as many wait as there are rows.
-    fn look_ahead(&mut self, rows: usize) {
-        while self.waiting.len() < rows {
-            let Some(entry) = self.trace.requests.get(self.next) else { return };
-            if let Some(arrivals) = &mut self.arrivals {
-                if !arrivals.is_here(entry.timestamp_ms) {
-                    return;
-                }
-                arrivals.arrive(self.next, entry.timestamp_ms);
-            }
-            let content = self.content.of(self.next, entry);
-            let sums = ExpectedSums::new(&self.oracle);
-            let then = self.hints.get(self.next).copied().flatten();
-            let reuse = Reuse { shared_head: 0, then };
-            let mut request = Live::new(content, sums, entry.output_length, reuse);
-            request.twins = self.life.fork.saturating_sub(1);
-            self.live.insert(self.next, request);
-            self.waiting.push_back(self.next);
-            self.next += 1;
-        }
-    }
-
-    /// Lets time pass until the next request arrives, if there is nothing else to do.
-    fn wait_for_arrival(&self) {
-        let next = self.trace.requests.get(self.next);
-        if let (true, Some(arrivals), Some(next)) = (self.live.is_empty(), &self.arrivals, next) {
-            arrivals.wait_for(next.timestamp_ms);
-        }
-    }
-
-    /// Advances the clock to a request's arrival.
-    fn note_arrival(&mut self, number: usize) {
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.admit(number);
-        }
-        let Some(entry) = self.trace.requests.get(number) else { return };
-        let more_ms = entry.timestamp_ms.saturating_sub(self.arrived_ms);
-        if self.real.is_none() {
-            self.clock.advance(Duration::from_millis(more_ms));
-        }
-        self.arrived_ms += more_ms;
-    }
-
     /// Adds the first tokens of an admitted request to the batch: those after its cached prefix, in
     /// a chunk that begins on the grid if the budget allows it.
     fn begin(
@@ -642,6 +629,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         request.sequence = Some(sequence);
         self.running.push(number);
+        if let Handover::Prefill(prefill) = &mut self.handover {
+            prefill.begin(number, request.content.prompt_tokens());
+        }
         if chunk > 0 {
             self.plan(number, skip);
         }
@@ -701,6 +691,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             rows.push(sums);
             self.batch.read(right, right - staged.start, right < end, sequence.row());
             readers.push(sequence);
+            if let Handover::Prefill(prefill) = &mut self.handover {
+                prefill.writes(number, request_number, right);
+            }
             // Whoever ends here is released when this step is compared.
             if right >= request.total {
                 request.over_in = Some(number);
@@ -746,6 +739,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 self.verifier.compare(&reading, of, &sums, &self.live, report);
             }
         }
+        if let Handover::Prefill(prefill) = &mut self.handover {
+            let live = &self.live;
+            let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
+            prefill.completed(&self.cache, completed, sequence_of)?;
+        }
+        self.finish_prompts(completed)?;
         let cache = &mut self.cache;
         let arrivals = &mut self.arrivals;
         self.live.retain(|&number, request| {

@@ -23,7 +23,7 @@ pub(super) fn rules(config: &RunConfig) -> LowerOptions {
         (None, Some(_)) => ComputeRate::Measured,
         (None, None) => ComputeRate::Unknown,
     };
-    let there = [config.tier_faults.is_some(), config.disk.is_some(), config.node.is_some()];
+    let there = [config.tier_faults.is_some(), config.disk.is_some(), keeps_blocks(config)];
     let tiers = there.into_iter().map(u8::from).sum();
     LowerOptions { tiers, stores_open_max: 4, compute, ..LowerOptions::default() }
 }
@@ -65,7 +65,7 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
             }
         });
     }
-    if let Some(node) = &config.node {
+    if let Some(node) = config.node.as_ref().filter(|_| keeps_blocks(config)) {
         let started = Mutex::new(Some(node.start(record_bytes(config)?)?));
         tiers.push(move || match started.lock().ok().and_then(|mut started| started.take()) {
             Some(tier) => Box::new(tier),
@@ -77,6 +77,11 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
         });
     }
     Ok(tiers)
+}
+
+/// Whether nodes keep blocks for each other.
+fn keeps_blocks(config: &RunConfig) -> bool {
+    config.node.as_ref().is_some_and(|node| node.prefill == 0)
 }
 
 /// Bytes of the longest record of a run: of a block of attention, or of a state.
@@ -105,7 +110,7 @@ pub(super) fn saved_tokens(config: &RunConfig, manager: &Manager) -> u64 {
 
 /// Records what came of the tiers below the host.
 pub(super) fn note(report: &mut RunReport, config: &RunConfig, manager: &Manager) {
-    if config.tier_faults.is_none() && config.disk.is_none() && config.node.is_none() {
+    if config.tier_faults.is_none() && config.disk.is_none() && !keeps_blocks(config) {
         return;
     }
     let stats = manager.lower_stats();

@@ -14,7 +14,7 @@ pub(crate) use summary::{bytes, grouped};
 use crate::config::{RunConfig, Verify};
 use crate::disk::DiskReport;
 use crate::memory::MemoryReport;
-use crate::nodes::NodeReport;
+use crate::nodes::{HandoverReport, NodeReport};
 use crate::place::PlaceReport;
 use crate::series::Series;
 use crate::shape::{Dtype, ShapeError};
@@ -111,6 +111,9 @@ pub struct RunReport {
     /// The blocks that nodes keep for each other; absent in a run of one process.
     #[serde(flatten)]
     pub remote: Option<NodeReport>,
+    /// The sequences that nodes hand over; absent in a run without.
+    #[serde(flatten)]
+    pub handover: Option<HandoverReport>,
     /// The figures of a run over contiguous ranges; `None` for a run over blocks.
     pub contiguous: Option<RangesReport>,
     /// Number of driver calls, by name.
@@ -331,6 +334,7 @@ impl RunReport {
             disk: None,
             open_loop: None,
             remote: None,
+            handover: None,
             contiguous: None,
             driver_calls: BTreeMap::new(),
             workers: None,

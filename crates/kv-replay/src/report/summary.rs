@@ -7,7 +7,7 @@ use super::{
 };
 use crate::config::Verify;
 use crate::model_line::model_line;
-use crate::nodes::NodeReport;
+use crate::nodes::{HandoverReport, NodeReport};
 
 /// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
@@ -46,6 +46,7 @@ impl RunReport {
             ("life", self.life_line()),
             ("tiers", self.tiers_line()),
             ("disk", self.disk_line()),
+            ("handover", self.handover.as_ref().map_or_else(String::new, HandoverReport::line)),
             ("remote", self.remote.as_ref().map_or_else(String::new, NodeReport::line)),
             ("workers", self.workers_line()),
             ("driver", self.calls_line()),
