@@ -371,10 +371,10 @@ pub(crate) struct RunArgs {
     pub(crate) json: Option<PathBuf>,
     /// Adds to the report what the run did over time, for `kv-replay report`: samples, histograms and a timeline, of
     /// bounded length.
-    #[arg(long, conflicts_with_all = ["contiguous", "fleet"])]
+    #[arg(long, conflicts_with_all = ["contiguous", "nodes", "prefill_nodes"])]
     series: bool,
     /// Shows the figures of --series in this terminal while it runs, and adds them to the report.
-    #[arg(long, conflicts_with_all = ["contiguous", "nodes"])]
+    #[arg(long, conflicts_with_all = ["contiguous", "nodes", "prefill_nodes"])]
     pub(crate) live: bool,
     /// Disables a protection: staging, claim, claim-unseen or skip; with --contiguous staging or
     /// recycle.

@@ -33,8 +33,9 @@ fn a_node_that_sleeps_past_its_leases_goes_on_and_so_do_the_others() {
 
 #[test]
 fn a_node_that_is_parted_for_a_while_goes_on_and_so_do_the_others() {
-    let report = good(6, &["--nodes", "3", "--part-node", "1@100:700"]);
+    let report = good(6, &["--nodes", "3", "--part-node", "1@0:700"]);
     assert_eq!(report["requests"], 48, "no request is lost");
+    assert_eq!(report["parted"], serde_json::json!([1]));
 }
 
 /// Prompts of a run that is split, and how many of them came from the nodes that compute them.

@@ -28,10 +28,13 @@ pub enum Verdict {
 /// What the other side says: the first byte of its record.
 pub(super) const TAKEN: u8 = 1;
 pub(super) const CANCELLED: u8 = 2;
+/// All that is left of an offer that was not taken, in place of its sheet.
+pub(super) const WITHDRAWN: u8 = 3;
 
 /// A sequence that is offered to another host. Its parts lie in the node's memory, pinned under leases.
 ///
-/// Dropping it withdraws it: its leases end once, and its parts are found no more. A reader that is at it finds out.
+/// Dropping it withdraws it: its leases end once, and its parts are found no more. A reader that is at it finds out, and so does
+/// one that comes later.
 #[derive(Debug)]
 pub struct Offer {
     node: Arc<Node>,
@@ -176,5 +179,9 @@ impl Drop for Offer {
         let pieces = (0..pieces).map(|at| name(self.id, Kind::Sheet(at as u32)));
         let all = pieces.chain([name(self.id, Kind::Verdict)]).chain(parts);
         self.node.forget(&all.collect::<Vec<_>>());
+        if self.verdict != Verdict::Taken {
+            // A reader that comes later does not wait for it. If there is no room for this, it waits until its deadline.
+            let _ = self.node.put(name(self.id, Kind::Sheet(0)), &[WITHDRAWN]);
+        }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::offer::{CANCELLED, TAKEN};
+use super::offer::{CANCELLED, TAKEN, WITHDRAWN};
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::address::after;
+use crate::entry::ENTRY_BYTES;
 use crate::{Peer, PeerError, Transfer};
 
 /// Parts that are asked for at a time.
@@ -39,7 +40,7 @@ impl Pull {
     /// are read.
     ///
     /// # Errors
-    /// [`HandoverError::Sheet`], [`HandoverError::Peer`].
+    /// [`HandoverError::Withdrawn`] if it was, and nobody has taken it; [`HandoverError::Sheet`], [`HandoverError::Peer`].
     pub fn open(
         peer: &mut Peer,
         transfer: &mut dyn Transfer,
@@ -66,6 +67,9 @@ impl Pull {
             // What was written anew, or is gone, was withdrawn.
             for record in pieces {
                 let Some(record) = record else { return Ok(None) };
+                if record == [WITHDRAWN] {
+                    return Err(HandoverError::Withdrawn);
+                }
                 let (length, piece) = Sheet::piece(&record)?;
                 if next.start == 0 {
                     next.end = length.div_ceil(piece.len()) as u32;
@@ -151,11 +155,13 @@ impl Pull {
         Ok(progress)
     }
 
+    /// Whether the sheet is still there: it has more bytes than what is left of an offer that was withdrawn.
     fn is_offered(&self, peer: &mut Peer, deadline: Instant) -> Result<bool, PeerError> {
         let found = peer.find_and_pin(&[name(self.id, Kind::Sheet(0))], self.lease, deadline)?;
         let Some(lease) = found.lease else { return Ok(false) };
         end(peer, lease, deadline)?;
-        Ok(true)
+        let bytes = found.blocks.first().map_or(0, |at| at.span.bytes as usize);
+        Ok(bytes > ENTRY_BYTES + 1)
     }
 
     /// Looks for parts until all have come, with short pauses while there are none. Each look has the time of a lease, so that the
@@ -197,12 +203,25 @@ impl Pull {
         Ok(peer.put(name(self.id, Kind::Verdict), vec![TAKEN], deadline)?)
     }
 
+    /// Tells the other side that a sequence which it has not offered yet is not wanted: when it offers it, it finds that it is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// [`HandoverError::Peer`]. The other side may or may not have heard it.
+    pub fn decline(
+        peer: &mut Peer,
+        id: HandoverId,
+        deadline: Instant,
+    ) -> Result<(), HandoverError> {
+        Ok(peer.put(name(id, Kind::Verdict), vec![CANCELLED], deadline)?)
+    }
+
     /// Tells the other side that the sequence is not wanted any more.
     ///
     /// # Errors
     /// [`HandoverError::Peer`]. The other side may or may not have heard it.
     pub fn cancel(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
-        Ok(peer.put(name(self.id, Kind::Verdict), vec![CANCELLED], deadline)?)
+        Self::decline(peer, self.id, deadline)
     }
 }
 

@@ -26,6 +26,7 @@ struct Order {
     request: usize,
     number: u64,
     sheet: Sheet,
+    since: Instant,
 }
 
 /// A prompt that has come, block by block; none if it has not.
@@ -98,7 +99,8 @@ impl Decode {
     pub(in crate::engine) fn want(&mut self, request: usize, prompt_tokens: u64) {
         let number = whole_number(&self.config, request);
         let of = (number % self.orders.len().max(1) as u64) as usize;
-        let order = Order { request, number, sheet: self.form.sheet(prompt_tokens) };
+        let (sheet, since) = (self.form.sheet(prompt_tokens), Instant::now());
+        let order = Order { request, number, sheet, since };
         // Without its thread, the prompt is computed here.
         if self.orders.get(of).is_some_and(|orders| orders.send(order).is_ok()) {
             self.wanted.insert(request);
@@ -196,9 +198,9 @@ struct Puller {
 impl Puller {
     fn run(mut self, orders: &Receiver<Order>, say: &Sender<Came>) {
         while let Ok(order) = orders.recv() {
-            let begun = Instant::now();
-            let blocks = self.pull(&order, begun + self.lasts).ok();
-            let came = Came { request: order.request, blocks, time: begun.elapsed() };
+            // What waits behind another one has its time, too.
+            let blocks = self.pull(&order, Instant::now() + self.lasts).ok();
+            let came = Came { request: order.request, blocks, time: order.since.elapsed() };
             if say.send(came).is_err() {
                 return;
             }
@@ -234,6 +236,8 @@ fn pull(
             break pull;
         }
         if Instant::now() >= until {
+            // So that it is not kept for nobody when it is offered.
+            Pull::decline(peer, id, call())?;
             return Err(HandoverError::Late { left: 0 });
         }
         std::thread::park_timeout(PAUSE);
@@ -245,12 +249,19 @@ fn pull(
     }
     let (blocks, part_bytes) = (form.blocks(order.sheet.tokens), form.part_bytes as usize);
     let mut all = vec![0; blocks as usize * form.block_bytes()];
-    pull.wait(peer, transfer, until, |part, bytes| {
+    let waited = pull.wait(peer, transfer, until, |part, bytes| {
         let at = part.place as usize * form.block_bytes() + part.layer as usize * part_bytes;
         if let Some(to) = all.get_mut(at..at + bytes.len()) {
             to.copy_from_slice(bytes);
         }
-    })?;
-    pull.take(peer, call())?;
+    });
+    match waited {
+        Ok(()) => pull.take(peer, call())?,
+        Err(late @ HandoverError::Late { .. }) => {
+            pull.cancel(peer, call())?;
+            return Err(late);
+        }
+        Err(error) => return Err(error),
+    }
     Ok(all)
 }
