@@ -31,7 +31,7 @@ pub struct EtcdOptions {
     pub prefix: String,
     /// A node that does not renew its key for so long, in whole seconds, has gone. At least 2 s.
     pub lease: Duration,
-    /// How often the list is read.
+    /// How often the list is read: three times in a lease at least.
     pub every: Duration,
     /// How long a call may take.
     pub call_max: Duration,
@@ -215,7 +215,8 @@ impl Keeper {
                 Err(error) => self.note(Err(error)),
             }
             // None is longer than anybody waits.
-            let next = begun.checked_add(self.options.every.max(Duration::from_millis(1)));
+            let every = self.options.every.clamp(Duration::from_millis(1), self.options.lease / 3);
+            let next = begun.checked_add(every);
             let mut state = self.shared.state.lock();
             while !state.ends && next.is_none_or(|next| Instant::now() < next) {
                 match next {
@@ -281,6 +282,7 @@ impl Keeper {
     fn list(&mut self) -> Result<Vec<Member>, EtcdError> {
         let entries = self.client.list(&self.options.prefix)?;
         let (mut members, mut foreign) = (BTreeMap::new(), 0);
+        let mut is_there = self.own.is_none();
         for (key, value) in entries {
             let member = || {
                 let key = String::from_utf8(key).ok()?;
@@ -289,7 +291,10 @@ impl Keeper {
                 let is_name = !name.is_empty() && name.len() <= NAME_MAX;
                 is_name.then_some(Member { name, address })
             };
-            match member() {
+            let member = member();
+            // Also where its name is behind those that are taken.
+            is_there |= member == self.own;
+            match member {
                 Some(member) if members.len() < MEMBERS_MAX => {
                     drop(members.insert(member.name.clone(), member));
                 }
@@ -300,8 +305,7 @@ impl Keeper {
         state.stats.lists += 1;
         state.stats.foreign += foreign;
         drop(state);
-        let own = self.own.as_ref().filter(|own| members.get(&own.name) != Some(own));
-        if own.is_some() && self.lease.is_some() {
+        if !is_there && self.lease.is_some() {
             // etcd has lost it, or another node has taken the name: it is written again.
             self.lose();
         }

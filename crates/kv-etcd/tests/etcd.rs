@@ -220,6 +220,10 @@ fn keys_that_are_no_members(program: &Path) {
         etcd.put(&format!("{PREFIX}m{number:02}"), "tcp:127.0.0.1:1");
     }
     until("64 are taken", || one.members().len() == 64);
+    // A node whose name is behind them is listed all the same, and writes its key once.
+    let last = join(etcd.endpoint(), "z");
+    until("several lists were read", || last.stats().lists > 5);
+    assert_eq!((last.stats().written, last.stats().is_listed), (1, true));
     assert_eq!(names(&one)[..3], ["a", "d", "m00"]);
 }
 

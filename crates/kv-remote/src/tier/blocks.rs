@@ -132,7 +132,8 @@ impl Storing {
             let store = self.state.lock();
             store.source.as_ref().and_then(|source| source.record().ok())
         };
-        self.record.get_or_init(read).as_deref()
+        // One that was given up meanwhile is not put any more.
+        self.record.get_or_init(read).as_deref().filter(|_| !self.has_ended())
     }
 
     /// A member has answered. Once all have, the store has ended: the outcome, unless it had ended before.

@@ -253,7 +253,10 @@ impl Link {
             (None, _) => {}
         };
         let read = peer.read_each(self.transfer.as_mut(), &found, &blocks, deadline, each);
-        // If the connection is spoilt, the lease ends with it.
+        // A connection that a read has spoilt is not asked again: the lease ends with it.
+        if read.as_ref().is_err_and(|error| !error.is_refusal()) {
+            return read.map(|()| Run::default());
+        }
         match peer.end(lease, self.deadline()) {
             // Its time had come. What was read says itself whether it is right.
             Err(error) if !error.is_refusal() => return Err(error),

@@ -198,7 +198,7 @@ impl Shared {
                 loads.iter().for_each(|load| load.missed());
                 self.forward(loads);
             }
-            // What it holds, it is told when it comes back.
+            // Nobody sends these to one member.
             Order::Forget(_) | Order::Clear => {}
         }
     }
@@ -351,14 +351,9 @@ impl LowerTier for RemoteTier {
     }
 
     fn forget(&mut self, blocks: &[Block]) {
-        let mut roster = self.shared.roster.lock();
-        roster.note_forgotten();
-        let current = roster.current();
-        drop(roster);
-        // All are told: who holds a block is known only some time after, and who keeps it may have changed since.
-        for &place in current.places() {
-            self.shared.send(place, Order::Forget(blocks.to_vec()));
-        }
+        // All are told: who holds a block is known only some time after, and who keeps it may have changed since. Under one hold, so
+        // that a member is told or owed it, whenever it leaves.
+        self.shared.roster.lock().tell_all(|| Order::Forget(blocks.to_vec()));
         blocks.iter().for_each(|&block| self.holders.forget(block));
         self.gained.retain(|block| !blocks.contains(block));
     }
@@ -366,11 +361,7 @@ impl LowerTier for RemoteTier {
     fn clear(&mut self) {
         self.holders = Holders::default();
         self.gained.clear();
-        let mut roster = self.shared.roster.lock();
-        roster.note_forgotten();
-        let current = roster.current();
-        drop(roster);
-        current.places().iter().for_each(|&place| self.shared.send(place, Order::Clear));
+        self.shared.roster.lock().tell_all(|| Order::Clear);
     }
 
     fn poll(&mut self, dropped: &mut Vec<Block>) {

@@ -53,10 +53,6 @@ impl Current {
     pub(super) fn members(&self) -> &[Member] {
         &self.members
     }
-
-    pub(super) fn places(&self) -> &[usize] {
-        &self.places
-    }
 }
 
 impl Roster {
@@ -102,7 +98,7 @@ impl Roster {
             !is_leaving && self.seats.get(*place).is_none_or(Option::is_none)
         };
         let place = (0..MEMBERS_MAX).find(is_free)?;
-        Some((place, self.departed.remove(&member.name).unwrap_or(false)))
+        Some((place, self.departed.get(&member.name).copied().unwrap_or(false)))
     }
 
     pub(super) fn sit(
@@ -115,6 +111,8 @@ impl Roster {
         if self.seats.len() <= place {
             self.seats.resize_with(place + 1, || None);
         }
+        // From here on, its thread owes it.
+        self.departed.remove(&member.name);
         if let Some(seat) = self.seats.get_mut(place) {
             *seat = Some(Seat { member, orders, thread });
         }
@@ -128,9 +126,13 @@ impl Roster {
         self.current = Arc::new(Current { members, places });
     }
 
-    /// Blocks were forgotten: members that have left are owed that when they come back.
-    pub(super) fn note_forgotten(&mut self) {
+    /// Tells all members what is forgotten. Those that have left are owed it when they come back.
+    pub(super) fn tell_all(&mut self, order: impl Fn() -> Order) {
         self.departed.values_mut().for_each(|owed| *owed = true);
+        for seat in self.seats.iter().flatten() {
+            // A thread ends before its seat is left only by a panic of what its caller has given.
+            drop(seat.orders.send(order()));
+        }
     }
 
     /// The thread of a member that has left ends, and there is something that it has not told it to forget. If the member is back
@@ -150,5 +152,34 @@ impl Roster {
         let threads = seated.chain(leaving).collect();
         self.count_anew();
         threads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Address;
+
+    #[test]
+    fn a_debt_stays_until_the_member_sits() {
+        let member = Member { name: "a".to_owned(), address: Address::Unix("/nowhere".into()) };
+        let mut roster = Roster::default();
+        roster.departed.insert("a".to_owned(), false);
+        assert_eq!(roster.free_place(&member), Some((0, false)));
+        roster.tell_all(|| Order::Clear);
+        // Its thread was not started; the next time, it is owed as before.
+        assert_eq!(roster.free_place(&member), Some((0, true)));
+        assert_eq!(roster.free_place(&member), Some((0, true)));
+        let (orders, received) = std::sync::mpsc::channel();
+        roster.sit(0, member.clone(), orders, std::thread::spawn(|| {}));
+        assert_eq!(roster.free_place(&member), Some((1, false)), "its thread owes it");
+        // And what is forgotten from now on, it is told.
+        roster.tell_all(|| Order::Clear);
+        assert!(matches!(received.try_recv(), Ok(Order::Clear)));
+        // One that leaves was told what came before, and is owed what comes behind.
+        assert!(roster.leave_but(&[]).is_empty());
+        roster.tell_all(|| Order::Clear);
+        assert!(received.try_recv().is_err());
+        assert_eq!(roster.free_place(&member).map(|(_, owes)| owes), Some(true));
     }
 }
