@@ -48,6 +48,14 @@ pub enum OptionsError {
     /// The prefix is empty, so that keys of others would be taken for members.
     #[error("the prefix of the keys is empty")]
     NoPrefix,
+    /// The node's name is empty, too long, or has a slash, so that no list would take it for a member.
+    #[error("{name:?} is no name of a node; it has 1 to {max} bytes, and no slash")]
+    Name {
+        /// The name.
+        name: String,
+        /// Bytes of the longest name.
+        max: usize,
+    },
     /// The lease is too short for its renewals.
     #[error("a lease of {ttl_ms} ms is shorter than {min_ms} ms")]
     Lease {

@@ -19,6 +19,15 @@ const LEASE_MIN: Duration = Duration::from_secs(2);
 /// Bytes of the longest name.
 const NAME_MAX: usize = 64;
 
+/// The longest call and the longest lease, beyond which a number is taken for no end: an hour, and a hundred years.
+const CALL_LONGEST: Duration = Duration::from_secs(3600);
+const LEASE_LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// Whether it is a node's name. Keys with a slash behind the prefix are of another prefix, which begins in the same way.
+fn is_name(name: &str) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && !name.contains('/')
+}
+
 /// Takes the list of members; false if it is to be told again.
 type Take = Box<dyn FnMut(&[Member]) -> bool + Send>;
 
@@ -27,7 +36,8 @@ type Take = Box<dyn FnMut(&[Member]) -> bool + Send>;
 pub struct EtcdOptions {
     /// URLs of etcd, such as `http://127.0.0.1:2379`. If one does not answer, the next is asked.
     pub endpoints: Vec<String>,
-    /// What the keys of all nodes begin with, such as `/kv/prod/`. Nodes of one prefix are one cache.
+    /// What the keys of all nodes begin with, such as `/kv/prod/`. Nodes of one prefix are one cache. Keys with a slash behind it are no
+    /// members.
     pub prefix: String,
     /// A node that does not renew its key for so long, in whole seconds, has gone. At least 2 s.
     pub lease: Duration,
@@ -119,7 +129,7 @@ struct State {
 
 impl Membership {
     /// Lists this node under its name, and tells `take` of all members, this one among them, whenever the list has changed. If
-    /// `take` answers false, it is told again the next time. It is called by the thread of the membership.
+    /// `take` answers false, it is told again the next time. It is called by the thread of the membership, which a panic of it ends.
     ///
     /// # Errors
     /// [`OptionsError`]. An etcd that does not answer is none: it is asked until it does.
@@ -144,8 +154,11 @@ impl Membership {
 
     fn start(options: EtcdOptions, own: Option<Member>, take: Take) -> Result<Self, OptionsError> {
         options.check()?;
+        if let Some(own) = own.as_ref().filter(|own| !is_name(&own.name)) {
+            return Err(OptionsError::Name { name: own.name.clone(), max: NAME_MAX });
+        }
         let shared = Arc::<Shared>::default();
-        let client = Client::new(options.endpoints.clone(), options.call_max);
+        let client = Client::new(options.endpoints.clone(), options.call_max.min(CALL_LONGEST));
         let keeper =
             Keeper { options, own, take, client, lease: None, shared: Arc::clone(&shared) };
         let thread = std::thread::Builder::new().name("kv-etcd".to_owned());
@@ -166,7 +179,8 @@ impl Membership {
         self.shared.state.lock().stats.clone()
     }
 
-    /// Takes this node's key away, and waits until that was tried: for a few times [`call_max`](EtcdOptions::call_max) at most.
+    /// Takes this node's key away, and waits until that was tried: for as long as the calls that are left take, each
+    /// [`call_max`](EtcdOptions::call_max) at most for each endpoint. Not to be called by what takes the list.
     pub fn leave(mut self) {
         self.end();
         if let Some(thread) = self.thread.take() {
@@ -259,7 +273,7 @@ impl Keeper {
             }
             self.lose();
         }
-        let seconds = self.options.lease.as_secs();
+        let seconds = self.options.lease.min(LEASE_LONGEST).as_secs();
         let lease = self.client.grant(seconds)?;
         let key = format!("{}{}", self.options.prefix, own.name);
         if let Err(error) = self.client.put(&key, &own.address.to_string(), lease) {
@@ -288,8 +302,7 @@ impl Keeper {
                 let key = String::from_utf8(key).ok()?;
                 let name = key.strip_prefix(&self.options.prefix)?.to_owned();
                 let address = String::from_utf8(value).ok()?.parse().ok()?;
-                let is_name = !name.is_empty() && name.len() <= NAME_MAX;
-                is_name.then_some(Member { name, address })
+                is_name(&name).then_some(Member { name, address })
             };
             let member = member();
             // Also where its name is behind those that are taken.

@@ -102,11 +102,12 @@ fn nodes_join_and_leave(program: &Path) {
     // One that only looks is none.
     let looks = Membership::follow(options(etcd.endpoint()), |_| true).unwrap();
     until_members(&looks, &["a", "b"]);
-    // Other prefixes are other caches, also one that begins in the same way.
+    // Other prefixes are other caches, in both directions, also one that begins in the same way.
     let mut other = options(etcd.endpoint());
-    other.prefix = "/kv/tes".to_owned();
+    other.prefix = "/kv/".to_owned();
     let outside = Membership::join(other, member("x"), |_| true).unwrap();
-    until("it is listed", || outside.stats().is_listed);
+    until_members(&outside, &["x"]);
+    assert!(outside.stats().foreign > 0, "those of the longer prefix");
     two.leave();
     let lists = one.stats().lists;
     until("a list is read", || one.stats().lists > lists + 1);
@@ -255,6 +256,10 @@ fn options_are_refused() {
     };
     assert_eq!(refused(|of| of.endpoints.clear()), OptionsError::NoEndpoint);
     assert_eq!(refused(|of| of.prefix.clear()), OptionsError::NoPrefix);
+    for name in ["", "a/b", &"n".repeat(65)] {
+        let joined = Membership::join(whole.clone(), member(name), |_| true).map(drop);
+        assert_eq!(joined, Err(OptionsError::Name { name: name.to_owned(), max: 64 }));
+    }
     let lease = refused(|of| of.lease = Duration::from_millis(1999));
     assert_eq!(lease, OptionsError::Lease { ttl_ms: 1999, min_ms: 2000 });
     for endpoint in ["", "127.0.0.1:2379", "https://a", "http://", "http://a/b", "http://u@a"] {

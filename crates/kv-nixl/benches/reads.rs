@@ -135,7 +135,8 @@ fn measure() {
         let member = Member { name: "a".to_owned(), address: line.trim().parse().unwrap() };
         let mut peer = Peer::connect(&member, &key(), far()).unwrap();
         let wanted: Vec<_> = (0..count).map(block).collect();
-        let (mut nixl, mut socket) = (NixlTransfer::new(Library::open().unwrap()), SocketTransfer);
+        let (mut nixl, mut socket) =
+            (NixlTransfer::new(Library::open().unwrap()).emulated(), SocketTransfer);
         let mut into = vec![0_u8; (bytes * count) as usize];
         let mut whole = |peer: &mut Peer, transfer: &mut dyn Transfer, copies: bool| {
             let found = peer.find_and_pin(&wanted, LEASE, far()).unwrap();

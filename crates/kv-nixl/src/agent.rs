@@ -14,6 +14,9 @@ use crate::{NixlError, Status};
 
 /// The backend that moves bytes: UCX, over shared memory, TCP or RDMA.
 const BACKEND: &CStr = c"UCX";
+/// What has failed when there is no way for a read, or the peer is gone.
+pub(crate) const BEGINNING: &str = "beginning a read";
+
 /// `NIXL_CAPI_XFER_OP_READ`.
 const READ: u32 = 0;
 /// `NIXL_CAPI_SUCCESS`, and `NIXL_CAPI_IN_PROG`.
@@ -41,14 +44,20 @@ impl Kind {
     }
 }
 
-/// Who makes progress on what other agents read.
+/// What an agent is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Progress {
-    /// A thread of the library.
-    Thread,
-    /// Each look at a read.
-    Looks,
+pub(crate) enum Role {
+    /// Its memory is read. A thread of the library makes progress.
+    Node,
+    /// It reads, and makes progress when it looks. Only by ways that read memory by themselves, unless reads may be emulated.
+    Reader {
+        /// Whether the process that is read may have to copy.
+        emulated: bool,
+    },
 }
+
+/// The backend's own configuration, without which UCX reads over TCP by having the other process copy.
+const NATIVE: (&CStr, &CStr) = (c"engine_config", c"PROTO_EMULATION_ENABLE=n");
 
 /// An agent. Its calls take it by `&mut`, since the library does not lock.
 pub(crate) struct Agent {
@@ -111,14 +120,10 @@ impl Drop for List<'_> {
 
 impl Agent {
     /// An agent whose name no other one has, with UCX.
-    pub(crate) fn new(
-        library: &Library,
-        role: &str,
-        progress: Progress,
-    ) -> Result<Self, NixlError> {
+    pub(crate) fn new(library: &Library, role: Role) -> Result<Self, NixlError> {
         let functions = library.functions();
         let config = AgentConfig {
-            enable_prog_thread: progress == Progress::Thread,
+            enable_prog_thread: role == Role::Node,
             // No port is opened, and nobody is listened to: metadata goes over connections of `kv-remote` (H11).
             enable_listen_thread: false,
             listen_port: 0,
@@ -128,7 +133,8 @@ impl Agent {
             lthr_delay_us: 0,
             capture_telemetry: false,
         };
-        let (name, mut handle) = (name(role), ptr::null_mut());
+        let role_name = if role == Role::Node { "kv-node" } else { "kv-reader" };
+        let (name, mut handle) = (name(role_name), ptr::null_mut());
         // SAFETY: the arguments live during the call, which copies them.
         let made =
             unsafe { (functions.create_agent)(name.as_ptr(), &raw const config, &raw mut handle) };
@@ -136,17 +142,24 @@ impl Agent {
         given("creating an agent", handle)?;
         let mut agent =
             Self { library: library.clone(), handle, backend: ptr::null_mut(), kept: Vec::new() };
-        agent.create_backend()?;
+        agent.create_backend(role)?;
         Ok(agent)
     }
 
-    fn create_backend(&mut self) -> Result<(), NixlError> {
+    fn create_backend(&mut self, role: Role) -> Result<(), NixlError> {
         let functions = self.library.functions();
         let mut params = ptr::null_mut();
         // SAFETY: `params` is a place for the handle.
         check("creating parameters", unsafe { (functions.create_params)(&raw mut params) })?;
         let params =
             List { handle: params, destroy: functions.destroy_params, _functions: functions };
+        if role == (Role::Reader { emulated: false }) {
+            let (key, value) = NATIVE;
+            // SAFETY: the handle is live, and both texts end with a zero byte and are copied.
+            let added =
+                unsafe { (functions.params_add)(params.handle, key.as_ptr(), value.as_ptr()) };
+            check("setting parameters", added)?;
+        }
         // SAFETY: the handles are live, and the name ends with a zero byte.
         let made = unsafe {
             let backend = &raw mut self.backend;
@@ -285,7 +298,7 @@ impl Agent {
             SUCCESS | IN_PROGRESS => Ok(request),
             status => {
                 self.release(request);
-                Err(NixlError::Call { operation: "beginning a read", status: Status::of(status) })
+                Err(NixlError::Call { operation: BEGINNING, status: Status::of(status) })
             }
         }
     }

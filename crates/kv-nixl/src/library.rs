@@ -66,6 +66,7 @@ functions! {
     destroy_agent: "nixl_capi_destroy_agent"(Handle);
     create_params: "nixl_capi_create_params"(*mut Handle);
     destroy_params: "nixl_capi_destroy_params"(Handle);
+    params_add: "nixl_capi_params_add"(Handle, *const c_char, *const c_char);
     create_backend: "nixl_capi_create_backend"(Handle, *const c_char, Handle, *mut Handle);
     destroy_backend: "nixl_capi_destroy_backend"(Handle);
     get_local_md: "nixl_capi_get_local_md"(Handle, *mut *mut c_void, *mut usize);

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use kv_remote::{HostMemory, Memory};
 
-use crate::agent::{Agent, Kind, Progress};
+use crate::agent::{Agent, Kind, Role};
 use crate::descriptor::Descriptor;
 use crate::{Library, NixlError};
 
-/// Memory of the host that is registered with an agent of its own, as long as it lives. A thread of NIXL serves what peers read over
-/// TCP; over shared memory and RDMA, nothing runs here.
+/// Memory of the host that is registered with an agent of its own, as long as it lives. Where peers read it by themselves, as in the
+/// same machine or by RDMA, nothing runs here. A thread of NIXL serves peers whose reads are emulated: see
+/// [`NixlTransfer::emulated`](crate::NixlTransfer::emulated).
 ///
 /// It is one memory for all peers: which of them may read is a matter of who has the key of the nodes, since only they are told
 /// how it is reached. What a peer reads after its lease has ended, it does not believe (see `kv-remote`).
@@ -27,7 +28,7 @@ impl NixlMemory {
     /// # Errors
     /// [`NixlError`].
     pub fn new(library: &Library, memory: Arc<HostMemory>) -> Result<Self, NixlError> {
-        let mut agent = Agent::new(library, "kv-node", Progress::Thread)?;
+        let mut agent = Agent::new(library, Role::Node)?;
         let bytes = memory.bytes();
         let address = memory.as_ptr() as usize;
         let kept = Box::new(Arc::clone(&memory));

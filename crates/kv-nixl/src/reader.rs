@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use kv_remote::message::Span;
 
-use crate::agent::{Agent, Kind, Look, Progress, Request};
+use crate::agent::{Agent, BEGINNING, Kind, Look, Request, Role};
 use crate::descriptor::Descriptor;
 use crate::landing::Landing;
 use crate::{Library, NixlError};
 
 /// Looks at a read before other threads are let in between, and before it is looked at only now and then.
-const SPINS: u32 = 200;
-const YIELDS: u32 = 2_000;
+const SPINS: u64 = 200;
+const YIELDS: u64 = 2_000;
 /// Time between looks then.
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -29,6 +29,8 @@ const PIECES: usize = 3;
 pub(crate) enum Failure {
     /// Its time was over. It may still write to its memory.
     Late,
+    /// The first read of this reader was not begun: there may be no way that reads by itself.
+    NotBegun(NixlError),
     Failed(NixlError),
 }
 
@@ -51,6 +53,7 @@ pub(crate) struct Reader {
     free: Vec<Arc<Landing>>,
     /// Pieces on their way, the first one first.
     open: VecDeque<Piece>,
+    has_begun: bool,
 }
 
 /// Spans that are read at a time.
@@ -63,11 +66,28 @@ struct Piece {
 }
 
 impl Reader {
-    pub(crate) fn new(library: &Library, said: Arc<[u8]>) -> Result<Self, NixlError> {
+    /// A reader of memory of so many bytes, of which the peer has said this.
+    pub(crate) fn new(
+        library: &Library,
+        said: Arc<[u8]>,
+        bytes: u64,
+        emulated: bool,
+    ) -> Result<Self, NixlError> {
         let there = Descriptor::parse(&said)?;
-        let mut agent = Agent::new(library, "kv-reader", Progress::Looks)?;
+        if there.bytes != bytes {
+            return Err(NixlError::Descriptor { field: "bytes" });
+        }
+        let mut agent = Agent::new(library, Role::Reader { emulated })?;
         let name = agent.meet(&there.metadata)?;
-        Ok(Self { agent, said, there, name, free: Vec::new(), open: VecDeque::new() })
+        Ok(Self {
+            agent,
+            said,
+            there,
+            name,
+            free: Vec::new(),
+            open: VecDeque::new(),
+            has_begun: false,
+        })
     }
 
     /// Whether the peer still says the same of its memory.
@@ -99,7 +119,15 @@ impl Reader {
         let mut next = 0;
         loop {
             while self.open.len() < PIECES && next < spans.len() {
-                next = self.begin(spans, next)?;
+                next = match self.begin(spans, next) {
+                    Err(error @ NixlError::Call { operation: BEGINNING, .. })
+                        if !self.has_begun =>
+                    {
+                        return Err(Failure::NotBegun(error));
+                    }
+                    begun => begun?,
+                };
+                self.has_begun = true;
             }
             let Some(piece) = self.open.pop_front() else { return Ok(()) };
             match self.wait(&piece.request, deadline) {
@@ -161,7 +189,7 @@ impl Reader {
     }
 
     fn wait(&mut self, request: &Request, deadline: Instant) -> Look {
-        for looks in 0_u32.. {
+        for looks in 0_u64.. {
             let look = self.agent.look(request);
             if look != Look::Open {
                 return look;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use common::{block, blocks, far, key, number_of, random, record, until};
 use kv_nixl::{Library, NixlError, NixlTransfer};
 use kv_remote::message::Span;
-use kv_remote::{Peer, PeerError, Read, Transfer, Unfit};
+use kv_remote::{Member, Peer, PeerError, Read, Refusal, Transfer, Unfit};
 use libtest_mimic::{Arguments, Trial};
 use process::{NodeProcess, run_alone, run_as_told};
 
@@ -38,6 +38,16 @@ const SCENARIOS: &[Scenario] = &[
     ("a_peer_that_dies_costs_a_miss", a_peer_that_dies_costs_a_miss, false),
     ("a_late_read_keeps_its_memory_until_it_has_ended", a_late_read_keeps_its_memory, false),
     ("a_reader_goes_while_its_reads_are_late", a_reader_goes_while_its_reads_are_late, false),
+    (
+        "readers_that_are_killed_cost_the_node_nothing",
+        readers_that_are_killed_cost_the_node_nothing,
+        true,
+    ),
+    (
+        "without_a_native_way_bytes_come_over_the_connection",
+        without_a_native_way_bytes_come_over_the_connection,
+        false,
+    ),
     ("memory_that_is_not_registered_comes_over_the_connection", not_registered, false),
     ("descriptions_that_are_none_are_refused", descriptions_that_are_none_are_refused, false),
     ("spans_outside_the_memory_are_refused", spans_outside_the_memory_are_refused, true),
@@ -84,7 +94,16 @@ fn a_library_that_is_missing_is_named() {
     assert!(error.to_string().contains("nixl_capi"), "{error}");
 }
 
+/// Over TCP alone, one whose reads are emulated.
 fn transfer() -> NixlTransfer {
+    match std::env::var("KV_NIXL_EMULATED").as_deref() {
+        Ok("1") => native().emulated(),
+        _ => native(),
+    }
+}
+
+/// One that reads only what can be read without the peer.
+fn native() -> NixlTransfer {
     NixlTransfer::new(Library::open().unwrap())
 }
 
@@ -230,9 +249,14 @@ fn a_reader_goes_while_its_reads_are_late() {
     let wanted = blocks(0..8);
     let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
     peer.describe(far()).unwrap();
+    // Time that goes while the agent is made is no read that is late: the agent is there for the next one.
+    let read = peer.read(&mut transfer, &found, &wanted, Instant::now());
+    assert!(matches!(read, Err(PeerError::Late)), "{read:?}");
+    assert_eq!(transfer.late(), 0);
+    check(&peer.read(&mut transfer, &found, &wanted, far()).unwrap(), &[0, 1, 2, 3, 4, 5, 6, 7]);
     node.stop();
     for late in 1..=4 {
-        let read = peer.read(&mut transfer, &found, &wanted, Instant::now() + SECOND / 20);
+        let read = peer.read(&mut transfer, &found, &wanted, Instant::now() + SECOND / 2);
         assert!(matches!(read, Err(PeerError::Late)), "{read:?}");
         assert_eq!(transfer.late(), late);
     }
@@ -241,12 +265,66 @@ fn a_reader_goes_while_its_reads_are_late() {
     let Err(PeerError::Io { error, .. }) = read else { panic!("{read:?}") };
     let reason = error.get_ref().unwrap().downcast_ref::<NixlError>();
     assert_eq!(reason, Some(&NixlError::Open { open: 4 }));
-    // The agents go with their reads open, while the peer still sleeps.
-    let began = Instant::now();
+    // The agents go with their reads open, while the peer still sleeps, and nobody is waited for: the trial has a limit. What becomes
+    // of the peer, whose answers nobody takes, is why reads are not emulated unless one says so.
     drop(transfer);
-    println!("gone after {} ms", began.elapsed().as_millis());
-    node.go_on();
-    check(&read_within(&mut peer, &mut self::transfer(), &[3], 20 * SECOND).unwrap(), &[3]);
+}
+
+fn without_a_native_way_bytes_come_over_the_connection() {
+    let node = NodeProcess::start("a", 8);
+    let (mut peer, mut transfer) = (node.connect(), native());
+    put(&mut peer, 0..8);
+    for numbers in [&[1_u64, 2][..], &[7, 0, 3]] {
+        let before: u64 = node.ask("read_bytes").parse().unwrap();
+        check(&read_within(&mut peer, &mut transfer, numbers, 20 * SECOND).unwrap(), numbers);
+        assert!(node.ask("read_bytes").parse::<u64>().unwrap() > before, "the node has sent it");
+    }
+}
+
+/// What a reader that is killed in the middle does until then.
+fn read_for_ever(member: &Member) {
+    let mut peer = Peer::connect(member, &key(), far()).unwrap();
+    let (mut transfer, wanted) = (native(), blocks(0..40));
+    let mut says = true;
+    loop {
+        let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
+        peer.read_each(&mut transfer, &found, &wanted, far(), |_, record| assert!(record.is_ok()))
+            .unwrap();
+        peer.end(found.lease.unwrap(), far()).unwrap();
+        if std::mem::take(&mut says) {
+            println!("reading");
+        }
+    }
+}
+
+fn readers_that_are_killed_cost_the_node_nothing() {
+    const BYTES: u64 = 200 << 10;
+    let node = NodeProcess::start_with("a", 40, BYTES);
+    let mut peer = node.connect();
+    (0..40).for_each(|of| peer.put(block(of), vec![of as u8; BYTES as usize], far()).unwrap());
+    let mut state = 5;
+    for kill in 0..number_of("KV_NIXL_KILLS", 8) {
+        let mut reader = node.reader();
+        let until = Instant::now() + Duration::from_micros(random(&mut state) % 20_000);
+        while Instant::now() < until {
+            std::hint::spin_loop();
+        }
+        // Also one whose answers would be on their way.
+        let is_stopped = kill % 2 == 0;
+        if is_stopped {
+            node.stop();
+        }
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+        if is_stopped {
+            node.go_on();
+        }
+    }
+    until("their leases have ended", || node.ask("leases") == "0");
+    let wanted = blocks([3, 39]);
+    let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
+    let read = peer.read(&mut native(), &found, &wanted, far()).unwrap();
+    assert!(read == [Ok(vec![3; BYTES as usize]), Ok(vec![39; BYTES as usize])]);
 }
 
 fn not_registered() {
@@ -262,7 +340,8 @@ fn descriptions_that_are_none_are_refused() {
     let node = NodeProcess::start("a", 8);
     let whole = node.connect().describe(far()).unwrap().to_vec();
     let lying = process::Liar::start(8);
-    for (at, change) in [(0, 1_u8), (4, 7), (5, 9)] {
+    // Another magic, version and kind, and memory of another length than the peer has said before.
+    for (at, change) in [(0, 1_u8), (4, 7), (5, 9), (22, 1)] {
         let mut said = whole.clone();
         said[at] ^= change;
         lying.say(said);
@@ -300,6 +379,10 @@ fn spans_outside_the_memory_are_refused() {
         let read = transfer.read(&mut peer, lease, &[span], far(), &mut |_, _| unreachable!());
         assert!(matches!(read, Err(PeerError::Io { .. })), "{address}: {read:?}");
     }
+    let long = Span { address: 0, bytes: (64 << 20) + 1 };
+    let lease = found.lease.unwrap();
+    let read = transfer.read(&mut peer, lease, &[long], far(), &mut |_, _| unreachable!());
+    assert!(matches!(read, Err(PeerError::Refused(Refusal::Length))), "{read:?}");
     let last = Span { address: bytes - 1, bytes: 1 };
     let (mut read, lease) = (Vec::new(), found.lease.unwrap());
     let mut each = |place: usize, bytes: &[u8]| read.push((place, bytes.len()));

@@ -53,10 +53,11 @@ fn sheet(places: u32, chunk_places: u32) -> Sheet {
         draft_tokens: 0,
         ids: (0..places * 16 - 5).collect(),
         shards: 2,
+        readers: 1,
         chunk_places,
         groups: vec![
             group(GroupKind::Full, 3, 96, (0..places).collect()),
-            group(window, 2, 40, vec![0, places.max(3) - 2, places.max(3) - 1]),
+            group(window, 2, 40, vec![0, places - 2, places - 1]),
         ],
     }
 }
@@ -77,7 +78,7 @@ fn give(offer: &mut Offer, parts: &[Part]) -> Result<(), HandoverError> {
 }
 
 fn open(peer: &mut Peer, id: HandoverId) -> Option<Pull> {
-    Pull::open(peer, &mut SocketTransfer, id, SECOND, far()).unwrap()
+    Pull::open(peer, &mut SocketTransfer, (id, 0), SECOND, far()).unwrap()
 }
 
 fn drop_it(pull: Option<Pull>) -> usize {
@@ -172,7 +173,7 @@ fn an_offer_that_does_not_fit_is_refused_and_leaves_nothing() {
     no_lease(&node);
     assert_eq!(node.pool().claimable(), 12, "no slot is lost");
     // A sheet that is longer than all records.
-    let long = Sheet { ids: vec![7; 1000], tokens: 1000, ..whole };
+    let long = Sheet { ids: vec![7; 1000], ..whole };
     let refused = Offer::new(&node, ID, long, SECOND).map(drop);
     assert!(matches!(refused, Err(HandoverError::Node(Refusal::NoRoom))), "{refused:?}");
     no_lease(&node);
@@ -221,7 +222,7 @@ fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
     until("it is cancelled", || offer.verdict() == Verdict::Cancelled);
     drop(offer);
     // It has not waited for it at all.
-    Pull::decline(&mut peer, ID, far()).unwrap();
+    Pull::decline(&mut peer, (ID, 0), far()).unwrap();
     let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
     assert_eq!(offer.verdict(), Verdict::Cancelled);
     drop(offer);
@@ -234,7 +235,7 @@ fn a_side_that_cancels_withdraws_or_dies_lets_the_other_go_on() {
     let looked = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| unreachable!());
     assert!(matches!(looked, Err(HandoverError::Withdrawn)), "{looked:?}");
     // So does one who comes later, as long as the node remembers it, and waits for nothing.
-    let opened = Pull::open(&mut peer, &mut SocketTransfer, ID, SECOND, far()).map(drop_it);
+    let opened = Pull::open(&mut peer, &mut SocketTransfer, (ID, 0), SECOND, far()).map(drop_it);
     assert!(matches!(opened, Err(HandoverError::Withdrawn)), "{opened:?}");
     no_lease(&node);
     // Nobody comes: the offer's time is over, and its leases end.
@@ -320,7 +321,13 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
     };
     assert_eq!(refused(|of| of.groups.clear()), "groups");
     assert_eq!(refused(|of| of.shards = 0), "shards");
+    assert_eq!(refused(|of| of.readers = 0), "readers");
+    assert_eq!(refused(|of| of.readers = u32::MAX), "readers");
     assert_eq!(refused(|of| of.chunk_places = 0), "chunk_places");
+    // Blocks that do not belong to the tokens: none of the last one, one too many, and a window's behind the end.
+    assert_eq!(refused(|of| of.groups[0].places.truncate(3)), "places");
+    assert_eq!(refused(|of| of.groups[0].places.push(4)), "places");
+    assert_eq!(refused(|of| of.groups[1].places.push(4)), "places");
     assert_eq!(refused(|of| of.ids.truncate(3)), "ids");
     assert_eq!(refused(|of| of.draft_tokens = u64::MAX), "draft_tokens");
     assert_eq!(refused(|of| of.groups[0].part_bytes = 0), "part_bytes");
@@ -353,7 +360,7 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
             changed.pop();
         }
         peer.put(block, changed, far()).unwrap();
-        match Pull::open(&mut peer, &mut SocketTransfer, ID, SECOND, far()) {
+        match Pull::open(&mut peer, &mut SocketTransfer, (ID, 0), SECOND, far()) {
             Ok(Some(pull)) => others += usize::from(pull.left() > 0 || pull.sheet().tokens > 0),
             // It says that there are more pieces than there are.
             Ok(None) | Err(HandoverError::Sheet { .. }) => none += 1,
@@ -434,6 +441,68 @@ fn heads_of_any_degree_and_order_come_as_those_of_any_other() {
         }
     }
     assert!(tried > 1_000, "{tried}");
+}
+
+/// Four ranks compute with all tokens of a head side by side, two go on with all heads of a token side by side: each takes the two
+/// shards that it needs, at its own pace, and the blocks are released when both have.
+#[test]
+fn ranks_of_another_degree_take_the_shards_that_they_need() {
+    let there = HeadLayout {
+        kv_heads: 8,
+        shards: 4,
+        block_tokens: 4,
+        head_bytes: 4,
+        order: HeadOrder::HeadsFirst,
+    };
+    let here = HeadLayout { shards: 2, order: HeadOrder::TokensFirst, ..there };
+    let (node, server, _) = served(200);
+    let format = GroupFormat { kind: GroupKind::Full, block_tokens: 4, draft_model: false };
+    let part_bytes = there.part_bytes().unwrap() as u32;
+    let group = GroupSheet { format, layers: 3, part_bytes, places: vec![0, 1] };
+    let (shards, readers) = (4, 2);
+    let ids = (0..7).collect();
+    let whole = Sheet {
+        tokens: 7,
+        draft_tokens: 0,
+        ids,
+        shards,
+        readers,
+        chunk_places: 1,
+        groups: vec![group],
+    };
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    for part in whole.parts() {
+        offer.give(&[(part, &layer(&there, part.shard))]).unwrap();
+    }
+    for rank in 0..2 {
+        assert_eq!(offer.verdict(), Verdict::Waiting, "not all readers have taken it");
+        let mut peer = connect(&server);
+        let opened = Pull::open(&mut peer, &mut SocketTransfer, (ID, rank), SECOND, far());
+        let mut pull = opened.unwrap().unwrap();
+        pull.take_shards(&there.ranks_for(&here, rank).unwrap()).unwrap();
+        assert_eq!(pull.left(), 2 * 3 * 2, "two blocks, three layers, two of four shards");
+        let mut blocks = BTreeMap::new();
+        let each = |part: Part, bytes: &[u8]| {
+            let block = blocks.entry((part.place, part.layer));
+            let block = block.or_insert_with(|| vec![0xee; here.part_bytes().unwrap()]);
+            copy_heads((&there, part.shard), bytes, (&here, rank), block).unwrap();
+        };
+        pull.wait(&mut peer, &mut SocketTransfer, far(), each).unwrap();
+        assert_eq!(blocks.len(), 6);
+        assert!(blocks.values().all(|block| *block == layer(&here, rank)));
+        pull.take(&mut peer, far()).unwrap();
+    }
+    assert_eq!(offer.verdict(), Verdict::Taken);
+    // A third reader, and a fifth shard.
+    let mut peer = connect(&server);
+    let opened = Pull::open(&mut peer, &mut SocketTransfer, (ID, 2), SECOND, far()).map(drop_it);
+    assert!(matches!(opened, Err(HandoverError::None { number: 2, count: 2, .. })), "{opened:?}");
+    let mut pull = open(&mut peer, ID).unwrap();
+    let refused = pull.take_shards(&[0, 4]);
+    assert!(matches!(refused, Err(HandoverError::None { number: 4, count: 4, .. })), "{refused:?}");
+    drop(offer);
+    no_lease(&node);
+    assert_eq!(node.stats().used_slots, 0);
 }
 
 #[test]

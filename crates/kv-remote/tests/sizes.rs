@@ -187,14 +187,25 @@ fn layouts_and_handovers_of_any_numbers_are_taken_or_refused() {
         }
     }
     let (server, member) = common::serve("a", 40);
+    for number in numbers {
+        let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
+        let id = HandoverId(u128::from(number) << 100);
+        assert!(Pull::decline(&mut peer, (id, number), common::far()).is_ok());
+    }
     let format = GroupFormat { kind: GroupKind::Full, block_tokens: 1, draft_model: u32::MAX == 0 };
     for (at, number) in (0..).zip(numbers) {
-        let group = GroupSheet { format, layers: number, part_bytes: number, places: vec![number] };
+        let group = GroupSheet {
+            format,
+            layers: number,
+            part_bytes: number,
+            places: (0..number.min(5)).collect(),
+        };
         let sheet = Sheet {
             tokens: number.into(),
             draft_tokens: number.into(),
             ids: Vec::new(),
             shards: number,
+            readers: number,
             chunk_places: number,
             groups: vec![group],
         };
@@ -209,9 +220,11 @@ fn layouts_and_handovers_of_any_numbers_are_taken_or_refused() {
             assert!(offer.give(&[]).is_ok() || lasts.is_zero());
             let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
             let mut transfer = SocketTransfer;
-            let opened = Pull::open(&mut peer, &mut transfer, id, lasts, common::far());
+            let opened =
+                Pull::open(&mut peer, &mut transfer, (id, number - 1), lasts, common::far());
             assert!(opened.is_ok() || lasts.is_zero());
             let Ok(Some(mut pull)) = opened else { continue };
+            assert!(pull.take_shards(&[number]).is_err());
             let _ = pull.look(&mut peer, &mut transfer, common::far(), |_, _| {});
             let past = std::time::Instant::now();
             assert!(pull.wait(&mut peer, &mut transfer, past, |_, _| {}).is_err());

@@ -335,8 +335,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "I@MS:FOR_MS", requires = "fleet")]
     pub(crate) stop_node: Vec<StopNode>,
     /// Fault drill: parts node I from all others when all have listened for MS milliseconds, for FOR_MS. Can be given several
-    /// times.
-    #[arg(long, value_name = "I@MS:FOR_MS", requires = "fleet")]
+    /// times. What NIXL reads does not go over connections, and goes on.
+    #[arg(long, value_name = "I@MS:FOR_MS", requires = "fleet", conflicts_with = "etcd")]
     pub(crate) part_node: Vec<StopNode>,
     /// Gives up a node that is not done after S seconds.
     #[arg(long, value_name = "S", default_value_t = 3600, value_parser = whole::<u32>, requires = "fleet")]

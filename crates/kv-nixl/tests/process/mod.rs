@@ -17,6 +17,7 @@ use super::common::{RECORD_BYTES, far, key};
 
 const TRIAL: &str = "KV_NIXL_TRIAL";
 const NODE: &str = "KV_NIXL_NODE";
+const READER: &str = "KV_NIXL_READER";
 /// Time after which a trial counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -24,6 +25,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) fn run_as_told(scenarios: &[super::Scenario]) -> bool {
     if let Some(slots) = std::env::var_os(NODE) {
         serve(slots.to_str().unwrap());
+        return true;
+    }
+    if let Ok(address) = std::env::var(READER) {
+        let address = address.parse().unwrap();
+        super::read_for_ever(&Member { name: "a".to_owned(), address });
         return true;
     }
     let Some(name) = std::env::var_os(TRIAL) else { return false };
@@ -37,6 +43,8 @@ pub(crate) fn run_alone(name: &str, way: &str) -> Result<(), String> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .env(TRIAL, name)
         .env("UCX_TLS", way)
+        // Over TCP alone, reads are emulated, or there are none.
+        .env("KV_NIXL_EMULATED", if way == "tcp" { "1" } else { "0" })
         // A node's output is what it answers.
         .env("UCX_LOG_FILE", "stderr")
         // In the wheel of 1.5.1, a library of this module crashes when its process ends.
@@ -133,6 +141,20 @@ impl NodeProcess {
         let mut line = String::new();
         pipes.1.read_line(&mut line).unwrap();
         line.trim().to_owned()
+    }
+
+    /// Another process that reads for ever; returned once it does.
+    pub(crate) fn reader(&self) -> Child {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .env(READER, self.member.address.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), "reading");
+        child
     }
 
     fn signal(&self, signal: Signal) {

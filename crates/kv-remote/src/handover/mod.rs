@@ -69,6 +69,16 @@ pub enum HandoverError {
     /// The host that computes has withdrawn it, its time was over, or another host has taken it.
     #[error("the hand-over was withdrawn, was taken, or its time was over")]
     Withdrawn,
+    /// The sheet has no such reader, or shard.
+    #[error("{number} is none of the {count} {what} of the hand-over")]
+    None {
+        /// Readers or shards.
+        what: &'static str,
+        /// The number given.
+        number: u32,
+        /// How many there are.
+        count: u32,
+    },
     /// The deadline has come before all parts have.
     #[error("{left} parts had not come by the deadline")]
     Late {
@@ -88,7 +98,8 @@ enum Kind {
     /// A piece of the sheet, which may be longer than a record.
     Sheet(u32),
     Part(Part),
-    Verdict,
+    /// What a reader has said.
+    Verdict(u32),
 }
 
 /// The name of a record of a hand-over. It is as likely to be a block's name as two blocks are to have the same.
@@ -101,7 +112,10 @@ fn name(id: HandoverId, kind: Kind) -> Block {
             bytes.extend_from_slice(&piece.to_le_bytes());
             GroupId(0)
         }
-        Kind::Verdict => GroupId(1),
+        Kind::Verdict(reader) => {
+            bytes.extend_from_slice(&reader.to_le_bytes());
+            GroupId(1)
+        }
         Kind::Part(Part { group, place, layer, shard }) => {
             for number in [place, layer, shard] {
                 bytes.extend_from_slice(&number.to_le_bytes());
@@ -123,7 +137,7 @@ mod tests {
     fn no_two_records_of_two_handovers_have_one_name() {
         let mut names = HashSet::new();
         for id in [0, 1, u128::MAX] {
-            for kind in [Kind::Sheet(0), Kind::Sheet(1), Kind::Verdict] {
+            for kind in [Kind::Sheet(0), Kind::Sheet(1), Kind::Verdict(0), Kind::Verdict(1)] {
                 assert!(names.insert(name(HandoverId(id), kind)), "{id}, {kind:?}");
             }
             for number in 0..4_u32.pow(4) {

@@ -42,6 +42,8 @@ pub struct Offer {
     sheet: Sheet,
     reader: ReaderId,
     given: HashSet<Part>,
+    /// Readers that have not taken it.
+    readers: Vec<u32>,
     until: Instant,
     verdict: Verdict,
 }
@@ -69,6 +71,7 @@ impl Offer {
             id,
             reader: ReaderId(READERS.fetch_sub(1, Ordering::Relaxed)),
             given: HashSet::new(),
+            readers: (0..sheet.readers).collect(),
             // None is longer than anybody waits.
             until: now.checked_add(lasts).unwrap_or(now),
             sheet,
@@ -144,22 +147,26 @@ impl Offer {
     }
 
     /// What the other side has said. To be called now and then, until it is no more [`Waiting`](Verdict::Waiting): it does not change
-    /// any more then.
+    /// any more then. It is taken when all readers have taken it, and cancelled when one does not want it.
     pub fn verdict(&mut self) -> Verdict {
         if self.verdict == Verdict::Waiting {
-            self.verdict = match self.said() {
-                Some(TAKEN) => Verdict::Taken,
-                Some(_) => Verdict::Cancelled,
-                None if Instant::now() >= self.until => Verdict::Expired,
-                None => Verdict::Waiting,
+            let said: Vec<_> = self.readers.iter().map(|&reader| self.said(reader)).collect();
+            let is_cancelled = said.iter().flatten().any(|said| *said != TAKEN);
+            let mut said = said.into_iter();
+            self.readers.retain(|_| said.next().flatten().is_none());
+            self.verdict = match () {
+                () if is_cancelled => Verdict::Cancelled,
+                () if self.readers.is_empty() => Verdict::Taken,
+                () if Instant::now() >= self.until => Verdict::Expired,
+                () => Verdict::Waiting,
             };
         }
         self.verdict
     }
 
-    /// The first byte of the other side's record, if it is there and right.
-    fn said(&self) -> Option<u8> {
-        let block = name(self.id, Kind::Verdict);
+    /// The first byte of a reader's record, if it is there and right.
+    fn said(&self, reader: u32) -> Option<u8> {
+        let block = name(self.id, Kind::Verdict(reader));
         let found = self.node.find_and_pin(self.reader, &[block], Duration::from_secs(1)).ok()?;
         let (lease, at) = (found.lease?, found.blocks.first()?);
         let mut bytes = Vec::new();
@@ -177,7 +184,8 @@ impl Drop for Offer {
         let parts = self.given.iter().map(|part| name(self.id, Kind::Part(*part)));
         let pieces = self.sheet.records(self.node.record_bytes() as usize).len();
         let pieces = (0..pieces).map(|at| name(self.id, Kind::Sheet(at as u32)));
-        let all = pieces.chain([name(self.id, Kind::Verdict)]).chain(parts);
+        let verdicts = (0..self.sheet.readers).map(|of| name(self.id, Kind::Verdict(of)));
+        let all = pieces.chain(verdicts).chain(parts);
         self.node.forget(&all.collect::<Vec<_>>());
         if self.verdict != Verdict::Taken {
             // A reader that comes later does not wait for it. If there is no room for this, it waits until its deadline.

@@ -29,6 +29,7 @@ pub struct Progress {
 #[derive(Debug)]
 pub struct Pull {
     id: HandoverId,
+    reader: u32,
     sheet: Sheet,
     /// Those that have not come, in the order in which they come, the next one last.
     left: Vec<Part>,
@@ -36,15 +37,16 @@ pub struct Pull {
 }
 
 impl Pull {
-    /// Looks whether a sequence is offered under this number. None if it is not, or not yet. Parts are pinned for `lease` while they
-    /// are read.
+    /// Looks whether a sequence is offered under this number. None if it is not, or not yet. `reader` is this one's number among those
+    /// of the [sheet](Sheet::readers); 0 if there is one. Parts are pinned for `lease` while they are read.
     ///
     /// # Errors
-    /// [`HandoverError::Withdrawn`] if it was, and nobody has taken it; [`HandoverError::Sheet`], [`HandoverError::Peer`].
+    /// [`HandoverError::Withdrawn`] if it was, and nobody has taken it; [`HandoverError::None`] if the sheet has no such reader;
+    /// [`HandoverError::Sheet`], [`HandoverError::Peer`].
     pub fn open(
         peer: &mut Peer,
         transfer: &mut dyn Transfer,
-        id: HandoverId,
+        (id, reader): (HandoverId, u32),
         lease: Duration,
         deadline: Instant,
     ) -> Result<Option<Self>, HandoverError> {
@@ -82,9 +84,27 @@ impl Pull {
             }
         }
         let sheet = Sheet::parse(&whole)?;
+        if reader >= sheet.readers {
+            let (what, count) = ("readers", sheet.readers);
+            return Err(HandoverError::None { what, number: reader, count });
+        }
         let mut left = sheet.parts();
         left.reverse();
-        Ok(Some(Self { id, sheet, left, lease }))
+        Ok(Some(Self { id, reader, sheet, left, lease }))
+    }
+
+    /// Takes the parts of these shards only: those that [`HeadLayout::ranks_for`](super::HeadLayout::ranks_for) names for this
+    /// reader's rank. To be called before parts are taken.
+    ///
+    /// # Errors
+    /// [`HandoverError::None`] if the sheet has no such shard; all are taken then.
+    pub fn take_shards(&mut self, shards: &[u32]) -> Result<(), HandoverError> {
+        let count = self.sheet.shards;
+        if let Some(&number) = shards.iter().find(|shard| **shard >= count) {
+            return Err(HandoverError::None { what: "shards", number, count });
+        }
+        self.left.retain(|part| shards.contains(&part.shard));
+        Ok(())
     }
 
     /// What is offered.
@@ -192,7 +212,7 @@ impl Pull {
         }
     }
 
-    /// Tells the other side that all parts have come: it releases its blocks.
+    /// Tells the other side that all parts have come to this reader. It releases its blocks when all readers have said so.
     ///
     /// # Errors
     /// [`HandoverError::Late`] if parts are missing; [`HandoverError::Peer`]. The other side may or may not have heard it.
@@ -200,7 +220,7 @@ impl Pull {
         if !self.left.is_empty() {
             return Err(HandoverError::Late { left: self.left.len() });
         }
-        Ok(peer.put(name(self.id, Kind::Verdict), vec![TAKEN], deadline)?)
+        Ok(peer.put(name(self.id, Kind::Verdict(self.reader)), vec![TAKEN], deadline)?)
     }
 
     /// Tells the other side that a sequence which it has not offered yet is not wanted: when it offers it, it finds that it is
@@ -210,10 +230,10 @@ impl Pull {
     /// [`HandoverError::Peer`]. The other side may or may not have heard it.
     pub fn decline(
         peer: &mut Peer,
-        id: HandoverId,
+        (id, reader): (HandoverId, u32),
         deadline: Instant,
     ) -> Result<(), HandoverError> {
-        Ok(peer.put(name(id, Kind::Verdict), vec![CANCELLED], deadline)?)
+        Ok(peer.put(name(id, Kind::Verdict(reader)), vec![CANCELLED], deadline)?)
     }
 
     /// Tells the other side that the sequence is not wanted any more.
@@ -221,7 +241,7 @@ impl Pull {
     /// # Errors
     /// [`HandoverError::Peer`]. The other side may or may not have heard it.
     pub fn cancel(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
-        Self::decline(peer, self.id, deadline)
+        Self::decline(peer, (self.id, self.reader), deadline)
     }
 }
 

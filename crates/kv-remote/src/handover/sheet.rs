@@ -12,6 +12,8 @@ const GROUPS_MAX: usize = 64;
 const PARTS_MAX: u64 = 1 << 22;
 /// Ids of a sheet, at most.
 const IDS_MAX: usize = 1 << 24;
+/// Readers of a hand-over, at most.
+const READERS_MAX: u32 = 1024;
 /// Bytes of a sheet, at most.
 const BYTES_MAX: usize = 128 << 20;
 
@@ -26,6 +28,9 @@ pub struct Sheet {
     pub ids: Vec<u32>,
     /// The degree of tensor parallelism of the host that computes: each part comes once of each shard.
     pub shards: u32,
+    /// How many readers take it over, such as the ranks of a tensor-parallel group that each take the shards that they need: it is
+    /// taken when all have.
+    pub readers: u32,
     /// Parts come in the order of chunks of so many places, at least 1; within a chunk by layer, then by group, place and
     /// shard. 1 is block by block; [`u32::MAX`] is layer by layer.
     pub chunk_places: u32,
@@ -56,6 +61,9 @@ impl Sheet {
         if self.shards == 0 {
             return Err(wrong("shards"));
         }
+        if self.readers == 0 || self.readers > READERS_MAX {
+            return Err(wrong("readers"));
+        }
         if self.chunk_places == 0 {
             return Err(wrong("chunk_places"));
         }
@@ -72,7 +80,18 @@ impl Sheet {
             if group.layers == 0 || group.format.block_tokens == 0 {
                 return Err(wrong("layers"));
             }
-            if !group.places.is_sorted_by(|a, b| a < b) {
+            let blocks = self.tokens.div_ceil(group.format.block_tokens.into());
+            let last = group.places.last().copied().map(u64::from);
+            let fits = match group.format.kind {
+                // All blocks of the tokens, the partly full one at the end included.
+                GroupKind::Full if !group.format.draft_model => {
+                    group.places.len() as u64 == blocks
+                        && last.is_none_or(|last| last + 1 == blocks)
+                }
+                GroupKind::State { .. } => group.places.len() <= 1,
+                _ => last.is_none_or(|last| last < blocks),
+            };
+            if !fits || !group.places.is_sorted_by(|a, b| a < b) {
                 return Err(wrong("places"));
             }
         }
@@ -143,6 +162,7 @@ impl Sheet {
         writer.u64(self.tokens);
         writer.u64(self.draft_tokens);
         writer.u32(self.shards);
+        writer.u32(self.readers);
         writer.u32(self.chunk_places);
         writer.list(&self.ids, Writer::u32);
         writer.u32(self.groups.len() as u32);
@@ -175,7 +195,7 @@ impl Sheet {
     fn read(record: &[u8]) -> Result<Option<Self>, FrameError> {
         let mut fields = Fields::new(record);
         let (tokens, draft_tokens) = (fields.u64()?, fields.u64()?);
-        let (shards, chunk_places) = (fields.u32()?, fields.u32()?);
+        let (shards, readers, chunk_places) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let ids = fields.list(IDS_MAX, 4, Fields::u32)?;
         let count = fields.u32()? as usize;
         let mut groups = Vec::new();
@@ -198,6 +218,6 @@ impl Sheet {
             groups.push(GroupSheet { format, layers, part_bytes, places });
         }
         fields.end()?;
-        Ok(Some(Self { tokens, draft_tokens, ids, shards, chunk_places, groups }))
+        Ok(Some(Self { tokens, draft_tokens, ids, shards, readers, chunk_places, groups }))
     }
 }

@@ -1,6 +1,7 @@
 //! The thread of one member: it has the connection, and does what it is told in order.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub(super) struct Link {
     member: Member,
     shared: Arc<Shared>,
     orders: Receiver<Order>,
+    /// Set when the member is one no more.
+    left: Arc<AtomicBool>,
     transfer: Box<dyn Transfer>,
     peer: Option<Peer>,
     /// When a member that is down may be called again.
@@ -65,10 +68,9 @@ const OWED_MAX: usize = 1 << 16;
 
 impl Link {
     pub(super) fn new(
-        place: usize,
-        member: Member,
+        (place, member): (usize, Member),
         shared: Arc<Shared>,
-        orders: Receiver<Order>,
+        (orders, left): (Receiver<Order>, Arc<AtomicBool>),
         owed: Owed,
     ) -> Self {
         let transfer = (shared.options.transfer)(&member);
@@ -77,6 +79,7 @@ impl Link {
             member,
             shared,
             orders,
+            left,
             transfer,
             peer: None,
             again: None,
@@ -93,6 +96,7 @@ impl Link {
             match self.orders.recv_timeout(every) {
                 Ok(Order::Store(blocks)) => self.store(&blocks),
                 Ok(Order::Load(blocks)) => self.load(blocks),
+                // What a member that has left is not told any more, it is owed.
                 Ok(Order::Forget(blocks)) => {
                     self.owe(Owed::Blocks(blocks));
                     self.pay();
@@ -104,7 +108,7 @@ impl Link {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if self.followed.elapsed() >= every {
+            if self.followed.elapsed() >= every && !self.has_left() {
                 self.follow();
                 self.followed = Instant::now();
             }
@@ -125,7 +129,14 @@ impl Link {
         }
     }
 
+    fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
     fn pay(&mut self) {
+        if self.has_left() {
+            return;
+        }
         // Connecting pays what is owed; a connection that is there has to be asked.
         drop(self.with_peer(|_, _| Ok(())));
     }
@@ -177,10 +188,17 @@ impl Link {
 
     fn store(&mut self, blocks: &[Arc<Storing>]) {
         for store in blocks {
-            let put = match store.record() {
+            // A member that has left, and may be back over another connection, is not given anything over this one.
+            let put = match store.record().filter(|_| !self.has_left()) {
                 Some(record) => {
                     let record = record.to_vec();
-                    self.with_peer(|link, peer| peer.put(store.block, record, link.deadline()))
+                    let put =
+                        self.with_peer(|link, peer| peer.put(store.block, record, link.deadline()));
+                    if self.has_left() {
+                        // Over another connection, it may have been told before to forget this.
+                        self.owe(Owed::All);
+                    }
+                    put
                 }
                 None => Err(PeerError::Closed),
             };
@@ -198,6 +216,10 @@ impl Link {
         // Another member may have been faster.
         loads.retain(|load| !load.has_ended());
         let mut rest = loads.as_slice();
+        if self.has_left() {
+            missed.extend(rest.iter().map(|load| (Arc::clone(load), Miss::Down)));
+            rest = &[];
+        }
         while !rest.is_empty() {
             let asked = rest.get(..FIND_MAX.min(LIST_MAX)).unwrap_or(rest);
             match self.with_peer(|link, peer| link.load_run(peer, asked)) {

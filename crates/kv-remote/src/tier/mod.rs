@@ -9,6 +9,7 @@ mod stats;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -88,8 +89,8 @@ impl RemoteOptions {
 
 /// Peers as a tier. A thread for each of them has its connection.
 ///
-/// Dropping it ends the threads: what waits is given up, and the call that each is in ends within
-/// [`answer_max`](RemoteOptions::answer_max).
+/// Dropping it ends the threads: what waits is given up, and each call that a thread is in ends within
+/// [`answer_max`](RemoteOptions::answer_max), of which a load has four in a row at most: to connect, find, read and give back.
 #[derive(Debug)]
 pub struct RemoteTier {
     shared: Arc<Shared>,
@@ -120,8 +121,9 @@ impl RemoteWatch {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for more than 64 members, and nothing has changed; [`io::ErrorKind::WouldBlock`] if the places of
-    /// members that have left are not free, which they are within [`answer_max`](RemoteOptions::answer_max): say the list again
-    /// then; the system's, if it has no thread. In these two cases, some members of the list are not there.
+    /// members that have left are not free, which they are when the calls that their threads are in have ended, each within
+    /// [`answer_max`](RemoteOptions::answer_max): say the list again then; the system's, if it has no thread. In these two cases,
+    /// some members of the list are not there.
     pub fn set_members(&self, members: &[Member]) -> io::Result<()> {
         Shared::set_members(&self.shared, members)
     }
@@ -172,11 +174,13 @@ impl Shared {
             let (orders, received) = mpsc::channel();
             let owed = if owes_all { Owed::All } else { Owed::default() };
             let (of, shared) = (member.clone(), Arc::clone(shared));
+            let left = Arc::<AtomicBool>::default();
+            let leaves = Arc::clone(&left);
             let thread = std::thread::Builder::new().name(format!("kv-remote-{place}"));
             // Made there, since making a transfer calls what the caller has given.
-            let thread =
-                thread.spawn(move || Link::new(place, of, shared, received, owed).run())?;
-            roster.sit(place, member, orders, thread);
+            let thread = thread
+                .spawn(move || Link::new((place, of), shared, (received, leaves), owed).run())?;
+            roster.sit(place, member, orders, (left, thread));
             Ok(())
         });
         roster.count_anew();

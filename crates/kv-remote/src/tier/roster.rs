@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
@@ -9,6 +10,9 @@ use super::holders::MEMBERS_MAX;
 use super::link::Order;
 use crate::members::{Member, replicas};
 use crate::wire::Key as Block;
+
+/// Names of members that have left which are remembered.
+const DEPARTED_MAX: usize = 1024;
 
 /// Who is there, and who was.
 #[derive(Debug, Default)]
@@ -18,6 +22,8 @@ pub(super) struct Roster {
     leaving: Vec<(usize, JoinHandle<()>)>,
     /// Members that have left, and whether there is something that they were not told to forget.
     departed: HashMap<String, bool>,
+    /// Names of members that have left were given up: whoever comes may have been one of them.
+    owes_strangers: bool,
     current: Arc<Current>,
     /// The tier is gone: nobody joins any more.
     has_ended: bool,
@@ -27,6 +33,8 @@ pub(super) struct Roster {
 struct Seat {
     member: Member,
     orders: Sender<Order>,
+    /// Set when the member leaves: its thread gives up what it was told and has not begun.
+    left: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -76,9 +84,14 @@ impl Roster {
     pub(super) fn leave_but(&mut self, members: &[Member]) -> Vec<Member> {
         for (place, seat) in self.seats.iter_mut().enumerate() {
             let Some(left) = seat.take_if(|seat| !members.contains(&seat.member)) else { continue };
-            // Without its sender, the thread does what it was told before, and ends.
+            // Without its sender, the thread ends when it has given up what it was told before.
+            left.left.store(true, Ordering::Release);
             self.departed.entry(left.member.name).or_insert(false);
             self.leaving.push((place, left.thread));
+        }
+        if self.departed.len() > DEPARTED_MAX {
+            self.departed.clear();
+            self.owes_strangers = true;
         }
         let is_there = |member: &Member| self.seats.iter().flatten().any(|s| s.member == *member);
         let mut new: Vec<Member> = Vec::new();
@@ -98,7 +111,8 @@ impl Roster {
             !is_leaving && self.seats.get(*place).is_none_or(Option::is_none)
         };
         let place = (0..MEMBERS_MAX).find(is_free)?;
-        Some((place, self.departed.get(&member.name).copied().unwrap_or(false)))
+        let owes = self.departed.get(&member.name).copied();
+        Some((place, owes.unwrap_or(self.owes_strangers)))
     }
 
     pub(super) fn sit(
@@ -106,7 +120,7 @@ impl Roster {
         place: usize,
         member: Member,
         orders: Sender<Order>,
-        thread: JoinHandle<()>,
+        (left, thread): (Arc<AtomicBool>, JoinHandle<()>),
     ) {
         if self.seats.len() <= place {
             self.seats.resize_with(place + 1, || None);
@@ -114,7 +128,7 @@ impl Roster {
         // From here on, its thread owes it.
         self.departed.remove(&member.name);
         if let Some(seat) = self.seats.get_mut(place) {
-            *seat = Some(Seat { member, orders, thread });
+            *seat = Some(Seat { member, orders, left, thread });
         }
     }
 
@@ -147,7 +161,10 @@ impl Roster {
     /// Ends all; the threads, which are to be joined.
     pub(super) fn end(&mut self) -> Vec<JoinHandle<()>> {
         self.has_ended = true;
-        let seated = self.seats.drain(..).flatten().map(|seat| seat.thread);
+        let seated = self.seats.drain(..).flatten().map(|seat| {
+            seat.left.store(true, Ordering::Release);
+            seat.thread
+        });
         let leaving = self.leaving.drain(..).map(|(_, thread)| thread);
         let threads = seated.chain(leaving).collect();
         self.count_anew();
@@ -171,15 +188,36 @@ mod tests {
         assert_eq!(roster.free_place(&member), Some((0, true)));
         assert_eq!(roster.free_place(&member), Some((0, true)));
         let (orders, received) = std::sync::mpsc::channel();
-        roster.sit(0, member.clone(), orders, std::thread::spawn(|| {}));
+        let (left, thread) = (Arc::<AtomicBool>::default(), std::thread::spawn(|| {}));
+        roster.sit(0, member.clone(), orders, (Arc::clone(&left), thread));
         assert_eq!(roster.free_place(&member), Some((1, false)), "its thread owes it");
         // And what is forgotten from now on, it is told.
         roster.tell_all(|| Order::Clear);
         assert!(matches!(received.try_recv(), Ok(Order::Clear)));
         // One that leaves was told what came before, and is owed what comes behind.
         assert!(roster.leave_but(&[]).is_empty());
+        assert!(left.load(Ordering::Acquire));
         roster.tell_all(|| Order::Clear);
         assert!(received.try_recv().is_err());
         assert_eq!(roster.free_place(&member).map(|(_, owes)| owes), Some(true));
+    }
+
+    #[test]
+    fn of_more_names_than_are_remembered_every_newcomer_is_owed() {
+        let member =
+            |at: usize| Member { name: format!("{at}"), address: Address::Unix("/nowhere".into()) };
+        let mut roster = Roster::default();
+        for at in 0..=DEPARTED_MAX {
+            assert_eq!(roster.free_place(&member(at)), Some((0, false)), "{at}");
+            let (orders, _) = std::sync::mpsc::channel();
+            let thread = std::thread::spawn(|| {});
+            roster.sit(0, member(at), orders, (Arc::default(), thread));
+            assert!(roster.leave_but(&[]).is_empty());
+            while roster.leaving.iter().any(|(_, thread)| !thread.is_finished()) {
+                std::thread::yield_now();
+            }
+        }
+        assert!(roster.departed.is_empty());
+        assert_eq!(roster.free_place(&member(3)), Some((0, true)));
     }
 }

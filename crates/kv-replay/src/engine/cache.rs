@@ -117,11 +117,6 @@ pub(crate) trait Cache {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Stages a step in which nothing is computed.
-    fn stage_nothing(&mut self, _step: &OpenStep) -> Result<(), RunError> {
-        Err(RunError::HandoverElsewhere)
-    }
-
     /// Changes the budget of device blocks.
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
 
@@ -329,10 +324,6 @@ impl Cache for Local {
     fn write_block(&self, id: BlockId, bytes: &[u8]) -> Result<(), RunError> {
         let (part, span) = self.block(id)?;
         part.compute().upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    fn stage_nothing(&mut self, step: &OpenStep) -> Result<(), RunError> {
-        Ok(self.cache.stage(step, &mut [], |_, _| Ok(()))?)
     }
 
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {

@@ -227,12 +227,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     /// that waiting requests need.
     fn idle(&mut self, step: OpenStep, report: &mut RunReport) -> Result<(), RunError> {
         let moving = self.cache.manager().lower_stats().open_tickets > 0;
-        if let Handover::Decode(decode) = &self.handover
-            && decode.is_adopting_in(step.number())
-        {
-            // What is evicted for the blocks that are lent is said by this step's plan.
-            self.cache.stage_nothing(&step)?;
-        }
         self.cache.finish_step(step)?;
         let begun = self.recorder.begin();
         self.cache.drain()?;

@@ -140,11 +140,6 @@ impl Decode {
         !self.wanted.is_empty() || !self.adopting.is_empty()
     }
 
-    /// Whether blocks are lent that no step was staged for.
-    pub(in crate::engine) fn is_adopting_in(&self, step: u64) -> bool {
-        self.adopting.iter().any(|of| of.step == step)
-    }
-
     /// A request was admitted whose blocks a transfer fills behind step `step`. What is cached here, is not filled.
     pub(in crate::engine) fn adopt(
         &mut self,
@@ -232,12 +227,12 @@ fn pull(
     let call = || Instant::now() + CALL_MAX;
     let id = id_of(order.number);
     let mut pull = loop {
-        if let Some(pull) = Pull::open(peer, transfer, id, CALL_MAX, call())? {
+        if let Some(pull) = Pull::open(peer, transfer, (id, 0), CALL_MAX, call())? {
             break pull;
         }
         if Instant::now() >= until {
             // So that it is not kept for nobody when it is offered.
-            Pull::decline(peer, id, call())?;
+            Pull::decline(peer, (id, 0), call())?;
             return Err(HandoverError::Late { left: 0 });
         }
         std::thread::park_timeout(PAUSE);

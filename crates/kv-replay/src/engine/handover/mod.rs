@@ -63,6 +63,7 @@ impl Form {
             draft_tokens: 0,
             ids: Vec::new(),
             shards: 1,
+            readers: 1,
             chunk_places: 1,
             groups: vec![GroupSheet { format, layers, part_bytes, places }],
         }
