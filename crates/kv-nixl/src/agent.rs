@@ -246,7 +246,7 @@ impl Agent {
         Ok(list)
     }
 
-    /// Begins to read spans of another agent's memory, one behind the other, to `to`. A read that has ended at once is
+    /// Begins to read spans of another agent's memory, one behind the other, to `to` in memory of this kind and device. A read that has ended at once is
     /// over all the same when a [look](Self::look) says so.
     ///
     /// # Safety
@@ -256,7 +256,7 @@ impl Agent {
         &mut self,
         (name, there): (&CStr, &Descriptor),
         spans: &[Span],
-        to: usize,
+        (kind, device, to): (Kind, u64, usize),
     ) -> Result<Request, NixlError> {
         let mut at = to;
         let local = spans.iter().map(|span| {
@@ -264,7 +264,7 @@ impl Agent {
             at += span.bytes as usize;
             entry
         });
-        let local = self.list(Kind::Host, local, 0)?;
+        let local = self.list(kind, local, device)?;
         // Addresses outside the other agent's memory are refused by the library, which knows what is registered there.
         let mut remote = Vec::with_capacity(spans.len());
         for span in spans {

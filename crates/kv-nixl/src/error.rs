@@ -80,6 +80,9 @@ pub enum NixlError {
         /// Bytes asked for.
         bytes: u64,
     },
+    /// The device has refused what was asked of it.
+    #[error(transparent)]
+    Device(#[from] cuda_driver::DeviceError),
     /// The description of a peer's memory is none.
     #[error("the description of a peer's memory is wrong in its field {field}")]
     Descriptor {

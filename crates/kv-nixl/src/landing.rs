@@ -1,28 +1,132 @@
 //! Memory that reads arrive in: it does not move, and is looked at only when nothing arrives there.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
 use std::ptr::NonNull;
 
+use cuda_driver::{DeviceBuffer, DeviceSpan, Event, Stream};
+
 use crate::NixlError;
+use crate::agent::Kind;
 
 /// Reads begin at multiples of it.
 const ALIGN: usize = 4096;
 
+/// Where a reader's landings are.
+#[derive(Clone, Debug)]
+pub(crate) enum Home {
+    Host,
+    /// On the device of this stream, on which what has come is used.
+    Device(Stream),
+}
+
+impl Home {
+    /// Bytes that are read at a time, unless one span has more. On the host so many that a read's own cost is small, and so few that
+    /// what has come is still in a cache when it is checked. On a device so many that a link of some hundred GB/s is busy.
+    pub(crate) fn piece_bytes(&self) -> usize {
+        match self {
+            Self::Host => 512 << 10,
+            Self::Device(_) => 32 << 20,
+        }
+    }
+}
+
+/// Bytes that have come.
+pub(crate) enum Came<'a> {
+    Host(&'a [u8]),
+    Device(DeviceSpan),
+}
+
 /// So many bytes, which an agent may have registered.
 #[derive(Debug)]
-pub(crate) struct Landing {
+pub(crate) enum Landing {
+    Host(HostLanding),
+    Device {
+        buffer: DeviceBuffer,
+        stream: Stream,
+        /// Recorded when those who use what has come have enqueued that.
+        used: Event,
+    },
+}
+
+impl Landing {
+    /// So many bytes, at least one.
+    pub(crate) fn new(home: &Home, bytes: usize) -> Result<Self, NixlError> {
+        Ok(match home {
+            Home::Host => Self::Host(HostLanding::new(bytes)?),
+            Home::Device(stream) => Self::Device {
+                buffer: DeviceBuffer::alloc(stream.device(), bytes.max(1) as u64)?,
+                stream: stream.clone(),
+                used: Event::new(stream.device())?,
+            },
+        })
+    }
+
+    /// Of which kind and device, and at which address it is.
+    pub(crate) fn place(&self) -> (Kind, u64, usize) {
+        match self {
+            Self::Host(host) => (Kind::Host, 0, host.start.as_ptr() as usize),
+            Self::Device { buffer, .. } => {
+                // An ordinal is not negative.
+                let ordinal = u64::try_from(buffer.device().ordinal()).unwrap_or(0);
+                (Kind::Device, ordinal, buffer.address() as usize)
+            }
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Host(host) => host.layout.size(),
+            Self::Device { buffer, .. } => buffer.bytes() as usize,
+        }
+    }
+
+    /// These bytes; none if there are not as many.
+    ///
+    /// # Safety
+    /// Nothing writes them as long as the result lives.
+    pub(crate) unsafe fn came(&self, bytes: Range<usize>) -> Option<Came<'_>> {
+        Some(match self {
+            // SAFETY: by the caller's promise.
+            Self::Host(host) => Came::Host(unsafe { host.slice(bytes) }?),
+            Self::Device { buffer, .. } => {
+                let (offset, bytes) = (bytes.start as u64, bytes.len() as u64);
+                Came::Device(buffer.span().slice(offset, bytes).ok()?)
+            }
+        })
+    }
+
+    /// Notes that those who use what has come have enqueued that.
+    pub(crate) fn is_used(&self) -> Result<(), NixlError> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device { stream, used, .. } => Ok(used.record(stream)?),
+        }
+    }
+
+    /// Waits until they are done: it may be written again.
+    pub(crate) fn wait_for_users(&self) -> Result<(), NixlError> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Device { used, .. } => Ok(used.synchronize()?),
+        }
+    }
+}
+
+/// Memory of the host.
+#[derive(Debug)]
+pub(crate) struct HostLanding {
     start: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: it is memory, which is reached only by `slice`, whose caller promises that nothing writes it.
-unsafe impl Send for Landing {}
+unsafe impl Send for HostLanding {}
 // SAFETY: as above.
-unsafe impl Sync for Landing {}
+unsafe impl Sync for HostLanding {}
 
-impl Landing {
-    /// So many bytes, at least one.
-    pub(crate) fn new(bytes: usize) -> Result<Self, NixlError> {
+impl HostLanding {
+    fn new(bytes: usize) -> Result<Self, NixlError> {
         let none = || NixlError::Memory { bytes: bytes as u64 };
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).map_err(|_| none())?;
         // SAFETY: the layout has at least one byte.
@@ -30,26 +134,20 @@ impl Landing {
         Ok(Self { start, layout })
     }
 
-    pub(crate) fn address(&self) -> usize {
-        self.start.as_ptr() as usize
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.layout.size()
-    }
-
-    /// The first bytes, all of them at most.
-    ///
     /// # Safety
-    /// Nothing writes them as long as the slice lives.
-    pub(crate) unsafe fn slice(&self, bytes: usize) -> &[u8] {
-        let bytes = bytes.min(self.bytes());
-        // SAFETY: they are allocated, initialised by `alloc_zeroed`, and by the caller's promise not written.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), bytes) }
+    /// Nothing writes these bytes as long as the slice lives.
+    unsafe fn slice(&self, bytes: Range<usize>) -> Option<&[u8]> {
+        if bytes.start > bytes.end || bytes.end > self.layout.size() {
+            return None;
+        }
+        // SAFETY: they are within the allocation, initialised by `alloc_zeroed`, and by the caller's promise not written.
+        Some(unsafe {
+            std::slice::from_raw_parts(self.start.as_ptr().wrapping_add(bytes.start), bytes.len())
+        })
     }
 }
 
-impl Drop for Landing {
+impl Drop for HostLanding {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout, and not used any more.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }

@@ -4,13 +4,16 @@
 
 mod agent;
 mod descriptor;
+mod device;
 mod error;
 mod landing;
 mod library;
 mod memory;
 mod reader;
+mod readers;
 mod transfer;
 
+pub use device::{NixlDeviceMemory, NixlDeviceTransfer};
 pub use error::{NixlError, Status};
 pub use library::Library;
 pub use memory::NixlMemory;

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use kv_remote::message::Span;
 
-use crate::agent::{Agent, BEGINNING, Kind, Look, Request, Role};
+use crate::agent::{Agent, BEGINNING, Look, Request, Role};
 use crate::descriptor::Descriptor;
-use crate::landing::Landing;
+use crate::landing::{Came, Home, Landing};
 use crate::{Library, NixlError};
 
 /// Looks at a read before other threads are let in between, and before it is looked at only now and then.
@@ -18,9 +18,6 @@ const YIELDS: u64 = 2_000;
 /// Time between looks then.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Bytes that are read at a time, unless one span has more: so many that a read's own cost is small, and so few that what has come is
-/// still in a cache when it is checked.
-const PIECE: usize = 512 << 10;
 /// Pieces that are on their way at a time: one is checked while others come.
 const PIECES: usize = 3;
 
@@ -49,6 +46,7 @@ pub(crate) struct Reader {
     said: Arc<[u8]>,
     there: Descriptor,
     name: CString,
+    home: Home,
     /// Memory that nothing is read into.
     free: Vec<Arc<Landing>>,
     /// Pieces on their way, the first one first.
@@ -71,7 +69,7 @@ impl Reader {
         library: &Library,
         said: Arc<[u8]>,
         bytes: u64,
-        emulated: bool,
+        (home, emulated): (Home, bool),
     ) -> Result<Self, NixlError> {
         let there = Descriptor::parse(&said)?;
         if there.bytes != bytes {
@@ -84,6 +82,7 @@ impl Reader {
             said,
             there,
             name,
+            home,
             free: Vec::new(),
             open: VecDeque::new(),
             has_begun: false,
@@ -111,7 +110,7 @@ impl Reader {
         &mut self,
         spans: &[Span],
         deadline: Instant,
-        each: &mut dyn FnMut(usize, &[u8]),
+        each: &mut dyn FnMut(usize, Came<'_>),
     ) -> Result<(), Failure> {
         if !self.has_ended() {
             return Err(Failure::Late);
@@ -141,15 +140,17 @@ impl Reader {
                     return Err(NixlError::Call { operation: "a read", status }.into());
                 }
             }
-            // SAFETY: the piece is over, and its landing is lent to no other one: it becomes free behind this.
-            let bytes = unsafe { piece.landing.slice(piece.landing.bytes()) };
             let mut at = 0;
             for (place, span) in piece.spans.clone().zip(spans.get(piece.spans).unwrap_or_default())
             {
                 let end = at + span.bytes as usize;
-                each(place, bytes.get(at..end).unwrap_or_default());
+                // SAFETY: the piece is over, and its landing is lent to no other one: it becomes free behind this.
+                if let Some(came) = unsafe { piece.landing.came(at..end) } {
+                    each(place, came);
+                }
                 at = end;
             }
+            piece.landing.is_used()?;
             self.free.push(piece.landing);
         }
     }
@@ -159,7 +160,7 @@ impl Reader {
         let (mut end, mut bytes) = (first, 0);
         while let Some(span) = spans.get(end) {
             let with = bytes + span.bytes as usize;
-            if end > first && with > PIECE {
+            if end > first && with > self.home.piece_bytes() {
                 break;
             }
             (end, bytes) = (end + 1, with);
@@ -169,7 +170,7 @@ impl Reader {
         let piece = spans.get(first..end).unwrap_or_default();
         // SAFETY: the landing is registered and large enough. It is not among the free ones, and looked at only when the piece
         // is over; if it is never over, it is kept with the piece and by the agent.
-        let request = unsafe { self.agent.read(there, piece, landing.address()) };
+        let request = unsafe { self.agent.read(there, piece, landing.place()) };
         match request {
             Ok(request) => {
                 self.open.push_back(Piece { request, landing, spans: first..end });
@@ -183,8 +184,12 @@ impl Reader {
     /// Memory for so many bytes.
     fn landing(&mut self, bytes: usize) -> Result<Arc<Landing>, NixlError> {
         match self.free.iter().position(|landing| landing.bytes() >= bytes) {
-            Some(at) => Ok(self.free.swap_remove(at)),
-            None => registered(&mut self.agent, bytes.max(PIECE)),
+            Some(at) => {
+                let landing = self.free.swap_remove(at);
+                landing.wait_for_users()?;
+                Ok(landing)
+            }
+            None => registered(&mut self.agent, &self.home, bytes.max(self.home.piece_bytes())),
         }
     }
 
@@ -214,10 +219,10 @@ impl Drop for Reader {
     }
 }
 
-fn registered(agent: &mut Agent, bytes: usize) -> Result<Arc<Landing>, NixlError> {
-    let landing = Arc::new(Landing::new(bytes)?);
-    let (address, kept) = (landing.address(), Box::new(Arc::clone(&landing)));
+fn registered(agent: &mut Agent, home: &Home, bytes: usize) -> Result<Arc<Landing>, NixlError> {
+    let landing = Arc::new(Landing::new(home, bytes)?);
+    let ((kind, device, address), kept) = (landing.place(), Box::new(Arc::clone(&landing)));
     // SAFETY: `kept` keeps the landing, which does not move.
-    unsafe { agent.register((Kind::Host, 0), address, bytes, kept)? };
+    unsafe { agent.register((kind, device), address, bytes, kept)? };
     Ok(landing)
 }

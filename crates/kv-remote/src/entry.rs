@@ -4,7 +4,7 @@ use kv_manager::GroupId;
 use kv_pool::BlockHash;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::message::Located;
+use crate::message::{Located, Span};
 use crate::wire::{Fields, Key};
 
 /// Bytes of an entry.
@@ -79,6 +79,14 @@ impl Entry {
 }
 
 impl Located {
+    /// Where the record alone is, behind its entry.
+    #[must_use]
+    pub fn record_span(&self) -> Span {
+        let Span { address, bytes } = self.span;
+        let head = ENTRY_BYTES as u32;
+        Span { address: address.saturating_add(head.into()), bytes: bytes.saturating_sub(head) }
+    }
+
     /// The record in the bytes of this slot, if it is that of `block` and of the write that was found, whole (H8, H21).
     /// The lease may have ended before or while the bytes were read.
     ///
@@ -109,11 +117,10 @@ impl Located {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Span;
 
     fn check(bytes: &[u8], block: Key, generation: u64) -> Result<&[u8], Unfit> {
         let span = Span { address: 0, bytes: bytes.len() as u32 };
-        Located { span, generation }.record(bytes, block)
+        Located { span, generation, sum: 0 }.record(bytes, block)
     }
 
     fn block(name: u128) -> Key {

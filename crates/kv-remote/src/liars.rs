@@ -47,8 +47,11 @@ fn block(number: u128) -> (GroupId, BlockHash) {
 }
 
 fn found(spans: &[(u64, u32)]) -> Reply {
-    let located =
-        |&(address, bytes): &(u64, u32)| Located { span: Span { address, bytes }, generation: 1 };
+    let located = |&(address, bytes): &(u64, u32)| Located {
+        span: Span { address, bytes },
+        generation: 1,
+        sum: 0,
+    };
     Reply::Found(Found { lease: Some(LeaseId(5)), blocks: spans.iter().map(located).collect() })
 }
 

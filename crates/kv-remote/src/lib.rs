@@ -9,6 +9,7 @@ mod channel;
 mod entry;
 mod error;
 pub mod handover;
+mod joined;
 mod leases;
 mod liars;
 mod log;
@@ -28,10 +29,11 @@ pub use entry::Unfit;
 pub use error::{
     AddressError, FrameError, HandshakeError, KeyError, Lie, NodeError, PeerError, Refusal,
 };
+pub use joined::Joined;
 pub use leases::{LeaseCounts, ReaderId};
 pub use members::{Member, replicas};
 pub use memory::{HostMemory, Memory};
-pub use node::{Node, NodeOptions, NodeStats};
+pub use node::{Node, NodeOptions, NodeStats, Reserved};
 pub use peer::{Peer, Read};
 pub use server::{Server, ServerOptions, ServerStats};
 pub use tier::{Miss, RemoteOptions, RemoteStats, RemoteTier, RemoteWatch};

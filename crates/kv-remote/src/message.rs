@@ -36,6 +36,9 @@ pub struct Located {
     pub span: Span,
     /// The number of the write that the slot holds. No two writes of a node have the same, before and after a restart.
     pub generation: u64,
+    /// The sum of the record: XXH3 of what came from the host's memory; of what [`Node::reserve`](crate::Node::reserve) made room for,
+    /// whatever its writer has said.
+    pub sum: u64,
 }
 
 /// The longest run of what was asked for that a node holds.
@@ -238,9 +241,10 @@ impl Reply {
             1 => {
                 let lease = fields.u64()?;
                 let located = |fields: &mut Fields<'_>| {
-                    Ok(Located { span: span(fields)?, generation: fields.u64()? })
+                    let (span, generation) = (span(fields)?, fields.u64()?);
+                    Ok(Located { span, generation, sum: fields.u64()? })
                 };
-                let blocks = fields.list(LIST_MAX, 20, located)?;
+                let blocks = fields.list(LIST_MAX, 28, located)?;
                 // A lease without blocks has nothing to end, and blocks without a lease are not pinned.
                 if (lease == 0) != blocks.is_empty() {
                     return Err(FrameError::Value { field: "lease", value: lease });
@@ -298,6 +302,7 @@ impl Reply {
                 writer.list(blocks, |writer, block| {
                     write_span(writer, block.span);
                     writer.u64(block.generation);
+                    writer.u64(block.sum);
                 });
                 writer.0
             }

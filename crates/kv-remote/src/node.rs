@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_pool::clock::Clock;
-use kv_pool::{BlockHash, BlockPool, PoolConfig, Priority, Tier};
+use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier};
 use parking_lot::Mutex;
 
 use crate::auth::random;
@@ -101,6 +101,7 @@ struct Kept {
     generation: u64,
     /// Bytes of the entry and the record.
     bytes: u32,
+    sum: u64,
 }
 
 impl State {
@@ -238,7 +239,7 @@ impl Node {
                 let kept =
                     state.kept.get(slot).copied().flatten().filter(|kept| kept.block == *of)?;
                 let span = Span { address: slot as u64 * self.slot_bytes, bytes: kept.bytes };
-                Some(Located { span, generation: kept.generation })
+                Some(Located { span, generation: kept.generation, sum: kept.sum })
             });
         let located: Vec<_> = located.collect();
         state.stats.found += located.len() as u64;
@@ -332,40 +333,64 @@ impl Node {
     /// # Errors
     /// [`Refusal::Length`]; [`Refusal::NoRoom`] if all slots are pinned or being written.
     pub fn put(&self, block: Block, record: &[u8]) -> Result<(), Refusal> {
-        let bytes = ENTRY_BYTES as u64 + record.len() as u64;
-        if record.is_empty() || record.len() as u64 > self.record_bytes {
+        let bytes = u32::try_from(record.len()).map_err(|_| Refusal::Length)?;
+        let place = self.claim(block, bytes)?;
+        let entry = Entry::of(block, place.generation, record);
+        let written = self.memory.write(place.address, &entry.bytes())
+            && self.memory.write(place.address + ENTRY_BYTES as u64, record);
+        if !written {
+            return Err(Refusal::NoRoom);
+        }
+        self.keep(place, entry.sum);
+        Ok(())
+    }
+
+    /// Makes room for records, each with its bytes, that something else than this call writes, such as copies on a device. Nobody is
+    /// told of them before they are [kept](Reserved::keep).
+    ///
+    /// Only who knows how they are summed can read them: to readers of the host's memory they are
+    /// [stale](crate::Unfit::Stale).
+    ///
+    /// # Errors
+    /// [`Refusal::Length`]; [`Refusal::NoRoom`] if there are not as many slots that are not pinned or being written. Other records may
+    /// have made room then.
+    pub fn reserve(self: &Arc<Self>, records: &[(Block, u32)]) -> Result<Reserved, Refusal> {
+        let claim = |&(block, bytes): &_| self.claim(block, bytes);
+        let places = records.iter().map(claim).collect::<Result<Vec<_>, _>>()?;
+        Ok(Reserved { node: Arc::clone(self), places })
+    }
+
+    /// A slot for a record. What it held is found no more.
+    fn claim(&self, block: Block, bytes: u32) -> Result<Claim, Refusal> {
+        if bytes == 0 || u64::from(bytes) > self.record_bytes {
             return Err(Refusal::Length);
         }
         let mut state = self.state.lock();
-        let claimed = self.pool.claim_one();
-        let mut claimed = claimed.map_err(|_| Refusal::NoRoom)?;
+        let claimed = self.pool.claim_one().map_err(|_| Refusal::NoRoom)?;
         let slot = claimed.ids().next().map(|id| id.index()).ok_or(Refusal::NoRoom)?;
         if state.take(slot).is_some() {
             state.stats.evicted += 1;
         }
         state.generation = state.generation.wrapping_add(1);
         let (generation, epoch) = (state.generation, state.epoch);
-        drop(state);
-        // Nobody is told of the slot before it is whole.
         let address = slot as u64 * self.slot_bytes;
-        let entry = Entry::of(block, generation, record).bytes();
-        let written = self.memory.write(address, &entry)
-            && self.memory.write(address + ENTRY_BYTES as u64, record);
-        if !written {
-            return Err(Refusal::NoRoom);
-        }
+        Ok(Claim { claimed, block, slot, address, bytes, generation, epoch })
+    }
+
+    /// Names what was written, unless all was cleared meanwhile. Nobody is told of a slot before it is whole.
+    fn keep(&self, place: Claim, sum: u64) {
+        let Claim { mut claimed, block, slot, bytes, generation, epoch, .. } = place;
         let mut state = self.state.lock();
         if state.epoch != epoch {
-            return Ok(());
+            return;
         }
         self.remove(&mut state, block);
         drop(claimed.register(&[pool_name(block)], Priority::DEFAULT));
         if let Some(kept) = state.kept.get_mut(slot) {
-            *kept = Some(Kept { block, generation, bytes: bytes as u32 });
+            *kept = Some(Kept { block, generation, bytes: ENTRY_BYTES as u32 + bytes, sum });
         }
         state.note(true, block);
         state.stats.stored += 1;
-        Ok(())
     }
 
     fn remove(&self, state: &mut State, block: Block) {
@@ -394,6 +419,58 @@ impl Node {
     #[must_use]
     pub fn changes(&self, from: Cursor) -> Changes {
         self.state.lock().log.read(from)
+    }
+}
+
+/// A slot that is being written.
+#[derive(Debug)]
+struct Claim {
+    claimed: Claimed,
+    block: Block,
+    slot: usize,
+    address: u64,
+    bytes: u32,
+    generation: u64,
+    epoch: u64,
+}
+
+/// Room for records that are being written.
+///
+/// Drop it only when nothing writes there any more: others are given its slots then.
+#[derive(Debug)]
+#[must_use = "dropping it gives the room to others"]
+pub struct Reserved {
+    node: Arc<Node>,
+    places: Vec<Claim>,
+}
+
+impl Reserved {
+    /// Where each record is to be written in the node's [memory](Node::memory), behind the room for an entry, at a multiple of 64.
+    pub fn spans(&self) -> impl ExactSizeIterator<Item = Span> + '_ {
+        let span = |place: &Claim| Span {
+            address: place.address + ENTRY_BYTES as u64,
+            bytes: place.bytes,
+        };
+        self.places.iter().map(span)
+    }
+
+    /// Keeps the records, whose bytes are all written, each with its [sum](Located::sum). What was cleared meanwhile is not kept.
+    ///
+    /// # Errors
+    /// [`Refusal::Length`] for another number of sums, and nothing is kept.
+    pub fn keep(self, sums: &[u64]) -> Result<(), Refusal> {
+        if sums.len() != self.places.len() {
+            return Err(Refusal::Length);
+        }
+        for (place, &sum) in self.places.into_iter().zip(sums) {
+            self.node.keep(place, sum);
+        }
+        Ok(())
+    }
+
+    /// The names of the records, in order.
+    pub(crate) fn blocks(&self) -> Vec<Block> {
+        self.places.iter().map(|place| place.block).collect()
     }
 }
 

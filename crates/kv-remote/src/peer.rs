@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::channel::{Channel, Facts};
 use crate::entry::{ENTRY_BYTES, Unfit};
+use crate::joined::Joined;
 use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Reply, Request, Span};
 use crate::node::FRAME_MAX;
 use crate::transfer::Transfer;
@@ -13,9 +14,6 @@ use crate::{Key, Lie, Member, PeerError};
 
 /// A record that was read, or why it is not to be used.
 pub type Read = Result<Vec<u8>, Unfit>;
-
-/// Bytes between two blocks that are read with them rather than left out.
-const GAP: u64 = 64;
 
 /// Bytes that are read as one span, at most, unless one block has more: what was read is looked at while it is in a cache.
 const JOINED_MAX: u64 = 512 << 10;
@@ -162,23 +160,23 @@ impl Peer {
         mut each: impl FnMut(usize, Result<&[u8], Unfit>),
     ) -> Result<(), PeerError> {
         let Some(lease) = found.lease else { return Ok(()) };
-        let Joined { spans, mut places } = Joined::of(found);
+        let joined = Joined::of(found, JOINED_MAX);
+        let mut said = vec![false; found.blocks.len().min(blocks.len())];
         let mut say = |span: usize, bytes: &[u8]| {
-            let first = places.partition_point(|place| place.span < span);
-            for place in places.iter_mut().skip(first).take_while(|place| place.span == span) {
-                let of = found.blocks.get(place.block).zip(blocks.get(place.block));
-                let (Some((at, &block)), false) = (of, std::mem::replace(&mut place.said, true))
-                else {
+            for (place, offset) in joined.blocks_of(span) {
+                let of = found.blocks.get(place).zip(blocks.get(place));
+                let (Some((at, &block)), Some(said)) = (of, said.get_mut(place)) else { continue };
+                if std::mem::replace(said, true) {
                     continue;
-                };
-                let slot = bytes.get(place.offset..).unwrap_or_default();
+                }
+                let slot = bytes.get(offset..).unwrap_or_default();
                 let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
-                each(place.block, at.record(slot, block));
+                each(place, at.record(slot, block));
             }
         };
-        transfer.read(self, lease, &spans, deadline, &mut say)?;
-        for place in places.iter().filter(|place| !place.said && place.block < blocks.len()) {
-            each(place.block, Err(Unfit::Short));
+        transfer.read(self, lease, joined.spans(), deadline, &mut say)?;
+        for (place, _) in said.iter().enumerate().filter(|(_, said)| !**said) {
+            each(place, Err(Unfit::Short));
         }
         Ok(())
     }
@@ -232,95 +230,5 @@ impl Peer {
             Reply::Changes(changes) => Ok(changes),
             _ => Err(Lie::Answer.into()),
         }
-    }
-}
-
-/// The blocks of an answer as few spans, in the order of their addresses.
-struct Joined {
-    spans: Vec<Span>,
-    /// Where each block is, in the same order.
-    places: Vec<Place>,
-}
-
-/// Where a block is in the bytes of a span.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Place {
-    /// Its place in the answer.
-    block: usize,
-    span: usize,
-    offset: usize,
-    /// Whether it was said what was read.
-    said: bool,
-}
-
-impl Joined {
-    fn of(found: &Found) -> Self {
-        let mut order: Vec<_> = (0..).zip(found.blocks.iter().map(|block| block.span)).collect();
-        order.sort_unstable_by_key(|(_, span)| span.address);
-        let (mut spans, mut places) = (Vec::<Span>::new(), Vec::with_capacity(order.len()));
-        for (block, span) in order {
-            let end = span.address.saturating_add(span.bytes.into());
-            let joins = spans.last_mut().filter(|last| {
-                let last_end = last.address.saturating_add(last.bytes.into());
-                span.address <= last_end.saturating_add(GAP) && end - last.address <= JOINED_MAX
-            });
-            let offset = match joins {
-                Some(last) => {
-                    let bytes = u64::from(last.bytes).max(end - last.address);
-                    last.bytes = bytes as u32;
-                    (span.address - last.address) as usize
-                }
-                None => {
-                    spans.push(span);
-                    0
-                }
-            };
-            places.push(Place { block, span: spans.len() - 1, offset, said: false });
-        }
-        Self { spans, places }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::message::Located;
-
-    type Spans = Vec<(u64, u32)>;
-    type Places = Vec<(usize, usize)>;
-
-    /// The spans, and of each block its span and where it begins there.
-    fn joined(spans: &[(u64, u32)]) -> (Spans, Places) {
-        let span = |&(address, bytes): &(u64, u32)| Span { address, bytes };
-        let blocks =
-            spans.iter().map(|of| Located { span: span(of), generation: 0 }).collect::<Vec<_>>();
-        let joined = Joined::of(&Found { lease: None, blocks });
-        let spans = joined.spans.iter().map(|span| (span.address, span.bytes)).collect();
-        let mut places = joined.places;
-        places.sort_unstable_by_key(|place| place.block);
-        (spans, places.iter().map(|place| (place.span, place.offset)).collect())
-    }
-
-    #[test]
-    fn blocks_side_by_side_are_one_span_and_each_is_found_in_the_bytes() {
-        assert_eq!(
-            joined(&[(0, 100), (128, 100), (256, 100)]),
-            (vec![(0, 356)], vec![(0, 0), (0, 128), (0, 256)])
-        );
-        assert_eq!(
-            joined(&[(256, 100), (0, 100), (128, 90)]),
-            (vec![(0, 356)], vec![(0, 256), (0, 0), (0, 128)])
-        );
-        let apart = joined(&[(1000, 10), (0, 10), (1064, 10), (500, 10)]);
-        assert_eq!(
-            apart,
-            (vec![(0, 10), (500, 10), (1000, 74)], vec![(2, 0), (0, 0), (2, 64), (1, 0)])
-        );
-        // A peer may name one block twice, or one within the other.
-        assert_eq!(
-            joined(&[(0, 100), (0, 100), (10, 20)]),
-            (vec![(0, 100)], vec![(0, 0), (0, 0), (0, 10)])
-        );
-        assert_eq!(joined(&[]), (vec![], vec![]));
     }
 }

@@ -5,17 +5,20 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::{far, key, node_with, random, until};
 use kv_manager::{GroupFormat, GroupId, GroupKind};
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{
-    GroupSheet, HandoverError, HandoverId, HeadLayout, HeadOrder, LayoutError, Offer, Part, Pull,
-    Sheet, Verdict, copy_heads,
+    GroupSheet, HandoverError, HandoverId, HeadLayout, HeadOrder, LayoutError, Offer, Part, Places,
+    Progress, Pull, Sheet, Verdict, copy_heads,
 };
+use kv_remote::message::{Found, Span};
 use kv_remote::{
-    HostMemory, Member, Node, NodeOptions, Peer, Refusal, Server, ServerOptions, SocketTransfer,
+    HostMemory, Member, Node, NodeOptions, Peer, PeerError, Refusal, Server, ServerOptions,
+    SocketTransfer,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -128,10 +131,147 @@ fn parts_come_while_they_are_computed_in_any_order_of_chunks() {
         }
         until("it is taken", || offer.verdict() == Verdict::Taken);
         drop(offer);
+        // At once, and not when their time has come.
+        assert_eq!(node.stats().leases.open, 0);
         no_lease(&node);
         assert_eq!(node.stats().used_slots, 0);
         assert!(open(&mut connect(&server), ID).is_none(), "nobody takes it twice");
     }
+}
+
+/// As a device would: writes parts where there is room for them, and sums them.
+fn write(node: &Node, places: &Places, parts: &[Part], sheet: &Sheet) -> Vec<u64> {
+    let write = |(span, &part): (Span, &Part)| {
+        let bytes = bytes_of(part, sheet.part_bytes(part).unwrap());
+        assert_eq!(bytes.len(), span.bytes as usize);
+        assert!(node.memory().write(span.address, &bytes));
+        sum(&bytes)
+    };
+    places.spans().zip(parts).map(write).collect()
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(7, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+}
+
+#[test]
+fn parts_that_something_else_writes_and_reads_come_right_or_are_read_again() {
+    let (node, _server, mut peer) = served(200);
+    let whole = sheet(5, 1);
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let mut pull = open(&mut peer, ID).unwrap();
+    let memory = Arc::clone(node.memory());
+    let (mut came, mut turn) = (BTreeMap::new(), 0_u64);
+    let mut left = whole.parts().len();
+    for some in whole.parts().chunks(7) {
+        let places = offer.reserve(some).unwrap();
+        let sums = write(&node, &places, some, &whole);
+        let mut read = |_: &mut Peer, parts: &[Part], found: &Found| {
+            assert_eq!(parts.len(), found.blocks.len());
+            let read = parts.iter().zip(&found.blocks).map(|(&part, at)| {
+                let mut bytes = vec![0; at.record_span().bytes as usize];
+                assert!(memory.read(at.record_span().address, &mut bytes));
+                turn += 1;
+                // Every third comes wrong, and is to be read again.
+                if turn.is_multiple_of(3) {
+                    bytes[0] ^= 1;
+                }
+                let is_right = sum(&bytes) == at.sum;
+                if is_right {
+                    assert!(came.insert(part, bytes).is_none(), "each once");
+                }
+                is_right
+            });
+            Ok(read.collect())
+        };
+        // Nothing is there before it is given.
+        let progress = pull.look_by(&mut peer, far(), &mut read).unwrap();
+        assert_eq!(progress, Progress { came: 0, left });
+        offer.give_written(places, &sums).unwrap();
+        left -= some.len();
+        while pull.left() > left {
+            pull.look_by(&mut peer, far(), &mut read).unwrap();
+        }
+    }
+    for part in whole.parts() {
+        assert_eq!(came[&part], bytes_of(part, whole.part_bytes(part).unwrap()));
+    }
+    assert_eq!(offer.left(), 0);
+    pull.take(&mut peer, far()).unwrap();
+    until("it is taken", || offer.verdict() == Verdict::Taken);
+    drop(offer);
+    no_lease(&node);
+    assert_eq!(node.stats().used_slots, 0);
+}
+
+#[test]
+fn room_for_parts_is_for_parts_of_its_offer_and_comes_back() {
+    let (node, _server, mut peer) = served(60);
+    let whole = sheet(3, 1);
+    let parts = whole.parts();
+    let (other_id, until_then) = (HandoverId(78), 10 * SECOND);
+    let mut offer = Offer::new(&node, ID, whole.clone(), until_then).unwrap();
+    let mut other = Offer::new(&node, other_id, whole.clone(), until_then).unwrap();
+    let before = node.pool().claimable();
+    let no_part = Part { place: 3, ..parts[0] };
+    for wrong in [&[no_part][..], &[parts[0], parts[0]]] {
+        let refused = offer.reserve(wrong).map(drop);
+        assert!(matches!(refused, Err(HandoverError::NoPart { .. })), "{refused:?}");
+    }
+    // Room of another offer, too few sums, and a part that was given in between.
+    let places = other.reserve(&parts[..2]).unwrap();
+    let refused = offer.give_written(places, &[1, 2]);
+    assert!(matches!(refused, Err(HandoverError::NoPart { part }) if part == parts[0]));
+    let places = offer.reserve(&parts[..2]).unwrap();
+    let refused = offer.give_written(places, &[1]);
+    assert!(matches!(refused, Err(HandoverError::Node(Refusal::Length))), "{refused:?}");
+    assert_eq!(node.pool().claimable(), before, "all that was refused has come back");
+    let (first, second) =
+        (offer.reserve(&parts[..1]).unwrap(), offer.reserve(&parts[..1]).unwrap());
+    offer.give_written(first, &[1]).unwrap();
+    let refused = offer.give_written(second, &[1]);
+    assert!(matches!(refused, Err(HandoverError::NoPart { .. })), "{refused:?}");
+    assert_eq!((offer.left(), other.left()), (parts.len() - 1, parts.len()));
+    // Whoever reads it as bytes of the host waits for it, and is told so.
+    let mut pull = open(&mut peer, ID).unwrap();
+    let progress = pull.look(&mut peer, &mut SocketTransfer, far(), |_, _| panic!("none is right"));
+    assert_eq!(progress.unwrap(), Progress { came: 0, left: parts.len() });
+    // What a reader answers in error is told, and costs no part.
+    let failed = pull.look_by(&mut peer, far(), |_, _, _| Err(PeerError::Late));
+    assert!(matches!(failed, Err(HandoverError::Peer(PeerError::Late))), "{failed:?}");
+    assert_eq!(pull.left(), parts.len());
+    // Fewer answers than parts, and more.
+    for said in [vec![], vec![false; 100]] {
+        let progress = pull.look_by(&mut peer, far(), |_, _, _| Ok(said.clone())).unwrap();
+        assert_eq!(progress, Progress { came: 0, left: parts.len() });
+    }
+    give(&mut other, &parts).unwrap();
+    drop((offer, other));
+    no_lease(&node);
+    assert_eq!(node.pool().claimable(), 60);
+}
+
+#[test]
+fn a_part_of_another_length_than_the_sheet_says_is_not_read() {
+    let (node, _server, mut peer) = served(60);
+    let mut long = sheet(3, 1);
+    let mut offer = Offer::new(&node, ID, long.clone(), 10 * SECOND).unwrap();
+    let parts = long.parts();
+    let places = offer.reserve(&parts).unwrap();
+    let sums = write(&node, &places, &parts, &long);
+    offer.give_written(places, &sums).unwrap();
+    // A host whose sheet says another length, and whose parts have the same names.
+    let mut pull = open(&mut peer, ID).unwrap();
+    long.groups[0].part_bytes = 88;
+    let other = Offer::new(&node, ID, long, 10 * SECOND).unwrap();
+    let mut lied = open(&mut peer, ID).unwrap();
+    let refused = lied.look_by(&mut peer, far(), |_, _, _| panic!("nothing of it is read"));
+    let expected = matches!(refused, Err(HandoverError::Length { bytes: 96, expected: 88, .. }));
+    assert!(expected, "{refused:?}");
+    let progress = pull.look_by(&mut peer, far(), |_, parts, _| Ok(vec![true; parts.len()]));
+    assert_eq!(progress.unwrap().left, 0);
+    drop((offer, other));
+    no_lease(&node);
 }
 
 #[test]
@@ -267,7 +407,21 @@ fn a_wait_has_an_end_and_goes_on_where_it_was() {
     let mut pull = open(&mut peer, ID).unwrap();
     let mut came = Vec::new();
     let soon = Instant::now() + SECOND / 50;
-    let late = pull.wait(&mut peer, &mut SocketTransfer, soon, |part, _| came.push(part));
+    let is_over = AtomicBool::new(false);
+    let late = std::thread::scope(|scope| {
+        // A wait without an end looks more often than any that has one, and finds then that nothing is served any more.
+        scope.spawn(|| {
+            until("the wait is over, or has no end", || {
+                is_over.load(Relaxed) || node.stats().leases.granted > 2_000
+            });
+            if !is_over.load(Relaxed) {
+                node.clear();
+            }
+        });
+        let late = pull.wait(&mut peer, &mut SocketTransfer, soon, |part, _| came.push(part));
+        is_over.store(true, Relaxed);
+        late
+    });
     let left = parts.len() - 7;
     assert!(matches!(late, Err(HandoverError::Late { left: of }) if of == left), "{late:?}");
     assert!(matches!(pull.left(), of if of == left));

@@ -233,6 +233,81 @@ fn a_record_that_was_not_written_is_not_found_and_costs_no_slot() {
     assert_eq!(node.pool().claimable() as u64, node.stats().slots);
 }
 
+/// What a device would write: words, whose sum is theirs.
+fn written(node: &Node, span: Span, number: u64) -> u64 {
+    let words: Vec<u64> = (0..u64::from(span.bytes) / 8).map(|at| number << 32 | at).collect();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    assert!(node.memory().write(span.address, &bytes));
+    words.iter().fold(0, |sum, word| sum.wrapping_add(*word))
+}
+
+#[test]
+fn what_something_else_writes_is_found_with_its_sum_once_it_is_whole() {
+    let (node, _) = manual_node(4);
+    let node = Arc::new(node);
+    node.put(block(1), &record(1)).unwrap();
+    for turn in 0..3 {
+        let room = node.reserve(&[(block(1), 64), (block(2), 128)]).unwrap();
+        let spans: Vec<_> = room.spans().collect();
+        assert_eq!(spans.iter().map(|span| span.bytes).collect::<Vec<_>>(), [64, 128]);
+        assert!(spans.iter().all(|span| span.address % 64 == 0));
+        let sums: Vec<_> =
+            spans.iter().zip([1, 2]).map(|(&span, of)| written(&node, span, of + turn)).collect();
+        // What was there before is there until then.
+        let before = node.find_and_pin(ONE, &blocks([1, 2]), SECOND).unwrap();
+        assert_eq!(before.blocks.len(), if turn == 0 { 1 } else { 2 });
+        node.end(ONE, before.lease.unwrap()).unwrap();
+        assert!(before.blocks.iter().all(|at| !spans.contains(&at.record_span())));
+        room.keep(&sums).unwrap();
+        let found = node.find_and_pin(ONE, &blocks([1, 2]), SECOND).unwrap();
+        assert_eq!(found.blocks.iter().map(|at| at.record_span()).collect::<Vec<_>>(), spans);
+        assert_eq!(found.blocks.iter().map(|at| at.sum).collect::<Vec<_>>(), sums);
+        // A reader that does not know how it is summed takes it for nothing.
+        for (at, number) in [1, 2].into_iter().enumerate() {
+            assert!(look(&node, &found, at, number).is_err());
+        }
+        node.end(ONE, found.lease.unwrap()).unwrap();
+    }
+    assert_eq!(open(&node).open, 0);
+    assert_eq!(node.pool().claimable(), 4);
+}
+
+#[test]
+fn room_that_is_being_written_is_nobody_elses_and_comes_back() {
+    let (node, _) = manual_node(4);
+    let node = Arc::new(node);
+    let room = node.reserve(&[(block(1), 64), (block(2), 64)]).unwrap();
+    let spans: Vec<_> = room.spans().collect();
+    for number in 10..50 {
+        node.put(block(number), &record(number)).unwrap();
+        let found = node.find_and_pin(ONE, &[block(number)], SECOND).unwrap();
+        assert!(!spans.contains(&found.blocks[0].record_span()));
+        node.end(ONE, found.lease.unwrap()).unwrap();
+    }
+    // No room for a third and a fourth and a fifth: all that was claimed for them comes back.
+    let three: Vec<_> = (3..6).map(|number| (block(number), 64)).collect();
+    assert_eq!(node.reserve(&three).map(drop), Err(Refusal::NoRoom));
+    assert_eq!(node.pool().claimable(), 2);
+    drop(room);
+    assert_eq!(node.pool().claimable(), 4);
+    assert_eq!(node.find_and_pin(ONE, &[block(1)], SECOND), Ok(Found::default()));
+    for bytes in [0, common::RECORD_BYTES as u32 + 1, u32::MAX] {
+        assert_eq!(node.reserve(&[(block(1), bytes)]).map(drop), Err(Refusal::Length));
+    }
+    let room = node.reserve(&[(block(1), 64)]).unwrap();
+    for sums in [&[][..], &[1, 2]] {
+        let other = node.reserve(&[(block(2), 64)]).unwrap();
+        assert_eq!(other.keep(sums), Err(Refusal::Length));
+    }
+    assert_eq!(node.pool().claimable(), 3);
+    // All was cleared while it was written.
+    node.clear();
+    room.keep(&[7]).unwrap();
+    assert_eq!(node.find_and_pin(ONE, &[block(1)], SECOND), Ok(Found::default()));
+    assert_eq!(node.pool().claimable(), 4);
+    assert!(node.reserve(&[]).unwrap().keep(&[]).is_ok());
+}
+
 /// What a reader has of one answer.
 struct Held {
     reader: ReaderId,

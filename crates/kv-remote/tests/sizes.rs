@@ -11,8 +11,8 @@ use common::{block, record};
 use kv_pool::clock::SystemClock;
 use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
 use kv_remote::{
-    Address, HostMemory, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId, RemoteOptions,
-    RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
+    Address, HostMemory, Joined, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId,
+    Refusal, RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
 };
 
 const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
@@ -98,10 +98,24 @@ fn any_spans_and_lengths_are_read_or_refused() {
             let spans = vec![Span { address, bytes }; 3];
             let _ = node.read(reader, found.lease.unwrap(), &spans, &mut Vec::new());
             let _ = node.end(ReaderId(address), LeaseId(address));
-            let located = Located { span: spans[0], generation: address };
+            let located = Located { span: spans[0], generation: address, sum: 0 };
             assert!(matches!(located.record(&[0; 63], block(1)), Err(Unfit::Short)));
-            let empty = Found { lease: None, blocks: vec![located; 2] };
-            assert_eq!(empty.blocks.len(), 2);
+            let two = Found { lease: None, blocks: vec![located; 2] };
+            for bytes_max in NUMBERS {
+                let joined = Joined::of(&two, bytes_max);
+                let of = |span| joined.blocks_of(span).count();
+                assert_eq!((0..joined.spans().len()).map(of).sum::<usize>(), 2);
+                assert_eq!(of(usize::MAX), 0);
+            }
+        }
+    }
+    let node = Arc::new(node);
+    for bytes in [0, 1, common::RECORD_BYTES as u32 + 1, u32::MAX] {
+        let room = node.reserve(&[(block(2), bytes)]);
+        assert_eq!(room.map(drop).is_ok(), bytes == 1);
+        for sums in [&[][..], &[1, 2]] {
+            let kept = node.reserve(&[(block(2), 1)]).unwrap().keep(sums);
+            assert_eq!(kept, Err(Refusal::Length));
         }
     }
     for count in [0, 1, usize::MAX] {
@@ -115,7 +129,7 @@ fn answers_of_any_numbers_are_read_or_refused() {
     for address in NUMBERS {
         for bytes in [0, 1, u32::MAX] {
             let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
-            let located = Located { span: Span { address, bytes }, generation: address };
+            let located = Located { span: Span { address, bytes }, generation: address, sum: 0 };
             let found = Found { lease: Some(LeaseId(address)), blocks: vec![located; 3] };
             let wanted = [block(1), block(2)];
             let (mut said, deadline) = (Vec::new(), common::far());
@@ -218,6 +232,10 @@ fn layouts_and_handovers_of_any_numbers_are_taken_or_refused() {
             let part = Part { group, place: number, layer: number, shard: number };
             assert!(offer.give(&[(part, &[])]).is_err());
             assert!(offer.give(&[]).is_ok() || lasts.is_zero());
+            assert!(offer.reserve(&[part]).is_err());
+            if let Ok(none) = offer.reserve(&[]) {
+                assert!(offer.give_written(none, &[number.into()]).is_err());
+            }
             let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
             let mut transfer = SocketTransfer;
             let opened =

@@ -407,6 +407,13 @@ fn the_blocks_of_a_member_that_leaves_are_gone_and_its_place_is_another_ones() {
         one.poll();
         one.dropped.iter().copied().collect::<BTreeSet<_>>() == expected
     });
+    // Whoever stays is asked for the first time what it has, and none of it is dropped.
+    hosts[1].node.put(common::block(50), &[9; 90]).unwrap();
+    until("the member that stays was asked", || {
+        one.poll();
+        one.gained.contains(&50)
+    });
+    assert_eq!(one.dropped.iter().copied().collect::<BTreeSet<_>>(), expected);
     // Those of the others are there, and what is stored now as well, whoever has the place.
     one.store(30..40);
     one.settle();

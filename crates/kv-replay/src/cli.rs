@@ -320,7 +320,8 @@ pub(crate) struct RunArgs {
     /// Bytes that each node keeps for all, such as 256MiB.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     node_bytes: ByteSize,
-    /// How blocks of other nodes are read: sockets, or nixl, from the other node's memory, if NIXL is installed.
+    /// How blocks of other nodes are read: sockets; nixl, from the other node's memory, if NIXL is installed; or nixl-device, prompts
+    /// of --prefill-nodes from GPU to GPU.
     #[arg(long, value_name = "HOW", default_value_t = NodeTransfer::Sockets)]
     pub(crate) node_transfer: NodeTransfer,
     /// Has nodes find each other by the etcd of this URL, such as http://127.0.0.1:2379, so that nodes that die are members no
@@ -391,7 +392,11 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// Number of devices that the model is divided over.
     pub(crate) fn parts(&self) -> usize {
-        self.workers.map_or_else(|| self.device.count(), usize::from)
+        match self.workers {
+            Some(workers) => workers.into(),
+            None if self.fleet().is_some() || self.node.is_some() => 1,
+            None => self.device.count(),
+        }
     }
 
     /// Blocks of host memory.

@@ -18,7 +18,7 @@ use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, 
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_writable, write_json};
-use kv_replay::nodes::{NODES_MAX, NodeStartError};
+use kv_replay::nodes::{NODES_MAX, NodeStartError, NodeTransfer};
 use kv_replay::page::{self, ReportError, ReportOptions};
 use kv_replay::plan::{self, ModelError, PlanError, PlanOptions};
 use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
@@ -319,7 +319,8 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     if args.live && !io::stdout().is_terminal() {
         return Err(Failure::NoTerminal);
     }
-    if args.device == DeviceSpec::EveryCuda && args.workers.is_none() {
+    let is_divided = args.workers.is_some() || args.fleet().is_some() || args.node.is_some();
+    if args.device == DeviceSpec::EveryCuda && !is_divided {
         return Err(Failure::EveryGpu);
     }
     let mut config = args.config();
@@ -435,6 +436,10 @@ fn fleet(
     if let Some(path) = &args.json {
         check_writable(path)?;
     }
+    let is_simulated = matches!(args.device, DeviceSpec::Sim { .. });
+    if args.node_transfer == NodeTransfer::NixlDevice && (prefill == 0 || is_simulated) {
+        return Err(NodeStartError::NoDevice.into());
+    }
     args.node_transfer.check()?;
     if !args.etcd.is_empty() && !cfg!(feature = "etcd") {
         return Err(NodeStartError::WithoutEtcd.into());
@@ -523,7 +528,12 @@ fn replay(
     let Machine { spec, profile, live } = machine;
     let unusable = |source| Failure::Device { spec: spec.clone(), source };
     let sizes = SimSizes { profile, ..SimSizes::for_config(config) };
-    let devices = device::open(spec, sizes).map_err(unusable)?;
+    let devices = match &config.node {
+        // Each node has one of the devices.
+        Some(node) => device::open_one(spec, node.index.into(), sizes),
+        None => device::open(spec, sizes),
+    };
+    let devices = devices.map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
     let mut bar = Bar::new(trace.requests.len() as u64, live);
     let report = play(&devices, &mut bar);

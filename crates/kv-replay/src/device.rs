@@ -280,7 +280,11 @@ pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenE
 }
 
 /// Opens device `position`, counted from 0, of those of `spec`. Behind the last one, the first comes again.
-pub(crate) fn open_one(
+///
+/// # Errors
+///
+/// [`DeviceOpenError`].
+pub fn open_one(
     spec: &DeviceSpec,
     position: usize,
     sim: SimSizes,

@@ -136,6 +136,7 @@ pub(crate) struct FleetReport {
     handover_failed: u64,
     handover_cancelled: u64,
     handover_recomputed: u64,
+    handover_blocks_wrong: u64,
     /// Leases of the nodes that were not killed.
     leases: LeaseReport,
     /// Seconds from the start of the first node to the end of the last.
@@ -242,7 +243,7 @@ impl Fleet {
         for url in &self.etcd {
             command.args(["--node-etcd", url]);
         }
-        if self.transfer == NodeTransfer::Nixl && std::env::var_os("UCX_MODULES").is_none() {
+        if self.transfer != NodeTransfer::Sockets && std::env::var_os("UCX_MODULES").is_none() {
             // All nodes are on this machine; and a library of this module crashes at the end of a process.
             command.env("UCX_MODULES", "^ib");
         }

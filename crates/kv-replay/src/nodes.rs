@@ -7,6 +7,9 @@ use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use cuda_driver::Device;
+#[cfg(feature = "nixl")]
+use cuda_driver::Stream;
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
@@ -69,13 +72,33 @@ struct Served {
 
 /// How the bytes of other nodes' blocks come.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum NodeTransfer {
     /// Over the connections.
     #[default]
     Sockets,
     /// By NIXL, from the other node's memory.
     Nixl,
+    /// By NIXL, from the memory of the other node's device to that of this one's: prompts that are handed over.
+    NixlDevice,
+}
+
+/// A node's memory.
+#[derive(Clone, Debug)]
+pub(crate) enum NodeMemory {
+    Host(Arc<dyn Memory>),
+    #[cfg(feature = "nixl")]
+    Device(Arc<kv_nixl::NixlDeviceMemory>),
+}
+
+impl NodeMemory {
+    fn memory(&self) -> Arc<dyn Memory> {
+        match self {
+            Self::Host(memory) => Arc::clone(memory),
+            #[cfg(feature = "nixl")]
+            Self::Device(memory) => Arc::clone(memory) as Arc<dyn Memory>,
+        }
+    }
 }
 
 impl NodeTransfer {
@@ -87,22 +110,33 @@ impl NodeTransfer {
         match self {
             Self::Sockets => Ok(()),
             #[cfg(feature = "nixl")]
-            Self::Nixl => Ok(kv_nixl::Library::open().map(drop)?),
+            Self::Nixl | Self::NixlDevice => Ok(kv_nixl::Library::open().map(drop)?),
             #[cfg(not(feature = "nixl"))]
-            Self::Nixl => Err(NodeStartError::WithoutNixl),
+            Self::Nixl | Self::NixlDevice => Err(NodeStartError::WithoutNixl),
         }
     }
 
-    /// A node's memory.
-    fn memory(self, memory: Arc<HostMemory>) -> Result<Arc<dyn Memory>, NodeStartError> {
+    /// A node's memory of so many bytes; on this device, if it is read there.
+    #[cfg_attr(not(feature = "nixl"), expect(unused_variables))]
+    fn memory(self, bytes: u64, device: Option<&Device>) -> Result<NodeMemory, NodeStartError> {
         match self {
-            Self::Sockets => Ok(memory),
+            Self::Sockets => Ok(NodeMemory::Host(Arc::new(HostMemory::new(bytes)?))),
             #[cfg(feature = "nixl")]
             Self::Nixl => {
-                Ok(Arc::new(kv_nixl::NixlMemory::new(&kv_nixl::Library::open()?, memory)?))
+                let memory = Arc::new(HostMemory::new(bytes)?);
+                let memory = kv_nixl::NixlMemory::new(&kv_nixl::Library::open()?, memory)?;
+                Ok(NodeMemory::Host(Arc::new(memory)))
+            }
+            #[cfg(feature = "nixl")]
+            Self::NixlDevice => {
+                let device = device.ok_or(NodeStartError::NoDevice)?;
+                let stream = Stream::new(device).map_err(kv_nixl::NixlError::from)?;
+                let library = kv_nixl::Library::open()?;
+                let memory = kv_nixl::NixlDeviceMemory::new(&library, &stream, bytes)?;
+                Ok(NodeMemory::Device(Arc::new(memory)))
             }
             #[cfg(not(feature = "nixl"))]
-            Self::Nixl => Err(NodeStartError::WithoutNixl),
+            Self::Nixl | Self::NixlDevice => Err(NodeStartError::WithoutNixl),
         }
     }
 
@@ -112,6 +146,7 @@ impl NodeTransfer {
             Self::Sockets => Ok(Box::new(SocketTransfer)),
             #[cfg(feature = "nixl")]
             Self::Nixl => Ok(Box::new(kv_nixl::NixlTransfer::new(kv_nixl::Library::open()?))),
+            Self::NixlDevice => Err(NodeStartError::NoDevice),
             #[cfg(not(feature = "nixl"))]
             Self::Nixl => Err(NodeStartError::WithoutNixl),
         }
@@ -128,6 +163,7 @@ impl NodeTransfer {
                     .set_transfer(move |_| Box::new(kv_nixl::NixlTransfer::new(library.clone())));
                 Ok(())
             }
+            Self::NixlDevice => Err(NodeStartError::NoDevice),
             #[cfg(not(feature = "nixl"))]
             Self::Nixl => {
                 let _ = options;
@@ -144,7 +180,8 @@ impl FromStr for NodeTransfer {
         match text {
             "sockets" => Ok(Self::Sockets),
             "nixl" => Ok(Self::Nixl),
-            _ => Err(format!("{text:?} is neither sockets nor nixl")),
+            "nixl-device" => Ok(Self::NixlDevice),
+            _ => Err(format!("{text:?} is none of sockets, nixl, nixl-device")),
         }
     }
 }
@@ -154,6 +191,7 @@ impl fmt::Display for NodeTransfer {
         f.write_str(match self {
             Self::Sockets => "sockets",
             Self::Nixl => "nixl",
+            Self::NixlDevice => "nixl-device",
         })
     }
 }
@@ -183,6 +221,11 @@ pub enum NodeStartError {
     #[cfg(feature = "nixl")]
     #[error("blocks of other nodes cannot be read by NIXL")]
     Nixl(#[from] kv_nixl::NixlError),
+    /// Only blocks of a GPU are read by a GPU, and only those of prompts that are handed over.
+    #[error(
+        "nixl-device moves prompts from GPU to GPU: it needs --prefill-nodes, and --device cuda:N"
+    )]
+    NoDevice,
     /// This program was built without NIXL.
     #[error("this program was built without the feature nixl")]
     WithoutNixl,
@@ -281,15 +324,15 @@ impl NodeConfig {
         &self,
         record_bytes: u64,
         lease_max: Option<Duration>,
-    ) -> Result<Server, NodeStartError> {
-        let memory = Arc::new(HostMemory::new(self.bytes)?);
+        device: Option<&Device>,
+    ) -> Result<(Server, NodeMemory), NodeStartError> {
         let mut options = NodeOptions::new(&Self::name(self.index), record_bytes);
         if let Some(lease_max) = lease_max {
             // Each block of a sequence that is offered has one.
             (options.lease_max, options.leases_max) = (lease_max, 1 << 20);
         }
-        let memory = self.transfer.memory(memory)?;
-        let node = Node::new(&options, memory, Arc::new(SystemClock::new()))?;
+        let memory = self.transfer.memory(self.bytes, device)?;
+        let node = Node::new(&options, memory.memory(), Arc::new(SystemClock::new()))?;
         let address = Address::Unix(match self.walled {
             true => Self::own_socket(&self.folder, self.index),
             false => self.socket(self.index),
@@ -304,16 +347,17 @@ impl NodeConfig {
                 std::thread::park_timeout(Duration::from_millis(1));
             }
         }
-        Ok(server)
+        Ok((server, memory))
     }
 
-    /// Serves a node for sequences that are handed over.
+    /// Serves a node for sequences that are handed over, over memory of `device` if that is what is read.
     pub(crate) fn serve(
         &self,
         record_bytes: u64,
         lease_max: Duration,
-    ) -> Result<Arc<Node>, NodeStartError> {
-        let server = self.listen(record_bytes, Some(lease_max))?;
+        device: &Device,
+    ) -> Result<(Arc<Node>, NodeMemory), NodeStartError> {
+        let (server, memory) = self.listen(record_bytes, Some(lease_max), Some(device))?;
         let node = Arc::clone(server.node());
         let served = Served {
             server,
@@ -322,12 +366,12 @@ impl NodeConfig {
             membership: None,
         };
         self.served.set(served).map_err(|_| NodeStartError::Again)?;
-        Ok(node)
+        Ok((node, memory))
     }
 
     /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
     pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
-        let server = self.listen(record_bytes, None)?;
+        let (server, _) = self.listen(record_bytes, None, None)?;
         let members = (0..self.nodes).map(|index| self.member(index));
         let members = if self.etcd.is_empty() { members.collect() } else { Vec::new() };
         let mut options = RemoteOptions::new(members, self.key.clone());
@@ -491,6 +535,8 @@ pub struct HandoverReport {
     pub handover_cancelled: u64,
     /// Prompts that did not come, and were computed where they go on.
     pub handover_recomputed: u64,
+    /// Blocks that came and were not right by their sums, and those behind them: they were computed where they go on.
+    pub handover_blocks_wrong: u64,
     /// Milliseconds from when a request was known to when its prompt had come, of a node that goes on with them.
     pub handover_ms: Option<LatencyReport>,
 }
@@ -499,10 +545,11 @@ impl HandoverReport {
     /// A line for people.
     pub(crate) fn line(&self) -> String {
         format!(
-            "{} prompts handed over: {} blocks, {} bytes; {} failed, {} cancelled, {} computed where they go on",
+            "{} prompts handed over: {} blocks, {} bytes, {} wrong; {} failed, {} cancelled, {} computed where they go on",
             grouped(self.handed_over),
             grouped(self.handover_blocks),
             grouped(self.handover_bytes),
+            grouped(self.handover_blocks_wrong),
             grouped(self.handover_failed),
             grouped(self.handover_cancelled),
             grouped(self.handover_recomputed),

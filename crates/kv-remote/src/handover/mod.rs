@@ -16,7 +16,7 @@ use crate::wire::Key as Block;
 use crate::{PeerError, Refusal};
 
 pub use heads::{HeadLayout, HeadOrder, LayoutError, copy_heads};
-pub use offer::{Offer, Verdict};
+pub use offer::{Offer, Places, Verdict};
 pub use pull::{Progress, Pull};
 pub use sheet::{GroupSheet, Sheet};
 

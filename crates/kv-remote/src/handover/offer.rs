@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::leases::ReaderId;
-use crate::message::LIST_MAX;
+use crate::message::{LIST_MAX, Span};
 use crate::wire::Key as Block;
-use crate::{Node, Refusal};
+use crate::{Node, Refusal, Reserved};
 
 /// What has become of an offer.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -109,19 +109,8 @@ impl Offer {
     /// [`HandoverError::NoPart`], [`HandoverError::Length`], and nothing was given; [`HandoverError::Node`], and the offer is of no
     /// use any more: drop it. [`HandoverError::Withdrawn`] if its time is over.
     pub fn give(&mut self, parts: &[(Part, &[u8])]) -> Result<(), HandoverError> {
-        let mut new = HashSet::new();
-        for &(part, bytes) in parts {
-            let expected = self.sheet.part_bytes(part).ok_or(HandoverError::NoPart { part })?;
-            if bytes.len() != expected as usize {
-                return Err(HandoverError::Length { part, bytes: bytes.len(), expected });
-            }
-            if self.given.contains(&part) || !new.insert(part) {
-                return Err(HandoverError::NoPart { part });
-            }
-        }
-        if Instant::now() >= self.until {
-            return Err(HandoverError::Withdrawn);
-        }
+        let lengths = parts.iter().map(|&(part, bytes)| (part, bytes.len()));
+        let new = self.check(lengths)?;
         let of = |&(part, bytes): &(Part, _)| (name(self.id, Kind::Part(part)), bytes);
         let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
         for records in records.chunks(LIST_MAX) {
@@ -131,14 +120,73 @@ impl Offer {
         Ok(())
     }
 
+    /// Makes room for parts that something else than the host writes, such as copies on a device, into the node's memory. They are
+    /// offered once they are [given](Self::give_written).
+    ///
+    /// # Errors
+    /// As of [`give`](Self::give).
+    pub fn reserve(&self, parts: &[Part]) -> Result<Places, HandoverError> {
+        let length = |part| (part, self.sheet.part_bytes(part).unwrap_or(0) as usize);
+        self.check(parts.iter().map(|&part| length(part)))?;
+        let record = |&part: &Part| (name(self.id, Kind::Part(part)), length(part).1 as u32);
+        let records: Vec<_> = parts.iter().map(record).collect();
+        Ok(Places { reserved: self.node.reserve(&records)?, parts: parts.to_vec() })
+    }
+
+    /// Gives parts that were written where there was [room](Self::reserve) for them, each with its
+    /// [sum](crate::message::Located::sum): both sides sum as they have agreed.
+    ///
+    /// # Errors
+    /// As of [`give`](Self::give), and [`HandoverError::Node`] with [`Refusal::Length`] for another number of sums.
+    pub fn give_written(&mut self, places: Places, sums: &[u64]) -> Result<(), HandoverError> {
+        let Places { reserved, parts } = places;
+        let length = |part| (part, self.sheet.part_bytes(part).unwrap_or(0) as usize);
+        let new = self.check(parts.iter().map(|&part| length(part)))?;
+        let names = reserved.blocks();
+        // Of another offer.
+        if let Some((&part, _)) =
+            parts.iter().zip(&names).find(|(part, of)| name(self.id, Kind::Part(**part)) != **of)
+        {
+            return Err(HandoverError::NoPart { part });
+        }
+        reserved.keep(sums)?;
+        names.chunks(LIST_MAX).try_for_each(|names| self.pin(names))?;
+        self.given.extend(new);
+        Ok(())
+    }
+
+    /// Whether these parts can be given now.
+    fn check(
+        &self,
+        parts: impl Iterator<Item = (Part, usize)>,
+    ) -> Result<HashSet<Part>, HandoverError> {
+        let mut new = HashSet::new();
+        for (part, bytes) in parts {
+            let expected = self.sheet.part_bytes(part).ok_or(HandoverError::NoPart { part })?;
+            if bytes != expected as usize {
+                return Err(HandoverError::Length { part, bytes, expected });
+            }
+            if self.given.contains(&part) || !new.insert(part) {
+                return Err(HandoverError::NoPart { part });
+            }
+        }
+        if Instant::now() >= self.until {
+            return Err(HandoverError::Withdrawn);
+        }
+        Ok(new)
+    }
+
     /// Puts records in the node's memory, and pins them until the end of the offer.
     fn keep(&self, records: &[(Block, &[u8])]) -> Result<(), HandoverError> {
         for &(block, record) in records {
             self.node.put(block, record)?;
         }
-        let names: Vec<_> = records.iter().map(|(block, _)| *block).collect();
+        self.pin(&records.iter().map(|(block, _)| *block).collect::<Vec<_>>())
+    }
+
+    fn pin(&self, names: &[Block]) -> Result<(), HandoverError> {
         let lasts = self.until.saturating_duration_since(Instant::now());
-        let found = self.node.find_and_pin(self.reader, &names, lasts)?;
+        let found = self.node.find_and_pin(self.reader, names, lasts)?;
         // What was not pinned has made room for another record meanwhile.
         if found.blocks.len() < names.len() {
             return Err(Refusal::NoRoom.into());
@@ -174,6 +222,23 @@ impl Offer {
         let _ = self.node.end(self.reader, lease);
         read.ok()?;
         at.record(&bytes, block).ok()?.first().copied()
+    }
+}
+
+/// Room for parts in the node's memory, in the order in which they were named.
+///
+/// Drop it only when nothing writes there any more: others are given the room then.
+#[derive(Debug)]
+#[must_use = "dropping it gives the room to others"]
+pub struct Places {
+    reserved: Reserved,
+    parts: Vec<Part>,
+}
+
+impl Places {
+    /// Where each part is to be written in the node's memory.
+    pub fn spans(&self) -> impl ExactSizeIterator<Item = Span> + '_ {
+        self.reserved.spans()
     }
 }
 

@@ -6,6 +6,8 @@ use super::offer::{CANCELLED, TAKEN, WITHDRAWN};
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::address::after;
 use crate::entry::ENTRY_BYTES;
+use crate::message::Found;
+use crate::wire::Key as Block;
 use crate::{Peer, PeerError, Transfer};
 
 /// Parts that are asked for at a time.
@@ -132,16 +134,11 @@ impl Pull {
         deadline: Instant,
         mut each: impl FnMut(Part, &[u8]),
     ) -> Result<Progress, HandoverError> {
-        let before = self.left.len();
-        while !self.left.is_empty() {
-            let asked: Vec<Part> = self.left.iter().rev().take(ASK_MAX).copied().collect();
-            let names: Vec<_> = asked.iter().map(|part| name(self.id, Kind::Part(*part))).collect();
-            let found = peer.find_and_pin(&names, self.lease, deadline)?;
-            let Some(lease) = found.lease else { break };
-            let (mut came, mut wrong) = (vec![false; found.blocks.len()], None);
-            let read = peer.read_each(transfer, &found, &names, deadline, |at, record| {
-                let (Some(&part), Ok(bytes)) = (asked.get(at), record) else { return };
-                let expected = self.sheet.part_bytes(part).unwrap_or(0);
+        self.look_at(peer, deadline, |peer, sheet, (parts, names), found| {
+            let (mut came, mut wrong) = (vec![false; parts.len()], None);
+            let read = peer.read_each(transfer, found, names, deadline, |at, record| {
+                let (Some(&part), Ok(bytes)) = (parts.get(at), record) else { return };
+                let expected = sheet.part_bytes(part).unwrap_or(0);
                 if bytes.len() != expected as usize {
                     wrong = Some(HandoverError::Length { part, bytes: bytes.len(), expected });
                     return;
@@ -151,20 +148,73 @@ impl Pull {
                     *came = true;
                 }
             });
+            (came, read.map_err(HandoverError::from).and(wrong.map_or(Ok(()), Err)))
+        })
+    }
+
+    /// Looks for parts as [`look`](Self::look) does, and has `read` read them and say of each whether it is right: what was
+    /// [written](super::Offer::reserve) by something else than the host is read by something else, such as copies between devices, and its
+    /// sum compared with [`Located::sum`](crate::message::Located::sum). `read` is told parts and where they are, in the same order; they are
+    /// pinned meanwhile. Each has the length that the sheet says. Parts that are not right are asked for again.
+    ///
+    /// # Errors
+    /// As of [`look`](Self::look), and what `read` answers; no part that it was told of has come then.
+    pub fn look_by(
+        &mut self,
+        peer: &mut Peer,
+        deadline: Instant,
+        mut read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
+    ) -> Result<Progress, HandoverError> {
+        self.look_at(peer, deadline, |peer, sheet, (parts, _), found| {
+            for (&part, at) in parts.iter().zip(&found.blocks) {
+                let expected = sheet.part_bytes(part).unwrap_or(0);
+                let bytes = at.record_span().bytes as usize;
+                if bytes != expected as usize {
+                    return (Vec::new(), Err(HandoverError::Length { part, bytes, expected }));
+                }
+            }
+            match read(peer, parts, found) {
+                Ok(came) => (came, Ok(())),
+                Err(error) => (Vec::new(), Err(error.into())),
+            }
+        })
+    }
+
+    /// Asks for parts until one is missing or has not come. `read` reads those that are there, and says which have come, and whether it
+    /// is of use to go on.
+    fn look_at(
+        &mut self,
+        peer: &mut Peer,
+        deadline: Instant,
+        mut read: impl FnMut(
+            &mut Peer,
+            &Sheet,
+            (&[Part], &[Block]),
+            &Found,
+        ) -> (Vec<bool>, Result<(), HandoverError>),
+    ) -> Result<Progress, HandoverError> {
+        let before = self.left.len();
+        while !self.left.is_empty() {
+            let mut asked: Vec<Part> = self.left.iter().rev().take(ASK_MAX).copied().collect();
+            let mut names: Vec<_> =
+                asked.iter().map(|part| name(self.id, Kind::Part(*part))).collect();
+            let found = peer.find_and_pin(&names, self.lease, deadline)?;
+            let Some(lease) = found.lease else { break };
+            let is_all = found.blocks.len() >= asked.len();
+            asked.truncate(found.blocks.len());
+            names.truncate(found.blocks.len());
+            let (came, outcome) = read(peer, &self.sheet, (&asked, &names), &found);
             // Those that came are not left, in whatever order they came, and whatever came behind them.
             let parts: Vec<Part> =
                 asked.iter().zip(&came).filter(|(_, came)| **came).map(|(part, _)| *part).collect();
-            let from = self.left.len() - asked.len();
+            let from = self.left.len().saturating_sub(asked.len());
             let mut tail = self.left.split_off(from);
             tail.retain(|part| !parts.contains(part));
             self.left.append(&mut tail);
             let ended = end(peer, lease, deadline);
-            read?;
+            outcome?;
             ended?;
-            if let Some(wrong) = wrong {
-                return Err(wrong);
-            }
-            if parts.is_empty() || found.blocks.len() < asked.len() {
+            if parts.is_empty() || !is_all {
                 break;
             }
         }
@@ -196,11 +246,35 @@ impl Pull {
         deadline: Instant,
         mut each: impl FnMut(Part, &[u8]),
     ) -> Result<(), HandoverError> {
+        self.wait_at(peer, deadline, |pull, peer| {
+            // Not until the deadline: a call that is cut off spoils the connection.
+            pull.look(peer, transfer, after(pull.lease), &mut each)
+        })
+    }
+
+    /// The same with [`look_by`](Self::look_by).
+    ///
+    /// # Errors
+    /// As of [`look_by`](Self::look_by), and [`HandoverError::Late`] at the deadline.
+    pub fn wait_by(
+        &mut self,
+        peer: &mut Peer,
+        deadline: Instant,
+        mut read: impl FnMut(&mut Peer, &[Part], &Found) -> Result<Vec<bool>, PeerError>,
+    ) -> Result<(), HandoverError> {
+        self.wait_at(peer, deadline, |pull, peer| pull.look_by(peer, after(pull.lease), &mut read))
+    }
+
+    fn wait_at(
+        &mut self,
+        peer: &mut Peer,
+        deadline: Instant,
+        mut look: impl FnMut(&mut Self, &mut Peer) -> Result<Progress, HandoverError>,
+    ) -> Result<(), HandoverError> {
         let [shortest, longest] = PAUSES;
         let mut pause = shortest;
         loop {
-            // Not until the deadline: a call that is cut off spoils the connection.
-            let progress = self.look(peer, transfer, after(self.lease), &mut each)?;
+            let progress = look(self, peer)?;
             if progress.left == 0 {
                 return Ok(());
             }

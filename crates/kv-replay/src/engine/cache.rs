@@ -12,6 +12,8 @@ use kv_cache::{
     ResumeError, Sequence, SlotError, Tokens,
 };
 use kv_kernels::KvShape;
+#[cfg(feature = "nixl")]
+use kv_kernels::verify::BlockSums;
 use kv_pool::{BlockHash, BlockId, Tier};
 
 use super::RunError;
@@ -114,6 +116,24 @@ pub(crate) trait Cache {
 
     /// Copies a block of the first group to the device.
     fn write_block(&self, _id: BlockId, _bytes: &[u8]) -> Result<(), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Enqueues, with the steps, a copy of a block of the first group to other memory of its device.
+    #[cfg(feature = "nixl")]
+    fn copy_out(&self, _id: BlockId, _to: DeviceSpan) -> Result<(), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// Enqueues, with the steps, a copy to a block of the first group.
+    #[cfg(feature = "nixl")]
+    fn copy_in(&self, _id: BlockId, _from: DeviceSpan) -> Result<(), RunError> {
+        Err(RunError::HandoverElsewhere)
+    }
+
+    /// The sums of blocks of the first group, behind all that is enqueued, which is waited for. `scratch` is 12 bytes for each.
+    #[cfg(feature = "nixl")]
+    fn sums(&self, _ids: &[BlockId], _scratch: DeviceSpan) -> Result<Vec<u64>, RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
@@ -324,6 +344,48 @@ impl Cache for Local {
     fn write_block(&self, id: BlockId, bytes: &[u8]) -> Result<(), RunError> {
         let (part, span) = self.block(id)?;
         part.compute().upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    #[cfg(feature = "nixl")]
+    fn copy_out(&self, id: BlockId, to: DeviceSpan) -> Result<(), RunError> {
+        let (part, span) = self.block(id)?;
+        part.compute().copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    #[cfg(feature = "nixl")]
+    fn copy_in(&self, id: BlockId, from: DeviceSpan) -> Result<(), RunError> {
+        let (part, span) = self.block(id)?;
+        part.compute().copy_on_device(span, from).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    #[cfg(feature = "nixl")]
+    fn sums(&self, ids: &[BlockId], scratch: DeviceSpan) -> Result<Vec<u64>, RunError> {
+        let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
+        let failed = |error: Box<dyn std::error::Error + Send + Sync>| RunError::BlockCopy(error);
+        let count = ids.len() as u64;
+        // Ids of blocks are those of a table.
+        let ids: Vec<i32> = ids.iter().map(|id| id.index() as i32).collect();
+        let half =
+            |offset, bytes| scratch.slice(offset, bytes).map_err(|error| failed(error.into()));
+        let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
+        let stream = part.compute();
+        stream
+            .upload(on_device, bytemuck::cast_slice(&ids))
+            .map_err(|error| failed(error.into()))?;
+        let args = BlockSums {
+            blocks: part.paged().into(),
+            ids: on_device.into(),
+            count,
+            host_ids: Some(&ids),
+            num_blocks: part.ready_blocks(),
+            sums,
+            report: None,
+        };
+        part.kernels().sum_blocks(stream, args).map_err(|error| failed(error.into()))?;
+        let mut found = vec![0_u64; ids.len()];
+        let bytes = bytemuck::cast_slice_mut(&mut found);
+        stream.download(bytes, sums).map_err(|error| failed(error.into()))?;
+        Ok(found)
     }
 
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError> {

@@ -247,9 +247,9 @@ fn play(
         scheduler.arrivals = config.open_loop.then(|| Arrivals::new(sim.clone()));
         scheduler.model = Model::new(config.model, sim.clone(), streams);
     }
-    scheduler.handover = match scheduler.manager().formats().first() {
-        Some(format) => Handover::start(config, *format)?,
-        None => Handover::None,
+    scheduler.handover = match (scheduler.manager().formats().first(), devices.devices.first()) {
+        (Some(format), Some(device)) => Handover::start(config, *format, device)?,
+        _ => Handover::None,
     };
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)
         .and_then(|()| scheduler.end_transfers());

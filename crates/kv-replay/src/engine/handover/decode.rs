@@ -5,15 +5,17 @@ use std::collections::{HashMap, HashSet};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use cuda_driver::Device;
 use kv_cache::Sequence;
 use kv_cache::kv_manager::{Adoption, GroupId};
+use kv_pool::BlockId;
 use kv_remote::handover::{HandoverError, Pull, Sheet};
-use kv_remote::{Key, Member, Peer, Transfer};
+use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
 
 use super::{Form, id_of, whole_number};
 use crate::engine::RunError;
 use crate::engine::cache::Cache;
-use crate::nodes::{HandoverReport, NodeConfig, NodeStartError};
+use crate::nodes::{HandoverReport, NodeConfig, NodeStartError, NodeTransfer};
 
 /// How long one call may take.
 const CALL_MAX: Duration = Duration::from_secs(2);
@@ -29,11 +31,53 @@ struct Order {
     since: Instant,
 }
 
-/// A prompt that has come, block by block; none if it has not.
+/// A prompt that has come.
+#[derive(Debug)]
+enum Prompt {
+    /// To the host, block by block.
+    Host(Vec<u8>),
+    #[cfg(feature = "nixl")]
+    Device(super::on_device::Prompt),
+}
+
+impl Prompt {
+    fn blocks(&self, form: Form) -> usize {
+        match self {
+            Self::Host(bytes) => bytes.len() / form.block_bytes(),
+            #[cfg(feature = "nixl")]
+            Self::Device(prompt) => prompt.blocks(),
+        }
+    }
+
+    /// Fills blocks, each with its place in the prompt; how many of the first ones are right.
+    fn fill(
+        self,
+        cache: &impl Cache,
+        form: Form,
+        blocks: &[(usize, BlockId)],
+    ) -> Result<usize, RunError> {
+        match self {
+            Self::Host(all) => {
+                let bytes = form.block_bytes();
+                for (right, &(place, id)) in blocks.iter().enumerate() {
+                    let Some(block) = all.get(place * bytes..(place + 1) * bytes) else {
+                        return Ok(right);
+                    };
+                    cache.write_block(id, block)?;
+                }
+                Ok(blocks.len())
+            }
+            #[cfg(feature = "nixl")]
+            Self::Device(prompt) => prompt.fill(cache, form, blocks),
+        }
+    }
+}
+
+/// What has come of an order; no prompt if it has not.
 #[derive(Debug)]
 struct Came {
     request: usize,
-    blocks: Option<Vec<u8>>,
+    prompt: Option<Prompt>,
     time: Duration,
 }
 
@@ -43,7 +87,7 @@ struct Adopting {
     request: usize,
     sequence: Sequence,
     adoption: Adoption,
-    blocks: Vec<u8>,
+    prompt: Option<Prompt>,
     step: u64,
 }
 
@@ -56,7 +100,7 @@ pub(in crate::engine) struct Decode {
     /// Requests whose prompts are on their way.
     wanted: HashSet<usize>,
     /// Prompts that have come.
-    ready: HashMap<usize, Vec<u8>>,
+    ready: HashMap<usize, Prompt>,
     adopting: Vec<Adopting>,
     pub(super) report: HandoverReport,
     /// How long each prompt was waited for, from when it was known of.
@@ -64,14 +108,18 @@ pub(in crate::engine) struct Decode {
 }
 
 impl Decode {
-    pub(super) fn new(node: &NodeConfig, form: Form) -> Result<Self, NodeStartError> {
+    pub(super) fn new(
+        node: &NodeConfig,
+        form: Form,
+        device: &Device,
+    ) -> Result<Self, NodeStartError> {
         let (say, came) = mpsc::channel();
         let orders = (0..node.prefill).map(|of| {
             let (orders, received) = mpsc::channel();
             let puller = Puller {
                 member: node.member(of),
                 key: node.key.clone(),
-                transfer: node.transfer.open()?,
+                taking: Taking::new(node.transfer, device)?,
                 form,
                 lasts: node.handover,
                 peer: None,
@@ -109,17 +157,18 @@ impl Decode {
 
     /// Takes in what has come.
     pub(in crate::engine) fn hear(&mut self) {
-        for Came { request, blocks, time } in self.came.try_iter() {
+        for Came { request, prompt, time } in self.came.try_iter() {
             if !self.wanted.remove(&request) {
                 continue;
             }
-            match blocks {
-                Some(blocks) => {
+            match prompt {
+                Some(prompt) => {
+                    let blocks = prompt.blocks(self.form);
                     self.report.handed_over += 1;
-                    self.report.handover_blocks += (blocks.len() / self.form.block_bytes()) as u64;
-                    self.report.handover_bytes += blocks.len() as u64;
+                    self.report.handover_blocks += blocks as u64;
+                    self.report.handover_bytes += (blocks * self.form.block_bytes()) as u64;
                     self.times.push(time);
-                    self.ready.insert(request, blocks);
+                    self.ready.insert(request, prompt);
                 }
                 None => self.report.handover_recomputed += 1,
             }
@@ -148,8 +197,8 @@ impl Decode {
         adoption: Adoption,
         step: u64,
     ) {
-        let blocks = self.ready.remove(&request).unwrap_or_default();
-        self.adopting.push(Adopting { request, sequence, adoption, blocks, step });
+        let prompt = self.ready.remove(&request);
+        self.adopting.push(Adopting { request, sequence, adoption, prompt, step });
     }
 
     /// All of a request's blocks are cached here.
@@ -165,14 +214,11 @@ impl Decode {
     ) -> Result<Vec<(usize, Sequence)>, RunError> {
         let mut filled = Vec::new();
         for of in self.adopting.extract_if(.., |of| of.step <= completed) {
-            let Adopting { request, mut sequence, adoption, blocks, .. } = of;
-            let bytes = self.form.block_bytes();
-            let mut right = 0;
-            for (place, id) in adoption.blocks(GroupId(0)) {
-                let Some(block) = blocks.get(place * bytes..(place + 1) * bytes) else { break };
-                cache.write_block(id, block)?;
-                right += 1;
-            }
+            let Adopting { request, mut sequence, adoption, prompt, .. } = of;
+            let blocks: Vec<_> = adoption.blocks(GroupId(0)).collect();
+            let fill = prompt.map_or(Ok(0), |prompt| prompt.fill(cache, self.form, &blocks));
+            let right = fill?;
+            self.report.handover_blocks_wrong += (blocks.len() - right) as u64;
             cache.adopted(&mut sequence, adoption, right)?;
             filled.push((request, sequence));
         }
@@ -184,31 +230,83 @@ impl Decode {
 struct Puller {
     member: Member,
     key: Key,
-    transfer: Box<dyn Transfer>,
+    taking: Taking,
     form: Form,
     lasts: Duration,
     peer: Option<Peer>,
+}
+
+/// How parts come.
+#[derive(Debug)]
+enum Taking {
+    Host(Box<dyn Transfer>),
+    #[cfg(feature = "nixl")]
+    Device(Box<super::on_device::Taking>),
+}
+
+impl Taking {
+    #[cfg_attr(not(feature = "nixl"), expect(unused_variables))]
+    fn new(transfer: NodeTransfer, device: &Device) -> Result<Self, NodeStartError> {
+        match transfer {
+            #[cfg(feature = "nixl")]
+            NodeTransfer::NixlDevice => {
+                Ok(Self::Device(Box::new(super::on_device::Taking::new(device)?)))
+            }
+            _ => Ok(Self::Host(transfer.open()?)),
+        }
+    }
+
+    /// Takes all parts of a prompt.
+    fn wait(
+        &mut self,
+        (peer, pull): (&mut Peer, &mut Pull),
+        form: Form,
+        until: Instant,
+    ) -> Result<Prompt, HandoverError> {
+        match self {
+            Self::Host(transfer) => {
+                let (parts, part_bytes) = (pull.left(), form.part_bytes as usize);
+                let mut all = vec![0; parts * part_bytes];
+                pull.wait(peer, transfer.as_mut(), until, |part, bytes| {
+                    let at =
+                        part.place as usize * form.block_bytes() + part.layer as usize * part_bytes;
+                    if let Some(to) = all.get_mut(at..at + bytes.len()) {
+                        to.copy_from_slice(bytes);
+                    }
+                })?;
+                Ok(Prompt::Host(all))
+            }
+            #[cfg(feature = "nixl")]
+            Self::Device(taking) => {
+                Ok(Prompt::Device(taking.wait((peer, pull), form, (call, until))?))
+            }
+        }
+    }
+}
+
+/// When a call that begins now is to be over.
+fn call() -> Instant {
+    Instant::now() + CALL_MAX
 }
 
 impl Puller {
     fn run(mut self, orders: &Receiver<Order>, say: &Sender<Came>) {
         while let Ok(order) = orders.recv() {
             // What waits behind another one has its time, too.
-            let blocks = self.pull(&order, Instant::now() + self.lasts).ok();
-            let came = Came { request: order.request, blocks, time: order.since.elapsed() };
+            let prompt = self.pull(&order, Instant::now() + self.lasts).ok();
+            let came = Came { request: order.request, prompt, time: order.since.elapsed() };
             if say.send(came).is_err() {
                 return;
             }
         }
     }
 
-    fn pull(&mut self, order: &Order, until: Instant) -> Result<Vec<u8>, HandoverError> {
+    fn pull(&mut self, order: &Order, until: Instant) -> Result<Prompt, HandoverError> {
         let mut peer = match self.peer.take() {
             Some(peer) => peer,
-            None => Peer::connect(&self.member, &self.key, Instant::now() + CALL_MAX)?,
+            None => Peer::connect(&self.member, &self.key, call())?,
         };
-        let transfer = self.transfer.as_mut();
-        let pulled = pull(&mut peer, transfer, self.form, order, until);
+        let pulled = pull(&mut peer, &mut self.taking, self.form, order, until);
         // After an error of the connection, another one is made for the next.
         if !matches!(pulled, Err(HandoverError::Peer(_))) {
             self.peer = Some(peer);
@@ -219,15 +317,15 @@ impl Puller {
 
 fn pull(
     peer: &mut Peer,
-    transfer: &mut dyn Transfer,
+    taking: &mut Taking,
     form: Form,
     order: &Order,
     until: Instant,
-) -> Result<Vec<u8>, HandoverError> {
-    let call = || Instant::now() + CALL_MAX;
+) -> Result<Prompt, HandoverError> {
     let id = id_of(order.number);
     let mut pull = loop {
-        if let Some(pull) = Pull::open(peer, transfer, (id, 0), CALL_MAX, call())? {
+        // The sheet is memory of the host in any case.
+        if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (id, 0), CALL_MAX, call())? {
             break pull;
         }
         if Instant::now() >= until {
@@ -242,21 +340,15 @@ fn pull(
         pull.cancel(peer, call())?;
         return Err(HandoverError::Withdrawn);
     }
-    let (blocks, part_bytes) = (form.blocks(order.sheet.tokens), form.part_bytes as usize);
-    let mut all = vec![0; blocks as usize * form.block_bytes()];
-    let waited = pull.wait(peer, transfer, until, |part, bytes| {
-        let at = part.place as usize * form.block_bytes() + part.layer as usize * part_bytes;
-        if let Some(to) = all.get_mut(at..at + bytes.len()) {
-            to.copy_from_slice(bytes);
+    match taking.wait((peer, &mut pull), form, until) {
+        Ok(prompt) => {
+            pull.take(peer, call())?;
+            Ok(prompt)
         }
-    });
-    match waited {
-        Ok(()) => pull.take(peer, call())?,
         Err(late @ HandoverError::Late { .. }) => {
             pull.cancel(peer, call())?;
-            return Err(late);
+            Err(late)
         }
-        Err(error) => return Err(error),
+        Err(error) => Err(error),
     }
-    Ok(all)
 }

@@ -1,14 +1,18 @@
 //! A run whose prompts are computed on some nodes and continued on others: what each side does between iterations.
 
 mod decode;
+#[cfg(feature = "nixl")]
+mod on_device;
 mod prefill;
 
 use kv_cache::kv_manager::GroupFormat;
 use kv_remote::handover::{GroupSheet, HandoverId, Sheet};
 
+use cuda_driver::Device;
+
 use super::RunError;
 use crate::config::RunConfig;
-use crate::nodes::{HandoverReport, NodeConfig};
+use crate::nodes::{HandoverReport, NodeConfig, NodeTransfer};
 use crate::report::{LatencyReport, RunReport};
 
 pub(super) use decode::Decode;
@@ -31,15 +35,20 @@ pub(super) enum Handover {
 pub(super) struct Form {
     pub(super) format: GroupFormat,
     pub(super) block_tokens: u64,
+    /// Layers that are handed over apart; 1 for whole blocks.
     pub(super) layers: u32,
     pub(super) part_bytes: u32,
 }
 
 impl Form {
-    fn new(config: &RunConfig, format: GroupFormat) -> Result<Self, RunError> {
-        let layers = config.shape.layers;
+    fn new(config: &RunConfig, node: &NodeConfig, format: GroupFormat) -> Result<Self, RunError> {
+        // What is summed on the devices of both sides is a block.
+        let layers = match node.transfer {
+            NodeTransfer::NixlDevice => 1,
+            NodeTransfer::Sockets | NodeTransfer::Nixl => config.shape.layers,
+        };
         let bytes = config.block_bytes()? / u64::from(layers).max(1);
-        let what = "the bytes of a layer of a block";
+        let what = "the bytes of a part of a block";
         let part_bytes = u32::try_from(bytes);
         let part_bytes = part_bytes.map_err(|_| RunError::TooLarge { what, value: bytes })?;
         Ok(Self { format, block_tokens: config.block_tokens.into(), layers, part_bytes })
@@ -77,16 +86,24 @@ fn id_of(request: u64) -> HandoverId {
 
 impl Handover {
     /// Serves the node of a process that computes prompts for others, or finds those that do.
-    pub(super) fn start(config: &RunConfig, format: GroupFormat) -> Result<Self, RunError> {
+    pub(super) fn start(
+        config: &RunConfig,
+        format: GroupFormat,
+        device: &Device,
+    ) -> Result<Self, RunError> {
         let Some(node) = config.node.as_ref().filter(|node| node.prefill > 0) else {
             return Ok(Self::None);
         };
-        let form = Form::new(config, format)?;
+        let form = Form::new(config, node, format)?;
         // Pieces of a sheet are records, too.
-        let served = node.serve(u64::from(form.part_bytes).max(4096), node.handover)?;
+        let record_bytes = u64::from(form.part_bytes).max(4096);
+        let (served, memory) = node.serve(record_bytes, node.handover, device)?;
         Ok(match node.is_prefill() {
-            true => Self::Prefill(Box::new(Prefill::new(served, node.clone(), form, config))),
-            false => Self::Decode(Box::new(Decode::new(node, form)?)),
+            true => {
+                let served = (served, &memory, device);
+                Self::Prefill(Box::new(Prefill::new(served, node.clone(), form, config)?))
+            }
+            false => Self::Decode(Box::new(Decode::new(node, form, device)?)),
         })
     }
 

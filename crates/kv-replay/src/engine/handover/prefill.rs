@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use cuda_driver::Device;
 use kv_cache::Sequence;
 use kv_cache::kv_manager::{Export, GroupId};
 use kv_pool::BlockId;
@@ -13,7 +14,7 @@ use super::{Form, id_of, whole_number};
 use crate::config::RunConfig;
 use crate::engine::RunError;
 use crate::engine::cache::Cache;
-use crate::nodes::{HandoverReport, NodeConfig};
+use crate::nodes::{HandoverReport, NodeConfig, NodeMemory};
 
 /// What is offered, and what is known of it.
 #[derive(Debug)]
@@ -26,9 +27,18 @@ struct Open {
     export: Option<Export>,
 }
 
+/// How blocks come into the node's memory.
+#[derive(Debug)]
+enum Way {
+    ThroughHost,
+    #[cfg(feature = "nixl")]
+    OnDevice(super::on_device::Giving),
+}
+
 #[derive(Debug)]
 pub(in crate::engine) struct Prefill {
     node: Arc<Node>,
+    way: Way,
     config: NodeConfig,
     form: Form,
     open: BTreeMap<usize, Open>,
@@ -39,12 +49,25 @@ pub(in crate::engine) struct Prefill {
 }
 
 impl Prefill {
-    pub(super) fn new(node: Arc<Node>, config: NodeConfig, form: Form, run: &RunConfig) -> Self {
+    #[cfg_attr(not(feature = "nixl"), expect(unused_variables, clippy::unnecessary_wraps))]
+    pub(super) fn new(
+        (node, memory, device): (Arc<Node>, &NodeMemory, &Device),
+        config: NodeConfig,
+        form: Form,
+        run: &RunConfig,
+    ) -> Result<Self, RunError> {
+        let way = match memory {
+            NodeMemory::Host(_) => Way::ThroughHost,
+            #[cfg(feature = "nixl")]
+            NodeMemory::Device(memory) => {
+                Way::OnDevice(super::on_device::Giving::new(Arc::clone(memory), device)?)
+            }
+        };
         let (open, written) = (BTreeMap::new(), VecDeque::new());
         // As many that wait for the other side as there are that are computed.
         let open_max = 2 * run.max_batch as usize;
         let report = HandoverReport::default();
-        Self { node, config, form, open, open_max, written, report }
+        Ok(Self { node, way, config, form, open, open_max, written, report })
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -105,25 +128,23 @@ impl Prefill {
     ) -> Result<(), RunError> {
         let Some(open) = self.open.get_mut(&request) else { return Ok(()) };
         let Some(offer) = &mut open.offer else { return Ok(()) };
-        let mut bytes = vec![0; self.form.block_bytes()];
-        for &(place, id) in blocks {
-            cache.read_block(id, &mut bytes)?;
-            let layers = bytes.chunks(self.form.part_bytes as usize).zip(0..);
-            let parts: Vec<_> = layers
-                .map(|(bytes, layer)| {
-                    let part = Part { group: GroupId(0), place: place as u32, layer, shard: 0 };
-                    (part, bytes)
-                })
-                .collect();
-            if offer.give(&parts).is_err() {
-                // There is no room for it, or its time is over: it is withdrawn.
+        let given = match &self.way {
+            Way::ThroughHost => give_through_host(cache, self.form, offer, blocks),
+            #[cfg(feature = "nixl")]
+            Way::OnDevice(giving) => giving.give(cache, offer, blocks),
+        };
+        match given {
+            Ok(()) => {
+                open.given = blocks.last().map_or(open.given, |(place, _)| place + 1);
+                self.report.handover_blocks += blocks.len() as u64;
+                self.report.handover_bytes += (blocks.len() * self.form.block_bytes()) as u64;
+            }
+            // There is no room for it, or its time is over: it is withdrawn.
+            Err(GiveError::Handover) => {
                 open.offer = None;
                 self.report.handover_failed += 1;
-                return Ok(());
             }
-            open.given = place + 1;
-            self.report.handover_blocks += 1;
-            self.report.handover_bytes += bytes.len() as u64;
+            Err(GiveError::Run(error)) => return Err(error),
         }
         Ok(())
     }
@@ -169,4 +190,45 @@ impl Prefill {
             export.is_none()
         });
     }
+}
+
+/// Why blocks were not given.
+pub(super) enum GiveError {
+    /// The offer is of no use any more.
+    Handover,
+    Run(RunError),
+}
+
+impl From<HandoverError> for GiveError {
+    fn from(_: HandoverError) -> Self {
+        Self::Handover
+    }
+}
+
+impl From<RunError> for GiveError {
+    fn from(error: RunError) -> Self {
+        Self::Run(error)
+    }
+}
+
+/// Gives blocks layer by layer, through memory of the host.
+fn give_through_host(
+    cache: &impl Cache,
+    form: Form,
+    offer: &mut Offer,
+    blocks: &[(u64, BlockId)],
+) -> Result<(), GiveError> {
+    let mut bytes = vec![0; form.block_bytes()];
+    for &(place, id) in blocks {
+        cache.read_block(id, &mut bytes)?;
+        let layers = bytes.chunks(form.part_bytes as usize).zip(0..);
+        let parts: Vec<_> = layers
+            .map(|(bytes, layer)| {
+                let part = Part { group: GroupId(0), place: place as u32, layer, shard: 0 };
+                (part, bytes)
+            })
+            .collect();
+        offer.give(&parts)?;
+    }
+    Ok(())
 }

@@ -1,0 +1,200 @@
+//! Blocks that go from the device of one node to the device of another, by NIXL: neither host sees them. Each block is summed where it
+//! is read and where it has come, by the kernel that sums blocks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
+use kv_cache::kv_manager::GroupId;
+use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer, NixlError};
+use kv_pool::BlockId;
+use kv_remote::handover::{HandoverError, Offer, Part, Pull};
+use kv_remote::{Peer, PeerError};
+use parking_lot::Mutex;
+
+use super::Form;
+use super::prefill::GiveError;
+use crate::engine::RunError;
+use crate::engine::cache::Cache;
+use crate::nodes::NodeStartError;
+
+/// Blocks that are summed at a time.
+const SUMS: usize = 1024;
+
+fn nixl(error: impl Into<NixlError>) -> RunError {
+    NodeStartError::from(error.into()).into()
+}
+
+/// The side that computes.
+#[derive(Debug)]
+pub(super) struct Giving {
+    memory: Arc<NixlDeviceMemory>,
+    scratch: DeviceBuffer,
+}
+
+impl Giving {
+    pub(super) fn new(memory: Arc<NixlDeviceMemory>, device: &Device) -> Result<Self, RunError> {
+        let scratch = DeviceBuffer::alloc(device, 12 * SUMS as u64).map_err(nixl)?;
+        Ok(Self { memory, scratch })
+    }
+
+    /// Copies blocks to the node's memory, and gives them.
+    pub(super) fn give(
+        &self,
+        cache: &impl Cache,
+        offer: &mut Offer,
+        blocks: &[(u64, BlockId)],
+    ) -> Result<(), GiveError> {
+        for blocks in blocks.chunks(SUMS) {
+            let part = |&(place, _): &(u64, BlockId)| Part {
+                group: GroupId(0),
+                place: place as u32,
+                layer: 0,
+                shard: 0,
+            };
+            let parts: Vec<_> = blocks.iter().map(part).collect();
+            let room = offer.reserve(&parts)?;
+            let copied = room.spans().zip(blocks).try_for_each(|(span, &(_, id))| {
+                let to = self.memory.span(span).ok_or(RunError::HandoverElsewhere)?;
+                cache.copy_out(id, to)
+            });
+            let ids: Vec<_> = blocks.iter().map(|&(_, id)| id).collect();
+            // Waits for the copies, also where one was refused: the room is given to others when it is dropped.
+            let sums = cache.sums(&ids, self.scratch.span());
+            copied?;
+            offer.give_written(room, &sums?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A prompt that has come to memory of this node's device.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    /// Block behind block.
+    pages: DeviceBuffer,
+    /// What they sum up to in the other node's device.
+    sums: Vec<u64>,
+    spare: Arc<Spare>,
+}
+
+/// Memory that is used again: allocating and freeing wait for the device.
+#[derive(Debug)]
+struct Spare {
+    /// Of prompts that were filled in.
+    pages: Mutex<Vec<DeviceBuffer>>,
+    scratch: DeviceBuffer,
+}
+
+/// Pages that are kept for the next prompts, at most.
+const SPARE_MAX: usize = 32;
+
+impl Prompt {
+    pub(super) fn blocks(&self) -> usize {
+        self.sums.len()
+    }
+
+    /// Enqueues, with the steps, copies to blocks, each with its place in the prompt. How many of the first ones are right.
+    pub(super) fn fill(
+        self,
+        cache: &impl Cache,
+        form: Form,
+        blocks: &[(usize, BlockId)],
+    ) -> Result<usize, RunError> {
+        let bytes = form.block_bytes() as u64;
+        let mut right = 0;
+        for blocks in blocks.chunks(SUMS) {
+            for &(place, id) in blocks {
+                let from = self.pages.span().slice(place as u64 * bytes, bytes);
+                cache.copy_in(id, from.map_err(|error| RunError::BlockCopy(error.into()))?)?;
+            }
+            let ids: Vec<_> = blocks.iter().map(|&(_, id)| id).collect();
+            let sums = cache.sums(&ids, self.spare.scratch.span())?;
+            let is_right =
+                |((place, _), sum): (&(usize, BlockId), &u64)| self.sums.get(*place) == Some(sum);
+            let count = blocks.iter().zip(&sums).take_while(|of| is_right(*of)).count();
+            right += count;
+            if count < blocks.len() {
+                break;
+            }
+        }
+        // The sums have waited for the copies.
+        let mut spare = self.spare.pages.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(self.pages);
+        }
+        Ok(right)
+    }
+}
+
+/// The side that goes on: reads one node's memory to that of its device.
+#[derive(Debug)]
+pub(super) struct Taking {
+    stream: Stream,
+    transfer: NixlDeviceTransfer,
+    spare: Arc<Spare>,
+}
+
+impl Taking {
+    pub(super) fn new(device: &Device) -> Result<Self, NodeStartError> {
+        let stream = Stream::new(device).map_err(NixlError::from)?;
+        let transfer = NixlDeviceTransfer::new(Library::open()?, &stream);
+        // For the thread that fills in, one prompt at a time.
+        let scratch = DeviceBuffer::alloc(device, 12 * SUMS as u64).map_err(NixlError::from)?;
+        let spare = Arc::new(Spare { pages: Mutex::default(), scratch });
+        Ok(Self { stream, transfer, spare })
+    }
+
+    /// Memory of so many bytes.
+    fn pages(&self, bytes: u64) -> Result<DeviceBuffer, PeerError> {
+        let mut spare = self.spare.pages.lock();
+        if let Some(at) = spare.iter().position(|pages| pages.bytes() >= bytes) {
+            return Ok(spare.swap_remove(at));
+        }
+        drop(spare);
+        let bytes = bytes.max(1).next_power_of_two();
+        DeviceBuffer::alloc(self.stream.device(), bytes).map_err(failed)
+    }
+
+    /// Takes all parts of a prompt.
+    pub(super) fn wait(
+        &mut self,
+        (peer, pull): (&mut Peer, &mut Pull),
+        form: Form,
+        (call, until): (impl Fn() -> Instant, Instant),
+    ) -> Result<Prompt, HandoverError> {
+        let (count, bytes) = (pull.left(), form.block_bytes() as u64);
+        let pages = self.pages(count as u64 * bytes)?;
+        let mut sums = vec![0; count];
+        let at = |place: usize| pages.span().slice(place as u64 * bytes, bytes);
+        pull.wait_by(peer, until, |peer, parts, found| {
+            let mut copied = Ok(());
+            let mut each = |read: usize, from: DeviceSpan| {
+                let Some(part) = parts.get(read) else { return };
+                let to = at(part.place as usize);
+                let copy =
+                    to.map_err(Into::into).and_then(|to| self.stream.copy_on_device(to, from));
+                if let Err(error) = copy {
+                    copied = Err(failed(error));
+                }
+            };
+            let read = self.transfer.read_each(peer, found, call(), &mut each);
+            // In any case: what has come is copied before the memory is used for something else.
+            self.stream.synchronize().map_err(failed)?;
+            read.and(copied)?;
+            for (part, located) in parts.iter().zip(&found.blocks) {
+                if let Some(sum) = sums.get_mut(part.place as usize) {
+                    *sum = located.sum;
+                }
+            }
+            // Whether they are right is seen where they are filled in, by their sums there.
+            Ok(vec![true; parts.len()])
+        })?;
+        Ok(Prompt { pages, sums, spare: Arc::clone(&self.spare) })
+    }
+}
+
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> PeerError {
+    let error = std::io::Error::other(error);
+    PeerError::Io { operation: "reading another node's device", error }
+}
