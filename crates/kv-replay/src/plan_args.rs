@@ -202,7 +202,7 @@ impl PlanArgs {
                 rules.profile.htod.bytes_per_s() as f64 / 1e9,
                 rules.profile.dtoh.bytes_per_s() as f64 / 1e9
             ),
-            "Calls of the cache, tables and kernels take no time; a request takes room for its whole answer when it is admitted; an iteration that generates takes equally long whatever the number and length of its requests.".to_owned(),
+            "Calls of the cache, tables and kernels take no time; an iteration that generates takes equally long whatever the number and length of its requests.".to_owned(),
             "The best possible hit rate is Belady's optimum, with the memory of all GPUs and their hosts as one cache.".to_owned(),
         ]);
         Ok(Asked { trace, rules, choices, assumed })

@@ -65,6 +65,7 @@ use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
 use handover::Handover;
 use recorder::Recorder;
+pub(crate) use scheduler::GRID_TOKENS;
 use scheduler::Scheduler;
 
 /// Number of iterations that the host is ahead of the device.

@@ -46,7 +46,7 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
-const GRID_TOKENS: u64 = 2048;
+pub(crate) const GRID_TOKENS: u64 = 2048;
 
 /// The state of a run between two iterations.
 pub(super) struct Scheduler<'a, C> {

@@ -96,9 +96,10 @@ impl Routing {
 ///
 /// [`PlanError`] if a request has no room on a GPU, or the choice is more than can be simulated.
 pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceReport, PlanError> {
-    check(trace, choice, rules)?;
-    let gpus: Result<Vec<_>, _> = (0..choice.gpus).map(|_| Gpu::new(choice, rules)).collect();
-    let mut gpus = gpus.map_err(PlanError::Pool)?;
+    let longest = check(trace, choice, rules)?;
+    let gpus: Result<Vec<_>, _> =
+        (0..choice.gpus).map(|_| Gpu::new(choice, rules, longest)).collect();
+    let mut gpus = gpus?;
     let (sent, router) = (HashMap::new(), rules.router);
     let mut routing = Routing { router, sent, outstanding: 0, next: 0 };
     let mut counts = Counts::default();
@@ -128,8 +129,8 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
                         routing.outstanding -= 1;
                     }
                 }
-            });
-            gpu.begin(trace, rules, now_ns, &mut counts);
+            })?;
+            gpu.begin(trace, rules, now_ns, &mut counts)?;
             ends.extend(gpu.ends_ns().map(|end| Reverse((end, at))));
         }
         let Some(request) = request else { break };
@@ -137,21 +138,22 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
         routing.outstanding += 1;
         gpus[at].arrive(number, until);
         if gpus[at].ends_ns().is_none() {
-            gpus[at].begin(trace, rules, until, &mut counts);
+            gpus[at].begin(trace, rules, until, &mut counts)?;
         }
         ends.extend(gpus[at].ends_ns().map(|end| Reverse((end, at))));
     }
     if to_end.len() < trace.requests.len() {
-        return Err(PlanError::Unserved {
-            requests: trace.requests.len() - to_end.len(),
-            max_batch: rules.max_batch,
-            step_tokens: rules.step_tokens,
-        });
+        return Err(unserved(trace.requests.len() - to_end.len(), rules));
     }
     Ok(report(choice, rules, &counts, [&first_token, &to_end], last_ns))
 }
 
-pub(super) fn check(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<(), PlanError> {
+fn unserved(requests: usize, rules: &Rules) -> PlanError {
+    PlanError::Unserved { requests, max_batch: rules.max_batch, step_tokens: rules.step_tokens }
+}
+
+/// Checks a choice; how many blocks the longest request has.
+pub(super) fn check(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<u64, PlanError> {
     let tokens = u64::from(rules.block_tokens);
     let multiple =
         tokens.is_multiple_of(trace.block_tokens) || trace.block_tokens.is_multiple_of(tokens);
@@ -161,14 +163,19 @@ pub(super) fn check(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<(),
     if choice.gpus == 0 || choice.gpus > super::GPUS_MAX {
         return Err(PlanError::Gpus { gpus: choice.gpus });
     }
+    if rules.max_batch == 0 || rules.step_tokens == 0 {
+        return Err(unserved(trace.requests.len(), rules));
+    }
+    let mut longest = 1;
     for (request, entry) in trace.requests.iter().enumerate() {
         let blocks = entry.input_length.saturating_add(entry.output_length).div_ceil(tokens);
         if blocks > choice.device_blocks {
             let device_blocks = choice.device_blocks;
             return Err(PlanError::RequestTooLarge { request, blocks, device_blocks });
         }
+        longest = blocks.max(longest);
     }
-    Ok(())
+    Ok(longest)
 }
 
 fn report(

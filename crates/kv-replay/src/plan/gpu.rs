@@ -1,55 +1,48 @@
-//! One simulated GPU without its bytes: a pool that decides which blocks it has, and iterations that take their time.
+//! One simulated GPU without its bytes: a manager that decides which blocks it has, and iterations that take their time.
 //!
-//! It schedules as [`engine`](crate::engine) does, with the same pool, the same cost of the model and the same link. It leaves
-//! out what moves no block: calls, tables and kernels of the cache. A request takes room for its whole answer when it is admitted.
+//! It schedules as [`engine`](crate::engine) does, and asks the same manager in the same order. So what is found, evicted,
+//! stored and preempted is the same. It leaves out what moves no block: calls, tables and kernels of the cache. Iterations
+//! that generate and are alike are one step.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
+use kv_cache::kv_manager::{Completion, Manager, ManagerOptions, Outcome, ReserveError, WorkerId};
+use kv_cache::{Answer, OpenStep, Request as Asked, Sequence, Tokens};
 use kv_pool::clock::ManualClock;
-use kv_pool::policy::PolicyError;
 use kv_pool::store::StoreRules;
-use kv_pool::{BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, Tier};
+use kv_pool::{PoolConfig, Tier};
 
-use super::Choice;
+use super::jobs::{Job, Part};
 use super::rules::Rules;
-use crate::trace::{Request, Trace};
+use super::{Choice, PlanError};
+use crate::engine::GRID_TOKENS;
+use crate::trace::Trace;
 
-/// A multiplier that distributes numbers over names: 2^64 divided by the golden ratio.
-const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// The blocks of a request, which are given back from the last one to the first: fields are dropped in this order.
-struct Held {
-    _unnamed: Claimed,
-    _written: Pinned,
-    _found: Vec<Pinned>,
-}
-
-struct Running {
-    request: usize,
-    prompt_left: u64,
-    decode_left: u64,
-    /// What the step in progress computes of it.
-    part: Part,
-    held: Held,
-}
-
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Part {
-    Nothing,
-    Prompt,
-    EndOfPrompt,
-    Token,
-}
+/// Iterations that are alike are one step from this number on: by its end, nothing of the steps before is open.
+const ALIKE_MIN: u64 = 3;
 
 /// What an iteration does, or several equal ones.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
+    number: u64,
     begun_ns: u64,
     /// What is moved first, and what each iteration computes.
     moves_ns: u64,
     each_ns: u64,
     iterations: u64,
+}
+
+/// What is planned for a step so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Planned {
+    /// Tokens, those that are skipped included.
+    tokens: u64,
+    prompt_tokens: u64,
+    loaded: u64,
+    /// A request was not admitted for want of room.
+    refused: bool,
 }
 
 /// What happened to a request.
@@ -74,52 +67,73 @@ pub(super) struct Counts {
 }
 
 pub(super) struct Gpu {
-    pool: BlockPool,
+    manager: Manager,
+    tokens: u64,
     clock: ManualClock,
     clock_ms: u64,
-    waiting: VecDeque<usize>,
-    running: Vec<Running>,
-    /// What ended in the last step: the host gives it back when it has seen that.
-    over: Vec<Held>,
+    /// Requests that have arrived, of which nothing else is known.
+    arrived: VecDeque<usize>,
+    /// Requests to be admitted, preempted ones first.
+    waiting: VecDeque<Job>,
+    running: Vec<Job>,
+    /// What has computed its last token, until the host has seen that.
+    over: Vec<Job>,
     step: Option<Step>,
+    /// The latest step that was staged.
+    staged: u64,
     /// When the last iteration began: the next one was planned then.
     planned_ns: u64,
-    names: Vec<BlockHash>,
+    /// The device has nothing to do.
+    idle: bool,
 }
 
 impl Gpu {
     /// # Errors
     ///
-    /// [`PolicyError`] for more blocks than a policy can have.
-    pub(super) fn new(choice: &Choice, rules: &Rules) -> Result<Self, PolicyError> {
+    /// [`PlanError`] for more blocks than a policy or a manager can have.
+    pub(super) fn new(choice: &Choice, rules: &Rules, longest: u64) -> Result<Self, PlanError> {
         let (device, host) = (choice.device_blocks, choice.host_blocks);
-        let config = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
         let clock = ManualClock::new();
-        let make = || choice.policy.make(device.saturating_add(host));
-        let builder = BlockPool::builder(&config).clock(clock.clone());
-        let builder = builder.policy(Tier::Primary, make()?).policy(Tier::Secondary, make()?);
-        let store = rules.store.make(StoreRules::new(host))?;
-        let builder = match store.filter(|_| host > 0) {
-            Some(store) => builder.store_policy(store),
-            None => builder,
+        let make = || choice.policy.make(device.saturating_add(host)).map_err(PlanError::Pool);
+        let policies = [(Tier::Primary, make()?), (Tier::Secondary, make()?)];
+        let store = rules.store.make(StoreRules::new(host)).map_err(PlanError::Pool)?;
+        let mut made = Some((policies, store.filter(|_| host > 0)));
+        let options = ManagerOptions {
+            block_tokens: rules.block_tokens,
+            pool: PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) },
+            sequences_max: rules.max_batch,
+            blocks_per_sequence_max: u32::try_from(longest).unwrap_or(u32::MAX),
+            ..ManagerOptions::default()
         };
-        let too_large = |_| PolicyError::TooManyBlocks { blocks: device.saturating_add(host) };
+        let build = |builder: kv_pool::PoolBuilder| {
+            let builder = builder.clock(Arc::new(clock.clone()));
+            let Some((policies, store)) = made.take() else { return builder };
+            let add = |builder: kv_pool::PoolBuilder, (tier, policy)| builder.policy(tier, policy);
+            let builder = policies.into_iter().fold(builder, add);
+            match store {
+                Some(store) => builder.store_policy(store),
+                None => builder,
+            }
+        };
         Ok(Self {
-            pool: builder.build().map_err(too_large)?,
+            manager: Manager::with_pool(options, build).map_err(PlanError::manager)?,
+            tokens: rules.block_tokens.into(),
             clock,
             clock_ms: 0,
+            arrived: VecDeque::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
             over: Vec::new(),
             step: None,
+            staged: 0,
             planned_ns: 0,
-            names: Vec::new(),
+            idle: true,
         })
     }
 
     /// Requests that are here and not done.
     pub(super) fn outstanding(&self) -> usize {
-        self.waiting.len() + self.running.len()
+        self.arrived.len() + self.waiting.len() + self.running.len()
     }
 
     /// When the step in progress ends; none if the GPU has nothing to do.
@@ -131,7 +145,7 @@ impl Gpu {
 
     /// A request arrives. Equal iterations go on up to the one behind that in which it arrives, which is planned already.
     pub(super) fn arrive(&mut self, request: usize, now_ns: u64) {
-        self.waiting.push_back(request);
+        self.arrived.push_back(request);
         if let Some(step) = &mut self.step
             && step.each_ns > 0
         {
@@ -141,196 +155,349 @@ impl Gpu {
     }
 
     /// Ends the step in progress, and says what came of which request.
-    pub(super) fn complete(&mut self, counts: &mut Counts, mut tell: impl FnMut(usize, Event)) {
-        let (Some(ends_ns), Some(step)) = (self.ends_ns(), self.step.take()) else { return };
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Manager`], which would be a fault of the simulation.
+    pub(super) fn complete(
+        &mut self,
+        counts: &mut Counts,
+        mut tell: impl FnMut(usize, Event),
+    ) -> Result<(), PlanError> {
+        let (Some(ends_ns), Some(step)) = (self.ends_ns(), self.step.take()) else { return Ok(()) };
         self.planned_ns = ends_ns.saturating_sub(step.each_ns);
         counts.busy_ns += ends_ns - step.begun_ns;
         counts.iterations += step.iterations;
-        let epoch = self.pool.begin_epoch();
-        self.over.clear();
-        for run in &mut self.running {
-            match std::mem::replace(&mut run.part, Part::Nothing) {
-                Part::EndOfPrompt => tell(run.request, Event::FirstToken),
-                Part::Token => run.decode_left = run.decode_left.saturating_sub(step.iterations),
-                Part::Prompt | Part::Nothing => {}
+        for job in &mut self.running {
+            match std::mem::replace(&mut job.part, Part::Nothing) {
+                Part::EndOfPrompt if !std::mem::replace(&mut job.answers, true) => {
+                    tell(job.number, Event::FirstToken);
+                }
+                // An arrival may have ended it sooner than was planned.
+                Part::Answer if step.iterations > 1 => {
+                    let Some((_, ids)) = job.outcomes.back_mut() else { continue };
+                    job.end -= ids.saturating_sub(step.iterations);
+                    *ids = step.iterations;
+                }
+                _ => {}
             }
-            if run.decode_left == 0 {
-                tell(run.request, Event::End);
+            if job.end >= job.total {
+                tell(job.number, Event::End);
+                job.over_in = Some(step.number);
             }
         }
-        let over = self.running.extract_if(.., |run| run.decode_left == 0);
-        self.over.extend(over.map(|run| run.held));
-        // An epoch that was begun here is open.
-        let _ = self.pool.complete_epoch(epoch);
+        if step.iterations > 1 {
+            // What was open before has long been seen.
+            self.release(step.number - 1);
+            self.see(step.number)?;
+        } else if step.number > 1 {
+            self.see(step.number - 1)?;
+        }
+        self.over.extend(self.running.extract_if(.., |job| job.over_in.is_some()));
+        Ok(())
+    }
+
+    /// The host sees steps complete up to this one.
+    fn see(&mut self, step: u64) -> Result<(), PlanError> {
+        let completion = Completion { worker: WorkerId(0), step, outcome: Outcome::Done };
+        self.manager.complete(completion).map_err(PlanError::manager)
+    }
+
+    /// Gives back the blocks of requests whose last token was in a step up to this one. Nobody asks for an answer again.
+    fn release(&mut self, step: u64) {
+        let over = |job: &mut Job| job.over_in.is_some_and(|at| at <= step);
+        for mut job in self.over.extract_if(.., over) {
+            drop(job.sequence.take());
+            self.manager.forget(job.names(job.prompt, job.total, self.tokens));
+        }
+    }
+
+    /// Commits the ids that have come out of steps that the host has seen.
+    fn commit(&mut self) -> Result<(), PlanError> {
+        let step = self.manager.completed_step();
+        for job in &mut self.running {
+            while let Some((at, ids)) = job.outcomes.pop_front_if(|(at, _)| *at <= step) {
+                let Some(mut sequence) = job.sequence.take() else { break };
+                let known = sequence.known();
+                let names = job.names(known, known + ids, self.tokens);
+                let ids = Tokens::Named { count: ids, names };
+                let committed = self.manager.commit(&mut sequence, at, ids);
+                job.sequence = Some(sequence);
+                committed.map_err(PlanError::manager)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the device: nothing is open any more.
+    fn drain(&mut self, now_ns: u64) -> Result<(), PlanError> {
+        if self.staged > 0 {
+            self.see(self.staged)?;
+            self.release(self.staged);
+        }
+        self.planned_ns = now_ns;
+        Ok(())
     }
 
     /// Begins the next step at this moment, if there is something to do.
-    pub(super) fn begin(&mut self, trace: &Trace, rules: &Rules, now_ns: u64, counts: &mut Counts) {
-        if self.running.is_empty() {
-            // The host waits for the device, and gives back what it holds.
-            let epoch = self.pool.begin_epoch();
-            self.over.clear();
-            let _ = self.pool.complete_epoch(epoch);
-            self.planned_ns = now_ns;
-        }
-        let mut budget = u64::from(rules.step_tokens);
-        let (mut prompt_tokens, mut decodes) = (0, u64::MAX);
-        for run in &mut self.running {
-            advance(run, &mut budget, &mut prompt_tokens, &mut decodes);
-        }
-        let before = self.pool.counters().offloaded;
-        let (mut loaded, mut refused) = (0, false);
-        while budget > 0 && self.running.len() < rules.max_batch as usize {
-            let Some(&number) = self.waiting.front() else { break };
-            let request = &trace.requests[number];
-            if rules.arrival_ns(request) > self.planned_ns {
-                break;
-            }
-            let Some(mut run) = self.admit(number, trace, rules, counts, &mut loaded) else {
-                refused = true;
-                break;
-            };
-            self.waiting.pop_front();
-            advance(&mut run, &mut budget, &mut prompt_tokens, &mut decodes);
-            self.running.push(run);
-        }
-        if self.running.is_empty() {
-            return;
-        }
-        let stored = self.pool.counters().offloaded - before;
-        counts.stored += stored;
-        let moves_ns = rules.load_ns(loaded).saturating_add(rules.store_ns(stored));
-        let generates = decodes != u64::MAX;
-        let cost = rules.model.of_iteration(prompt_tokens, generates);
-        // Without prompts, iterations are equal until one ends, or a request that waits may come in.
-        let full = self.running.len() >= rules.max_batch as usize;
-        let alike = prompt_tokens == 0 && (self.waiting.is_empty() || full || refused);
-        let iterations = if alike { decodes.max(1) } else { 1 };
-        let each_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
-        self.step = Some(Step { begun_ns: now_ns, moves_ns, each_ns, iterations });
-    }
-
-    /// Looks up a request, brings back what host memory has, and takes room for the rest; none if there is too little.
-    fn admit(
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Manager`], which would be a fault of the simulation.
+    pub(super) fn begin(
         &mut self,
-        number: usize,
         trace: &Trace,
         rules: &Rules,
+        now_ns: u64,
         counts: &mut Counts,
-        loaded: &mut u64,
-    ) -> Option<Running> {
-        let request = &trace.requests[number];
+    ) -> Result<(), PlanError> {
+        if self.idle {
+            self.planned_ns = now_ns;
+        }
+        self.idle = !self.plan(trace, rules, now_ns, counts)?;
+        if self.idle {
+            // The host waits for the device, which holds what requests wait for.
+            self.drain(now_ns)?;
+            self.idle = !self.plan(trace, rules, now_ns, counts)?;
+        }
+        Ok(())
+    }
+
+    /// Plans a step; whether it computes anything.
+    fn plan(
+        &mut self,
+        trace: &Trace,
+        rules: &Rules,
+        now_ns: u64,
+        counts: &mut Counts,
+    ) -> Result<bool, PlanError> {
+        if self.outstanding() == 0 {
+            return Ok(false);
+        }
+        let before = self.manager.pool().counters().offloaded;
+        let step = self.manager.begin_step().map_err(PlanError::manager)?;
+        self.release(self.staged.saturating_sub(1));
+        self.commit()?;
+        let mut planned = Planned::default();
+        self.advance_running(rules, &mut planned)?;
+        self.admit_waiting(trace, rules, &mut planned, counts)?;
+        if planned.tokens == 0 {
+            self.manager.finish_step(step).map_err(PlanError::manager)?;
+            return Ok(false);
+        }
+        let iterations = self.alike(&planned)?;
+        let generates = self.stage(step, iterations)?;
+        let stored = self.manager.pool().counters().offloaded - before;
+        counts.stored += stored;
+        let moves_ns = rules.load_ns(planned.loaded).saturating_add(rules.store_ns(stored));
+        let cost = rules.model.of_iteration(planned.prompt_tokens, generates);
+        let each_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
+        let number = self.staged;
+        self.step = Some(Step { number, begun_ns: now_ns, moves_ns, each_ns, iterations });
+        Ok(true)
+    }
+
+    /// Gives every running request its next tokens, within the budget.
+    fn advance_running(&mut self, rules: &Rules, planned: &mut Planned) -> Result<(), PlanError> {
+        let mut index = 0;
+        while index < self.running.len() {
+            let left = u64::from(rules.step_tokens) - planned.tokens;
+            let job = &mut self.running[index];
+            index += 1;
+            let Some(sequence) = &mut job.sequence else { continue };
+            let wanted = match sequence.to_compute() {
+                0 | 1 => 1.min(job.total.saturating_sub(sequence.upper())),
+                more => more,
+            };
+            let wanted = wanted.min(left) as u32;
+            if wanted == 0 {
+                continue;
+            }
+            match self.manager.reserve(sequence, wanted) {
+                Ok(_) => job.plan(0, planned),
+                Err(ReserveError::NoRoom(_)) => {
+                    let retiring = self.manager.pool().stats().primary.retiring > 0;
+                    if retiring || !self.over.is_empty() || self.running.len() == 1 {
+                        continue;
+                    }
+                    // It was admitted last, and is computed again later.
+                    if let Some(mut last) = self.running.pop() {
+                        last.preempt(self.tokens);
+                        self.waiting.push_front(last);
+                    }
+                }
+                Err(error) => return Err(PlanError::manager(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Admits waiting requests in order, together, until rows, the budget or the pool are full.
+    fn admit_waiting(
+        &mut self,
+        trace: &Trace,
+        rules: &Rules,
+        planned: &mut Planned,
+        counts: &mut Counts,
+    ) -> Result<(), PlanError> {
+        let budget = u64::from(rules.step_tokens) - planned.tokens;
+        let rows = self.manager.free_rows();
+        if budget == 0 || rows == 0 {
+            return Ok(());
+        }
+        while self.waiting.len() < rows
+            && let Some(number) = self.arrived.pop_front_if(|number| {
+                rules.arrival_ns(&trace.requests[*number]) <= self.planned_ns
+            })
+        {
+            let request = &trace.requests[number];
+            self.waiting.push_back(Job::new(number, request, self.tokens, trace.block_tokens));
+        }
+        let asking = self.waiting.iter_mut().take(rows);
+        let mut asked: Vec<Asked> = asking.filter_map(|job| job.asked.take()).collect();
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let answers = self.manager.admit(&mut asked, budget);
+        let mut answers = answers.into_iter();
+        let mut admitted = Vec::new();
+        let mut kept = VecDeque::new();
+        for asked in asked {
+            let Some(mut job) = self.waiting.pop_front() else { break };
+            match answers.next() {
+                Some(Answer::Admitted(sequence)) => {
+                    job.sequence = Some(sequence);
+                    admitted.push(job);
+                    continue;
+                }
+                Some(Answer::NoRoom(_)) => planned.refused = true,
+                Some(Answer::Refused(error)) => return Err(PlanError::manager(error)),
+                Some(Answer::Waiting(_) | Answer::NoRow) | None => {}
+            }
+            job.asked = Some(asked);
+            kept.push_back(job);
+        }
+        kept.append(&mut self.waiting);
+        self.waiting = kept;
+        for job in admitted {
+            self.enter(job, trace, rules, planned, counts)?;
+        }
+        Ok(())
+    }
+
+    /// Has an admitted request run: with the tokens after its cached prefix, in a chunk that begins on the grid.
+    fn enter(
+        &mut self,
+        mut job: Job,
+        trace: &Trace,
+        rules: &Rules,
+        planned: &mut Planned,
+        counts: &mut Counts,
+    ) -> Result<(), PlanError> {
+        let request = &trace.requests[job.number];
         // As in a run, ages are those of arrivals.
         let arrived_ms = rules.arrival_ns(request) / 1_000_000;
         self.clock.advance(Duration::from_millis(arrived_ms.saturating_sub(self.clock_ms)));
         self.clock_ms = self.clock_ms.max(arrived_ms);
-        self.pool.tick();
-        let tokens = u64::from(rules.block_tokens);
-        let all = request.input_length.saturating_add(request.output_length);
-        self.names.clear();
-        let name = |block| name_of(request, number, block, tokens, trace.block_tokens);
-        self.names.extend((0..all / tokens).map(name));
-        // The last token of a prompt is always computed.
-        let looked_up = (request.input_length.saturating_sub(1) / tokens) as usize;
-        let found = self.pool.match_prefix(&self.names[..looked_up]);
-        let hits = found.len();
-        let far = found.locations().filter(|at| at.tier != Tier::Primary).count();
-        let rest = (all.div_ceil(tokens) as usize).saturating_sub(hits);
-        let mut claimed = self.claim(rest + far)?;
-        let held = self.bring_back(found, claimed.split_off(rest))?;
-        let after = hits
-            .checked_sub(1)
-            .map_or_else(Naming::default, |last| Naming::after(self.names[last]));
-        let full = self.names.len().saturating_sub(hits);
-        let unnamed = claimed.split_off(full);
-        let written = claimed.register(&self.names[hits..], after).ok()?;
-        *loaded += far as u64;
-        counts.lookups += looked_up as u64;
-        counts.hits += hits as u64;
-        counts.host_hits += far as u64;
-        counts.prompt_tokens += request.input_length;
-        counts.cached_tokens += hits as u64 * tokens;
-        counts.generated_tokens += request.output_length;
-        Some(Running {
-            request: number,
-            prompt_left: request.input_length - hits as u64 * tokens,
-            decode_left: request.output_length,
-            part: Part::Nothing,
-            held: Held { _unnamed: unnamed, _written: written, _found: held },
-        })
+        let Some(sequence) = &mut job.sequence else { return Ok(()) };
+        let left = u64::from(rules.step_tokens) - planned.tokens;
+        let skipped = sequence.resolved() % GRID_TOKENS;
+        let skip = if skipped < left { skipped } else { 0 };
+        let chunk = u64::from(sequence.next()).min(left - skip);
+        if chunk < sequence.next().into() {
+            self.manager.reserve(sequence, chunk as u32).map_err(PlanError::manager)?;
+        }
+        planned.loaded += sequence.onboarded_blocks() as u64;
+        if !std::mem::replace(&mut job.counted, true) {
+            // The last token of a prompt is always computed.
+            counts.lookups += (job.prompt - 1) / self.tokens;
+            counts.hits += sequence.cached_tokens() / self.tokens;
+            counts.host_hits += sequence.onboarded_blocks() as u64;
+            counts.prompt_tokens += job.prompt;
+            counts.cached_tokens += sequence.cached_tokens();
+            counts.generated_tokens += request.output_length;
+        }
+        if chunk > 0 {
+            job.plan(skip, planned);
+        }
+        self.running.push(job);
+        Ok(())
     }
 
-    /// Brings the blocks of host memory among the found ones to the device, into these blocks.
-    fn bring_back(&self, mut found: Pinned, mut room: Claimed) -> Option<Vec<Pinned>> {
-        let mut held = Vec::new();
-        loop {
-            let Some(tier) = found.locations().next().map(|at| at.tier) else {
-                held.reverse();
-                return Some(held);
-            };
-            let run = found.locations().take_while(|at| at.tier == tier).count();
-            let rest = found.split_off(run);
-            held.push(match tier {
-                Tier::Primary => found,
-                _ => {
-                    let later = room.split_off(run);
-                    let here = std::mem::replace(&mut room, later);
-                    self.pool.begin_onboard(found, here).ok()?.commit().pinned
-                }
-            });
-            found = rest;
+    /// For how many iterations the step can stand: they are alike until one request ends, if none computes a prompt and
+    /// none that waits may come in. Blocks for them are taken at once, if there are so many.
+    fn alike(&mut self, planned: &Planned) -> Result<u64, PlanError> {
+        let pool = self.manager.pool();
+        let nobody = self.waiting.is_empty() && self.arrived.is_empty();
+        let still = self.over.is_empty() && pool.stats().primary.retiring == 0;
+        let stuck = still && (planned.refused || self.manager.free_rows() == 0);
+        let one = |job: &Job| {
+            job.sequence.as_ref().is_some_and(|of| of.next() == 1 && of.to_compute() < 2)
+        };
+        let all = self.running.iter().all(one);
+        if planned.prompt_tokens > 0 || !all || !(nobody || stuck) {
+            return Ok(1);
         }
+        let left = |job: &Job| job.total - job.end + 1;
+        let mut iterations = self.running.iter().map(left).min().unwrap_or(1);
+        let room = pool.claimable();
+        while iterations >= ALIKE_MIN {
+            let tokens = u32::try_from(iterations).unwrap_or(u32::MAX);
+            let sequences = self.running.iter().filter_map(|job| job.sequence.as_ref());
+            let blocks = |of: &Sequence| self.manager.blocks_to_reserve(of, tokens);
+            if sequences.map(blocks).sum::<usize>() <= room {
+                break;
+            }
+            iterations /= 2;
+        }
+        if iterations < ALIKE_MIN {
+            return Ok(1);
+        }
+        for job in &mut self.running {
+            let Some(sequence) = &mut job.sequence else { continue };
+            let tokens = u32::try_from(iterations).unwrap_or(u32::MAX);
+            self.manager.reserve(sequence, tokens).map_err(PlanError::manager)?;
+            job.end += iterations - 1;
+        }
+        Ok(iterations)
     }
 
-    /// Claims device blocks, and stores what is evicted for them.
-    fn claim(&self, count: usize) -> Option<Claimed> {
-        let mut claimed = self.pool.claim(count).ok()?;
-        while let Some(offload) = claimed.take_offload() {
-            offload.commit();
+    /// Stages the step; whether it generates.
+    fn stage(&mut self, step: OpenStep, iterations: u64) -> Result<bool, PlanError> {
+        let number = step.number();
+        let mut batch = Vec::with_capacity(self.running.len());
+        let mut generates = false;
+        for job in self.running.iter_mut().filter(|job| job.part != Part::Nothing) {
+            let Some(sequence) = &mut job.sequence else { continue };
+            generates |= job.part == Part::Answer;
+            if sequence.upper() + u64::from(sequence.next()) >= sequence.known() {
+                let ids = if job.part == Part::Answer { iterations } else { 1 };
+                job.outcomes.push_back((number, ids));
+            }
+            batch.push(sequence);
         }
-        Some(claimed)
+        self.manager.stage(&step, &mut batch).map_err(PlanError::manager)?;
+        self.manager.finish_step(step).map_err(PlanError::manager)?;
+        self.staged = number;
+        Ok(generates)
     }
 }
 
-/// Plans the next tokens of a request within the budget: one if it generates, otherwise a piece of its prompt.
-fn advance(run: &mut Running, budget: &mut u64, prompt_tokens: &mut u64, decodes: &mut u64) {
-    if *budget == 0 {
-        return;
+impl Job {
+    /// Plans the tokens that were reserved, with `skip` cached tokens before them.
+    fn plan(&mut self, skip: u64, planned: &mut Planned) {
+        let Some(sequence) = &self.sequence else { return };
+        if sequence.resolved() == sequence.upper() {
+            self.end = sequence.upper();
+        }
+        let (start, tokens) = (self.end, u64::from(sequence.next()));
+        self.end += tokens;
+        planned.tokens += skip + tokens;
+        planned.prompt_tokens += self.end.min(self.prompt).saturating_sub(start);
+        self.part = match self.end {
+            end if end > self.prompt => Part::Answer,
+            end if end == self.prompt => Part::EndOfPrompt,
+            _ => Part::Prompt,
+        };
     }
-    if run.prompt_left == 0 {
-        *budget -= 1;
-        *decodes = (*decodes).min(run.decode_left);
-        run.part = Part::Token;
-        return;
-    }
-    let piece = run.prompt_left.min(*budget);
-    *budget -= piece;
-    *prompt_tokens += piece;
-    run.prompt_left -= piece;
-    run.part = if run.prompt_left == 0 { Part::EndOfPrompt } else { Part::Prompt };
-}
-
-/// The name of a block of a request: of its prompt by the hash id that its last token is in, and of its answer by itself.
-fn name_of(
-    request: &Request,
-    number: usize,
-    block: u64,
-    tokens: u64,
-    trace_tokens: u64,
-) -> BlockHash {
-    let last = block * tokens + tokens - 1;
-    let id = if last < request.input_length {
-        request.hash_ids.get((last / trace_tokens) as usize)
-    } else {
-        None
-    };
-    let (content, piece) = match id {
-        Some(&id) => (id, 2 * ((last % trace_tokens) / tokens)),
-        None => (number as u64, 2 * block + 1),
-    };
-    // Equal for equal content and piece only; the low bits are spread.
-    let mut low = content.wrapping_mul(SPREAD).wrapping_add(piece);
-    low = (low ^ (low >> 30)).wrapping_mul(SPREAD);
-    low = (low ^ (low >> 27)).wrapping_mul(SPREAD);
-    BlockHash::from_u128(u128::from(content) << 64 | u128::from(low ^ (low >> 31)))
 }

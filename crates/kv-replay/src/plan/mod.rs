@@ -7,6 +7,7 @@
 mod against;
 mod fleet;
 mod gpu;
+mod jobs;
 mod model;
 mod page;
 mod rules;
@@ -134,6 +135,9 @@ pub enum PlanError {
     /// More blocks than a pool can have.
     #[error("the blocks of a choice cannot be simulated")]
     Pool(#[source] PolicyError),
+    /// A manager refuses what a choice asks of it.
+    #[error("a GPU of a choice cannot be simulated")]
+    Manager(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A run to compare with cannot be used.
     #[error(transparent)]
     Against(#[from] AgainstError),
@@ -143,6 +147,12 @@ pub enum PlanError {
 }
 
 cuda_driver::messages::one_line_debug!(PlanError);
+
+impl PlanError {
+    pub(super) fn manager(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Manager(Box::new(error))
+    }
+}
 
 /// What is to be planned, and where it is written to.
 #[derive(Clone, Copy, Debug)]
@@ -186,7 +196,7 @@ pub fn run(options: &PlanOptions<'_>, mut tell: impl FnMut(usize)) -> Result<Str
     [out, json].into_iter().flatten().try_for_each(check_writable)?;
     let measured = against.map(|path| against::Measured::read(path, choices)).transpose()?;
     let mut reports = Vec::with_capacity(choices.len());
-    choices.iter().try_for_each(|choice| fleet::check(trace, choice, rules))?;
+    choices.iter().try_for_each(|choice| fleet::check(trace, choice, rules).map(drop))?;
     let looked_up = looked_up(trace, rules);
     let mut bests: Vec<(u64, f64)> = Vec::new();
     for choice in choices {
