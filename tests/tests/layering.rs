@@ -138,10 +138,10 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-nixl",
-        below: &["kv-remote"],
+        below: &["cuda-driver", "kv-remote"],
+        // NIXL is opened when the program runs.
         others: &["libloading"],
-        // NIXL is opened when the program runs; of CUDA there is nothing.
-        never: &[HEAVY, &["cuda-driver", "cudarc"]],
+        never: &[HEAVY],
         may_be_unsafe: true,
     },
     Layer {

@@ -322,7 +322,7 @@ impl NodeConfig {
     /// Serves records of so many bytes at most under leases of so long at most, and waits for the other nodes.
     fn listen(
         &self,
-        record_bytes: u64,
+        (record_bytes, bytes): (u64, u64),
         lease_max: Option<Duration>,
         device: Option<&Device>,
     ) -> Result<(Server, NodeMemory), NodeStartError> {
@@ -331,7 +331,7 @@ impl NodeConfig {
             // Each block of a sequence that is offered has one.
             (options.lease_max, options.leases_max) = (lease_max, 1 << 20);
         }
-        let memory = self.transfer.memory(self.bytes, device)?;
+        let memory = self.transfer.memory(bytes, device)?;
         let node = Node::new(&options, memory.memory(), Arc::new(SystemClock::new()))?;
         let address = Address::Unix(match self.walled {
             true => Self::own_socket(&self.folder, self.index),
@@ -357,7 +357,10 @@ impl NodeConfig {
         lease_max: Duration,
         device: &Device,
     ) -> Result<(Arc<Node>, NodeMemory), NodeStartError> {
-        let (server, memory) = self.listen(record_bytes, Some(lease_max), Some(device))?;
+        // Nobody keeps anything at a node that goes on with prompts.
+        let bytes = if self.is_prefill() { self.bytes } else { 2 * record_bytes };
+        let sizes = (record_bytes, bytes);
+        let (server, memory) = self.listen(sizes, Some(lease_max), Some(device))?;
         let node = Arc::clone(server.node());
         let served = Served {
             server,
@@ -371,7 +374,7 @@ impl NodeConfig {
 
     /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
     pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
-        let (server, _) = self.listen(record_bytes, None, None)?;
+        let (server, _) = self.listen((record_bytes, self.bytes), None, None)?;
         let members = (0..self.nodes).map(|index| self.member(index));
         let members = if self.etcd.is_empty() { members.collect() } else { Vec::new() };
         let mut options = RemoteOptions::new(members, self.key.clone());
