@@ -386,6 +386,7 @@ impl FleetReport {
             (&mut self.handover_failed, "handover_failed"),
             (&mut self.handover_cancelled, "handover_cancelled"),
             (&mut self.handover_recomputed, "handover_recomputed"),
+            (&mut self.handover_blocks_wrong, "handover_blocks_wrong"),
         ] {
             *sum += of(name);
         }
@@ -413,7 +414,7 @@ impl FleetReport {
         format!(
             "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped, {} parted\n\n  \
              remote    {} blocks from other nodes: {} tokens not computed; {} read, {} stale, {} hedged, {} downs\n  \
-             handover  {} prompts: {} blocks; {} failed, {} cancelled, {} computed where they go on\n  \
+             handover  {} prompts: {} blocks, {} wrong; {} failed, {} cancelled, {} computed where they go on\n  \
              leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
              verified  {} blocks, {} corrupt\n",
             self.wall_s,
@@ -428,6 +429,7 @@ impl FleetReport {
             self.remote_downs,
             self.handed_over,
             self.handover_blocks,
+            self.handover_blocks_wrong,
             self.handover_failed,
             self.handover_cancelled,
             self.handover_recomputed,
