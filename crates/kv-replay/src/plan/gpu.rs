@@ -4,12 +4,14 @@
 //! stored and preempted is the same. It leaves out what moves no block: calls, tables and kernels of the cache. Iterations
 //! that generate and are alike are one step.
 
+mod admission;
+mod alike;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kv_cache::kv_manager::{Completion, Manager, ManagerOptions, Outcome, ReserveError, WorkerId};
-use kv_cache::{Answer, OpenStep, Request as Asked, Sequence, Tokens};
+use kv_cache::{OpenStep, Tokens};
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreRules;
 use kv_pool::{PoolConfig, Tier};
@@ -17,11 +19,7 @@ use kv_pool::{PoolConfig, Tier};
 use super::jobs::{Job, Part};
 use super::rules::Rules;
 use super::{Choice, PlanError};
-use crate::engine::GRID_TOKENS;
 use crate::trace::Trace;
-
-/// Iterations that are alike are one step from this number on: by its end, nothing of the steps before is open.
-const ALIKE_MIN: u64 = 3;
 
 /// What an iteration does, or several equal ones.
 #[derive(Clone, Copy, Debug, Default)]
@@ -330,136 +328,6 @@ impl Gpu {
             }
         }
         Ok(())
-    }
-
-    /// Admits waiting requests in order, together, until rows, the budget or the pool are full.
-    fn admit_waiting(
-        &mut self,
-        trace: &Trace,
-        rules: &Rules,
-        planned: &mut Planned,
-        counts: &mut Counts,
-    ) -> Result<(), PlanError> {
-        let budget = u64::from(rules.step_tokens) - planned.tokens;
-        let rows = self.manager.free_rows();
-        if budget == 0 || rows == 0 {
-            return Ok(());
-        }
-        while self.waiting.len() < rows
-            && let Some(number) = self.arrived.pop_front_if(|number| {
-                rules.arrival_ns(&trace.requests[*number]) <= self.planned_ns
-            })
-        {
-            let request = &trace.requests[number];
-            self.waiting.push_back(Job::new(number, request, self.tokens, trace.block_tokens));
-        }
-        let asking = self.waiting.iter_mut().take(rows);
-        let mut asked: Vec<Asked> = asking.filter_map(|job| job.asked.take()).collect();
-        if asked.is_empty() {
-            return Ok(());
-        }
-        let answers = self.manager.admit(&mut asked, budget);
-        let mut answers = answers.into_iter();
-        let mut admitted = Vec::new();
-        let mut kept = VecDeque::new();
-        for asked in asked {
-            let Some(mut job) = self.waiting.pop_front() else { break };
-            match answers.next() {
-                Some(Answer::Admitted(sequence)) => {
-                    job.sequence = Some(sequence);
-                    admitted.push(job);
-                    continue;
-                }
-                Some(Answer::NoRoom(_)) => planned.refused = true,
-                Some(Answer::Refused(error)) => return Err(PlanError::manager(error)),
-                Some(Answer::Waiting(_) | Answer::NoRow) | None => {}
-            }
-            job.asked = Some(asked);
-            kept.push_back(job);
-        }
-        kept.append(&mut self.waiting);
-        self.waiting = kept;
-        for job in admitted {
-            self.enter(job, trace, rules, planned, counts)?;
-        }
-        Ok(())
-    }
-
-    /// Has an admitted request run: with the tokens after its cached prefix, in a chunk that begins on the grid.
-    fn enter(
-        &mut self,
-        mut job: Job,
-        trace: &Trace,
-        rules: &Rules,
-        planned: &mut Planned,
-        counts: &mut Counts,
-    ) -> Result<(), PlanError> {
-        let request = &trace.requests[job.number];
-        // As in a run, ages are those of arrivals.
-        let arrived_ms = rules.arrival_ns(request) / 1_000_000;
-        self.clock.advance(Duration::from_millis(arrived_ms.saturating_sub(self.clock_ms)));
-        self.clock_ms = self.clock_ms.max(arrived_ms);
-        let Some(sequence) = &mut job.sequence else { return Ok(()) };
-        let left = u64::from(rules.step_tokens) - planned.tokens;
-        let skipped = sequence.resolved() % GRID_TOKENS;
-        let skip = if skipped < left { skipped } else { 0 };
-        let chunk = u64::from(sequence.next()).min(left - skip);
-        if chunk < sequence.next().into() {
-            self.manager.reserve(sequence, chunk as u32).map_err(PlanError::manager)?;
-        }
-        planned.loaded += sequence.onboarded_blocks() as u64;
-        if !std::mem::replace(&mut job.counted, true) {
-            // The last token of a prompt is always computed.
-            counts.lookups += (job.prompt - 1) / self.tokens;
-            counts.hits += sequence.cached_tokens() / self.tokens;
-            counts.host_hits += sequence.onboarded_blocks() as u64;
-            counts.prompt_tokens += job.prompt;
-            counts.cached_tokens += sequence.cached_tokens();
-            counts.generated_tokens += request.output_length;
-        }
-        if chunk > 0 {
-            job.plan(skip, planned);
-        }
-        self.running.push(job);
-        Ok(())
-    }
-
-    /// For how many iterations the step can stand: they are alike until one request ends, if none computes a prompt and
-    /// none that waits may come in. Blocks for them are taken at once, if there are so many.
-    fn alike(&mut self, planned: &Planned) -> Result<u64, PlanError> {
-        let pool = self.manager.pool();
-        let nobody = self.waiting.is_empty() && self.arrived.is_empty();
-        let still = self.over.is_empty() && pool.stats().primary.retiring == 0;
-        let stuck = still && (planned.refused || self.manager.free_rows() == 0);
-        let one = |job: &Job| {
-            job.sequence.as_ref().is_some_and(|of| of.next() == 1 && of.to_compute() < 2)
-        };
-        let all = self.running.iter().all(one);
-        if planned.prompt_tokens > 0 || !all || !(nobody || stuck) {
-            return Ok(1);
-        }
-        let left = |job: &Job| job.total - job.end + 1;
-        let mut iterations = self.running.iter().map(left).min().unwrap_or(1);
-        let room = pool.claimable();
-        while iterations >= ALIKE_MIN {
-            let tokens = u32::try_from(iterations).unwrap_or(u32::MAX);
-            let sequences = self.running.iter().filter_map(|job| job.sequence.as_ref());
-            let blocks = |of: &Sequence| self.manager.blocks_to_reserve(of, tokens);
-            if sequences.map(blocks).sum::<usize>() <= room {
-                break;
-            }
-            iterations /= 2;
-        }
-        if iterations < ALIKE_MIN {
-            return Ok(1);
-        }
-        for job in &mut self.running {
-            let Some(sequence) = &mut job.sequence else { continue };
-            let tokens = u32::try_from(iterations).unwrap_or(u32::MAX);
-            self.manager.reserve(sequence, tokens).map_err(PlanError::manager)?;
-            job.end += iterations - 1;
-        }
-        Ok(iterations)
     }
 
     /// Stages the step; whether it generates.
