@@ -7,38 +7,22 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement ends by panicking")]
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod common;
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{LEASE, NODE, block, far};
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, Stream};
 use kv_kernels::verify::BlockSums;
 use kv_kernels::{KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
-use kv_manager::GroupId;
 use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer};
-use kv_pool::BlockHash;
 use kv_pool::clock::SystemClock;
-use kv_remote::{Key, Member, Memory, Node, NodeOptions, Peer, Server, ServerOptions};
-
-const NODE: &str = "KV_NIXL_BENCH_NODE";
-const LEASE: Duration = Duration::from_secs(10);
+use kv_remote::{Memory, Node, NodeOptions, Peer};
 
 /// Tokens of a block, layers, and blocks of a request: 256 KiB to 8 MiB a block.
 const SHAPES: [(u32, u32, u64); 5] =
     [(16, 4, 1), (16, 4, 64), (16, 32, 1), (16, 32, 64), (64, 32, 32)];
-
-fn key() -> Key {
-    Key::new(b"a key of more than 16 bytes").unwrap()
-}
-
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
-
-fn block(number: u64) -> (GroupId, BlockHash) {
-    (GroupId(0), BlockHash::from_u128(u128::from(number) + 1))
-}
 
 fn shape(block_tokens: u32, layers: u32) -> KvShape {
     KvShape::new(KvShapeOptions { layers, kv_count: 2, row_bytes: 2048, block_tokens }).unwrap()
@@ -65,34 +49,18 @@ fn main() {
 }
 
 fn serve(bytes: u64, count: u64) {
-    let device = open(0).unwrap();
-    let stream = Stream::new(&device).unwrap();
     let room = (bytes + 64) * count;
-    let memory = NixlDeviceMemory::new(&Library::open().unwrap(), &stream, room).unwrap();
+    let memory = NixlDeviceMemory::new(&Library::open().unwrap(), &open(0).unwrap(), room).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(memory);
     let options = NodeOptions::new("a", bytes);
     let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
     let blocks: Vec<_> = (0..count).map(|number| (block(number), bytes as u32)).collect();
     node.reserve(&blocks).unwrap().keep(&vec![0; blocks.len()]).unwrap();
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(node, options).unwrap();
-    println!("{}", server.address());
-    drop(std::io::stdin().lines().last());
+    common::serve(node);
 }
 
-fn timed(mut run: impl FnMut()) -> Duration {
-    let rounds = std::env::var("KV_NIXL_BENCH_ROUNDS").map_or(25, |rounds| rounds.parse().unwrap());
-    run();
-    run();
-    let mut times: Vec<_> = (0..rounds)
-        .map(|_| {
-            let began = Instant::now();
-            run();
-            began.elapsed()
-        })
-        .collect();
-    times.sort_unstable();
-    times[times.len() / 2]
+fn timed(run: impl FnMut()) -> Duration {
+    common::timed(25, run)
 }
 
 fn measure() {
@@ -187,16 +155,7 @@ impl Reader {
 
 fn row(reader: &Reader, first: &Device, count: u64) {
     let (bytes, stream) = (reader.bytes, &reader.stream);
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .env(NODE, format!("{bytes} {count}"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let member = Member { name: "a".to_owned(), address: line.trim().parse().unwrap() };
-    let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+    let (child, mut peer) = common::node(&format!("{bytes} {count}"));
     let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), stream);
     let summed = timed(|| reader.read(&mut peer, &mut transfer, true));
     let read = timed(|| reader.read(&mut peer, &mut transfer, false));
@@ -229,6 +188,5 @@ fn row(reader: &Reader, first: &Device, count: u64) {
         rate(read) / rate(plain),
         asked.as_secs_f64() * 1e6,
     );
-    drop(child.stdin.take());
-    child.wait().unwrap();
+    common::end(child);
 }

@@ -6,39 +6,23 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement ends by panicking")]
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+mod common;
+
+use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kv_manager::GroupId;
+use common::{LEASE, NODE, block, far};
 use kv_nixl::{Library, NixlMemory, NixlTransfer};
-use kv_pool::BlockHash;
 use kv_pool::clock::SystemClock;
-use kv_remote::message::{Found, Span};
-use kv_remote::{
-    HostMemory, Key, Member, Node, NodeOptions, Peer, Server, ServerOptions, SocketTransfer,
-    Transfer,
-};
-
-const NODE: &str = "KV_NIXL_BENCH_NODE";
-const LEASE: Duration = Duration::from_secs(10);
+use kv_remote::{HostMemory, Joined, Node, NodeOptions, Peer, SocketTransfer, Transfer};
 
 /// Bytes of a record, and blocks of a request.
 const SHAPES: [(u64, u64); 5] =
     [(64 << 10, 1), (64 << 10, 64), (256 << 10, 32), (1 << 20, 32), (4 << 20, 8)];
 
-fn key() -> Key {
-    Key::new(b"a key of more than 16 bytes").unwrap()
-}
-
-fn far() -> Instant {
-    Instant::now() + Duration::from_secs(60)
-}
-
-fn block(number: u64) -> (GroupId, BlockHash) {
-    (GroupId(0), BlockHash::from_u128(u128::from(number) + 1))
-}
+/// Bytes that are read as one, as of a reader.
+const PIECE_MAX: u64 = 512 << 10;
 
 fn main() {
     if let Ok(bytes) = std::env::var(NODE) {
@@ -68,45 +52,11 @@ fn serve(record_bytes: u64) {
         let record: Vec<u8> = (0..record_bytes).map(|at| (at * 31 + number) as u8).collect();
         node.put(block(number), &record).unwrap();
     }
-    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
-    let server = Server::start(Arc::new(node), options).unwrap();
-    println!("{}", server.address());
-    drop(std::io::stdin().lines().last());
+    common::serve(Arc::new(node));
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
-fn rounds() -> usize {
-    std::env::var("KV_NIXL_BENCH_ROUNDS").map_or(15, |rounds| rounds.parse().unwrap())
-}
-
-fn timed(mut run: impl FnMut()) -> Duration {
-    run();
-    let times = (0..rounds()).map(|_| {
-        let began = Instant::now();
-        run();
-        began.elapsed()
-    });
-    median(times.collect())
-}
-
-/// The spans of blocks, those side by side as one.
-fn spans(found: &Found) -> Vec<Span> {
-    let mut spans: Vec<Span> = found.blocks.iter().map(|block| block.span).collect();
-    spans.sort_unstable_by_key(|span| span.address);
-    let mut joined: Vec<Span> = Vec::new();
-    for span in spans {
-        match joined.last_mut() {
-            Some(last) if span.address - last.address - u64::from(last.bytes) <= 64 => {
-                last.bytes = (span.address - last.address) as u32 + span.bytes;
-            }
-            _ => joined.push(span),
-        }
-    }
-    joined
+fn timed(run: impl FnMut()) -> Duration {
+    common::timed(15, run)
 }
 
 fn measure() {
@@ -124,16 +74,7 @@ fn measure() {
         "us/request"
     );
     for (bytes, count) in SHAPES {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .env(NODE, bytes.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let member = Member { name: "a".to_owned(), address: line.trim().parse().unwrap() };
-        let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+        let (child, mut peer) = common::node(&bytes.to_string());
         let wanted: Vec<_> = (0..count).map(block).collect();
         let (mut nixl, mut socket) =
             (NixlTransfer::new(Library::open().unwrap()).emulated(), SocketTransfer);
@@ -154,11 +95,11 @@ fn measure() {
         let copied = timed(|| whole(&mut peer, &mut nixl, true));
         let over_socket = timed(|| whole(&mut peer, &mut socket, true));
         let found = peer.find_and_pin(&wanted, LEASE, far()).unwrap();
-        let (lease, joined) = (found.lease.unwrap(), spans(&found));
+        let (lease, joined) = (found.lease.unwrap(), Joined::of(&found, PIECE_MAX));
         let plain = timed(|| {
             let mut read = 0;
             let mut each = |_, span: &[u8]| read += span.len() as u64;
-            nixl.read(&mut peer, lease, &joined, far(), &mut each).unwrap();
+            nixl.read(&mut peer, lease, joined.spans(), far(), &mut each).unwrap();
             assert!(read >= bytes * count);
         });
         let asked = timed(|| {
@@ -176,7 +117,6 @@ fn measure() {
             read.as_secs_f64() * 1e6 / count as f64,
             asked.as_secs_f64() * 1e6,
         );
-        drop(child.stdin.take());
-        child.wait().unwrap();
+        common::end(child);
     }
 }

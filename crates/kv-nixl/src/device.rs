@@ -33,19 +33,16 @@ pub struct NixlDeviceMemory {
 }
 
 impl NixlDeviceMemory {
-    /// Allocates memory of the stream's device, filled with zeros, and registers all of it, once. On the stream nothing else is to run
-    /// but what may wait.
+    /// Allocates memory of the device, filled with zeros, and registers all of it, once. Copies to the host and from it have a stream of
+    /// their own.
     ///
     /// # Errors
     /// [`NixlError`].
-    pub fn new(library: &Library, stream: &Stream, bytes: u64) -> Result<Self, NixlError> {
-        let device = stream.device();
+    pub fn new(library: &Library, device: &Device, bytes: u64) -> Result<Self, NixlError> {
+        let stream = Stream::new(device)?;
         let buffer = Arc::new(DeviceBuffer::alloc(device, bytes)?);
-        match stream.fill(buffer.span(), 0) {
-            Err(cuda_driver::CopyError::Device(error)) => return Err(error.into()),
-            // The memory is of this device, and nobody else's.
-            Err(_) | Ok(()) => stream.synchronize()?,
-        }
+        stream.fill(buffer.span(), 0)?;
+        stream.synchronize()?;
         // An ordinal is not negative.
         let ordinal = u64::try_from(device.ordinal()).unwrap_or(0);
         let registered = device.while_current(|| {
@@ -61,7 +58,7 @@ impl NixlDeviceMemory {
         let (kind, base) = (Kind::Device, buffer.address());
         let there = Descriptor { kind, device: ordinal, base, bytes, metadata };
         let descriptor = there.to_bytes();
-        Ok(Self { agent: Some(agent), buffer, stream: stream.clone(), descriptor })
+        Ok(Self { agent: Some(agent), buffer, stream, descriptor })
     }
 
     /// Where bytes of it are on the device; none if there are not as many.
@@ -152,7 +149,7 @@ impl NixlDeviceTransfer {
     /// to the same place once this work is done. The stream is not waited for at the end.
     ///
     /// # Errors
-    /// [`PeerError`]. What was said before has come all the same.
+    /// [`PeerError`]. What was said before has come all the same. [`PeerError::Late`] also if that work is not done by the deadline.
     pub fn read_each(
         &mut self,
         peer: &mut Peer,
@@ -190,10 +187,9 @@ impl NixlDeviceTransfer {
         Ok(())
     }
 
-    /// Puts bytes on the device, when what used those before is done.
+    /// Puts bytes on the device, behind what uses those before.
     fn put(&mut self, bytes: &[u8]) -> Result<DeviceSpan, PeerError> {
         let length = bytes.len() as u64;
-        self.stream.synchronize().map_err(failed)?;
         let buffer = match self.by_hand.take().filter(|buffer| buffer.bytes() >= length) {
             Some(buffer) => buffer,
             None => DeviceBuffer::alloc(self.stream.device(), length.max(1)).map_err(failed)?,

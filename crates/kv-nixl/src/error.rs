@@ -83,6 +83,9 @@ pub enum NixlError {
     /// The device has refused what was asked of it.
     #[error(transparent)]
     Device(#[from] cuda_driver::DeviceError),
+    /// A copy on the device was refused.
+    #[error(transparent)]
+    Copy(#[from] cuda_driver::CopyError),
     /// The description of a peer's memory is none.
     #[error("the description of a peer's memory is wrong in its field {field}")]
     Descriptor {

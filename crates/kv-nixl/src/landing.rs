@@ -104,11 +104,11 @@ impl Landing {
         }
     }
 
-    /// Waits until they are done: it may be written again.
-    pub(crate) fn wait_for_users(&self) -> Result<(), NixlError> {
+    /// Whether they are done: it may be written again.
+    pub(crate) fn is_unused(&self) -> Result<bool, NixlError> {
         match self {
-            Self::Host(_) => Ok(()),
-            Self::Device { used, .. } => Ok(used.synchronize()?),
+            Self::Host(_) => Ok(true),
+            Self::Device { used, .. } => Ok(used.is_complete()?),
         }
     }
 }

@@ -105,6 +105,11 @@ impl Reader {
         self.open.is_empty()
     }
 
+    /// Whether nothing is open, and nothing that has come is still used: it can be dropped, and its memory freed without a wait.
+    pub(crate) fn is_idle(&mut self) -> bool {
+        self.has_ended() && self.free.iter().all(|landing| landing.is_unused().unwrap_or(true))
+    }
+
     /// Reads spans of the peer's memory, and says each once it has come.
     pub(crate) fn read(
         &mut self,
@@ -118,8 +123,8 @@ impl Reader {
         let mut next = 0;
         loop {
             while self.open.len() < PIECES && next < spans.len() {
-                next = match self.begin(spans, next) {
-                    Err(error @ NixlError::Call { operation: BEGINNING, .. })
+                next = match self.begin(spans, next, deadline) {
+                    Err(Failure::Failed(error @ NixlError::Call { operation: BEGINNING, .. }))
                         if !self.has_begun =>
                     {
                         return Err(Failure::NotBegun(error));
@@ -156,7 +161,7 @@ impl Reader {
     }
 
     /// Begins to read the next piece; where the one behind it begins.
-    fn begin(&mut self, spans: &[Span], first: usize) -> Result<usize, NixlError> {
+    fn begin(&mut self, spans: &[Span], first: usize, deadline: Instant) -> Result<usize, Failure> {
         let (mut end, mut bytes) = (first, 0);
         while let Some(span) = spans.get(end) {
             let with = bytes + span.bytes as usize;
@@ -165,7 +170,7 @@ impl Reader {
             }
             (end, bytes) = (end + 1, with);
         }
-        let landing = self.landing(bytes)?;
+        let landing = self.landing(bytes, deadline)?;
         let there = (self.name.as_c_str(), &self.there);
         let piece = spans.get(first..end).unwrap_or_default();
         // SAFETY: the landing is registered and large enough. It is not among the free ones, and looked at only when the piece
@@ -177,39 +182,49 @@ impl Reader {
                 Ok(end)
             }
             // Whether some of it is on its way, nobody knows: the landing is not used again.
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// Memory for so many bytes.
-    fn landing(&mut self, bytes: usize) -> Result<Arc<Landing>, NixlError> {
-        match self.free.iter().position(|landing| landing.bytes() >= bytes) {
-            Some(at) => {
-                let landing = self.free.swap_remove(at);
-                landing.wait_for_users()?;
-                Ok(landing)
+    /// Memory for so many bytes, when what came there before has been used.
+    fn landing(&mut self, bytes: usize, deadline: Instant) -> Result<Arc<Landing>, Failure> {
+        let Some(at) = self.free.iter().position(|landing| landing.bytes() >= bytes) else {
+            let bytes = bytes.max(self.home.piece_bytes());
+            return Ok(registered(&mut self.agent, &self.home, bytes)?);
+        };
+        let landing = self.free.swap_remove(at);
+        match until(deadline, || landing.is_unused().map(|unused| unused.then_some(())).transpose())
+        {
+            Some(unused) => unused.map(|()| landing).map_err(Failure::from),
+            None => {
+                self.free.push(landing);
+                Err(Failure::Late)
             }
-            None => registered(&mut self.agent, &self.home, bytes.max(self.home.piece_bytes())),
         }
     }
 
     fn wait(&mut self, request: &Request, deadline: Instant) -> Look {
-        for looks in 0_u64.. {
-            let look = self.agent.look(request);
-            if look != Look::Open {
-                return look;
-            }
-            if Instant::now() >= deadline {
-                break;
-            }
-            match looks {
-                0..SPINS => std::hint::spin_loop(),
-                SPINS..YIELDS => std::thread::yield_now(),
-                _ => std::thread::park_timeout(PAUSE),
-            }
-        }
-        Look::Open
+        let over = || Some(self.agent.look(request)).filter(|look| *look != Look::Open);
+        until(deadline, over).unwrap_or(Look::Open)
     }
+}
+
+/// Looks until there is something, or the time is over; at least once.
+fn until<T>(deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    for looks in 0_u64.. {
+        if let Some(seen) = look() {
+            return Some(seen);
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        match looks {
+            0..SPINS => std::hint::spin_loop(),
+            SPINS..YIELDS => std::thread::yield_now(),
+            _ => std::thread::park_timeout(PAUSE),
+        }
+    }
+    None
 }
 
 impl Drop for Reader {

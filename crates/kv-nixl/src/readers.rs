@@ -34,7 +34,7 @@ pub(crate) struct Readers {
     /// What a peer has said of its memory that cannot be read without it.
     by_connection: Option<Arc<[u8]>>,
     reader: Option<Reader>,
-    /// Readers whose last read is open past its time.
+    /// Readers of which a read is open past its time, or what has come is still used.
     late: Vec<Reader>,
 }
 
@@ -50,8 +50,13 @@ impl Readers {
 
     /// A reader of the memory that the peer has told of.
     fn reader_of(&mut self, said: Arc<[u8]>, bytes: u64) -> Result<Reader, NixlError> {
-        self.late.retain_mut(|reader| !reader.has_ended());
-        if let Some(reader) = self.reader.take().filter(|reader| reader.is_of(&said)) {
+        let (reader, former) = match self.reader.take() {
+            Some(reader) if reader.is_of(&said) => (Some(reader), None),
+            former => (None, former),
+        };
+        self.late.extend(former);
+        self.late.retain_mut(|reader| !reader.is_idle());
+        if let Some(reader) = reader {
             return Ok(reader);
         }
         if self.late.len() >= OPEN_MAX {

@@ -1,12 +1,13 @@
 //! Reads from device to device between processes, of nodes that die and for readers that do, and sequences that are handed over so.
 //!
-//! Without a device or without NIXL's library (`KV_NIXL_LIBRARY`) every trial is listed as ignored; with `KV_REQUIRE_GPU=1` it fails. The
-//! nodes are on the first device, and the readers on the last one, which may be the same. Each trial is a process of its own, and has
+//! Without a device or without NIXL's library (`KV_NIXL_LIBRARY`) every trial is listed as ignored. With `KV_REQUIRE_GPU=1` it fails
+//! without a device, and with `KV_REQUIRE_NIXL=1` without the library. The nodes are on the first device, and the readers on the last one, which may be the same. Each trial is a process of its own, and has
 //! its nodes in others. `KV_NIXL_GPU_TLS` says which transports UCX uses, and `KV_NIXL_HANDOVERS` how many sequences are handed over.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "a node answers so, and a trial says what it has seen")]
 
+mod alone;
 #[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
 mod device;
@@ -14,7 +15,7 @@ mod device;
 use std::time::{Duration, Instant};
 
 use common::{block, far, random, until};
-use cuda_driver::{Device, DeviceBuffer};
+use cuda_driver::{Device, DeviceBuffer, Event};
 use device::{Pool, Process, Role, content, last, open};
 use kv_nixl::{Library, NixlDeviceTransfer, NixlTransfer};
 use kv_remote::PeerError;
@@ -27,6 +28,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const TRIALS: &[(&str, fn())] = &[
     ("records_are_read_from_device_to_device", records_are_read),
     ("a_landing_is_not_written_before_it_was_used", a_landing_is_used),
+    ("a_device_that_lags_costs_its_reader_no_more_than_its_time", a_device_lags),
     ("a_host_reads_records_of_a_device", a_host_reads_records),
     ("readers_that_are_killed_cost_the_node_nothing", readers_are_killed),
     ("a_node_that_dies_costs_a_miss_and_another_is_met", a_node_dies),
@@ -37,11 +39,12 @@ fn main() {
     if let Some(role) = Role::of_this_process() {
         return role.play(TRIALS);
     }
-    let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
-    let missing = open(0).is_err() || Library::open().is_err();
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+    let missing = open(0).is_err() && !is_set("KV_REQUIRE_GPU")
+        || Library::open().is_err() && !is_set("KV_REQUIRE_NIXL");
     let trials = TRIALS.iter().map(|&(name, _)| {
         let trial = Trial::test(name, move || device::run_alone(name).map_err(Failed::from));
-        trial.with_ignored_flag(missing && !required)
+        trial.with_ignored_flag(missing)
     });
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
@@ -118,6 +121,43 @@ fn a_landing_is_used() {
     }
 }
 
+/// What has come before is not used yet when the time of the next read is over.
+fn a_device_lags() {
+    const RECORDS: u64 = 600;
+    let node = Process::start(&Role::Node { records: RECORDS });
+    let device = last();
+    let pool = Pool::with(&device, RECORDS);
+    let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());
+    let mut peer = node.connect();
+    let busy = DeviceBuffer::alloc(&device, 4 << 30).unwrap();
+    let wanted: Vec<_> = (0..RECORDS).map(block).collect();
+    let mut read_all = |within| {
+        let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
+        let read = read((&pool, &mut transfer), &mut peer, &found, within);
+        peer.end(found.lease.unwrap(), far()).unwrap();
+        (read, found)
+    };
+    assert_eq!(read_all(30 * SECOND).0.unwrap() as u64, RECORDS);
+    pool.stream().synchronize().unwrap();
+    let idle = Event::new(&device).unwrap();
+    // Some seconds of work.
+    (0..1500).for_each(|_| pool.stream().fill(busy.span(), 1).unwrap());
+    idle.record(pool.stream()).unwrap();
+    // The second one has another reader than the first, which waits for nothing either.
+    for turn in 0..2 {
+        let (read, _) = read_all(Duration::from_millis(200));
+        assert!(matches!(read, Err(PeerError::Late)), "turn {turn}: {read:?}");
+        // Whatever time that took: the device was not waited for.
+        assert!(!idle.is_complete().unwrap(), "turn {turn}");
+    }
+    idle.synchronize().unwrap();
+    let (read, found) = read_all(30 * SECOND);
+    assert_eq!(read.unwrap() as u64, RECORDS);
+    let sums = pool.sums(wanted.len());
+    assert!(sums.iter().zip(&found.blocks).all(|(sum, at)| *sum == at.sum));
+    assert_eq!(transfer.late(), 0);
+}
+
 fn a_host_reads_records() {
     let node = Process::start(&Role::Node { records: 8 });
     let (mut peer, mut transfer) = (node.connect(), NixlTransfer::new(Library::open().unwrap()));
@@ -172,6 +212,10 @@ fn a_node_dies() {
         let came = read((&pool, &mut transfer), &mut peer, &found, 2 * SECOND);
         println!("turn {turn}: {came:?}");
         pool.stream().synchronize().unwrap();
+        assert!(
+            peer.end(found.lease.unwrap(), Instant::now() + 2 * SECOND).is_err(),
+            "turn {turn}"
+        );
     }
 }
 

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "a node answers so")]
 
+mod alone;
 #[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
 mod process;

@@ -30,10 +30,11 @@ fn main() {
 
 fn numbers_of_devices() {
     let driver = Arc::new(SimDriver::new(SimConfig::default()).unwrap());
-    let stream = Stream::new(&Device::open(driver, 0).unwrap()).unwrap();
+    let device = Device::open(driver, 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
     let library = Library::open().unwrap();
     for bytes in [0, u64::MAX] {
-        assert!(NixlDeviceMemory::new(&library, &stream, bytes).is_err(), "{bytes}");
+        assert!(NixlDeviceMemory::new(&library, &device, bytes).is_err(), "{bytes}");
     }
     let (_server, member) = common::serve("a", 4);
     let mut transfer = NixlDeviceTransfer::new(library, &stream);

@@ -8,8 +8,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
-#[cfg(feature = "nixl")]
-use cuda_driver::Stream;
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
@@ -130,9 +128,8 @@ impl NodeTransfer {
             #[cfg(feature = "nixl")]
             Self::NixlDevice => {
                 let device = device.ok_or(NodeStartError::NoDevice)?;
-                let stream = Stream::new(device).map_err(kv_nixl::NixlError::from)?;
                 let library = kv_nixl::Library::open()?;
-                let memory = kv_nixl::NixlDeviceMemory::new(&library, &stream, bytes)?;
+                let memory = kv_nixl::NixlDeviceMemory::new(&library, device, bytes)?;
                 Ok(NodeMemory::Device(Arc::new(memory)))
             }
             #[cfg(not(feature = "nixl"))]

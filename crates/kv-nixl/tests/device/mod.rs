@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, DeviceSpan, Stream};
 use kv_kernels::verify::{BlockSums, block_sum};
@@ -15,8 +15,8 @@ use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Sheet, Verdict};
 use kv_remote::{Address, Member, Memory, Node, NodeOptions, Peer, Server, ServerOptions};
 use parking_lot::Mutex;
 
-use super::SECOND;
 use super::common::{block, far, key, random};
+use super::{SECOND, alone};
 
 /// Bytes of a block: 4 layers of keys and values, 16 tokens of 2 KiB.
 pub(crate) const BLOCK_BYTES: u64 = 256 << 10;
@@ -200,38 +200,13 @@ impl Role {
 pub(crate) fn run_alone(name: &str) -> Result<(), String> {
     let ways = std::env::var("KV_NIXL_GPU_TLS");
     let ways = ways.unwrap_or_else(|_| "tcp,cma,cuda_copy,cuda_ipc".to_owned());
-    let mut child = Role::Trial(name.to_owned())
-        .command()
-        .env("UCX_TLS", ways)
-        // A node's output is what it answers.
-        .env("UCX_LOG_FILE", "stderr")
-        // In the wheel of 1.5.1, a library of this module crashes when its process ends.
-        .env("UCX_MODULES", "^ib")
-        .stdin(Stdio::null())
-        .spawn()
-        .map_err(|error| error.to_string())?;
-    let begun = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(format!("{name}: {status}")),
-            Ok(None) if begun.elapsed() < LIMIT => {
-                std::thread::park_timeout(Duration::from_millis(5));
-            }
-            Ok(None) => {
-                drop(child.kill());
-                drop(child.wait());
-                return Err(format!("{name}: not done in {} s", LIMIT.as_secs()));
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    }
+    alone::run_alone(&mut Role::Trial(name.to_owned()).command(), name, &ways, LIMIT)
 }
 
 /// A node on a device of this process.
-fn node(stream: &Stream, slots: u64) -> (Arc<NixlDeviceMemory>, Arc<Node>, Server) {
+fn node(device: &Device, slots: u64) -> (Arc<NixlDeviceMemory>, Arc<Node>, Server) {
     let bytes = slots * (BLOCK_BYTES + 64);
-    let memory = NixlDeviceMemory::new(&Library::open().unwrap(), stream, bytes).unwrap();
+    let memory = NixlDeviceMemory::new(&Library::open().unwrap(), device, bytes).unwrap();
     let memory = Arc::new(memory);
     let shared = Arc::clone(&memory) as Arc<dyn Memory>;
     let options = NodeOptions::new("a", BLOCK_BYTES);
@@ -243,8 +218,8 @@ fn node(stream: &Stream, slots: u64) -> (Arc<NixlDeviceMemory>, Arc<Node>, Serve
 
 fn serve(records: u64) {
     let device = open(0).unwrap();
-    let (pool, stream) = (Pool::new(&device), Stream::new(&device).unwrap());
-    let (memory, node, server) = node(&stream, records + 40);
+    let pool = Pool::new(&device);
+    let (memory, node, server) = node(&device, records + 40);
     for number in 0..records {
         let bytes = content(number, 0);
         pool.stream().upload(pool.block(0), &bytes).unwrap();
@@ -299,8 +274,8 @@ fn read_for_ever(of: Address) {
 /// Computes sequences block by block, and offers each as it comes to be.
 fn prefill(sequences: u64) {
     let device = open(0).unwrap();
-    let (pool, stream) = (Pool::new(&device), Stream::new(&device).unwrap());
-    let (memory, node, server) = node(&stream, 400);
+    let pool = Pool::new(&device);
+    let (memory, node, server) = node(&device, 400);
     println!("{}", server.address());
     let done = Mutex::new(None);
     std::thread::scope(|scope| {

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kv_nixl::{Library, NixlMemory};
 use kv_pool::clock::SystemClock;
@@ -13,6 +13,7 @@ use kv_remote::{
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use super::alone;
 use super::common::{RECORD_BYTES, far, key};
 
 const TRIAL: &str = "KV_NIXL_TRIAL";
@@ -40,34 +41,10 @@ pub(crate) fn run_as_told(scenarios: &[super::Scenario]) -> bool {
 
 /// Runs a trial by itself, with UCX over `way`.
 pub(crate) fn run_alone(name: &str, way: &str) -> Result<(), String> {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .env(TRIAL, name)
-        .env("UCX_TLS", way)
-        // Over TCP alone, reads are emulated, or there are none.
-        .env("KV_NIXL_EMULATED", if way == "tcp" { "1" } else { "0" })
-        // A node's output is what it answers.
-        .env("UCX_LOG_FILE", "stderr")
-        // In the wheel of 1.5.1, a library of this module crashes when its process ends.
-        .env("UCX_MODULES", "^ib")
-        .stdin(Stdio::null())
-        .spawn()
-        .map_err(|error| error.to_string())?;
-    let begun = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(format!("{name} over {way}: {status}")),
-            Ok(None) if begun.elapsed() < LIMIT => {
-                std::thread::park_timeout(Duration::from_millis(5));
-            }
-            Ok(None) => {
-                drop(child.kill());
-                drop(child.wait());
-                return Err(format!("{name} over {way}: not done in {} s", LIMIT.as_secs()));
-            }
-            Err(error) => return Err(error.to_string()),
-        }
-    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    // Over TCP alone, reads are emulated, or there are none.
+    command.env(TRIAL, name).env("KV_NIXL_EMULATED", if way == "tcp" { "1" } else { "0" });
+    alone::run_alone(&mut command, name, way, LIMIT)
 }
 
 fn node_over(name: &str, record_bytes: u64, memory: Arc<dyn Memory>) -> Server {

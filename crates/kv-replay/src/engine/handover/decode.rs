@@ -324,7 +324,7 @@ fn pull(
 ) -> Result<Prompt, HandoverError> {
     let id = id_of(order.number);
     let mut pull = loop {
-        // The sheet is memory of the host in any case.
+        // A sheet is small, and read by the host: it comes over the connection.
         if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (id, 0), CALL_MAX, call())? {
             break pull;
         }
