@@ -26,6 +26,7 @@ pub(crate) mod entry {
     pub(crate) const FILL: &str = "fill_pattern";
     pub(crate) const GATHER: &str = "gather_rows";
     pub(crate) const BLOCK_OFFSETS: &str = "gather_block_offsets";
+    pub(crate) const BUSY: &str = "keep_busy";
     /// By the logarithm of the bytes that a thread takes at once, as the two that follow.
     pub(crate) const APPEND: [&str; 5] =
         ["append_1", "append_2", "append_4", "append_8", "append_16"];
@@ -82,6 +83,7 @@ const QUANTIZE_PTX: [&str; 2] = [
 /// Major number of the compute capability whose own instructions some kernels use.
 const NEWER: i32 = 9;
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
+const BUSY_PTX: &str = include_str!("../ptx/busy.compute_80.ptx");
 
 /// The kernels of this crate, loaded on one device.
 ///
@@ -110,6 +112,7 @@ pub struct KvKernels {
     pub(crate) fill: Kernel,
     pub(crate) gather: Kernel,
     pub(crate) block_offsets: LazyKernel,
+    pub(crate) busy: LazyKernel,
     /// By the logarithm of the bytes of a vector, as the two that follow.
     pub(crate) copy_blocks: BlockCopyKernels,
     pub(crate) append: LazyModule<5>,
@@ -154,6 +157,7 @@ impl KvKernels {
             fill: load(PATTERN_PTX, entry::FILL)?,
             gather: load(GATHER_PTX, entry::GATHER)?,
             block_offsets: LazyKernel::new(BLOCK_OFFSETS_PTX, entry::BLOCK_OFFSETS),
+            busy: LazyKernel::new(BUSY_PTX, entry::BUSY),
             append: LazyModule::new(APPEND_PTX, entry::APPEND),
             sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),
             conversions: LazyModule::new(QUANTIZE_PTX[variant], entry::CONVERSIONS),

@@ -121,6 +121,7 @@ mod block_offsets;
 mod block_sum;
 mod block_units;
 mod blocks;
+mod busy;
 mod checksum;
 mod divider;
 mod fill;

@@ -53,6 +53,13 @@ fn main() {
         ("what_links_start_is_ordered", |gpu| {
             ops::host_link::check_order(&ops::on::On::device(gpu.device.clone()), (2048, 20));
         }),
+        ("a_stream_is_busy_as_long_as_was_asked", |gpu| {
+            let begun = std::time::Instant::now();
+            let time = std::time::Duration::from_millis(50);
+            gpu.kernels.keep_busy(&gpu.stream, time).unwrap();
+            gpu.stream.synchronize().unwrap();
+            assert!(begun.elapsed() >= time, "{:?}", begun.elapsed());
+        }),
         ("a_skipped_prefix_is_not_overwritten", |gpu| assert!(prefix_survives(gpu))),
         #[cfg(all(feature = "sabotage", debug_assertions))]
         ("a_transfer_that_ignores_the_skip_overwrites_the_prefix", |gpu| {

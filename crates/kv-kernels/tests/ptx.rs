@@ -10,7 +10,7 @@ mod machine;
 
 use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
     layout::Strides,
     references,
     tables::GatherRows,
@@ -278,4 +278,18 @@ fn offsets_beyond_32_bits_are_right() {
         contents
     });
     assert!(expected == found);
+}
+
+/// On the simulated device the clock counts instructions, so what takes longer runs more of them.
+#[test]
+fn a_stream_is_kept_busy_and_no_memory_is_touched() {
+    let machine = Machine::with(&[]);
+    let kernels = KvKernels::load(machine.stream.device()).unwrap();
+    for nanoseconds in [0, 1, 5000] {
+        kernels.keep_busy(&machine.stream, std::time::Duration::from_nanos(nanoseconds)).unwrap();
+        machine.stream.synchronize().unwrap();
+        machine.assert_clean();
+    }
+    // Of no time nothing is launched.
+    assert_eq!(machine.launches(), 2);
 }

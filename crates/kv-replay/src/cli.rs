@@ -19,7 +19,7 @@ use kv_replay::shape::{Dtype, KvModelShape};
 use kv_replay::trace::ReadOptions;
 
 use crate::fleet::{KillNode, StopNode};
-use crate::plan_args::PlanArgs;
+use crate::plan_args::{PlanArgs, positive};
 
 const AFTER_HELP: &str = "\
 Without a command, kv-replay generates a workload and replays it on a simulated device, verifying every byte.
@@ -292,15 +292,18 @@ pub(crate) struct RunArgs {
     /// place. Can be given several times.
     #[arg(long, value_name = "I@STEP", requires = "workers")]
     pub(crate) kill_worker: Vec<KillWorker>,
-    /// Has each request wait for its arrival, by the virtual time of simulated devices, and reports the time to the first
-    /// token. Engines that keep up with their requests have free time between them; without this flag the next request
-    /// comes as soon as there is room.
+    /// Has each request wait for its arrival, the first of which is at once, and reports the time to the first token. Time is the
+    /// virtual time of simulated devices, and on GPUs that of this machine. Engines that keep up with their requests have free time
+    /// between them; without this flag the next request comes as soon as there is room.
     #[arg(long, conflicts_with_all = ["workers", "contiguous"])]
-    open_loop: bool,
-    /// Prompt tokens that the model computes in a second of virtual time; 0 for no time.
+    pub(crate) open_loop: bool,
+    /// Requests a second, on average: arrivals come closer or further apart than in the trace.
+    #[arg(long, value_name = "R", value_parser = positive, requires = "open_loop")]
+    pub(crate) rate: Option<f64>,
+    /// Prompt tokens that the model computes in a second; 0 for no time. On a GPU a kernel waits so long.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
     prefill_rate: u64,
-    /// Microseconds of virtual time that an iteration takes which generates tokens; 0 for no time.
+    /// Microseconds that an iteration takes which generates tokens; 0 for no time.
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
     decode_step_us: u64,
     /// Starts N processes of this program, each with a device of its own, and spreads the requests over them. They keep

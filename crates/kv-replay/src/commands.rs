@@ -327,7 +327,6 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.parts())?;
-    config.check_clock(matches!(args.device, DeviceSpec::Sim { .. }))?;
     if args.contiguous {
         if let Some(workers) = args.workers {
             let (option, value) = ("--workers", workers.to_string());
@@ -397,6 +396,13 @@ fn trace_of(args: &RunArgs, config: &RunConfig) -> Result<Trace, Failure> {
             generate::generate(&GenerateOptions { requests, seed: config.seed })?
         }
     };
+    if args.open_loop {
+        trace = trace.from_first_arrival();
+        if let Some(rate) = args.rate {
+            let times = rate / trace.rate();
+            trace = trace.faster(times);
+        }
+    }
     if let Some(node) = &config.node {
         // Each node has every so-manieth request.
         let mut turn = 0..;

@@ -138,9 +138,9 @@ pub struct RunConfig {
     pub store_rate: Option<u64>,
     /// Transport of blocks between device and host memory.
     pub transport: TransportChoice,
-    /// Whether requests wait for their arrival, by the virtual time of simulated devices.
+    /// Whether requests wait for their arrival: by the virtual time of simulated devices, on others by the host's.
     pub open_loop: bool,
-    /// What the model's computation costs, in the virtual time of simulated devices.
+    /// What the model's computation costs: virtual time of simulated devices, on others a kernel that waits.
     pub model: ModelCost,
     /// What happens to requests beside prefill and decoding.
     pub life: Life,
@@ -325,9 +325,9 @@ pub enum ConfigError {
         /// Number of devices.
         devices: usize,
     },
-    /// The option counts virtual time, and there is no such clock.
-    #[error("{option} {value} needs the virtual time of --device sim, in one process")]
-    NoVirtualTime {
+    /// The option is about time, and several processes have no clock in common.
+    #[error("{option} {value} cannot be combined with --workers")]
+    Timed {
         /// The option.
         option: &'static str,
         /// Its value.
@@ -538,24 +538,24 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks that options of virtual time are used only where that is: on simulated devices of one process.
+    /// Checks that no request waits for its arrival and no model takes time, which is for runs of one process.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NoVirtualTime`] for the first such option, unless `virtual_time`.
-    pub fn check_clock(&self, virtual_time: bool) -> Result<(), ConfigError> {
-        match self.timed().filter(|_| !virtual_time) {
-            Some((option, value)) => Err(ConfigError::NoVirtualTime { option, value }),
+    /// [`ConfigError::Timed`] for the first such option.
+    pub fn check_untimed(&self) -> Result<(), ConfigError> {
+        match self.timed() {
+            Some((option, value)) => Err(ConfigError::Timed { option, value }),
             None => Ok(()),
         }
     }
 
-    /// Whether some option counts virtual time.
+    /// Whether some option is about time.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed().is_some()
     }
 
-    /// The first option that counts virtual time.
+    /// The first option that is about time.
     fn timed(&self) -> Option<(&'static str, String)> {
         let ModelCost { prefill_tokens_per_s, decode_step_us } = self.model;
         let timed = [

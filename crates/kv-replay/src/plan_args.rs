@@ -11,7 +11,7 @@ use kv_replay::generate::{GenerateOptions, REQUESTS_MAX, generate};
 use kv_replay::plan::{Choice, Model, Router, Rules};
 use kv_replay::profile;
 use kv_replay::shape::{Dtype, KvModelShape};
-use kv_replay::trace::{Request, Trace};
+use kv_replay::trace::Trace;
 
 use crate::cli::{ReadArgs, whole};
 use crate::commands::Failure;
@@ -35,8 +35,8 @@ Examples:
   kv-replay plan --model llama-3.1-8b --trace chat.jsonl --gpus 1,2,4 --host-memory 0,64GiB --out plan.html
   kv-replay plan --model models/mine/config.json --gpu h200 --trace agents.jsonl --rate 2 --policy lru,hit_density
   kv-replay plan --model llama-3.1-8b --gpus 1000 --rate 20 --hours 24
-  kv-replay run --trace chat.jsonl --open-loop --prefill-rate 20000 --decode-step-us 9000 --json run.json
-  kv-replay plan --trace chat.jsonl --prefill-rate 20000 --decode-step-us 9000 --device-blocks 32768 --host-blocks 32768 --against run.json";
+  kv-replay run --trace chat.jsonl --device cuda:0 --open-loop --rate 2 --prefill-rate 20000 --decode-step-us 9000 --json run.json
+  kv-replay plan --trace chat.jsonl --rate 2 --prefill-rate 20000 --decode-step-us 9000 --device-blocks 32768 --host-blocks 32768 --against run.json";
 
 #[derive(Args, Debug)]
 #[command(allow_negative_numbers = true, after_help = PLAN_HELP)]
@@ -162,7 +162,7 @@ impl PlanArgs {
         let profile = profile::read(&self.gpu)?;
         let (mut assumed, trace) = (Vec::new(), self.trace()?);
         let span_s = trace.requests.last().map_or(0, |last| last.timestamp_ms) as f64 / 1e3;
-        let mean = trace.requests.len() as f64 / span_s.max(1e-3);
+        let mean = trace.rate();
         let rules = Rules::default();
         let block_tokens = match self.block_tokens {
             Some(tokens) => tokens,
@@ -221,12 +221,7 @@ impl PlanArgs {
         let mut trace = Trace::read_with(path, &self.reading.options())?;
         let most = self.requests.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
         trace.requests.truncate(most);
-        // A plan begins with its first request.
-        let first_ms = trace.requests.first().map_or(0, |first| first.timestamp_ms);
-        let earlier =
-            |request: &mut Request| request.timestamp_ms -= first_ms.min(request.timestamp_ms);
-        trace.requests.iter_mut().for_each(earlier);
-        Ok(trace)
+        Ok(trace.from_first_arrival())
     }
 
     fn shape(&self, model: Option<&Model>) -> KvModelShape {
@@ -319,7 +314,7 @@ impl PlanArgs {
 }
 
 /// Parses a number above 0.
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e9 => Ok(number),
         _ => Err("expected a number above 0, and at most 1000000000".to_owned()),

@@ -291,6 +291,34 @@ impl Trace {
         Self::parse_with(reader, &name, options)
     }
 
+    /// Requests a second on average, by the last arrival.
+    pub fn rate(&self) -> f64 {
+        let last_ms = self.requests.last().map_or(0, |last| last.timestamp_ms);
+        self.requests.len() as f64 / (last_ms as f64 / 1e3).max(1e-3)
+    }
+
+    /// The same requests, of which the first arrives at once.
+    #[must_use]
+    pub fn from_first_arrival(mut self) -> Self {
+        let first_ms = self.requests.first().map_or(0, |first| first.timestamp_ms);
+        let earlier = |request: &mut Request| {
+            request.timestamp_ms = request.timestamp_ms.saturating_sub(first_ms);
+        };
+        self.requests.iter_mut().for_each(earlier);
+        self
+    }
+
+    /// The same requests, which arrive so many times as fast.
+    #[must_use]
+    pub fn faster(mut self, times: f64) -> Self {
+        // A cast stays within the type.
+        let sooner = |request: &mut Request| {
+            request.timestamp_ms = (request.timestamp_ms as f64 / times) as u64;
+        };
+        self.requests.iter_mut().for_each(sooner);
+        self
+    }
+
     /// Reads a trace from `reader`. Errors contain `name`.
     ///
     /// # Errors

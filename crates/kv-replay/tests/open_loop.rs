@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use kv_replay::config::{ConfigError, ModelCost, RunConfig, Verify};
+use kv_replay::config::{ModelCost, RunConfig, Verify};
 use kv_replay::device::{SimSizes, open};
-use kv_replay::engine::{self, RunError};
+use kv_replay::engine;
 use kv_replay::report::{LatencyReport, OpenLoopReport, RunReport};
 use kv_replay::trace::{Request, Trace};
 
@@ -60,7 +60,7 @@ fn a_request_alone_takes_what_the_model_takes() {
     assert_about(open.end_to_end_ms.max, 500.0 + 1100.0);
     assert_about(open.time_per_output_token_ms.p50, 110.0);
     assert!(open.queued_ms.max < BESIDE_MS);
-    assert_about(open.virtual_s * 1e3, 5000.0 + 1600.0);
+    assert_about(open.elapsed_s * 1e3, 5000.0 + 1600.0);
     assert_eq!((open.prefill_tokens_per_s, open.decode_step_us), (1000, 100_000));
 }
 
@@ -69,7 +69,7 @@ fn requests_do_not_start_before_they_arrive() {
     let far = vec![request(0, 500, 2, 0), request(60_000, 500, 2, 8)];
     let open = latencies(&config(), far.clone());
     assert_about(open.time_to_first_token_ms.max, 500.0);
-    assert_about(open.virtual_s * 1e3, 60_000.0 + 700.0);
+    assert_about(open.elapsed_s * 1e3, 60_000.0 + 700.0);
     let closed = replay(&RunConfig { open_loop: false, ..config() }, far);
     assert!(closed.open_loop.is_none());
     assert!(closed.predicted_s.unwrap() < 2.0, "{:?}", closed.predicted_s);
@@ -107,26 +107,48 @@ fn runs_repeat_exactly() {
 }
 
 #[test]
-fn virtual_time_is_asked_for_where_it_is() {
+fn several_processes_have_no_clock_in_common() {
     let refused = |change: &dyn Fn(&mut RunConfig)| {
         let mut config = RunConfig { open_loop: false, model: ModelCost::default(), ..config() };
-        assert_eq!(config.check_clock(false), Ok(()));
+        assert_eq!(config.check_untimed(), Ok(()));
         change(&mut config);
-        assert_eq!(config.check_clock(true), Ok(()));
-        config.check_clock(false).unwrap_err().to_string()
+        config.check_untimed().unwrap_err().to_string()
     };
     assert_eq!(
         refused(&|config| config.model.decode_step_us = 7),
-        "--decode-step-us 7 needs the virtual time of --device sim, in one process"
+        "--decode-step-us 7 cannot be combined with --workers"
     );
     assert!(refused(&|config| config.open_loop = true).starts_with("--open-loop"));
     let contiguous = RunConfig { host_blocks: 0, ..config() };
     assert!(contiguous.check_contiguous(1).is_err());
-    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config())).unwrap();
-    let trace = Trace::new(vec![request(0, 100, 2, 0)]);
-    let without = kv_replay::device::OpenDevices { sim: None, ..devices };
-    let error = engine::run(&config(), &trace, &without, &mut ()).unwrap_err();
-    assert!(matches!(error, RunError::Config(ConfigError::NoVirtualTime { .. })), "{error}");
+}
+
+/// As on a GPU, but that its clock counts instructions: arrivals are waited for by the host's clock, and a kernel stands for
+/// the model.
+#[test]
+fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
+    let model = ModelCost { prefill_tokens_per_s: 1_000_000_000, decode_step_us: 1 };
+    let config = RunConfig { model, ..config() };
+    let launches = |config: &RunConfig, requests: Vec<Request>| {
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(config)).unwrap();
+        let devices = kv_replay::device::OpenDevices { sim: None, ..devices };
+        let report = engine::run(config, &Trace::new(requests), &devices, &mut ()).unwrap();
+        assert_eq!((report.finished, report.corrupt_blocks), (2, 0));
+        let launches = report.driver_calls["cuLaunchKernel"];
+        (launches, report)
+    };
+    let requests = vec![request(30, 500, 11, 0), request(90, 500, 11, 0)];
+    let (with, report) = launches(&config, requests.clone());
+    let open = report.open_loop.unwrap();
+    assert_eq!(open.clock, "host");
+    // The second does not come before it arrives, so both are alone.
+    assert!(open.elapsed_s >= 0.09, "{}", open.elapsed_s);
+    assert_eq!(open.time_to_first_token_ms.count, 2);
+    let iterations = report.iterations;
+    let (without, free) = launches(&RunConfig { model: ModelCost::default(), ..config }, requests);
+    assert_eq!(free.iterations, iterations);
+    // One of each iteration.
+    assert_eq!(with, without + iterations);
 }
 
 #[test]

@@ -1,13 +1,43 @@
-//! Time as the requests see it: arrivals, and the cost of a model that is not there, on the simulated device's clock.
+//! Time as the requests see it: arrivals, on the simulated device's clock or on the host's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cuda_sim::SimDriver;
 
-use crate::config::{ModelCost, RunConfig};
+use crate::config::RunConfig;
 use crate::report::{LatencyReport, OpenLoopReport};
+
+/// What time is, since the run began.
+#[derive(Debug)]
+enum Clock {
+    /// The simulated device's.
+    Virtual { sim: Arc<SimDriver>, began: Duration },
+    /// The host's.
+    Host { began: Instant },
+}
+
+impl Clock {
+    fn now(&self) -> Duration {
+        match self {
+            Self::Virtual { sim, began } => sim.virtual_now().saturating_sub(*began),
+            Self::Host { began } => began.elapsed(),
+        }
+    }
+
+    /// Lets time pass until then.
+    fn wait_until(&self, then: Duration) {
+        match self {
+            Self::Virtual { sim, .. } => sim.advance_host(then.saturating_sub(self.now())),
+            Self::Host { .. } => {
+                while let Some(left) = then.checked_sub(self.now()).filter(|left| !left.is_zero()) {
+                    std::thread::park_timeout(left);
+                }
+            }
+        }
+    }
+}
 
 /// When what happened to a request, since the run began.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +50,7 @@ struct Times {
 /// The clock of a run whose requests arrive when the trace says so, and what they waited for.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    sim: Arc<SimDriver>,
-    began: Duration,
+    clock: Clock,
     running: BTreeMap<usize, Times>,
     /// From arrival to admission, to the first token, and to the end; then for each token behind the first.
     queued: Vec<Duration>,
@@ -31,11 +60,14 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    pub(super) fn new(sim: Arc<SimDriver>) -> Self {
-        let began = sim.virtual_now();
+    /// Time begins now: the virtual time of a simulated machine, or else the host's.
+    pub(super) fn new(sim: Option<Arc<SimDriver>>) -> Self {
+        let clock = match sim {
+            Some(sim) => Clock::Virtual { began: sim.virtual_now(), sim },
+            None => Clock::Host { began: Instant::now() },
+        };
         Self {
-            sim,
-            began,
+            clock,
             running: BTreeMap::new(),
             queued: Vec::new(),
             to_first_token: Vec::new(),
@@ -44,9 +76,8 @@ impl Arrivals {
         }
     }
 
-    /// Virtual time since the run began.
-    pub(super) fn now(&self) -> Duration {
-        self.sim.virtual_now().saturating_sub(self.began)
+    fn now(&self) -> Duration {
+        self.clock.now()
     }
 
     /// Whether a request with that arrival is there.
@@ -56,7 +87,7 @@ impl Arrivals {
 
     /// Lets time pass until a request with that arrival is there.
     pub(super) fn wait_for(&self, timestamp_ms: u64) {
-        self.sim.advance_host(Duration::from_millis(timestamp_ms).saturating_sub(self.now()));
+        self.clock.wait_until(Duration::from_millis(timestamp_ms));
     }
 
     pub(super) fn arrive(&mut self, request: usize, timestamp_ms: u64) {
@@ -112,7 +143,11 @@ impl Arrivals {
         OpenLoopReport {
             prefill_tokens_per_s: config.model.prefill_tokens_per_s,
             decode_step_us: config.model.decode_step_us,
-            virtual_s: seconds,
+            clock: match self.clock {
+                Clock::Virtual { .. } => "virtual",
+                Clock::Host { .. } => "host",
+            },
+            elapsed_s: seconds,
             generated_tokens_per_s: if seconds > 0.0 {
                 generated_tokens as f64 / seconds
             } else {
@@ -122,29 +157,6 @@ impl Arrivals {
             time_to_first_token_ms: LatencyReport::of(&self.to_first_token),
             time_per_output_token_ms: LatencyReport::of(&self.each_token),
             end_to_end_ms: LatencyReport::of(&self.to_end),
-        }
-    }
-}
-
-/// The computation of a model, which takes its time on the compute streams.
-#[derive(Debug)]
-pub(super) struct Model {
-    sim: Arc<SimDriver>,
-    cost: ModelCost,
-    streams: Vec<u64>,
-}
-
-impl Model {
-    /// A model that computes on these streams of a simulated machine; `None` if its computation is free.
-    pub(super) fn new(cost: ModelCost, sim: Arc<SimDriver>, streams: Vec<u64>) -> Option<Self> {
-        (cost != ModelCost::default()).then_some(Self { sim, cost, streams })
-    }
-
-    /// Enqueues an iteration that computes so many prompt tokens, and generates if `generates`.
-    pub(super) fn compute(&self, prompt_tokens: u64, generates: bool) {
-        let time = self.cost.of_iteration(prompt_tokens, generates);
-        for &stream in &self.streams {
-            self.sim.compute(stream, time);
         }
     }
 }

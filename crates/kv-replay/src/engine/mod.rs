@@ -29,6 +29,7 @@ mod groups;
 mod handover;
 mod live;
 mod memory;
+mod model;
 mod passing;
 mod recorder;
 mod scheduler;
@@ -60,10 +61,11 @@ use crate::device::OpenDevices;
 use crate::place::{self, Division, place};
 use crate::report::RunReport;
 use crate::trace::Trace;
-use arrivals::{Arrivals, Model};
+use arrivals::Arrivals;
 use cache::{Cache, Local};
 pub use error::{AdmitError, MeasureError, RunError};
 use handover::Handover;
+use model::Model;
 use recorder::Recorder;
 pub(crate) use scheduler::GRID_TOKENS;
 use scheduler::Scheduler;
@@ -119,7 +121,6 @@ pub fn build_cache(
     devices: &OpenDevices,
 ) -> Result<KvCache, RunError> {
     check_run(config, devices.devices.len(), trace)?;
-    config.check_clock(devices.sim.is_some())?;
     let blocks = blocks_of_longest(config, trace);
     let placement = match devices.devices.as_slice() {
         [_] => None,
@@ -212,7 +213,6 @@ pub fn run_on(
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
     check_run(config, devices.devices.len(), trace)?;
-    config.check_clock(devices.sim.is_some())?;
     // One thread drives all devices. The other devices' contexts are made current for whole runs of
     // calls.
     match devices.devices.first() {
@@ -236,22 +236,28 @@ fn play(
     let worker = cache.options().growth.worker().cloned();
     let local = Local::new(cache)?;
     memory::begin(&mut report, config, local.cache.manager())?;
+    let sim = devices.sim.as_ref();
+    let model = Model::new(config.model, sim, local.cache.parts())?;
     let streams: Vec<_> = local.cache.parts().iter().map(|part| part.compute().raw()).collect();
     let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
     if config.series {
-        let sim = devices.sim.clone().map(|sim| (sim, streams.clone()));
+        let sim = sim.map(|sim| (Arc::clone(sim), streams));
         scheduler.recorder = Recorder::on(sim, "device", config.block_bytes()?);
     }
-    if let Some(sim) = devices.sim.as_ref().filter(|_| config.is_timed()) {
+    if let Some(sim) = sim.filter(|_| config.is_timed()) {
         // The host sees steps and copies complete when they would on the machine of the profile.
         sim.set_pace(Pace::Timed);
-        scheduler.arrivals = config.open_loop.then(|| Arrivals::new(sim.clone()));
-        scheduler.model = Model::new(config.model, sim.clone(), streams);
     }
+    if sim.is_none() && config.disk.is_some() {
+        scheduler.real = Some(Instant::now());
+    }
+    scheduler.model = model;
     scheduler.handover = match (scheduler.manager().formats().first(), devices.devices.first()) {
         (Some(format), Some(device)) => Handover::start(config, *format, device)?,
         _ => Handover::None,
     };
+    // Time begins when all is there.
+    scheduler.arrivals = config.open_loop.then(|| Arrivals::new(sim.cloned()));
     let played = iterate(&mut scheduler, worker.as_ref(), devices, &mut report, progress)
         .and_then(|()| scheduler.end_transfers());
     tiers::note(&mut report, config, scheduler.manager());

@@ -15,7 +15,7 @@ use kv_pool::clock::ManualClock;
 use kv_pool::policy::ReuseHint;
 
 use super::RunError;
-use super::arrivals::{Arrivals, Model};
+use super::arrivals::Arrivals;
 use super::batch::Batch;
 use super::cache::Cache;
 use super::chance::{Chance, SLEEP_ITERATIONS_MAX};
@@ -25,6 +25,7 @@ use super::expected::Oracle;
 use super::handover::Handover;
 use super::live::{Live, Staged};
 use super::memory;
+use super::model::Model;
 use super::recorder::Recorder;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
 use crate::config::{Life, RunConfig};
@@ -700,7 +701,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.recorder.called("stage", begun);
         if let Some(model) = &self.model {
             // Behind the waits for blocks that are on their way, and before the step's end.
-            model.compute(prompt_tokens, generates);
+            model.compute(prompt_tokens, generates)?;
         }
         self.commit_drafts()?;
         if read {

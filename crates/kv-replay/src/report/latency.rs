@@ -4,16 +4,18 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// What requests waited for, in virtual time. It has the cost of driver calls and of device work by the profile, and of the
-/// model's computation by the options, and nothing of the engine's own work.
+/// What requests waited for. In virtual time it has the cost of driver calls and of device work by the profile, and of the
+/// model's computation by the options, and nothing of the engine's own work; by the host's clock it has all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct OpenLoopReport {
     /// Prompt tokens that the model computes in a second; 0 if that took no time.
     pub prefill_tokens_per_s: u64,
     /// Microseconds of an iteration that generates; 0 if that took no time.
     pub decode_step_us: u64,
+    /// Which clock it was: `virtual`, that of simulated devices, or `host`.
+    pub clock: &'static str,
     /// Seconds from the start of the trace to the end of the last request.
-    pub virtual_s: f64,
+    pub elapsed_s: f64,
     /// Tokens generated in a second of these.
     pub generated_tokens_per_s: f64,
     /// From arrival to the first admission.

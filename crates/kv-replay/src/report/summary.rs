@@ -69,16 +69,17 @@ impl RunReport {
         text
     }
 
-    /// What requests waited for in virtual time; nothing unless they waited for their arrival.
+    /// What requests waited for; nothing unless they waited for their arrival.
     fn latency_line(&self) -> String {
         let Some(open) = &self.open_loop else { return String::new() };
         let both = |of: &LatencyReport| format!("{:.1} ms p50, {:.1} ms p99", of.p50, of.p99);
         format!(
-            "first token after {}; {} a token behind it; {:.0} tokens/s in {:.1} s of virtual time",
+            "first token after {}; {} a token behind it; {:.0} tokens/s in {:.1} s of {} time",
             both(&open.time_to_first_token_ms),
             both(&open.time_per_output_token_ms),
             open.generated_tokens_per_s,
-            open.virtual_s,
+            open.elapsed_s,
+            open.clock,
         )
     }
 

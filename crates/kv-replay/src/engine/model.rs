@@ -1,0 +1,66 @@
+//! The computation of a model that is not there: it takes its time on the compute streams.
+
+use std::sync::Arc;
+
+use cuda_driver::Stream;
+use cuda_sim::SimDriver;
+use kv_cache::Part;
+use kv_kernels::{KernelError, KvKernels};
+
+use crate::config::ModelCost;
+
+/// What takes the time.
+#[derive(Debug)]
+enum Machine {
+    /// A simulated machine, whose clock is told how long it takes.
+    Simulated { sim: Arc<SimDriver>, streams: Vec<u64> },
+    /// A kernel on the stream of each device.
+    Real(Vec<(Stream, KvKernels)>),
+}
+
+/// The computation of a model.
+#[derive(Debug)]
+pub(super) struct Model {
+    cost: ModelCost,
+    machine: Machine,
+}
+
+impl Model {
+    /// A model that computes on the streams of these parts, of a simulated machine if there is one; `None` if its
+    /// computation is free.
+    pub(super) fn new(
+        cost: ModelCost,
+        sim: Option<&Arc<SimDriver>>,
+        parts: &[Part],
+    ) -> Result<Option<Self>, KernelError> {
+        if cost == ModelCost::default() {
+            return Ok(None);
+        }
+        let streams = parts.iter().map(Part::compute);
+        let machine = match sim {
+            Some(sim) => {
+                let streams = streams.map(Stream::raw).collect();
+                Machine::Simulated { sim: Arc::clone(sim), streams }
+            }
+            None => {
+                let loaded = streams.map(|on| Ok((on.clone(), KvKernels::load(on.device())?)));
+                Machine::Real(loaded.collect::<Result<_, KernelError>>()?)
+            }
+        };
+        Ok(Some(Self { cost, machine }))
+    }
+
+    /// Enqueues an iteration that computes so many prompt tokens, and generates if `generates`.
+    pub(super) fn compute(&self, prompt_tokens: u64, generates: bool) -> Result<(), KernelError> {
+        let time = self.cost.of_iteration(prompt_tokens, generates);
+        match &self.machine {
+            Machine::Simulated { sim, streams } => {
+                streams.iter().for_each(|&stream| sim.compute(stream, time));
+                Ok(())
+            }
+            Machine::Real(devices) => {
+                devices.iter().try_for_each(|(stream, kernels)| kernels.keep_busy(stream, time))
+            }
+        }
+    }
+}
