@@ -11,6 +11,7 @@ use kv_remote::{Joined, Memory, Peer, PeerError, SocketTransfer, Transfer as _};
 use crate::agent::{Agent, Kind, Role};
 use crate::descriptor::Descriptor;
 use crate::landing::{Came, Home};
+use crate::reader::until;
 use crate::readers::{Readers, Way, failed};
 use crate::{Library, NixlError};
 
@@ -19,6 +20,8 @@ const JOINED_MAX: u64 = 16 << 20;
 
 /// Memory of a device, registered as [`NixlMemory`](crate::NixlMemory) is: what a node on it keeps, peers read into memory of their own
 /// devices, over the link between the devices where there is one.
+///
+/// It is freed when it is dropped, though a peer's process may still have it open: drop it with the process, or when no peer is left.
 ///
 /// Records that the node keeps for a peer go through the host, as all that a [`Memory`] copies. Those of this process need not:
 /// [`Node::reserve`](kv_remote::Node::reserve) makes room for them, [`span`](Self::span) says where that is on the device, and work of the device
@@ -181,15 +184,17 @@ impl NixlDeviceTransfer {
             let mut bytes = Vec::new();
             let mut take = |_, came: &[u8]| bytes.extend_from_slice(came);
             SocketTransfer.read(peer, lease, &[at.record_span()], deadline, &mut take)?;
-            let record = self.put(&bytes)?;
+            let record = self.put(&bytes, deadline)?;
             each(place, record);
         }
         Ok(())
     }
 
-    /// Puts bytes on the device, behind what uses those before.
-    fn put(&mut self, bytes: &[u8]) -> Result<DeviceSpan, PeerError> {
+    /// Puts bytes on the device, when what uses those before is done: an upload waits for all that is on the stream.
+    fn put(&mut self, bytes: &[u8], deadline: Instant) -> Result<DeviceSpan, PeerError> {
         let length = bytes.len() as u64;
+        let idle = || self.stream.is_idle().map(|idle| idle.then_some(())).transpose();
+        until(deadline, idle).ok_or(PeerError::Late)?.map_err(failed)?;
         let buffer = match self.by_hand.take().filter(|buffer| buffer.bytes() >= length) {
             Some(buffer) => buffer,
             None => DeviceBuffer::alloc(self.stream.device(), length.max(1)).map_err(failed)?,

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::CString;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ const PIECES: usize = 3;
 pub(crate) enum Failure {
     /// Its time was over. It may still write to its memory.
     Late,
+    /// Its time was over before what had come earlier was used. Nothing is on its way.
+    Unused,
     /// The first read of this reader was not begun: there may be no way that reads by itself.
     NotBegun(NixlError),
     Failed(NixlError),
@@ -60,7 +63,7 @@ struct Piece {
     request: Request,
     landing: Arc<Landing>,
     /// Places in the list of spans.
-    spans: std::ops::Range<usize>,
+    spans: Range<usize>,
 }
 
 impl Reader {
@@ -105,6 +108,11 @@ impl Reader {
         self.open.is_empty()
     }
 
+    /// Whether something is on its way, as it was last seen.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
     /// Whether nothing is open, and nothing that has come is still used: it can be dropped, and its memory freed without a wait.
     pub(crate) fn is_idle(&mut self) -> bool {
         self.has_ended() && self.free.iter().all(|landing| landing.is_unused().unwrap_or(true))
@@ -123,15 +131,18 @@ impl Reader {
         let mut next = 0;
         loop {
             while self.open.len() < PIECES && next < spans.len() {
-                next = match self.begin(spans, next, deadline) {
-                    Err(Failure::Failed(error @ NixlError::Call { operation: BEGINNING, .. }))
+                let (end, bytes) = self.piece(spans, next);
+                let Some(landing) = self.landing(bytes, deadline)? else { break };
+                match self.begin((spans, next..end), landing) {
+                    Err(error @ NixlError::Call { operation: BEGINNING, .. })
                         if !self.has_begun =>
                     {
                         return Err(Failure::NotBegun(error));
                     }
                     begun => begun?,
-                };
+                }
                 self.has_begun = true;
+                next = end;
             }
             let Some(piece) = self.open.pop_front() else { return Ok(()) };
             match self.wait(&piece.request, deadline) {
@@ -160,8 +171,8 @@ impl Reader {
         }
     }
 
-    /// Begins to read the next piece; where the one behind it begins.
-    fn begin(&mut self, spans: &[Span], first: usize, deadline: Instant) -> Result<usize, Failure> {
+    /// Where the piece ends that begins at a span, and its bytes.
+    fn piece(&self, spans: &[Span], first: usize) -> (usize, usize) {
         let (mut end, mut bytes) = (first, 0);
         while let Some(span) = spans.get(end) {
             let with = bytes + span.bytes as usize;
@@ -170,36 +181,45 @@ impl Reader {
             }
             (end, bytes) = (end + 1, with);
         }
-        let landing = self.landing(bytes, deadline)?;
-        let there = (self.name.as_c_str(), &self.there);
-        let piece = spans.get(first..end).unwrap_or_default();
-        // SAFETY: the landing is registered and large enough. It is not among the free ones, and looked at only when the piece
-        // is over; if it is never over, it is kept with the piece and by the agent.
-        let request = unsafe { self.agent.read(there, piece, landing.place()) };
-        match request {
-            Ok(request) => {
-                self.open.push_back(Piece { request, landing, spans: first..end });
-                Ok(end)
-            }
-            // Whether some of it is on its way, nobody knows: the landing is not used again.
-            Err(error) => Err(error.into()),
-        }
+        (end, bytes)
     }
 
-    /// Memory for so many bytes, when what came there before has been used.
-    fn landing(&mut self, bytes: usize, deadline: Instant) -> Result<Arc<Landing>, Failure> {
-        let Some(at) = self.free.iter().position(|landing| landing.bytes() >= bytes) else {
-            let bytes = bytes.max(self.home.piece_bytes());
-            return Ok(registered(&mut self.agent, &self.home, bytes)?);
-        };
-        let landing = self.free.swap_remove(at);
-        match until(deadline, || landing.is_unused().map(|unused| unused.then_some(())).transpose())
-        {
-            Some(unused) => unused.map(|()| landing).map_err(Failure::from),
-            None => {
-                self.free.push(landing);
-                Err(Failure::Late)
-            }
+    /// Begins to read a piece.
+    fn begin(
+        &mut self,
+        (spans, piece): (&[Span], Range<usize>),
+        landing: Arc<Landing>,
+    ) -> Result<(), NixlError> {
+        let there = (self.name.as_c_str(), &self.there);
+        let of = spans.get(piece.clone()).unwrap_or_default();
+        // SAFETY: the landing is registered and large enough. It is not among the free ones, and looked at only when the piece
+        // is over; if it is never over, it is kept with the piece and by the agent. If it was not begun, whether some of it is on
+        // its way, nobody knows: the landing is not used again.
+        let request = unsafe { self.agent.read(there, of, landing.place()) }?;
+        self.open.push_back(Piece { request, landing, spans: piece });
+        Ok(())
+    }
+
+    /// Memory for so many bytes that nothing uses. None if pieces that are on their way come first.
+    fn landing(
+        &mut self,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Option<Arc<Landing>>, Failure> {
+        // Few sizes, so that few landings serve for all.
+        let class = bytes.next_power_of_two().max(self.home.piece_bytes());
+        if !self.free.iter().any(|landing| landing.bytes() >= bytes) {
+            return Ok(Some(registered(&mut self.agent, &self.home, class)?));
+        }
+        let is_awaited = self.open.is_empty();
+        let unused =
+            |landing: &Landing| landing.bytes() >= bytes && landing.is_unused().unwrap_or(true);
+        let free = &self.free;
+        let look = || free.iter().position(|landing| unused(landing));
+        match until(if is_awaited { deadline } else { Instant::now() }, look) {
+            Some(at) => Ok(Some(self.free.swap_remove(at))),
+            None if is_awaited => Err(Failure::Unused),
+            None => Ok(None),
         }
     }
 
@@ -210,7 +230,7 @@ impl Reader {
 }
 
 /// Looks until there is something, or the time is over; at least once.
-fn until<T>(deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+pub(crate) fn until<T>(deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     for looks in 0_u64.. {
         if let Some(seen) = look() {
             return Some(seen);

@@ -44,12 +44,13 @@ impl Readers {
         Self { library, home, emulated: false, by_connection: None, reader: None, late }
     }
 
+    /// Readers of which a read is open past its time.
     pub(crate) fn late(&self) -> usize {
-        self.late.len()
+        self.late.iter().filter(|reader| reader.is_open()).count()
     }
 
     /// A reader of the memory that the peer has told of.
-    fn reader_of(&mut self, said: Arc<[u8]>, bytes: u64) -> Result<Reader, NixlError> {
+    fn reader_of(&mut self, said: Arc<[u8]>, bytes: u64) -> Result<Reader, PeerError> {
         let (reader, former) = match self.reader.take() {
             Some(reader) if reader.is_of(&said) => (Some(reader), None),
             former => (None, former),
@@ -60,9 +61,11 @@ impl Readers {
             return Ok(reader);
         }
         if self.late.len() >= OPEN_MAX {
-            return Err(NixlError::Open { open: self.late.len() });
+            // If nothing is open, what has come is still used.
+            let (open, late) = (self.late(), PeerError::Late);
+            return Err(if open > 0 { failed(NixlError::Open { open }) } else { late });
         }
-        Reader::new(&self.library, said, bytes, (self.home.clone(), self.emulated))
+        Reader::new(&self.library, said, bytes, (self.home.clone(), self.emulated)).map_err(failed)
     }
 
     /// Reads spans of the peer's memory, and says each once it has come, unless they have to come over the connection.
@@ -81,22 +84,22 @@ impl Readers {
         if spans.iter().any(|span| u64::from(span.bytes) > SPAN_MAX) {
             return Err(Refusal::Length.into());
         }
-        let mut reader = self.reader_of(Arc::clone(&said), peer.memory_bytes()).map_err(failed)?;
+        let mut reader = self.reader_of(Arc::clone(&said), peer.memory_bytes())?;
         if Instant::now() >= deadline {
             // Making it took all the time. It is kept, and nothing was begun.
             self.reader = Some(reader);
             return Err(PeerError::Late);
         }
-        // An agent of which a read has failed or is late is not used again: its connection is in a state that nobody knows.
-        match reader.read(spans, deadline, each) {
-            Ok(()) => {
-                self.reader = Some(reader);
-                Ok(Way::Memory)
-            }
-            Err(Failure::Late) => {
-                self.late.push(reader);
-                Err(PeerError::Late)
-            }
+        let read = reader.read(spans, deadline, each);
+        if matches!(read, Ok(()) | Err(Failure::Unused)) {
+            self.reader = Some(reader);
+        } else if matches!(read, Err(Failure::Late)) || !reader.is_idle() {
+            // An agent of which a read has failed or is late is not used again: its connection is in a state that nobody knows.
+            self.late.push(reader);
+        }
+        match read {
+            Ok(()) => Ok(Way::Memory),
+            Err(Failure::Late | Failure::Unused) => Err(PeerError::Late),
             Err(Failure::NotBegun(reason)) if !self.emulated => {
                 tracing::debug!(%reason, "a peer's memory cannot be read without it");
                 self.by_connection = Some(said);

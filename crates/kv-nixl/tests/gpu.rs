@@ -15,7 +15,7 @@ mod device;
 use std::time::{Duration, Instant};
 
 use common::{block, far, random, until};
-use cuda_driver::{Device, DeviceBuffer, Event};
+use cuda_driver::{Device, Event};
 use device::{Pool, Process, Role, content, last, open};
 use kv_nixl::{Library, NixlDeviceTransfer, NixlTransfer};
 use kv_remote::PeerError;
@@ -107,11 +107,10 @@ fn a_landing_is_used() {
     let pool = Pool::with(&device, RECORDS);
     let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());
     let mut peer = node.connect();
-    let busy = DeviceBuffer::alloc(&device, 4 << 30).unwrap();
     let wanted: Vec<_> = (0..RECORDS).map(block).collect();
     for turn in 0..3 {
         let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
-        (0..20).for_each(|_| pool.stream().fill(busy.span(), turn).unwrap());
+        pool.keep_busy(Duration::from_millis(50));
         let count = read((&pool, &mut transfer), &mut peer, &found, 30 * SECOND).unwrap();
         assert_eq!(count as u64, RECORDS);
         peer.end(found.lease.unwrap(), far()).unwrap();
@@ -121,6 +120,9 @@ fn a_landing_is_used() {
     }
 }
 
+/// More than two reads take.
+const LAG: Duration = Duration::from_secs(4);
+
 /// What has come before is not used yet when the time of the next read is over.
 fn a_device_lags() {
     const RECORDS: u64 = 600;
@@ -129,7 +131,6 @@ fn a_device_lags() {
     let pool = Pool::with(&device, RECORDS);
     let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());
     let mut peer = node.connect();
-    let busy = DeviceBuffer::alloc(&device, 4 << 30).unwrap();
     let wanted: Vec<_> = (0..RECORDS).map(block).collect();
     let mut read_all = |within| {
         let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
@@ -140,15 +141,14 @@ fn a_device_lags() {
     assert_eq!(read_all(30 * SECOND).0.unwrap() as u64, RECORDS);
     pool.stream().synchronize().unwrap();
     let idle = Event::new(&device).unwrap();
-    // Some seconds of work.
-    (0..1500).for_each(|_| pool.stream().fill(busy.span(), 1).unwrap());
+    pool.keep_busy(LAG);
     idle.record(pool.stream()).unwrap();
-    // The second one has another reader than the first, which waits for nothing either.
     for turn in 0..2 {
+        let begun = Instant::now();
         let (read, _) = read_all(Duration::from_millis(200));
         assert!(matches!(read, Err(PeerError::Late)), "turn {turn}: {read:?}");
         // Whatever time that took: the device was not waited for.
-        assert!(!idle.is_complete().unwrap(), "turn {turn}");
+        assert!(!idle.is_complete().unwrap(), "turn {turn}: {:?}", begun.elapsed());
     }
     idle.synchronize().unwrap();
     let (read, found) = read_all(30 * SECOND);

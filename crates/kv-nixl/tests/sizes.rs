@@ -1,7 +1,7 @@
-//! Public functions with 0, 1 and the largest numbers: taken or refused, without a panic. The device is simulated, so its bytes come over
-//! the connection.
+//! Public functions with 0, 1 and the largest numbers: taken or refused, without a panic; and a device that lags. The device is
+//! simulated, so its bytes come over the connection.
 //!
-//! Without NIXL's library the trial is listed as ignored; with `KV_REQUIRE_NIXL=1` it fails.
+//! Without NIXL's library the trials are listed as ignored; with `KV_REQUIRE_NIXL=1` they fail.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
@@ -9,23 +9,31 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{block, far, key, record};
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer};
-use kv_remote::Peer;
 use kv_remote::message::{Found, LeaseId, Located, Span};
+use kv_remote::{Peer, PeerError};
 use libtest_mimic::{Arguments, Trial};
 
 fn main() {
     let required = std::env::var_os("KV_REQUIRE_NIXL").is_some_and(|value| value == "1");
-    let trial = Trial::test("numbers_of_devices", || {
-        numbers_of_devices();
-        Ok(())
+    let missing = Library::open().is_err() && !required;
+    let trials: [(&str, fn()); 2] = [
+        ("numbers_of_devices", numbers_of_devices),
+        ("over_the_connection_a_device_that_lags_costs_no_more_than_the_time", a_device_lags),
+    ];
+    let trials = trials.map(|(name, run)| {
+        let trial = Trial::test(name, move || {
+            run();
+            Ok(())
+        });
+        trial.with_ignored_flag(missing)
     });
-    let trial = trial.with_ignored_flag(Library::open().is_err() && !required);
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
 }
 
 fn numbers_of_devices() {
@@ -55,7 +63,7 @@ fn numbers_of_devices() {
         peer.put(block(number), record(number), far()).unwrap();
     }
     let wanted: Vec<_> = (1..4).map(block).collect();
-    let found = peer.find_and_pin(&wanted, std::time::Duration::from_secs(10), far()).unwrap();
+    let found = peer.find_and_pin(&wanted, Duration::from_secs(10), far()).unwrap();
     let mut came = Vec::new();
     let mut each = |place: usize, span: cuda_driver::DeviceSpan| {
         let mut bytes = vec![0; span.bytes() as usize];
@@ -65,4 +73,31 @@ fn numbers_of_devices() {
     transfer.read_each(&mut peer, &found, far(), &mut each).unwrap();
     assert_eq!(came, (1..4).map(|number| (number, record(number))).collect::<Vec<_>>());
     assert_eq!(transfer.late(), 0);
+}
+
+fn a_device_lags() {
+    let sim = SimDriver::new(SimConfig::default()).unwrap();
+    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let stream = Stream::new(&device).unwrap();
+    let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), &stream);
+    let (_server, member) = common::serve("a", 4);
+    let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+    peer.put(block(1), record(1), far()).unwrap();
+    let found = peer.find_and_pin(&[block(1)], Duration::from_secs(10), far()).unwrap();
+    let used = DeviceBuffer::alloc(&device, 64).unwrap();
+    for turn in 0..3 {
+        // What has come is used by work that does not begin.
+        let mut each = |_, _| stream.fill(used.span(), turn).unwrap();
+        transfer.read_each(&mut peer, &found, far(), &mut each).unwrap();
+        sim.hold(stream.raw());
+        stream.fill(used.span(), turn).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(100);
+        let late =
+            transfer.read_each(&mut peer, &found, deadline, &mut |_, _| panic!("it is used"));
+        assert!(matches!(late, Err(PeerError::Late)), "{late:?}");
+        assert!(Instant::now() >= deadline);
+        sim.release_hold(stream.raw());
+    }
+    stream.synchronize().unwrap();
+    assert!(sim.findings().is_empty(), "{:?}", sim.findings());
 }

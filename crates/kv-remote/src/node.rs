@@ -353,18 +353,27 @@ impl Node {
     ///
     /// # Errors
     /// [`Refusal::Length`]; [`Refusal::NoRoom`] if there are not as many slots that are not pinned or being written. Other records may
-    /// have made room then.
+    /// have made room then, unless there are not as many slots at all.
     pub fn reserve(self: &Arc<Self>, records: &[(Block, u32)]) -> Result<Reserved, Refusal> {
+        records.iter().try_for_each(|&(_, bytes)| self.check_length(bytes))?;
+        if records.len() > self.state.lock().kept.len() {
+            return Err(Refusal::NoRoom);
+        }
         let claim = |&(block, bytes): &_| self.claim(block, bytes);
         let places = records.iter().map(claim).collect::<Result<Vec<_>, _>>()?;
         Ok(Reserved { node: Arc::clone(self), places })
     }
 
-    /// A slot for a record. What it held is found no more.
-    fn claim(&self, block: Block, bytes: u32) -> Result<Claim, Refusal> {
+    fn check_length(&self, bytes: u32) -> Result<(), Refusal> {
         if bytes == 0 || u64::from(bytes) > self.record_bytes {
             return Err(Refusal::Length);
         }
+        Ok(())
+    }
+
+    /// A slot for a record. What it held is found no more.
+    fn claim(&self, block: Block, bytes: u32) -> Result<Claim, Refusal> {
+        self.check_length(bytes)?;
         let mut state = self.state.lock();
         let claimed = self.pool.claim_one().map_err(|_| Refusal::NoRoom)?;
         let slot = claimed.ids().next().map(|id| id.index()).ok_or(Refusal::NoRoom)?;
@@ -445,6 +454,11 @@ pub struct Reserved {
 }
 
 impl Reserved {
+    /// Whether the room is this node's.
+    pub(crate) fn is_of(&self, node: &Arc<Node>) -> bool {
+        Arc::ptr_eq(&self.node, node)
+    }
+
     /// Where each record is to be written in the node's [memory](Node::memory), behind the room for an entry, at a multiple of 64.
     pub fn spans(&self) -> impl ExactSizeIterator<Item = Span> + '_ {
         let span = |place: &Claim| Span {

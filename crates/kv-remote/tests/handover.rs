@@ -251,6 +251,49 @@ fn room_for_parts_is_for_parts_of_its_offer_and_comes_back() {
     assert_eq!(node.pool().claimable(), 60);
 }
 
+/// Of two nodes in one process, each has its share of a sequence under the same id.
+#[test]
+fn room_for_parts_is_of_the_offers_node() {
+    let [(node, _server, _), (elsewhere, _other_server, mut peer)] = [served(60), served(60)];
+    let whole = sheet(3, 1);
+    let parts = whole.parts();
+    let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+    let other = Offer::new(&elsewhere, ID, whole, 10 * SECOND).unwrap();
+    let used = elsewhere.stats().used_slots;
+    let refused = offer.give_written(other.reserve(&parts).unwrap(), &vec![1; parts.len()]);
+    assert!(matches!(refused, Err(HandoverError::NoPart { part }) if part == parts[0]));
+    assert_eq!((offer.left(), elsewhere.stats().used_slots), (parts.len(), used));
+    let mut pull = open(&mut peer, ID).unwrap();
+    let progress = pull.look_by(&mut peer, far(), |_, _, _| panic!("nothing was given")).unwrap();
+    assert_eq!(progress, Progress { came: 0, left: parts.len() });
+}
+
+#[test]
+fn parts_of_an_offer_that_has_failed_go_with_it() {
+    let memory = Arc::new(HostMemory::new(60 * 1024).unwrap());
+    let options = NodeOptions { leases_max: 2, ..NodeOptions::new("a", 300) };
+    let node = Arc::new(Node::new(&options, memory, Arc::new(SystemClock::new())).unwrap());
+    let whole = sheet(3, 1);
+    let parts = whole.parts();
+    for written in [false, true] {
+        let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
+        give(&mut offer, &parts[..1]).unwrap();
+        // There is no lease left for the next parts.
+        let refused = match written {
+            true => {
+                let places = offer.reserve(&parts[1..]).unwrap();
+                offer.give_written(places, &vec![1; parts.len() - 1])
+            }
+            false => give(&mut offer, &parts[1..]),
+        };
+        assert!(matches!(refused, Err(HandoverError::Node(Refusal::Busy))), "{refused:?}");
+        assert!(node.stats().used_slots > 2);
+        drop(offer);
+        // That it is withdrawn.
+        assert_eq!(node.stats().used_slots, 1);
+    }
+}
+
 #[test]
 fn a_part_of_another_length_than_the_sheet_says_is_not_read() {
     let (node, _server, mut peer) = served(60);

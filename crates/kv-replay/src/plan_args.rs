@@ -197,7 +197,7 @@ impl PlanArgs {
         assumed.extend([
             format!("The router is {}: it knows what it has sent where, and not what was evicted since.", self.router),
             format!(
-                "Copies take the {} link: {:.1} GB/s to a GPU, {:.1} GB/s from it; computation waits for them.",
+                "Copies take the {} link, both ways at once: {:.1} GB/s to a GPU, {:.1} GB/s from it. An iteration waits for its own; they go on beside the one before.",
                 self.gpu,
                 rules.profile.htod.bytes_per_s() as f64 / 1e9,
                 rules.profile.dtoh.bytes_per_s() as f64 / 1e9

@@ -103,6 +103,10 @@ impl Pool {
         &self.stream
     }
 
+    pub(crate) fn keep_busy(&self, time: Duration) {
+        self.kernels.keep_busy(&self.stream, time).unwrap();
+    }
+
     pub(crate) fn block(&self, at: u64) -> DeviceSpan {
         self.pages.span().slice(at * BLOCK_BYTES, BLOCK_BYTES).unwrap()
     }

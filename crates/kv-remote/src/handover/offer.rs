@@ -113,11 +113,9 @@ impl Offer {
         let new = self.check(lengths)?;
         let of = |&(part, bytes): &(Part, _)| (name(self.id, Kind::Part(part)), bytes);
         let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
-        for records in records.chunks(LIST_MAX) {
-            self.keep(records)?;
-        }
+        // First, so that whatever is kept of them is forgotten with the offer.
         self.given.extend(new);
-        Ok(())
+        records.chunks(LIST_MAX).try_for_each(|records| self.keep(records))
     }
 
     /// Makes room for parts that something else than the host writes, such as copies on a device, into the node's memory. They are
@@ -143,16 +141,19 @@ impl Offer {
         let length = |part| (part, self.sheet.part_bytes(part).unwrap_or(0) as usize);
         let new = self.check(parts.iter().map(|&part| length(part)))?;
         let names = reserved.blocks();
-        // Of another offer.
-        if let Some((&part, _)) =
-            parts.iter().zip(&names).find(|(part, of)| name(self.id, Kind::Part(**part)) != **of)
+        let is_here = reserved.is_of(&self.node);
+        // Of another offer, or of the same sequence's on another node.
+        if let Some((&part, _)) = parts
+            .iter()
+            .zip(&names)
+            .find(|(part, of)| !is_here || name(self.id, Kind::Part(**part)) != **of)
         {
             return Err(HandoverError::NoPart { part });
         }
         reserved.keep(sums)?;
-        names.chunks(LIST_MAX).try_for_each(|names| self.pin(names))?;
+        // First, so that they are forgotten with the offer also where they cannot be pinned.
         self.given.extend(new);
-        Ok(())
+        names.chunks(LIST_MAX).try_for_each(|names| self.pin(names))
     }
 
     /// Whether these parts can be given now.

@@ -26,7 +26,7 @@ use crate::trace::Trace;
 struct Step {
     number: u64,
     begun_ns: u64,
-    /// What is moved first, and what each iteration computes.
+    /// What has to be moved before it begins, beyond the end of the one before, and what each iteration computes.
     moves_ns: u64,
     each_ns: u64,
     iterations: u64,
@@ -287,7 +287,9 @@ impl Gpu {
         let generates = self.stage(step, iterations)?;
         let stored = self.manager.pool().counters().offloaded - before;
         counts.stored += stored;
-        let moves_ns = rules.load_ns(planned.loaded).saturating_add(rules.store_ns(stored));
+        // Both ways at once, beside the iteration in which they were planned.
+        let moves_ns = rules.load_ns(planned.loaded).max(rules.store_ns(stored));
+        let moves_ns = self.planned_ns.saturating_add(moves_ns).saturating_sub(now_ns);
         let cost = rules.model.of_iteration(planned.prompt_tokens, generates);
         let each_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
         let number = self.staged;
