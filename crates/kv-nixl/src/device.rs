@@ -121,6 +121,9 @@ impl fmt::Debug for NixlDeviceMemory {
 ///
 /// As with [`NixlTransfer`](crate::NixlTransfer), the memory of a read whose time is over is not used again before the read has ended.
 /// Up to three pieces of 32 MiB are on their way at a time; a record has 64 MiB at most.
+///
+/// The first read of a peer, and the first one after one that has failed or was late, waits for the device whatever its deadline: UCX
+/// does, when memory of a device is registered (seen with NIXL 1.5.1).
 #[derive(Debug)]
 pub struct NixlDeviceTransfer {
     /// None only while it is dropped.

@@ -94,8 +94,9 @@ fn records_are_read() {
             assert!(pool.download(at) == content(number, 0), "block {number}");
         }
     }
-    // The node has copied nothing: its memory was read.
-    assert_eq!(node.ask("read_bytes"), "0");
+    // The node has copied nothing: its memory was read. Within one device UCX has no such way.
+    let is_other = last().ordinal() != 0;
+    assert_eq!(node.ask("read_bytes") == "0", is_other);
     assert_eq!(node.ask("leases"), "0");
 }
 
