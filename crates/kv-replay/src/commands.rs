@@ -12,7 +12,7 @@ use kv_pool::store::StoreKind;
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
-use kv_replay::doctor::{DoctorOptions, examine};
+use kv_replay::doctor::{AREAS, DoctorOptions, examine};
 use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, WorkersConfig};
 use kv_replay::engine::{self, RunError};
@@ -27,7 +27,7 @@ use kv_replay::report::RunReport;
 use kv_replay::shape::{KvModelShape, ShapeError};
 use kv_replay::trace::{Request, Trace, TraceError};
 
-use crate::cli::{Command, DoctorArgs, RunArgs, WorkerArgs};
+use crate::cli::{Command, DoctorArgs, PoliciesArgs, RunArgs, WorkerArgs};
 use crate::fleet::{self, Fleet, FleetError, NodeFolder};
 use crate::manual;
 use crate::plan_args::{Asked, PlanArgs};
@@ -193,20 +193,7 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
     match command {
         None => demo(),
         Some(Command::Run(args)) => run(args, all),
-        Some(Command::Policies(args)) => {
-            let options = PoliciesOptions {
-                traces: &args.trace,
-                reading: &args.reading.options(),
-                capacities: &args.capacities,
-                host_capacities: args.host_capacities.as_deref(),
-                half: args.half,
-                saved: args.saved,
-                hints: args.hints,
-                json: args.json.as_deref(),
-            };
-            say(&policies::run(&options)?)?;
-            Ok(Outcome::Clean)
-        }
+        Some(Command::Policies(args)) => compare_policies(args),
         Some(Command::Generate(args)) => {
             if let Some(path) = &args.json {
                 check_writable(path)?;
@@ -222,9 +209,13 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
         Some(Command::Convert(args)) => {
             if let Some(path) = &args.json {
                 check_writable(path)?;
-                write_json(path, &counted(&convert::join(&args.traces, &args.options())?))?;
+                write_json(path, &counted(&convert::join(&args.traces, &args.options(), |_| ())?))?;
             }
-            say(&convert::run(&args.traces, &args.options(), args.output.as_deref())?)?;
+            let bar = Bar::of(args.traces.len() as u64, "files");
+            let output = args.output.as_deref();
+            let told = convert::run(&args.traces, &args.options(), output, |done| bar.reach(done));
+            bar.clear();
+            say(&told?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Doctor(args)) => doctor(args),
@@ -256,12 +247,33 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
     }
 }
 
+fn compare_policies(args: &PoliciesArgs) -> Result<Outcome, Failure> {
+    let options = PoliciesOptions {
+        traces: &args.trace,
+        reading: &args.reading.options(),
+        capacities: &args.capacities,
+        host_capacities: args.host_capacities.as_deref(),
+        half: args.half,
+        saved: args.saved,
+        hints: args.hints,
+        json: args.json.as_deref(),
+    };
+    let bar = Bar::of(0, "capacities");
+    let told = policies::run(&options, |done, all| bar.reach_of(done, all));
+    bar.clear();
+    say(&told?)?;
+    Ok(Outcome::Clean)
+}
+
 fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
     if let Some(path) = &args.json {
         check_writable(path)?;
     }
     let DoctorArgs { device, folder, disk_test, json } = args;
-    let report = examine(&DoctorOptions { device, folder, disk_bytes: disk_test.0 });
+    let bar = Bar::of(AREAS as u64, "areas");
+    let options = DoctorOptions { device, folder, disk_bytes: disk_test.0 };
+    let report = examine(&options, |done| bar.reach(done));
+    bar.clear();
     if let Some(path) = json {
         write_json(path, &report)?;
     }
@@ -288,7 +300,7 @@ fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
     let bar = Bar::of(choices.len() as u64, "choices");
     let (trace, rules, choices, assumed) = (&trace, &rules, &choices[..], &assumed[..]);
     let options = PlanOptions { trace, rules, choices, assumed, against, out, json };
-    let planned = plan::run(&options, |done| bar.reach(done as u64));
+    let planned = plan::run(&options, |done| bar.reach(done));
     bar.clear();
     say(&planned?)?;
     Ok(Outcome::Clean)

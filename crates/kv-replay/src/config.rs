@@ -769,6 +769,7 @@ mod tests {
             input_length,
             output_length: 1,
             hash_ids: vec![0; input_length.div_ceil(512) as usize],
+            tenant: None,
         };
         let config = RunConfig { device_blocks: 8, block_tokens: 64, ..RunConfig::default() };
         let mut trace = Trace::new(vec![request(511)]);

@@ -33,12 +33,16 @@ pub enum ConvertError {
 cuda_driver::messages::one_line_debug!(ConvertError);
 
 /// Reads the traces of `paths` and joins them to one, in the order of arrival. Equal ids in different files are
-/// different prompts.
+/// different prompts. `tell` hears how many of them were read.
 ///
 /// # Errors
 ///
 /// [`ConvertError::Trace`] with file, line and reason; [`ConvertError::Mixed`].
-pub fn join(paths: &[PathBuf], options: &ReadOptions) -> Result<Trace, ConvertError> {
+pub fn join(
+    paths: &[PathBuf],
+    options: &ReadOptions,
+    mut tell: impl FnMut(usize),
+) -> Result<Trace, ConvertError> {
     let mut joined = Trace::new(Vec::new());
     let mut next_id = 0;
     for (index, path) in paths.iter().enumerate() {
@@ -63,6 +67,7 @@ pub fn join(paths: &[PathBuf], options: &ReadOptions) -> Result<Trace, ConvertEr
             });
         }
         joined.requests.append(&mut trace.requests);
+        tell(index + 1);
     }
     joined.requests.sort_by_key(|request| request.timestamp_ms);
     Ok(joined)
@@ -78,11 +83,12 @@ pub fn run(
     paths: &[PathBuf],
     options: &ReadOptions,
     output: Option<&Path>,
+    tell: impl FnMut(usize),
 ) -> Result<String, ConvertError> {
     if let Some(output) = output {
         check_writable(output)?;
     }
-    let trace = join(paths, options)?;
+    let trace = join(paths, options, tell)?;
     let Some(output) = output else { return Ok(trace.to_jsonl()) };
     trace.write(output)?;
     let Trace { block_tokens, requests } = &trace;

@@ -228,7 +228,7 @@ impl Sessions {
         let output_length = self.answer_tokens();
         let mut blocks = Vec::new();
         let hash_ids = self.prompt_ids(&mut blocks, input_length);
-        Request { timestamp_ms, input_length, output_length, hash_ids }
+        Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None }
     }
 
     /// A turn of `chat`. The chat is queued again if another turn follows.
@@ -242,7 +242,7 @@ impl Sessions {
             let think_ms = 1000 * self.rng.octaves(5, 7) + self.rng.below(1000);
             self.wait(timestamp_ms + output_length * MS_PER_ANSWER_TOKEN + think_ms, chat);
         }
-        Request { timestamp_ms, input_length, output_length, hash_ids }
+        Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None }
     }
 
     fn wait(&mut self, until_ms: u64, chat: Chat) {

@@ -46,7 +46,13 @@ mod tests {
     use super::*;
 
     fn request(timestamp_ms: u64, input_length: u64, hash_ids: &[u64]) -> Request {
-        Request { timestamp_ms, input_length, output_length: 1, hash_ids: hash_ids.to_vec() }
+        Request {
+            timestamp_ms,
+            input_length,
+            output_length: 1,
+            hash_ids: hash_ids.to_vec(),
+            tenant: None,
+        }
     }
 
     #[test]

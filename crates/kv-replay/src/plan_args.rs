@@ -94,6 +94,12 @@ pub(crate) struct PlanArgs {
     /// The same in bytes, such as 0,64GiB.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     host_memory: Vec<ByteSize>,
+    /// Bytes in files for each GPU, such as 0,1TiB, below its host memory [default: 0].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    disk: Vec<ByteSize>,
+    /// Bytes a second that these files are read and written with, each way.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    disk_rate: ByteSize,
     /// Eviction policies: lru, slru, s3fifo, arc or hit_density.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [RunConfig::default().policy])]
     policy: Vec<PolicyKind>,
@@ -176,6 +182,7 @@ impl PlanArgs {
             (made.max_batch, made.step_tokens) = (self.max_batch, self.step_tokens);
             (made.profile, made.links) = (profile, self.tensor_parallel);
             (made.store, made.router) = (self.store, self.router);
+            made.disk_bytes_per_s = self.disk_rate.0;
             made.speed = self.rate.map_or(1.0, |rate| rate / mean);
             made.model = self.cost(model.as_ref(), &mut assumed)?;
             made
@@ -295,17 +302,30 @@ impl PlanArgs {
         if host_blocks.is_empty() {
             host_blocks.push(0);
         }
+        let mut disk_blocks: Vec<_> = self.disk.iter().map(|bytes| bytes.0 / block).collect();
+        if disk_blocks.is_empty() {
+            disk_blocks.push(0);
+        }
+        if disk_blocks.iter().any(|&blocks| blocks > 0) {
+            assumed.push(format!(
+                "Files are read at {0:.1} GB/s for each GPU, and written at as much. A prompt waits for what it loads from them, up to a second.",
+                self.disk_rate.0 as f64 / 1e9
+            ));
+        }
         let mut choices = Vec::new();
         for &gpus in &self.gpus {
             for &device_blocks in &device_blocks {
                 for &host_blocks in &host_blocks {
-                    let all = self.policy.iter().map(|&policy| Choice {
-                        gpus,
-                        device_blocks,
-                        host_blocks,
-                        policy,
-                    });
-                    choices.extend(all);
+                    for &disk_blocks in &disk_blocks {
+                        let all = self.policy.iter().map(|&policy| Choice {
+                            gpus,
+                            device_blocks,
+                            host_blocks,
+                            disk_blocks,
+                            policy,
+                        });
+                        choices.extend(all);
+                    }
                 }
             }
         }

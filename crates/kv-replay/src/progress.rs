@@ -43,8 +43,14 @@ impl Bar {
     }
 
     /// So many are done.
-    pub(crate) fn reach(&self, done: u64) {
-        self.bar.set_position(done);
+    pub(crate) fn reach(&self, done: usize) {
+        self.bar.set_position(done as u64);
+    }
+
+    /// So many of so many are done.
+    pub(crate) fn reach_of(&self, done: usize, all: usize) {
+        self.bar.set_length(all as u64);
+        self.reach(done);
     }
 
     /// Removes the bar, so that later output starts in its place.

@@ -12,6 +12,7 @@
 //! | `input_length` | prompt tokens, at least 1 |
 //! | `output_length` | generated tokens, at least 1 |
 //! | `hash_ids` | one id for each block of [`block_tokens`](Trace::block_tokens) prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block |
+//! | `tenant` | whose request it is, a text or a number; may be left out. Reports then have figures for each |
 //!
 //! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
 //! can be simulated on any sequence of ids.
@@ -22,6 +23,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -39,6 +41,9 @@ pub const LENGTH_MAX_TOKENS: u64 = 1 << 31;
 /// Latest arrival, in milliseconds: the largest integer that every JSON reader represents exactly.
 pub const TIMESTAMP_MAX_MS: u64 = 1 << 53;
 
+/// Maximum length of a tenant's name, in bytes.
+const TENANT_MAX_BYTES: usize = 64;
+
 /// Maximum length of a line, in bytes: enough for the ids of the longest prompt. A file without
 /// line breaks is refused instead of filling the memory.
 pub const LINE_MAX_BYTES: u64 = 128 << 20;
@@ -54,6 +59,8 @@ pub struct Request {
     pub output_length: u64,
     /// One id for each block of [`Trace::block_tokens`] prompt tokens.
     pub hash_ids: Vec<u64>,
+    /// Whose request it is; `None` if the trace does not say. Equal ids are equal prompts, whoever asks.
+    pub tenant: Option<Arc<str>>,
 }
 
 impl Request {
@@ -379,12 +386,16 @@ struct Line<'a>(&'a Request);
 
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Request { timestamp_ms, input_length, output_length, hash_ids } = self.0;
+        let Request { timestamp_ms, input_length, output_length, hash_ids, tenant } = self.0;
         write!(
             f,
             "{{\"timestamp\": {timestamp_ms}, \"input_length\": {input_length}, \"output_length\": {output_length}, \
-             \"hash_ids\": {hash_ids:?}}}"
-        )
+             \"hash_ids\": {hash_ids:?}"
+        )?;
+        if let Some(tenant) = tenant {
+            write!(f, ", \"tenant\": {}", Value::from(&**tenant))?;
+        }
+        f.write_str("}")
     }
 }
 
@@ -439,6 +450,7 @@ fn parse_line(
         input_length: integer(&fields, "input_length", POSITIVE)?,
         output_length: integer(&fields, "output_length", POSITIVE)?,
         hash_ids: hash_ids(field(&fields, "hash_ids")?, "hash_ids")?,
+        tenant: fields.get("tenant").map(tenant).transpose()?.flatten(),
     };
     request.check(block_tokens)?;
     check_order(previous_ms, request.timestamp_ms)?;
@@ -481,6 +493,18 @@ pub(crate) fn integer(
 ) -> Result<u64, LineProblem> {
     let value = field(fields, name)?;
     value.as_u64().ok_or_else(|| bad_value(name, value, expected))
+}
+
+/// Whose request it is: a text or a number.
+fn tenant(value: &Value) -> Result<Option<Arc<str>>, LineProblem> {
+    match value {
+        Value::Null => Ok(None),
+        Value::String(text) if !text.is_empty() && text.len() <= TENANT_MAX_BYTES => {
+            Ok(Some(text.as_str().into()))
+        }
+        Value::Number(number) if number.is_u64() => Ok(Some(number.to_string().into())),
+        _ => Err(bad_value("tenant", value, "a text of 1 to 64 bytes, or a non-negative integer")),
+    }
 }
 
 /// The ids of a list, which errors call `name`.

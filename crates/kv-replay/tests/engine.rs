@@ -34,6 +34,7 @@ fn request(input_length: u64, output_length: u64, first_id: u64) -> Request {
         input_length,
         output_length,
         hash_ids: (first_id..first_id + ids).collect(),
+        tenant: None,
     }
 }
 

@@ -27,6 +27,7 @@ fn trace() -> Trace {
         input_length: 330,
         output_length: 2,
         hash_ids: vec![first_id],
+        tenant: None,
     };
     Trace::new([0, 1, 0].map(request).into())
 }

@@ -28,7 +28,7 @@ fn refused(text: &str) -> String {
 }
 
 fn request(timestamp_ms: u64, input_length: u64, output_length: u64, hash_ids: &[u64]) -> Request {
-    Request { timestamp_ms, input_length, output_length, hash_ids: hash_ids.to_vec() }
+    Request { timestamp_ms, input_length, output_length, hash_ids: hash_ids.to_vec(), tenant: None }
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn converted_traces_are_joined_by_arrival() {
     };
     let files = [file("a.csv", AZURE), file("b.csv", BURST)];
     let output = folder.path().join("joined.jsonl");
-    let told = convert::run(&files, &ReadOptions::default(), Some(&output)).unwrap();
+    let told = convert::run(&files, &ReadOptions::default(), Some(&output), |_| ()).unwrap();
     assert_eq!(told, "4 requests within 40.5 s, 8 block lookups of 512 tokens\n");
     let arrivals: Vec<_> = Trace::read(&output).unwrap().requests;
     let arrivals: Vec<_> = arrivals.iter().map(|at| (at.timestamp_ms, at.hash_ids[0])).collect();
@@ -196,26 +196,26 @@ fn converted_traces_are_joined_by_arrival() {
     // Sessions are spread, each with its own ids.
     let sessions = [file("one.json", WEKA), file("two.json", WEKA)];
     let spread = ReadOptions { sessions_within_ms: 1_000_000, ..ReadOptions::default() };
-    let trace = convert::join(&sessions, &spread).unwrap();
+    let trace = convert::join(&sessions, &spread, |_| ()).unwrap();
     let starts: Vec<_> =
         trace.requests.iter().filter(|request| request.input_length == 130).collect();
     assert!(starts[0].timestamp_ms != starts[1].timestamp_ms && trace.block_tokens == 64);
     assert!(starts[0].hash_ids[0] != starts[1].hash_ids[0]);
-    assert_eq!(convert::join(&sessions, &spread).unwrap(), trace);
-    let told = convert::run(&sessions, &spread, Some(&output)).unwrap();
+    assert_eq!(convert::join(&sessions, &spread, |_| ()).unwrap(), trace);
+    let told = convert::run(&sessions, &spread, Some(&output), |_| ()).unwrap();
     assert!(told.ends_with("joined.jsonl --trace-block-tokens 64\n"), "{told}");
     let read = ReadOptions { block_tokens: Some(64), ..ReadOptions::default() };
     assert_eq!(Trace::read_with(&output, &read).unwrap(), trace);
     // A trace of this project stays as it is.
-    let text = convert::run(&[output], &read, None).unwrap();
+    let text = convert::run(&[output], &read, None, |_| ()).unwrap();
     assert_eq!(text, trace.to_jsonl());
     // Nothing is written if one file is wrong.
     let fresh = folder.path().join("fresh.jsonl");
     let mixed = [files[0].clone(), sessions[0].clone()];
-    let error = convert::run(&mixed, &ReadOptions::default(), Some(&fresh)).unwrap_err();
+    let error = convert::run(&mixed, &ReadOptions::default(), Some(&fresh), |_| ()).unwrap_err();
     assert!(matches!(error, ConvertError::Mixed { block_tokens: 512, found: 64, .. }));
     let wrong = [files[0].clone(), file("wrong.csv", &AZURE.replace("44", "x"))];
-    let error = convert::run(&wrong, &ReadOptions::default(), Some(&fresh)).unwrap_err();
+    let error = convert::run(&wrong, &ReadOptions::default(), Some(&fresh), |_| ()).unwrap_err();
     assert!(error.to_string().contains("wrong.csv:2: GeneratedTokens"), "{error}");
     assert!(!fresh.exists());
 }

@@ -148,6 +148,7 @@ fn sessions_that_are_over_make_room_for_one_that_comes_back() {
         input_length: 512 * (ids.end - ids.start),
         output_length: 2,
         hash_ids: ids.collect(),
+        tenant: None,
     };
     // A session, as many others as the device has room for, and the next turn of the first.
     let others = (1..8).map(|at| request(at, 100 * at..100 * at + 4));

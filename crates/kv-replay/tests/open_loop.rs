@@ -32,7 +32,7 @@ fn config() -> RunConfig {
 
 fn request(timestamp_ms: u64, input_length: u64, output_length: u64, first_id: u64) -> Request {
     let hash_ids = (first_id..first_id + input_length.div_ceil(512)).collect();
-    Request { timestamp_ms, input_length, output_length, hash_ids }
+    Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None }
 }
 
 fn replay(config: &RunConfig, requests: Vec<Request>) -> RunReport {
@@ -93,6 +93,35 @@ fn a_cached_prefix_is_not_computed() {
     assert_about(open.time_to_first_token_ms.max, 2000.0);
     // 31 blocks of 64 tokens are found; the last, which is part full, is computed.
     assert_about(open.time_to_first_token_ms.p50, 16.0);
+}
+
+#[test]
+fn each_tenant_has_its_own_figures() {
+    let of = |tenant: Option<&str>, request: Request| Request {
+        tenant: tenant.map(Into::into),
+        ..request
+    };
+    let requests = vec![
+        of(Some("a"), request(0, 2000, 2, 0)),
+        of(Some("b"), request(10_000, 1000, 3, 50)),
+        of(None, request(20_000, 500, 4, 70)),
+        of(Some("a"), request(30_000, 2000, 2, 0)),
+    ];
+    let report = replay(&config(), requests.clone());
+    assert_eq!(report.tenants.keys().collect::<Vec<_>>(), ["a", "b"]);
+    let [a, b] = ["a", "b"].map(|name| &report.tenants[name]);
+    assert_eq!((a.finished, a.prompt_tokens, a.generated_tokens), (2, 4000, 4));
+    assert_eq!((b.finished, b.prompt_tokens, b.generated_tokens), (1, 1000, 3));
+    // 31 full blocks of 64 tokens, asked for twice and found once.
+    assert_eq!((a.block_lookups, a.block_hits, a.prefix_tokens_reused), (62, 31, 1984));
+    assert_eq!((b.block_lookups, b.block_hits, b.hit_rate()), (15, 0, 0.0));
+    assert_eq!(a.hit_rate(), 0.5);
+    assert_about(a.time_to_first_token_p50_ms.unwrap(), 16.0);
+    assert_about(a.time_to_first_token_p99_ms.unwrap(), 2000.0);
+    assert_about(b.time_to_first_token_p50_ms.unwrap(), 1000.0);
+    assert!(report.summary().contains("2, with hit rates from 0.0 % (b) to 50.0 % (a)"));
+    let closed = replay(&RunConfig { open_loop: false, ..config() }, requests);
+    assert_eq!(closed.tenants["b"].time_to_first_token_p50_ms, None);
 }
 
 #[test]
@@ -158,6 +187,7 @@ fn blocks_larger_and_smaller_than_those_of_the_trace_share_what_is_equal() {
         input_length,
         output_length: 2,
         hash_ids: hash_ids.to_vec(),
+        tenant: None,
     };
     let ids: Vec<u64> = (0..12).collect();
     let mut other = ids.clone();

@@ -219,6 +219,7 @@ fn trace_of(requests: Vec<Vec<u64>>) -> Trace {
         input_length: hash_ids.len() as u64 * BLOCK_TOKENS_IN_TRACE,
         output_length: 1,
         hash_ids,
+        tenant: None,
     };
     Trace::new(requests.into_iter().map(request).collect())
 }
@@ -357,7 +358,7 @@ fn capacities_are_checked_and_named() {
 
 fn run(trace: &Path, capacities: &str, json: &Path) -> Result<String, PoliciesError> {
     let traces = [trace.to_owned()];
-    policies::run(&options(&traces, capacities, json))
+    policies::run(&options(&traces, capacities, json), |_, _| ())
 }
 
 const READING: ReadOptions = ReadOptions { block_tokens: None, sessions_within_ms: 0, seed: 0 };
@@ -393,7 +394,7 @@ fn several_traces_of_another_grain_are_reported_apart() {
     let reading = ReadOptions { block_tokens: Some(64), ..READING };
     let fine =
         PoliciesOptions { reading: &reading, saved: true, ..options(&traces, "2", &json_path) };
-    let tables = policies::run(&fine).unwrap();
+    let tables = policies::run(&fine, |_, _| ()).unwrap();
     assert!(tables.contains("0.jsonl: 4 block lookups") && tables.contains("cache saved"));
     assert!(tables.contains("1.jsonl: 2 block lookups"));
     let json: serde_json::Value =
@@ -403,10 +404,10 @@ fn several_traces_of_another_grain_are_reported_apart() {
     assert_eq!(second["report"]["default_policy"], "hit_density");
     // One block is enough for the one that is found again.
     assert_eq!(second["report"]["capacities"][0]["cache_saved"], 0.5);
-    let wrong = policies::run(&PoliciesOptions { reading: &READING, ..fine });
+    let wrong = policies::run(&PoliciesOptions { reading: &READING, ..fine }, |_, _| ());
     assert!(matches!(wrong, Err(PoliciesError::Trace(TraceError::Line { .. }))));
     let none = ReadOptions { block_tokens: Some(0), ..READING };
-    let none = policies::run(&PoliciesOptions { reading: &none, ..fine });
+    let none = policies::run(&PoliciesOptions { reading: &none, ..fine }, |_, _| ());
     let refused = TraceError::BlockTokens { block_tokens: 0 }.to_string();
     assert_eq!(none.unwrap_err().to_string(), refused);
 }
@@ -429,7 +430,8 @@ fn hints_keep_what_comes_back() {
     trace_of(requests).write(&trace).unwrap();
     let hits = |hints| {
         let traces = [trace.clone()];
-        policies::run(&PoliciesOptions { hints, ..options(&traces, "20", &json) }).unwrap();
+        policies::run(&PoliciesOptions { hints, ..options(&traces, "20", &json) }, |_, _| ())
+            .unwrap();
         let json: serde_json::Value =
             serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
         let rates = &json["capacities"][0]["hit_rate"];
@@ -512,7 +514,7 @@ fn two_tiers(requests: Vec<Vec<u64>>, device: &str, host: &str) -> [u64; 3] {
     trace_of(requests).write(&trace).unwrap();
     let traces = [trace];
     let asked = PoliciesOptions { host_capacities: Some(host), ..options(&traces, device, &json) };
-    let table = policies::run(&asked).unwrap();
+    let table = policies::run(&asked, |_, _| ()).unwrap();
     assert!(table.contains("brought back"), "{table}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let lru = &report["two_tiers"][0];
@@ -552,7 +554,7 @@ fn a_tier_below_never_costs_hits_of_lru_on_generated_workloads() {
     let traces = [path];
     let asked =
         PoliciesOptions { host_capacities: Some("500,2000"), ..options(&traces, "300", &json) };
-    policies::run(&asked).unwrap();
+    policies::run(&asked, |_, _| ()).unwrap();
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let alone = report["capacities"][0]["hit_rate"]["lru"].as_f64().unwrap();
     let all = report["two_tiers"].as_array().unwrap();

@@ -100,6 +100,7 @@ fn taking_turns() -> Trace {
         input_length: 16_384,
         output_length: 2,
         hash_ids: (first..first + 32).collect(),
+        tenant: None,
     };
     Trace::new((0..8).map(|turn| prompt(100 * (turn % 2))).collect())
 }
@@ -140,6 +141,7 @@ fn content_that_is_asked_for_again_has_its_age_found_or_lost() {
         input_length: 5121,
         output_length: 2,
         hash_ids: (first..first + 11).collect(),
+        tenant: None,
     };
     // The second is found. The third evicts it, and the fourth has lost it.
     let trace = Trace::new(vec![at(0, 0), at(3000, 0), at(4000, 100), at(9000, 0)]);

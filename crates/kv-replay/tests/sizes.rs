@@ -74,8 +74,13 @@ fn small() -> RunConfig {
 }
 
 fn trace() -> Trace {
-    let request =
-        |id| Request { timestamp_ms: 0, input_length: 200, output_length: 2, hash_ids: vec![id] };
+    let request = |id| Request {
+        timestamp_ms: 0,
+        input_length: 200,
+        output_length: 2,
+        hash_ids: vec![id],
+        tenant: None,
+    };
     Trace::new(vec![request(0), request(1)])
 }
 
@@ -247,7 +252,8 @@ fn lengths_of_requests() {
         for output_length in U64.into_iter().chain([LENGTH_MAX_TOKENS]) {
             for timestamp_ms in [0, u64::MAX] {
                 let hash_ids = vec![u64::MAX; input_length.div_ceil(512).min(1 << 10) as usize];
-                let request = Request { timestamp_ms, input_length, output_length, hash_ids };
+                let request =
+                    Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None };
                 let trace = Trace::new(vec![request]);
                 let checked = trace.requests[0].check(trace.block_tokens).is_ok();
                 let played = engine::run(&small(), &trace, &opened, &mut ());

@@ -99,6 +99,14 @@ fn a_broken_line_is_named_with_its_value() {
         ),
         (with("output_length", "output"), "field output_length is missing"),
         (with("hash_ids", "hashes"), "field hash_ids is missing"),
+        (
+            with("}", ", \"tenant\": -1}"),
+            "tenant is -1, expected a text of 1 to 64 bytes, or a non-negative integer",
+        ),
+        (
+            with("}", ", \"tenant\": \"\"}"),
+            "tenant is \"\", expected a text of 1 to 64 bytes, or a non-negative integer",
+        ),
         (message("[1, 2]"), "expected a JSON object, found [1,2]"),
         (message(&GOOD[..20]), "not valid JSON: EOF while parsing a string at column 20"),
         (message(&format!("{GOOD} x")), "not valid JSON: trailing characters at column 80"),
@@ -164,6 +172,21 @@ fn what_is_written_is_what_is_read() {
     trace.write(&path).unwrap();
     assert_eq!(Trace::read(&path).unwrap(), trace);
     assert!(trace.write(Path::new("/absent/folder/trace.jsonl")).is_err());
+}
+
+#[test]
+fn tenants_are_texts_or_numbers() {
+    let line = |tenant: &str| {
+        format!(
+            "{{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [0]{tenant}}}\n"
+        )
+    };
+    let tenants = ["", ", \"tenant\": null", ", \"tenant\": \"a \\\"b\\\"\"", ", \"tenant\": 7"];
+    let lines: String = tenants.iter().map(|tenant| line(tenant)).collect();
+    let trace = Trace::parse(lines.as_bytes(), "t").unwrap();
+    let found: Vec<_> = trace.requests.iter().map(|request| request.tenant.as_deref()).collect();
+    assert_eq!(found, [None, None, Some("a \"b\""), Some("7")]);
+    assert_eq!(Trace::parse(trace.to_jsonl().as_bytes(), "t").unwrap(), trace);
 }
 
 #[test]

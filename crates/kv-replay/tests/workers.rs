@@ -44,6 +44,7 @@ fn trace() -> Trace {
         input_length: (turn + 1) * 1500,
         output_length: 12 + talk,
         hash_ids: (0..((turn + 1) * 1500).div_ceil(512)).map(|part| talk * 100 + part).collect(),
+        tenant: None,
     };
     let turns = (0..4).flat_map(|at| (0..5).map(move |talk| (at, talk)));
     Trace::new(turns.map(|(at, talk)| turn(at, talk)).collect())

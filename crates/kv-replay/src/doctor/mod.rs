@@ -87,14 +87,24 @@ pub struct DoctorReport {
     pub findings: Vec<Finding>,
 }
 
-/// Looks at this machine.
+/// What is looked at, one after the other.
+pub const AREAS: usize = 4;
+
+/// Looks at this machine. `tell` hears how many of the [areas](AREAS) were looked at.
 #[must_use]
-pub fn examine(options: &DoctorOptions<'_>) -> DoctorReport {
+pub fn examine(options: &DoctorOptions<'_>, mut tell: impl FnMut(usize)) -> DoctorReport {
     let root = Path::new("/");
-    let mut findings = devices::findings(options.device, root);
-    findings.extend(host::findings(root));
-    findings.extend(disk::findings(options.folder, options.disk_bytes));
-    findings.extend(libraries::findings(root, &libraries::folders()));
+    let areas: [&dyn Fn() -> Vec<Finding>; AREAS] = [
+        &|| devices::findings(options.device, root),
+        &|| host::findings(root),
+        &|| disk::findings(options.folder, options.disk_bytes),
+        &|| libraries::findings(root, &libraries::folders()),
+    ];
+    let mut findings = Vec::new();
+    for (area, done) in areas.into_iter().zip(1..) {
+        findings.extend(area());
+        tell(done);
+    }
     DoctorReport::new(findings)
 }
 

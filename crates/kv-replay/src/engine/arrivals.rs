@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use cuda_sim::SimDriver;
 
 use crate::config::RunConfig;
+use crate::report::tenants::Tenants;
 use crate::report::{LatencyReport, OpenLoopReport};
+use crate::trace::Trace;
 
 /// What time is, since the run began.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ pub(super) struct Arrivals {
     running: BTreeMap<usize, Times>,
     /// From arrival to admission, to the first token, and to the end; then for each token behind the first.
     queued: Vec<Duration>,
-    to_first_token: Vec<Duration>,
+    to_first_token: Vec<(usize, Duration)>,
     to_end: Vec<Duration>,
     each_token: Vec<Duration>,
 }
@@ -113,7 +115,7 @@ impl Arrivals {
             && times.first_token.is_none()
         {
             times.first_token = Some(now);
-            self.to_first_token.push(now.saturating_sub(times.arrived));
+            self.to_first_token.push((request, now.saturating_sub(times.arrived)));
         }
     }
 
@@ -125,7 +127,7 @@ impl Arrivals {
         // The last step of a request computes its last token, which nothing reads any more.
         let first = times.first_token.unwrap_or(now);
         if times.first_token.is_none() {
-            self.to_first_token.push(now.saturating_sub(times.arrived));
+            self.to_first_token.push((request, now.saturating_sub(times.arrived)));
         }
         if let Some(behind) = tokens.checked_sub(1).filter(|&behind| behind > 0) {
             let each = now.saturating_sub(first).as_nanos() / u128::from(behind);
@@ -136,6 +138,23 @@ impl Arrivals {
     /// Forgets a request that was cancelled.
     pub(super) fn cancel(&mut self, request: usize) {
         self.running.remove(&request);
+    }
+
+    /// Says how long requests of each tenant waited for their first token.
+    pub(super) fn tell_tenants(&self, trace: &Trace, tenants: &mut Tenants) {
+        let mut times: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+        for time in &self.to_first_token {
+            let entry = trace.requests.get(time.0);
+            if let Some(tenant) = entry.and_then(|entry| entry.tenant.as_deref()) {
+                times.entry(tenant).or_default().push(time);
+            }
+        }
+        for (tenant, times) in times {
+            let Some(report) = tenants.get_mut(tenant) else { continue };
+            let LatencyReport { p50, p99, .. } = first_tokens(times.into_iter());
+            report.time_to_first_token_p50_ms = Some(p50);
+            report.time_to_first_token_p99_ms = Some(p99);
+        }
     }
 
     pub(super) fn report(&self, config: &RunConfig, generated_tokens: u64) -> OpenLoopReport {
@@ -154,9 +173,13 @@ impl Arrivals {
                 0.0
             },
             queued_ms: LatencyReport::of(&self.queued),
-            time_to_first_token_ms: LatencyReport::of(&self.to_first_token),
+            time_to_first_token_ms: first_tokens(self.to_first_token.iter()),
             time_per_output_token_ms: LatencyReport::of(&self.each_token),
             end_to_end_ms: LatencyReport::of(&self.to_end),
         }
     }
+}
+
+fn first_tokens<'a>(times: impl Iterator<Item = &'a (usize, Duration)>) -> LatencyReport {
+    LatencyReport::of(&times.map(|(_, time)| *time).collect::<Vec<_>>())
 }

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     fn request(input_length: u64, hash_ids: Vec<u64>) -> Request {
-        Request { timestamp_ms: 0, input_length, output_length: 10, hash_ids }
+        Request { timestamp_ms: 0, input_length, output_length: 10, hash_ids, tenant: None }
     }
 
     #[test]

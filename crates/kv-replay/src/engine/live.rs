@@ -128,18 +128,21 @@ impl Live {
 }
 
 impl Live {
-    /// Counts its lookups, at its first admission.
+    /// Counts its lookups, at its first admission; these and the hits.
     pub(super) fn count_lookups(
         &self,
         sequence: &Sequence,
         block_tokens: u64,
         report: &mut RunReport,
-    ) {
+    ) -> (u64, u64) {
         // The last token of a prompt is always computed, so its block is not looked up.
-        report.block_lookups += (self.content.prompt_tokens() - 1) / block_tokens;
-        report.block_hits += sequence.cached_tokens() / block_tokens;
+        let lookups = (self.content.prompt_tokens() - 1) / block_tokens;
+        let hits = sequence.cached_tokens() / block_tokens;
+        report.block_lookups += lookups;
+        report.block_hits += hits;
         report.hit_rate = report.block_hits as f64 / report.block_lookups.max(1) as f64;
         report.prefix_tokens_reused += sequence.cached_tokens();
+        (lookups, hits)
     }
 }
 

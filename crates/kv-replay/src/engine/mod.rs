@@ -266,6 +266,7 @@ fn play(
     report.series = std::mem::take(&mut scheduler.recorder).finish().map(Box::new);
     let arrivals = scheduler.arrivals.as_ref();
     report.open_loop = arrivals.map(|arrivals| arrivals.report(config, generated));
+    arrivals.into_iter().for_each(|arrivals| arrivals.tell_tenants(trace, &mut report.tenants));
     let cache = scheduler.into_cache().cache;
     note_moves(&mut report, &cache);
     // Also after a failure: closing waits for enqueued work, and releases the memory.

@@ -30,7 +30,7 @@ use super::recorder::Recorder;
 use super::verify::{PartSums, Reading, SequenceSums, Verifier};
 use crate::config::{Life, RunConfig};
 use crate::hints;
-use crate::report::RunReport;
+use crate::report::{RunReport, tenants};
 use crate::trace::Trace;
 
 /// Number of iterations in a row without work after which a waiting request can never run.
@@ -619,7 +619,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         if std::mem::replace(&mut request.uncounted, false) {
             let lives = self.chance.lives(number, request.total - request.content.prompt_tokens());
             request.dies = lives.map(|iterations| self.iteration + 1 + iterations);
-            request.count_lookups(&sequence, self.block_tokens, report);
+            let (lookups, hits) = request.count_lookups(&sequence, self.block_tokens, report);
+            tenants::note(&mut report.tenants, self.trace, number, |tenant| {
+                tenant.block_lookups += lookups;
+                tenant.block_hits += hits;
+                tenant.prefix_tokens_reused += sequence.cached_tokens();
+            });
             self.recorder.looked_up(self.trace, number, &sequence, self.block_tokens);
         }
         request.sequence = Some(sequence);
@@ -752,6 +757,11 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 report.finished += 1;
                 report.prompt_tokens += prompt;
                 report.generated_tokens += request.total - prompt;
+                tenants::note(&mut report.tenants, self.trace, number, |tenant| {
+                    tenant.finished += 1;
+                    tenant.prompt_tokens += prompt;
+                    tenant.generated_tokens += request.total - prompt;
+                });
                 if let Some(arrivals) = arrivals {
                     arrivals.finish(number, request.total - prompt);
                 }

@@ -105,7 +105,13 @@ impl Row<'_> {
                 return Err(self.bad(column, "a positive integer"));
             }
         }
-        let request = Request { timestamp_ms, input_length, output_length, hash_ids: Vec::new() };
+        let request = Request {
+            timestamp_ms,
+            input_length,
+            output_length,
+            hash_ids: Vec::new(),
+            tenant: None,
+        };
         // Too long a prompt is refused before its ids are made.
         if input_length > crate::trace::LENGTH_MAX_TOKENS {
             return request.check(block_tokens).map(|()| request);

@@ -149,7 +149,7 @@ impl Sessions {
             hash_ids.push(self.new_id());
         }
         let timestamp_ms = at.start_ms;
-        let request = Request { timestamp_ms, input_length, output_length, hash_ids };
+        let request = Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None };
         request.check(block_tokens)?;
         self.requests.push(request);
         Ok(())

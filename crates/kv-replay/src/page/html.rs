@@ -1,5 +1,6 @@
 //! The page: its parts in one file.
 
+use std::cmp::Reverse;
 use std::fmt::Write as _;
 
 use super::{RunFile, Summary};
@@ -26,6 +27,7 @@ pub(super) fn page(runs: &[RunFile], summaries: &[Summary]) -> String {
     }
     main.push_str("</div></section>\n");
     totals(&mut main, runs);
+    runs.iter().zip(1_usize..).for_each(|(run, number)| tenants(&mut main, run, number));
     document("report", &main, &serde_json::to_string(runs).unwrap_or_default(), SCRIPT)
 }
 
@@ -108,6 +110,63 @@ fn totals(page: &mut String, runs: &[RunFile]) {
     page.push_str("</tbody></table></div></section>\n");
 }
 
+/// Most tenants of a table.
+const TENANTS_MAX: usize = 25;
+
+/// The tenants of a run, those with the most prompt tokens first; nothing without tenants.
+fn tenants(page: &mut String, run: &RunFile, number: usize) {
+    if run.tenants.is_empty() {
+        return;
+    }
+    let id = format!("tenants-{number}");
+    let _ = write!(
+        page,
+        "<section aria-labelledby=\"{id}\"><h2 id=\"{id}\">Tenants of {}</h2><div class=\"wide\" tabindex=\"0\" role=\"region\" aria-labelledby=\"{id}\"><table><thead><tr>",
+        escaped(&run.name)
+    );
+    for head in [
+        "Tenant",
+        "requests",
+        "prompt tokens",
+        "share",
+        "from the cache",
+        "hit rate of blocks",
+        "tokens generated",
+        "first token p50",
+        "p99",
+    ] {
+        let _ = write!(page, "<th scope=\"col\">{head}</th>");
+    }
+    page.push_str("</tr></thead><tbody>\n");
+    let mut all: Vec<_> = run.tenants.iter().collect();
+    all.sort_by_key(|(_, tenant)| Reverse(tenant.prompt_tokens));
+    for &(name, tenant) in all.iter().take(TENANTS_MAX) {
+        let _ = write!(page, "<tr><th scope=\"row\">{}</th>", escaped(name));
+        let ms = |ms: Option<f64>| {
+            ms.map_or_else(|| "not measured".to_owned(), |ms| format!("{ms:.0} ms"))
+        };
+        let share = tenant.prompt_tokens as f64 / run.prompt_tokens.max(1) as f64;
+        for cell in [
+            grouped(tenant.finished),
+            grouped(tenant.prompt_tokens),
+            format!("{:.1} %", 100.0 * share),
+            grouped(tenant.prefix_tokens_reused),
+            format!("{:.1} %", 100.0 * tenant.hit_rate()),
+            grouped(tenant.generated_tokens),
+            ms(tenant.time_to_first_token_p50_ms),
+            ms(tenant.time_to_first_token_p99_ms),
+        ] {
+            let _ = write!(page, "<td>{cell}</td>");
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</tbody></table></div>");
+    if let Some(more) = all.len().checked_sub(TENANTS_MAX).filter(|&more| more > 0) {
+        let _ = write!(page, "<p>{} more have fewer prompt tokens.</p>", grouped(more as u64));
+    }
+    page.push_str("</section>\n");
+}
+
 /// Text that is no markup.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -119,6 +178,7 @@ mod tests {
 
     use super::*;
     use crate::page::summarise;
+    use crate::report::TenantReport;
 
     #[test]
     fn names_are_text_and_never_markup() {
@@ -138,6 +198,21 @@ mod tests {
             let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
             assert!(page.contains(&format!("| {name} | {digest} |")), "{name} has {digest}");
         }
+    }
+
+    #[test]
+    fn tenants_with_the_most_tokens_come_first_and_their_names_are_text() {
+        let mut run = RunFile { name: "run".to_owned(), prompt_tokens: 1000, ..RunFile::default() };
+        assert!(!page(std::slice::from_ref(&run), &[summarise(&run)]).contains("Tenants of"));
+        for number in 0..TENANTS_MAX as u64 + 3 {
+            let tenant = TenantReport { prompt_tokens: number, ..TenantReport::default() };
+            run.tenants.insert(format!("<b>{number}"), tenant);
+        }
+        let page = page(std::slice::from_ref(&run), &[summarise(&run)]);
+        let at = |name: &str| page.find(&format!("<th scope=\"row\">&lt;b&gt;{name}</th>"));
+        assert!(at("27") < at("26") && at("3").is_some() && at("2").is_none());
+        assert!(page.contains("3 more have fewer prompt tokens"), "{page}");
+        assert!(page.contains("<td>2.7 %</td>") && !page.contains("<b>"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::ReportError;
+use crate::report::TenantReport;
 use crate::series::Series;
 
 /// The report of a run: fields of [`RunReport`](crate::report::RunReport). What an older version has not written is 0.
@@ -60,6 +61,8 @@ pub(crate) struct RunFile {
     pub(crate) predicted_s: Option<f64>,
     #[serde(default)]
     pub(crate) shape: BTreeMap<String, serde_json::Value>,
+    #[serde(default)]
+    pub(crate) tenants: BTreeMap<String, TenantReport>,
     #[serde(default)]
     pub(crate) open_loop: Option<serde_json::Value>,
     #[serde(default)]

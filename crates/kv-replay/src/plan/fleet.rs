@@ -137,7 +137,7 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
         let at = routing.choose(request, &gpus);
         routing.outstanding += 1;
         gpus[at].arrive(number, until);
-        if gpus[at].ends_ns().is_none() {
+        if gpus[at].is_idle() {
             gpus[at].begin(trace, rules, until, &mut counts)?;
         }
         ends.extend(gpus[at].ends_ns().map(|end| Reverse((end, at))));
@@ -165,6 +165,9 @@ pub(super) fn check(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<u64
     }
     if rules.max_batch == 0 || rules.step_tokens == 0 {
         return Err(unserved(trace.requests.len(), rules));
+    }
+    if choice.disk_blocks > 0 && choice.host_blocks == 0 {
+        return Err(PlanError::DiskWithoutHost { disk_blocks: choice.disk_blocks });
     }
     let mut longest = 1;
     for (request, entry) in trace.requests.iter().enumerate() {
@@ -194,6 +197,7 @@ fn report(
         block_hits: counts.hits,
         hit_rate: share(counts.hits, counts.lookups),
         host_hit_rate: share(counts.host_hits, counts.lookups),
+        disk_hit_rate: share(counts.disk_hits, counts.lookups),
         best_hit_rate: 0.0,
         prompt_tokens: counts.prompt_tokens,
         prefill_tokens_saved: counts.cached_tokens,

@@ -6,11 +6,15 @@
 
 mod admission;
 mod alike;
+mod disk;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-use kv_cache::kv_manager::{Completion, Manager, ManagerOptions, Outcome, ReserveError, WorkerId};
+use kv_cache::kv_manager::{
+    Completion, ComputeRate, LowerOptions, Manager, ManagerOptions, Outcome, ReserveError, WorkerId,
+};
 use kv_cache::{OpenStep, Tokens};
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreRules;
@@ -20,6 +24,10 @@ use super::jobs::{Job, Part};
 use super::rules::Rules;
 use super::{Choice, PlanError};
 use crate::trace::Trace;
+use disk::Disk;
+
+/// Stores to files that are open at a time, as in a run.
+const STORES_OPEN_MAX: u32 = 4;
 
 /// What an iteration does, or several equal ones.
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,6 +64,8 @@ pub(super) struct Counts {
     pub(super) lookups: u64,
     pub(super) hits: u64,
     pub(super) host_hits: u64,
+    /// Blocks that came from files, into host memory first.
+    pub(super) disk_hits: u64,
     pub(super) stored: u64,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
@@ -66,9 +76,12 @@ pub(super) struct Counts {
 
 pub(super) struct Gpu {
     manager: Manager,
+    /// The files below its host memory.
+    disk: Option<Disk>,
     tokens: u64,
     clock: ManualClock,
-    clock_ms: u64,
+    /// What the clock shows.
+    clock_ns: u64,
     /// Requests that have arrived, of which nothing else is known.
     arrived: VecDeque<usize>,
     /// Requests to be admitted, preempted ones first.
@@ -96,7 +109,14 @@ impl Gpu {
         let policies = [(Tier::Primary, make()?), (Tier::Secondary, make()?)];
         let store = rules.store.make(StoreRules::new(host)).map_err(PlanError::Pool)?;
         let mut made = Some((policies, store.filter(|_| host > 0)));
+        let disk = (choice.disk_blocks > 0).then(|| Disk::new(choice.disk_blocks));
         let options = ManagerOptions {
+            lower: LowerOptions {
+                tiers: disk.is_some().into(),
+                stores_open_max: STORES_OPEN_MAX,
+                compute: ComputeRate::Measured,
+                ..LowerOptions::default()
+            },
             block_tokens: rules.block_tokens,
             pool: PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) },
             sequences_max: rules.max_batch,
@@ -113,11 +133,19 @@ impl Gpu {
                 None => builder,
             }
         };
+        let mut manager = Manager::with_pool(options, build).map_err(PlanError::manager)?;
+        let rules_below = StoreRules::new(choice.disk_blocks);
+        if let Some(store) = rules.store.make(rules_below).map_err(PlanError::Pool)?
+            && disk.is_some()
+        {
+            manager.set_store_policy(Tier::Third, store).map_err(PlanError::manager)?;
+        }
         Ok(Self {
-            manager: Manager::with_pool(options, build).map_err(PlanError::manager)?,
+            manager,
+            disk,
             tokens: rules.block_tokens.into(),
             clock,
-            clock_ms: 0,
+            clock_ns: 0,
             arrived: VecDeque::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -134,9 +162,16 @@ impl Gpu {
         self.arrived.len() + self.waiting.len() + self.running.len()
     }
 
-    /// When the step in progress ends; none if the GPU has nothing to do.
+    /// Whether no step is in progress.
+    pub(super) fn is_idle(&self) -> bool {
+        self.step.is_none()
+    }
+
+    /// When the step in progress ends or, without one, a transfer that requests may wait for; none if the GPU has nothing to do.
     pub(super) fn ends_ns(&self) -> Option<u64> {
-        let step = self.step?;
+        let Some(step) = self.step else {
+            return self.disk.as_ref().filter(|_| self.outstanding() > 0)?.ends_ns();
+        };
         let computes = step.each_ns.saturating_mul(step.iterations);
         Some(step.begun_ns.saturating_add(step.moves_ns).saturating_add(computes))
     }
@@ -261,6 +296,12 @@ impl Gpu {
         Ok(())
     }
 
+    /// Has the clock show a time, unless it is later. As in a run, ages are those of arrivals, and with files those of this machine.
+    fn show(&mut self, ns: u64) {
+        self.clock.advance(Duration::from_nanos(ns.saturating_sub(self.clock_ns)));
+        self.clock_ns = self.clock_ns.max(ns);
+    }
+
     /// Plans a step; whether it computes anything.
     fn plan(
         &mut self,
@@ -273,6 +314,14 @@ impl Gpu {
             return Ok(false);
         }
         let before = self.manager.pool().counters().offloaded;
+        let loaded = self.manager.lower_stats().loaded_blocks[0];
+        if self.disk.is_some() {
+            self.show(self.planned_ns);
+        }
+        if let Some(disk) = &mut self.disk {
+            disk.tell(&mut self.manager, self.planned_ns).map_err(PlanError::manager)?;
+        }
+        counts.disk_hits += self.manager.lower_stats().loaded_blocks[0] - loaded;
         let step = self.manager.begin_step().map_err(PlanError::manager)?;
         self.release(self.staged.saturating_sub(1));
         self.commit()?;
@@ -280,6 +329,11 @@ impl Gpu {
         self.advance_running(rules, &mut planned)?;
         self.admit_waiting(trace, rules, &mut planned, counts)?;
         if planned.tokens == 0 {
+            if self.manager.has_decided() {
+                self.manager.stage(&step, &mut []).map_err(PlanError::manager)?;
+                self.begin_transfers(rules, now_ns);
+                self.staged = step.number();
+            }
             self.manager.finish_step(step).map_err(PlanError::manager)?;
             return Ok(false);
         }
@@ -290,11 +344,19 @@ impl Gpu {
         // Both ways at once, beside the iteration in which they were planned.
         let moves_ns = rules.load_ns(planned.loaded).max(rules.store_ns(stored));
         let moves_ns = self.planned_ns.saturating_add(moves_ns).saturating_sub(now_ns);
+        self.begin_transfers(rules, now_ns.saturating_add(moves_ns));
         let cost = rules.model.of_iteration(planned.prompt_tokens, generates);
         let each_ns = u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX);
         let number = self.staged;
         self.step = Some(Step { number, begun_ns: now_ns, moves_ns, each_ns, iterations });
         Ok(true)
+    }
+
+    /// Begins what the last plan asks of the files.
+    fn begin_transfers(&mut self, rules: &Rules, now_ns: u64) {
+        if let Some(disk) = &mut self.disk {
+            disk.begin(self.manager.last_plan(), rules, now_ns);
+        }
     }
 
     /// Gives every running request its next tokens, within the budget.

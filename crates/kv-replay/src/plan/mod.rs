@@ -42,6 +42,8 @@ pub struct Choice {
     pub device_blocks: u64,
     /// Blocks in host memory for each.
     pub host_blocks: u64,
+    /// Blocks in files for each, below its host memory.
+    pub disk_blocks: u64,
     /// The eviction policy of both.
     pub policy: PolicyKind,
 }
@@ -60,6 +62,8 @@ pub struct ChoiceReport {
     pub hit_rate: f64,
     /// Share of the lookups that were found in host memory.
     pub host_hit_rate: f64,
+    /// Share of the lookups that were found in files, and read into host memory.
+    pub disk_hit_rate: f64,
     /// The most that a cache of all this memory together can find, knowing the future.
     pub best_hit_rate: f64,
     /// Tokens of all prompts.
@@ -119,6 +123,14 @@ pub enum PlanError {
         blocks: u64,
         /// Those of a GPU.
         device_blocks: u64,
+    },
+    /// Files without host memory, which all that they have goes through.
+    #[error(
+        "{disk_blocks} blocks in files and none in host memory; give it some (--host-blocks, --host-memory)"
+    )]
+    DiskWithoutHost {
+        /// The blocks in files.
+        disk_blocks: u64,
     },
     /// Requests that were never admitted: the rules leave no room for any.
     #[error(
@@ -202,6 +214,7 @@ pub fn run(options: &PlanOptions<'_>, mut tell: impl FnMut(usize)) -> Result<Str
     for choice in choices {
         let mut report = simulate(trace, choice, rules)?;
         let blocks = choice.device_blocks.saturating_add(choice.host_blocks);
+        let blocks = blocks.saturating_add(choice.disk_blocks);
         let blocks = blocks.saturating_mul(choice.gpus.into());
         let known = bests.iter().find(|best| best.0 == blocks).map(|best| best.1);
         report.best_hit_rate = known.unwrap_or_else(|| best(&looked_up, rules, blocks));
@@ -236,7 +249,7 @@ fn looked_up(trace: &Trace, rules: &Rules) -> Trace {
         let input_length = request.input_length.saturating_sub(1) / unit * unit;
         let ids = (input_length / trace.block_tokens) as usize;
         let hash_ids = request.hash_ids[..ids.min(request.hash_ids.len())].to_vec();
-        Request { input_length, hash_ids, ..*request }
+        Request { input_length, hash_ids, ..request.clone() }
     });
     Trace { block_tokens: trace.block_tokens, requests: shortened.collect() }
 }
@@ -250,17 +263,20 @@ fn best(looked_up: &Trace, rules: &Rules, blocks: u64) -> f64 {
 
 impl ChoiceReport {
     fn json(&self, rules: &Rules) -> serde_json::Value {
-        let Choice { gpus, device_blocks, host_blocks, policy } = self.choice;
+        let Choice { gpus, device_blocks, host_blocks, disk_blocks, policy } = self.choice;
         serde_json::json!({
             "gpus": gpus,
             "device_blocks": device_blocks,
             "host_blocks": host_blocks,
             "host_bytes": host_blocks.saturating_mul(rules.block_bytes),
+            "disk_blocks": disk_blocks,
+            "disk_bytes": disk_blocks.saturating_mul(rules.block_bytes),
             "policy": policy.name(),
             "block_lookups": self.block_lookups,
             "block_hits": self.block_hits,
             "hit_rate": self.hit_rate,
             "host_hit_rate": self.host_hit_rate,
+            "disk_hit_rate": self.disk_hit_rate,
             "best_hit_rate": self.best_hit_rate,
             "prompt_tokens": self.prompt_tokens,
             "prefill_tokens_saved": self.prefill_tokens_saved,
@@ -279,13 +295,13 @@ impl ChoiceReport {
 /// A line for each choice.
 fn table(reports: &[ChoiceReport]) -> String {
     let mut text = String::from(
-        "   GPUs     blocks       host  policy          hit    best    tokens saved     busy   link  TTFT p50    p99 (ms)  tokens/s\n",
+        "   GPUs     blocks       host       disk  policy          hit    best    tokens saved     busy   link  TTFT p50    p99 (ms)  tokens/s\n",
     );
     for report in reports {
-        let Choice { gpus, device_blocks, host_blocks, policy } = report.choice;
+        let Choice { gpus, device_blocks, host_blocks, disk_blocks, policy } = report.choice;
         let link = report.link_to_device.max(report.link_to_host);
         text.push_str(&format!(
-            "{gpus:>7}{device_blocks:>11}{host_blocks:>11}  {:<12}{:>6.1} %{:>6.1} %{:>16}{:>7.1} %{:>5.1} %{:>10.0}{:>12.0}{:>10.0}\n",
+            "{gpus:>7}{device_blocks:>11}{host_blocks:>11}{disk_blocks:>11}  {:<12}{:>6.1} %{:>6.1} %{:>16}{:>7.1} %{:>5.1} %{:>10.0}{:>12.0}{:>10.0}\n",
             policy.name(),
             100.0 * report.hit_rate,
             100.0 * report.best_hit_rate,

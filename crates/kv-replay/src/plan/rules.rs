@@ -24,6 +24,8 @@ pub struct Rules {
     pub store: StoreKind,
     /// The link between a GPU and host memory.
     pub profile: Profile,
+    /// Bytes a second that files are read and written with, each way; 0 for no time.
+    pub disk_bytes_per_s: u64,
     /// How often a GPU's copies go over its link: 1, or less where several links carry parts of a block side by side.
     pub links: u32,
     /// Arrivals come so much faster than in the trace.
@@ -44,6 +46,7 @@ impl Default for Rules {
             model: ModelCost::default(),
             store: run.store,
             profile: Profile::default(),
+            disk_bytes_per_s: 0,
             links: 1,
             speed: 1.0,
             router: super::Router::Prefix,
@@ -63,6 +66,13 @@ impl Rules {
 
     pub(super) fn load_ns(&self, blocks: u64) -> u64 {
         nanos(self.profile.htod.time(self.bytes(blocks)))
+    }
+
+    pub(super) fn disk_ns(&self, blocks: u64) -> u64 {
+        // All parts of a block are in the same files.
+        let bytes = u128::from(blocks) * u128::from(self.block_bytes) * 1_000_000_000;
+        let rate = u128::from(self.disk_bytes_per_s);
+        u64::try_from(bytes.checked_div(rate).unwrap_or(0)).unwrap_or(u64::MAX)
     }
 
     pub(super) fn store_ns(&self, blocks: u64) -> u64 {

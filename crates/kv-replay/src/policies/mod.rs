@@ -206,26 +206,39 @@ struct TraceReport {
 }
 
 /// The command `kv-replay policies`: simulates every policy on each trace with each capacity.
-/// Returns the tables, one for each trace, and writes the report if a file is named.
+/// Returns the tables, one for each trace, and writes the report if a file is named. `tell` hears how many of how many capacities
+/// are done, of all traces together.
 ///
 /// # Errors
 ///
 /// [`PoliciesError`]; no report is written then.
-pub fn run(options: &PoliciesOptions<'_>) -> Result<String, PoliciesError> {
+pub fn run(
+    options: &PoliciesOptions<'_>,
+    mut tell: impl FnMut(usize, usize),
+) -> Result<String, PoliciesError> {
     let capacities = parse_capacities(options.capacities)?;
     let host_capacities = options.host_capacities.map(parse_capacities).transpose()?;
     if let Some(path) = options.json {
         check_writable(path)?;
     }
+    let hosts = host_capacities.as_deref().unwrap_or_default();
+    let all = options.traces.len() * (capacities.len() + hosts.len());
+    let mut done = 0;
+    let mut tell = || {
+        done += 1;
+        tell(done, all);
+    };
     let mut traces = Vec::with_capacity(options.traces.len());
     for path in options.traces {
         let trace = Trace::read_with(path, options.reading)?;
         let lookups = Lookups::new(&trace);
         let lookups = if options.hints { lookups.hinted() } else { lookups };
         let simulation = Simulation::new(&trace, &lookups, options.half);
-        let mut report = simulation.report(&capacities, options.saved);
-        let host = host_capacities.iter().flatten();
-        report.two_tiers = host.flat_map(|&host| simulation.two_tiers(&capacities, host)).collect();
+        let mut report = simulation.report(&capacities, options.saved, &mut tell);
+        for &host in hosts {
+            report.two_tiers.extend(simulation.two_tiers(&capacities, host));
+            tell();
+        }
         traces.push(TraceReport { trace: path.display().to_string(), report });
     }
     if let [TraceReport { report, .. }] = &traces[..] {

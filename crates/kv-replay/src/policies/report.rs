@@ -61,7 +61,7 @@ pub fn hit_rates(trace: &Trace, capacities: &[Capacity]) -> PolicyReport {
 #[must_use]
 pub fn hit_rates_of(trace: &Trace, capacities: &[Capacity], half: Half) -> PolicyReport {
     let lookups = Lookups::new(trace);
-    Simulation::new(trace, &lookups, half).report(capacities, false)
+    Simulation::new(trace, &lookups, half).report(capacities, false, || ())
 }
 
 /// Share of the lookups of `trace` that Belady's optimum answers.
@@ -91,7 +91,12 @@ impl<'a> Simulation<'a> {
     }
 
     /// The results with each of the `capacities`, and if `saved` how much cache our own policy saves.
-    pub(super) fn report(&self, capacities: &[Capacity], saved: bool) -> PolicyReport {
+    pub(super) fn report(
+        &self,
+        capacities: &[Capacity],
+        saved: bool,
+        mut tell: impl FnMut(),
+    ) -> PolicyReport {
         let with_capacity = |&capacity| {
             let hits: Vec<_> = POLICIES
                 .iter()
@@ -100,6 +105,7 @@ impl<'a> Simulation<'a> {
             let lru = hits.iter().find(|hits| hits.policy == "lru");
             let cache_saved =
                 lru.filter(|_| saved).and_then(|lru| self.cache_saved(capacity, lru.hits));
+            tell();
             CapacityReport { capacity, block_lookups: self.block_lookups, hits, cache_saved }
         };
         let capacities = capacities.iter().map(with_capacity).collect();

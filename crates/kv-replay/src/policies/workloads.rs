@@ -194,7 +194,13 @@ impl Requests {
         self.lookups += blocks;
         let input_length = blocks * BLOCK_TOKENS_IN_TRACE;
         let timestamp_ms = self.now_ms;
-        self.requests.push(Request { timestamp_ms, input_length, output_length: 1, hash_ids });
+        self.requests.push(Request {
+            timestamp_ms,
+            input_length,
+            output_length: 1,
+            hash_ids,
+            tenant: None,
+        });
     }
 
     fn into_trace(self) -> Trace {

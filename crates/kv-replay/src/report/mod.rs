@@ -2,6 +2,7 @@
 
 mod latency;
 mod summary;
+pub(crate) mod tenants;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ use crate::place::PlaceReport;
 use crate::series::Series;
 use crate::shape::{Dtype, ShapeError};
 pub use crate::tiers_report::{StoresReport, TiersReport};
+pub use tenants::TenantReport;
 
 /// Maximum number of corrupt blocks kept with all details. Further ones are only counted.
 pub const CORRUPTIONS_KEPT_MAX: usize = 32;
@@ -106,7 +108,10 @@ pub struct RunReport {
     /// The files below host memory; absent without any.
     #[serde(flatten)]
     pub disk: Option<DiskReport>,
-    /// Latencies by the virtual time of simulated devices; `None` unless requests waited for their arrival.
+    /// What each tenant's requests had, by its name; absent if the trace has none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tenants: BTreeMap<String, TenantReport>,
+    /// Latencies; `None` unless requests waited for their arrival.
     pub open_loop: Option<OpenLoopReport>,
     /// The blocks that nodes keep for each other; absent in a run of one process.
     #[serde(flatten)]
@@ -332,6 +337,7 @@ impl RunReport {
             memory: None,
             tiers: None,
             disk: None,
+            tenants: BTreeMap::new(),
             open_loop: None,
             remote: None,
             handover: None,

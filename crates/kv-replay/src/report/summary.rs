@@ -43,6 +43,7 @@ impl RunReport {
             ("ranges", self.contiguous.map_or_else(String::new, |ranges| self.ranges_line(ranges))),
             ("steps", self.steps_line()),
             ("latency", self.latency_line()),
+            ("tenants", self.tenants_line()),
             ("life", self.life_line()),
             ("tiers", self.tiers_line()),
             ("disk", self.disk_line()),
@@ -80,6 +81,23 @@ impl RunReport {
             open.generated_tokens_per_s,
             open.elapsed_s,
             open.clock,
+        )
+    }
+
+    /// Between which tenants hit rates are.
+    fn tenants_line(&self) -> String {
+        let by_hits = || self.tenants.iter().map(|(name, tenant)| (tenant.hit_rate(), name));
+        let order = |a: &(f64, &String), b: &(f64, &String)| a.0.total_cmp(&b.0);
+        let (Some(least), Some(most)) = (by_hits().min_by(order), by_hits().max_by(order)) else {
+            return String::new();
+        };
+        format!(
+            "{}, with hit rates from {:.1} % ({}) to {:.1} % ({})",
+            grouped(self.tenants.len() as u64),
+            100.0 * least.0,
+            least.1,
+            100.0 * most.0,
+            most.1
         )
     }
 

@@ -74,6 +74,7 @@ fn pages() -> Result<Pages, Failed> {
         gpus: 2,
         device_blocks: 900,
         host_blocks: 900,
+        disk_blocks: 5000,
         policy,
     });
     let options = PlanOptions {
@@ -105,7 +106,9 @@ fn run(path: &Path, device_blocks: u64) -> Result<PathBuf, Failed> {
         ..RunConfig::default()
     };
     let mut trace = generate(&GenerateOptions { requests: 24, seed: 5 })?;
-    for request in &mut trace.requests {
+    for (request, number) in trace.requests.iter_mut().zip(0..) {
+        // Each has as many letters as there may be.
+        request.tenant = (number % 4 > 0).then(|| "w".repeat(64 / (number % 4)).into());
         request.input_length = request.input_length.min(8_000);
         request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
         request.output_length = request.output_length.min(20);

@@ -412,7 +412,8 @@ mod tests {
 
     fn size(config: &RunConfig, input_length: u64) -> Result<Size, RangeError> {
         let hash_ids = Vec::new();
-        let request = Request { timestamp_ms: 0, input_length, output_length: 1, hash_ids };
+        let request =
+            Request { timestamp_ms: 0, input_length, output_length: 1, hash_ids, tenant: None };
         Size::new(config, &Trace::new(vec![request]), 2 << 20)
     }
 

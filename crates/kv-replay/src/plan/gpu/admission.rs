@@ -1,7 +1,6 @@
 //! How requests come in: in order, together, as many as rows, tokens and blocks allow.
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use kv_cache::{Answer, Request as Asked};
 
@@ -76,10 +75,9 @@ impl Gpu {
         counts: &mut Counts,
     ) -> Result<(), PlanError> {
         let request = &trace.requests[job.number];
-        // As in a run, ages are those of arrivals.
-        let arrived_ms = rules.arrival_ns(request) / 1_000_000;
-        self.clock.advance(Duration::from_millis(arrived_ms.saturating_sub(self.clock_ms)));
-        self.clock_ms = self.clock_ms.max(arrived_ms);
+        if self.disk.is_none() {
+            self.show(rules.arrival_ns(request) / 1_000_000 * 1_000_000);
+        }
         let Some(sequence) = &mut job.sequence else { return Ok(()) };
         let left = u64::from(rules.step_tokens) - planned.tokens;
         let skipped = sequence.resolved() % GRID_TOKENS;

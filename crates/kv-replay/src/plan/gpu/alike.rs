@@ -11,7 +11,7 @@ const ALIKE_MIN: u64 = 3;
 
 impl Gpu {
     /// For how many iterations the step can stand: they are alike until one request ends, if none computes a prompt and
-    /// none that waits may come in. Blocks for them are taken at once, if there are so many.
+    /// none that waits may come in, nor blocks from files. Blocks for them are taken at once, if there are so many.
     pub(super) fn alike(&mut self, planned: &Planned) -> Result<u64, PlanError> {
         let pool = self.manager.pool();
         let nobody = self.waiting.is_empty() && self.arrived.is_empty();
@@ -21,7 +21,8 @@ impl Gpu {
             job.sequence.as_ref().is_some_and(|of| of.next() == 1 && of.to_compute() < 2)
         };
         let all = self.running.iter().all(one);
-        if planned.prompt_tokens > 0 || !all || !(nobody || stuck) {
+        let moves = self.disk.as_ref().is_some_and(|disk| disk.ends_ns().is_some());
+        if moves || planned.prompt_tokens > 0 || !all || !(nobody || stuck) {
             return Ok(1);
         }
         let left = |job: &Job| job.total - job.end + 1;
