@@ -541,7 +541,6 @@ impl RunConfig {
     /// Checks that no request waits for its arrival and no model takes time, which is for runs of one process.
     ///
     /// # Errors
-    ///
     /// [`ConfigError::Timed`] for the first such option.
     pub fn check_untimed(&self) -> Result<(), ConfigError> {
         match self.timed() {

@@ -2,13 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use kv_cache::TransportChoice;
 use kv_pool::store::StoreKind;
-use kv_replay::config::{ConfigError, RunConfig};
-use kv_replay::device::{SimSizes, open};
+use kv_replay::config::{ConfigError, ModelCost, RunConfig, Verify};
+use kv_replay::device::{OpenDevices, SimSizes, open};
 use kv_replay::disk::DiskConfig;
 use kv_replay::engine;
 use kv_replay::generate::{GenerateOptions, generate};
 use kv_replay::report::RunReport;
+use kv_replay::trace::{Request, Trace};
 
 /// Replays a trace for an engine that computes so many tokens in a second, or of which that is not known.
 fn replay(disk: &DiskConfig, compute_rate: u64) -> RunReport {
@@ -81,4 +83,41 @@ fn files_below_the_host_need_a_host_and_a_folder_of_their_own() {
     let refused = engine::run(&config, &trace, &devices, &mut ()).unwrap_err();
     assert!(format!("{refused:?}").contains("is not used"), "{refused:?}");
     assert_eq!(std::fs::read(&file).unwrap(), b"somebody's letters");
+}
+
+/// On a machine without virtual time: a model computes slower than files are read, so what they have is loaded.
+#[test]
+fn an_engine_that_waits_for_its_model_loads_what_files_have() {
+    let folder = tempfile::tempdir().unwrap();
+    // A kernel counts instructions for nanoseconds here: 64 tokens take some tens of milliseconds.
+    let model = ModelCost { prefill_tokens_per_s: 40_000, decode_step_us: 1 };
+    let config = RunConfig {
+        disk: Some(DiskConfig::new(folder.path().to_owned(), 32 << 20)),
+        model,
+        store: StoreKind::All,
+        verify: Verify::None,
+        // Measured, as on a GPU, this would take seconds.
+        transport: TransportChoice::EachBlock,
+        block_tokens: 64,
+        device_blocks: 40,
+        host_blocks: 40,
+        max_batch: 1,
+        step_tokens: 128,
+        open_loop: true,
+        ..RunConfig::default()
+    };
+    let request = |turn: u64| Request {
+        timestamp_ms: turn,
+        input_length: 2000,
+        output_length: 4,
+        hash_ids: (0..4).map(|id| 100 * (turn % 4) + id).collect(),
+        tenant: None,
+    };
+    let trace = Trace::new((0..12).map(request).collect());
+    let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+    let devices = OpenDevices { sim: None, ..devices };
+    let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
+    // Two thirds of what is there, of which a clock that is set too early would have less than a fifth loaded.
+    let tiers = report.tiers.unwrap();
+    assert!(tiers.blocks_loaded > 100, "{tiers:?}");
 }

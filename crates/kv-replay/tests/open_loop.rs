@@ -157,7 +157,8 @@ fn several_processes_have_no_clock_in_common() {
 #[test]
 fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
     let model = ModelCost { prefill_tokens_per_s: 1_000_000_000, decode_step_us: 1 };
-    let config = RunConfig { model, ..config() };
+    let transport = kv_cache::TransportChoice::EachBlock;
+    let config = RunConfig { model, transport, ..config() };
     let launches = |config: &RunConfig, requests: Vec<Request>| {
         let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(config)).unwrap();
         let devices = kv_replay::device::OpenDevices { sim: None, ..devices };

@@ -194,7 +194,7 @@ fn options(
             eviction: config.policy.into(),
             host_eviction: config.policy.into(),
             store,
-            clock: Some(Arc::new(devices.clock.clone())),
+            clock: Some(passing::pool_clock(config, devices.sim.is_some(), &devices.clock)),
             ..PoolRules::default()
         },
     })
@@ -248,9 +248,7 @@ fn play(
         // The host sees steps and copies complete when they would on the machine of the profile.
         sim.set_pace(Pace::Timed);
     }
-    if sim.is_none() && config.disk.is_some() {
-        scheduler.real = Some(Instant::now());
-    }
+    scheduler.real = passing::is_real(config, sim.is_some()).then(Instant::now);
     scheduler.model = model;
     scheduler.handover = match (scheduler.manager().formats().first(), devices.devices.first()) {
         (Some(format), Some(device)) => Handover::start(config, *format, device)?,

@@ -1,10 +1,14 @@
 //! Time that passes while blocks are on their way to tiers below the host and back.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use kv_pool::clock::{Clock, ManualClock, SystemClock};
 
 use super::RunError;
 use super::cache::Cache;
 use super::scheduler::Scheduler;
+use crate::config::RunConfig;
 
 /// Number of iterations after which blocks on their way are given up at the end of a run.
 const TRANSFER_ITERATIONS_MAX: u32 = 20_000;
@@ -15,24 +19,42 @@ const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at files while nothing else goes on.
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// Whether a run goes by the host's clock: over files, which take its time, unless requests arrive by that of simulated devices.
+pub(super) fn is_real(config: &RunConfig, is_simulated: bool) -> bool {
+    config.disk.is_some() && !(config.open_loop && is_simulated)
+}
+
+/// The clock of a run's pools: the host's, or the one that shows arrivals.
+///
+/// The host's is read when a step begins, behind the wait for the one before. What is measured from step to step, such as how
+/// fast the engine computes, would be wrong by a clock that is set before.
+pub(super) fn pool_clock(
+    config: &RunConfig,
+    is_simulated: bool,
+    arrivals: &ManualClock,
+) -> Arc<dyn Clock> {
+    match is_real(config, is_simulated) {
+        true => Arc::new(SystemClock::new()),
+        false => Arc::new(arrivals.clone()),
+    }
+}
+
 impl<C: Cache> Scheduler<'_, C> {
-    /// Has the clock go on by as much as the host's has, in a run over files.
-    pub(super) fn pass(&mut self) -> Duration {
+    /// How much time has passed since the last call, in a run by the host's clock.
+    fn passed(&mut self) -> Duration {
         let Some(real) = &mut self.real else { return Duration::ZERO };
         let now = Instant::now();
-        let passed = now.saturating_duration_since(*real);
-        *real = now;
-        self.clock.advance(passed);
-        passed
+        now.saturating_duration_since(std::mem::replace(real, now))
     }
 
     /// Waits until what is on its way to and from the tiers below the host has arrived. A tier that keeps blocks
     /// for good is left behind, and the report says how many.
     pub(super) fn end_transfers(&mut self) -> Result<(), RunError> {
-        let (mut iterations, mut waited) = (0, self.pass());
+        self.passed();
+        let (mut iterations, mut waited) = (0, Duration::ZERO);
         while self.cache.manager().lower_stats().open_tickets > 0 {
             iterations += 1;
-            waited += self.pass();
+            waited += self.passed();
             let given_up = match self.real {
                 Some(_) => waited > TRANSFER_WAIT_MAX,
                 None => iterations > TRANSFER_ITERATIONS_MAX,

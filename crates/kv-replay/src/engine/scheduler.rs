@@ -89,7 +89,7 @@ pub(super) struct Scheduler<'a, C> {
     pub(super) model: Option<Model>,
     /// What the run does over time, if that is to be recorded.
     pub(super) recorder: Recorder,
-    /// When the clock was last set, in a run over files: it goes with the host's, since files take time of the host.
+    /// When time was last looked at, in a run by the host's clock.
     pub(super) real: Option<Instant>,
     /// Tokens of the present iteration, skipped ones included.
     planned: u64,
@@ -148,7 +148,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             arrivals: None,
             model: None,
             recorder: Recorder::default(),
-            real: (config.disk.is_some() && !config.open_loop).then(Instant::now),
+            real: None,
             planned: 0,
             drafts_left: 0,
             draft_layers: config.draft_layers,
@@ -182,7 +182,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
 
     fn iteration(&mut self, report: &mut RunReport) -> Result<(), RunError> {
         self.wait_for_arrival();
-        self.pass();
         let begun = self.recorder.begin();
         let step = self.cache.begin_step()?;
         self.recorder.called("begin a step", begun);

@@ -31,7 +31,7 @@ use kv_pool::clock::ManualClock;
 use super::cache::Cache as _;
 use super::recorder::Recorder;
 use super::scheduler::Scheduler;
-use super::{RunError, memory, state_of};
+use super::{RunError, memory, passing, state_of};
 use crate::config::{ConfigError, Progress, RunConfig};
 use crate::device::DeviceSpec;
 use crate::place;
@@ -94,6 +94,7 @@ pub fn run(
     report.setup_s = begun.elapsed().as_secs_f64();
     let begun = Instant::now();
     let mut scheduler = Scheduler::new(started.fleet, config, trace, clock)?;
+    scheduler.real = passing::is_real(config, false).then(Instant::now);
     if config.series {
         scheduler.recorder = Recorder::on(None, "workers", config.block_bytes()?);
     }

@@ -1,7 +1,5 @@
 //! The start of a run: the processes, the division of the model over them, and their manager.
 
-use std::sync::Arc;
-
 use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
 use kv_place::Placement;
@@ -17,6 +15,7 @@ use super::member::{Deadline, Member};
 use super::setup::{Memory, Open, Opened, Share};
 use crate::config::{ConfigError, RunConfig};
 use crate::device::SimSizes;
+use crate::engine::passing::pool_clock;
 use crate::engine::{OVERLAP_DEPTH, RunError, blocks_of_longest, counted, groups, tiers};
 use crate::place::{self, Division, place_apart};
 use crate::trace::Trace;
@@ -276,7 +275,7 @@ fn manager(
     let mut policies = policies.into_iter();
     // Called for each group, in their order.
     let mut manager = Manager::with_pool(options, |builder| {
-        let builder = builder.clock(Arc::new(clock.clone()));
+        let builder = builder.clock(pool_clock(config, false, clock));
         let Some((made, store)) = policies.next() else { return builder };
         let made = made.into_iter().filter_map(|(tier, made)| Some((tier, made?)));
         let builder = made.fold(builder, |builder, (tier, policy)| builder.policy(tier, policy));
