@@ -171,6 +171,7 @@ impl Failure {
                 | RunError::Build(_)
                 | RunError::Place(_)
                 | RunError::Buffers { .. }
+                | RunError::Iteration { .. }
                 | RunError::Ranges(
                     RangeError::RequestTooLarge { .. }
                     | RangeError::TooManyBlocks { .. }

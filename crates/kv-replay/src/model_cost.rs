@@ -1,4 +1,4 @@
-//! The cost of the model that a run has not, in virtual time.
+//! The cost of the model that a run has not.
 
 use std::time::Duration;
 

@@ -157,6 +157,7 @@ impl PlanArgs {
         for (option, value) in [
             ("--max-batch", u64::from(self.max_batch)),
             ("--step-tokens", self.step_tokens.into()),
+            ("--disk-rate", self.disk_rate.0),
             ("--tensor-parallel", self.tensor_parallel.into()),
             ("--block-tokens", self.block_tokens.unwrap_or(1).into()),
         ] {
@@ -210,7 +211,7 @@ impl PlanArgs {
                 rules.profile.dtoh.bytes_per_s() as f64 / 1e9
             ),
             "Calls of the cache, tables and kernels take no time; an iteration that generates takes equally long whatever the number and length of its requests.".to_owned(),
-            "The best possible hit rate is Belady's optimum, with the memory of all GPUs and their hosts as one cache.".to_owned(),
+            "The best possible hit rate is Belady's optimum, with the memory and files of all GPUs and their hosts as one cache.".to_owned(),
         ]);
         Ok(Asked { trace, rules, choices, assumed })
     }
@@ -223,7 +224,8 @@ impl PlanArgs {
             if requests > REQUESTS_MAX && self.hours.is_some() {
                 return Err(Failure::PlanHours { requests });
             }
-            return Ok(generate(&GenerateOptions { requests, seed: self.seed })?);
+            let options = GenerateOptions { requests, seed: self.seed };
+            return Ok(generate(&options)?.from_first_arrival());
         };
         let mut trace = Trace::read_with(path, &self.reading.options())?;
         let most = self.requests.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
@@ -308,7 +310,7 @@ impl PlanArgs {
         }
         if disk_blocks.iter().any(|&blocks| blocks > 0) {
             assumed.push(format!(
-                "Files are read at {0:.1} GB/s for each GPU, and written at as much. A prompt waits for what it loads from them, up to a second.",
+                "Files are read at {0:.2} GB/s for each GPU, and written at as much. A prompt waits for what it loads from them, up to a second.",
                 self.disk_rate.0 as f64 / 1e9
             ));
         }

@@ -34,7 +34,9 @@ impl Bar {
     /// A bar of other things.
     pub(crate) fn of(all: u64, what: &str) -> Self {
         let bar = ProgressBar::new(all);
-        let template = format!("{{elapsed:>4}} [{{bar:32}}] {{pos}}/{{len}} {what}, {{per_sec}}, {{eta}} left");
+        let template = format!(
+            "{{elapsed:>4}} [{{bar:32}}] {{pos}}/{{len}} {what}, {{per_sec}}, {{eta}} left"
+        );
         if let Ok(style) = ProgressStyle::with_template(&template) {
             bar.set_style(style.progress_chars("=> "));
         }

@@ -499,11 +499,17 @@ pub(crate) fn integer(
 fn tenant(value: &Value) -> Result<Option<Arc<str>>, LineProblem> {
     match value {
         Value::Null => Ok(None),
-        Value::String(text) if !text.is_empty() && text.len() <= TENANT_MAX_BYTES => {
+        Value::String(text)
+            if (1..=TENANT_MAX_BYTES).contains(&text.len()) && !text.contains(char::is_control) =>
+        {
             Ok(Some(text.as_str().into()))
         }
         Value::Number(number) if number.is_u64() => Ok(Some(number.to_string().into())),
-        _ => Err(bad_value("tenant", value, "a text of 1 to 64 bytes, or a non-negative integer")),
+        _ => Err(bad_value(
+            "tenant",
+            value,
+            "a text of 1 to 64 bytes without control characters, or a non-negative integer",
+        )),
     }
 }
 

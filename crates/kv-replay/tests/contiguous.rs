@@ -154,6 +154,18 @@ fn equal_runs_have_equal_reports() {
 }
 
 #[test]
+fn each_tenant_has_its_own_figures() {
+    let mut trace = workload(6, 4);
+    trace.requests[2].tenant = Some("a".into());
+    let (prompt, generated) = (trace.requests[2].input_length, trace.requests[2].output_length);
+    let (report, _) = replay(&config(24), &trace, Pace::Slowest);
+    let found: Vec<_> = report.tenants.iter().collect();
+    let [(name, tenant)] = found[..] else { panic!("{found:?}") };
+    assert_eq!((&**name, tenant.finished), ("a", 1));
+    assert_eq!((tenant.prompt_tokens, tenant.generated_tokens), (prompt, generated));
+}
+
+#[test]
 fn a_thread_that_maps_ahead_of_need_as_on_a_gpu_loses_no_byte() {
     for seed in [6, 7] {
         let devices = machine(Pace::Random);

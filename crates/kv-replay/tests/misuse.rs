@@ -94,7 +94,7 @@ const REPORT: [Misuse; 10] = [
     ),
 ];
 
-const PLAN: [Misuse; 10] = [
+const PLAN: [Misuse; 13] = [
     ("--json out.json", "no rates: give --model and --gpu h100 or h200"),
     ("--model gpt-9 --json out.json", "no model \"gpt-9\": neither a file nor one of llama"),
     ("--model text.txt --json out.json", "text.txt is not a model's config.json"),
@@ -113,6 +113,15 @@ const PLAN: [Misuse; 10] = [
     (
         "--model llama-3.1-8b --against good.json --json out.json",
         "give --device-blocks and --host-blocks of the run",
+    ),
+    ("--model llama-3.1-8b --disk-rate 0 --json out.json", "--disk-rate"),
+    (
+        "--model llama-3.1-8b --disk 1GiB --json out.json",
+        "none in host memory; give it some (--host-blocks, --host-memory)",
+    ),
+    (
+        "--prefill-rate 9 --decode-step-us 9 --device-blocks 32768 --host-blocks 8192 --disk 1GiB --against good.json --json out.json",
+        "was run with 0 blocks in files",
     ),
 ];
 

@@ -177,8 +177,24 @@ fn without_virtual_time_the_hosts_clock_and_a_kernel_take_its_place() {
     let iterations = report.iterations;
     let (without, free) = launches(&RunConfig { model: ModelCost::default(), ..config }, requests);
     assert_eq!(free.iterations, iterations);
-    // One of each iteration.
-    assert_eq!(with, without + iterations);
+    // One of each iteration, and one before the first.
+    assert_eq!(with, without + iterations + 1);
+}
+
+#[test]
+fn an_iteration_that_would_keep_a_gpu_for_minutes_is_refused() {
+    let refused = |model| {
+        let config = RunConfig { model, ..config() };
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let devices = kv_replay::device::OpenDevices { sim: None, ..devices };
+        let trace = Trace::new(vec![request(0, 100, 2, 0)]);
+        engine::run(&config, &trace, &devices, &mut ()).unwrap_err().to_string()
+    };
+    let slow = ModelCost { prefill_tokens_per_s: 8, decode_step_us: 0 };
+    let said = refused(slow);
+    assert!(said.contains("takes up to 64 s, more than 60 s on a GPU"), "{said}");
+    assert!(said.contains("--prefill-rate"), "{said}");
+    refused(ModelCost { decode_step_us: u64::MAX, ..slow });
 }
 
 #[test]

@@ -126,11 +126,11 @@ fn what_files_have_is_read_into_host_memory_unless_computing_is_faster() {
         simulate(&Trace::new(turns()), &choice, &rules).unwrap()
     };
     let without = play(0, 0);
-    assert_eq!((without.block_hits, without.disk_hit_rate), (0, 0.0));
+    assert_eq!((without.block_hits, without.disk_reads_per_lookup), (0, 0.0));
     // Once they are there, which is stored a few blocks with each iteration, prompts take 0.125 s to be read, and 48.7 ms to the device.
     let with = play(400, 20 << 30);
     assert!((6 * 40..=8 * 40).contains(&with.block_hits), "{with:?}");
-    assert!(with.disk_hit_rate > 0.4, "{with:?}");
+    assert!(with.disk_reads_per_lookup > 0.4, "{with:?}");
     let [first, computed] = [&with, &without].map(|of| of.time_to_first_token_ms.p50);
     assert!(first > 125.0 + 48.7 && first < computed, "{first} ms, {computed} ms");
     // Room for half of a prompt, and files that are slower than computing.

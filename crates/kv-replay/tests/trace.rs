@@ -101,11 +101,15 @@ fn a_broken_line_is_named_with_its_value() {
         (with("hash_ids", "hashes"), "field hash_ids is missing"),
         (
             with("}", ", \"tenant\": -1}"),
-            "tenant is -1, expected a text of 1 to 64 bytes, or a non-negative integer",
+            "tenant is -1, expected a text of 1 to 64 bytes without control characters, or a non-negative integer",
+        ),
+        (
+            with("}", ", \"tenant\": \"a\\n\"}"),
+            "tenant is \"a\\n\", expected a text of 1 to 64 bytes without control characters, or a non-negative integer",
         ),
         (
             with("}", ", \"tenant\": \"\"}"),
-            "tenant is \"\", expected a text of 1 to 64 bytes, or a non-negative integer",
+            "tenant is \"\", expected a text of 1 to 64 bytes without control characters, or a non-negative integer",
         ),
         (message("[1, 2]"), "expected a JSON object, found [1,2]"),
         (message(&GOOD[..20]), "not valid JSON: EOF while parsing a string at column 20"),

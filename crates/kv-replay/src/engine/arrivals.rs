@@ -53,6 +53,8 @@ struct Times {
 #[derive(Debug)]
 pub(super) struct Arrivals {
     clock: Clock,
+    /// When the last request ended.
+    last: Duration,
     running: BTreeMap<usize, Times>,
     /// From arrival to admission, to the first token, and to the end; then for each token behind the first.
     queued: Vec<Duration>,
@@ -70,6 +72,7 @@ impl Arrivals {
         };
         Self {
             clock,
+            last: Duration::ZERO,
             running: BTreeMap::new(),
             queued: Vec::new(),
             to_first_token: Vec::new(),
@@ -123,6 +126,7 @@ impl Arrivals {
     pub(super) fn finish(&mut self, request: usize, tokens: u64) {
         let now = self.now();
         let Some(times) = self.running.remove(&request) else { return };
+        self.last = now;
         self.to_end.push(now.saturating_sub(times.arrived));
         // The last step of a request computes its last token, which nothing reads any more.
         let first = times.first_token.unwrap_or(now);
@@ -158,7 +162,8 @@ impl Arrivals {
     }
 
     pub(super) fn report(&self, config: &RunConfig, generated_tokens: u64) -> OpenLoopReport {
-        let seconds = self.now().as_secs_f64();
+        // What is stored in files behind the last request is none's time.
+        let seconds = self.last.as_secs_f64();
         OpenLoopReport {
             prefill_tokens_per_s: config.model.prefill_tokens_per_s,
             decode_step_us: config.model.decode_step_us,

@@ -73,6 +73,17 @@ pub enum RunError {
     /// See the message.
     #[error("--disk is not used")]
     Disk(#[from] kv_disk::OpenError),
+    /// Nothing ends the kernel that takes the time of a model on a device that is not simulated.
+    #[error(
+        "an iteration of the model takes up to {} s, more than {} s on a GPU; raise --prefill-rate, or lower --decode-step-us or --step-tokens",
+        time.as_secs(), limit.as_secs()
+    )]
+    Iteration {
+        /// What the longest iteration takes.
+        time: std::time::Duration,
+        /// What it may take.
+        limit: std::time::Duration,
+    },
     /// The engine's own buffers could not be allocated.
     #[error("cannot allocate {bytes} bytes for {what}")]
     Buffers {

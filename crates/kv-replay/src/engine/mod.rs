@@ -7,7 +7,7 @@
 //! 3. waiting requests are admitted in the order of the trace, as many in one batch as the budget
 //!    allows, while the batch and the pool have room; the engine does not wait for arrival times,
 //!    but the pool's clock shows them. With [`open_loop`](RunConfig::open_loop) a request waits only
-//!    once it has arrived, by the virtual time of simulated devices;
+//!    once it has arrived, by the virtual time of simulated devices or else by the host's;
 //! 4. every running request writes its next tokens within the iteration's budget: one token if it
 //!    is generating, otherwise a piece of its prompt;
 //! 5. block tables, lengths, slots and keys are staged; the transfer kernel writes the tokens; and
@@ -237,7 +237,7 @@ fn play(
     let local = Local::new(cache)?;
     memory::begin(&mut report, config, local.cache.manager())?;
     let sim = devices.sim.as_ref();
-    let model = Model::new(config.model, sim, local.cache.parts())?;
+    let model = Model::new(config, sim, local.cache.parts())?;
     let streams: Vec<_> = local.cache.parts().iter().map(|part| part.compute().raw()).collect();
     let mut scheduler = Scheduler::new(local, config, trace, devices.clock.clone())?;
     if config.series {

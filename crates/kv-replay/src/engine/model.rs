@@ -1,13 +1,18 @@
 //! The computation of a model that is not there: it takes its time on the compute streams.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cuda_driver::Stream;
 use cuda_sim::SimDriver;
 use kv_cache::Part;
 use kv_kernels::{KernelError, KvKernels};
 
-use crate::config::ModelCost;
+use super::RunError;
+use crate::config::{ModelCost, RunConfig};
+
+/// The longest iteration of a device that is not simulated: nothing ends a kernel before.
+const ITERATION_MAX: Duration = Duration::from_secs(60);
 
 /// What takes the time.
 #[derive(Debug)]
@@ -29,10 +34,11 @@ impl Model {
     /// A model that computes on the streams of these parts, of a simulated machine if there is one; `None` if its
     /// computation is free.
     pub(super) fn new(
-        cost: ModelCost,
+        config: &RunConfig,
         sim: Option<&Arc<SimDriver>>,
         parts: &[Part],
-    ) -> Result<Option<Self>, KernelError> {
+    ) -> Result<Option<Self>, RunError> {
+        let cost = config.model;
         if cost == ModelCost::default() {
             return Ok(None);
         }
@@ -43,7 +49,16 @@ impl Model {
                 Machine::Simulated { sim: Arc::clone(sim), streams }
             }
             None => {
-                let loaded = streams.map(|on| Ok((on.clone(), KvKernels::load(on.device())?)));
+                let time = cost.of_iteration(config.step_tokens.into(), true);
+                if time > ITERATION_MAX {
+                    return Err(RunError::Iteration { time, limit: ITERATION_MAX });
+                }
+                let loaded = streams.map(|on| {
+                    let kernels = KvKernels::load(on.device())?;
+                    // So that it is compiled before time begins.
+                    kernels.keep_busy(on, Duration::from_nanos(1))?;
+                    Ok((on.clone(), kernels))
+                });
                 Machine::Real(loaded.collect::<Result<_, KernelError>>()?)
             }
         };

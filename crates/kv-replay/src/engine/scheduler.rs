@@ -757,9 +757,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
                 report.prompt_tokens += prompt;
                 report.generated_tokens += request.total - prompt;
                 tenants::note(&mut report.tenants, self.trace, number, |tenant| {
-                    tenant.finished += 1;
-                    tenant.prompt_tokens += prompt;
-                    tenant.generated_tokens += request.total - prompt;
+                    tenant.finish(prompt, request.total - prompt);
                 });
                 if let Some(arrivals) = arrivals {
                     arrivals.finish(number, request.total - prompt);

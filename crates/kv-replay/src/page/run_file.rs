@@ -50,6 +50,8 @@ pub(crate) struct RunFile {
     #[serde(default)]
     pub(crate) host_blocks: u64,
     #[serde(default)]
+    pub(crate) disk_slots: u64,
+    #[serde(default)]
     pub(crate) max_batch: u32,
     #[serde(default)]
     pub(crate) policy: String,

@@ -27,6 +27,19 @@ pub enum AgainstError {
         /// Their number.
         count: usize,
     },
+    /// One of the two has files, and the other has none.
+    #[error(
+        "{} was run with {found} blocks in files, and the plan has {expected}; give --disk as much as --disk-bytes of the run",
+        path.display()
+    )]
+    Files {
+        /// The file.
+        path: PathBuf,
+        /// Blocks of the run.
+        found: u64,
+        /// Blocks of the plan.
+        expected: u64,
+    },
     /// The run had another size of cache.
     #[error(
         "{} was run with {found} blocks in device and host memory, and the plan has {expected}; give --device-blocks and --host-blocks of the run",
@@ -86,6 +99,11 @@ impl Measured {
         let expected = choice.device_blocks.saturating_add(choice.host_blocks);
         if found != expected {
             return Err(AgainstError::Blocks { path: path.to_owned(), found, expected });
+        }
+        let (found, expected) = (run.disk_slots, choice.disk_blocks);
+        // A record in a file has more than its block.
+        if (found > 0) != (expected > 0) {
+            return Err(AgainstError::Files { path: path.to_owned(), found, expected });
         }
         let number = |field: &str, of: Option<&str>| {
             let value = run.open_loop.as_ref()?.get(field)?;

@@ -197,7 +197,7 @@ fn report(
         block_hits: counts.hits,
         hit_rate: share(counts.hits, counts.lookups),
         host_hit_rate: share(counts.host_hits, counts.lookups),
-        disk_hit_rate: share(counts.disk_hits, counts.lookups),
+        disk_reads_per_lookup: share(counts.disk_reads, counts.lookups),
         best_hit_rate: 0.0,
         prompt_tokens: counts.prompt_tokens,
         prefill_tokens_saved: counts.cached_tokens,

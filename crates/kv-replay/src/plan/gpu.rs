@@ -26,6 +26,9 @@ use super::{Choice, PlanError};
 use crate::trace::Trace;
 use disk::Disk;
 
+/// Between two looks at files while nothing else goes on.
+const LOOK_NS: u64 = 1_000_000;
+
 /// Stores to files that are open at a time, as in a run.
 const STORES_OPEN_MAX: u32 = 4;
 
@@ -65,7 +68,7 @@ pub(super) struct Counts {
     pub(super) hits: u64,
     pub(super) host_hits: u64,
     /// Blocks that came from files, into host memory first.
-    pub(super) disk_hits: u64,
+    pub(super) disk_reads: u64,
     pub(super) stored: u64,
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
@@ -170,7 +173,9 @@ impl Gpu {
     /// When the step in progress ends or, without one, a transfer that requests may wait for; none if the GPU has nothing to do.
     pub(super) fn ends_ns(&self) -> Option<u64> {
         let Some(step) = self.step else {
-            return self.disk.as_ref().filter(|_| self.outstanding() > 0)?.ends_ns();
+            let ends_ns = self.disk.as_ref().filter(|_| self.outstanding() > 0)?.ends_ns()?;
+            // A request waits for a while only. As in a run, that is looked at now and then.
+            return Some(ends_ns.min(self.planned_ns.saturating_add(LOOK_NS)));
         };
         let computes = step.each_ns.saturating_mul(step.iterations);
         Some(step.begun_ns.saturating_add(step.moves_ns).saturating_add(computes))
@@ -321,7 +326,7 @@ impl Gpu {
         if let Some(disk) = &mut self.disk {
             disk.tell(&mut self.manager, self.planned_ns).map_err(PlanError::manager)?;
         }
-        counts.disk_hits += self.manager.lower_stats().loaded_blocks[0] - loaded;
+        counts.disk_reads += self.manager.lower_stats().loaded_blocks[0] - loaded;
         let step = self.manager.begin_step().map_err(PlanError::manager)?;
         self.release(self.staged.saturating_sub(1));
         self.commit()?;

@@ -62,8 +62,8 @@ pub struct ChoiceReport {
     pub hit_rate: f64,
     /// Share of the lookups that were found in host memory.
     pub host_hit_rate: f64,
-    /// Share of the lookups that were found in files, and read into host memory.
-    pub disk_hit_rate: f64,
+    /// Blocks that were read from files into host memory, for each lookup: also again, and in vain.
+    pub disk_reads_per_lookup: f64,
     /// The most that a cache of all this memory together can find, knowing the future.
     pub best_hit_rate: f64,
     /// Tokens of all prompts.
@@ -276,7 +276,7 @@ impl ChoiceReport {
             "block_hits": self.block_hits,
             "hit_rate": self.hit_rate,
             "host_hit_rate": self.host_hit_rate,
-            "disk_hit_rate": self.disk_hit_rate,
+            "disk_reads_per_lookup": self.disk_reads_per_lookup,
             "best_hit_rate": self.best_hit_rate,
             "prompt_tokens": self.prompt_tokens,
             "prefill_tokens_saved": self.prefill_tokens_saved,

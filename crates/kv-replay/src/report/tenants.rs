@@ -31,6 +31,13 @@ pub struct TenantReport {
 }
 
 impl TenantReport {
+    /// A request with so many tokens has finished.
+    pub(crate) fn finish(&mut self, prompt_tokens: u64, generated_tokens: u64) {
+        self.finished += 1;
+        self.prompt_tokens += prompt_tokens;
+        self.generated_tokens += generated_tokens;
+    }
+
     /// Share of lookups that hit, from 0 to 1.
     #[must_use]
     pub fn hit_rate(&self) -> f64 {

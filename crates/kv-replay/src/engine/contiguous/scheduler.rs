@@ -16,7 +16,7 @@ use crate::engine::groups::Reads;
 use crate::engine::scheduler::IDLE_ITERATIONS_MAX;
 use crate::engine::verify::{Compared, PartSums, Reading, SequenceSums, Verifier};
 use crate::engine::{OVERLAP_DEPTH, Warmth};
-use crate::report::RunReport;
+use crate::report::{RunReport, tenants};
 use crate::trace::Trace;
 
 /// A request, until its last checksums were compared.
@@ -223,12 +223,16 @@ impl<'a> Scheduler<'a> {
             }
         }
         let completed = self.completed();
-        self.live.retain(|_, request| {
+        self.live.retain(|&number, request| {
             let over = request.over_in.is_some_and(|step| step <= completed);
             if over && !request.cancelled {
+                let (prompt, generated) = (request.prompt(), request.total - request.prompt());
                 report.finished += 1;
-                report.prompt_tokens += request.prompt();
-                report.generated_tokens += request.total - request.prompt();
+                report.prompt_tokens += prompt;
+                report.generated_tokens += generated;
+                tenants::note(&mut report.tenants, self.trace, number, |tenant| {
+                    tenant.finish(prompt, generated);
+                });
             }
             !over
         });
