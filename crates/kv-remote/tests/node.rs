@@ -295,16 +295,19 @@ fn room_that_is_being_written_is_nobody_elses_and_comes_back() {
         assert_eq!(node.reserve(&[(block(1), bytes)]).map(drop), Err(Refusal::Length));
     }
     // What cannot be costs no record that is there.
-    node.put(block(9), &record(9)).unwrap();
+    (8..10).for_each(|number| node.put(block(number), &record(number)).unwrap());
     let wrong = [(block(2), 64), (block(3), 64), (block(4), 64), (block(5), 0)];
     assert_eq!(node.reserve(&wrong).map(drop), Err(Refusal::Length));
     let five: Vec<_> = (2..7).map(|number| (block(number), 64)).collect();
     assert_eq!(node.reserve(&five).map(drop), Err(Refusal::NoRoom));
-    let found = node.find_and_pin(ONE, &[block(9)], SECOND).unwrap();
+    let found = node.find_and_pin(ONE, &blocks([8, 9]), SECOND).unwrap();
+    assert_eq!(found.blocks.len(), 2);
     node.end(ONE, found.lease.unwrap()).unwrap();
     let four = &five[..4];
     drop(node.reserve(four).unwrap());
-    assert_eq!(node.find_and_pin(ONE, &[block(9)], SECOND), Ok(Found::default()));
+    for number in 8..10 {
+        assert_eq!(node.find_and_pin(ONE, &[block(number)], SECOND), Ok(Found::default()));
+    }
     let room = node.reserve(&[(block(1), 64)]).unwrap();
     for sums in [&[][..], &[1, 2]] {
         let other = node.reserve(&[(block(2), 64)]).unwrap();
