@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 use common::{block, far, random, until};
 use cuda_driver::{Device, Event};
 use device::{Pool, Process, Role, content, last, open};
+use kv_manager::GroupId;
 use kv_nixl::{Library, NixlDeviceTransfer, NixlTransfer};
+use kv_pool::BlockHash;
 use kv_remote::PeerError;
 use kv_remote::handover::{HandoverId, Pull};
 use kv_remote::message::Found;
@@ -100,15 +102,21 @@ fn records_are_read() {
     assert_eq!(node.ask("leases"), "0");
 }
 
+/// More than there are landings for.
+const RECORDS: u64 = 600;
+
+/// A node with so many records, room for them, how they come, and their names.
+fn many() -> (Process, Pool, NixlDeviceTransfer, Vec<(GroupId, BlockHash)>) {
+    let node = Process::start(&Role::Node { records: RECORDS });
+    let pool = Pool::with(&last(), RECORDS);
+    let transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());
+    (node, pool, transfer, (0..RECORDS).map(block).collect())
+}
+
 /// The device is busy with something else while more comes than there are landings.
 fn a_landing_is_used() {
-    const RECORDS: u64 = 600;
-    let node = Process::start(&Role::Node { records: RECORDS });
-    let device = last();
-    let pool = Pool::with(&device, RECORDS);
-    let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());
+    let (node, pool, mut transfer, wanted) = many();
     let mut peer = node.connect();
-    let wanted: Vec<_> = (0..RECORDS).map(block).collect();
     for turn in 0..3 {
         let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
         pool.keep_busy(Duration::from_millis(50));
@@ -126,13 +134,8 @@ const LAG: Duration = Duration::from_secs(4);
 
 /// What has come before is not used yet when the time of the next read is over.
 fn a_device_lags() {
-    const RECORDS: u64 = 600;
-    let node = Process::start(&Role::Node { records: RECORDS });
-    let device = last();
-    let pool = Pool::with(&device, RECORDS);
-    let mut transfer = NixlDeviceTransfer::new(Library::open().unwrap(), pool.stream());
+    let (node, pool, mut transfer, wanted) = many();
     let mut peer = node.connect();
-    let wanted: Vec<_> = (0..RECORDS).map(block).collect();
     let mut read_all = |within| {
         let found = peer.find_and_pin(&wanted, 10 * SECOND, far()).unwrap();
         let read = read((&pool, &mut transfer), &mut peer, &found, within);
@@ -141,7 +144,7 @@ fn a_device_lags() {
     };
     assert_eq!(read_all(30 * SECOND).0.unwrap() as u64, RECORDS);
     pool.stream().synchronize().unwrap();
-    let idle = Event::new(&device).unwrap();
+    let idle = Event::new(pool.stream().device()).unwrap();
     pool.keep_busy(LAG);
     idle.record(pool.stream()).unwrap();
     for turn in 0..2 {
