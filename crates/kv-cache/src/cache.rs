@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::Stream;
 use kv_kernels::{KvShape, PagedKv};
-use kv_manager::{GroupId, Manager, StepPlan};
+use kv_manager::{GroupId, HostShare, Manager, StepPlan};
 use kv_pool::{PoolBuilder, PoolView, Tier};
 
 use crate::growth::Grown;
@@ -66,6 +66,8 @@ pub struct KvCache {
     pub(crate) staged: Option<u64>,
     pub(crate) grown: Grown,
     pub(crate) pinned: Pinned,
+    /// The host tier, once it is shared.
+    pub(crate) share: Option<Arc<HostShare>>,
 }
 
 impl KvCache {
@@ -109,7 +111,7 @@ impl KvCache {
         let shares = worker.options().shared.is_some();
         let grown = if shares { Grown::granted(blocks) } else { Grown::new(blocks) };
         let pinned = Pinned::new(worker.options());
-        let mut cache = Self { manager, worker, staged: None, grown, pinned };
+        let mut cache = Self { manager, worker, staged: None, grown, pinned, share: None };
         // An engine's tensors are there already, and host memory that is not pinned in the background.
         cache.take_mapped();
         cache.take_pinned();

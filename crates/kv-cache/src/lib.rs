@@ -57,6 +57,7 @@ mod error;
 mod granules;
 mod group;
 mod growth;
+mod host_share;
 mod host_tier;
 mod layers;
 mod options;

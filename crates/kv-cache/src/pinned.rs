@@ -70,13 +70,16 @@ impl KvCache {
             tracing::warn!(%error, "the host tier stays smaller than it was to be");
             self.pinned.refused.get_or_insert(error);
         }
-        for (group, id) in self.pinned.groups.iter_mut().zip(0..) {
+        for id in 0..self.pinned.groups.len() {
+            let (group, id) = (self.pinned.groups[id], id as u16);
             let told = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
             if told == group.told_blocks {
                 continue;
             }
+            // Before a block is handed out that is in it.
+            self.share_memory(GroupId(id), u64::MAX);
             match self.manager.set_budget(GroupId(id), Tier::Secondary, told) {
-                Ok(_) => group.told_blocks = told,
+                Ok(_) => self.pinned.groups[usize::from(id)].told_blocks = told,
                 Err(error) => {
                     tracing::error!(%error, "the manager knows other host blocks than there are");
                 }
@@ -107,6 +110,8 @@ impl KvCache {
             Ok(from) => from.max(budget),
             Err(error) => return tracing::error!(%error, "the first group is not there"),
         };
+        // Nobody reads what is given back: it cannot be lent, and what is lent is below.
+        self.share_memory(GroupId::default(), from);
         let all = self.worker.resize_host(from);
         self.pinned.first().gives_back = !all || from > budget;
     }

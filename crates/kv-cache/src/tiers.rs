@@ -102,6 +102,8 @@ pub(crate) struct WorkerTiers {
     transfers: TierTransfers,
     /// Transfers that are not begun, each with the step whose copies are the last to touch its blocks.
     waiting: VecDeque<(u64, Transfer)>,
+    /// What the bytes of a block mean.
+    format: u64,
     /// Of each group's host blocks, the last step that copies to it or from it.
     copied: Vec<Vec<u64>>,
     /// Host blocks of each group.
@@ -125,6 +127,7 @@ impl WorkerTiers {
         let copied = host.iter().map(noted).collect();
         Self {
             transfers: TierTransfers::new(tiers, format),
+            format,
             waiting: VecDeque::new(),
             copied,
             host,
@@ -132,6 +135,11 @@ impl WorkerTiers {
             settled: Vec::new(),
             dropped: Vec::new(),
         }
+    }
+
+    /// A number for what the bytes of a block mean: that of the records of all tiers.
+    pub(crate) fn format(&self) -> u64 {
+        self.format
     }
 
     /// Number of tiers.
@@ -249,6 +257,17 @@ struct Pinned {
     layer_bytes: usize,
 }
 
+/// The first so many of the host blocks of a group that are pinned.
+fn pinned_memory(parts: &[Part], group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
+    let parts = parts.iter().map(|part| {
+        let mut pinned = part.of(group).pinned_host();
+        let slabs = blocks.div_ceil(pinned.blocks_per_slab.max(1) as u64);
+        pinned.slabs.truncate(usize::try_from(slabs).unwrap_or(usize::MAX));
+        pinned
+    });
+    Arc::new(Pinned::new(parts.collect()))
+}
+
 /// One part's piece of each host block.
 #[derive(Debug)]
 pub(crate) struct PinnedPart {
@@ -336,6 +355,11 @@ impl HostBlocks for Pinned {
 }
 
 impl KvWorker {
+    /// The first so many of the host blocks of a group that are pinned.
+    pub(crate) fn host_memory(&self, group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
+        pinned_memory(&self.parts, group, blocks)
+    }
+
     /// Begins stores and loads whose copies are complete, lets the tiers below host memory work, and appends the
     /// tickets that have ended, and names that tiers have dropped: what the manager is to
     /// [be told](kv_manager::Manager::settle). To be called as often as steps are [polled](Self::poll).
@@ -355,11 +379,7 @@ impl KvWorker {
         if tiers.len() == 0 {
             return;
         }
-        tiers.begin_ready(|group: GroupId| -> Arc<dyn HostBlocks> {
-            let group = usize::from(group.0);
-            let parts = parts.iter().map(|part| part.groups[group].pinned_host());
-            Arc::new(Pinned::new(parts.collect()))
-        });
+        tiers.begin_ready(|group| pinned_memory(parts, group, u64::MAX));
         tiers.transfers.poll(WorkerId::default(), &mut tiers.settled, &mut tiers.dropped);
     }
 

@@ -3,12 +3,14 @@
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier};
 
 use crate::blocks::Blocks;
+use crate::host_share::HostShare;
 use crate::manager::Writer;
 use crate::options::{GroupFormat, GroupKind, GroupOptions, common_multiple, repeated};
 use crate::plan::{BlockCopy, BlockScrub, StepPlan};
@@ -40,6 +42,8 @@ pub(crate) struct Group {
     pub(crate) writers: Vec<Writer>,
     /// The epochs that are not complete, each with the step that it was begun for.
     epochs: VecDeque<(u64, Epoch)>,
+    /// Set once the host tier is shared with readers outside of the engine.
+    pub(crate) share: Option<Arc<HostShare>>,
 }
 
 /// What a sequence has of a group.
@@ -102,6 +106,7 @@ impl Group {
             written: repeated(0, records)?,
             writers: repeated(Writer::Nobody, if options.scrubs { device } else { 0 })?,
             epochs: VecDeque::with_capacity(options.steps_in_flight_max.min(64) as usize + 2),
+            share: None,
         })
     }
 
@@ -290,6 +295,7 @@ impl Group {
             let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
             self.plan_copy(plan, from, to, self.block_tokens);
             stats.offloaded_blocks += 1;
+            self.note_offload(offload.to());
             // Every later use of either block comes later in the plans.
             offload.commit();
         }

@@ -42,6 +42,7 @@ mod frontier;
 mod group;
 mod hit;
 mod holding;
+mod host_share;
 mod lower;
 mod manager;
 mod names;
@@ -80,6 +81,7 @@ pub use error::{
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
+pub use host_share::{HostLoan, HostShare, LentHostBlock};
 pub use lower::{ComputeRate, LowerOptions, LowerStats};
 pub use manager::Manager;
 pub use names::{Content, Tokens};

@@ -73,6 +73,9 @@ impl Manager {
         (self.staged.step, self.staged.after) = (number, self.latest_staged);
         if !self.staged.copies.is_empty() {
             self.copied = number;
+            if let Some(share) = self.shared_host() {
+                share.plan(&self.staged.copies, number);
+            }
         }
         if let Some(shared) = &mut self.shared {
             shared.staged(&self.staged);

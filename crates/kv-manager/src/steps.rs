@@ -154,6 +154,9 @@ impl Manager {
             self.end_epochs(ends);
         }
         self.lower.note_completed(self.completed);
+        if let Some(share) = self.shared_host() {
+            share.complete(self.completed);
+        }
         if let Some(mut feed) = self.home.feed() {
             feed.completed = self.completed;
         }

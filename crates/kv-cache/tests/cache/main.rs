@@ -17,6 +17,7 @@ mod growth;
 mod handles;
 mod late;
 mod layers;
+mod lent_host;
 mod machine;
 mod order;
 mod overlap;

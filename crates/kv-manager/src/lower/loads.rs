@@ -99,6 +99,7 @@ impl Manager {
             let own = block.records().next();
             let mut feed = self.home.feed();
             let parent = before.filter(|_| self.groups[of].is_chained());
+            block.ids().for_each(|id| self.groups[of].note_loaded(id));
             let named = block.register(&[name], Naming { parent, retention });
             let Ok(named) = named else { unreachable!("one block for one name") };
             // Unless another block bore the name already, it bears it now, and is complete.

@@ -1,10 +1,13 @@
 //! What stands before a stored block's bytes: what they are, and a checksum for each section of them.
 
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, BlockId};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
-use super::BlockFault;
+use super::{BlockFault, HostBlocks};
 use crate::GroupId;
+
+/// Bytes of a block that are read at a time for its checksums. They stay in the nearest cache but one.
+pub(crate) const PIECE: usize = 32 << 10;
 
 /// Bytes that a record of a block with `sections` sections has before the block's bytes.
 #[must_use]
@@ -92,9 +95,7 @@ impl Label {
             return Err(BlockFault::Short);
         }
         // A record of something else that is right in itself is told apart from a spoilt one.
-        if header[CHECKSUM..FIXED] != checksum(header).to_le_bytes() {
-            return Err(BlockFault::Checksum);
-        }
+        check_header(header)?;
         if header[..CHECKSUM] != self.fixed(sections)[..CHECKSUM] {
             return Err(BlockFault::Foreign);
         }
@@ -113,6 +114,61 @@ impl Label {
         fixed[SECTION..GROUP].copy_from_slice(&(section_bytes as u64).to_le_bytes());
         fixed[GROUP..GROUP + 2].copy_from_slice(&self.group.0.to_le_bytes());
         fixed
+    }
+}
+
+/// The header of a block in host memory, as it is now.
+pub(crate) fn header_of(
+    host: &dyn HostBlocks,
+    block: BlockId,
+    (name, group, format): (BlockHash, GroupId, u64),
+) -> Result<Vec<u8>, BlockFault> {
+    let sections = Sections::new(host.block_bytes(), host.section_bytes());
+    let mut sums = Vec::with_capacity(sections.count());
+    let mut piece = [0; PIECE];
+    for section in 0..sections.count() {
+        let range = sections.end_of(section)..sections.end_of(section + 1);
+        let mut sum = SectionSum::default();
+        for start in range.clone().step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(range.end - start)];
+            if !host.read(block, start, piece) {
+                return Err(BlockFault::Missing);
+            }
+            sum.update(piece);
+        }
+        sums.push(sum.value());
+    }
+    Ok(Label { name, group, format }.header(sections, &sums))
+}
+
+/// Compares a header of some length with its own checksum.
+fn check_header(header: &[u8]) -> Result<(), BlockFault> {
+    if header[CHECKSUM..FIXED] != checksum(header).to_le_bytes() {
+        return Err(BlockFault::Checksum);
+    }
+    Ok(())
+}
+
+/// Checks that a record is whole, whatever it is of: its header, and each section of its bytes by the checksum that the header has.
+/// A [`BlockSink`](super::BlockSink) also checks of which block and format it is.
+///
+/// # Errors
+/// [`BlockFault::Short`] for other lengths than the header says, and [`BlockFault::Checksum`].
+pub fn check_record(header: &[u8], bytes: &[u8]) -> Result<(), BlockFault> {
+    if header.len() < FIXED {
+        return Err(BlockFault::Short);
+    }
+    check_header(header)?;
+    let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+    let sections = Sections::new(bytes.len(), usize::try_from(word(SECTION)).unwrap_or(usize::MAX));
+    if word(LENGTH) != bytes.len() as u64 || header.len() != sections.header_bytes() {
+        return Err(BlockFault::Short);
+    }
+    let sums = header[FIXED..].as_chunks::<SUM>().0;
+    let mut each = bytes.chunks(sections.section_bytes).zip(sums);
+    match each.all(|(section, sum)| xxh3_64(section).to_le_bytes() == *sum) {
+        true => Ok(()),
+        false => Err(BlockFault::Checksum),
     }
 }
 

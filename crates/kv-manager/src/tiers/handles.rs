@@ -7,12 +7,9 @@ use std::sync::{Arc, OnceLock};
 use kv_pool::{BlockHash, BlockId};
 use parking_lot::{Mutex, RwLock};
 
-use super::frame::{Label, SectionSum, Sections};
+use super::frame::{Label, PIECE, SectionSum, Sections};
 use super::{HostBlocks, LentBlock};
 use crate::GroupId;
-
-/// Bytes of a block that are read at a time for its checksums. They stay in the nearest cache but one.
-const PIECE: usize = 32 << 10;
 
 /// Why a block was not stored or loaded.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, thiserror::Error)]

@@ -32,7 +32,8 @@ use kv_pool::{BlockHash, BlockId};
 use crate::GroupId;
 
 pub use background::Background;
-pub use frame::header_bytes;
+pub(crate) use frame::header_of;
+pub use frame::{check_record, header_bytes};
 pub use handles::{Arrived, BlockFault, BlockSink, BlockSource};
 pub use lent::LentBlock;
 pub use memory::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};

@@ -1,0 +1,406 @@
+//! Host blocks that are lent to readers in other threads: lent once they are whole, kept as long as they are lent, and told apart
+//! afterwards.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::below::{Rig, blocks_of};
+use common::{BLOCK, admitted, complete, options};
+use kv_manager::tiers::{BlockFault, HostBlocks, check_record};
+use kv_manager::{
+    GroupId, GroupKind, GroupOptions, HostShare, Manager, ManagerOptions, Outcome, Request,
+    Sequence, StepPlan, Survivors, WorkerId,
+};
+use kv_pool::{BlockHash, BlockId, PoolConfig, Tier};
+
+const WORDS: usize = 8;
+const BYTES: usize = 8 * WORDS;
+
+/// Host memory of which each block holds one number, many times.
+#[derive(Debug)]
+struct Host(Vec<[AtomicU64; WORDS]>);
+
+impl Host {
+    fn new(blocks: usize) -> Arc<Self> {
+        Arc::new(Self((0..blocks).map(|_| Default::default()).collect()))
+    }
+
+    fn set(&self, block: BlockId, content: u64) {
+        self.0[block.index()].iter().for_each(|word| word.store(content, Ordering::Relaxed));
+    }
+
+    fn get(&self, block: BlockId) -> u64 {
+        self.0[block.index()][0].load(Ordering::Relaxed)
+    }
+}
+
+impl HostBlocks for Host {
+    fn block_bytes(&self) -> usize {
+        BYTES
+    }
+
+    fn section_bytes(&self) -> usize {
+        24
+    }
+
+    fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
+        let Some(words) = self.0.get(block.index()) else { return false };
+        let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        into.iter_mut().zip(bytes.skip(offset)).for_each(|(to, from)| *to = from);
+        true
+    }
+
+    fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
+        unreachable!("a reader writes nothing")
+    }
+}
+
+/// A manager, and a worker that carries out its plans as late as the test says.
+struct Engine {
+    manager: Manager,
+    device: Vec<u64>,
+    host: Arc<Host>,
+    /// Plans that are not carried out, each with the contents that its step writes.
+    flight: VecDeque<(StepPlan, Vec<(BlockId, u64)>)>,
+}
+
+fn hash(name: u64) -> BlockHash {
+    BlockHash::from_u128(u128::from(name) << 64 | 1)
+}
+
+fn keys(names: &[u64]) -> Vec<(GroupId, BlockHash)> {
+    names.iter().map(|&name| (GroupId(0), hash(name))).collect()
+}
+
+impl Engine {
+    fn new(device: u64, host: u64) -> Self {
+        let manager =
+            Manager::new(ManagerOptions { steps_in_flight_max: 4, ..options(device, host) });
+        Self {
+            manager: manager.unwrap(),
+            device: vec![0; device as usize],
+            host: Host::new(host as usize),
+            flight: VecDeque::new(),
+        }
+    }
+
+    fn share(&mut self) -> Arc<HostShare> {
+        self.manager.share_host(7, vec![self.host.clone()]).unwrap()
+    }
+
+    fn admit(&mut self, names: &[u64]) -> Sequence {
+        let tokens = names.len() as u64 * u64::from(BLOCK);
+        let request = Request::named(tokens, names.iter().map(|&name| hash(name)).collect());
+        admitted(self.manager.admit(&mut [request], u64::MAX).pop().unwrap())
+    }
+
+    /// Stages a step that computes a sequence.
+    fn stage(&mut self, sequence: Option<(&mut Sequence, &[u64])>) -> u64 {
+        let step = self.manager.begin_step().unwrap();
+        let (mut batch, mut writes) = (Vec::new(), Vec::new());
+        if let Some((sequence, names)) = sequence {
+            let block = |(at, &name)| Some((sequence.block(at)?, name));
+            writes = names.iter().enumerate().filter_map(block).collect();
+            batch.push(sequence);
+        }
+        let plan = self.manager.stage(&step, &mut batch).unwrap().clone();
+        self.manager.finish_step(step).unwrap();
+        let number = plan.step;
+        self.flight.push_back((plan, writes));
+        number
+    }
+
+    /// Carries out the oldest plan.
+    fn carry_out(&mut self, outcome: Outcome) {
+        let (plan, writes) = self.flight.pop_front().unwrap();
+        for copy in &plan.copies {
+            let content = match copy.from.tier {
+                Tier::Primary => self.device[copy.from.id.index()],
+                _ => self.host.get(copy.from.id),
+            };
+            match copy.to.tier {
+                Tier::Primary => self.device[copy.to.id.index()] = content,
+                _ => self.host.set(copy.to.id, content),
+            }
+        }
+        for (block, name) in writes {
+            self.device[block.index()] = if outcome == Outcome::Done { name } else { u64::MAX };
+        }
+        complete(&mut self.manager, plan.step, outcome);
+    }
+
+    /// Computes a prompt, completely.
+    fn compute(&mut self, names: &[u64]) {
+        let mut sequence = self.admit(names);
+        self.stage(Some((&mut sequence, names)));
+        while !self.flight.is_empty() {
+            self.carry_out(Outcome::Done);
+        }
+    }
+}
+
+/// The number that all words of a lent block are.
+fn content(share: &HostShare, address: u64) -> Option<u64> {
+    let mut bytes = [0; BYTES];
+    assert!(share.read(address, &mut bytes));
+    let words: Vec<_> =
+        bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    words.iter().all(|word| *word == words[0]).then_some(words[0])
+}
+
+#[test]
+fn a_block_is_lent_once_its_copy_is_complete() {
+    let mut engine = Engine::new(8, 8);
+    let share = engine.share();
+    engine.compute(&[1, 2, 3, 4]);
+    assert!(share.lend(&keys(&[1])).is_none(), "it is on the device");
+    // Evicts them.
+    let names: Vec<u64> = (10..18).collect();
+    let mut sequence = engine.admit(&names);
+    assert!(share.lend(&keys(&[1])).is_none(), "no plan copies it yet");
+    engine.stage(Some((&mut sequence, &names)));
+    assert!(share.lend(&keys(&[1])).is_none(), "the plan is not carried out");
+    engine.carry_out(Outcome::Done);
+    let loan = share.lend(&keys(&[1, 2, 3, 4, 5])).unwrap();
+    let lent: Vec<_> = loan.blocks().iter().map(|of| content(&share, of.address)).collect();
+    assert_eq!(lent, [Some(1), Some(2), Some(3), Some(4)]);
+    for of in loan.blocks() {
+        let header = loan.header(of).unwrap();
+        let mut bytes = vec![0; of.bytes];
+        assert!(share.read(of.address, &mut bytes));
+        assert_eq!(check_record(&header, &bytes), Ok(()));
+        bytes[BYTES - 1] ^= 1;
+        assert_eq!(check_record(&header, &bytes), Err(BlockFault::Checksum));
+        assert_eq!(check_record(&header, &bytes[1..]), Err(BlockFault::Short));
+        assert_eq!(check_record(&header[..70], &bytes), Err(BlockFault::Checksum));
+        assert_eq!(check_record(&header[..60], &bytes), Err(BlockFault::Short));
+    }
+}
+
+#[test]
+fn what_is_on_its_way_when_the_tier_is_shared_is_waited_for() {
+    let mut engine = Engine::new(8, 8);
+    engine.compute(&[1, 2, 3, 4]);
+    engine.compute(&(10..18).collect::<Vec<_>>());
+    // 1 to 4 are in host memory. Two of the others move there by a plan that is in flight, two by the next one.
+    let mut first = engine.admit(&[20, 21]);
+    engine.stage(Some((&mut first, &[20, 21])));
+    let mut second = engine.admit(&[22, 23]);
+    let share = engine.share();
+    let in_host = |engine: &Engine, names: std::ops::Range<u64>| -> Vec<u64> {
+        let pool = engine.manager.pool();
+        names.filter(|&name| pool.find_and_pin(hash(name), Tier::Secondary).is_some()).collect()
+    };
+    let moving = in_host(&engine, 10..18);
+    assert_eq!(moving.len(), 4);
+    assert!(moving.iter().all(|&name| share.lend(&keys(&[name])).is_none()));
+    engine.carry_out(Outcome::Done);
+    let lent = |names: &[u64]| -> Vec<u64> {
+        names.iter().copied().filter(|&name| share.lend(&keys(&[name])).is_some()).collect()
+    };
+    assert_eq!(lent(&moving).len(), 2);
+    engine.stage(Some((&mut second, &[22, 23])));
+    assert_eq!(lent(&moving).len(), 2);
+    engine.carry_out(Outcome::Done);
+    assert_eq!(lent(&moving), moving);
+    assert!(Arc::ptr_eq(&share, &engine.share()), "it is shared once");
+}
+
+#[test]
+fn a_lent_block_stays_and_another_content_has_another_number() {
+    let mut engine = Engine::new(8, 4);
+    let share = engine.share();
+    engine.compute(&[1, 2, 3, 4]);
+    engine.compute(&(10..18).collect::<Vec<_>>());
+    let loan = share.lend(&keys(&[1, 2])).unwrap();
+    let before = loan.blocks().to_vec();
+    let header = loan.header(&before[0]).unwrap();
+    // Everything that is cached leaves, over and over.
+    for turn in 2..20 {
+        engine.compute(&(turn * 10..turn * 10 + 8).collect::<Vec<_>>());
+        let lent: Vec<_> = loan.blocks().iter().map(|of| content(&share, of.address)).collect();
+        assert_eq!(lent, [Some(1), Some(2)], "turn {turn}");
+    }
+    // A hit of what is lent leaves it where it is.
+    engine.compute(&[1, 2]);
+    assert_eq!(content(&share, before[0].address), Some(1));
+    drop(loan);
+    for turn in 20..40 {
+        engine.compute(&(turn * 10..turn * 10 + 8).collect::<Vec<_>>());
+    }
+    assert_ne!(content(&share, before[0].address), Some(1), "it was given to others");
+    let name = content(&share, before[0].address).unwrap();
+    let other = share.lend(&keys(&[name])).unwrap();
+    assert_eq!(other.blocks()[0].address, before[0].address);
+    assert_ne!(other.blocks()[0].write, before[0].write);
+    // The header is of what it holds now.
+    let mut bytes = vec![0; BYTES];
+    assert!(share.read(before[0].address, &mut bytes));
+    let others = other.header(&other.blocks()[0]).unwrap();
+    assert_eq!(check_record(&others, &bytes), Ok(()));
+    assert_eq!(check_record(&header, &bytes), Err(BlockFault::Checksum));
+    assert_eq!(other.header(&before[0]), Err(BlockFault::Missing), "it is not lent by this loan");
+}
+
+#[test]
+fn what_a_failed_step_has_written_is_not_lent() {
+    let mut engine = Engine::new(8, 8);
+    let share = engine.share();
+    let mut sequence = engine.admit(&[1, 2, 3, 4]);
+    engine.stage(Some((&mut sequence, &[1, 2, 3, 4])));
+    drop(sequence);
+    // They are evicted before it is known.
+    let names: Vec<u64> = (10..14).collect();
+    let mut more: Vec<Sequence> = Vec::new();
+    more.push(engine.admit(&names));
+    engine.stage(Some((&mut more[0], &names)));
+    engine.carry_out(Outcome::Failed);
+    while !engine.flight.is_empty() {
+        engine.carry_out(Outcome::Done);
+    }
+    more.clear();
+    engine.compute(&(20..28).collect::<Vec<_>>());
+    assert!((1..5).chain(10..14).all(|name| share.lend(&keys(&[name])).is_none()));
+}
+
+#[test]
+fn what_was_loaded_from_below_is_lent() {
+    let mut rig = Rig::new(8, 8);
+    let share = rig.manager.share_host(0, vec![Host::new(8)]).unwrap();
+    let names = rig.store(0..8);
+    rig.push_out();
+    let keys = blocks_of(&names);
+    assert!(share.lend(&keys).is_none());
+    let mut request = common::below::request(0..12);
+    let load = rig.load(&mut request);
+    assert!(share.lend(&keys).is_none(), "it has not come");
+    let place = load.blocks[0].1;
+    rig.settle_all();
+    let loan = share.lend(&keys).unwrap();
+    assert_eq!((loan.blocks().len(), loan.blocks()[0].block), (names.len(), place));
+}
+
+#[test]
+fn what_comes_to_an_unused_block_from_below_has_a_number() {
+    let mut rig = Rig::new(8, 8);
+    let share = rig.manager.share_host(0, vec![Host::new(8)]).unwrap();
+    let survivors = Survivors { tier: Tier::Third, worker: WorkerId(0), blocks: keys(&[1, 2]) };
+    rig.manager.take_survivors(&survivors).unwrap();
+    let mut request = Request::named(12, vec![hash(1), hash(2), hash(3)]);
+    rig.load(&mut request);
+    rig.settle_all();
+    let loan = share.lend(&keys(&[1, 2])).unwrap();
+    assert!(loan.blocks().iter().all(|of| of.write > 0), "{loan:?}");
+}
+
+#[test]
+fn addresses_go_through_all_groups_and_runs_too() {
+    let window = GroupKind::Window { tokens: 64, sinks: 0 };
+    let pool = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(8) };
+    let second = GroupOptions {
+        kind: window,
+        block_tokens: BLOCK,
+        pool,
+        blocks_per_sequence_max: 64,
+        watermark_blocks: 0,
+        draft_model: false,
+    };
+    let mut manager =
+        Manager::new(ManagerOptions { further_groups: vec![second], ..options(8, 5) }).unwrap();
+    let memory: Vec<Arc<dyn HostBlocks>> = vec![Host::new(5), Host::new(3)];
+    assert!(manager.share_host(0, memory[..1].to_vec()).is_none());
+    let share = manager.share_host(0, memory).unwrap();
+    assert_eq!((share.bytes(), share.block_bytes_max()), (8 * BYTES as u64, BYTES));
+    let end = share.bytes();
+    for (address, bytes, is_there) in [
+        (0, 0, true),
+        (0, 8 * BYTES, true),
+        (end - 1, 1, true),
+        (end, 1, false),
+        (1, 8 * BYTES, false),
+    ] {
+        assert_eq!(share.read(address, &mut vec![0; bytes]), is_there, "{address}, {bytes}");
+    }
+    assert!(!share.read(u64::MAX, &mut [0; 2]));
+    // Memory that has grown or shrunk.
+    assert!(share.set_memory(GroupId(1), Host::new(2)));
+    assert!(!share.read(7 * BYTES as u64, &mut [0]) && share.read(6 * BYTES as u64, &mut [0]));
+    assert!(!share.set_memory(GroupId(2), Host::new(2)));
+}
+
+#[test]
+fn a_loan_covers_its_blocks_and_no_others() {
+    let mut engine = Engine::new(8, 8);
+    let share = engine.share();
+    engine.compute(&[1, 2, 3, 4]);
+    engine.compute(&(10..18).collect::<Vec<_>>());
+    let loan = share.lend(&keys(&[1, 2])).unwrap();
+    for of in loan.blocks() {
+        let (start, end) = (of.address, of.address + BYTES as u64);
+        assert!(loan.covers(&(start..end)) && loan.covers(&(start + 1..start + 1)));
+    }
+    let all: Vec<u64> = loan.blocks().iter().map(|of| of.address).collect();
+    let (low, high) = (all[0].min(all[1]), all[0].max(all[1]) + BYTES as u64);
+    let side_by_side = high - low == 2 * BYTES as u64;
+    assert_eq!(loan.covers(&(low..high)), side_by_side);
+    assert!(!loan.covers(&(low..high + 1)) && !loan.covers(&(u64::MAX..u64::MAX)));
+    assert!(low == 0 || !loan.covers(&(low - 1..low + 1)));
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Readers borrow, while the manager evicts at full speed and its worker lags.
+#[test]
+fn no_reader_sees_other_bytes_than_it_has_borrowed() {
+    let blocks: u64 = std::env::var("KV_SHARE_BLOCKS").map_or(20_000, |text| text.parse().unwrap());
+    let mut engine = Engine::new(24, 32);
+    let share = engine.share();
+    let (read, ends) = (AtomicU64::new(0), AtomicBool::new(false));
+    let chain = |of: u64| -> Vec<u64> { (0..4).map(|at| 100 + of * 4 + at).collect() };
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (share, read, ends) = (&share, &read, &ends);
+            scope.spawn(move || {
+                let mut state = 7 + reader;
+                while !ends.load(Ordering::Relaxed) {
+                    let names = chain(random(&mut state) % 14);
+                    let Some(loan) = share.lend(&keys(&names)) else { continue };
+                    for (of, &name) in loan.blocks().iter().zip(&names) {
+                        if content(share, of.address) != Some(name) {
+                            ends.store(true, Ordering::Relaxed);
+                            panic!("{name} is not there: {of:?}");
+                        }
+                        read.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        let mut state = 1;
+        while !ends.load(Ordering::Relaxed) {
+            if read.load(Ordering::Relaxed) >= blocks {
+                ends.store(true, Ordering::Relaxed);
+            }
+            let names = chain(random(&mut state) % 14);
+            let mut sequence = engine.admit(&names);
+            engine.stage(Some((&mut sequence, &names)));
+            drop(sequence);
+            while engine.flight.len() > 1 + (random(&mut state) % 3) as usize {
+                engine.carry_out(Outcome::Done);
+            }
+        }
+    });
+    while !engine.flight.is_empty() {
+        engine.carry_out(Outcome::Done);
+    }
+    engine.manager.pool().check_integrity().unwrap();
+}
