@@ -270,6 +270,12 @@ impl HostShare {
 }
 
 impl HostLoan {
+    /// A number that no other loan of this process has, of whatever pool.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.loans.first().map_or(0, |(_, loan)| loan.number())
+    }
+
     /// The blocks, in the order in which they were asked for.
     #[must_use]
     pub fn blocks(&self) -> &[LentHostBlock] {

@@ -5,144 +5,18 @@
 
 mod common;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::below::{Rig, blocks_of};
-use common::{BLOCK, admitted, complete, options};
+use common::host::{BYTES, Engine, Host, hash, keys};
+use common::{BLOCK, options};
 use kv_manager::tiers::{BlockFault, HostBlocks, check_record};
 use kv_manager::{
     GroupId, GroupKind, GroupOptions, HostShare, Manager, ManagerOptions, Outcome, Request,
-    Sequence, StepPlan, Survivors, WorkerId,
+    Sequence, Survivors, WorkerId,
 };
-use kv_pool::{BlockHash, BlockId, PoolConfig, Tier};
-
-const WORDS: usize = 8;
-const BYTES: usize = 8 * WORDS;
-
-/// Host memory of which each block holds one number, many times.
-#[derive(Debug)]
-struct Host(Vec<[AtomicU64; WORDS]>);
-
-impl Host {
-    fn new(blocks: usize) -> Arc<Self> {
-        Arc::new(Self((0..blocks).map(|_| Default::default()).collect()))
-    }
-
-    fn set(&self, block: BlockId, content: u64) {
-        self.0[block.index()].iter().for_each(|word| word.store(content, Ordering::Relaxed));
-    }
-
-    fn get(&self, block: BlockId) -> u64 {
-        self.0[block.index()][0].load(Ordering::Relaxed)
-    }
-}
-
-impl HostBlocks for Host {
-    fn block_bytes(&self) -> usize {
-        BYTES
-    }
-
-    fn section_bytes(&self) -> usize {
-        24
-    }
-
-    fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
-        let Some(words) = self.0.get(block.index()) else { return false };
-        let bytes = words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
-        into.iter_mut().zip(bytes.skip(offset)).for_each(|(to, from)| *to = from);
-        true
-    }
-
-    fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
-        unreachable!("a reader writes nothing")
-    }
-}
-
-/// A manager, and a worker that carries out its plans as late as the test says.
-struct Engine {
-    manager: Manager,
-    device: Vec<u64>,
-    host: Arc<Host>,
-    /// Plans that are not carried out, each with the contents that its step writes.
-    flight: VecDeque<(StepPlan, Vec<(BlockId, u64)>)>,
-}
-
-fn hash(name: u64) -> BlockHash {
-    BlockHash::from_u128(u128::from(name) << 64 | 1)
-}
-
-fn keys(names: &[u64]) -> Vec<(GroupId, BlockHash)> {
-    names.iter().map(|&name| (GroupId(0), hash(name))).collect()
-}
-
-impl Engine {
-    fn new(device: u64, host: u64) -> Self {
-        let manager =
-            Manager::new(ManagerOptions { steps_in_flight_max: 4, ..options(device, host) });
-        Self {
-            manager: manager.unwrap(),
-            device: vec![0; device as usize],
-            host: Host::new(host as usize),
-            flight: VecDeque::new(),
-        }
-    }
-
-    fn share(&mut self) -> Arc<HostShare> {
-        self.manager.share_host(7, vec![self.host.clone()]).unwrap()
-    }
-
-    fn admit(&mut self, names: &[u64]) -> Sequence {
-        let tokens = names.len() as u64 * u64::from(BLOCK);
-        let request = Request::named(tokens, names.iter().map(|&name| hash(name)).collect());
-        admitted(self.manager.admit(&mut [request], u64::MAX).pop().unwrap())
-    }
-
-    /// Stages a step that computes a sequence.
-    fn stage(&mut self, sequence: Option<(&mut Sequence, &[u64])>) -> u64 {
-        let step = self.manager.begin_step().unwrap();
-        let (mut batch, mut writes) = (Vec::new(), Vec::new());
-        if let Some((sequence, names)) = sequence {
-            let block = |(at, &name)| Some((sequence.block(at)?, name));
-            writes = names.iter().enumerate().filter_map(block).collect();
-            batch.push(sequence);
-        }
-        let plan = self.manager.stage(&step, &mut batch).unwrap().clone();
-        self.manager.finish_step(step).unwrap();
-        let number = plan.step;
-        self.flight.push_back((plan, writes));
-        number
-    }
-
-    /// Carries out the oldest plan.
-    fn carry_out(&mut self, outcome: Outcome) {
-        let (plan, writes) = self.flight.pop_front().unwrap();
-        for copy in &plan.copies {
-            let content = match copy.from.tier {
-                Tier::Primary => self.device[copy.from.id.index()],
-                _ => self.host.get(copy.from.id),
-            };
-            match copy.to.tier {
-                Tier::Primary => self.device[copy.to.id.index()] = content,
-                _ => self.host.set(copy.to.id, content),
-            }
-        }
-        for (block, name) in writes {
-            self.device[block.index()] = if outcome == Outcome::Done { name } else { u64::MAX };
-        }
-        complete(&mut self.manager, plan.step, outcome);
-    }
-
-    /// Computes a prompt, completely.
-    fn compute(&mut self, names: &[u64]) {
-        let mut sequence = self.admit(names);
-        self.stage(Some((&mut sequence, names)));
-        while !self.flight.is_empty() {
-            self.carry_out(Outcome::Done);
-        }
-    }
-}
+use kv_pool::{PoolConfig, Tier};
 
 /// The number that all words of a lent block are.
 fn content(share: &HostShare, address: u64) -> Option<u64> {
@@ -170,15 +44,19 @@ fn a_block_is_lent_once_its_copy_is_complete() {
     let lent: Vec<_> = loan.blocks().iter().map(|of| content(&share, of.address)).collect();
     assert_eq!(lent, [Some(1), Some(2), Some(3), Some(4)]);
     for of in loan.blocks() {
-        let header = loan.header(of).unwrap();
+        let (key, header) = ((of.group, of.name), loan.header(of).unwrap());
         let mut bytes = vec![0; of.bytes];
         assert!(share.read(of.address, &mut bytes));
-        assert_eq!(check_record(&header, &bytes), Ok(()));
+        assert_eq!(check_record(key, &header, &bytes), Ok(()));
         bytes[BYTES - 1] ^= 1;
-        assert_eq!(check_record(&header, &bytes), Err(BlockFault::Checksum));
-        assert_eq!(check_record(&header, &bytes[1..]), Err(BlockFault::Short));
-        assert_eq!(check_record(&header[..70], &bytes), Err(BlockFault::Checksum));
-        assert_eq!(check_record(&header[..60], &bytes), Err(BlockFault::Short));
+        assert_eq!(check_record(key, &header, &bytes), Err(BlockFault::Checksum));
+        assert_eq!(check_record(key, &header, &bytes[1..]), Err(BlockFault::Short));
+        assert_eq!(check_record(key, &header[..70], &bytes), Err(BlockFault::Checksum));
+        assert_eq!(check_record(key, &header[..60], &bytes), Err(BlockFault::Short));
+        bytes[BYTES - 1] ^= 1;
+        for other in [(GroupId(1), of.name), (of.group, hash(77))] {
+            assert_eq!(check_record(other, &header, &bytes), Err(BlockFault::Foreign));
+        }
     }
 }
 
@@ -241,9 +119,11 @@ fn a_lent_block_stays_and_another_content_has_another_number() {
     // The header is of what it holds now.
     let mut bytes = vec![0; BYTES];
     assert!(share.read(before[0].address, &mut bytes));
+    let key = (GroupId(0), hash(name));
     let others = other.header(&other.blocks()[0]).unwrap();
-    assert_eq!(check_record(&others, &bytes), Ok(()));
-    assert_eq!(check_record(&header, &bytes), Err(BlockFault::Checksum));
+    assert_eq!(check_record(key, &others, &bytes), Ok(()));
+    let first = (GroupId(0), hash(1));
+    assert_eq!(check_record(first, &header, &bytes), Err(BlockFault::Checksum));
     assert_eq!(other.header(&before[0]), Err(BlockFault::Missing), "it is not lent by this loan");
 }
 
@@ -359,6 +239,15 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
+/// Ends what others do, also by a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Readers borrow, while the manager evicts at full speed and its worker lags.
 #[test]
 fn no_reader_sees_other_bytes_than_it_has_borrowed() {
@@ -371,20 +260,19 @@ fn no_reader_sees_other_bytes_than_it_has_borrowed() {
         for reader in 0..2 {
             let (share, read, ends) = (&share, &read, &ends);
             scope.spawn(move || {
+                let _ends_with_this = Ends(ends);
                 let mut state = 7 + reader;
                 while !ends.load(Ordering::Relaxed) {
                     let names = chain(random(&mut state) % 14);
                     let Some(loan) = share.lend(&keys(&names)) else { continue };
                     for (of, &name) in loan.blocks().iter().zip(&names) {
-                        if content(share, of.address) != Some(name) {
-                            ends.store(true, Ordering::Relaxed);
-                            panic!("{name} is not there: {of:?}");
-                        }
+                        assert_eq!(content(share, of.address), Some(name), "{of:?}");
                         read.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             });
         }
+        let _ends_with_this = Ends(&ends);
         let mut state = 1;
         while !ends.load(Ordering::Relaxed) {
             if read.load(Ordering::Relaxed) >= blocks {

@@ -49,9 +49,10 @@ fn numbers_of_devices() {
     for address in [0, 1, u64::MAX] {
         for bytes in [0, 1, u32::MAX] {
             let mut peer = Peer::connect(&member, &key(), far()).unwrap();
-            let located = Located { span: Span { address, bytes }, generation: address, sum: 0 };
+            let located =
+                Located { span: Span { address, bytes }, generation: address, sum: 0, head: None };
             for lease in [None, Some(LeaseId(address))] {
-                let found = Found { lease, blocks: vec![located; 3] };
+                let found = Found { lease, blocks: vec![located.clone(); 3] };
                 let read = transfer.read_each(&mut peer, &found, far(), &mut |_, _| {});
                 assert_eq!(read.is_ok(), lease.is_none(), "{address}, {bytes}: {read:?}");
             }

@@ -1,6 +1,9 @@
 //! What stands before a record in a slot, so that a reader knows what it has read without asking.
 
+use std::borrow::Cow;
+
 use kv_manager::GroupId;
+use kv_manager::tiers::{BlockFault, check_record};
 use kv_pool::BlockHash;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -79,16 +82,19 @@ impl Entry {
 }
 
 impl Located {
-    /// Where the record alone is, behind its entry.
+    /// Where the record alone is, behind its entry; of a block with a head, the rest of it.
     #[must_use]
     pub fn record_span(&self) -> Span {
+        if self.head.is_some() {
+            return self.span;
+        }
         let Span { address, bytes } = self.span;
         let head = ENTRY_BYTES as u32;
         Span { address: address.saturating_add(head.into()), bytes: bytes.saturating_sub(head) }
     }
 
     /// The record in the bytes of this slot, if it is that of `block` and of the write that was found, whole (H8, H21).
-    /// The lease may have ended before or while the bytes were read.
+    /// The lease may have ended before or while the bytes were read. It is copied if it has a head.
     ///
     /// # Errors
     /// [`Unfit`]: it is not to be used.
@@ -96,7 +102,15 @@ impl Located {
         &self,
         bytes: &'a [u8],
         block: (GroupId, BlockHash),
-    ) -> Result<&'a [u8], Unfit> {
+    ) -> Result<Cow<'a, [u8]>, Unfit> {
+        if let Some(head) = &self.head {
+            check_record(block, head, bytes).map_err(|fault| match fault {
+                BlockFault::Foreign => Unfit::Foreign,
+                BlockFault::Short => Unfit::Short,
+                _ => Unfit::Torn,
+            })?;
+            return Ok([head, bytes].concat().into());
+        }
         let entry = Entry::parse(bytes)?;
         if entry.generation != self.generation {
             return Err(Unfit::Stale);
@@ -110,7 +124,7 @@ impl Located {
         if xxh3_64(record) != entry.sum {
             return Err(Unfit::Torn);
         }
-        Ok(record)
+        Ok(record.into())
     }
 }
 
@@ -118,9 +132,9 @@ impl Located {
 mod tests {
     use super::*;
 
-    fn check(bytes: &[u8], block: Key, generation: u64) -> Result<&[u8], Unfit> {
+    fn check(bytes: &[u8], block: Key, generation: u64) -> Result<Cow<'_, [u8]>, Unfit> {
         let span = Span { address: 0, bytes: bytes.len() as u32 };
-        Located { span, generation, sum: 0 }.record(bytes, block)
+        Located { span, generation, sum: 0, head: None }.record(bytes, block)
     }
 
     fn block(name: u128) -> Key {
@@ -135,7 +149,7 @@ mod tests {
     #[test]
     fn a_record_is_read_whole_or_its_fault_is_named() {
         let bytes = slot(5, b"some bytes of a record");
-        assert_eq!(check(&bytes, block(7), 5), Ok(b"some bytes of a record".as_slice()));
+        assert_eq!(check(&bytes, block(7), 5), Ok(b"some bytes of a record".as_slice().into()));
         assert_eq!(check(&bytes, block(7), 4), Err(Unfit::Stale));
         assert_eq!(check(&bytes, block(8), 5), Err(Unfit::Foreign));
         assert_eq!(check(&bytes, (GroupId(2), block(7).1), 5), Err(Unfit::Foreign));
@@ -144,7 +158,7 @@ mod tests {
         }
         // What comes behind the record is not part of it.
         let longer = [bytes.as_slice(), &[1; 40]].concat();
-        assert_eq!(check(&longer, block(7), 5), Ok(b"some bytes of a record".as_slice()));
+        assert_eq!(check(&longer, block(7), 5), Ok(b"some bytes of a record".as_slice().into()));
     }
 
     #[test]

@@ -79,7 +79,7 @@ mod tests {
         let span = |&(address, bytes): &(u64, u32)| Span { address, bytes };
         let blocks = spans
             .iter()
-            .map(|of| Located { span: span(of), generation: 0, sum: 0 })
+            .map(|of| Located { span: span(of), generation: 0, sum: 0, head: None })
             .collect::<Vec<_>>();
         let joined = Joined::of(&Found { lease: None, blocks }, 512 << 10);
         let spans = joined.spans.iter().map(|span| (span.address, span.bytes)).collect();

@@ -51,6 +51,7 @@ fn found(spans: &[(u64, u32)]) -> Reply {
         span: Span { address, bytes },
         generation: 1,
         sum: 0,
+        head: None,
     };
     Reply::Found(Found { lease: Some(LeaseId(5)), blocks: spans.iter().map(located).collect() })
 }

@@ -9,6 +9,7 @@ mod channel;
 mod entry;
 mod error;
 pub mod handover;
+mod host_tier;
 mod joined;
 mod leases;
 mod liars;

@@ -17,6 +17,11 @@ impl Log {
         Self { id, changes: Vec::new(), max: blocks.saturating_mul(2).saturating_add(1024) }
     }
 
+    /// Which log it is.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Adds a change; `there` is everything that is there with it.
     pub(crate) fn push(&mut self, is_there: bool, block: Key, there: impl Iterator<Item = Key>) {
         let change = |is_there, (group, name): Key| Change { is_there, group, name };

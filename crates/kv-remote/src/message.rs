@@ -2,6 +2,7 @@
 //!
 //! A message is the body of a frame: its kind, one byte, and its fields. Numbers are little-endian.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kv_manager::GroupId;
@@ -15,6 +16,9 @@ pub const LIST_MAX: usize = 4096;
 
 /// Bytes of a descriptor of memory, at most.
 pub const DESCRIPTOR_MAX: usize = 64 << 10;
+
+/// Bytes of the beginning of a record that is not with the rest, at most.
+pub const HEAD_MAX: usize = 64 << 10;
 
 /// The number of a lease. No two leases of a process have the same.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -30,15 +34,18 @@ pub struct Span {
 }
 
 /// A block in the memory of a node.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Located {
-    /// Its entry and, behind it, its record.
+    /// Its entry and, behind it, its record; of a block with a head, the rest of its record.
     pub span: Span,
     /// The number of the write that the slot holds. No two writes of a node have the same, before and after a restart.
     pub generation: u64,
     /// The sum of the record: XXH3 of what came from the host's memory; of what [`Node::reserve`](crate::Node::reserve) made room for,
-    /// whatever its writer has said.
+    /// whatever its writer has said; 0 of a block with a head.
     pub sum: u64,
+    /// The beginning of the record, of a block that lies in the [host tier](crate::Node::sharing) of the node's engine: the bytes there have
+    /// no entry, and this has their sums.
+    pub head: Option<Arc<[u8]>>,
 }
 
 /// The longest run of what was asked for that a node holds.
@@ -150,7 +157,7 @@ fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
     Ok(Span { address: fields.u64()?, bytes: fields.u32()? })
 }
 
-fn write_span(writer: &mut Writer, span: Span) {
+fn write_span(writer: &mut Writer, span: &Span) {
     writer.u64(span.address);
     writer.u32(span.bytes);
 }
@@ -209,7 +216,7 @@ impl Request {
             }
             Self::Put { group, name, record } => {
                 let mut writer = Writer::of(4);
-                writer.key((*group, *name));
+                writer.key(&(*group, *name));
                 writer.0.extend_from_slice(record);
                 writer.0
             }
@@ -242,9 +249,11 @@ impl Reply {
                 let lease = fields.u64()?;
                 let located = |fields: &mut Fields<'_>| {
                     let (span, generation) = (span(fields)?, fields.u64()?);
-                    Ok(Located { span, generation, sum: fields.u64()? })
+                    let (sum, head) = (fields.u64()?, fields.bytes(HEAD_MAX)?);
+                    let head = (!head.is_empty()).then(|| head.into());
+                    Ok(Located { span, generation, sum, head })
                 };
-                let blocks = fields.list(LIST_MAX, 28, located)?;
+                let blocks = fields.list(LIST_MAX, 32, located)?;
                 // A lease without blocks has nothing to end, and blocks without a lease are not pinned.
                 if (lease == 0) != blocks.is_empty() {
                     return Err(FrameError::Value { field: "lease", value: lease });
@@ -300,9 +309,10 @@ impl Reply {
                 let mut writer = Writer::of(1);
                 writer.u64(lease.map_or(0, |lease| lease.0));
                 writer.list(blocks, |writer, block| {
-                    write_span(writer, block.span);
+                    write_span(writer, &block.span);
                     writer.u64(block.generation);
                     writer.u64(block.sum);
+                    writer.bytes(block.head.as_deref().unwrap_or_default());
                 });
                 writer.0
             }
@@ -318,7 +328,7 @@ impl Reply {
                 writer.u64(next.read);
                 writer.list(changes, |writer, change| {
                     writer.0.push(change.is_there.into());
-                    writer.key((change.group, change.name));
+                    writer.key(&(change.group, change.name));
                 });
                 writer.0
             }

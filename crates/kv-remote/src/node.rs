@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kv_manager::{CacheEvent, HostShare};
 use kv_pool::clock::Clock;
 use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier};
 use parking_lot::Mutex;
@@ -11,7 +12,8 @@ use parking_lot::Mutex;
 use crate::auth::random;
 use crate::channel::NAME_MAX;
 use crate::entry::{ENTRY_BYTES, Entry};
-use crate::leases::{LeaseCounts, Leases, ReaderId};
+use crate::host_tier::{HostTier, Hosted, HostedNames};
+use crate::leases::{Lease, LeaseCounts, Leases, ReaderId};
 use crate::log::Log;
 use crate::memory::Memory;
 use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Located, Span};
@@ -60,6 +62,8 @@ pub struct NodeStats {
     pub evicted: u64,
     /// Records that were asked for and found.
     pub found: u64,
+    /// Those of them that lay in the host tier.
+    pub hosted: u64,
     /// Records that were asked for, first or behind others that were found, and not found.
     pub absent: u64,
     /// Bytes that the node has copied for readers.
@@ -79,6 +83,8 @@ pub struct Node {
     clock: Arc<dyn Clock>,
     /// Its blocks are the slots. A block has a name there as long as its record is found.
     pool: BlockPool,
+    /// The host tier of an engine, served beside the slots.
+    host: Option<HostTier>,
     /// Taken before the pool's lock, which is taken within. Not held while records are copied.
     state: Mutex<State>,
 }
@@ -87,6 +93,8 @@ pub struct Node {
 struct State {
     /// What each slot holds that is found.
     kept: Vec<Option<Kept>>,
+    /// What lies in the host tier.
+    hosted: HostedNames,
     leases: Leases,
     log: Log,
     generation: u64,
@@ -106,14 +114,17 @@ struct Kept {
 
 impl State {
     fn note(&mut self, is_there: bool, block: Block) {
-        let there = self.kept.iter().flatten().map(|kept| kept.block);
-        self.log.push(is_there, block, there);
+        let kept = self.kept.iter().flatten().map(|kept| kept.block);
+        let hosted = self.hosted.iter().copied();
+        self.log.push(is_there, block, kept.chain(hosted));
     }
 
     /// Takes out what a slot holds.
     fn take(&mut self, slot: usize) -> Option<Kept> {
         let kept = self.kept.get_mut(slot)?.take()?;
-        self.note(false, kept.block);
+        if !self.hosted.contains(&kept.block) {
+            self.note(false, kept.block);
+        }
         Some(kept)
     }
 }
@@ -158,6 +169,7 @@ impl Node {
         let random = u128::from_le_bytes(random);
         let state = State {
             kept,
+            hosted: HostedNames::default(),
             leases: Leases::default(),
             log: Log::new(random as u64, slots as usize),
             generation: (random >> 64) as u64,
@@ -174,8 +186,74 @@ impl Node {
             leases_max,
             clock,
             pool,
+            host: None,
             state,
         })
+    }
+
+    /// The same node, which also lends peers the blocks that lie in the host tier of an engine in this process, at the addresses behind
+    /// its memory. A block that a lease pins is not evicted there, so leases take from what the engine can claim: bound them by
+    /// [`lease_max`](NodeOptions::lease_max) and [`leases_max`](NodeOptions::leases_max). Peers know of these blocks by
+    /// [`note_events`](Self::note_events).
+    ///
+    /// Bytes of these blocks come over connections.
+    ///
+    /// # Errors
+    /// [`NodeError::Record`] if a block has more bytes than the longest record.
+    pub fn sharing(mut self, host: Arc<HostShare>) -> Result<Self, NodeError> {
+        let (bytes, max) = (host.block_bytes_max() as u64, self.record_bytes);
+        if bytes > max {
+            return Err(NodeError::Record { bytes, max });
+        }
+        // The log begins anew when it is long beside what can be there.
+        let blocks = self.memory.bytes() / self.slot_bytes + host.bytes() / bytes.max(1);
+        let state = self.state.get_mut();
+        state.log = Log::new(state.log.id(), usize::try_from(blocks).unwrap_or(usize::MAX));
+        self.host = Some(HostTier { share: host, first: self.memory.bytes() });
+        Ok(self)
+    }
+
+    /// Takes in what has happened in the host tier that the node is [sharing](Self::sharing), for the peers that follow what it holds:
+    /// the events of the engine's cache, in their order, all from the first one on.
+    pub fn note_events(&self, events: &[CacheEvent]) {
+        let mut state = self.state.lock();
+        for hosted in events.iter().filter_map(Hosted::of) {
+            match hosted {
+                Hosted::Come(blocks) => {
+                    for block in blocks {
+                        if state.hosted.insert(block) && !self.is_kept(&state, block) {
+                            state.note(true, block);
+                        }
+                    }
+                }
+                Hosted::Gone(blocks) => self.unhost(&mut state, blocks),
+                Hosted::Cleared => {
+                    let all = state.hosted.iter().copied().collect();
+                    self.unhost(&mut state, all);
+                }
+            }
+        }
+    }
+
+    fn unhost(&self, state: &mut State, blocks: Vec<Block>) {
+        for block in blocks {
+            if state.hosted.remove(&block) && !self.is_kept(state, block) {
+                state.note(false, block);
+            }
+        }
+    }
+
+    /// Whether a slot holds a block.
+    fn is_kept(&self, state: &State, block: Block) -> bool {
+        let at = self.pool.locate(pool_name(block)).map(|(_, at)| at.id.index());
+        let kept = at.and_then(|slot| state.kept.get(slot).copied().flatten());
+        kept.is_some_and(|kept| kept.block == block)
+    }
+
+    /// Bytes at addresses that peers read: of its memory and of the host tier.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory.bytes() + self.host.as_ref().map_or(0, |host| host.share.bytes())
     }
 
     /// Its name among the members.
@@ -224,13 +302,15 @@ impl Node {
         lease: Duration,
     ) -> Result<Found, Refusal> {
         let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks);
+        let lease = crate::error::cut(lease, self.lease_max);
+        let now = self.clock.now();
+        let deadline = now.saturating_add(lease);
         let mut state = self.state.lock();
-        state.leases.end_overdue(&self.pool);
+        state.leases.end_overdue(&self.pool, now);
         if state.leases.len() >= self.leases_max {
             return Err(Refusal::Busy);
         }
         let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
-        let lease = crate::error::cut(lease, self.lease_max);
         let loan = self.pool.lend(&names, Tier::Primary, lease);
         let located =
             loan.iter().flat_map(|loan| &loan.blocks).zip(blocks).map_while(|(at, of)| {
@@ -239,18 +319,41 @@ impl Node {
                 let kept =
                     state.kept.get(slot).copied().flatten().filter(|kept| kept.block == *of)?;
                 let span = Span { address: slot as u64 * self.slot_bytes, bytes: kept.bytes };
-                Some(Located { span, generation: kept.generation, sum: kept.sum })
+                let Kept { generation, sum, .. } = kept;
+                Some(Located { span, generation, sum, head: None })
             });
-        let located: Vec<_> = located.collect();
+        let mut located: Vec<_> = located.collect();
+        let mut lease = match located.is_empty() {
+            false => state.leases.grant(reader, deadline, (loan.as_ref(), None)),
+            true => {
+                loan.into_iter().for_each(|loan| drop(self.pool.end_loan(loan.id)));
+                None
+            }
+        };
+        let rest = blocks.get(located.len()..).unwrap_or_default();
+        if let (Some(host), false) = (&self.host, rest.is_empty()) {
+            // Headers may have to be summed up: nobody waits for that.
+            drop(state);
+            let lent = host.lend(rest);
+            state = self.state.lock();
+            if let Some((loan, mut more)) = lent {
+                // Its time may have come meanwhile.
+                let is_leased = match lease {
+                    Some(lease) => state.leases.extend((reader, lease), loan),
+                    None => {
+                        lease = state.leases.grant(reader, deadline, (None, Some(loan)));
+                        lease.is_some()
+                    }
+                };
+                if is_leased {
+                    state.stats.hosted += more.len() as u64;
+                    located.append(&mut more);
+                }
+            }
+        }
         state.stats.found += located.len() as u64;
         state.stats.absent += u64::from(located.len() < blocks.len());
-        let Some(loan) = loan else { return Ok(Found::default()) };
-        let lease = state.leases.grant(reader, &loan);
-        if located.is_empty() {
-            state.leases.end(reader, lease, &self.pool);
-            return Ok(Found::default());
-        }
-        Ok(Found { lease: Some(lease), blocks: located })
+        Ok(Found { lease, blocks: if lease.is_some() { located } else { Vec::new() } })
     }
 
     /// Copies bytes of blocks that a lease pins, of one span behind the other, to the end of `into`.
@@ -271,15 +374,9 @@ impl Node {
         }
         let now = self.clock.now();
         let mut state = self.state.lock();
-        for span in spans {
-            let end = span.address.checked_add(span.bytes.into()).ok_or(Refusal::OutsideLease)?;
-            let last = end.saturating_sub(1).max(span.address);
-            let slots = span.address / self.slot_bytes..=last / self.slot_bytes;
-            match state.leases.covers((reader, lease), slots, now) {
-                None => return Err(Refusal::NoLease),
-                Some(false) => return Err(Refusal::OutsideLease),
-                Some(true) => {}
-            }
+        let lease = state.leases.get((reader, lease), now).ok_or(Refusal::NoLease)?;
+        if !spans.iter().all(|span| self.covers(lease, *span)) {
+            return Err(Refusal::OutsideLease);
         }
         state.stats.read_bytes += bytes;
         drop(state);
@@ -288,7 +385,7 @@ impl Node {
         let mut at = before;
         for span in spans {
             let end = at + span.bytes as usize;
-            let read = into.get_mut(at..end).is_some_and(|to| self.memory.read(span.address, to));
+            let read = into.get_mut(at..end).is_some_and(|to| self.read_at(span.address, to));
             if !read {
                 into.truncate(before);
                 return Err(Refusal::OutsideLease);
@@ -296,6 +393,25 @@ impl Node {
             at = end;
         }
         Ok(())
+    }
+
+    /// Whether a lease pins all that a span touches: slots, or blocks of the host tier.
+    fn covers(&self, lease: &Lease, span: Span) -> bool {
+        let Some(end) = span.address.checked_add(span.bytes.into()) else { return false };
+        if let Some(first) = self.host.as_ref().map(|host| host.first)
+            && span.address >= first
+        {
+            return lease.covers_host(&(span.address - first..end - first));
+        }
+        let last = end.saturating_sub(1).max(span.address);
+        lease.covers_slots(span.address / self.slot_bytes..=last / self.slot_bytes)
+    }
+
+    fn read_at(&self, address: u64, into: &mut [u8]) -> bool {
+        match &self.host {
+            Some(host) if address >= host.first => host.share.read(address - host.first, into),
+            _ => self.memory.read(address, into),
+        }
     }
 
     /// Bytes of the longest record.
@@ -324,7 +440,8 @@ impl Node {
 
     /// Ends the leases whose time has come. To be called now and then; [`find_and_pin`](Self::find_and_pin) does so, too.
     pub fn end_overdue(&self) {
-        self.state.lock().leases.end_overdue(&self.pool);
+        let now = self.clock.now();
+        self.state.lock().leases.end_overdue(&self.pool, now);
     }
 
     /// Keeps a record under a name. What was there under the name is replaced: a lease of it keeps its bytes until it
@@ -398,7 +515,9 @@ impl Node {
         if let Some(kept) = state.kept.get_mut(slot) {
             *kept = Some(Kept { block, generation, bytes: ENTRY_BYTES as u32 + bytes, sum });
         }
-        state.note(true, block);
+        if !state.hosted.contains(&block) {
+            state.note(true, block);
+        }
         state.stats.stored += 1;
     }
 

@@ -116,7 +116,8 @@ impl Peer {
             let bytes = u64::from(bytes);
             let end = address.checked_add(bytes);
             let within = end.is_some_and(|end| end <= memory_bytes) && bytes <= slot_bytes;
-            if !within || bytes < ENTRY_BYTES as u64 {
+            let is_too_short = block.head.is_none() && bytes < ENTRY_BYTES as u64;
+            if !within || is_too_short {
                 return Err(Lie::Address { address, bytes, memory_bytes });
             }
         }
@@ -171,7 +172,8 @@ impl Peer {
                 }
                 let slot = bytes.get(offset..).unwrap_or_default();
                 let slot = slot.get(..at.span.bytes as usize).unwrap_or(slot);
-                each(place, at.record(slot, block));
+                let record = at.record(slot, block);
+                each(place, record.as_deref().map_err(|unfit| *unfit));
             }
         };
         transfer.read(self, lease, joined.spans(), deadline, &mut say)?;

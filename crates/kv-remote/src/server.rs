@@ -183,7 +183,7 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
 
 fn serve(stream: Stream, reader: ReaderId, shared: &Shared) {
     let Shared { node, options, .. } = shared;
-    let facts = Facts { memory_bytes: node.memory().bytes(), slot_bytes: node.slot_bytes() };
+    let facts = Facts { memory_bytes: node.memory_bytes(), slot_bytes: node.slot_bytes() };
     let deadline = after(options.handshake_max);
     let (name, key, max) = (node.name(), &options.key, FRAME_MAX as usize);
     match Channel::accept(stream, name, facts, key, max, deadline) {

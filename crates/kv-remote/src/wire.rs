@@ -69,6 +69,18 @@ impl<'a> Fields<'a> {
         (0..count).map(|_| entry(self)).collect()
     }
 
+    /// Bytes, behind their number.
+    pub(crate) fn bytes(&mut self, max: usize) -> Result<&'a [u8], FrameError> {
+        let (wanted, left) = (self.u32()? as usize, self.rest.len());
+        if wanted > max {
+            return Err(FrameError::TooLong { bytes: wanted, max });
+        }
+        let (bytes, rest) =
+            self.rest.split_at_checked(wanted).ok_or(FrameError::Short { wanted, left })?;
+        self.rest = rest;
+        Ok(bytes)
+    }
+
     /// All bytes that are left.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
@@ -104,13 +116,18 @@ impl Writer {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    pub(crate) fn key(&mut self, (group, name): Key) {
+    pub(crate) fn key(&mut self, &(group, name): &Key) {
         self.u16(group.0);
         self.0.extend_from_slice(&name.to_u128().to_le_bytes());
     }
 
-    pub(crate) fn list<T: Copy>(&mut self, entries: &[T], mut entry: impl FnMut(&mut Self, T)) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.u32(bytes.len() as u32);
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn list<T>(&mut self, entries: &[T], mut entry: impl FnMut(&mut Self, &T)) {
         self.u32(entries.len() as u32);
-        entries.iter().for_each(|of| entry(self, *of));
+        entries.iter().for_each(|of| entry(self, of));
     }
 }

@@ -44,7 +44,9 @@ fn reply(state: &mut u64) -> Reply {
         0 => {
             let located = |state: &mut u64| {
                 let (span, generation) = (span(state), random(state));
-                Located { span, generation, sum: random(state) }
+                let head: Vec<u8> = list(state, |state| random(state) as u8);
+                let head = (!head.is_empty()).then(|| head.into());
+                Located { span, generation, sum: random(state), head }
             };
             let blocks = list(state, located);
             let lease = (!blocks.is_empty()).then(|| LeaseId(random(state) | 1));

@@ -20,10 +20,10 @@ const TWO: ReaderId = ReaderId(2);
 
 /// Reads a block as a one-sided reader does: without asking.
 fn look(node: &Node, found: &Found, at: usize, number: u64) -> Result<Vec<u8>, Unfit> {
-    let located = found.blocks[at];
+    let located = &found.blocks[at];
     let mut bytes = vec![0; located.span.bytes as usize];
     assert!(node.memory().read(located.span.address, &mut bytes));
-    located.record(&bytes, block(number)).map(<[u8]>::to_vec)
+    located.record(&bytes, block(number)).map(std::borrow::Cow::into_owned)
 }
 
 fn open(node: &Node) -> LeaseCounts {

@@ -398,6 +398,6 @@ fn a_frame_of_no_message_ends_its_connection_and_is_told() {
     let few = [vec![5], 2_u32.to_le_bytes().to_vec(), vec![0; 20]].concat();
     assert_eq!(Request::parse(&few), Err(FrameError::Short { wanted: 36, left: 20 }));
     assert_eq!(Reply::parse(&[5, 77]), Err(FrameError::Value { field: "refusal", value: 77 }));
-    let unpinned = [vec![1], vec![0; 8], 1_u32.to_le_bytes().to_vec(), vec![0; 28]].concat();
+    let unpinned = [vec![1], vec![0; 8], 1_u32.to_le_bytes().to_vec(), vec![0; 32]].concat();
     assert_eq!(Reply::parse(&unpinned), Err(FrameError::Value { field: "lease", value: 0 }));
 }

@@ -98,7 +98,7 @@ fn any_spans_and_lengths_are_read_or_refused() {
             let spans = vec![Span { address, bytes }; 3];
             let _ = node.read(reader, found.lease.unwrap(), &spans, &mut Vec::new());
             let _ = node.end(ReaderId(address), LeaseId(address));
-            let located = Located { span: spans[0], generation: address, sum: 0 };
+            let located = Located { span: spans[0], generation: address, sum: 0, head: None };
             assert!(matches!(located.record(&[0; 63], block(1)), Err(Unfit::Short)));
             let two = Found { lease: None, blocks: vec![located; 2] };
             for bytes_max in NUMBERS {
@@ -129,8 +129,9 @@ fn answers_of_any_numbers_are_read_or_refused() {
     for address in NUMBERS {
         for bytes in [0, 1, u32::MAX] {
             let mut peer = Peer::connect(&member, &common::key(), common::far()).unwrap();
-            let located = Located { span: Span { address, bytes }, generation: address, sum: 0 };
-            let found = Found { lease: Some(LeaseId(address)), blocks: vec![located; 3] };
+            let located =
+                Located { span: Span { address, bytes }, generation: address, sum: 0, head: None };
+            let found = Found { lease: Some(LeaseId(address)), blocks: vec![located.clone(); 3] };
             let wanted = [block(1), block(2)];
             let (mut said, deadline) = (Vec::new(), common::far());
             let each = |at: usize, read: Result<&[u8], Unfit>| said.push((at, read.is_ok()));

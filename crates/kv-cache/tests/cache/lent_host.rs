@@ -53,7 +53,8 @@ fn is_right(share: &HostShare, loan: &HostLoan, contents: &Contents) -> bool {
         let mut bytes = vec![0; of.bytes];
         let read = share.read(of.address, &mut bytes);
         let header = loan.header(of).unwrap();
-        read && contents[&of.name] == bytes && check_record(&header, &bytes).is_ok()
+        read && contents[&of.name] == bytes
+            && check_record((of.group, of.name), &header, &bytes).is_ok()
     })
 }
 
@@ -165,6 +166,15 @@ fn a_share_outlives_its_cache() {
     machine.assert_clean();
 }
 
+/// Ends what others do, also by a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn readers_in_other_threads_see_no_other_bytes_while_the_cache_evicts() {
     let machine = Machine::new(8, 1, small());
@@ -177,18 +187,17 @@ fn readers_in_other_threads_see_no_other_bytes_while_the_cache_evicts() {
     std::thread::scope(|scope| {
         let (share, contents, read, ends) = (&share, &contents, &read, &ends);
         scope.spawn(move || {
+            let _ends_with_this = Ends(ends);
             for seed in (0..14).cycle() {
                 if ends.load(Ordering::Relaxed) {
                     return;
                 }
                 let Some(loan) = share.lend(&names(seed)) else { continue };
-                if !is_right(share, &loan, contents) {
-                    ends.store(true, Ordering::Relaxed);
-                    panic!("{seed}");
-                }
+                assert!(is_right(share, &loan, contents), "{seed}");
                 read.fetch_add(loan.blocks().len() as u64, Ordering::Relaxed);
             }
         });
+        let _ends_with_this = Ends(ends);
         for seed in (0..14).map(|at| at * 5 % 14).cycle() {
             if ends.load(Ordering::Relaxed) {
                 break;

@@ -149,16 +149,25 @@ fn check_header(header: &[u8]) -> Result<(), BlockFault> {
     Ok(())
 }
 
-/// Checks that a record is whole, whatever it is of: its header, and each section of its bytes by the checksum that the header has.
-/// A [`BlockSink`](super::BlockSink) also checks of which block and format it is.
+/// Checks that a record is that of a block, and whole: its header, and each section of its bytes by the checksum that the header
+/// has. A [`BlockSink`](super::BlockSink) also checks of which format it is.
 ///
 /// # Errors
-/// [`BlockFault::Short`] for other lengths than the header says, and [`BlockFault::Checksum`].
-pub fn check_record(header: &[u8], bytes: &[u8]) -> Result<(), BlockFault> {
+/// [`BlockFault::Short`] for other lengths than the header says, [`BlockFault::Checksum`], and [`BlockFault::Foreign`].
+pub fn check_record(
+    (group, name): (GroupId, BlockHash),
+    header: &[u8],
+    bytes: &[u8],
+) -> Result<(), BlockFault> {
     if header.len() < FIXED {
         return Err(BlockFault::Short);
     }
     check_header(header)?;
+    if header[NAME..FORMAT] != name.to_u128().to_le_bytes()
+        || header[GROUP..GROUP + 2] != group.0.to_le_bytes()
+    {
+        return Err(BlockFault::Foreign);
+    }
     let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
     let sections = Sections::new(bytes.len(), usize::try_from(word(SECTION)).unwrap_or(usize::MAX));
     if word(LENGTH) != bytes.len() as u64 || header.len() != sections.header_bytes() {

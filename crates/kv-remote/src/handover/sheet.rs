@@ -164,7 +164,7 @@ impl Sheet {
         writer.u32(self.shards);
         writer.u32(self.readers);
         writer.u32(self.chunk_places);
-        writer.list(&self.ids, Writer::u32);
+        writer.list(&self.ids, |writer, id| writer.u32(*id));
         writer.u32(self.groups.len() as u32);
         for group in &self.groups {
             let (kind, first, second) = match group.format.kind {
@@ -179,7 +179,7 @@ impl Sheet {
             writer.u32(group.format.draft_model.into());
             writer.u32(group.layers);
             writer.u32(group.part_bytes);
-            writer.list(&group.places, Writer::u32);
+            writer.list(&group.places, |writer, place| writer.u32(*place));
         }
         writer.0
     }

@@ -1,5 +1,7 @@
 //! A worker's side of a tier: host memory whose blocks say whose they are, and tickets.
 
+#![allow(dead_code, reason = "each test uses a part")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
@@ -9,9 +11,10 @@ use kv_pool::{BlockHash, BlockId, Tier};
 
 use super::common::{block, random};
 
-const BLOCK_BYTES: usize = 240;
+/// Of the blocks.
+pub(crate) const BLOCK_BYTES: usize = 240;
 /// Blocks of each of two groups: the blocks of even and of odd numbers.
-const NAMES: u64 = 64;
+const NAMES: u64 = 128;
 /// Of the records.
 pub(crate) const RECORD_BYTES: u64 = 64 + 8 + BLOCK_BYTES as u64;
 
@@ -36,7 +39,7 @@ impl HostBlocks for Host {
     }
 }
 
-fn bytes_of(number: u64) -> Vec<u8> {
+pub(crate) fn bytes_of(number: u64) -> Vec<u8> {
     let mut state = number * 31 + 5;
     (0..BLOCK_BYTES / 8).flat_map(|_| random(&mut state).to_le_bytes()).collect()
 }
