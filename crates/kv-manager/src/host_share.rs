@@ -12,7 +12,7 @@ use kv_pool::{BlockHash, BlockId, BlockPool, Tier};
 use parking_lot::{Mutex, RwLock};
 
 use crate::group::Group;
-use crate::tiers::{BlockFault, HostBlocks, header_of};
+use crate::tiers::{BlockFault, HostBlocks, HostPiece, header_of};
 use crate::{BlockCopy, GroupId, Manager};
 
 /// Of a block whose copy is in no plan yet.
@@ -185,6 +185,35 @@ impl HostShare {
     #[must_use]
     pub fn block_bytes_max(&self) -> usize {
         self.groups.iter().map(|group| group.block_bytes).max().unwrap_or(0)
+    }
+
+    /// The memory of all blocks that have some by now, piece behind piece, each with the address of its first byte: for a transport that
+    /// registers it. Pieces that are side by side in both are one.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<(u64, HostPiece)> {
+        let mut pieces = Vec::<(u64, HostPiece)>::new();
+        for group in &self.groups {
+            let memory = Arc::clone(&group.memory.read());
+            let mut address = group.first;
+            for block in 0..group.blocks.len() {
+                let mut at = address;
+                for piece in memory.pieces(BlockId::new(block as u32)) {
+                    let bytes = piece.bytes as u64;
+                    let last = pieces.last_mut().filter(|(first, last)| {
+                        first + last.bytes as u64 == at
+                            && last.offset + last.bytes as u64 == piece.offset
+                            && Arc::ptr_eq(&last.memory, &piece.memory)
+                    });
+                    match last {
+                        Some((_, last)) => last.bytes += piece.bytes,
+                        None => pieces.push((at, piece)),
+                    }
+                    at += bytes;
+                }
+                address += group.block_bytes as u64;
+            }
+        }
+        pieces
     }
 
     /// Has a group's blocks read from this memory from now on: it was grown or shrunk. False, and nothing is changed, for another

@@ -258,20 +258,19 @@ impl Agent {
         spans: &[Span],
         (kind, device, to): (Kind, u64, usize),
     ) -> Result<Request, NixlError> {
+        // What is said to be the other agent's memory and is not, the library refuses: it knows what is registered there.
+        let mut remote = Vec::with_capacity(spans.len());
+        for span in spans {
+            let pieces = there.pieces(*span).ok_or(NixlError::Descriptor { field: "regions" })?;
+            remote.extend(pieces);
+        }
         let mut at = to;
-        let local = spans.iter().map(|span| {
-            let entry = (at, span.bytes as usize);
-            at += span.bytes as usize;
+        let local = remote.iter().map(|&(_, bytes)| {
+            let entry = (at, bytes);
+            at += bytes;
             entry
         });
         let local = self.list(kind, local, device)?;
-        // Addresses outside the other agent's memory are refused by the library, which knows what is registered there.
-        let mut remote = Vec::with_capacity(spans.len());
-        for span in spans {
-            let address = there.base.checked_add(span.address);
-            let address = address.ok_or(NixlError::Descriptor { field: "base" })?;
-            remote.push((address as usize, span.bytes as usize));
-        }
         let remote = self.list(there.kind, remote.into_iter(), there.device)?;
         let functions = self.library.functions();
         let mut handle = ptr::null_mut();

@@ -9,7 +9,7 @@ use kv_remote::message::{Found, Span};
 use kv_remote::{Joined, Memory, Peer, PeerError, SocketTransfer, Transfer as _};
 
 use crate::agent::{Agent, Kind, Role};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, Region};
 use crate::landing::{Came, Home};
 use crate::reader::until;
 use crate::readers::{Readers, Way, failed};
@@ -59,7 +59,8 @@ impl NixlDeviceMemory {
         })?;
         let (agent, metadata) = registered?;
         let (kind, base) = (Kind::Device, buffer.address());
-        let there = Descriptor { kind, device: ordinal, base, bytes, metadata };
+        let regions = vec![Region { address: 0, base, bytes }];
+        let there = Descriptor { kind, device: ordinal, regions, metadata };
         let descriptor = there.to_bytes();
         Ok(Self { agent: Some(agent), buffer, stream, descriptor })
     }

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use cuda_driver::PinnedBuffer;
+use kv_manager::HostShare;
 use kv_remote::{HostMemory, Memory};
+use parking_lot::Mutex;
 
 use crate::agent::{Agent, Kind, Role};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, REGIONS_MAX, Region};
 use crate::{Library, NixlError};
 
 /// Memory of the host that is registered with an agent of its own, as long as it lives. Where peers read it by themselves, as in the
@@ -16,9 +19,15 @@ use crate::{Library, NixlError};
 /// how it is reached. What a peer reads after its lease has ended, it does not believe (see `kv-remote`).
 #[derive(Debug)]
 pub struct NixlMemory {
-    /// Destroyed with its connections before the memory is freed, which it keeps.
-    _agent: Agent,
     memory: Arc<HostMemory>,
+    registered: Mutex<Registered>,
+}
+
+#[derive(Debug)]
+struct Registered {
+    /// Destroyed with its connections before the memory is freed, which it keeps.
+    agent: Agent,
+    regions: Vec<Region>,
     descriptor: Vec<u8>,
 }
 
@@ -30,15 +39,56 @@ impl NixlMemory {
     pub fn new(library: &Library, memory: Arc<HostMemory>) -> Result<Self, NixlError> {
         let mut agent = Agent::new(library, Role::Node)?;
         let bytes = memory.bytes();
-        let address = memory.as_ptr() as usize;
+        let base = memory.as_ptr() as usize;
         let kept = Box::new(Arc::clone(&memory));
         // SAFETY: `kept` keeps the memory, which does not move. Its words are atomic, so they may be read at any time; and
         // peers have no reason to write them, nor are believed if they do.
-        unsafe { agent.register((Kind::Host, 0), address, bytes as usize, kept)? };
-        let metadata = agent.metadata()?;
-        let there =
-            Descriptor { kind: Kind::Host, device: 0, base: address as u64, bytes, metadata };
-        Ok(Self { _agent: agent, memory, descriptor: there.to_bytes() })
+        unsafe { agent.register((Kind::Host, 0), base, bytes as usize, kept)? };
+        let regions = vec![Region { address: 0, base: base as u64, bytes }];
+        let mut registered = Registered { agent, regions, descriptor: Vec::new() };
+        registered.describe()?;
+        Ok(Self { memory, registered: Mutex::new(registered) })
+    }
+
+    /// Registers the host tier of an engine, too, for the node that is made over this memory and [shares](kv_remote::Node::share) the
+    /// same tier: once, before it is shared. What is pinned by now is registered, and stays pinned as long as this lives, whatever the
+    /// cache's budget. The rest is read over connections; so is all beyond 1,023 pieces, as many as there are slabs, or blocks of
+    /// several devices; and all for peers that have read here before.
+    ///
+    /// # Errors
+    /// [`NixlError`]. What was registered before is read as before.
+    pub fn register_host_tier(&self, host: &HostShare) -> Result<(), NixlError> {
+        let mut registered = self.registered.lock();
+        let Registered { agent, regions, .. } = &mut *registered;
+        let own = regions.len();
+        for (address, piece) in host.pieces() {
+            // Memory of another type is not known here.
+            let Ok(pinned) = piece.memory.downcast::<PinnedBuffer>() else { continue };
+            if regions.len() == REGIONS_MAX {
+                break;
+            }
+            let (base, kept) =
+                (pinned.host_address() + piece.offset, Box::new(Arc::clone(&pinned)));
+            // SAFETY: `kept` keeps the memory, which does not move and is pinned, so that it is there for whoever reads it. The device
+            // and the library write and read it at any time, and nothing here takes a reference to it.
+            let done = unsafe { agent.register((Kind::Host, 0), base as usize, piece.bytes, kept) };
+            if let Err(error) = done {
+                regions.truncate(own);
+                return Err(error);
+            }
+            let (address, bytes) = (self.memory.bytes() + address, piece.bytes as u64);
+            regions.push(Region { address, base, bytes });
+        }
+        registered.describe()
+    }
+}
+
+impl Registered {
+    fn describe(&mut self) -> Result<(), NixlError> {
+        let (metadata, regions) = (self.agent.metadata()?, self.regions.clone());
+        let there = Descriptor { kind: Kind::Host, device: 0, regions, metadata };
+        self.descriptor = there.to_bytes();
+        Ok(())
     }
 }
 
@@ -56,6 +106,6 @@ impl Memory for NixlMemory {
     }
 
     fn descriptor(&self) -> Option<Vec<u8>> {
-        Some(self.descriptor.clone())
+        Some(self.registered.lock().descriptor.clone())
     }
 }

@@ -75,7 +75,7 @@ impl Reader {
         (home, emulated): (Home, bool),
     ) -> Result<Self, NixlError> {
         let there = Descriptor::parse(&said)?;
-        if there.bytes != bytes {
+        if there.end() > bytes {
             return Err(NixlError::Descriptor { field: "bytes" });
         }
         let mut agent = Agent::new(library, Role::Reader { emulated })?;
@@ -95,6 +95,11 @@ impl Reader {
     /// Whether the peer still says the same of its memory.
     pub(crate) fn is_of(&self, said: &[u8]) -> bool {
         *self.said == *said
+    }
+
+    /// Whether all of these spans are in memory that can be read so.
+    pub(crate) fn reaches(&self, spans: &[Span]) -> bool {
+        spans.iter().all(|span| self.there.pieces(*span).is_some())
     }
 
     /// Whether nothing is open. What is over is found to be so by this call.

@@ -85,6 +85,11 @@ impl Readers {
             return Err(Refusal::Length.into());
         }
         let mut reader = self.reader_of(Arc::clone(&said), peer.memory_bytes())?;
+        if !reader.reaches(spans) {
+            // Such as memory of a host tier that came after it was registered.
+            self.reader = Some(reader);
+            return Ok(Way::Connection);
+        }
         if Instant::now() >= deadline {
             // Making it took all the time. It is kept, and nothing was begun.
             self.reader = Some(reader);

@@ -10,6 +10,8 @@
 mod alone;
 #[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
+#[path = "../../kv-manager/tests/common/mod.rs"]
+mod manager;
 mod process;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +22,7 @@ use kv_nixl::{Library, NixlError, NixlTransfer};
 use kv_remote::message::Span;
 use kv_remote::{Member, Peer, PeerError, Read, Refusal, Transfer, Unfit};
 use libtest_mimic::{Arguments, Trial};
-use process::{NodeProcess, run_alone, run_as_told};
+use process::{NodeProcess, host_tier, run_alone, run_as_told};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -53,6 +55,9 @@ const SCENARIOS: &[Scenario] = &[
     ("descriptions_that_are_none_are_refused", descriptions_that_are_none_are_refused, false),
     ("spans_outside_the_memory_are_refused", spans_outside_the_memory_are_refused, true),
     ("the_pin_race", the_pin_race, true),
+    ("the_host_tier_is_read_without_the_node", the_host_tier_is_read, true),
+    ("a_host_block_read_behind_its_lease_is_told_from_others", a_host_block_is_told, true),
+    ("a_tier_that_was_not_registered_comes_over_the_connection", not_registered_tier, false),
 ];
 
 fn main() {
@@ -360,7 +365,7 @@ fn descriptions_that_are_none_are_refused() {
     let read = read_within(&mut peer, &mut transfer, &[1], 20 * SECOND).unwrap();
     assert!(matches!(read[..], [Err(_)]), "{read:?}");
     // Metadata that is cut off, and such that is none.
-    for said in [&whole[..whole.len() / 2], &[&whole[..30], &[0x5a; 200][..]].concat()] {
+    for said in [&whole[..whole.len() / 2], &[&whole[..42], &[0x5a; 200][..]].concat()] {
         lying.say(said.to_vec());
         let (mut peer, mut transfer) = (lying.connect(), self::transfer());
         let read = read_within(&mut peer, &mut transfer, &[1], 20 * SECOND);
@@ -378,7 +383,9 @@ fn spans_outside_the_memory_are_refused() {
         let span = Span { address, bytes: length };
         let lease = found.lease.unwrap();
         let read = transfer.read(&mut peer, lease, &[span], far(), &mut |_, _| unreachable!());
-        assert!(matches!(read, Err(PeerError::Io { .. })), "{address}: {read:?}");
+        // Bytes that are not registered come over the connection, and these are nobody's.
+        let refused = matches!(read, Err(PeerError::Refused(Refusal::OutsideLease)));
+        assert!(refused, "{address}: {read:?}");
     }
     let long = Span { address: 0, bytes: (64 << 20) + 1 };
     let lease = found.lease.unwrap();
@@ -437,4 +444,60 @@ fn the_pin_race() {
     println!("{read} blocks read under leases, {stale} behind them were not to be used");
     assert_eq!(node.ask("leases"), "0");
     assert_eq!(node.ask("read_bytes"), "0");
+}
+
+/// A node with the host tier of an engine, whose first blocks are there.
+fn with_host_tier() -> (NodeProcess, Vec<common::Block>) {
+    let node = NodeProcess::start_with(process::HOST_TIER, 4, host_tier::BLOCK_BYTES as u64);
+    (node, (1..=8).map(host_tier::block).collect())
+}
+
+/// Reads blocks of the tier, all of which are there and right.
+fn read_host_tier(peer: &mut Peer, transfer: &mut NixlTransfer, wanted: &[common::Block]) {
+    let found = peer.find_and_pin(wanted, 10 * SECOND, far()).unwrap();
+    let records = peer.read(transfer, &found, wanted, far()).unwrap();
+    peer.end(found.lease.unwrap(), far()).unwrap();
+    assert_eq!(records.len(), wanted.len());
+    for (record, number) in records.iter().zip(1..) {
+        assert!(record.as_ref().unwrap().ends_with(&host_tier::bytes_of(number)), "{number}");
+    }
+}
+
+fn the_host_tier_is_read() {
+    let (node, wanted) = with_host_tier();
+    let (mut peer, mut transfer) = (node.connect(), transfer());
+    for _ in 0..3 {
+        read_host_tier(&mut peer, &mut transfer, &wanted);
+    }
+    // Records of the node's own and of the tier, in one run.
+    peer.put(block(1), record(1), far()).unwrap();
+    let both = [block(1), wanted[0]];
+    let found = peer.find_and_pin(&both, 10 * SECOND, far()).unwrap();
+    let records = peer.read(&mut transfer, &found, &both, far()).unwrap();
+    assert_eq!(records[0], Ok(record(1)));
+    assert!(records[1].as_ref().unwrap().ends_with(&host_tier::bytes_of(1)));
+    peer.end(found.lease.unwrap(), far()).unwrap();
+    assert_eq!(node.ask("read_bytes"), "0", "the node has copied nothing");
+    assert_eq!((node.ask("hosted").as_str(), node.ask("leases").as_str()), ("25", "0"));
+}
+
+fn a_host_block_is_told() {
+    let (node, wanted) = with_host_tier();
+    let (mut peer, mut transfer) = (node.connect(), transfer());
+    let found = peer.find_and_pin(&wanted[..2], Duration::from_millis(1), far()).unwrap();
+    until("the lease has ended", || node.ask("leases") == "0");
+    node.ask("evict");
+    let records = peer.read(&mut transfer, &found, &wanted[..2], far()).unwrap();
+    assert_eq!(records, [Err(Unfit::Torn), Err(Unfit::Torn)]);
+    // While it is leased, it stays.
+    assert!(peer.find_and_pin(&wanted[..1], SECOND, far()).unwrap().lease.is_none(), "it is gone");
+}
+
+fn not_registered_tier() {
+    let server = process::half_registered();
+    let member = Member { name: process::HOST_TIER.to_owned(), address: server.address().clone() };
+    let mut peer = Peer::connect(&member, &key(), far()).unwrap();
+    let wanted: Vec<_> = (1..=8).map(host_tier::block).collect();
+    read_host_tier(&mut peer, &mut native(), &wanted);
+    assert_eq!(server.node().stats().read_bytes, 8 * host_tier::BLOCK_BYTES as u64);
 }

@@ -251,6 +251,16 @@ pub enum NodeError {
         /// Bytes of the longest frame.
         max: u64,
     },
+    /// The host tier is larger than the node was made for, or another one is shared.
+    #[error(
+        "a host tier of {bytes} bytes is not the one of {max} at most that the node was made for"
+    )]
+    Host {
+        /// Bytes of the host tier.
+        bytes: u64,
+        /// Bytes of the one that is shared, at most.
+        max: u64,
+    },
     /// There are more slots than a pool has blocks, or no memory to count them.
     #[error("{slots} slots are more than can be counted")]
     TooManySlots {

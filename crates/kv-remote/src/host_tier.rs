@@ -1,6 +1,5 @@
 //! The host tier of an engine in this process, which a node serves beside its own memory.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use kv_manager::{CacheEvent, HostLoan, HostShare};
@@ -58,6 +57,3 @@ impl Hosted {
         })
     }
 }
-
-/// Names of blocks in the host tier, as its events say.
-pub(crate) type HostedNames = HashSet<Block>;

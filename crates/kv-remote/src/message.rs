@@ -130,6 +130,8 @@ pub enum Request {
     Changes {
         /// The place.
         from: Cursor,
+        /// Whether the host tier of the node's engine is asked for, too.
+        hosted: bool,
     },
     /// What is a transfer to know that reads the node's memory by itself?
     Describe,
@@ -155,6 +157,14 @@ pub enum Reply {
 
 fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
     Ok(Span { address: fields.u64()?, bytes: fields.u32()? })
+}
+
+fn flag(fields: &mut Fields<'_>, field: &'static str) -> Result<bool, FrameError> {
+    match fields.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        value => Err(FrameError::Value { field, value: value.into() }),
+    }
 }
 
 fn write_span(writer: &mut Writer, span: &Span) {
@@ -185,7 +195,10 @@ impl Request {
             }
             5 => Self::Forget { blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)? },
             6 => Self::Clear,
-            7 => Self::Changes { from: Cursor { log: fields.u64()?, read: fields.u64()? } },
+            7 => Self::Changes {
+                from: Cursor { log: fields.u64()?, read: fields.u64()? },
+                hosted: flag(&mut fields, "hosted")?,
+            },
             8 => Self::Describe,
             kind => return Err(FrameError::Kind { kind }),
         };
@@ -226,10 +239,11 @@ impl Request {
                 writer.0
             }
             Self::Clear => Writer::of(6).0,
-            Self::Changes { from } => {
+            Self::Changes { from, hosted } => {
                 let mut writer = Writer::of(7);
                 writer.u64(from.log);
                 writer.u64(from.read);
+                writer.0.push((*hosted).into());
                 writer.0
             }
             Self::Describe => Writer::of(8).0,
@@ -265,16 +279,7 @@ impl Reply {
             4 => {
                 let next = Cursor { log: fields.u64()?, read: fields.u64()? };
                 let change = |fields: &mut Fields<'_>| {
-                    let is_there = match fields.u8()? {
-                        0 => false,
-                        1 => true,
-                        value => {
-                            return Err(FrameError::Value {
-                                field: "is_there",
-                                value: value.into(),
-                            });
-                        }
-                    };
+                    let is_there = flag(fields, "is_there")?;
                     let (group, name) = fields.key()?;
                     Ok(Change { is_there, group, name })
                 };

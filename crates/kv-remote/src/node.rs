@@ -1,7 +1,8 @@
 //! A node: memory in slots, which records lie there, and who may read them until when.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kv_manager::{CacheEvent, HostShare};
@@ -12,7 +13,7 @@ use parking_lot::Mutex;
 use crate::auth::random;
 use crate::channel::NAME_MAX;
 use crate::entry::{ENTRY_BYTES, Entry};
-use crate::host_tier::{HostTier, Hosted, HostedNames};
+use crate::host_tier::{HostTier, Hosted};
 use crate::leases::{Lease, LeaseCounts, Leases, ReaderId};
 use crate::log::Log;
 use crate::memory::Memory;
@@ -33,6 +34,8 @@ pub struct NodeOptions {
     pub name: String,
     /// Bytes of the longest record.
     pub record_bytes: u64,
+    /// Bytes of the host tier that the node will [share](Node::share); 0 for none.
+    pub host_bytes: u64,
     /// How long a lease may be. A longer one is cut.
     pub lease_max: Duration,
     /// Leases that are open at most.
@@ -44,7 +47,7 @@ impl NodeOptions {
     #[must_use]
     pub fn new(name: &str, record_bytes: u64) -> Self {
         let lease_max = Duration::from_secs(10);
-        Self { name: name.to_owned(), record_bytes, lease_max, leases_max: 1024 }
+        Self { name: name.to_owned(), record_bytes, host_bytes: 0, lease_max, leases_max: 1024 }
     }
 }
 
@@ -84,7 +87,8 @@ pub struct Node {
     /// Its blocks are the slots. A block has a name there as long as its record is found.
     pool: BlockPool,
     /// The host tier of an engine, served beside the slots.
-    host: Option<HostTier>,
+    host: OnceLock<HostTier>,
+    host_bytes: u64,
     /// Taken before the pool's lock, which is taken within. Not held while records are copied.
     state: Mutex<State>,
 }
@@ -94,9 +98,12 @@ struct State {
     /// What each slot holds that is found.
     kept: Vec<Option<Kept>>,
     /// What lies in the host tier.
-    hosted: HostedNames,
+    hosted: HashSet<Block>,
     leases: Leases,
+    /// Of the slots.
     log: Log,
+    /// Of the slots and the host tier.
+    all: Option<Log>,
     generation: u64,
     /// Changed by a clear. What began to be written before is not kept.
     epoch: u64,
@@ -113,18 +120,30 @@ struct Kept {
 }
 
 impl State {
+    /// Notes what has become of a slot's block.
     fn note(&mut self, is_there: bool, block: Block) {
         let kept = self.kept.iter().flatten().map(|kept| kept.block);
-        let hosted = self.hosted.iter().copied();
-        self.log.push(is_there, block, kept.chain(hosted));
+        self.log.push(is_there, block, kept);
+        if !self.hosted.contains(&block) {
+            self.note_of_all(is_there, block);
+        }
+    }
+
+    /// Notes what has become of a block that neither is in a slot nor in the host tier before or behind this.
+    fn note_of_all(&mut self, is_there: bool, block: Block) {
+        let (kept, hosted) = (&self.kept, &self.hosted);
+        let there = || -> HashSet<Block> {
+            kept.iter().flatten().map(|kept| kept.block).chain(hosted.iter().copied()).collect()
+        };
+        if let Some(log) = &mut self.all {
+            log.push(is_there, block, std::iter::once_with(there).flatten());
+        }
     }
 
     /// Takes out what a slot holds.
     fn take(&mut self, slot: usize) -> Option<Kept> {
         let kept = self.kept.get_mut(slot)?.take()?;
-        if !self.hosted.contains(&kept.block) {
-            self.note(false, kept.block);
-        }
+        self.note(false, kept.block);
         Some(kept)
     }
 }
@@ -145,7 +164,7 @@ impl Node {
         memory: Arc<dyn Memory>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, NodeError> {
-        let NodeOptions { name, record_bytes, lease_max, leases_max } = options.clone();
+        let NodeOptions { name, record_bytes, host_bytes, lease_max, leases_max } = options.clone();
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(NodeError::Name { bytes: name.len(), max: NAME_MAX });
         }
@@ -169,9 +188,10 @@ impl Node {
         let random = u128::from_le_bytes(random);
         let state = State {
             kept,
-            hosted: HostedNames::default(),
+            hosted: HashSet::new(),
             leases: Leases::default(),
             log: Log::new(random as u64, slots as usize),
+            all: None,
             generation: (random >> 64) as u64,
             epoch: 0,
             stats: NodeStats { slots, ..NodeStats::default() },
@@ -186,43 +206,54 @@ impl Node {
             leases_max,
             clock,
             pool,
-            host: None,
+            host: OnceLock::new(),
+            host_bytes,
             state,
         })
     }
 
-    /// The same node, which also lends peers the blocks that lie in the host tier of an engine in this process, at the addresses behind
-    /// its memory. A block that a lease pins is not evicted there, so leases take from what the engine can claim: bound them by
+    /// Lends peers the blocks that lie in the host tier of an engine in this process, too, from now on, at the addresses behind the
+    /// node's memory. A block that a lease pins is not evicted there, so leases take from what the engine can claim: bound them by
     /// [`lease_max`](NodeOptions::lease_max) and [`leases_max`](NodeOptions::leases_max). Peers know of these blocks by
     /// [`note_events`](Self::note_events).
     ///
-    /// Bytes of these blocks come over connections.
-    ///
     /// # Errors
-    /// [`NodeError::Record`] if a block has more bytes than the longest record.
-    pub fn sharing(mut self, host: Arc<HostShare>) -> Result<Self, NodeError> {
+    /// [`NodeError::Record`] if a block has more bytes than the longest record; [`NodeError::Host`] if the tier has more than
+    /// [`host_bytes`](NodeOptions::host_bytes), or the node shares one already.
+    pub fn share(&self, host: Arc<HostShare>) -> Result<(), NodeError> {
         let (bytes, max) = (host.block_bytes_max() as u64, self.record_bytes);
         if bytes > max {
             return Err(NodeError::Record { bytes, max });
         }
-        // The log begins anew when it is long beside what can be there.
-        let blocks = self.memory.bytes() / self.slot_bytes + host.bytes() / bytes.max(1);
-        let state = self.state.get_mut();
-        state.log = Log::new(state.log.id(), usize::try_from(blocks).unwrap_or(usize::MAX));
-        self.host = Some(HostTier { share: host, first: self.memory.bytes() });
-        Ok(self)
+        let (all, max) = (host.bytes(), self.host_bytes);
+        let is_shared = || NodeError::Host { bytes: all, max };
+        if all > max {
+            return Err(is_shared());
+        }
+        let mut state = self.state.lock();
+        let first = self.memory.bytes();
+        self.host.set(HostTier { share: host, first }).map_err(|_| is_shared())?;
+        let blocks = state.kept.len() as u64 + all / bytes.max(1);
+        let mut log = Log::new(state.log.id().wrapping_add(1 << 63), blocks as usize);
+        let there: Vec<_> = state.kept.iter().flatten().map(|kept| kept.block).collect();
+        there.iter().for_each(|block| log.push(true, *block, there.iter().copied()));
+        state.all = Some(log);
+        Ok(())
     }
 
-    /// Takes in what has happened in the host tier that the node is [sharing](Self::sharing), for the peers that follow what it holds:
+    /// Takes in what has happened in the host tier that the node [shares](Self::share), for the peers that follow what it holds:
     /// the events of the engine's cache, in their order, all from the first one on.
     pub fn note_events(&self, events: &[CacheEvent]) {
         let mut state = self.state.lock();
+        if state.all.is_none() {
+            return;
+        }
         for hosted in events.iter().filter_map(Hosted::of) {
             match hosted {
                 Hosted::Come(blocks) => {
                     for block in blocks {
                         if state.hosted.insert(block) && !self.is_kept(&state, block) {
-                            state.note(true, block);
+                            state.note_of_all(true, block);
                         }
                     }
                 }
@@ -238,7 +269,7 @@ impl Node {
     fn unhost(&self, state: &mut State, blocks: Vec<Block>) {
         for block in blocks {
             if state.hosted.remove(&block) && !self.is_kept(state, block) {
-                state.note(false, block);
+                state.note_of_all(false, block);
             }
         }
     }
@@ -250,10 +281,10 @@ impl Node {
         kept.is_some_and(|kept| kept.block == block)
     }
 
-    /// Bytes at addresses that peers read: of its memory and of the host tier.
+    /// Bytes at addresses that peers are told of: of its memory, and those that are kept for a host tier.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.memory.bytes() + self.host.as_ref().map_or(0, |host| host.share.bytes())
+        self.memory.bytes().saturating_add(self.host_bytes)
     }
 
     /// Its name among the members.
@@ -331,7 +362,7 @@ impl Node {
             }
         };
         let rest = blocks.get(located.len()..).unwrap_or_default();
-        if let (Some(host), false) = (&self.host, rest.is_empty()) {
+        if let (Some(host), false) = (self.host.get(), rest.is_empty()) {
             // Headers may have to be summed up: nobody waits for that.
             drop(state);
             let lent = host.lend(rest);
@@ -398,7 +429,7 @@ impl Node {
     /// Whether a lease pins all that a span touches: slots, or blocks of the host tier.
     fn covers(&self, lease: &Lease, span: Span) -> bool {
         let Some(end) = span.address.checked_add(span.bytes.into()) else { return false };
-        if let Some(first) = self.host.as_ref().map(|host| host.first)
+        if let Some(first) = self.host.get().map(|host| host.first)
             && span.address >= first
         {
             return lease.covers_host(&(span.address - first..end - first));
@@ -408,7 +439,7 @@ impl Node {
     }
 
     fn read_at(&self, address: u64, into: &mut [u8]) -> bool {
-        match &self.host {
+        match self.host.get() {
             Some(host) if address >= host.first => host.share.read(address - host.first, into),
             _ => self.memory.read(address, into),
         }
@@ -515,9 +546,7 @@ impl Node {
         if let Some(kept) = state.kept.get_mut(slot) {
             *kept = Some(Kept { block, generation, bytes: ENTRY_BYTES as u32 + bytes, sum });
         }
-        if !state.hosted.contains(&block) {
-            state.note(true, block);
-        }
+        state.note(true, block);
         state.stats.stored += 1;
     }
 
@@ -543,10 +572,11 @@ impl Node {
         blocks.into_iter().for_each(|block| self.remove(&mut state, block));
     }
 
-    /// What has come and gone from a place on.
+    /// What has come and gone from a place on; with `hosted`, also in the host tier.
     #[must_use]
-    pub fn changes(&self, from: Cursor) -> Changes {
-        self.state.lock().log.read(from)
+    pub fn changes(&self, from: Cursor, hosted: bool) -> Changes {
+        let state = self.state.lock();
+        state.all.as_ref().filter(|_| hosted).unwrap_or(&state.log).read(from)
     }
 }
 

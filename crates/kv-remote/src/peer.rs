@@ -223,12 +223,17 @@ impl Peer {
         self.done(&Request::Clear, deadline)
     }
 
-    /// What has come to the node and gone, from a place on: at most [`LIST_MAX`] changes.
+    /// What has come to the node and gone, from a place on: at most [`LIST_MAX`] changes. With `hosted`, also in the host tier that
+    /// the node [shares](crate::Node::share).
     ///
     /// # Errors
     /// [`PeerError`].
-    pub fn changes(&mut self, from: Cursor, deadline: Instant) -> Result<Changes, PeerError> {
-        match self.ask(&Request::Changes { from }, deadline)? {
+    pub fn changes(
+        &mut self,
+        (from, hosted): (Cursor, bool),
+        deadline: Instant,
+    ) -> Result<Changes, PeerError> {
+        match self.ask(&Request::Changes { from, hosted }, deadline)? {
             Reply::Changes(changes) => Ok(changes),
             _ => Err(Lie::Answer.into()),
         }

@@ -247,7 +247,7 @@ fn answer(node: &Node, reader: ReaderId, request: Request) -> Reply {
             node.clear();
             Reply::Done
         }
-        Request::Changes { from } => Reply::Changes(node.changes(from)),
+        Request::Changes { from, hosted } => Reply::Changes(node.changes(from, hosted)),
         Request::Describe => Reply::Described(node.memory().descriptor().unwrap_or_default()),
     }
 }

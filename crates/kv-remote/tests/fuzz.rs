@@ -35,7 +35,10 @@ fn request(state: &mut u64) -> Request {
         4 => Request::Forget { blocks: list(state, any_block) },
         5 => Request::Clear,
         6 => Request::Describe,
-        _ => Request::Changes { from: Cursor { log: random(state), read: random(state) } },
+        _ => Request::Changes {
+            from: Cursor { log: random(state), read: random(state) },
+            hosted: random(state).is_multiple_of(2),
+        },
     }
 }
 

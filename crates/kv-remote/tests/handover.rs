@@ -490,7 +490,8 @@ fn a_node_that_lies_about_parts_is_found_out() {
     let mut pull = open(&mut peer, ID).unwrap();
     // Another record under the name of the second part: a shorter one. `Peer::put` takes any name that one knows, so the name
     // is learnt from what the node tells of its changes.
-    let changes = peer.changes(kv_remote::message::Cursor::default(), far()).unwrap().changes;
+    let changes =
+        peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
     let second = changes[changes.len() - 2];
     let second = (second.group, second.name);
     peer.put(second, vec![1; 20], far()).unwrap();
@@ -535,7 +536,8 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
     assert_eq!(refused(|of| of.shards = u32::MAX), "parts");
     // What comes as a sheet is read without trust: any change of its bytes makes another sheet, or none.
     let offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
-    let changes = peer.changes(kv_remote::message::Cursor::default(), far()).unwrap().changes;
+    let changes =
+        peer.changes((kv_remote::message::Cursor::default(), false), far()).unwrap().changes;
     let change = changes.iter().rfind(|change| change.is_there).unwrap();
     let block = (change.group, change.name);
     let found = peer.find_and_pin(&[block], SECOND, far()).unwrap();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{block, far, key, number_of, random};
+use common::{block, far, key, number_of, random, until};
 use kv_manager::tiers::HostBlocks;
 use kv_manager::{EventReader, HostShare, ManagerOptions, Outcome};
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
@@ -75,8 +75,11 @@ fn evens(range: std::ops::Range<u64>) -> Vec<u64> {
 /// A node with this name and some slots.
 fn node(name: &str, share: &Arc<HostShare>, clock: Arc<dyn Clock>) -> Node {
     let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
-    let node = Node::new(&NodeOptions::new(name, RECORD_BYTES), memory, clock).unwrap();
-    node.sharing(Arc::clone(share)).unwrap()
+    let mut options = NodeOptions::new(name, RECORD_BYTES);
+    options.host_bytes = share.bytes();
+    let node = Node::new(&options, memory, clock).unwrap();
+    node.share(Arc::clone(share)).unwrap();
+    node
 }
 
 /// An engine of which the first eight blocks are in host memory, and a node that serves them.
@@ -222,13 +225,24 @@ fn a_leased_block_stays_until_its_lease_ends_and_is_told_from_others_then() {
 }
 
 #[test]
-fn a_tier_with_larger_blocks_than_records_is_refused() {
+fn another_tier_than_the_node_was_made_for_is_refused() {
     let (_, share) = engine(8, 8);
-    let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
-    let options = NodeOptions::new("a", BLOCK_BYTES as u64 - 1);
-    let node = Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap();
+    let node = |record_bytes, host_bytes| {
+        let mut options = NodeOptions::new("a", record_bytes);
+        options.host_bytes = host_bytes;
+        let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
+        Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap()
+    };
     let (bytes, max) = (BLOCK_BYTES as u64, BLOCK_BYTES as u64 - 1);
-    assert_eq!(node.sharing(share).unwrap_err(), NodeError::Record { bytes, max });
+    let small = node(max, share.bytes());
+    assert_eq!(small.share(share.clone()), Err(NodeError::Record { bytes, max }));
+    let bytes = share.bytes();
+    let none = node(RECORD_BYTES, bytes - 1);
+    assert_eq!(none.share(share.clone()), Err(NodeError::Host { bytes, max: bytes - 1 }));
+    assert_eq!(none.find_and_pin(ONE, &wanted(&[0]), SECOND), Ok(Found::default()));
+    let once = node(RECORD_BYTES, bytes);
+    assert_eq!(once.share(share.clone()), Ok(()));
+    assert_eq!(once.share(share), Err(NodeError::Host { bytes, max: bytes }));
 }
 
 /// Takes in what has happened, and what the node says of it.
@@ -241,7 +255,7 @@ fn follow(
     events.read(&mut read).unwrap();
     node.note_events(&read);
     loop {
-        let Changes { next, changes } = node.changes(*cursor);
+        let Changes { next, changes } = node.changes(*cursor, true);
         if next.log != cursor.log {
             known.clear();
         }
@@ -249,10 +263,8 @@ fn follow(
         for change in &changes {
             let block = (change.group, change.name);
             // Nothing comes twice, and nothing goes that is not there.
-            assert_eq!(
-                if change.is_there { known.insert(block) } else { known.remove(&block) },
-                true
-            );
+            let changes = if change.is_there { known.insert(block) } else { known.remove(&block) };
+            assert!(changes, "{change:?}");
         }
         if changes.is_empty() {
             return;
@@ -283,6 +295,12 @@ fn peers_are_told_of_what_comes_to_the_host_tier_and_goes() {
             assert_eq!(known.contains(&wanted[0]), is_there, "turn {turn}, {number}");
         }
     }
+    // Of the slots alone, others are told.
+    node.put(block(2), &[1; 30]).unwrap();
+    let own = node.changes(Cursor::default(), false).changes;
+    let own: BTreeSet<_> = own.iter().filter(|of| of.is_there).map(|of| of.name).collect();
+    let evens = wanted(&evens(0..16)).into_iter().map(|(_, name)| name).collect();
+    assert!(own.is_subset(&evens) && own.contains(&block(2).1), "{own:?}");
     engine.manager.reset();
     node.clear();
     follow(&node, &mut events, (&mut cursor, &mut known));
@@ -357,6 +375,32 @@ fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
         engine.carry_out(Outcome::Done);
     }
     engine.manager.pool().check_integrity().unwrap();
+}
+
+#[test]
+fn a_host_does_not_take_its_own_memory_for_a_tier_below() {
+    let (mut engine, share) = engine(8, 8);
+    let node = Arc::new(node("a", &share, Arc::new(SystemClock::new())));
+    let mut events = engine.manager.events().unwrap();
+    churn(&mut engine, 0..4);
+    let mut read = Vec::new();
+    events.read(&mut read).unwrap();
+    node.note_events(&read);
+    node.put(block(90), &[1; 30]).unwrap();
+    let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(Arc::clone(&node), options).unwrap();
+    let member = Member { name: "a".to_owned(), address: server.address().clone() };
+    for (own, gained) in [(None, 9), (Some("b"), 9), (Some("a"), 1)] {
+        let mut options = RemoteOptions::new(vec![member.clone()], key());
+        options.own = own.map(str::to_owned);
+        let mut worker = Worker::new(RemoteTier::new(options).unwrap(), FORMAT);
+        until("the names have come", || {
+            worker.poll();
+            worker.gained.len() >= gained
+        });
+        // What the slots hold is told behind all that is hosted.
+        assert_eq!((worker.gained.len(), worker.gained.contains(&90)), (gained, true), "{own:?}");
+    }
 }
 
 #[test]

@@ -338,7 +338,7 @@ fn a_server_that_goes_ends_its_connections_and_a_new_one_is_told_apart() {
     let mut peer = connect(&member);
     peer.put(block(1), record(1), far()).unwrap();
     let found = peer.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
-    let cursor = peer.changes(Cursor::default(), far()).unwrap().next;
+    let cursor = peer.changes((Cursor::default(), false), far()).unwrap().next;
     drop(server);
     let late = peer.find_and_pin(&blocks([1]), SECOND, far());
     assert!(matches!(late, Err(PeerError::Closed)), "{late:?}");
@@ -347,7 +347,7 @@ fn a_server_that_goes_ends_its_connections_and_a_new_one_is_told_apart() {
     for number in 1..=4 {
         peer.put(block(number), record(number), far()).unwrap();
     }
-    let changes = peer.changes(cursor, far()).unwrap();
+    let changes = peer.changes((cursor, false), far()).unwrap();
     assert!(changes.next.log != cursor.log && changes.changes.len() == 4);
     // The same block of the new node is another write, though it may lie at the same place.
     let mut one_sided = MemoryTransfer::new(std::sync::Arc::clone(server.node().memory()));

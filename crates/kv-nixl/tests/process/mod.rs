@@ -1,10 +1,13 @@
 //! Trials and nodes in processes of their own: this program again, told by variables what it is.
 
+pub(crate) mod host_tier;
+
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kv_manager::HostShare;
 use kv_nixl::{Library, NixlMemory};
 use kv_pool::clock::SystemClock;
 use kv_remote::{
@@ -47,9 +50,19 @@ pub(crate) fn run_alone(name: &str, way: &str) -> Result<(), String> {
     alone::run_alone(&mut command, name, way, LIMIT)
 }
 
-fn node_over(name: &str, record_bytes: u64, memory: Arc<dyn Memory>) -> Server {
+/// The name of nodes with a host tier.
+pub(crate) const HOST_TIER: &str = "host-tier";
+
+fn node_over(
+    name: &str,
+    record_bytes: u64,
+    (memory, host): (Arc<dyn Memory>, Option<Arc<HostShare>>),
+) -> Server {
     let clock = Arc::new(SystemClock::new());
-    let node = Node::new(&NodeOptions::new(name, record_bytes), memory, clock).unwrap();
+    let mut options = NodeOptions::new(name, record_bytes);
+    options.host_bytes = host.as_ref().map_or(0, |host| host.bytes());
+    let node = Node::new(&options, memory, clock).unwrap();
+    host.into_iter().for_each(|host| node.share(host).unwrap());
     let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
     Server::start(Arc::new(node), options).unwrap()
 }
@@ -64,8 +77,19 @@ fn serve(said: &str) {
     let [name, slots, record_bytes] = said.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
     let record_bytes = record_bytes.parse().unwrap();
     let memory = host_memory(slots.parse().unwrap(), record_bytes);
-    let memory = NixlMemory::new(&Library::open().unwrap(), memory).unwrap();
-    let server = node_over(name, record_bytes, Arc::new(memory));
+    let library = Library::open().unwrap();
+    let mut tier = (name == HOST_TIER).then(host_tier::Tier::new);
+    let server = match &tier {
+        Some(host_tier::Tier { share, .. }) => {
+            let memory = NixlMemory::new(&library, memory).unwrap();
+            memory.register_host_tier(share).unwrap();
+            node_over(name, record_bytes, (Arc::new(memory), Some(Arc::clone(share))))
+        }
+        None => {
+            let memory = NixlMemory::new(&library, memory).unwrap();
+            node_over(name, record_bytes, (Arc::new(memory), None))
+        }
+    };
     println!("{}", server.address());
     for line in std::io::stdin().lines() {
         server.node().end_overdue();
@@ -73,9 +97,22 @@ fn serve(said: &str) {
         match line.unwrap().as_str() {
             "read_bytes" => println!("{}", stats.read_bytes),
             "leases" => println!("{}", stats.leases.open),
+            "hosted" => println!("{}", stats.hosted),
+            "evict" => {
+                let tier = tier.as_mut().unwrap();
+                (200..280).step_by(8).for_each(|first| tier.compute(first));
+                println!("done");
+            }
             other => panic!("{other}"),
         }
     }
+}
+
+/// A node of this process of which NIXL knows the own memory, and nothing of the host tier that it shares.
+pub(crate) fn half_registered() -> Server {
+    let (tier, record_bytes) = (host_tier::Tier::new(), host_tier::BLOCK_BYTES as u64);
+    let memory = NixlMemory::new(&Library::open().unwrap(), host_memory(4, record_bytes)).unwrap();
+    node_over(HOST_TIER, record_bytes, (Arc::new(memory), Some(tier.share)))
 }
 
 /// A node in another process, which goes with its scope.
@@ -193,7 +230,8 @@ impl Liar {
     pub(crate) fn start(slots: u64) -> Self {
         let memory =
             Arc::new(Said { memory: host_memory(slots, RECORD_BYTES), said: Mutex::default() });
-        let server = node_over("liar", RECORD_BYTES, Arc::clone(&memory) as Arc<dyn Memory>);
+        let server =
+            node_over("liar", RECORD_BYTES, (Arc::clone(&memory) as Arc<dyn Memory>, None));
         Self { server, memory }
     }
 

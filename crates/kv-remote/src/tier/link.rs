@@ -295,11 +295,13 @@ impl Link {
 
     /// Asks what has come to the member and gone.
     fn follow(&mut self) {
-        let cursor = self.cursor;
-        let Ok(changes) = self.with_peer(|link, peer| peer.changes(cursor, link.deadline())) else {
+        // What lies in this host's own memory, its manager knows.
+        let hosted = self.shared.options.own.as_ref() != Some(&self.member.name);
+        let from = (self.cursor, hosted);
+        let Ok(changes) = self.with_peer(|link, peer| peer.changes(from, link.deadline())) else {
             return;
         };
-        let anew = changes.next.log != cursor.log;
+        let anew = changes.next.log != self.cursor.log;
         self.cursor = changes.next;
         if !anew && changes.changes.is_empty() {
             return;

@@ -36,6 +36,9 @@ pub struct RemoteOptions {
     /// The members at the beginning, 64 at most. The list may be in another order on each host, and
     /// [`RemoteWatch::set_members`] changes it.
     pub members: Vec<Member>,
+    /// The member that is a node of this host, if one is: what lies in the host tier that it [shares](crate::Node::share) is this host's
+    /// own, and is not counted as stored.
+    pub own: Option<String>,
     /// The key that all members have.
     pub key: Key,
     /// Members that keep a block.
@@ -65,6 +68,7 @@ impl RemoteOptions {
     pub fn new(members: Vec<Member>, key: Key) -> Self {
         Self {
             members,
+            own: None,
             key,
             replicas: 2,
             lease: Duration::from_secs(2),
