@@ -307,7 +307,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
     decode_step_us: u64,
     /// Starts N processes of this program, each with a device of its own, and spreads the requests over them. They keep
-    /// blocks for each other, as a tier below the host memory of each.
+    /// blocks for each other, as a tier below the host memory of each, and read each other's host memory.
     #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", conflicts_with_all = ["workers", "contiguous", "disk", "tier_faults"])]
     pub(crate) nodes: Option<u16>,
     /// Starts N processes that compute the prompts of all requests, each of a share, and --decode-nodes that go on with them:

@@ -121,6 +121,7 @@ pub(crate) struct FleetReport {
     verified_blocks: u64,
     pub(crate) corrupt_blocks: u64,
     remote_hits: u64,
+    remote_hosted: u64,
     remote_saved_tokens: u64,
     remote_blocks_read: u64,
     remote_blocks_stored: u64,
@@ -377,6 +378,7 @@ impl FleetReport {
             (&mut self.verified_blocks, "verified_blocks"),
             (&mut self.corrupt_blocks, "corrupt_blocks"),
             (&mut self.remote_hits, "remote_hits"),
+            (&mut self.remote_hosted, "remote_hosted"),
             (&mut self.remote_saved_tokens, "remote_saved_tokens"),
             (&mut self.remote_blocks_read, "remote_blocks_read"),
             (&mut self.remote_blocks_stored, "remote_blocks_stored"),
@@ -413,7 +415,7 @@ impl FleetReport {
         let Self { nodes, killed, stopped, requests, finished, leases, .. } = self;
         format!(
             "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped, {} parted\n\n  \
-             remote    {} blocks from other nodes: {} tokens not computed; {} read, {} stale, {} hedged, {} downs\n  \
+             remote    {} blocks from other nodes: {} tokens not computed; {} read, {} of them in host memory, {} stale, {} hedged, {} downs\n  \
              handover  {} prompts: {} blocks, {} wrong; {} failed, {} cancelled, {} computed where they go on\n  \
              leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
              verified  {} blocks, {} corrupt\n",
@@ -424,6 +426,7 @@ impl FleetReport {
             self.remote_hits,
             self.remote_saved_tokens,
             self.remote_blocks_read,
+            self.remote_hosted,
             self.remote_misses_stale,
             self.remote_hedged,
             self.remote_downs,

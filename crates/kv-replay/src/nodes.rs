@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
+use kv_cache::KvCache;
+use kv_cache::kv_manager::EventReader;
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
@@ -20,6 +24,9 @@ use crate::report::{LatencyReport, grouped};
 /// How long a reader of a node may take. Short, so that a process that was stopped wakes behind it.
 pub const LEASE: Duration = Duration::from_millis(200);
 
+/// How long a node that did not answer is left alone: shorter than the shortest runs.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+
 /// Nodes of a run, at most.
 pub const NODES_MAX: u16 = 64;
 
@@ -31,6 +38,47 @@ const START_MAX: Duration = Duration::from_secs(60);
 const ETCD_LEASE: Duration = Duration::from_secs(2);
 #[cfg(feature = "etcd")]
 const ETCD_EVERY: Duration = Duration::from_millis(100);
+
+/// How often a node reads what has happened in its host memory.
+const EVENTS_EVERY: Duration = Duration::from_millis(1);
+
+/// The thread that tells a node what comes to the host tier of its cache and goes.
+#[derive(Debug)]
+struct Hosts {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hosts {
+    fn follow(mut events: EventReader, node: Arc<Node>) -> std::io::Result<Self> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&ends);
+        let thread = std::thread::Builder::new().name("node-events".to_owned());
+        let thread = thread.spawn(move || {
+            let mut read = Vec::new();
+            while !ended.load(Ordering::Relaxed) {
+                read.clear();
+                // What is lost, the next read makes up for.
+                if events.read(&mut read).is_ok_and(|count| count == 0) {
+                    std::thread::park_timeout(EVENTS_EVERY);
+                }
+                node.note_events(&read);
+            }
+        })?;
+        Ok(Self { ends, thread: Some(thread) })
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It ends within one read.
+            drop(thread.join());
+        }
+    }
+}
 
 /// Which node of a run a process is.
 #[derive(Clone, Debug)]
@@ -57,12 +105,15 @@ pub struct NodeConfig {
     pub etcd: Vec<String>,
     /// The server and the tier, once the run has begun.
     served: Arc<OnceLock<Served>>,
+    /// What tells the others of this node's host memory.
+    hosts: Arc<OnceLock<Hosts>>,
 }
 
 /// What a node has once it is served.
 #[derive(Debug)]
 struct Served {
     server: Server,
+    memory: NodeMemory,
     watch: Option<RemoteWatch>,
     #[cfg(feature = "etcd")]
     membership: Option<kv_etcd::Membership>,
@@ -86,6 +137,8 @@ pub enum NodeTransfer {
 pub(crate) enum NodeMemory {
     Host(Arc<dyn Memory>),
     #[cfg(feature = "nixl")]
+    Nixl(Arc<kv_nixl::NixlMemory>),
+    #[cfg(feature = "nixl")]
     Device(Arc<kv_nixl::NixlDeviceMemory>),
 }
 
@@ -93,6 +146,8 @@ impl NodeMemory {
     fn memory(&self) -> Arc<dyn Memory> {
         match self {
             Self::Host(memory) => Arc::clone(memory),
+            #[cfg(feature = "nixl")]
+            Self::Nixl(memory) => Arc::clone(memory) as Arc<dyn Memory>,
             #[cfg(feature = "nixl")]
             Self::Device(memory) => Arc::clone(memory) as Arc<dyn Memory>,
         }
@@ -123,7 +178,7 @@ impl NodeTransfer {
             Self::Nixl => {
                 let memory = Arc::new(HostMemory::new(bytes)?);
                 let memory = kv_nixl::NixlMemory::new(&kv_nixl::Library::open()?, memory)?;
-                Ok(NodeMemory::Host(Arc::new(memory)))
+                Ok(NodeMemory::Nixl(Arc::new(memory)))
             }
             #[cfg(feature = "nixl")]
             Self::NixlDevice => {
@@ -265,6 +320,7 @@ impl NodeConfig {
             handover: Duration::from_secs(10),
             etcd: Vec::new(),
             served: Arc::default(),
+            hosts: Arc::default(),
         }
     }
 
@@ -319,11 +375,12 @@ impl NodeConfig {
     /// Serves records of so many bytes at most under leases of so long at most, and waits for the other nodes.
     fn listen(
         &self,
-        (record_bytes, bytes): (u64, u64),
+        (record_bytes, bytes, host_bytes): (u64, u64, u64),
         lease_max: Option<Duration>,
         device: Option<&Device>,
     ) -> Result<(Server, NodeMemory), NodeStartError> {
         let mut options = NodeOptions::new(&Self::name(self.index), record_bytes);
+        options.host_bytes = host_bytes;
         if let Some(lease_max) = lease_max {
             // Each block of a sequence that is offered has one.
             (options.lease_max, options.leases_max) = (lease_max, 1 << 20);
@@ -356,11 +413,12 @@ impl NodeConfig {
     ) -> Result<(Arc<Node>, NodeMemory), NodeStartError> {
         // Nobody keeps anything at a node that goes on with prompts.
         let bytes = if self.is_prefill() { self.bytes } else { 2 * record_bytes };
-        let sizes = (record_bytes, bytes);
+        let sizes = (record_bytes, bytes, 0);
         let (server, memory) = self.listen(sizes, Some(lease_max), Some(device))?;
         let node = Arc::clone(server.node());
         let served = Served {
             server,
+            memory: memory.clone(),
             watch: None,
             #[cfg(feature = "etcd")]
             membership: None,
@@ -369,17 +427,25 @@ impl NodeConfig {
         Ok((node, memory))
     }
 
-    /// Serves records of so many bytes at most, waits for the other nodes, and returns the tier over all.
-    pub(crate) fn start(&self, record_bytes: u64) -> Result<RemoteTier, NodeStartError> {
-        let (server, _) = self.listen((record_bytes, self.bytes), None, None)?;
+    /// Serves records of so many bytes at most, and later a host tier of so many bytes at most; waits for the other nodes, and returns
+    /// the tier over all.
+    pub(crate) fn start(
+        &self,
+        record_bytes: u64,
+        host_bytes: u64,
+    ) -> Result<RemoteTier, NodeStartError> {
+        let (server, memory) = self.listen((record_bytes, self.bytes, host_bytes), None, None)?;
         let members = (0..self.nodes).map(|index| self.member(index));
         let members = if self.etcd.is_empty() { members.collect() } else { Vec::new() };
         let mut options = RemoteOptions::new(members, self.key.clone());
         options.lease = LEASE;
+        options.own = Some(Self::name(self.index));
+        options.retry_after = RETRY_AFTER;
         self.transfer.set(&mut options)?;
         let tier = RemoteTier::new(options)?;
         let served = Served {
             server,
+            memory,
             watch: Some(tier.watch()),
             #[cfg(feature = "etcd")]
             membership: self.join(tier.watch())?,
@@ -390,6 +456,25 @@ impl NodeConfig {
         }
         self.served.set(served).map_err(|_| NodeStartError::Again)?;
         Ok(tier)
+    }
+
+    /// Serves the host tier of a cache, too, and tells the other nodes what comes there and goes, if this node keeps blocks.
+    pub(crate) fn share(&self, cache: &mut KvCache) -> Result<(), NodeStartError> {
+        let Some(Served { server, memory, watch: Some(_), .. }) = self.served.get() else {
+            return Ok(());
+        };
+        let Some(events) = cache.events() else { return Ok(()) };
+        let host = cache.share_host();
+        match memory {
+            #[cfg(feature = "nixl")]
+            NodeMemory::Nixl(memory) => memory.register_host_tier(&host)?,
+            #[cfg(feature = "nixl")]
+            NodeMemory::Device(_) => {}
+            NodeMemory::Host(_) => {}
+        }
+        server.node().share(host)?;
+        let hosts = Hosts::follow(events, Arc::clone(server.node()))?;
+        self.hosts.set(hosts).map_err(|_| NodeStartError::Again)
     }
 
     /// Has the tier follow the members that etcd lists, and waits until all are there or had the time to be.
@@ -443,6 +528,7 @@ impl NodeConfig {
         Some(NodeReport {
             member_changes,
             remote_hits,
+            remote_hosted: served.server.node().stats().hosted,
             remote_saved_tokens: remote_hits * u64::from(block_tokens),
             remote_blocks_read: stats.read,
             remote_blocks_stored: stats.stored,
@@ -490,7 +576,9 @@ pub struct NodeReport {
     pub member_changes: Option<u64>,
     /// Blocks that came from another node and were right.
     pub remote_hits: u64,
-    /// Tokens of these blocks, which were not computed here.
+    /// Blocks that other nodes have found in this node's host memory, used or not.
+    pub remote_hosted: u64,
+    /// Tokens of the blocks that came from another node, which were not computed here.
     pub remote_saved_tokens: u64,
     /// Blocks whose bytes were read from any node, used or not.
     pub remote_blocks_read: u64,

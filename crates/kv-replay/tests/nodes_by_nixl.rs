@@ -14,9 +14,10 @@ const NIXL: [&str; 4] = ["--nodes", "3", "--node-transfer", "nixl"];
 fn main() {
     let required = std::env::var_os("KV_REQUIRE_NIXL").is_some_and(|value| value == "1");
     let missing = kv_nixl::Library::open().is_err();
-    let trials: [(&str, fn()); 3] = [
+    let trials: [(&str, fn()); 4] = [
         ("nodes_use_each_others_blocks_and_every_byte_is_right", every_byte_is_right),
         ("a_node_that_is_killed_costs_its_own_requests_only", a_node_is_killed),
+        ("nodes_read_each_others_host_memory", host_memory_is_read),
         ("nodes_that_sleep_or_are_parted_go_on", nodes_sleep_or_are_parted),
     ];
     let trials = trials.into_iter().map(|(name, run)| {
@@ -33,6 +34,13 @@ fn every_byte_is_right() {
     let report = good(4, &NIXL);
     assert_eq!(report["node_transfer"], "nixl");
     assert!(report["remote_hits"].as_u64().unwrap() > 0, "{report}");
+}
+
+fn host_memory_is_read() {
+    // With hardly a slot of its own, a node has only its host memory to be read.
+    let hosted = ["--node-bytes", "64KiB", "--host-blocks", "1024", "--store", "all"];
+    let report = good(6, &[&NIXL[..], &hosted].concat());
+    assert!(report["remote_hosted"].as_u64().unwrap() > 0, "{report}");
 }
 
 fn a_node_is_killed() {

@@ -194,6 +194,7 @@ fn options(
             eviction: config.policy.into(),
             host_eviction: config.policy.into(),
             store,
+            events: tiers::events(config),
             clock: Some(passing::pool_clock(config, devices.sim.is_some(), &devices.clock)),
             ..PoolRules::default()
         },
@@ -234,7 +235,10 @@ fn play(
     let placement = cache.options().placement.as_ref();
     report.placement = placement.map(|placement| place::report(config.place, placement));
     let worker = cache.options().growth.worker().cloned();
-    let local = Local::new(cache)?;
+    let mut local = Local::new(cache)?;
+    if let Some(node) = &config.node {
+        node.share(&mut local.cache)?;
+    }
     memory::begin(&mut report, config, local.cache.manager())?;
     let sim = devices.sim.as_ref();
     let model = Model::new(config, sim, local.cache.parts())?;

@@ -66,7 +66,7 @@ pub(super) fn tiers(config: &RunConfig, worker: u64) -> Result<LowerTiers, RunEr
         });
     }
     if let Some(node) = config.node.as_ref().filter(|_| keeps_blocks(config)) {
-        let started = Mutex::new(Some(node.start(record_bytes(config)?)?));
+        let started = Mutex::new(Some(node.start(record_bytes(config)?, host_bytes(config)?)?));
         tiers.push(move || match started.lock().ok().and_then(|mut started| started.take()) {
             Some(tier) => Box::new(tier),
             // The connections are one worker's. Another one has a tier without room.
@@ -96,6 +96,19 @@ fn record_bytes(config: &RunConfig) -> Result<u64, RunError> {
     let layers = config.shape.layers.max(config.state_layers) as usize;
     let header = header_bytes(layers.saturating_mul(DEVICES_MOST)) as u64;
     Ok(block.max(state).saturating_add(header))
+}
+
+/// Bytes of the host tier of a run, at most: of groups with blocks of the longest record each.
+fn host_bytes(config: &RunConfig) -> Result<u64, RunError> {
+    const GROUPS_MOST: u64 = 4;
+    let blocks = config.host_blocks.saturating_mul(GROUPS_MOST);
+    Ok(record_bytes(config)?.saturating_mul(blocks))
+}
+
+/// Events of a node's cache that are kept for the thread that tells the others: many steps' worth.
+pub(super) fn events(config: &RunConfig) -> Option<usize> {
+    const EVENTS: usize = 1 << 16;
+    keeps_blocks(config).then_some(EVENTS)
 }
 
 /// Devices of a host, at most.

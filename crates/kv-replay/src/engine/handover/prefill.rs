@@ -59,6 +59,8 @@ impl Prefill {
         let way = match memory {
             NodeMemory::Host(_) => Way::ThroughHost,
             #[cfg(feature = "nixl")]
+            NodeMemory::Nixl(_) => Way::ThroughHost,
+            #[cfg(feature = "nixl")]
             NodeMemory::Device(memory) => {
                 Way::OnDevice(super::on_device::Giving::new(Arc::clone(memory), device)?)
             }
