@@ -103,7 +103,7 @@ impl Manager {
         let groups = groups.map(|((group, options), memory)| {
             let (block_bytes, count) = (memory.block_bytes(), options.pool.secondary_blocks);
             let first = end;
-            end += count * block_bytes as u64;
+            end = count.saturating_mul(block_bytes as u64).saturating_add(end);
             // What is on its way is of a plan that was staged, or of the next one.
             let written = || Written { step: self.latest_staged.into(), number: 0.into() };
             GroupShare {

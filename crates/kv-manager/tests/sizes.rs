@@ -17,10 +17,10 @@ use kv_manager::tiers::{
 };
 use kv_manager::{
     Adoption, Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content,
-    Direction, Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, LayerLoad, Manager,
-    ManagerOptions, Message, Outcome, PlanError, Replica, Request, ReserveError, Row, RowEdit,
-    Sequence, Settled, SharedMemory, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Tokens,
-    Transfer, WorkerId,
+    Direction, Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, HostLoan, HostShare,
+    LayerLoad, Manager, ManagerOptions, Message, Outcome, PlanError, Replica, Request,
+    ReserveError, Row, RowEdit, Sequence, Settled, SharedMemory, Snapshot, SnapshotTable, Start,
+    StepPlan, TicketId, Tokens, Transfer, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
@@ -456,6 +456,41 @@ fn transfers_of_any_size_are_checked() {
         assert!(matches!(again, Err(PlanError::Ticket { .. })), "{again:?}");
         let farther = Transfer { tier: Tier::Fourth, ..first };
         assert!(matches!(check(&of(&farther), u64::MAX), Err(PlanError::Tier { .. })));
+    }
+}
+
+#[test]
+fn addresses_of_a_shared_host_tier_are_any_numbers() {
+    let numbers = || NUMBERS.into_iter().map(u64::from).chain([99, 100, u64::MAX - 1, u64::MAX]);
+    for format in numbers() {
+        let mut shared = manager(4, 2);
+        let memory: Vec<Arc<dyn HostBlocks>> = vec![Arc::new(OneBlock)];
+        let share = Manager::share_host(&mut shared, format, memory).unwrap();
+        for address in numbers() {
+            for bytes in [0, 1, 100, 200, 201] {
+                let end = address.checked_add(bytes as u64);
+                let fits = bytes == 0 || end.is_some_and(|end| end <= 200);
+                let read = HostShare::read(&share, address, &mut vec![0; bytes]);
+                assert_eq!(read, fits, "{bytes} bytes at {address}");
+            }
+        }
+        // Four blocks leave the device, the last two of which stay in host memory.
+        let names = |first: u64| (first..first + 4).map(|of| BlockHash::from_u128(of.into()));
+        for first in [1, 11] {
+            let mut requests = [Request::named(16, names(first).collect())];
+            let mut sequence = admitted(shared.admit(&mut requests, u64::MAX).pop().unwrap());
+            common::step(&mut shared, &mut [&mut sequence]);
+        }
+        let wanted: Vec<_> = names(1).map(|name| (GroupId(0), name)).collect();
+        let loan = wanted.iter().find_map(|of| share.lend(&[*of])).unwrap();
+        for start in numbers() {
+            for end in numbers() {
+                let covers = HostLoan::covers(&loan, &(start..end));
+                let first = loan.blocks()[0].address;
+                let within = (first..first + 100).contains(&start) && end <= first + 100;
+                assert_eq!(covers, within, "{start}..{end}");
+            }
+        }
     }
 }
 

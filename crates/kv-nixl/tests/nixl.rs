@@ -346,8 +346,8 @@ fn descriptions_that_are_none_are_refused() {
     let node = NodeProcess::start("a", 8);
     let whole = node.connect().describe(far()).unwrap().to_vec();
     let lying = process::Liar::start(8);
-    // Another magic, version and kind, and memory of another length than the peer has said before.
-    for (at, change) in [(0, 1_u8), (4, 7), (5, 9), (22, 1)] {
+    // Another magic, version and kind, and more memory than the peer has said before.
+    for (at, change) in [(0, 1_u8), (4, 7), (5, 9), (38, 1)] {
         let mut said = whole.clone();
         said[at] ^= change;
         lying.say(said);
