@@ -10,6 +10,7 @@
 mod alone;
 #[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
+mod long;
 mod process;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +54,18 @@ const SCENARIOS: &[Scenario] = &[
     ("descriptions_that_are_none_are_refused", descriptions_that_are_none_are_refused, false),
     ("spans_outside_the_memory_are_refused", spans_outside_the_memory_are_refused, true),
     ("the_pin_race", the_pin_race, true),
+    ("what_is_looked_at_does_not_change", long::what_is_looked_at_does_not_change, true),
+    ("a_panic_of_the_caller_ends_a_long_read", long::a_panic_ends_the_read, true),
+    (
+        "a_long_read_that_is_late_keeps_its_memory",
+        long::a_long_read_that_is_late_keeps_its_memory,
+        false,
+    ),
+    (
+        "a_caller_that_is_slow_is_late_with_nothing_on_its_way",
+        long::a_caller_that_is_slow_is_late_with_nothing_on_its_way,
+        true,
+    ),
 ];
 
 fn main() {
