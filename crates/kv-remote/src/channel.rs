@@ -12,7 +12,7 @@ use crate::{FrameError, HandshakeError, Key, PeerError};
 
 const MAGIC: [u8; 4] = *b"KVRM";
 /// The version of the protocol.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Bytes that both sides' first messages begin with.
 const HEAD: usize = 6;
 /// Bytes of what a node says of itself.

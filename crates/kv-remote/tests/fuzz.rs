@@ -123,7 +123,7 @@ fn a_server_that_is_fed_with_noise_goes_on() {
     let mut peer = Peer::connect(&member, &key(), far()).unwrap();
     peer.put(block(1), record(1), far()).unwrap();
     for _ in 0..rounds {
-        let mut noise = b"KVRM\x02\x00".to_vec();
+        let mut noise = b"KVRM\x03\x00".to_vec();
         noise.extend((0..random(&mut state) % 200).map(|_| random(&mut state) as u8));
         if random(&mut state).is_multiple_of(2) {
             change(&mut state, &mut noise);

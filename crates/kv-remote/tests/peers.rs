@@ -199,7 +199,7 @@ fn a_peer_without_the_key_or_of_another_name_is_not_let_in() {
     // One that has the key for the first half only: it says something else than its proof.
     let mut stream = TcpStream::connect(port(&server)).unwrap();
     stream.set_read_timeout(Some(SECOND * 20)).unwrap();
-    stream.write_all(&[b"KVRM\x02\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
+    stream.write_all(&[b"KVRM\x03\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).unwrap();
     until("the wrong proof is counted", || server.stats().wrong_key == 1);
@@ -215,7 +215,7 @@ fn a_server_without_the_key_is_told_nothing() {
     let answers = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 38]).unwrap();
-        let welcome = [b"KVRM\x02\x00".as_slice(), &[1; 32 + 16], b"\x01a", &[2; 32]].concat();
+        let welcome = [b"KVRM\x03\x00".as_slice(), &[1; 32 + 16], b"\x01a", &[2; 32]].concat();
         stream.write_all(&welcome).unwrap();
         let mut told = Vec::new();
         stream.read_to_end(&mut told).unwrap();
@@ -278,13 +278,13 @@ fn another_protocol_and_another_version_are_refused_by_either_side() {
         answer
     };
     assert_eq!(say(b"GET / HTTP/1.1\r\n\r\n"), b"");
-    assert_eq!(say(b"KVRM\x01\x00"), b"KVRM\x02\x00", "its own version is all that it says");
+    assert_eq!(say(b"KVRM\x02\x00"), b"KVRM\x03\x00", "its own version is all that it says");
     until("both are counted", || {
         let stats = server.stats();
         (stats.foreign, stats.wrong_version) == (1, 1)
     });
     for (answer, expected) in [
-        (b"KVRM\x07\x00".as_slice(), HandshakeError::Version { ours: 2, theirs: 7 }),
+        (b"KVRM\x07\x00".as_slice(), HandshakeError::Version { ours: 3, theirs: 7 }),
         (b"HTTP/1.1 400 Bad Request".as_slice(), HandshakeError::Foreign { found: *b"HTTP" }),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
