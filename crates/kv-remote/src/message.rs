@@ -146,6 +146,9 @@ pub enum Reply {
     Described(Vec<u8>),
 }
 
+/// The kind of [`Reply::Bytes`], which stands before the bytes.
+pub(crate) const BYTES: u8 = 2;
+
 fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
     Ok(Span { address: fields.u64()?, bytes: fields.u32()? })
 }
@@ -231,6 +234,11 @@ impl Request {
 }
 
 impl Reply {
+    /// The bytes of [`Reply::Bytes`], where they are; none if a frame's body is another reply.
+    pub(crate) fn bytes(body: &[u8]) -> Option<&[u8]> {
+        body.split_first().filter(|(kind, _)| **kind == BYTES).map(|(_, bytes)| bytes)
+    }
+
     /// The reply that a frame's body is.
     ///
     /// # Errors
@@ -251,7 +259,7 @@ impl Reply {
                 }
                 Self::Found(Found { lease: (lease != 0).then_some(LeaseId(lease)), blocks })
             }
-            2 => Self::Bytes(fields.rest().to_vec()),
+            BYTES => Self::Bytes(fields.rest().to_vec()),
             3 => Self::Done,
             4 => {
                 let next = Cursor { log: fields.u64()?, read: fields.u64()? };
@@ -307,7 +315,7 @@ impl Reply {
                 writer.0
             }
             Self::Bytes(bytes) => {
-                let mut writer = Writer::of(2);
+                let mut writer = Writer::of(BYTES);
                 writer.0.extend_from_slice(bytes);
                 writer.0
             }
