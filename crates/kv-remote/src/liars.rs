@@ -194,6 +194,20 @@ fn answers_that_nobody_has_waited_for_are_no_later_ones() {
 }
 
 #[test]
+fn a_lease_is_given_back_to_one_that_says_nothing() {
+    let (mut peer, thread) = node(|channel| {
+        let body = channel.receive(far()).unwrap();
+        assert_eq!(Request::parse(body), Ok(Request::Release { lease: LeaseId(5) }));
+        // The answer is that to the next request.
+        channel.receive(far()).unwrap();
+        channel.send(&Reply::Described(vec![7]).body(), far()).unwrap();
+    });
+    peer.release(LeaseId(5), far()).unwrap();
+    assert_eq!(*peer.describe(far()).unwrap(), [7]);
+    thread.join().unwrap();
+}
+
+#[test]
 fn room_for_a_frame_is_kept_unless_it_is_much() {
     use crate::channel::room;
     let mut buffer = Vec::new();

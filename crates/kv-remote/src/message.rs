@@ -1,4 +1,5 @@
-//! What nodes say to each other once each has proved that it has the key: a request, and one reply.
+//! What nodes say to each other once each has proved that it has the key: a request, and one reply, which [`Request::Release`] alone
+//! does not have.
 //!
 //! A message is the body of a frame: its kind, one byte, and its fields. Numbers are little-endian.
 
@@ -103,6 +104,11 @@ pub enum Request {
         /// The lease.
         lease: LeaseId,
     },
+    /// A lease has ended, and its reader wants no reply. A lease that the node does not know has ended before.
+    Release {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// A record is to be kept under a name.
     Put {
         /// The block's group.
@@ -183,6 +189,7 @@ impl Request {
             6 => Self::Clear,
             7 => Self::Changes { from: Cursor { log: fields.u64()?, read: fields.u64()? } },
             8 => Self::Describe,
+            9 => Self::Release { lease: LeaseId(fields.u64()?) },
             kind => return Err(FrameError::Kind { kind }),
         };
         fields.end()?;
@@ -229,6 +236,11 @@ impl Request {
                 writer.0
             }
             Self::Describe => Writer::of(8).0,
+            Self::Release { lease } => {
+                let mut writer = Writer::of(9);
+                writer.u64(lease.0);
+                writer.0
+            }
         }
     }
 }

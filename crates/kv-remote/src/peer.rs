@@ -227,6 +227,17 @@ impl Peer {
         self.done(&Request::End { lease }, deadline)
     }
 
+    /// Ends a lease without waiting: the node says nothing of it, not even that its time had come before.
+    ///
+    /// # Ordering
+    /// The lease has ended before the node answers a later call of this connection.
+    ///
+    /// # Errors
+    /// [`PeerError`], if it could not be sent.
+    pub fn release(&mut self, lease: LeaseId, deadline: Instant) -> Result<(), PeerError> {
+        self.channel.send(&Request::Release { lease }.body(), deadline)
+    }
+
     /// Has the node keep a record.
     ///
     /// # Errors

@@ -214,12 +214,14 @@ fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result
                 *stats.refused.entry(*refusal).or_default() += 1;
             }
             Answer::Reply(_) | Answer::Body(_) => stats.answered += 1,
+            Answer::None => {}
         }
         drop(stats);
         let deadline = after(frame_max);
         match answer {
             Answer::Reply(reply) => channel.send(&reply.body(), deadline)?,
             Answer::Body(bytes) => channel.send_body(bytes, deadline)?,
+            Answer::None => {}
         }
     }
     Ok(())
@@ -230,6 +232,8 @@ enum Answer {
     Reply(Reply),
     /// It is in the channel, and has so many bytes.
     Body(usize),
+    /// The reader waits for none.
+    None,
 }
 
 impl From<Result<(), Refusal>> for Answer {
@@ -250,6 +254,11 @@ fn answer(channel: &mut Channel, node: &Node, reader: ReaderId, request: Request
             Err(refusal) => Reply::Refused(refusal),
         },
         Request::End { lease } => return node.end(reader, lease).into(),
+        Request::Release { lease } => {
+            // One that has ended is as its reader wants it.
+            let _ = node.end(reader, lease);
+            return Answer::None;
+        }
         Request::Put { group, name, record } => return node.put((group, name), &record).into(),
         Request::Forget { blocks } => {
             node.forget(&blocks);

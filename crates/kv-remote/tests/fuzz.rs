@@ -21,7 +21,7 @@ fn span(state: &mut u64) -> Span {
 
 fn request(state: &mut u64) -> Request {
     let any_block = |state: &mut u64| block(random(state));
-    match random(state) % 8 {
+    match random(state) % 9 {
         0 => {
             let lease = Duration::from_millis(random(state) & 0xffff_ffff);
             Request::Find { lease, blocks: list(state, any_block) }
@@ -35,6 +35,7 @@ fn request(state: &mut u64) -> Request {
         4 => Request::Forget { blocks: list(state, any_block) },
         5 => Request::Clear,
         6 => Request::Describe,
+        7 => Request::Release { lease: LeaseId(random(state)) },
         _ => Request::Changes { from: Cursor { log: random(state), read: random(state) } },
     }
 }

@@ -165,6 +165,31 @@ fn a_lease_ends_by_time_without_a_call_and_its_late_reader_misses() {
 }
 
 #[test]
+fn a_lease_that_is_released_has_ended_before_the_next_answer() {
+    let (server, member) = serve("a", 4);
+    let mut peer = connect(&member);
+    peer.put(block(1), record(1), far()).unwrap();
+    let wanted = blocks([1]);
+    for turn in 1..=50 {
+        let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
+        let read = peer.read(&mut SocketTransfer, &found, &wanted, far()).unwrap();
+        assert_eq!(read, [Ok(record(1))]);
+        peer.release(found.lease.unwrap(), far()).unwrap();
+        // One that has ended is not ended again, and nothing is said of it.
+        peer.release(found.lease.unwrap(), far()).unwrap();
+        peer.changes(Cursor::default(), far()).unwrap();
+        let leases = server.node().stats().leases;
+        assert_eq!((leases.granted, leases.returned, leases.open), (turn, turn, 0));
+    }
+    let mut other = connect(&member);
+    let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
+    other.release(found.lease.unwrap(), far()).unwrap();
+    other.changes(Cursor::default(), far()).unwrap();
+    assert_eq!(server.node().stats().leases.open, 1, "it is another connection's");
+    assert!(server.stats().refused.is_empty());
+}
+
+#[test]
 fn a_lease_is_no_other_connections_to_read_or_end() {
     let (server, member) = serve("a", 4);
     let (mut one, mut two) = (connect(&member), connect(&member));
