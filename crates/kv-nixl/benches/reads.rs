@@ -89,7 +89,7 @@ fn measure() {
                 }
             })
             .unwrap();
-            peer.end(found.lease.unwrap(), far()).unwrap();
+            peer.release(found.lease.unwrap(), far()).unwrap();
         };
         let read = timed(|| whole(&mut peer, &mut nixl, false));
         let copied = timed(|| whole(&mut peer, &mut nixl, true));
@@ -104,7 +104,7 @@ fn measure() {
         });
         let asked = timed(|| {
             let found = peer.find_and_pin(&wanted, LEASE, far()).unwrap();
-            peer.end(found.lease.unwrap(), far()).unwrap();
+            peer.release(found.lease.unwrap(), far()).unwrap();
         });
         let rate = |time: Duration| (bytes * count) as f64 / time.as_secs_f64() / 1e9;
         println!(

@@ -21,6 +21,10 @@ pub(crate) enum Home {
 }
 
 impl Home {
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self, Self::Host)
+    }
+
     /// Bytes that are read at a time, unless one span has more. On the host so many that a read's own cost is small, and so few that
     /// what has come is still in a cache when it is checked. On a device so many that a link of some hundred GB/s is busy.
     pub(crate) fn piece_bytes(&self) -> usize {

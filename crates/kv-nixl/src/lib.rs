@@ -3,12 +3,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod agent;
+mod beside;
 mod descriptor;
 mod device;
 mod error;
 mod landing;
 mod library;
 mod memory;
+mod piece;
 mod reader;
 mod readers;
 mod transfer;

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use kv_remote::message::Span;
 
-use crate::agent::{Agent, BEGINNING, Look, Request, Role};
+use crate::agent::{Agent, BEGINNING, Kind, Look, Request, Role};
+use crate::beside;
 use crate::descriptor::Descriptor;
 use crate::landing::{Came, Home, Landing};
+use crate::piece::{Arrived, Here, Taker};
 use crate::{Library, NixlError};
 
 /// Looks at a read before other threads are let in between, and before it is looked at only now and then.
@@ -21,6 +23,9 @@ const PAUSE: Duration = Duration::from_micros(20);
 
 /// Pieces that are on their way at a time: one is checked while others come.
 const PIECES: usize = 3;
+
+/// Bytes of a read that is worth a second thread, which takes some 100 µs to begin and to end.
+const BESIDE_MIN: u64 = 4 << 20;
 
 /// Why a read has brought nothing, or not all.
 #[derive(Debug)]
@@ -123,7 +128,7 @@ impl Reader {
         self.has_ended() && self.free.iter().all(|landing| landing.is_unused().unwrap_or(true))
     }
 
-    /// Reads spans of the peer's memory, and says each once it has come.
+    /// Reads spans of the peer's memory, and says each once it has come, in order.
     pub(crate) fn read(
         &mut self,
         spans: &[Span],
@@ -133,27 +138,46 @@ impl Reader {
         if !self.has_ended() {
             return Err(Failure::Late);
         }
+        let bytes: u64 = spans.iter().map(|span| u64::from(span.bytes)).sum();
+        // A thread of its own has no device's context, which work with a device's memory needs.
+        let is_host = self.home.is_host() && self.there.kind == Kind::Host;
+        if is_host && bytes >= BESIDE_MIN && self.piece(spans, 0).0 < spans.len() {
+            return beside::read(self, spans, deadline, each);
+        }
+        self.bring(spans, deadline, &mut Here { spans, each })
+    }
+
+    /// Brings spans piece by piece, each of which is handed over before another one is begun if it has come by then.
+    pub(crate) fn bring(
+        &mut self,
+        spans: &[Span],
+        deadline: Instant,
+        taker: &mut impl Taker,
+    ) -> Result<(), Failure> {
         let mut next = 0;
         loop {
-            while self.open.len() < PIECES && next < spans.len() {
-                let (end, bytes) = self.piece(spans, next);
-                let Some(landing) = self.landing(bytes, deadline)? else { break };
-                match self.begin((spans, next..end), landing) {
-                    Err(error @ NixlError::Call { operation: BEGINNING, .. })
-                        if !self.has_begun =>
-                    {
-                        return Err(Failure::NotBegun(error));
-                    }
-                    begun => begun?,
+            taker.give_back(&mut self.free);
+            let begun = self.open.len() < PIECES.min(taker.room())
+                && next < spans.len()
+                && self.begin_at(spans, &mut next, deadline)?;
+            let until = if begun { Instant::now() } else { deadline };
+            let Some(piece) = self.open.pop_front() else {
+                if next >= spans.len() {
+                    return Ok(());
                 }
-                self.has_begun = true;
-                next = end;
-            }
-            let Some(piece) = self.open.pop_front() else { return Ok(()) };
-            match self.wait(&piece.request, deadline) {
+                // All landings are looked at.
+                if !taker.wait(deadline, &mut self.free)? {
+                    return Ok(());
+                }
+                continue;
+            };
+            match self.wait(&piece.request, until) {
                 Look::Open => {
                     self.open.push_front(piece);
-                    return Err(Failure::Late);
+                    if !begun {
+                        return Err(Failure::Late);
+                    }
+                    continue;
                 }
                 Look::Done => self.agent.release(piece.request),
                 Look::Failed(status) => {
@@ -161,19 +185,37 @@ impl Reader {
                     return Err(NixlError::Call { operation: "a read", status }.into());
                 }
             }
-            let mut at = 0;
-            for (place, span) in piece.spans.clone().zip(spans.get(piece.spans).unwrap_or_default())
-            {
-                let end = at + span.bytes as usize;
-                // SAFETY: the piece is over, and its landing is lent to no other one: it becomes free behind this.
-                if let Some(came) = unsafe { piece.landing.came(at..end) } {
-                    each(place, came);
-                }
-                at = end;
+            // SAFETY: the piece is over, and its landing is among the free ones again only when the taker has given it back.
+            let arrived = unsafe { Arrived::new(piece.landing, piece.spans) };
+            if !taker.take(arrived, &mut self.free)? {
+                return Ok(());
             }
-            piece.landing.is_used()?;
-            self.free.push(piece.landing);
         }
+    }
+
+    /// Takes landings that nothing uses any more.
+    pub(crate) fn give_back(&mut self, landings: impl Iterator<Item = Arc<Landing>>) {
+        self.free.extend(landings);
+    }
+
+    /// Begins the piece that begins at a span, and goes on to the next one; false if pieces that are on their way come first.
+    fn begin_at(
+        &mut self,
+        spans: &[Span],
+        next: &mut usize,
+        deadline: Instant,
+    ) -> Result<bool, Failure> {
+        let (end, bytes) = self.piece(spans, *next);
+        let Some(landing) = self.landing(bytes, deadline)? else { return Ok(false) };
+        match self.begin((spans, *next..end), landing) {
+            Err(error @ NixlError::Call { operation: BEGINNING, .. }) if !self.has_begun => {
+                return Err(Failure::NotBegun(error));
+            }
+            begun => begun?,
+        }
+        self.has_begun = true;
+        *next = end;
+        Ok(true)
     }
 
     /// Where the piece ends that begins at a span, and its bytes.

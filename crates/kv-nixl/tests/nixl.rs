@@ -10,6 +10,7 @@
 mod alone;
 #[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
+mod long;
 #[path = "../../kv-manager/tests/common/mod.rs"]
 mod manager;
 mod process;
@@ -58,6 +59,18 @@ const SCENARIOS: &[Scenario] = &[
     ("the_host_tier_is_read_without_the_node", the_host_tier_is_read, true),
     ("a_host_block_read_behind_its_lease_is_told_from_others", a_host_block_is_told, true),
     ("a_tier_that_was_not_registered_comes_over_the_connection", not_registered_tier, false),
+    ("what_is_looked_at_does_not_change", long::what_is_looked_at_does_not_change, true),
+    ("a_panic_of_the_caller_ends_a_long_read", long::a_panic_ends_the_read, true),
+    (
+        "a_long_read_that_is_late_keeps_its_memory",
+        long::a_long_read_that_is_late_keeps_its_memory,
+        false,
+    ),
+    (
+        "a_caller_that_is_slow_is_late_with_nothing_on_its_way",
+        long::a_caller_that_is_slow_is_late_with_nothing_on_its_way,
+        true,
+    ),
 ];
 
 fn main() {

@@ -1,6 +1,6 @@
 //! Who may speak: a key that all nodes share, and proofs that a peer has it now.
 //!
-//! Each side sends 32 random bytes and proves that it can compute an HMAC-SHA-256 over both sides' bytes, its role and
+//! Each side sends 32 random bytes and proves that it can compute a keyed BLAKE3 hash over both sides' bytes, its role and
 //! the node's name. So what was recorded of an earlier handshake proves nothing. Both sides then have two
 //! session keys, one for each direction. The tag of a frame covers its number in its direction: a frame that is
 //! changed, repeated, left out, or sent back is refused.
@@ -9,12 +9,13 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 
-use hmac::{Hmac, Mac};
-use sha2::Sha256;
+use blake3::{Hash, Hasher, KEY_LEN};
 
 use crate::{FrameError, HandshakeError, KeyError};
 
-type HmacSha256 = Hmac<Sha256>;
+/// What keys of proofs and of sessions are derived for, so that neither is of use for the other.
+const PROOFS: &str = "kv-remote 2026-11-27 version 3 proofs of a handshake";
+const SESSIONS: &str = "kv-remote 2026-11-27 version 3 keys of sessions";
 
 /// Bytes of the shortest key.
 const KEY_MIN: usize = 16;
@@ -28,7 +29,8 @@ pub(crate) const TAG_BYTES: usize = 16;
 /// The key that all nodes share. It is not shown.
 #[derive(Clone)]
 pub struct Key {
-    mac: HmacSha256,
+    proofs: [u8; KEY_LEN],
+    sessions: [u8; KEY_LEN],
 }
 
 impl Key {
@@ -37,24 +39,11 @@ impl Key {
     /// # Errors
     /// [`KeyError`].
     pub fn new(bytes: &[u8]) -> Result<Self, KeyError> {
-        let error = KeyError { bytes: bytes.len(), min: KEY_MIN };
         if bytes.len() < KEY_MIN {
-            return Err(error);
+            return Err(KeyError { bytes: bytes.len(), min: KEY_MIN });
         }
-        let mac = HmacSha256::new_from_slice(bytes).map_err(|_| error)?;
-        Ok(Self { mac })
-    }
-
-    fn proof(&self, label: &[u8], transcript: &Transcript<'_>) -> HmacSha256 {
-        let mut mac = self.mac.clone();
-        let Transcript { version, client, server, name, facts } = transcript;
-        let version = version.to_le_bytes();
-        let parts: [&[u8]; 6] = [label, &version, *client, *server, facts, name.as_bytes()];
-        for part in parts {
-            mac.update(&(part.len() as u64).to_le_bytes());
-            mac.update(part);
-        }
-        mac
+        let derived = |context| blake3::derive_key(context, bytes);
+        Ok(Self { proofs: derived(PROOFS), sessions: derived(SESSIONS) })
     }
 }
 
@@ -93,55 +82,73 @@ pub(crate) struct Transcript<'a> {
 }
 
 impl Transcript<'_> {
+    /// A hash of all that was said, for a role.
+    fn hash(&self, key: &[u8; KEY_LEN], role: Role) -> Hash {
+        let mut hasher = Hasher::new_keyed(key);
+        let Self { version, client, server, name, facts } = self;
+        let version = version.to_le_bytes();
+        let parts: [&[u8]; 6] = [role.label(), &version, *client, *server, facts, name.as_bytes()];
+        for part in parts {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        hasher.finalize()
+    }
+
     /// What proves that `role` has the key.
     pub(crate) fn prove(&self, key: &Key, role: Role) -> [u8; PROOF_BYTES] {
-        key.proof(role.label(), self).finalize().into_bytes().into()
+        self.hash(&key.proofs, role).into()
     }
 
     /// Checks what `role` has sent, in a time that does not depend on the bytes.
     pub(crate) fn check(&self, key: &Key, role: Role, proof: &[u8]) -> Result<(), HandshakeError> {
-        let mac = key.proof(role.label(), self);
-        mac.verify_slice(proof).map_err(|_| HandshakeError::Key)
+        // Hashes are compared in constant time.
+        let proof = Hash::from_slice(proof).map_err(|_| HandshakeError::Key)?;
+        if self.hash(&key.proofs, role) == proof { Ok(()) } else { Err(HandshakeError::Key) }
     }
 
     /// The session's tags for what `role` sends.
     pub(crate) fn tags(&self, key: &Key, role: Role) -> Tags {
-        let label = [b"session ".as_slice(), role.label()].concat();
-        let bytes = key.proof(&label, self).finalize().into_bytes();
-        // An HMAC takes a key of any length.
-        let mac = HmacSha256::new_from_slice(&bytes).unwrap_or_else(|_| key.mac.clone());
-        Tags { mac, number: 0 }
+        Tags { key: self.hash(&key.sessions, role).into(), number: 0 }
     }
 }
 
 /// The tags of one direction of a session.
 pub(crate) struct Tags {
-    mac: HmacSha256,
+    key: [u8; KEY_LEN],
     /// Frames so far.
     number: u64,
 }
 
 impl Tags {
-    fn mac(&self, body: &[u8]) -> HmacSha256 {
-        let mut mac = self.mac.clone();
-        mac.update(&self.number.to_le_bytes());
-        mac.update(body);
-        mac
+    /// Of which a tag is the beginning.
+    fn hash(&self, body: &[u8]) -> [u8; PROOF_BYTES] {
+        let mut hasher = Hasher::new_keyed(&self.key);
+        // The number last: so the body lies at whole chunks of the hash, and is hashed several at a time.
+        hasher.update(body);
+        hasher.update(&self.number.to_le_bytes());
+        hasher.finalize().into()
     }
 
     /// The tag of the next frame.
     pub(crate) fn next(&mut self, body: &[u8]) -> [u8; TAG_BYTES] {
-        let full: [u8; PROOF_BYTES] = self.mac(body).finalize().into_bytes().into();
+        let hash = self.hash(body);
         self.number += 1;
         let mut tag = [0; TAG_BYTES];
-        tag.copy_from_slice(&full[..TAG_BYTES]);
+        tag.copy_from_slice(&hash[..TAG_BYTES]);
         tag
     }
 
-    /// Checks the tag of the next frame.
+    /// Checks the tag of the next frame, in a time that does not depend on the bytes.
     pub(crate) fn check(&mut self, body: &[u8], tag: &[u8]) -> Result<(), FrameError> {
-        let number = self.number;
-        self.mac(body).verify_truncated_left(tag).map_err(|_| FrameError::Tag { number })?;
+        let (number, hash) = (self.number, self.hash(body));
+        // What is behind a tag is no part of it. Whole hashes are compared, since that takes constant time.
+        let mut said = hash;
+        let tag: &[u8; TAG_BYTES] = tag.try_into().map_err(|_| FrameError::Tag { number })?;
+        said[..TAG_BYTES].copy_from_slice(tag);
+        if Hash::from_bytes(hash) != Hash::from_bytes(said) {
+            return Err(FrameError::Tag { number });
+        }
         self.number += 1;
         Ok(())
     }
@@ -198,6 +205,14 @@ mod tests {
         let mut receiver = tags();
         assert_eq!(receiver.check(b"body", &second), Err(FrameError::Tag { number: 0 }));
         assert_eq!(receiver.check(b"Body", &first), Err(FrameError::Tag { number: 0 }));
+        for at in 0..TAG_BYTES {
+            let mut wrong = first;
+            wrong[at] ^= 1;
+            assert_eq!(receiver.check(b"body", &wrong), Err(FrameError::Tag { number: 0 }), "{at}");
+        }
+        for short in [&first[..15], &[]] {
+            assert_eq!(receiver.check(b"body", short), Err(FrameError::Tag { number: 0 }));
+        }
         assert_eq!(receiver.check(b"body", &first), Ok(()));
         assert_eq!(receiver.check(b"body", &first), Err(FrameError::Tag { number: 1 }));
         assert_eq!(receiver.check(b"body", &second), Ok(()));

@@ -12,7 +12,7 @@ use crate::{FrameError, HandshakeError, Key, PeerError};
 
 const MAGIC: [u8; 4] = *b"KVRM";
 /// The version of the protocol.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Bytes that both sides' first messages begin with.
 const HEAD: usize = 6;
 /// Bytes of what a node says of itself.
@@ -52,8 +52,22 @@ pub(crate) struct Channel {
     receives: Tags,
     /// Bytes of the longest body that is received.
     body_max: usize,
-    /// Kept to avoid allocation.
-    frame: Vec<u8>,
+    /// What was sent last, and what was received, with room that is kept for the next one.
+    outbox: Vec<u8>,
+    inbox: Vec<u8>,
+}
+
+/// Bytes before a frame's body.
+const LENGTH: usize = 4;
+/// Bytes of the longest frame whose room is kept.
+const KEPT_MAX: usize = 8 << 20;
+
+/// Room for so many bytes, which holds what it held. Room that is new is zero, and is touched by what fills it alone.
+pub(crate) fn room(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+    if buffer.len() < bytes || (buffer.len() > KEPT_MAX && bytes <= KEPT_MAX) {
+        *buffer = vec![0; bytes];
+    }
+    buffer.get_mut(..bytes).unwrap_or_default()
 }
 
 fn head() -> [u8; HEAD] {
@@ -127,12 +141,13 @@ impl Channel {
             sends: said.tags(key, Role::Client),
             receives: said.tags(key, Role::Server),
             body_max,
-            frame: Vec::new(),
+            outbox: Vec::new(),
+            inbox: Vec::new(),
         };
         // A server that does not believe the proof says nothing more.
-        match channel.receive(deadline) {
-            Ok(body) if body.is_empty() => Ok((channel, Facts::parse(&facts))),
-            Ok(body) => Err(FrameError::Trailing { bytes: body.len() }.into()),
+        match channel.receive(deadline).map(<[u8]>::len) {
+            Ok(0) => Ok((channel, Facts::parse(&facts))),
+            Ok(bytes) => Err(FrameError::Trailing { bytes }.into()),
             Err(PeerError::Closed) => Err(HandshakeError::Key.into()),
             Err(error) => Err(error),
         }
@@ -171,7 +186,8 @@ impl Channel {
             sends: said.tags(key, Role::Server),
             receives: said.tags(key, Role::Client),
             body_max,
-            frame: Vec::new(),
+            outbox: Vec::new(),
+            inbox: Vec::new(),
         };
         channel.send(&[], deadline)?;
         Ok(channel)
@@ -179,19 +195,31 @@ impl Channel {
 
     /// Sends a frame. One that fails has spoilt the connection.
     pub(crate) fn send(&mut self, body: &[u8], deadline: Instant) -> Result<(), PeerError> {
-        let tag = self.sends.next(body);
-        let length = u32::try_from(body.len())
-            .map_err(|_| FrameError::TooLong { bytes: body.len(), max: u32::MAX as usize })?;
-        self.frame.clear();
-        self.frame.extend_from_slice(&length.to_le_bytes());
-        self.frame.extend_from_slice(body);
-        self.frame.extend_from_slice(&tag);
-        self.stream.write_all(&self.frame, deadline)
+        self.body(body.len()).copy_from_slice(body);
+        self.send_body(body.len(), deadline)
     }
 
-    /// Receives a frame, all of it by the deadline.
-    pub(crate) fn receive(&mut self, deadline: Instant) -> Result<Vec<u8>, PeerError> {
-        let mut length = [0; 4];
+    /// Room for the body of the next frame, to be filled and [sent](Self::send_body). It holds anything.
+    pub(crate) fn body(&mut self, bytes: usize) -> &mut [u8] {
+        let frame = room(&mut self.outbox, LENGTH + bytes + TAG_BYTES);
+        frame.get_mut(LENGTH..LENGTH + bytes).unwrap_or_default()
+    }
+
+    /// Sends the frame whose body has so many bytes, for which [room](Self::body) was made.
+    pub(crate) fn send_body(&mut self, bytes: usize, deadline: Instant) -> Result<(), PeerError> {
+        let length = u32::try_from(bytes)
+            .map_err(|_| FrameError::TooLong { bytes, max: u32::MAX as usize })?;
+        let frame = room(&mut self.outbox, LENGTH + bytes + TAG_BYTES);
+        let (head, rest) = frame.split_at_mut(LENGTH);
+        let (body, tag) = rest.split_at_mut(bytes);
+        head.copy_from_slice(&length.to_le_bytes());
+        tag.copy_from_slice(&self.sends.next(body));
+        self.stream.write_all(frame, deadline)
+    }
+
+    /// Receives a frame, all of it by the deadline; its body.
+    pub(crate) fn receive(&mut self, deadline: Instant) -> Result<&[u8], PeerError> {
+        let mut length = [0; LENGTH];
         self.stream.read_exact(&mut length, deadline)?;
         self.receive_rest(length, deadline)
     }
@@ -201,8 +229,8 @@ impl Channel {
         &mut self,
         idle: Instant,
         rest: Duration,
-    ) -> Result<Option<Vec<u8>>, PeerError> {
-        let mut length = [0; 4];
+    ) -> Result<Option<&[u8]>, PeerError> {
+        let mut length = [0; LENGTH];
         let read = match self.stream.read(&mut length, idle) {
             Ok(read) => read,
             Err(PeerError::Late) => return Ok(None),
@@ -214,16 +242,19 @@ impl Channel {
         self.receive_rest(length, deadline).map(Some)
     }
 
-    fn receive_rest(&mut self, length: [u8; 4], deadline: Instant) -> Result<Vec<u8>, PeerError> {
+    fn receive_rest(
+        &mut self,
+        length: [u8; LENGTH],
+        deadline: Instant,
+    ) -> Result<&[u8], PeerError> {
         let (bytes, max) = (u32::from_le_bytes(length) as usize, self.body_max);
         if bytes > max {
             return Err(FrameError::TooLong { bytes, max }.into());
         }
-        let mut frame = vec![0; bytes + TAG_BYTES];
-        self.stream.read_exact(&mut frame, deadline)?;
+        let frame = room(&mut self.inbox, bytes + TAG_BYTES);
+        self.stream.read_exact(frame, deadline)?;
         let (body, tag) = frame.split_at(bytes);
         self.receives.check(body, tag)?;
-        frame.truncate(bytes);
-        Ok(frame)
+        Ok(body)
     }
 }

@@ -9,7 +9,9 @@ use kv_pool::BlockHash;
 use crate::address::{Address, Listener};
 use crate::channel::{Channel, Facts};
 use crate::message::{Found, LeaseId, Located, Reply, Request, Span};
-use crate::{FrameError, Key, Lie, Member, Peer, PeerError, SocketTransfer, Unfit};
+use crate::{
+    FrameError, Key, Lie, Member, Peer, PeerError, Refusal, SocketTransfer, Transfer, Unfit,
+};
 
 const FACTS: Facts = Facts { memory_bytes: 10_000, slot_bytes: 1000 };
 
@@ -23,6 +25,16 @@ fn key() -> Key {
 
 /// A node that lets one peer in and answers with these bodies, whatever it is asked.
 fn liar(answers: Vec<Vec<u8>>) -> (Peer, std::thread::JoinHandle<()>) {
+    node(move |channel| {
+        for answer in answers {
+            channel.receive(far()).unwrap();
+            channel.send(&answer, far()).unwrap();
+        }
+    })
+}
+
+/// A node that lets one peer in and does this.
+fn node(serve: impl FnOnce(&mut Channel) + Send + 'static) -> (Peer, std::thread::JoinHandle<()>) {
     let listener = Listener::bind(&"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
     let address: Address = listener.address().clone();
     let thread = std::thread::spawn(move || {
@@ -32,11 +44,7 @@ fn liar(answers: Vec<Vec<u8>>) -> (Peer, std::thread::JoinHandle<()>) {
             }
             std::thread::yield_now();
         };
-        let mut channel = Channel::accept(stream, "a", FACTS, &key(), 1 << 20, far()).unwrap();
-        for answer in answers {
-            channel.receive(far()).unwrap();
-            channel.send(&answer, far()).unwrap();
-        }
+        serve(&mut Channel::accept(stream, "a", FACTS, &key(), 1 << 20, far()).unwrap());
     });
     let member = Member { name: "a".to_owned(), address };
     (Peer::connect(&member, &key(), far()).unwrap(), thread)
@@ -106,6 +114,109 @@ fn fewer_bytes_than_were_asked_for_are_refused_and_wrong_ones_are_a_miss() {
             Ok(read) => assert!(is_right && read == [Err(Unfit::Torn), Err(Unfit::Torn)]),
             Err(error) => panic!("{error:?}"),
         }
+    }
+}
+
+/// Spans of one byte each, which take two requests.
+fn two_requests() -> Vec<Span> {
+    (0..300).map(|address| Span { address, bytes: 1 }).collect()
+}
+
+#[test]
+fn bytes_are_asked_for_before_the_former_ones_have_come() {
+    let (mut peer, thread) = node(|channel| {
+        // Answers nothing before it was asked for all.
+        let asked =
+            [channel.receive(far()).unwrap().to_vec(), channel.receive(far()).unwrap().to_vec()];
+        for body in asked {
+            let Ok(Request::Read { spans, .. }) = Request::parse(&body) else { panic!("{body:?}") };
+            let bytes = spans.iter().map(|span| span.address as u8).collect();
+            channel.send(&Reply::Bytes(bytes).body(), far()).unwrap();
+        }
+    });
+    let mut said = Vec::new();
+    let mut each = |place: usize, bytes: &[u8]| said.push((place, bytes.to_vec()));
+    SocketTransfer.read(&mut peer, LeaseId(5), &two_requests(), far(), &mut each).unwrap();
+    thread.join().unwrap();
+    assert!(said.iter().map(|(place, _)| *place).eq(0..300));
+    assert!(said.iter().all(|(place, bytes)| *bytes == [*place as u8]));
+}
+
+#[test]
+fn a_second_answer_that_is_wrong_is_refused_as_the_first_one() {
+    let wrong = [
+        Reply::Bytes(vec![1; 43]).body(),
+        Reply::Bytes(vec![1; 45]).body(),
+        Reply::Done.body(),
+        vec![],
+        vec![200],
+    ];
+    for answer in wrong {
+        let (mut peer, thread) = liar(vec![Reply::Bytes(vec![1; 256]).body(), answer.clone()]);
+        let mut said = 0;
+        let mut each = |_, _: &[u8]| said += 1;
+        let read = SocketTransfer.read(&mut peer, LeaseId(5), &two_requests(), far(), &mut each);
+        thread.join().unwrap();
+        let is_refused = matches!(
+            read,
+            Err(PeerError::Lie(Lie::Bytes { bytes: 43 | 45, asked: 44 } | Lie::Answer)
+                | PeerError::Frame(_))
+        );
+        assert!(is_refused, "{answer:?}: {read:?}");
+        assert_eq!(said, 256);
+    }
+}
+
+#[test]
+fn answers_that_nobody_has_waited_for_are_no_later_ones() {
+    let refused = Reply::Refused(Refusal::NoLease).body();
+    let bytes = Reply::Bytes(vec![1; 44]).body();
+    let first = Reply::Bytes(vec![1; 256]).body();
+    // The first request is refused; or its caller panics.
+    for (first, panics) in [(refused, false), (first, true)] {
+        let answers = vec![first, bytes.clone(), Reply::Done.body(), Reply::Bytes(vec![7]).body()];
+        let (mut peer, thread) = liar(answers);
+        let read = std::panic::AssertUnwindSafe(|| {
+            let mut each = |_, _: &[u8]| panic!("as it should");
+            SocketTransfer.read(&mut peer, LeaseId(5), &two_requests(), far(), &mut each)
+        });
+        match std::panic::catch_unwind(read) {
+            Ok(read) => assert!(matches!(read, Err(PeerError::Refused(Refusal::NoLease)))),
+            Err(_) => assert!(panics),
+        }
+        peer.end(LeaseId(5), far()).unwrap();
+        let mut said = Vec::new();
+        let mut each = |_, bytes: &[u8]| said.extend_from_slice(bytes);
+        let one = [Span { address: 0, bytes: 1 }];
+        SocketTransfer.read(&mut peer, LeaseId(5), &one, far(), &mut each).unwrap();
+        thread.join().unwrap();
+        assert_eq!(said, [7]);
+    }
+}
+
+#[test]
+fn a_lease_is_given_back_to_one_that_says_nothing() {
+    let (mut peer, thread) = node(|channel| {
+        let body = channel.receive(far()).unwrap();
+        assert_eq!(Request::parse(body), Ok(Request::Release { lease: LeaseId(5) }));
+        // The answer is that to the next request.
+        channel.receive(far()).unwrap();
+        channel.send(&Reply::Described(vec![7]).body(), far()).unwrap();
+    });
+    peer.release(LeaseId(5), far()).unwrap();
+    assert_eq!(*peer.describe(far()).unwrap(), [7]);
+    thread.join().unwrap();
+}
+
+#[test]
+fn room_for_a_frame_is_kept_unless_it_is_much() {
+    use crate::channel::room;
+    let mut buffer = Vec::new();
+    for (bytes, kept) in
+        [(10, 10), (5, 10), (9 << 20, 9 << 20), (9 << 20, 9 << 20), (8 << 20, 8 << 20)]
+    {
+        assert_eq!(room(&mut buffer, bytes).len(), bytes);
+        assert_eq!(buffer.len(), kept);
     }
 }
 

@@ -1,4 +1,5 @@
-//! What nodes say to each other once each has proved that it has the key: a request, and one reply.
+//! What nodes say to each other once each has proved that it has the key: a request, and one reply, which [`Request::Release`] alone
+//! does not have.
 //!
 //! A message is the body of a frame: its kind, one byte, and its fields. Numbers are little-endian.
 
@@ -110,6 +111,11 @@ pub enum Request {
         /// The lease.
         lease: LeaseId,
     },
+    /// A lease has ended, and its reader wants no reply. A lease that the node does not know has ended before.
+    Release {
+        /// The lease.
+        lease: LeaseId,
+    },
     /// A record is to be kept under a name.
     Put {
         /// The block's group.
@@ -154,6 +160,9 @@ pub enum Reply {
     /// To [`Request::Describe`]: the [descriptor](crate::Memory::descriptor) of the node's memory; empty if there is none.
     Described(Vec<u8>),
 }
+
+/// The kind of [`Reply::Bytes`], which stands before the bytes.
+pub(crate) const BYTES: u8 = 2;
 
 fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
     Ok(Span { address: fields.u64()?, bytes: fields.u32()? })
@@ -200,6 +209,7 @@ impl Request {
                 hosted: flag(&mut fields, "hosted")?,
             },
             8 => Self::Describe,
+            9 => Self::Release { lease: LeaseId(fields.u64()?) },
             kind => return Err(FrameError::Kind { kind }),
         };
         fields.end()?;
@@ -247,11 +257,21 @@ impl Request {
                 writer.0
             }
             Self::Describe => Writer::of(8).0,
+            Self::Release { lease } => {
+                let mut writer = Writer::of(9);
+                writer.u64(lease.0);
+                writer.0
+            }
         }
     }
 }
 
 impl Reply {
+    /// The bytes of [`Reply::Bytes`], where they are; none if a frame's body is another reply.
+    pub(crate) fn bytes(body: &[u8]) -> Option<&[u8]> {
+        body.split_first().filter(|(kind, _)| **kind == BYTES).map(|(_, bytes)| bytes)
+    }
+
     /// The reply that a frame's body is.
     ///
     /// # Errors
@@ -274,7 +294,7 @@ impl Reply {
                 }
                 Self::Found(Found { lease: (lease != 0).then_some(LeaseId(lease)), blocks })
             }
-            2 => Self::Bytes(fields.rest().to_vec()),
+            BYTES => Self::Bytes(fields.rest().to_vec()),
             3 => Self::Done,
             4 => {
                 let next = Cursor { log: fields.u64()?, read: fields.u64()? };
@@ -322,7 +342,7 @@ impl Reply {
                 writer.0
             }
             Self::Bytes(bytes) => {
-                let mut writer = Writer::of(2);
+                let mut writer = Writer::of(BYTES);
                 writer.0.extend_from_slice(bytes);
                 writer.0
             }

@@ -399,8 +399,29 @@ impl Node {
         spans: &[Span],
         into: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
+        let before = into.len();
+        let bytes = self.admit(reader, lease, spans, FRAME_MAX.saturating_sub(before as u64))?;
+        into.resize(before + bytes, 0);
+        let copied = self.copy(spans, into.get_mut(before..).unwrap_or_default());
+        if copied.is_err() {
+            into.truncate(before);
+        }
+        copied
+    }
+
+    /// Checks that a lease pins these spans now, and counts their bytes as read.
+    ///
+    /// # Errors
+    /// As of [`read`](Self::read); [`Refusal::Length`] for more than so many bytes.
+    pub(crate) fn admit(
+        &self,
+        reader: ReaderId,
+        lease: LeaseId,
+        spans: &[Span],
+        bytes_max: u64,
+    ) -> Result<usize, Refusal> {
         let bytes: u64 = spans.iter().map(|span| u64::from(span.bytes)).sum();
-        if into.len() as u64 + bytes > FRAME_MAX {
+        if bytes > bytes_max {
             return Err(Refusal::Length);
         }
         let now = self.clock.now();
@@ -410,18 +431,19 @@ impl Node {
             return Err(Refusal::OutsideLease);
         }
         state.stats.read_bytes += bytes;
-        drop(state);
-        let before = into.len();
-        into.resize(before + bytes as usize, 0);
-        let mut at = before;
+        Ok(bytes as usize)
+    }
+
+    /// Copies spans, one behind the other, to where there is room for them.
+    pub(crate) fn copy(&self, spans: &[Span], mut into: &mut [u8]) -> Result<(), Refusal> {
         for span in spans {
-            let end = at + span.bytes as usize;
-            let read = into.get_mut(at..end).is_some_and(|to| self.read_at(span.address, to));
-            if !read {
-                into.truncate(before);
+            let (to, rest) = std::mem::take(&mut into)
+                .split_at_mut_checked(span.bytes as usize)
+                .ok_or(Refusal::Length)?;
+            if !self.read_at(span.address, to) {
                 return Err(Refusal::OutsideLease);
             }
-            at = end;
+            into = rest;
         }
         Ok(())
     }

@@ -28,6 +28,8 @@ pub struct Peer {
     facts: Facts,
     /// What the node has said of its memory, once it was asked.
     descriptor: Option<Arc<[u8]>>,
+    /// Reads whose answers have not been received. Those that nobody has waited for come before the next answer.
+    unread: usize,
 }
 
 impl Peer {
@@ -38,7 +40,7 @@ impl Peer {
     pub fn connect(member: &Member, key: &Key, deadline: Instant) -> Result<Self, PeerError> {
         let Member { name, address } = member;
         let (channel, facts) = Channel::connect(address, name, key, FRAME_MAX as usize, deadline)?;
-        Ok(Self { channel, facts, descriptor: None })
+        Ok(Self { channel, facts, descriptor: None, unread: 0 })
     }
 
     /// Bytes of the node's memory.
@@ -68,12 +70,48 @@ impl Peer {
 
     /// Asks, and waits for the answer.
     pub(crate) fn ask(&mut self, request: &Request, deadline: Instant) -> Result<Reply, PeerError> {
+        self.drop_answers(deadline)?;
         self.channel.send(&request.body(), deadline)?;
-        let body = self.channel.receive(deadline)?;
-        match Reply::parse(&body)? {
+        match Reply::parse(self.channel.receive(deadline)?)? {
             Reply::Refused(refusal) => Err(refusal.into()),
             reply => Ok(reply),
         }
+    }
+
+    /// Asks for bytes, which [`bytes`](Self::bytes) waits for.
+    pub(crate) fn ask_bytes(
+        &mut self,
+        lease: LeaseId,
+        spans: &[Span],
+        deadline: Instant,
+    ) -> Result<(), PeerError> {
+        let request = Request::Read { lease, spans: spans.to_vec() };
+        self.channel.send(&request.body(), deadline)?;
+        self.unread += 1;
+        Ok(())
+    }
+
+    /// Waits for the answer to the first request for bytes that has none: so many.
+    pub(crate) fn bytes(&mut self, asked: usize, deadline: Instant) -> Result<&[u8], PeerError> {
+        let body = self.channel.receive(deadline)?;
+        self.unread = self.unread.saturating_sub(1);
+        match Reply::bytes(body) {
+            Some(bytes) if bytes.len() == asked => Ok(bytes),
+            Some(bytes) => Err(Lie::Bytes { bytes: bytes.len(), asked }.into()),
+            None => match Reply::parse(body)? {
+                Reply::Refused(refusal) => Err(refusal.into()),
+                _ => Err(Lie::Answer.into()),
+            },
+        }
+    }
+
+    /// Receives what nobody has waited for, because bytes before it were refused or their caller has panicked.
+    pub(crate) fn drop_answers(&mut self, deadline: Instant) -> Result<(), PeerError> {
+        while self.unread > 0 {
+            self.channel.receive(deadline)?;
+            self.unread -= 1;
+        }
+        Ok(())
     }
 
     fn done(&mut self, request: &Request, deadline: Instant) -> Result<(), PeerError> {
@@ -189,6 +227,17 @@ impl Peer {
     /// [`PeerError`]; [`Refusal::NoLease`](crate::Refusal::NoLease) if its time had come before.
     pub fn end(&mut self, lease: LeaseId, deadline: Instant) -> Result<(), PeerError> {
         self.done(&Request::End { lease }, deadline)
+    }
+
+    /// Ends a lease without waiting: the node says nothing of it, not even that its time had come before.
+    ///
+    /// # Ordering
+    /// The lease has ended before the node answers a later call of this connection.
+    ///
+    /// # Errors
+    /// [`PeerError`], if it could not be sent.
+    pub fn release(&mut self, lease: LeaseId, deadline: Instant) -> Result<(), PeerError> {
+        self.channel.send(&Request::Release { lease }.body(), deadline)
     }
 
     /// Has the node keep a record.

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::address::{Address, Listener, Stream, after};
 use crate::channel::{Channel, Facts};
 use crate::leases::ReaderId;
-use crate::message::{Reply, Request};
+use crate::message::{BYTES, LeaseId, Reply, Request, Span};
 use crate::node::FRAME_MAX;
 use crate::{FrameError, HandshakeError, Key, Node, PeerError, Refusal};
 
@@ -206,39 +206,60 @@ fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result
     while !shared.ends.load(Ordering::Relaxed) {
         let idle = after(20 * LOOK);
         let Some(body) = channel.receive_within(idle, frame_max)? else { continue };
-        let request = Request::parse(&body)?;
-        let reply = answer(&shared.node, reader, request);
+        let request = Request::parse(body)?;
+        let answer = answer(&mut channel, &shared.node, reader, request);
         let mut stats = shared.stats.lock();
-        match &reply {
-            Reply::Refused(refusal) => *stats.refused.entry(*refusal).or_default() += 1,
-            _ => stats.answered += 1,
+        match &answer {
+            Answer::Reply(Reply::Refused(refusal)) => {
+                *stats.refused.entry(*refusal).or_default() += 1;
+            }
+            Answer::Reply(_) | Answer::Body(_) => stats.answered += 1,
+            Answer::None => {}
         }
         drop(stats);
-        channel.send(&reply.body(), after(frame_max))?;
+        let deadline = after(frame_max);
+        match answer {
+            Answer::Reply(reply) => channel.send(&reply.body(), deadline)?,
+            Answer::Body(bytes) => channel.send_body(bytes, deadline)?,
+            Answer::None => {}
+        }
     }
     Ok(())
 }
 
+/// A node's answer.
+enum Answer {
+    Reply(Reply),
+    /// It is in the channel, and has so many bytes.
+    Body(usize),
+    /// The reader waits for none.
+    None,
+}
+
+impl From<Result<(), Refusal>> for Answer {
+    fn from(outcome: Result<(), Refusal>) -> Self {
+        Self::Reply(outcome.map_or_else(Reply::Refused, |()| Reply::Done))
+    }
+}
+
 /// A node's answer to a reader.
-fn answer(node: &Node, reader: ReaderId, request: Request) -> Reply {
-    let done = |outcome: Result<(), Refusal>| match outcome {
-        Ok(()) => Reply::Done,
-        Err(refusal) => Reply::Refused(refusal),
-    };
-    match request {
+fn answer(channel: &mut Channel, node: &Node, reader: ReaderId, request: Request) -> Answer {
+    Answer::Reply(match request {
         Request::Find { lease, blocks } => match node.find_and_pin(reader, &blocks, lease) {
             Ok(found) => Reply::Found(found),
             Err(refusal) => Reply::Refused(refusal),
         },
-        Request::Read { lease, spans } => {
-            let mut bytes = Vec::new();
-            match node.read(reader, lease, &spans, &mut bytes) {
-                Ok(()) => Reply::Bytes(bytes),
-                Err(refusal) => Reply::Refused(refusal),
-            }
+        Request::Read { lease, spans } => match read(channel, node, reader, (lease, &spans)) {
+            Ok(bytes) => return Answer::Body(bytes),
+            Err(refusal) => Reply::Refused(refusal),
+        },
+        Request::End { lease } => return node.end(reader, lease).into(),
+        Request::Release { lease } => {
+            // One that has ended is as its reader wants it.
+            let _ = node.end(reader, lease);
+            return Answer::None;
         }
-        Request::End { lease } => done(node.end(reader, lease)),
-        Request::Put { group, name, record } => done(node.put((group, name), &record)),
+        Request::Put { group, name, record } => return node.put((group, name), &record).into(),
         Request::Forget { blocks } => {
             node.forget(&blocks);
             Reply::Done
@@ -249,7 +270,22 @@ fn answer(node: &Node, reader: ReaderId, request: Request) -> Reply {
         }
         Request::Changes { from, hosted } => Reply::Changes(node.changes(from, hosted)),
         Request::Describe => Reply::Described(node.memory().descriptor().unwrap_or_default()),
-    }
+    })
+}
+
+/// Puts the answer to a read where it is sent from; its length. So bytes are copied once, from the node's memory.
+fn read(
+    channel: &mut Channel,
+    node: &Node,
+    reader: ReaderId,
+    (lease, spans): (LeaseId, &[Span]),
+) -> Result<usize, Refusal> {
+    // Nothing is allocated for a reader that has no lease of as much.
+    let bytes = node.admit(reader, lease, spans, FRAME_MAX - 1)?;
+    let (kind, record) = channel.body(1 + bytes).split_first_mut().ok_or(Refusal::Length)?;
+    *kind = BYTES;
+    node.copy(spans, record)?;
+    Ok(1 + bytes)
 }
 
 impl Shared {

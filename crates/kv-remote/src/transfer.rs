@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::memory::Memory;
-use crate::message::{LeaseId, Reply, Request, Span};
+use crate::message::{LeaseId, Span};
 use crate::node::FRAME_MAX;
 use crate::{Lie, Peer, PeerError, Refusal};
 
@@ -31,8 +31,23 @@ pub trait Transfer: fmt::Debug + Send {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SocketTransfer;
 
-/// Bytes that are asked for at a time. Several requests in a row keep a frame from taking long.
-const REQUEST_BYTES: u64 = 4 << 20;
+/// Bytes that are asked for at a time: so few that they are still in a cache when they are sent and when they are checked.
+const REQUEST_BYTES: u64 = 1 << 20;
+/// Spans that are asked for at a time: so few that a request is taken by the system while the peer sends, and reads nothing.
+const REQUEST_SPANS: usize = 256;
+
+/// The spans that are asked for first, and the others.
+fn first_request(spans: &[Span]) -> (&[Span], &[Span]) {
+    let (mut bytes, mut count) = (0_u64, 0);
+    while let Some(span) = spans.get(count).filter(|_| count < REQUEST_SPANS) {
+        bytes += u64::from(span.bytes);
+        if count > 0 && bytes > REQUEST_BYTES {
+            break;
+        }
+        count += 1;
+    }
+    spans.split_at_checked(count).unwrap_or((spans, &[]))
+}
 
 impl Transfer for SocketTransfer {
     fn read(
@@ -43,38 +58,30 @@ impl Transfer for SocketTransfer {
         deadline: Instant,
         each: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), PeerError> {
-        let (mut rest, mut places) = (spans, 0..);
-        while !rest.is_empty() {
-            let (mut asked, mut count) = (0_u64, 0);
-            while let Some(span) = rest.get(count) {
-                let with = asked + u64::from(span.bytes);
-                if count > 0 && with > REQUEST_BYTES || with > FRAME_MAX {
-                    break;
-                }
-                (asked, count) = (with, count + 1);
+        // Of an answer, the first byte says what it is.
+        if spans.iter().any(|span| u64::from(span.bytes) >= FRAME_MAX) {
+            return Err(Refusal::Length.into());
+        }
+        peer.drop_answers(deadline)?;
+        let mut places = 0..;
+        let (mut now, mut rest) = first_request(spans);
+        if !now.is_empty() {
+            peer.ask_bytes(lease, now, deadline)?;
+        }
+        while !now.is_empty() {
+            // Asked for before the former bytes are received, so that the peer sends these while those are checked.
+            let (next, later) = first_request(rest);
+            if !next.is_empty() {
+                peer.ask_bytes(lease, next, deadline)?;
             }
-            // A span alone is longer than a frame.
-            let (now, later) = rest.split_at_checked(count).ok_or(Refusal::Length)?;
-            if now.is_empty() {
-                return Err(Refusal::Length.into());
+            let asked = now.iter().map(|span| span.bytes as usize).sum();
+            let mut left = peer.bytes(asked, deadline)?;
+            for (span, place) in now.iter().zip(&mut places) {
+                let (of, behind) = left.split_at_checked(span.bytes as usize).unwrap_or_default();
+                each(place, of);
+                left = behind;
             }
-            let request = Request::Read { lease, spans: now.to_vec() };
-            match peer.ask(&request, deadline)? {
-                Reply::Bytes(bytes) if bytes.len() as u64 == asked => {
-                    let mut left = bytes.as_slice();
-                    for (span, place) in now.iter().zip(&mut places) {
-                        let (of, behind) =
-                            left.split_at_checked(span.bytes as usize).unwrap_or_default();
-                        each(place, of);
-                        left = behind;
-                    }
-                }
-                Reply::Bytes(bytes) => {
-                    return Err(Lie::Bytes { bytes: bytes.len(), asked: asked as usize }.into());
-                }
-                _ => return Err(Lie::Answer.into()),
-            }
-            rest = later;
+            (now, rest) = (next, later);
         }
         Ok(())
     }

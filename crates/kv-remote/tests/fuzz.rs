@@ -21,7 +21,7 @@ fn span(state: &mut u64) -> Span {
 
 fn request(state: &mut u64) -> Request {
     let any_block = |state: &mut u64| block(random(state));
-    match random(state) % 8 {
+    match random(state) % 9 {
         0 => {
             let lease = Duration::from_millis(random(state) & 0xffff_ffff);
             Request::Find { lease, blocks: list(state, any_block) }
@@ -35,6 +35,7 @@ fn request(state: &mut u64) -> Request {
         4 => Request::Forget { blocks: list(state, any_block) },
         5 => Request::Clear,
         6 => Request::Describe,
+        7 => Request::Release { lease: LeaseId(random(state)) },
         _ => Request::Changes {
             from: Cursor { log: random(state), read: random(state) },
             hosted: random(state).is_multiple_of(2),
@@ -128,7 +129,7 @@ fn a_server_that_is_fed_with_noise_goes_on() {
     let mut peer = Peer::connect(&member, &key(), far()).unwrap();
     peer.put(block(1), record(1), far()).unwrap();
     for _ in 0..rounds {
-        let mut noise = b"KVRM\x02\x00".to_vec();
+        let mut noise = b"KVRM\x03\x00".to_vec();
         noise.extend((0..random(&mut state) % 200).map(|_| random(&mut state) as u8));
         if random(&mut state).is_multiple_of(2) {
             change(&mut state, &mut noise);

@@ -165,6 +165,31 @@ fn a_lease_ends_by_time_without_a_call_and_its_late_reader_misses() {
 }
 
 #[test]
+fn a_lease_that_is_released_has_ended_before_the_next_answer() {
+    let (server, member) = serve("a", 4);
+    let mut peer = connect(&member);
+    peer.put(block(1), record(1), far()).unwrap();
+    let wanted = blocks([1]);
+    for turn in 1..=50 {
+        let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
+        let read = peer.read(&mut SocketTransfer, &found, &wanted, far()).unwrap();
+        assert_eq!(read, [Ok(record(1))]);
+        peer.release(found.lease.unwrap(), far()).unwrap();
+        // One that has ended is not ended again, and nothing is said of it.
+        peer.release(found.lease.unwrap(), far()).unwrap();
+        peer.changes((Cursor::default(), false), far()).unwrap();
+        let leases = server.node().stats().leases;
+        assert_eq!((leases.granted, leases.returned, leases.open), (turn, turn, 0));
+    }
+    let mut other = connect(&member);
+    let found = peer.find_and_pin(&wanted, SECOND * 10, far()).unwrap();
+    other.release(found.lease.unwrap(), far()).unwrap();
+    other.changes((Cursor::default(), false), far()).unwrap();
+    assert_eq!(server.node().stats().leases.open, 1, "it is another connection's");
+    assert!(server.stats().refused.is_empty());
+}
+
+#[test]
 fn a_lease_is_no_other_connections_to_read_or_end() {
     let (server, member) = serve("a", 4);
     let (mut one, mut two) = (connect(&member), connect(&member));
@@ -199,7 +224,7 @@ fn a_peer_without_the_key_or_of_another_name_is_not_let_in() {
     // One that has the key for the first half only: it says something else than its proof.
     let mut stream = TcpStream::connect(port(&server)).unwrap();
     stream.set_read_timeout(Some(SECOND * 20)).unwrap();
-    stream.write_all(&[b"KVRM\x02\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
+    stream.write_all(&[b"KVRM\x03\x00".as_slice(), &[9; 32], &[1; 32]].concat()).unwrap();
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).unwrap();
     until("the wrong proof is counted", || server.stats().wrong_key == 1);
@@ -215,7 +240,7 @@ fn a_server_without_the_key_is_told_nothing() {
     let answers = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 38]).unwrap();
-        let welcome = [b"KVRM\x02\x00".as_slice(), &[1; 32 + 16], b"\x01a", &[2; 32]].concat();
+        let welcome = [b"KVRM\x03\x00".as_slice(), &[1; 32 + 16], b"\x01a", &[2; 32]].concat();
         stream.write_all(&welcome).unwrap();
         let mut told = Vec::new();
         stream.read_to_end(&mut told).unwrap();
@@ -278,13 +303,13 @@ fn another_protocol_and_another_version_are_refused_by_either_side() {
         answer
     };
     assert_eq!(say(b"GET / HTTP/1.1\r\n\r\n"), b"");
-    assert_eq!(say(b"KVRM\x01\x00"), b"KVRM\x02\x00", "its own version is all that it says");
+    assert_eq!(say(b"KVRM\x02\x00"), b"KVRM\x03\x00", "its own version is all that it says");
     until("both are counted", || {
         let stats = server.stats();
         (stats.foreign, stats.wrong_version) == (1, 1)
     });
     for (answer, expected) in [
-        (b"KVRM\x07\x00".as_slice(), HandshakeError::Version { ours: 2, theirs: 7 }),
+        (b"KVRM\x07\x00".as_slice(), HandshakeError::Version { ours: 3, theirs: 7 }),
         (b"HTTP/1.1 400 Bad Request".as_slice(), HandshakeError::Foreign { found: *b"HTTP" }),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

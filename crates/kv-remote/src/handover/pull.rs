@@ -66,7 +66,7 @@ impl Pull {
                     *piece = Some(record.to_vec());
                 }
             });
-            end(peer, of, deadline)?;
+            peer.release(of, deadline)?;
             read?;
             // What was written anew, or is gone, was withdrawn.
             for record in pieces {
@@ -211,7 +211,7 @@ impl Pull {
             let mut tail = self.left.split_off(from);
             tail.retain(|part| !parts.contains(part));
             self.left.append(&mut tail);
-            let ended = end(peer, lease, deadline);
+            let ended = peer.release(lease, deadline);
             outcome?;
             ended?;
             if parts.is_empty() || !is_all {
@@ -229,7 +229,7 @@ impl Pull {
     fn is_offered(&self, peer: &mut Peer, deadline: Instant) -> Result<bool, PeerError> {
         let found = peer.find_and_pin(&[name(self.id, Kind::Sheet(0))], self.lease, deadline)?;
         let Some(lease) = found.lease else { return Ok(false) };
-        end(peer, lease, deadline)?;
+        peer.release(lease, deadline)?;
         let bytes = found.blocks.first().map_or(0, |at| at.span.bytes as usize);
         Ok(bytes > ENTRY_BYTES + 1)
     }
@@ -316,17 +316,5 @@ impl Pull {
     /// [`HandoverError::Peer`]. The other side may or may not have heard it.
     pub fn cancel(self, peer: &mut Peer, deadline: Instant) -> Result<(), HandoverError> {
         Self::decline(peer, (self.id, self.reader), deadline)
-    }
-}
-
-/// Ends a lease. Its time may have come before.
-fn end(
-    peer: &mut Peer,
-    lease: crate::message::LeaseId,
-    deadline: Instant,
-) -> Result<(), PeerError> {
-    match peer.end(lease, deadline) {
-        Err(error) if !error.is_refusal() => Err(error),
-        Ok(()) | Err(_) => Ok(()),
     }
 }

@@ -279,11 +279,8 @@ impl Link {
         if read.as_ref().is_err_and(|error| !error.is_refusal()) {
             return read.map(|()| Run::default());
         }
-        match peer.end(lease, self.deadline()) {
-            // Its time had come. What was read says itself whether it is right.
-            Err(error) if !error.is_refusal() => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
+        // Not waited for: if its time had come, what was read says itself whether it is right.
+        peer.release(lease, self.deadline())?;
         read?;
         self.shared.stats.lock().read += found.blocks.len() as u64;
         Ok(Run { found: found.blocks.len(), unfit })
