@@ -25,12 +25,19 @@ pub(crate) struct PinnedGroup {
     pub(crate) told_blocks: u64,
     /// Whether memory beyond the budget is still pinned.
     gives_back: bool,
+    /// Host blocks that readers may read, if the tier is shared: those below the memory that is given back.
+    shared_blocks: u64,
 }
 
 impl Pinned {
     /// All host blocks of each group, as the manager begins.
     pub(crate) fn new(options: &KvCacheOptions) -> Self {
-        let group = |blocks| PinnedGroup { budget: blocks, told_blocks: blocks, gives_back: false };
+        let group = |blocks| PinnedGroup {
+            budget: blocks,
+            told_blocks: blocks,
+            gives_back: false,
+            shared_blocks: u64::MAX,
+        };
         let groups = options.groups().map(|of| group(of.host_blocks.into())).collect();
         Self { groups, refused: None }
     }
@@ -78,6 +85,7 @@ impl KvCache {
             }
             // Before a block is handed out that is in it.
             self.share_memory(GroupId(id), u64::MAX);
+            self.pinned.groups[usize::from(id)].shared_blocks = u64::MAX;
             match self.manager.set_budget(GroupId(id), Tier::Secondary, told) {
                 Ok(_) => self.pinned.groups[usize::from(id)].told_blocks = told,
                 Err(error) => {
@@ -111,7 +119,10 @@ impl KvCache {
             Err(error) => return tracing::error!(%error, "the first group is not there"),
         };
         // Nobody reads what is given back: it cannot be lent, and what is lent is below.
-        self.share_memory(GroupId::default(), from);
+        if self.pinned.first().shared_blocks != from {
+            self.share_memory(GroupId::default(), from);
+            self.pinned.first().shared_blocks = from;
+        }
         let all = self.worker.resize_host(from);
         self.pinned.first().gives_back = !all || from > budget;
     }

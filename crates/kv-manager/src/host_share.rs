@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kv_pool::loan::LoanId;
+use kv_pool::loan::{Loan, LoanId};
 use kv_pool::{BlockHash, BlockId, BlockPool, Tier};
 use parking_lot::{Mutex, RwLock};
 
@@ -28,6 +27,8 @@ pub struct HostShare {
     groups: Vec<GroupShare>,
     /// The last complete step. No block is lent whose copy is of a later one.
     completed: AtomicU64,
+    /// Set when a worker is lost: what memory holds is nobody's word any more.
+    ended: AtomicBool,
     /// What decides the meaning of the bytes beside the name; as of the tiers below host memory.
     format: u64,
 }
@@ -86,7 +87,9 @@ impl Manager {
     /// `format` is that of [`TierTransfers::new`](crate::tiers::TierTransfers::new). The host blocks of the memory are those of the
     /// options, also where some of them can be used only later. Once it is shared, further calls answer the same share.
     ///
-    /// None for memory of another number of groups.
+    /// When a worker is [lost](Self::lose_worker) or [joins](Self::join_worker), the share ends: nothing is lent any more.
+    ///
+    /// None for memory of another number of groups, and of a manager with several workers: each has a part of a block.
     pub fn share_host(
         &mut self,
         format: u64,
@@ -95,7 +98,7 @@ impl Manager {
         if let Some(share) = self.groups.first().and_then(|group| group.share.clone()) {
             return Some(share);
         }
-        if memory.len() != self.groups.len() {
+        if memory.len() != self.groups.len() || self.workers.len() != 1 {
             return None;
         }
         let mut end = 0;
@@ -116,7 +119,8 @@ impl Manager {
             }
         });
         let groups = groups.collect();
-        let share = Arc::new(HostShare { groups, completed: self.completed.into(), format });
+        let (completed, ended) = (self.completed.into(), AtomicBool::new(false));
+        let share = Arc::new(HostShare { groups, completed, ended, format });
         share.plan(&self.plan.copies, UNPLANNED);
         self.groups.iter_mut().for_each(|group| group.share = Some(Arc::clone(&share)));
         Some(share)
@@ -172,6 +176,17 @@ impl HostShare {
     /// Says that a step is complete: what it has failed to write is found no more.
     pub(crate) fn complete(&self, step: u64) {
         self.completed.store(step, Ordering::Release);
+    }
+
+    /// Ends the share.
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+
+    /// Blocks of all groups.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.groups.iter().map(|group| group.blocks.len() as u64).sum()
     }
 
     /// Bytes of all blocks.
@@ -243,31 +258,27 @@ impl HostShare {
             let Some(&(group, _)) = run.first() else { break };
             let Some(of) = self.of(group) else { break };
             let hashes: Vec<_> = run.iter().map(|&(_, name)| name).collect();
-            let Some(lent) = of.pool.lend(&hashes, Tier::Secondary, Duration::MAX) else { break };
+            let Some((lent, writes)) = of.lend(&hashes, completed) else { break };
             loan.loans.push((group, lent.id));
-            let before = loan.blocks.len();
-            for (at, name) in lent.blocks.iter().zip(hashes) {
-                let Some(written) = of.blocks.get(at.id.index()) else { break };
-                if written.step.load(Ordering::Acquire) > completed {
-                    break;
-                }
-                loan.blocks.push(LentHostBlock {
-                    group,
-                    name,
-                    block: at.id,
-                    address: of.first + at.id.index() as u64 * of.block_bytes as u64,
-                    bytes: of.block_bytes,
-                    write: written.number.load(Ordering::Relaxed),
-                });
-            }
-            if loan.blocks.len() - before < run.len() {
+            let blocks = lent.blocks.iter().zip(writes).zip(hashes);
+            loan.blocks.extend(blocks.map(|((at, write), name)| LentHostBlock {
+                group,
+                name,
+                block: at.id,
+                address: of.first + at.id.index() as u64 * of.block_bytes as u64,
+                bytes: of.block_bytes,
+                write,
+            }));
+            if lent.blocks.len() < run.len() {
                 break;
             }
         }
         let range = |of: &LentHostBlock| (of.address, of.address + of.bytes as u64);
         loan.ranges = loan.blocks.iter().map(range).collect();
         loan.ranges.sort_unstable();
-        (!loan.blocks.is_empty()).then_some(loan)
+        // Behind the lookups: what is lost is withdrawn behind this.
+        let is_lent = !loan.blocks.is_empty() && !self.ended.load(Ordering::Acquire);
+        is_lent.then_some(loan)
     }
 
     /// Copies bytes from an address on, also across blocks. False, and any bytes, if there are not as many. Nothing keeps them from
@@ -298,6 +309,25 @@ impl HostShare {
     }
 }
 
+impl GroupShare {
+    /// Borrows the first blocks that are there and whose copies are complete with this step, with the number of each one's write.
+    fn lend(&self, names: &[BlockHash], completed: u64) -> Option<(Loan, Vec<u64>)> {
+        let lend = |names| self.pool.lend(names, Tier::Secondary, Duration::MAX);
+        let loan = lend(names)?;
+        let written = loan.blocks.iter().map_while(|at| self.blocks.get(at.id.index()));
+        let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= completed;
+        let writes = written.take_while(is_whole).map(|of| of.number.load(Ordering::Relaxed));
+        let writes: Vec<_> = writes.collect();
+        if writes.len() == loan.blocks.len() {
+            return Some((loan, writes));
+        }
+        // No more than is lent is kept from the engine. The first loan keeps what the second one finds.
+        let whole = names.get(..writes.len()).filter(|whole| !whole.is_empty()).and_then(lend);
+        drop(self.pool.end_loan(loan.id));
+        Some((whole?, writes))
+    }
+}
+
 impl HostLoan {
     /// A number that no other loan of this process has, of whatever pool.
     #[must_use]
@@ -311,29 +341,22 @@ impl HostLoan {
         &self.blocks
     }
 
-    /// Whether all blocks that a range of addresses touches are lent, and the first address is within one.
+    /// Where the lent block ends that an address is in; none if it is in none.
     #[must_use]
-    pub fn covers(&self, addresses: &Range<u64>) -> bool {
-        let mut next = addresses.start;
-        loop {
-            let behind = self.ranges.partition_point(|(start, _)| *start <= next);
-            let at = behind.checked_sub(1).and_then(|at| self.ranges.get(at));
-            let Some(&(_, end)) = at.filter(|(_, end)| *end > next) else { return false };
-            if end >= addresses.end {
-                return true;
-            }
-            next = end;
-        }
+    pub fn covered(&self, address: u64) -> Option<u64> {
+        let behind = self.ranges.partition_point(|(start, _)| *start <= address);
+        let (_, end) = *self.ranges.get(behind.checked_sub(1)?)?;
+        (end > address).then_some(end)
     }
 
-    /// What stands before a block's bytes in its record, as tiers below host memory keep it: with this header, the bytes are
+    /// What stands before a block's bytes in its record, by its place among the [blocks](Self::blocks), as tiers below host memory keep it: with this header, the bytes are
     /// [told from others](crate::tiers::check_record). Reads the block, unless it was asked for before.
     ///
     /// # Errors
-    /// [`BlockFault::Missing`] for another block, or if its memory is not there.
-    pub fn header(&self, block: &LentHostBlock) -> Result<Arc<[u8]>, BlockFault> {
-        let group = self.share.of(block.group).filter(|_| self.blocks.contains(block));
-        let group = group.ok_or(BlockFault::Missing)?;
+    /// [`BlockFault::Missing`] if there are not as many blocks, or the memory is not there.
+    pub fn header(&self, at: usize) -> Result<Arc<[u8]>, BlockFault> {
+        let block = self.blocks.get(at).ok_or(BlockFault::Missing)?;
+        let group = self.share.of(block.group).ok_or(BlockFault::Missing)?;
         if let Some((write, header)) = group.headers.lock().get(&block.block)
             && *write == block.write
         {

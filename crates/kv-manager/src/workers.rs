@@ -102,6 +102,10 @@ impl Manager {
     fn lose_all(&mut self, worker: crate::WorkerId) {
         self.lost = Some((self.next_number, worker));
         self.home.void_below(self.next_number);
+        if let Some(share) = self.shared_host() {
+            // Before names are given up, and before steps count as complete that nobody carries out.
+            share.end();
+        }
         self.forget_all();
         self.forget_all_below();
         // A worker that joins anew has none of the loads.

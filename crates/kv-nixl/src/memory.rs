@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::PinnedBuffer;
 use kv_manager::HostShare;
-use kv_remote::{HostMemory, Memory};
+use kv_remote::message::DESCRIPTOR_MAX;
+use kv_remote::{HostMemory, Memory, host_tier_address};
 use parking_lot::Mutex;
 
 use crate::agent::{Agent, Kind, Role};
@@ -51,39 +52,49 @@ impl NixlMemory {
     }
 
     /// Registers the host tier of an engine, too, for the node that is made over this memory and [shares](kv_remote::Node::share) the
-    /// same tier: once, before it is shared. What is pinned by now is registered, and stays pinned as long as this lives, whatever the
-    /// cache's budget. The rest is read over connections; so is all beyond 1,023 pieces, as many as there are slabs, or blocks of
-    /// several devices; and all for peers that have read here before.
+    /// same tier; it has at least the tier's bytes as [`host_bytes`](kv_remote::NodeOptions::host_bytes). What is pinned by now is
+    /// registered, and stays pinned as long as this lives, whatever the cache's budget. The rest is read over connections; so is all
+    /// beyond some hundred pieces, as many as there are slabs, or blocks of several devices; and all for peers that have read here
+    /// before. A second call registers nothing.
     ///
     /// # Errors
     /// [`NixlError`]. What was registered before is read as before.
     pub fn register_host_tier(&self, host: &HostShare) -> Result<(), NixlError> {
         let mut registered = self.registered.lock();
-        let Registered { agent, regions, .. } = &mut *registered;
-        let own = regions.len();
-        for (address, piece) in host.pieces() {
-            // Memory of another type is not known here.
-            let Ok(pinned) = piece.memory.downcast::<PinnedBuffer>() else { continue };
-            if regions.len() == REGIONS_MAX {
-                break;
-            }
-            let (base, kept) =
-                (pinned.host_address() + piece.offset, Box::new(Arc::clone(&pinned)));
-            // SAFETY: `kept` keeps the memory, which does not move and is pinned, so that it is there for whoever reads it. The device
-            // and the library write and read it at any time, and nothing here takes a reference to it.
-            let done = unsafe { agent.register((Kind::Host, 0), base as usize, piece.bytes, kept) };
-            if let Err(error) = done {
-                regions.truncate(own);
-                return Err(error);
-            }
-            let (address, bytes) = (self.memory.bytes() + address, piece.bytes as u64);
-            regions.push(Region { address, base, bytes });
+        if registered.regions.len() > 1 {
+            return Ok(());
         }
-        registered.describe()
+        registered.add(host_tier_address(self.memory.bytes()), host)
     }
 }
 
 impl Registered {
+    /// Registers as many pieces of a host tier as can be described, which begins at an address.
+    fn add(&mut self, first: u64, host: &HostShare) -> Result<(), NixlError> {
+        for (address, piece) in host.pieces() {
+            // Memory of another type is not known here.
+            let Ok(pinned) = piece.memory.downcast::<PinnedBuffer>() else { continue };
+            let before = self.descriptor.len();
+            let (base, kept) =
+                (pinned.host_address() + piece.offset, Box::new(Arc::clone(&pinned)));
+            // SAFETY: `kept` keeps the memory, which does not move and is pinned, so that it is there for whoever reads it. The device
+            // and the library write and read it at any time, and nothing here takes a reference to it.
+            unsafe { self.agent.register((Kind::Host, 0), base as usize, piece.bytes, kept)? };
+            let bytes = piece.bytes as u64;
+            self.regions.push(Region { address: first + address, base, bytes });
+            if let Err(error) = self.describe() {
+                self.regions.pop();
+                return Err(error);
+            }
+            // The next one takes as much.
+            let next = 2 * self.descriptor.len() - before;
+            if next > DESCRIPTOR_MAX || self.regions.len() == REGIONS_MAX {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn describe(&mut self) -> Result<(), NixlError> {
         let (metadata, regions) = (self.agent.metadata()?, self.regions.clone());
         let there = Descriptor { kind: Kind::Host, device: 0, regions, metadata };

@@ -42,10 +42,23 @@ pub(crate) struct Leases {
 pub(crate) struct Lease {
     reader: ReaderId,
     deadline: Duration,
-    loan: Option<LoanId>,
+    loans: Vec<LoanId>,
     /// The slots that it pins, in order.
     slots: Vec<u64>,
-    host: Option<HostLoan>,
+    hosts: Vec<HostLoan>,
+}
+
+/// What is lent to a reader, before it has a lease of it. To be [given back](Lent::give_back) or granted.
+#[derive(Debug, Default)]
+pub(crate) struct Lent {
+    pub(crate) loans: Vec<Loan>,
+    pub(crate) hosts: Vec<HostLoan>,
+}
+
+impl Lent {
+    pub(crate) fn give_back(self, pool: &BlockPool) {
+        self.loans.iter().for_each(|loan| drop(pool.end_loan(loan.id)));
+    }
 }
 
 impl Lease {
@@ -56,13 +69,22 @@ impl Lease {
 
     /// Whether it pins all blocks of the host tier in a range of their addresses.
     pub(crate) fn covers_host(&self, addresses: &Range<u64>) -> bool {
-        self.host.as_ref().is_some_and(|host| host.covers(addresses))
+        let (mut next, end) = (addresses.start, addresses.end);
+        loop {
+            // Blocks side by side may be of several loans.
+            let covered = self.hosts.iter().find_map(|host| host.covered(next));
+            match covered {
+                Some(covered) if covered >= end => return true,
+                Some(covered) => next = covered,
+                None => return false,
+            }
+        }
     }
 
     /// Gives back what it pins.
     fn give_back(self, pool: &BlockPool) {
-        // The loan is open as long as the lease is, and the host's ends with it.
-        self.loan.into_iter().for_each(|loan| drop(pool.end_loan(loan)));
+        // The loans are open as long as the lease is, and the host's end with it.
+        self.loans.into_iter().for_each(|loan| drop(pool.end_loan(loan)));
     }
 }
 
@@ -80,18 +102,24 @@ impl Leases {
         &mut self,
         reader: ReaderId,
         deadline: Duration,
-        (loan, host): (Option<&Loan>, Option<HostLoan>),
+        Lent { loans, hosts }: Lent,
     ) -> Option<LeaseId> {
-        let number = loan.map(|loan| loan.id.number());
-        let number = number.or_else(|| host.as_ref().map(HostLoan::number))?;
-        let blocks = loan.iter().flat_map(|loan| &loan.blocks);
+        let number = loans.first().map(|loan| loan.id.number());
+        let number = number.or_else(|| hosts.first().map(HostLoan::number))?;
+        let blocks = loans.iter().flat_map(|loan| &loan.blocks);
         let mut slots: Vec<_> = blocks.map(|at| at.id.index() as u64).collect();
         slots.sort_unstable();
-        let lease = Lease { reader, deadline, loan: loan.map(|loan| loan.id), slots, host };
-        self.open.insert(number, lease);
+        let loans = loans.into_iter().map(|loan| loan.id).collect();
+        self.open.insert(number, Lease { reader, deadline, loans, slots, hosts });
         self.by_deadline.insert((deadline, number));
         self.counts.granted += 1;
         Some(LeaseId(number))
+    }
+
+    /// Bytes of the host tier that open leases pin, each as often as it is pinned.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        let hosts = self.open.values().flat_map(|lease| &lease.hosts);
+        hosts.flat_map(HostLoan::blocks).map(|of| of.bytes as u64).sum()
     }
 
     /// A lease, if it is its reader's and is in force.
@@ -102,14 +130,6 @@ impl Leases {
     ) -> Option<&Lease> {
         let lease = self.open.get(&lease.0).filter(|lease| lease.reader == reader)?;
         (lease.deadline > now).then_some(lease)
-    }
-
-    /// Adds blocks of the host tier to a lease of a reader that has none; false if it has ended.
-    pub(crate) fn extend(&mut self, (reader, lease): (ReaderId, LeaseId), host: HostLoan) -> bool {
-        let lease = self.open.get_mut(&lease.0).filter(|lease| lease.reader == reader);
-        let Some(lease) = lease else { return false };
-        lease.host = Some(host);
-        true
     }
 
     fn take(&mut self, number: u64, pool: &BlockPool) -> bool {

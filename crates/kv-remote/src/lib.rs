@@ -30,6 +30,7 @@ pub use entry::Unfit;
 pub use error::{
     AddressError, FrameError, HandshakeError, KeyError, Lie, NodeError, PeerError, Refusal,
 };
+pub use host_tier::host_tier_address;
 pub use joined::Joined;
 pub use leases::{LeaseCounts, ReaderId};
 pub use members::{Member, replicas};

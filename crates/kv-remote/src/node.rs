@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kv_manager::{CacheEvent, HostShare};
+use kv_manager::{CacheEvent, HostLoan, HostShare};
 use kv_pool::clock::Clock;
 use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier};
 use parking_lot::Mutex;
@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use crate::auth::random;
 use crate::channel::NAME_MAX;
 use crate::entry::{ENTRY_BYTES, Entry};
-use crate::host_tier::{HostTier, Hosted};
-use crate::leases::{Lease, LeaseCounts, Leases, ReaderId};
+use crate::host_tier::{HostTier, Hosted, host_tier_address};
+use crate::leases::{Lease, LeaseCounts, Leases, Lent, ReaderId};
 use crate::log::Log;
 use crate::memory::Memory;
 use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Located, Span};
@@ -36,6 +36,8 @@ pub struct NodeOptions {
     pub record_bytes: u64,
     /// Bytes of the host tier that the node will [share](Node::share); 0 for none.
     pub host_bytes: u64,
+    /// Bytes of the host tier that all leases together pin, at most; a quarter of it without a number. What is beyond is not found.
+    pub host_lent_max: Option<u64>,
     /// How long a lease may be. A longer one is cut.
     pub lease_max: Duration,
     /// Leases that are open at most.
@@ -47,7 +49,14 @@ impl NodeOptions {
     #[must_use]
     pub fn new(name: &str, record_bytes: u64) -> Self {
         let lease_max = Duration::from_secs(10);
-        Self { name: name.to_owned(), record_bytes, host_bytes: 0, lease_max, leases_max: 1024 }
+        Self {
+            name: name.to_owned(),
+            record_bytes,
+            host_bytes: 0,
+            host_lent_max: None,
+            lease_max,
+            leases_max: 1024,
+        }
     }
 }
 
@@ -89,6 +98,7 @@ pub struct Node {
     /// The host tier of an engine, served beside the slots.
     host: OnceLock<HostTier>,
     host_bytes: u64,
+    host_lent_max: Option<u64>,
     /// Taken before the pool's lock, which is taken within. Not held while records are copied.
     state: Mutex<State>,
 }
@@ -148,6 +158,10 @@ impl State {
     }
 }
 
+fn bytes_of(loan: &HostLoan) -> u64 {
+    loan.blocks().iter().map(|of| of.bytes as u64).sum()
+}
+
 /// The name of a block in the pool. Blocks of two groups may have the same name.
 fn pool_name((group, name): Block) -> BlockHash {
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -164,7 +178,8 @@ impl Node {
         memory: Arc<dyn Memory>,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, NodeError> {
-        let NodeOptions { name, record_bytes, host_bytes, lease_max, leases_max } = options.clone();
+        let NodeOptions { name, record_bytes, host_bytes, host_lent_max, lease_max, leases_max } =
+            options.clone();
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(NodeError::Name { bytes: name.len(), max: NAME_MAX });
         }
@@ -208,14 +223,15 @@ impl Node {
             pool,
             host: OnceLock::new(),
             host_bytes,
+            host_lent_max,
             state,
         })
     }
 
-    /// Lends peers the blocks that lie in the host tier of an engine in this process, too, from now on, at the addresses behind the
-    /// node's memory. A block that a lease pins is not evicted there, so leases take from what the engine can claim: bound them by
-    /// [`lease_max`](NodeOptions::lease_max) and [`leases_max`](NodeOptions::leases_max). Peers know of these blocks by
-    /// [`note_events`](Self::note_events).
+    /// Lends peers the blocks that lie in the host tier of an engine in this process, too, from now on, at
+    /// [addresses](host_tier_address) behind the node's memory. A block that a lease pins is not evicted there, so leases take from what
+    /// the engine can claim, up to [`host_lent_max`](NodeOptions::host_lent_max). Peers know of these blocks by
+    /// [`note_events`](Self::note_events), and take them for stored as long as they are there.
     ///
     /// # Errors
     /// [`NodeError::Record`] if a block has more bytes than the longest record; [`NodeError::Host`] if the tier has more than
@@ -231,9 +247,9 @@ impl Node {
             return Err(is_shared());
         }
         let mut state = self.state.lock();
-        let first = self.memory.bytes();
+        let first = host_tier_address(self.memory.bytes());
         self.host.set(HostTier { share: host, first }).map_err(|_| is_shared())?;
-        let blocks = state.kept.len() as u64 + all / bytes.max(1);
+        let blocks = state.kept.len() as u64 + self.host.get().map_or(0, |of| of.share.blocks());
         let mut log = Log::new(state.log.id().wrapping_add(1 << 63), blocks as usize);
         let there: Vec<_> = state.kept.iter().flatten().map(|kept| kept.block).collect();
         there.iter().for_each(|block| log.push(true, *block, there.iter().copied()));
@@ -242,7 +258,7 @@ impl Node {
     }
 
     /// Takes in what has happened in the host tier that the node [shares](Self::share), for the peers that follow what it holds:
-    /// the events of the engine's cache, in their order, all from the first one on.
+    /// the events of the engine's cache, in their order, all from the first one on. Before a tier is shared, nothing is noted.
     pub fn note_events(&self, events: &[CacheEvent]) {
         let mut state = self.state.lock();
         if state.all.is_none() {
@@ -284,7 +300,10 @@ impl Node {
     /// Bytes at addresses that peers are told of: of its memory, and those that are kept for a host tier.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.memory.bytes().saturating_add(self.host_bytes)
+        match self.host_bytes {
+            0 => self.memory.bytes(),
+            bytes => host_tier_address(self.memory.bytes()).saturating_add(bytes),
+        }
     }
 
     /// Its name among the members.
@@ -333,18 +352,23 @@ impl Node {
         lease: Duration,
     ) -> Result<Found, Refusal> {
         let blocks = blocks.get(..LIST_MAX).unwrap_or(blocks);
-        let lease = crate::error::cut(lease, self.lease_max);
+        let lasts = crate::error::cut(lease, self.lease_max);
         let now = self.clock.now();
-        let deadline = now.saturating_add(lease);
         let mut state = self.state.lock();
         state.leases.end_overdue(&self.pool, now);
         if state.leases.len() >= self.leases_max {
             return Err(Refusal::Busy);
         }
         let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
-        let loan = self.pool.lend(&names, Tier::Primary, lease);
-        let located =
-            loan.iter().flat_map(|loan| &loan.blocks).zip(blocks).map_while(|(at, of)| {
+        let (mut lent, mut located) = (Lent::default(), Vec::new());
+        let mut host_left = self.host_left(&state);
+        loop {
+            let at = located.len();
+            let (rest, names) = (blocks.get(at..).unwrap_or_default(), names.get(at..));
+            // A run in the slots, and one in the host tier, until there is neither.
+            let loan = self.pool.lend(names.unwrap_or_default(), Tier::Primary, lasts);
+            let slots = loan.iter().flat_map(|loan| &loan.blocks).zip(rest);
+            located.extend(slots.map_while(|(at, of)| {
                 let slot = at.id.index();
                 // Two groups may have two names that the pool takes for one.
                 let kept =
@@ -352,39 +376,38 @@ impl Node {
                 let span = Span { address: slot as u64 * self.slot_bytes, bytes: kept.bytes };
                 let Kept { generation, sum, .. } = kept;
                 Some(Located { span, generation, sum, head: None })
-            });
-        let mut located: Vec<_> = located.collect();
-        let mut lease = match located.is_empty() {
-            false => state.leases.grant(reader, deadline, (loan.as_ref(), None)),
-            true => {
-                loan.into_iter().for_each(|loan| drop(self.pool.end_loan(loan.id)));
-                None
-            }
-        };
-        let rest = blocks.get(located.len()..).unwrap_or_default();
-        if let (Some(host), false) = (self.host.get(), rest.is_empty()) {
+            }));
+            lent.loans.extend(loan);
+            let rest = blocks.get(located.len()..).unwrap_or_default();
+            let Some(host) = self.host.get().filter(|_| !rest.is_empty()) else { break };
             // Headers may have to be summed up: nobody waits for that.
             drop(state);
-            let lent = host.lend(rest);
+            let hosted = host.lend(rest, host_left);
             state = self.state.lock();
-            if let Some((loan, mut more)) = lent {
-                // Its time may have come meanwhile.
-                let is_leased = match lease {
-                    Some(lease) => state.leases.extend((reader, lease), loan),
-                    None => {
-                        lease = state.leases.grant(reader, deadline, (None, Some(loan)));
-                        lease.is_some()
-                    }
-                };
-                if is_leased {
-                    state.stats.hosted += more.len() as u64;
-                    located.append(&mut more);
-                }
-            }
+            let Some((loan, mut more)) = hosted else { break };
+            host_left = host_left.saturating_sub(bytes_of(&loan));
+            state.stats.hosted += more.len() as u64;
+            lent.hosts.push(loan);
+            located.append(&mut more);
         }
         state.stats.found += located.len() as u64;
         state.stats.absent += u64::from(located.len() < blocks.len());
-        Ok(Found { lease, blocks: if lease.is_some() { located } else { Vec::new() } })
+        // While nobody waited, others may have been given what was left.
+        let is_full = state.leases.len() >= self.leases_max
+            || lent.hosts.iter().map(bytes_of).sum::<u64>() > self.host_left(&state);
+        if located.is_empty() || is_full {
+            lent.give_back(&self.pool);
+            return if is_full { Err(Refusal::Busy) } else { Ok(Found::default()) };
+        }
+        let lease = state.leases.grant(reader, now.saturating_add(lasts), lent);
+        Ok(Found { lease, blocks: located })
+    }
+
+    /// Bytes of the host tier that may be lent beside what is.
+    fn host_left(&self, state: &State) -> u64 {
+        let Some(host) = self.host.get() else { return 0 };
+        let max = self.host_lent_max.unwrap_or_else(|| host.share.bytes() / 4);
+        max.saturating_sub(state.leases.host_bytes())
     }
 
     /// Copies bytes of blocks that a lease pins, of one span behind the other, to the end of `into`.
@@ -580,13 +603,13 @@ impl Node {
         }
     }
 
-    /// Forgets blocks. A lease of one keeps its bytes until it ends.
+    /// Forgets blocks of the slots. A lease of one keeps its bytes until it ends. What lies in the host tier, its engine forgets.
     pub fn forget(&self, blocks: &[Block]) {
         let mut state = self.state.lock();
         blocks.iter().for_each(|&block| self.remove(&mut state, block));
     }
 
-    /// Forgets everything, and what is being written.
+    /// Forgets everything in the slots, and what is being written there.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         state.epoch += 1;

@@ -19,8 +19,8 @@ use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use kv_pool::{BlockHash, BlockId};
 use kv_remote::message::{Changes, Cursor, Found, Span};
 use kv_remote::{
-    HostMemory, Member, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal, RemoteOptions,
-    RemoteTier, Server, ServerOptions, SocketTransfer, Unfit,
+    HostMemory, Joined, Member, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal,
+    RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, host_tier_address,
 };
 use manager::host::{Engine, Host};
 use manager::options;
@@ -77,6 +77,7 @@ fn node(name: &str, share: &Arc<HostShare>, clock: Arc<dyn Clock>) -> Node {
     let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
     let mut options = NodeOptions::new(name, RECORD_BYTES);
     options.host_bytes = share.bytes();
+    options.host_lent_max = Some(u64::MAX);
     let node = Node::new(&options, memory, clock).unwrap();
     node.share(Arc::clone(share)).unwrap();
     node
@@ -116,7 +117,7 @@ fn read(node: &Node, found: &Found, numbers: &[u64]) -> Vec<Result<Vec<u8>, Unfi
 #[test]
 fn blocks_of_the_host_tier_are_found_behind_those_of_the_node() {
     let (_engine, share, node, _) = rig();
-    assert_eq!(node.memory_bytes(), (1 << 12) + share.bytes());
+    assert_eq!(node.memory_bytes(), host_tier_address(1 << 12) + share.bytes());
     let own = vec![9; 40];
     node.put(block(300), &own).unwrap();
     let numbers = [300, 0, 2, 4, 6, 999];
@@ -146,6 +147,75 @@ fn blocks_of_the_host_tier_are_found_behind_those_of_the_node() {
     assert!(read(&node, &found, &[0])[0].is_ok());
     assert_eq!(node.find_and_pin(ONE, &wanted(&[999]), SECOND).unwrap(), Found::default());
     assert_eq!(node.stats().leases.open, 1);
+}
+
+#[test]
+fn a_run_goes_through_slots_and_the_host_tier_in_any_order() {
+    let (_engine, _, node, _) = rig();
+    for number in [300, 302, 304] {
+        node.put(block(number), &[number as u8; 40]).unwrap();
+    }
+    let numbers = [0, 300, 302, 2, 4, 304, 6, 999];
+    let found = node.find_and_pin(ONE, &wanted(&numbers), SECOND).unwrap();
+    let records = read(&node, &found, &numbers);
+    assert_eq!(records.len(), 7);
+    for (record, &number) in records.iter().zip(&numbers) {
+        let end = if number < 300 { bytes_of(number) } else { vec![number as u8; 40] };
+        assert!(record.as_ref().unwrap().ends_with(&end), "{number}");
+    }
+    // All of it, as one who joins what lies side by side does.
+    let joined = Joined::of(&found, 512 << 10);
+    let mut bytes = Vec::new();
+    node.read(ONE, found.lease.unwrap(), joined.spans(), &mut bytes).unwrap();
+    node.end(ONE, found.lease.unwrap()).unwrap();
+    assert_eq!((node.stats().leases.open, node.pool().loans()), (0, 0));
+}
+
+#[test]
+fn the_last_slot_and_the_first_block_of_the_tier_are_not_read_as_one() {
+    let (_engine, share, ..) = rig();
+    let slot_bytes = (64 + RECORD_BYTES).next_multiple_of(64);
+    let memory = Arc::new(HostMemory::new(4 * slot_bytes).unwrap());
+    let mut options = NodeOptions::new("a", slot_bytes - 64);
+    (options.host_bytes, options.host_lent_max) = (share.bytes(), Some(u64::MAX));
+    let node = Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap();
+    node.share(share).unwrap();
+    let own = [300, 302, 304, 306];
+    for number in own {
+        node.put(block(number), &vec![number as u8; slot_bytes as usize - 64]).unwrap();
+    }
+    let numbers = [&own[..], &evens(0..8)].concat();
+    let found = node.find_and_pin(ONE, &wanted(&numbers), SECOND).unwrap();
+    assert_eq!(found.blocks.len(), 12);
+    let joined = Joined::of(&found, 512 << 10);
+    assert_eq!(joined.spans().len(), 2);
+    node.read(ONE, found.lease.unwrap(), joined.spans(), &mut Vec::new()).unwrap();
+}
+
+#[test]
+fn readers_take_no_more_of_the_engine_than_they_may() {
+    let (mut engine, share) = engine(8, 8);
+    engine.compute(&evens(0..8));
+    engine.compute(&evens(100..108));
+    let node = |host_lent_max| {
+        let memory = Arc::new(HostMemory::new(1 << 12).unwrap());
+        let mut options = NodeOptions::new("a", RECORD_BYTES);
+        (options.host_bytes, options.host_lent_max) = (share.bytes(), host_lent_max);
+        let node = Node::new(&options, memory, Arc::new(ManualClock::new())).unwrap();
+        node.share(Arc::clone(&share)).unwrap();
+        node
+    };
+    let block_bytes = BLOCK_BYTES as u64;
+    for (max, blocks) in [(None, 2), (Some(3 * block_bytes + 1), 3), (Some(0), 0)] {
+        let node = node(max);
+        let find = || node.find_and_pin(ONE, &wanted(&evens(0..8)), SECOND).unwrap();
+        let found = find();
+        assert_eq!(found.blocks.len(), blocks, "{max:?}");
+        assert_eq!(find(), Found::default(), "all that may be lent is");
+        let Some(lease) = found.lease else { continue };
+        node.end(ONE, lease).unwrap();
+        assert_eq!(find().blocks.len(), blocks, "it is given back");
+    }
 }
 
 #[test]

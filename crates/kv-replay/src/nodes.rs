@@ -465,6 +465,7 @@ impl NodeConfig {
         };
         let Some(events) = cache.events() else { return Ok(()) };
         let host = cache.share_host();
+        server.node().share(Arc::clone(&host))?;
         match memory {
             #[cfg(feature = "nixl")]
             NodeMemory::Nixl(memory) => memory.register_host_tier(&host)?,
@@ -472,7 +473,6 @@ impl NodeConfig {
             NodeMemory::Device(_) => {}
             NodeMemory::Host(_) => {}
         }
-        server.node().share(host)?;
         let hosts = Hosts::follow(events, Arc::clone(server.node()))?;
         self.hosts.set(hosts).map_err(|_| NodeStartError::Again)
     }

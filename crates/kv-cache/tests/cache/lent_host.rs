@@ -49,10 +49,10 @@ fn serve(engine: &mut Engine, seed: u32, contents: &mut Contents) {
 }
 
 fn is_right(share: &HostShare, loan: &HostLoan, contents: &Contents) -> bool {
-    loan.blocks().iter().all(|of| {
+    loan.blocks().iter().enumerate().all(|(at, of)| {
         let mut bytes = vec![0; of.bytes];
         let read = share.read(of.address, &mut bytes);
-        let header = loan.header(of).unwrap();
+        let header = loan.header(at).unwrap();
         read && contents[&of.name] == bytes
             && check_record((of.group, of.name), &header, &bytes).is_ok()
     })

@@ -61,6 +61,7 @@ fn node_over(
     let clock = Arc::new(SystemClock::new());
     let mut options = NodeOptions::new(name, record_bytes);
     options.host_bytes = host.as_ref().map_or(0, |host| host.bytes());
+    options.host_lent_max = Some(u64::MAX);
     let node = Node::new(&options, memory, clock).unwrap();
     host.into_iter().for_each(|host| node.share(host).unwrap());
     let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
@@ -82,7 +83,8 @@ fn serve(said: &str) {
     let server = match &tier {
         Some(host_tier::Tier { share, .. }) => {
             let memory = NixlMemory::new(&library, memory).unwrap();
-            memory.register_host_tier(share).unwrap();
+            // Once is enough.
+            (0..2).for_each(|_| memory.register_host_tier(share).unwrap());
             node_over(name, record_bytes, (Arc::new(memory), Some(Arc::clone(share))))
         }
         None => {
