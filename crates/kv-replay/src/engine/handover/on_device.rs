@@ -41,7 +41,7 @@ impl Giving {
     /// Copies blocks to the node's memory, and gives them.
     pub(super) fn give(
         &self,
-        cache: &impl Cache,
+        (cache, on): (&impl Cache, &Stream),
         offer: &mut Offer,
         blocks: &[(u64, BlockId)],
     ) -> Result<(), GiveError> {
@@ -56,11 +56,11 @@ impl Giving {
             let room = offer.reserve(&parts)?;
             let copied = room.spans().zip(blocks).try_for_each(|(span, &(_, id))| {
                 let to = self.memory.span(span).ok_or(RunError::HandoverElsewhere)?;
-                cache.copy_out(id, to)
+                cache.copy_out(on, id, to)
             });
             let ids: Vec<_> = blocks.iter().map(|&(_, id)| id).collect();
             // Waits for the copies, also where one was refused: the room is given to others when it is dropped.
-            let sums = cache.sums(&ids, self.scratch.span());
+            let sums = cache.sums(on, &ids, self.scratch.span());
             copied?;
             offer.give_written(room, &sums?)?;
         }
@@ -68,60 +68,58 @@ impl Giving {
     }
 }
 
-/// A prompt that has come to memory of this node's device.
+/// Blocks that have come to memory of this node's device.
 #[derive(Debug)]
-pub(super) struct Prompt {
-    /// Block behind block.
-    pages: DeviceBuffer,
-    /// What they sum up to in the other node's device.
-    sums: Vec<u64>,
+pub(super) struct Blocks {
+    /// Those of the whole prompt, block behind block.
+    pages: Arc<DeviceBuffer>,
+    /// Their places, and what they sum up to in the other node's device.
+    sums: Vec<(usize, u64)>,
     spare: Arc<Spare>,
 }
 
 /// Memory that is used again: allocating and freeing wait for the device.
 #[derive(Debug)]
 struct Spare {
-    /// Of prompts that were filled in.
-    pages: Mutex<Vec<DeviceBuffer>>,
+    /// Each is free while nobody else has it.
+    pages: Mutex<Vec<Arc<DeviceBuffer>>>,
+    /// For the thread that fills in.
     scratch: DeviceBuffer,
 }
 
 /// Pages that are kept for the next prompts, at most.
 const SPARE_MAX: usize = 32;
 
-impl Prompt {
-    pub(super) fn blocks(&self) -> usize {
+impl Blocks {
+    pub(super) fn count(&self) -> usize {
         self.sums.len()
     }
 
-    /// Enqueues, with the steps, copies to blocks, each with its place in the prompt. How many of the first ones are right.
+    /// Copies these to blocks, as far as `block_of` names one for a place, and a number for it. The numbers of those that are
+    /// right.
     pub(super) fn fill(
-        self,
-        cache: &impl Cache,
+        &self,
+        (cache, on): (&impl Cache, &Stream),
         form: Form,
-        blocks: &[(usize, BlockId)],
-    ) -> Result<usize, RunError> {
+        block_of: impl Fn(usize) -> Option<(usize, BlockId)>,
+    ) -> Result<Vec<usize>, RunError> {
         let bytes = form.block_bytes() as u64;
-        let mut right = 0;
-        for blocks in blocks.chunks(SUMS) {
-            for &(place, id) in blocks {
+        let mut right = Vec::new();
+        for sums in self.sums.chunks(SUMS) {
+            let to = |&(place, sum): &(usize, u64)| Some((place, sum, block_of(place)?));
+            let blocks: Vec<_> = sums.iter().filter_map(to).collect();
+            for &(place, _, (_, id)) in &blocks {
                 let from = self.pages.span().slice(place as u64 * bytes, bytes);
-                cache.copy_in(id, from.map_err(|error| RunError::BlockCopy(error.into()))?)?;
+                cache.copy_in(on, id, from.map_err(|error| RunError::BlockCopy(error.into()))?)?;
             }
-            let ids: Vec<_> = blocks.iter().map(|&(_, id)| id).collect();
-            let sums = cache.sums(&ids, self.spare.scratch.span())?;
-            let is_right =
-                |((place, _), sum): (&(usize, BlockId), &u64)| self.sums.get(*place) == Some(sum);
-            let count = blocks.iter().zip(&sums).take_while(|of| is_right(*of)).count();
-            right += count;
-            if count < blocks.len() {
-                break;
+            let ids: Vec<_> = blocks.iter().map(|&(.., (_, id))| id).collect();
+            if ids.is_empty() {
+                continue;
             }
-        }
-        // The sums have waited for the copies.
-        let mut spare = self.spare.pages.lock();
-        if spare.len() < SPARE_MAX {
-            spare.push(self.pages);
+            // The sums wait for the copies: the pages may be used again.
+            let here = cache.sums(on, &ids, self.spare.scratch.span())?;
+            let same = blocks.iter().zip(here).filter(|((_, there, _), here)| there == here);
+            right.extend(same.map(|((.., (number, _)), _)| *number));
         }
         Ok(right)
     }
@@ -139,33 +137,40 @@ impl Taking {
     pub(super) fn new(device: &Device) -> Result<Self, NodeStartError> {
         let stream = Stream::new(device).map_err(NixlError::from)?;
         let transfer = NixlDeviceTransfer::new(Library::open()?, &stream);
-        // For the thread that fills in, one prompt at a time.
         let scratch = DeviceBuffer::alloc(device, 12 * SUMS as u64).map_err(NixlError::from)?;
         let spare = Arc::new(Spare { pages: Mutex::default(), scratch });
         Ok(Self { stream, transfer, spare })
     }
 
     /// Memory of so many bytes.
-    fn pages(&self, bytes: u64) -> Result<DeviceBuffer, PeerError> {
+    fn pages(&self, bytes: u64) -> Result<Arc<DeviceBuffer>, PeerError> {
+        let free =
+            |pages: &mut Arc<DeviceBuffer>| pages.bytes() >= bytes && Arc::get_mut(pages).is_some();
         let mut spare = self.spare.pages.lock();
-        if let Some(at) = spare.iter().position(|pages| pages.bytes() >= bytes) {
-            return Ok(spare.swap_remove(at));
+        if let Some(pages) = spare.iter_mut().find_map(|of| free(of).then(|| Arc::clone(of))) {
+            return Ok(pages);
         }
         drop(spare);
         let bytes = bytes.max(1).next_power_of_two();
-        DeviceBuffer::alloc(self.stream.device(), bytes).map_err(failed)
+        let pages = DeviceBuffer::alloc(self.stream.device(), bytes).map_err(failed)?;
+        let pages = Arc::new(pages);
+        let mut spare = self.spare.pages.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(Arc::clone(&pages));
+        }
+        Ok(pages)
     }
 
-    /// Takes all parts of a prompt.
+    /// Takes all parts of a prompt, and says those that have come together.
     pub(super) fn wait(
         &mut self,
         (peer, pull): (&mut Peer, &mut Pull),
         form: Form,
         (call, until): (impl Fn() -> Instant, Instant),
-    ) -> Result<Prompt, HandoverError> {
+        mut say: impl FnMut(Blocks),
+    ) -> Result<(), HandoverError> {
         let (count, bytes) = (pull.left(), form.block_bytes() as u64);
         let pages = self.pages(count as u64 * bytes)?;
-        let mut sums = vec![0; count];
         let at = |place: usize| pages.span().slice(place as u64 * bytes, bytes);
         pull.wait_by(peer, until, |peer, parts, found| {
             let mut copied = Ok(());
@@ -182,15 +187,12 @@ impl Taking {
             // In any case: what has come is copied before the memory is used for something else.
             self.stream.synchronize().map_err(failed)?;
             read.and(copied)?;
-            for (part, located) in parts.iter().zip(&found.blocks) {
-                if let Some(sum) = sums.get_mut(part.place as usize) {
-                    *sum = located.sum;
-                }
-            }
+            let sums = parts.iter().zip(&found.blocks);
+            let sums = sums.map(|(part, located)| (part.place as usize, located.sum)).collect();
             // Whether they are right is seen where they are filled in, by their sums there.
+            say(Blocks { pages: Arc::clone(&pages), sums, spare: Arc::clone(&self.spare) });
             Ok(vec![true; parts.len()])
-        })?;
-        Ok(Prompt { pages, sums, spare: Arc::clone(&self.spare) })
+        })
     }
 }
 
