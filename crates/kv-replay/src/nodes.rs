@@ -538,7 +538,8 @@ pub struct HandoverReport {
     pub handover_recomputed: u64,
     /// Blocks that came and were not right by their sums, and those behind them: they were computed where they go on.
     pub handover_blocks_wrong: u64,
-    /// Layers of blocks that were in their blocks before the last of their prompt had come, of a node that goes on with them.
+    /// Layers of blocks (by `nixl-device`, blocks) that were in place before the last of their prompt had come, of a node that goes
+    /// on with them.
     pub handover_early_parts: u64,
     /// Milliseconds from when a request was known to when its prompt had come, of a node that goes on with them.
     pub handover_ms: Option<LatencyReport>,

@@ -200,3 +200,61 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> PeerError {
     let error = std::io::Error::other(error);
     PeerError::Io { operation: "reading another node's device", error }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::device::{SimSizes, open};
+    use crate::engine::build_cache;
+    use crate::engine::cache::Local;
+    use crate::engine::handover::tests::{config, request};
+    use crate::nodes::{NodeConfig, NodeTransfer};
+    use crate::trace::Trace;
+
+    #[test]
+    fn blocks_are_copied_where_they_are_wanted_and_those_with_another_sum_are_not_right() {
+        let config = config(16, 2);
+        let key = kv_remote::Key::new(&[7; 32]).unwrap();
+        let mut node = NodeConfig::new(1, 2, std::path::Path::new(""), key, 0);
+        node.transfer = NodeTransfer::NixlDevice;
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let device = &devices.devices[0];
+        let cache =
+            build_cache(&config, &Trace::new(vec![request((4, 0), 1, 0)]), &devices).unwrap();
+        let mut cache = Local::new(cache).unwrap();
+        let step = cache.begin_step().unwrap();
+        let mut asked =
+            [kv_cache::Request::named(256, (1..=4).map(kv_pool::BlockHash::from_u128).collect())];
+        let answer = cache.admit(&mut asked, u64::MAX).unwrap().pop();
+        let Some(kv_cache::Answer::Admitted(sequence)) = answer else { unreachable!() };
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        let form = Form::new(&config, &node, cache.manager().formats()[0]).unwrap();
+        let on = Stream::new(device).unwrap();
+        let pages = DeviceBuffer::alloc(device, 4 * form.block_bytes() as u64).unwrap();
+        let scratch = DeviceBuffer::alloc(device, 12 * SUMS as u64).unwrap();
+        let bytes: Vec<u8> = (0..4 * form.block_bytes()).map(|at| (at / 7) as u8).collect();
+        on.upload(pages.span(), &bytes).unwrap();
+        let block = |place: usize| sequence.block(place).unwrap();
+        let (spare, pages) =
+            (Arc::new(Spare { pages: Mutex::default(), scratch }), Arc::new(pages));
+        let blocks = |sums| Blocks { pages: Arc::clone(&pages), sums, spare: Arc::clone(&spare) };
+        // What they sum up to is found by filling in each.
+        let all = |place: usize| Some((10 + place, block(place)));
+        blocks((0..4).map(|place| (place, 0)).collect()).fill((&cache, &on), form, all).unwrap();
+        let ids: Vec<_> = (0..4).map(block).collect();
+        let sums = cache.sums(&on, &ids, spare.scratch.span()).unwrap();
+        let mut read = vec![0; form.block_bytes()];
+        for (place, bytes) in bytes.chunks(form.block_bytes()).enumerate() {
+            cache.read_block(&on, block(place), &mut read).unwrap();
+            assert_eq!(read, bytes);
+        }
+        // The second one is cached, and the third one came wrong.
+        let sums = vec![(0, sums[0]), (1, 0), (2, sums[2] ^ 1), (3, sums[3])];
+        let some = |place: usize| all(place).filter(|_| place != 1);
+        let right = blocks(sums).fill((&cache, &on), form, some).unwrap();
+        assert_eq!(right, [10, 13]);
+    }
+}

@@ -24,7 +24,7 @@ const LONG: Duration = Duration::from_secs(120);
 /// After so long, what a test waits for does not come.
 const HANG: Duration = Duration::from_secs(60);
 
-fn request((blocks, more): (u64, u64), output_length: u64, first_id: u64) -> Request {
+pub(super) fn request((blocks, more): (u64, u64), output_length: u64, first_id: u64) -> Request {
     let input_length = blocks * BLOCK + more;
     let ids = input_length.div_ceil(512);
     let hash_ids = (first_id..first_id + ids).collect();
@@ -123,7 +123,7 @@ impl<'a> Side<'a> {
     }
 }
 
-fn config(device_blocks: u64, max_batch: u32) -> RunConfig {
+pub(super) fn config(device_blocks: u64, max_batch: u32) -> RunConfig {
     let mut config = RunConfig {
         block_tokens: BLOCK as u32,
         device_blocks,
