@@ -311,7 +311,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", conflicts_with_all = ["workers", "contiguous", "disk", "tier_faults"])]
     pub(crate) nodes: Option<u16>,
     /// Starts N processes that compute the prompts of all requests, each of a share, and --decode-nodes that go on with them:
-    /// they take the blocks over while the prompts are computed, and compute what does not come.
+    /// they fill blocks of their devices while the prompts are computed, and compute what does not come.
     #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", requires = "decode_nodes", conflicts_with_all = ["nodes", "workers", "contiguous", "disk", "tier_faults", "etcd"])]
     pub(crate) prefill_nodes: Option<u16>,
     /// How many milliseconds a prompt is offered to the node that goes on with it, and waited for there.

@@ -138,6 +138,8 @@ pub(crate) struct FleetReport {
     handover_cancelled: u64,
     handover_recomputed: u64,
     handover_blocks_wrong: u64,
+    /// Layers of blocks that were where they go on before the last of their prompt had come.
+    handover_early_parts: u64,
     /// Leases of the nodes that were not killed.
     leases: LeaseReport,
     /// Seconds from the start of the first node to the end of the last.
@@ -389,6 +391,7 @@ impl FleetReport {
             (&mut self.handover_cancelled, "handover_cancelled"),
             (&mut self.handover_recomputed, "handover_recomputed"),
             (&mut self.handover_blocks_wrong, "handover_blocks_wrong"),
+            (&mut self.handover_early_parts, "handover_early_parts"),
         ] {
             *sum += of(name);
         }
@@ -415,8 +418,8 @@ impl FleetReport {
         let Self { nodes, killed, stopped, requests, finished, leases, .. } = self;
         format!(
             "{finished} of {requests} requests finished on {nodes} nodes in {:.1} s; {} killed, {} stopped, {} parted\n\n  \
-             remote    {} blocks from other nodes: {} tokens not computed; {} read, {} of them in host memory, {} stale, {} hedged, {} downs\n  \
-             handover  {} prompts: {} blocks, {} wrong; {} failed, {} cancelled, {} computed where they go on\n  \
+             remote    {} blocks from other nodes: {} tokens not computed; {} read, {} found in host memory, {} stale, {} hedged, {} downs\n  \
+             handover  {} prompts: {} blocks, {} parts early, {} wrong; {} failed, {} cancelled, {} computed where they go on\n  \
              leases    {} given: {} returned, {} cancelled, {} expired, {} open\n  \
              verified  {} blocks, {} corrupt\n",
             self.wall_s,
@@ -432,6 +435,7 @@ impl FleetReport {
             self.remote_downs,
             self.handed_over,
             self.handover_blocks,
+            self.handover_early_parts,
             self.handover_blocks_wrong,
             self.handover_failed,
             self.handover_cancelled,

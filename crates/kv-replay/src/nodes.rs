@@ -619,12 +619,16 @@ pub struct HandoverReport {
     pub handover_bytes: u64,
     /// Prompts that nobody has taken in time, or that there was no room for.
     pub handover_failed: u64,
-    /// Prompts that were not wanted any more.
+    /// Prompts that were not wanted any more; of a node that goes on with them, whose requests were cancelled, or that were cached
+    /// there, before they had come.
     pub handover_cancelled: u64,
     /// Prompts that did not come, and were computed where they go on.
     pub handover_recomputed: u64,
     /// Blocks that came and were not right by their sums, and those behind them: they were computed where they go on.
     pub handover_blocks_wrong: u64,
+    /// Layers of blocks (by `nixl-device`, blocks) that were in place before the last of their prompt had come, of a node that goes
+    /// on with them.
+    pub handover_early_parts: u64,
     /// Milliseconds from when a request was known to when its prompt had come, of a node that goes on with them.
     pub handover_ms: Option<LatencyReport>,
 }
@@ -633,10 +637,11 @@ impl HandoverReport {
     /// A line for people.
     pub(crate) fn line(&self) -> String {
         format!(
-            "{} prompts handed over: {} blocks, {} bytes, {} wrong; {} failed, {} cancelled, {} computed where they go on",
+            "{} prompts handed over: {} blocks, {} bytes, {} parts early, {} wrong; {} failed, {} cancelled, {} computed where they go on",
             grouped(self.handed_over),
             grouped(self.handover_blocks),
             grouped(self.handover_bytes),
+            grouped(self.handover_early_parts),
             grouped(self.handover_blocks_wrong),
             grouped(self.handover_failed),
             grouped(self.handover_cancelled),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cuda_driver::DeviceSpan;
+use cuda_driver::{DeviceSpan, Stream};
 use kv_cache::kv_manager::{
     Adoption, CommitError, DraftError, Export, ForkError, GroupFormat, GroupId, Manager, Reserved,
     SuspendError,
@@ -109,31 +109,42 @@ pub(crate) trait Cache {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Copies a block of the first group out of the device.
-    fn read_block(&self, _id: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
+    /// Copies a block of the first group out of the device, and waits for the copy and what is before it on its stream.
+    fn read_block(&self, _on: &Stream, _id: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Copies a block of the first group to the device.
-    fn write_block(&self, _id: BlockId, _bytes: &[u8]) -> Result<(), RunError> {
+    /// Copies to a block of the first group, from one of its bytes on, and waits for the copy and what is before it on its stream.
+    fn write_block(
+        &self,
+        _on: &Stream,
+        (_id, _from): (BlockId, u64),
+        _bytes: &[u8],
+    ) -> Result<(), RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Enqueues, with the steps, a copy of a block of the first group to other memory of its device.
+    /// Enqueues a copy of a block of the first group to other memory of its device.
     #[cfg(feature = "nixl")]
-    fn copy_out(&self, _id: BlockId, _to: DeviceSpan) -> Result<(), RunError> {
+    fn copy_out(&self, _on: &Stream, _id: BlockId, _to: DeviceSpan) -> Result<(), RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Enqueues, with the steps, a copy to a block of the first group.
+    /// Enqueues a copy to a block of the first group.
     #[cfg(feature = "nixl")]
-    fn copy_in(&self, _id: BlockId, _from: DeviceSpan) -> Result<(), RunError> {
+    fn copy_in(&self, _on: &Stream, _id: BlockId, _from: DeviceSpan) -> Result<(), RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// The sums of blocks of the first group, behind all that is enqueued, which is waited for. `scratch` is 12 bytes for each.
+    /// The sums of blocks of the first group, behind all that is enqueued on the stream, which is waited for. `scratch` is 12 bytes
+    /// for each.
     #[cfg(feature = "nixl")]
-    fn sums(&self, _ids: &[BlockId], _scratch: DeviceSpan) -> Result<Vec<u64>, RunError> {
+    fn sums(
+        &self,
+        _on: &Stream,
+        _ids: &[BlockId],
+        _scratch: DeviceSpan,
+    ) -> Result<Vec<u64>, RunError> {
         Err(RunError::HandoverElsewhere)
     }
 
@@ -336,30 +347,41 @@ impl Cache for Local {
         self.cache.export(sequence).map_err(|source| RunError::Export { request, source })
     }
 
-    fn read_block(&self, id: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
-        let (part, span) = self.block(id)?;
-        part.compute().download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
+    fn read_block(&self, on: &Stream, id: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
+        let span = self.block(id)?.1;
+        on.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
     }
 
-    fn write_block(&self, id: BlockId, bytes: &[u8]) -> Result<(), RunError> {
-        let (part, span) = self.block(id)?;
-        part.compute().upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    #[cfg(feature = "nixl")]
-    fn copy_out(&self, id: BlockId, to: DeviceSpan) -> Result<(), RunError> {
-        let (part, span) = self.block(id)?;
-        part.compute().copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
-    }
-
-    #[cfg(feature = "nixl")]
-    fn copy_in(&self, id: BlockId, from: DeviceSpan) -> Result<(), RunError> {
-        let (part, span) = self.block(id)?;
-        part.compute().copy_on_device(span, from).map_err(|error| RunError::BlockCopy(error.into()))
+    fn write_block(
+        &self,
+        on: &Stream,
+        (id, from): (BlockId, u64),
+        bytes: &[u8],
+    ) -> Result<(), RunError> {
+        let span = self.block(id)?.1.slice(from, bytes.len() as u64);
+        let span = span.map_err(|error| RunError::BlockCopy(error.into()))?;
+        on.upload(span, bytes).map_err(|error| RunError::BlockCopy(error.into()))
     }
 
     #[cfg(feature = "nixl")]
-    fn sums(&self, ids: &[BlockId], scratch: DeviceSpan) -> Result<Vec<u64>, RunError> {
+    fn copy_out(&self, on: &Stream, id: BlockId, to: DeviceSpan) -> Result<(), RunError> {
+        let span = self.block(id)?.1;
+        on.copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    #[cfg(feature = "nixl")]
+    fn copy_in(&self, on: &Stream, id: BlockId, from: DeviceSpan) -> Result<(), RunError> {
+        let span = self.block(id)?.1;
+        on.copy_on_device(span, from).map_err(|error| RunError::BlockCopy(error.into()))
+    }
+
+    #[cfg(feature = "nixl")]
+    fn sums(
+        &self,
+        on: &Stream,
+        ids: &[BlockId],
+        scratch: DeviceSpan,
+    ) -> Result<Vec<u64>, RunError> {
         let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| RunError::BlockCopy(error);
         let count = ids.len() as u64;
@@ -368,10 +390,7 @@ impl Cache for Local {
         let half =
             |offset, bytes| scratch.slice(offset, bytes).map_err(|error| failed(error.into()));
         let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
-        let stream = part.compute();
-        stream
-            .upload(on_device, bytemuck::cast_slice(&ids))
-            .map_err(|error| failed(error.into()))?;
+        on.upload(on_device, bytemuck::cast_slice(&ids)).map_err(|error| failed(error.into()))?;
         let args = BlockSums {
             blocks: part.paged().into(),
             ids: on_device.into(),
@@ -381,10 +400,10 @@ impl Cache for Local {
             sums,
             report: None,
         };
-        part.kernels().sum_blocks(stream, args).map_err(|error| failed(error.into()))?;
+        part.kernels().sum_blocks(on, args).map_err(|error| failed(error.into()))?;
         let mut found = vec![0_u64; ids.len()];
         let bytes = bytemuck::cast_slice_mut(&mut found);
-        stream.download(bytes, sums).map_err(|error| failed(error.into()))?;
+        on.download(bytes, sums).map_err(|error| failed(error.into()))?;
         Ok(found)
     }
 

@@ -2,6 +2,7 @@
 
 mod arriving;
 mod budget;
+mod ending;
 mod split;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -74,6 +75,8 @@ pub(super) struct Scheduler<'a, C> {
     asleep: Vec<usize>,
     /// Requests with tokens to write, in the order of their admission.
     running: Vec<usize>,
+    /// The last step that was launched.
+    launched: u64,
     /// Steps whose checksums were not compared yet, oldest first.
     readings: VecDeque<Reading>,
     /// The request that was refused since the last admission, and the reason.
@@ -139,6 +142,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             waiting: VecDeque::new(),
             asleep: Vec::new(),
             running: Vec::new(),
+            launched: 0,
             readings: VecDeque::new(),
             refused: None,
             iteration: 0,
@@ -192,11 +196,12 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         (self.planned, self.drafts_left) = (0, self.step_tokens);
         self.hear(report)?;
         self.swing(report)?;
-        self.cancel(&step, report);
+        self.cancel(report);
         self.wake()?;
         self.advance_running(report)?;
-        self.adopt_waiting(&step, report)?;
+        self.adopt_whole(&step, report)?;
         self.admit_waiting(report)?;
+        self.adopt_early(&step, report)?;
         if self.planned == 0 {
             return self.idle(step, report);
         }
@@ -242,9 +247,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             return Ok(());
         }
         if self.handover.waits() {
-            std::thread::park_timeout(LOOK);
-            self.refused = None;
-            return Ok(());
+            return self.wait_for_nodes(report);
         }
         self.idle_iterations += 1;
         if self.idle_iterations == IDLE_ITERATIONS_MAX / 2 {
@@ -306,29 +309,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         Ok(())
     }
 
-    /// Ends requests whose time has come, in whatever step they are.
-    fn cancel(&mut self, step: &OpenStep, report: &mut RunReport) {
-        for (&number, request) in &mut self.live {
-            if request.over_in.is_some() || request.dies.is_none_or(|at| at > self.iteration) {
-                continue;
-            }
-            request.sequence = None;
-            request.outcomes.clear();
-            (request.request, request.cancelled) = (None, true);
-            // The last iteration that reads it is the one before.
-            request.over_in = Some(step.number() - 1);
-            report.cancelled += 1;
-            if let Some(arrivals) = &mut self.arrivals {
-                arrivals.cancel(number);
-            }
-        }
-        let over =
-            |number: &usize| self.live.get(number).is_none_or(|request| request.over_in.is_some());
-        self.running.retain(|number| !over(number));
-        self.waiting.retain(|number| !over(number));
-        self.asleep.retain(|number| !over(number));
-    }
-
     /// Resumes requests that were suspended long enough, as far as there is room.
     fn wake(&mut self) -> Result<(), RunError> {
         let mut asleep = std::mem::take(&mut self.asleep);
@@ -363,7 +343,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             self.branch(number, report)?;
             let Advance::Stalled(missing) = self.advance(number)? else { continue };
             let releasing = self.live.values().any(|request| request.over_in.is_some());
-            if retiring(&missing) > 0 || releasing {
+            if retiring(&missing) > 0 || releasing || self.gives_way(report)? {
                 // Blocks are being released. The request skips this iteration.
                 continue;
             }
@@ -550,7 +530,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         }
         self.look_ahead(rows);
         let here = |number: &&usize| match &self.handover {
-            Handover::Decode(decode) => !decode.is_wanted(**number) && !decode.is_ready(**number),
+            Handover::Decode(decode) => decode.is_here(**number),
             Handover::Prefill(prefill) => !prefill.is_full(),
             Handover::None => true,
         };
@@ -617,7 +597,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let Some(request) = self.live.get_mut(&number) else { return Ok(()) };
         if std::mem::replace(&mut request.uncounted, false) {
             let lives = self.chance.lives(number, request.total - request.content.prompt_tokens());
-            request.dies = lives.map(|iterations| self.iteration + 1 + iterations);
+            let dies = lives.map(|iterations| self.iteration + 1 + iterations);
+            request.dies = request.dies.or(dies);
             let (lookups, hits) = request.count_lookups(&sequence, self.block_tokens, report);
             tenants::note(&mut report.tenants, self.trace, number, |tenant| {
                 tenant.block_lookups += lookups;
@@ -703,6 +684,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let begun = self.recorder.begin();
         self.cache.launch(step, &self.batch, &mut readers, read)?;
         self.recorder.called("stage", begun);
+        self.launched = number;
         if let Some(model) = &self.model {
             // Behind the waits for blocks that are on their way, and before the step's end.
             model.compute(prompt_tokens, generates)?;
@@ -712,15 +694,6 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             self.readings.push_back(Reading { step: number, rows });
         }
         Ok(())
-    }
-
-    /// Removes requests whose last token this step writes.
-    fn retire_finished(&mut self, step: u64) {
-        let over = |number: &usize| {
-            let request = self.live.get(number);
-            request.is_none_or(|request| request.over_in.is_some_and(|at| at <= step))
-        };
-        self.running.retain(|number| !over(number));
     }
 
     /// Compares the checksums that have arrived, and releases requests whose last ones were

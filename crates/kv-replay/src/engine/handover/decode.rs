@@ -1,129 +1,135 @@
-//! The side that goes on: takes prompts from the nodes that compute them, each in a thread for a node, and computes itself what
-//! does not come.
+//! The side that goes on: adopts prompts that other nodes compute as soon as they are offered, fills their blocks as the parts
+//! come, and computes itself what does not come.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use cuda_driver::Device;
+use cuda_driver::{Device, Stream};
 use kv_cache::Sequence;
 use kv_cache::kv_manager::{Adoption, GroupId};
 use kv_pool::BlockId;
-use kv_remote::handover::{HandoverError, Pull, Sheet};
-use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
 
-use super::{Form, id_of, whole_number};
+use super::pulling::{Bytes, Order, Piece, Puller, Word};
+use super::{Form, whole_number};
 use crate::engine::RunError;
 use crate::engine::cache::Cache;
-use crate::nodes::{HandoverReport, NodeConfig, NodeStartError, NodeTransfer};
+use crate::nodes::{HandoverReport, NodeConfig, NodeStartError};
 
-/// How long one call may take.
-const CALL_MAX: Duration = Duration::from_secs(2);
-/// Time between two looks for an offer that is not there.
-const PAUSE: Duration = Duration::from_millis(1);
-
-/// A request whose prompt is to come.
-#[derive(Debug)]
-struct Order {
-    request: usize,
-    number: u64,
-    sheet: Sheet,
-    since: Instant,
+/// How far the way of a prompt is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Way {
+    /// Its request is not admitted before all of it has come.
+    Far,
+    /// It is offered: its request may be admitted, and its blocks be filled as they come.
+    Offered,
+    /// All of it has come.
+    Whole,
+    /// No more of it comes.
+    Failed,
 }
 
-/// A prompt that has come.
+/// A prompt that another node computes.
 #[derive(Debug)]
-enum Prompt {
-    /// To the host, block by block.
-    Host(Vec<u8>),
-    #[cfg(feature = "nixl")]
-    Device(super::on_device::Prompt),
+struct Coming {
+    way: Way,
+    /// What has come. It is kept until the sequence goes on, which may have to give its blocks back before.
+    pieces: Vec<Piece>,
+    adopted: Option<Adopted>,
 }
 
-impl Prompt {
-    fn blocks(&self, form: Form) -> usize {
-        match self {
-            Self::Host(bytes) => bytes.len() / form.block_bytes(),
-            #[cfg(feature = "nixl")]
-            Self::Device(prompt) => prompt.blocks(),
-        }
-    }
-
-    /// Fills blocks, each with its place in the prompt; how many of the first ones are right.
-    fn fill(
-        self,
-        cache: &impl Cache,
-        form: Form,
-        blocks: &[(usize, BlockId)],
-    ) -> Result<usize, RunError> {
-        match self {
-            Self::Host(all) => {
-                let bytes = form.block_bytes();
-                for (right, &(place, id)) in blocks.iter().enumerate() {
-                    let Some(block) = all.get(place * bytes..(place + 1) * bytes) else {
-                        return Ok(right);
-                    };
-                    cache.write_block(id, block)?;
-                }
-                Ok(blocks.len())
-            }
-            #[cfg(feature = "nixl")]
-            Self::Device(prompt) => prompt.fill(cache, form, blocks),
-        }
-    }
-}
-
-/// What has come of an order; no prompt if it has not.
+/// A sequence whose blocks are filled.
 #[derive(Debug)]
-struct Came {
-    request: usize,
-    prompt: Option<Prompt>,
-    time: Duration,
-}
-
-/// A sequence that is being filled: its blocks may be written when a step is complete.
-#[derive(Debug)]
-struct Adopting {
-    request: usize,
+struct Adopted {
     sequence: Sequence,
     adoption: Adoption,
-    prompt: Option<Prompt>,
+    /// Its blocks may be written when this step is complete.
     step: u64,
+    /// The blocks, each with its place, in the order of the places.
+    blocks: Vec<(usize, BlockId)>,
+    /// Layers of each that are there.
+    layers: Vec<u32>,
+    /// Pieces that were looked at.
+    taken: usize,
+}
+
+impl Adopted {
+    fn new(sequence: Sequence, adoption: Adoption, step: u64) -> Self {
+        let blocks: Vec<_> = adoption.blocks(GroupId(0)).collect();
+        let layers = vec![0; blocks.len()];
+        Self { sequence, adoption, step, blocks, layers, taken: 0 }
+    }
+
+    /// Where a place is among the blocks, and its block; none if it is cached here.
+    fn at(&self, place: usize) -> Option<(usize, BlockId)> {
+        let at = self.blocks.binary_search_by_key(&place, |(place, _)| *place).ok()?;
+        Some((at, self.blocks.get(at)?.1))
+    }
+
+    /// Writes the pieces that were not looked at; how many parts these are.
+    fn fill(
+        &mut self,
+        (cache, on): (&impl Cache, &Stream),
+        form: Form,
+        pieces: &[Piece],
+    ) -> Result<u64, RunError> {
+        let mut parts = 0;
+        for piece in pieces.get(self.taken..).unwrap_or_default() {
+            self.taken += 1;
+            match piece {
+                Piece::Host(Bytes { place, from, bytes }) => {
+                    let Some((at, id)) = self.at(*place) else { continue };
+                    cache.write_block(on, (id, *from as u64), bytes)?;
+                    let count = form.parts(bytes.len());
+                    self.layers[at] += count;
+                    parts += u64::from(count);
+                }
+                #[cfg(feature = "nixl")]
+                Piece::Device(blocks) => {
+                    for at in blocks.fill((cache, on), form, |place| self.at(place))? {
+                        self.layers[at] = form.layers;
+                        parts += u64::from(form.layers);
+                    }
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// How many of the first blocks are right.
+    fn right(&self, form: Form) -> usize {
+        self.layers.iter().take_while(|layers| **layers == form.layers).count()
+    }
+
+    /// Ends the transfer.
+    fn end(mut self, cache: &mut impl Cache, form: Form) -> Result<Sequence, RunError> {
+        let right = self.right(form);
+        cache.adopted(&mut self.sequence, self.adoption, right)?;
+        Ok(self.sequence)
+    }
 }
 
 #[derive(Debug)]
 pub(in crate::engine) struct Decode {
     config: NodeConfig,
     form: Form,
+    /// What fills blocks: not the stream of the steps, for which the host would wait.
+    copies: Stream,
     orders: Vec<Sender<Order>>,
-    came: Receiver<Came>,
-    /// Requests whose prompts are on their way.
-    wanted: HashSet<usize>,
-    /// Prompts that have come.
-    ready: HashMap<usize, Prompt>,
-    adopting: Vec<Adopting>,
+    said: Receiver<(usize, Word)>,
+    coming: BTreeMap<usize, Coming>,
     pub(super) report: HandoverReport,
     /// How long each prompt was waited for, from when it was known of.
     pub(super) times: Vec<Duration>,
 }
 
 impl Decode {
-    pub(super) fn new(
-        node: &NodeConfig,
-        form: Form,
-        device: &Device,
-    ) -> Result<Self, NodeStartError> {
-        let (say, came) = mpsc::channel();
+    pub(super) fn new(node: &NodeConfig, form: Form, device: &Device) -> Result<Self, RunError> {
+        let (say, said) = mpsc::channel();
         let orders = (0..node.prefill).map(|of| {
             let (orders, received) = mpsc::channel();
-            let puller = Puller {
-                member: node.member(of),
-                key: node.key.clone(),
-                taking: Taking::new(node.transfer, device)?,
-                form,
-                lasts: node.handover,
-                peer: None,
-            };
+            let from = (node.member(of), node.key.clone());
+            let puller = Puller::new(from, (node.transfer, device), form, node.handover)?;
             let say = say.clone();
             let thread = std::thread::Builder::new().name(format!("pull-{of}"));
             thread.spawn(move || puller.run(&received, &say))?;
@@ -133,11 +139,10 @@ impl Decode {
         Ok(Self {
             config: node.clone(),
             form,
+            copies: Stream::new(device)?,
             orders,
-            came,
-            wanted: HashSet::new(),
-            ready: HashMap::new(),
-            adopting: Vec::new(),
+            said,
+            coming: BTreeMap::new(),
             report: HandoverReport::default(),
             times: Vec::new(),
         })
@@ -151,42 +156,64 @@ impl Decode {
         let order = Order { request, number, sheet, since };
         // Without its thread, the prompt is computed here.
         if self.orders.get(of).is_some_and(|orders| orders.send(order).is_ok()) {
-            self.wanted.insert(request);
+            let coming = Coming { way: Way::Far, pieces: Vec::new(), adopted: None };
+            self.coming.insert(request, coming);
         }
     }
 
-    /// Takes in what has come.
+    /// Takes in what the threads have said.
     pub(in crate::engine) fn hear(&mut self) {
-        for Came { request, prompt, time } in self.came.try_iter() {
-            if !self.wanted.remove(&request) {
-                continue;
-            }
-            match prompt {
-                Some(prompt) => {
-                    let blocks = prompt.blocks(self.form);
+        for (request, word) in self.said.try_iter() {
+            // Of others, nobody wants to know any more.
+            let Some(coming) = self.coming.get_mut(&request) else { continue };
+            match word {
+                Word::Offered => coming.way = Way::Offered,
+                Word::Came(piece) => coming.pieces.push(piece),
+                Word::Whole(time) => {
+                    coming.way = Way::Whole;
                     self.report.handed_over += 1;
-                    self.report.handover_blocks += blocks as u64;
-                    self.report.handover_bytes += (blocks * self.form.block_bytes()) as u64;
+                    let parts: u64 = coming.pieces.iter().map(|of| of.parts(self.form)).sum();
+                    self.report.handover_blocks += parts / u64::from(self.form.layers).max(1);
+                    self.report.handover_bytes += parts * u64::from(self.form.part_bytes);
                     self.times.push(time);
-                    self.ready.insert(request, prompt);
                 }
-                None => self.report.handover_recomputed += 1,
+                Word::Failed => {
+                    self.report.handover_recomputed += 1;
+                    coming.way = Way::Failed;
+                    if coming.adopted.is_none() {
+                        self.coming.remove(&request);
+                    }
+                }
             }
         }
     }
 
-    /// Whether a request's prompt is still on its way.
-    pub(in crate::engine) fn is_wanted(&self, request: usize) -> bool {
-        self.wanted.contains(&request)
+    fn way(&self, request: usize) -> Option<Way> {
+        Some(self.coming.get(&request)?.way)
     }
 
     /// Whether a request's prompt has come.
-    pub(in crate::engine) fn is_ready(&self, request: usize) -> bool {
-        self.ready.contains_key(&request)
+    pub(in crate::engine) fn is_whole(&self, request: usize) -> bool {
+        self.way(request) == Some(Way::Whole)
+    }
+
+    /// Whether a request's prompt is offered, and has not come.
+    pub(in crate::engine) fn is_offered(&self, request: usize) -> bool {
+        self.way(request) == Some(Way::Offered)
+    }
+
+    /// Whether a request is computed here as any other.
+    pub(in crate::engine) fn is_here(&self, request: usize) -> bool {
+        !self.coming.contains_key(&request)
     }
 
     pub(super) fn waits(&self) -> bool {
-        !self.wanted.is_empty() || !self.adopting.is_empty()
+        !self.coming.is_empty()
+    }
+
+    /// Whether blocks of a sequence are being filled.
+    pub(in crate::engine) fn fills(&self) -> bool {
+        self.coming.values().any(|coming| coming.adopted.is_some())
     }
 
     /// A request was admitted whose blocks a transfer fills behind step `step`. What is cached here, is not filled.
@@ -197,158 +224,72 @@ impl Decode {
         adoption: Adoption,
         step: u64,
     ) {
-        let prompt = self.ready.remove(&request);
-        self.adopting.push(Adopting { request, sequence, adoption, prompt, step });
+        if let Some(coming) = self.coming.get_mut(&request) {
+            coming.adopted = Some(Adopted::new(sequence, adoption, step));
+        }
     }
 
-    /// All of a request's blocks are cached here.
-    pub(in crate::engine) fn needs_nothing(&mut self, request: usize) {
-        self.ready.remove(&request);
+    /// Forgets a request that is over, or whose blocks are all cached here.
+    pub(in crate::engine) fn forget(&mut self, request: usize) {
+        let coming = self.coming.remove(&request);
+        if coming.is_some_and(|coming| matches!(coming.way, Way::Far | Way::Offered)) {
+            self.report.handover_cancelled += 1;
+        }
     }
 
-    /// Fills the blocks of sequences whose step is complete: these may go on.
+    /// Takes the blocks of the request that was admitted last, of those that other nodes still compute. What of them is right stays
+    /// cached. It is admitted again when all has come, so that it gives way once.
+    pub(in crate::engine) fn give_way(
+        &mut self,
+        cache: &mut impl Cache,
+    ) -> Result<Option<(usize, Sequence)>, RunError> {
+        let offered = self.coming.iter_mut().filter(|(_, coming)| coming.way == Way::Offered);
+        let filled = offered.filter(|(_, coming)| coming.adopted.is_some());
+        let step = |coming: &Coming| coming.adopted.as_ref().map(|adopted| adopted.step);
+        let last = filled.max_by_key(|(request, coming)| (step(coming), **request));
+        let Some((&request, coming)) = last else { return Ok(None) };
+        let Some(adopted) = coming.adopted.take() else { return Ok(None) };
+        coming.way = Way::Far;
+        Ok(Some((request, adopted.end(cache, self.form)?)))
+    }
+
+    /// Fills the blocks of sequences whose step is complete. Those of which no more comes go on.
     pub(in crate::engine) fn fill(
         &mut self,
         cache: &mut impl Cache,
         completed: u64,
     ) -> Result<Vec<(usize, Sequence)>, RunError> {
-        let mut filled = Vec::new();
-        for of in self.adopting.extract_if(.., |of| of.step <= completed) {
-            let Adopting { request, mut sequence, adoption, prompt, .. } = of;
-            let blocks: Vec<_> = adoption.blocks(GroupId(0)).collect();
-            let fill = prompt.map_or(Ok(0), |prompt| prompt.fill(cache, self.form, &blocks));
-            let right = fill?;
-            self.report.handover_blocks_wrong += (blocks.len() - right) as u64;
-            cache.adopted(&mut sequence, adoption, right)?;
-            filled.push((request, sequence));
-        }
-        Ok(filled)
-    }
-}
-
-/// The thread of one node that computes prompts.
-struct Puller {
-    member: Member,
-    key: Key,
-    taking: Taking,
-    form: Form,
-    lasts: Duration,
-    peer: Option<Peer>,
-}
-
-/// How parts come.
-#[derive(Debug)]
-enum Taking {
-    Host(Box<dyn Transfer>),
-    #[cfg(feature = "nixl")]
-    Device(Box<super::on_device::Taking>),
-}
-
-impl Taking {
-    #[cfg_attr(not(feature = "nixl"), expect(unused_variables))]
-    fn new(transfer: NodeTransfer, device: &Device) -> Result<Self, NodeStartError> {
-        match transfer {
-            #[cfg(feature = "nixl")]
-            NodeTransfer::NixlDevice => {
-                Ok(Self::Device(Box::new(super::on_device::Taking::new(device)?)))
+        let form = self.form;
+        for Coming { way, pieces, adopted } in self.coming.values_mut() {
+            let Some(adopted) = adopted.as_mut().filter(|of| of.step <= completed) else {
+                continue;
+            };
+            let parts = adopted.fill((cache, &self.copies), form, pieces)?;
+            match way {
+                Way::Offered => self.report.handover_early_parts += parts,
+                Way::Whole => {
+                    let wrong = adopted.blocks.len() - adopted.right(form);
+                    self.report.handover_blocks_wrong += wrong as u64;
+                }
+                Way::Far | Way::Failed => {}
             }
-            _ => Ok(Self::Host(transfer.open()?)),
         }
+        let ended = self.coming.extract_if(.., |_, coming| {
+            let adopted = coming.adopted.as_ref();
+            matches!(coming.way, Way::Whole | Way::Failed)
+                && adopted.is_some_and(|adopted| adopted.step <= completed)
+        });
+        let ended = ended.filter_map(|(request, coming)| Some((request, coming.adopted?)));
+        ended.map(|(request, adopted)| Ok((request, adopted.end(cache, form)?))).collect()
     }
+}
 
-    /// Takes all parts of a prompt.
-    fn wait(
-        &mut self,
-        (peer, pull): (&mut Peer, &mut Pull),
-        form: Form,
-        until: Instant,
-    ) -> Result<Prompt, HandoverError> {
+impl Piece {
+    fn parts(&self, form: Form) -> u64 {
         match self {
-            Self::Host(transfer) => {
-                let (parts, part_bytes) = (pull.left(), form.part_bytes as usize);
-                let mut all = vec![0; parts * part_bytes];
-                pull.wait(peer, transfer.as_mut(), until, |part, bytes| {
-                    let at =
-                        part.place as usize * form.block_bytes() + part.layer as usize * part_bytes;
-                    if let Some(to) = all.get_mut(at..at + bytes.len()) {
-                        to.copy_from_slice(bytes);
-                    }
-                })?;
-                Ok(Prompt::Host(all))
-            }
+            Self::Host(bytes) => form.parts(bytes.bytes.len()).into(),
             #[cfg(feature = "nixl")]
-            Self::Device(taking) => {
-                Ok(Prompt::Device(taking.wait((peer, pull), form, (call, until))?))
-            }
+            Self::Device(blocks) => blocks.count() as u64 * u64::from(form.layers),
         }
-    }
-}
-
-/// When a call that begins now is to be over.
-fn call() -> Instant {
-    Instant::now() + CALL_MAX
-}
-
-impl Puller {
-    fn run(mut self, orders: &Receiver<Order>, say: &Sender<Came>) {
-        while let Ok(order) = orders.recv() {
-            // What waits behind another one has its time, too.
-            let prompt = self.pull(&order, Instant::now() + self.lasts).ok();
-            let came = Came { request: order.request, prompt, time: order.since.elapsed() };
-            if say.send(came).is_err() {
-                return;
-            }
-        }
-    }
-
-    fn pull(&mut self, order: &Order, until: Instant) -> Result<Prompt, HandoverError> {
-        let mut peer = match self.peer.take() {
-            Some(peer) => peer,
-            None => Peer::connect(&self.member, &self.key, call())?,
-        };
-        let pulled = pull(&mut peer, &mut self.taking, self.form, order, until);
-        // After an error of the connection, another one is made for the next.
-        if !matches!(pulled, Err(HandoverError::Peer(_))) {
-            self.peer = Some(peer);
-        }
-        pulled
-    }
-}
-
-fn pull(
-    peer: &mut Peer,
-    taking: &mut Taking,
-    form: Form,
-    order: &Order,
-    until: Instant,
-) -> Result<Prompt, HandoverError> {
-    let id = id_of(order.number);
-    let mut pull = loop {
-        // A sheet is small, and read by the host: it comes over the connection.
-        if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (id, 0), CALL_MAX, call())? {
-            break pull;
-        }
-        if Instant::now() >= until {
-            // So that it is not kept for nobody when it is offered.
-            Pull::decline(peer, (id, 0), call())?;
-            return Err(HandoverError::Late { left: 0 });
-        }
-        std::thread::park_timeout(PAUSE);
-    };
-    if *pull.sheet() != order.sheet {
-        // Of another model or another prompt.
-        pull.cancel(peer, call())?;
-        return Err(HandoverError::Withdrawn);
-    }
-    match taking.wait((peer, &mut pull), form, until) {
-        Ok(prompt) => {
-            pull.take(peer, call())?;
-            Ok(prompt)
-        }
-        Err(late @ HandoverError::Late { .. }) => {
-            pull.cancel(peer, call())?;
-            Err(late)
-        }
-        Err(error) => Err(error),
     }
 }

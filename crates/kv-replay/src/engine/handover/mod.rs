@@ -4,6 +4,9 @@ mod decode;
 #[cfg(feature = "nixl")]
 mod on_device;
 mod prefill;
+mod pulling;
+#[cfg(test)]
+mod tests;
 
 use kv_cache::kv_manager::GroupFormat;
 use kv_remote::handover::{GroupSheet, HandoverId, Sheet};
@@ -61,6 +64,11 @@ impl Form {
 
     fn block_bytes(&self) -> usize {
         self.layers as usize * self.part_bytes as usize
+    }
+
+    /// Parts that so many bytes are.
+    fn parts(&self, bytes: usize) -> u32 {
+        (bytes / (self.part_bytes as usize).max(1)) as u32
     }
 
     /// The sheet of a prompt: block by block, so that what is complete is taken at once.
@@ -121,6 +129,13 @@ impl Handover {
             Self::None => false,
             Self::Prefill(prefill) => prefill.has_work(),
             Self::Decode(decode) => decode.waits(),
+        }
+    }
+
+    /// A request is over, whose blocks may be being filled.
+    pub(super) fn forget(&mut self, request: usize) {
+        if let Self::Decode(decode) = self {
+            decode.forget(request);
         }
     }
 

@@ -41,7 +41,7 @@ impl Giving {
     /// Copies blocks to the node's memory, and gives them.
     pub(super) fn give(
         &self,
-        cache: &impl Cache,
+        (cache, on): (&impl Cache, &Stream),
         offer: &mut Offer,
         blocks: &[(u64, BlockId)],
     ) -> Result<(), GiveError> {
@@ -56,11 +56,11 @@ impl Giving {
             let room = offer.reserve(&parts)?;
             let copied = room.spans().zip(blocks).try_for_each(|(span, &(_, id))| {
                 let to = self.memory.span(span).ok_or(RunError::HandoverElsewhere)?;
-                cache.copy_out(id, to)
+                cache.copy_out(on, id, to)
             });
             let ids: Vec<_> = blocks.iter().map(|&(_, id)| id).collect();
             // Waits for the copies, also where one was refused: the room is given to others when it is dropped.
-            let sums = cache.sums(&ids, self.scratch.span());
+            let sums = cache.sums(on, &ids, self.scratch.span());
             copied?;
             offer.give_written(room, &sums?)?;
         }
@@ -68,60 +68,58 @@ impl Giving {
     }
 }
 
-/// A prompt that has come to memory of this node's device.
+/// Blocks that have come to memory of this node's device.
 #[derive(Debug)]
-pub(super) struct Prompt {
-    /// Block behind block.
-    pages: DeviceBuffer,
-    /// What they sum up to in the other node's device.
-    sums: Vec<u64>,
+pub(super) struct Blocks {
+    /// Those of the whole prompt, block behind block.
+    pages: Arc<DeviceBuffer>,
+    /// Their places, and what they sum up to in the other node's device.
+    sums: Vec<(usize, u64)>,
     spare: Arc<Spare>,
 }
 
 /// Memory that is used again: allocating and freeing wait for the device.
 #[derive(Debug)]
 struct Spare {
-    /// Of prompts that were filled in.
-    pages: Mutex<Vec<DeviceBuffer>>,
+    /// Each is free while nobody else has it.
+    pages: Mutex<Vec<Arc<DeviceBuffer>>>,
+    /// For the thread that fills in.
     scratch: DeviceBuffer,
 }
 
 /// Pages that are kept for the next prompts, at most.
 const SPARE_MAX: usize = 32;
 
-impl Prompt {
-    pub(super) fn blocks(&self) -> usize {
+impl Blocks {
+    pub(super) fn count(&self) -> usize {
         self.sums.len()
     }
 
-    /// Enqueues, with the steps, copies to blocks, each with its place in the prompt. How many of the first ones are right.
+    /// Copies these to blocks, as far as `block_of` names one for a place, and a number for it. The numbers of those that are
+    /// right.
     pub(super) fn fill(
-        self,
-        cache: &impl Cache,
+        &self,
+        (cache, on): (&impl Cache, &Stream),
         form: Form,
-        blocks: &[(usize, BlockId)],
-    ) -> Result<usize, RunError> {
+        block_of: impl Fn(usize) -> Option<(usize, BlockId)>,
+    ) -> Result<Vec<usize>, RunError> {
         let bytes = form.block_bytes() as u64;
-        let mut right = 0;
-        for blocks in blocks.chunks(SUMS) {
-            for &(place, id) in blocks {
+        let mut right = Vec::new();
+        for sums in self.sums.chunks(SUMS) {
+            let to = |&(place, sum): &(usize, u64)| Some((place, sum, block_of(place)?));
+            let blocks: Vec<_> = sums.iter().filter_map(to).collect();
+            for &(place, _, (_, id)) in &blocks {
                 let from = self.pages.span().slice(place as u64 * bytes, bytes);
-                cache.copy_in(id, from.map_err(|error| RunError::BlockCopy(error.into()))?)?;
+                cache.copy_in(on, id, from.map_err(|error| RunError::BlockCopy(error.into()))?)?;
             }
-            let ids: Vec<_> = blocks.iter().map(|&(_, id)| id).collect();
-            let sums = cache.sums(&ids, self.spare.scratch.span())?;
-            let is_right =
-                |((place, _), sum): (&(usize, BlockId), &u64)| self.sums.get(*place) == Some(sum);
-            let count = blocks.iter().zip(&sums).take_while(|of| is_right(*of)).count();
-            right += count;
-            if count < blocks.len() {
-                break;
+            let ids: Vec<_> = blocks.iter().map(|&(.., (_, id))| id).collect();
+            if ids.is_empty() {
+                continue;
             }
-        }
-        // The sums have waited for the copies.
-        let mut spare = self.spare.pages.lock();
-        if spare.len() < SPARE_MAX {
-            spare.push(self.pages);
+            // The sums wait for the copies: the pages may be used again.
+            let here = cache.sums(on, &ids, self.spare.scratch.span())?;
+            let same = blocks.iter().zip(here).filter(|((_, there, _), here)| there == here);
+            right.extend(same.map(|((.., (number, _)), _)| *number));
         }
         Ok(right)
     }
@@ -139,33 +137,40 @@ impl Taking {
     pub(super) fn new(device: &Device) -> Result<Self, NodeStartError> {
         let stream = Stream::new(device).map_err(NixlError::from)?;
         let transfer = NixlDeviceTransfer::new(Library::open()?, &stream);
-        // For the thread that fills in, one prompt at a time.
         let scratch = DeviceBuffer::alloc(device, 12 * SUMS as u64).map_err(NixlError::from)?;
         let spare = Arc::new(Spare { pages: Mutex::default(), scratch });
         Ok(Self { stream, transfer, spare })
     }
 
     /// Memory of so many bytes.
-    fn pages(&self, bytes: u64) -> Result<DeviceBuffer, PeerError> {
+    fn pages(&self, bytes: u64) -> Result<Arc<DeviceBuffer>, PeerError> {
+        let free =
+            |pages: &mut Arc<DeviceBuffer>| pages.bytes() >= bytes && Arc::get_mut(pages).is_some();
         let mut spare = self.spare.pages.lock();
-        if let Some(at) = spare.iter().position(|pages| pages.bytes() >= bytes) {
-            return Ok(spare.swap_remove(at));
+        if let Some(pages) = spare.iter_mut().find_map(|of| free(of).then(|| Arc::clone(of))) {
+            return Ok(pages);
         }
         drop(spare);
         let bytes = bytes.max(1).next_power_of_two();
-        DeviceBuffer::alloc(self.stream.device(), bytes).map_err(failed)
+        let pages = DeviceBuffer::alloc(self.stream.device(), bytes).map_err(failed)?;
+        let pages = Arc::new(pages);
+        let mut spare = self.spare.pages.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(Arc::clone(&pages));
+        }
+        Ok(pages)
     }
 
-    /// Takes all parts of a prompt.
+    /// Takes all parts of a prompt, and says those that have come together.
     pub(super) fn wait(
         &mut self,
         (peer, pull): (&mut Peer, &mut Pull),
         form: Form,
         (call, until): (impl Fn() -> Instant, Instant),
-    ) -> Result<Prompt, HandoverError> {
+        mut say: impl FnMut(Blocks),
+    ) -> Result<(), HandoverError> {
         let (count, bytes) = (pull.left(), form.block_bytes() as u64);
         let pages = self.pages(count as u64 * bytes)?;
-        let mut sums = vec![0; count];
         let at = |place: usize| pages.span().slice(place as u64 * bytes, bytes);
         pull.wait_by(peer, until, |peer, parts, found| {
             let mut copied = Ok(());
@@ -182,19 +187,74 @@ impl Taking {
             // In any case: what has come is copied before the memory is used for something else.
             self.stream.synchronize().map_err(failed)?;
             read.and(copied)?;
-            for (part, located) in parts.iter().zip(&found.blocks) {
-                if let Some(sum) = sums.get_mut(part.place as usize) {
-                    *sum = located.sum;
-                }
-            }
+            let sums = parts.iter().zip(&found.blocks);
+            let sums = sums.map(|(part, located)| (part.place as usize, located.sum)).collect();
             // Whether they are right is seen where they are filled in, by their sums there.
+            say(Blocks { pages: Arc::clone(&pages), sums, spare: Arc::clone(&self.spare) });
             Ok(vec![true; parts.len()])
-        })?;
-        Ok(Prompt { pages, sums, spare: Arc::clone(&self.spare) })
+        })
     }
 }
 
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> PeerError {
     let error = std::io::Error::other(error);
     PeerError::Io { operation: "reading another node's device", error }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::device::{SimSizes, open};
+    use crate::engine::build_cache;
+    use crate::engine::cache::Local;
+    use crate::engine::handover::tests::{config, request};
+    use crate::nodes::{NodeConfig, NodeTransfer};
+    use crate::trace::Trace;
+
+    #[test]
+    fn blocks_are_copied_where_they_are_wanted_and_those_with_another_sum_are_not_right() {
+        let config = config(16, 2);
+        let key = kv_remote::Key::new(&[7; 32]).unwrap();
+        let mut node = NodeConfig::new(1, 2, std::path::Path::new(""), key, 0);
+        node.transfer = NodeTransfer::NixlDevice;
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let device = &devices.devices[0];
+        let cache =
+            build_cache(&config, &Trace::new(vec![request((4, 0), 1, 0)]), &devices).unwrap();
+        let mut cache = Local::new(cache).unwrap();
+        let step = cache.begin_step().unwrap();
+        let mut asked =
+            [kv_cache::Request::named(256, (1..=4).map(kv_pool::BlockHash::from_u128).collect())];
+        let answer = cache.admit(&mut asked, u64::MAX).unwrap().pop();
+        let Some(kv_cache::Answer::Admitted(sequence)) = answer else { unreachable!() };
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+        let form = Form::new(&config, &node, cache.manager().formats()[0]).unwrap();
+        let on = Stream::new(device).unwrap();
+        let pages = DeviceBuffer::alloc(device, 4 * form.block_bytes() as u64).unwrap();
+        let scratch = DeviceBuffer::alloc(device, 12 * SUMS as u64).unwrap();
+        let bytes: Vec<u8> = (0..4 * form.block_bytes()).map(|at| (at / 7) as u8).collect();
+        on.upload(pages.span(), &bytes).unwrap();
+        let block = |place: usize| sequence.block(place).unwrap();
+        let (spare, pages) =
+            (Arc::new(Spare { pages: Mutex::default(), scratch }), Arc::new(pages));
+        let blocks = |sums| Blocks { pages: Arc::clone(&pages), sums, spare: Arc::clone(&spare) };
+        // What they sum up to is found by filling in each.
+        let all = |place: usize| Some((10 + place, block(place)));
+        blocks((0..4).map(|place| (place, 0)).collect()).fill((&cache, &on), form, all).unwrap();
+        let ids: Vec<_> = (0..4).map(block).collect();
+        let sums = cache.sums(&on, &ids, spare.scratch.span()).unwrap();
+        let mut read = vec![0; form.block_bytes()];
+        for (place, bytes) in bytes.chunks(form.block_bytes()).enumerate() {
+            cache.read_block(&on, block(place), &mut read).unwrap();
+            assert_eq!(read, bytes);
+        }
+        // The second one is cached, and the third one came wrong.
+        let sums = vec![(0, sums[0]), (1, 0), (2, sums[2] ^ 1), (3, sums[3])];
+        let some = |place: usize| all(place).filter(|_| place != 1);
+        let right = blocks(sums).fill((&cache, &on), form, some).unwrap();
+        assert_eq!(right, [10, 13]);
+    }
 }

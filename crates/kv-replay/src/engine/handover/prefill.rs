@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use cuda_driver::Device;
+use cuda_driver::{Device, Stream};
 use kv_cache::Sequence;
 use kv_cache::kv_manager::{Export, GroupId};
 use kv_pool::BlockId;
@@ -39,6 +39,8 @@ enum Way {
 pub(in crate::engine) struct Prefill {
     node: Arc<Node>,
     way: Way,
+    /// What reads blocks: not the stream of the steps, of which the next one may run.
+    copies: Stream,
     config: NodeConfig,
     form: Form,
     open: BTreeMap<usize, Open>,
@@ -49,7 +51,6 @@ pub(in crate::engine) struct Prefill {
 }
 
 impl Prefill {
-    #[cfg_attr(not(feature = "nixl"), expect(unused_variables, clippy::unnecessary_wraps))]
     pub(super) fn new(
         (node, memory, device): (Arc<Node>, &NodeMemory, &Device),
         config: NodeConfig,
@@ -69,7 +70,8 @@ impl Prefill {
         // As many that wait for the other side as there are that are computed.
         let open_max = 2 * run.max_batch as usize;
         let report = HandoverReport::default();
-        Ok(Self { node, way, config, form, open, open_max, written, report })
+        let copies = Stream::new(device)?;
+        Ok(Self { node, way, copies, config, form, open, open_max, written, report })
     }
 
     pub(super) fn has_work(&self) -> bool {
@@ -131,9 +133,9 @@ impl Prefill {
         let Some(open) = self.open.get_mut(&request) else { return Ok(()) };
         let Some(offer) = &mut open.offer else { return Ok(()) };
         let given = match &self.way {
-            Way::ThroughHost => give_through_host(cache, self.form, offer, blocks),
+            Way::ThroughHost => give_through_host((cache, &self.copies), self.form, offer, blocks),
             #[cfg(feature = "nixl")]
-            Way::OnDevice(giving) => giving.give(cache, offer, blocks),
+            Way::OnDevice(giving) => giving.give((cache, &self.copies), offer, blocks),
         };
         match given {
             Ok(()) => {
@@ -215,14 +217,14 @@ impl From<RunError> for GiveError {
 
 /// Gives blocks layer by layer, through memory of the host.
 fn give_through_host(
-    cache: &impl Cache,
+    (cache, on): (&impl Cache, &Stream),
     form: Form,
     offer: &mut Offer,
     blocks: &[(u64, BlockId)],
 ) -> Result<(), GiveError> {
     let mut bytes = vec![0; form.block_bytes()];
     for &(place, id) in blocks {
-        cache.read_block(id, &mut bytes)?;
+        cache.read_block(on, id, &mut bytes)?;
         let layers = bytes.chunks(form.part_bytes as usize).zip(0..);
         let parts: Vec<_> = layers
             .map(|(bytes, layer)| {

@@ -2,10 +2,11 @@
 
 use kv_cache::{Answer, OpenStep, Tokens};
 
-use super::Scheduler;
+use super::{IDLE_ITERATIONS_MAX, LOOK, Scheduler};
 use crate::engine::RunError;
 use crate::engine::cache::Cache;
 use crate::engine::handover::Handover;
+use crate::engine::live::Live;
 use crate::report::RunReport;
 
 impl<C: Cache> Scheduler<'_, C> {
@@ -55,44 +56,124 @@ impl<C: Cache> Scheduler<'_, C> {
     }
 
     /// Admits the requests whose prompts have come from other nodes, in order, as far as there is room.
-    pub(super) fn adopt_waiting(
+    pub(super) fn adopt_whole(
         &mut self,
         step: &OpenStep,
         report: &mut RunReport,
     ) -> Result<(), RunError> {
-        let formats = self.cache.manager().formats();
         for number in self.waiting.clone() {
-            let Handover::Decode(decode) = &mut self.handover else { return Ok(()) };
-            let request = self.live.get_mut(&number).filter(|_| decode.is_ready(number));
-            let Some(mut request) = request.and_then(|live| live.request.take()) else { continue };
-            let tokens = request.tokens();
-            let (answer, adoption) = self.cache.adopt(&mut request, tokens, &formats)?;
-            if let (Some(live), false) =
-                (self.live.get_mut(&number), matches!(answer, Answer::Admitted(_)))
-            {
-                live.request = Some(request);
+            let Handover::Decode(decode) = &self.handover else { return Ok(()) };
+            if decode.is_whole(number) && !self.adopt(number, step, report)? {
+                break;
             }
-            match (answer, adoption) {
-                (Answer::Admitted(sequence), Some(adoption)) => {
-                    decode.adopt(number, sequence, adoption, step.number());
-                }
-                (Answer::Admitted(sequence), None) => {
-                    decode.needs_nothing(number);
-                    self.begin(number, sequence, report)?;
-                }
-                (Answer::NoRoom(missing), _) => {
-                    self.refused = Some((number, missing.into()));
-                    break;
-                }
-                (Answer::Refused(source), _) => {
-                    return Err(RunError::Admit { request: number, source: source.into() });
-                }
-                _ => break,
-            }
-            self.note_arrival(number);
-            report.admissions += 1;
-            self.waiting.retain(|of| *of != number);
         }
+        Ok(())
+    }
+
+    /// Admits requests whose prompts other nodes have begun to compute, in what room those leave that can go on: while one of
+    /// these waits, none. At most one request for each of the other nodes is offered and has not come.
+    pub(super) fn adopt_early(
+        &mut self,
+        step: &OpenStep,
+        report: &mut RunReport,
+    ) -> Result<(), RunError> {
+        if self.some_could_go_on() {
+            return Ok(());
+        }
+        for number in self.waiting.clone() {
+            let Handover::Decode(decode) = &self.handover else { return Ok(()) };
+            if decode.is_offered(number) && !self.adopt(number, step, report)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a request waits for room only.
+    fn some_could_go_on(&self) -> bool {
+        let Handover::Decode(decode) = &self.handover else { return !self.waiting.is_empty() };
+        let could = |number: &usize| decode.is_here(*number) || decode.is_whole(*number);
+        let wakes = |live: &Live| live.wakes <= self.iteration;
+        self.waiting.iter().any(could)
+            || self.asleep.iter().any(|number| self.live.get(number).is_some_and(wakes))
+    }
+
+    /// Admits a request whose blocks are filled; false if there is no room.
+    fn adopt(
+        &mut self,
+        number: usize,
+        step: &OpenStep,
+        report: &mut RunReport,
+    ) -> Result<bool, RunError> {
+        let formats = self.cache.manager().formats();
+        let Handover::Decode(decode) = &mut self.handover else { return Ok(true) };
+        let Some(live) = self.live.get_mut(&number) else { return Ok(true) };
+        let Some(mut request) = live.request.take() else { return Ok(true) };
+        let tokens = request.tokens();
+        let (answer, adoption) = self.cache.adopt(&mut request, tokens, &formats)?;
+        let Answer::Admitted(sequence) = answer else {
+            live.request = Some(request);
+            return match answer {
+                Answer::Refused(source) => {
+                    Err(RunError::Admit { request: number, source: source.into() })
+                }
+                // Of one that has not come, nobody is told: it waits in any case.
+                Answer::NoRoom(missing) if decode.is_whole(number) => {
+                    self.refused = Some((number, missing.into()));
+                    Ok(false)
+                }
+                _ => Ok(false),
+            };
+        };
+        if live.uncounted {
+            let lives = self.chance.lives(number, live.total - live.content.prompt_tokens());
+            live.dies = lives.map(|iterations| self.iteration + 1 + iterations);
+        }
+        match adoption {
+            Some(adoption) => decode.adopt(number, sequence, adoption, step.number()),
+            None => {
+                decode.forget(number);
+                self.begin(number, sequence, report)?;
+            }
+        }
+        self.refused = None;
+        self.note_arrival(number);
+        report.admissions += 1;
+        self.waiting.retain(|of| *of != number);
+        Ok(true)
+    }
+
+    /// Whether blocks that a request lacks are those of a sequence that is being filled: it gives them back if other nodes still
+    /// compute its prompt, and soon runs otherwise.
+    pub(super) fn gives_way(&mut self, report: &mut RunReport) -> Result<bool, RunError> {
+        let Handover::Decode(decode) = &mut self.handover else { return Ok(false) };
+        if !decode.fills() {
+            return Ok(false);
+        }
+        if let Some((number, sequence)) = decode.give_way(&mut self.cache)?
+            && let Some(live) = self.live.get_mut(&number)
+        {
+            live.sequence = Some(sequence);
+            live.preempt();
+            self.waiting.push_front(number);
+            report.preemptions += 1;
+        }
+        Ok(true)
+    }
+
+    /// An iteration without work while other nodes compute prompts. If that is so again and again though a request waits for
+    /// room, others give way to it.
+    pub(super) fn wait_for_nodes(&mut self, report: &mut RunReport) -> Result<(), RunError> {
+        self.refused = None;
+        self.idle_iterations = match self.some_could_go_on() {
+            true => self.idle_iterations + 1,
+            false => 0,
+        };
+        if self.idle_iterations >= IDLE_ITERATIONS_MAX / 2 {
+            self.idle_iterations = 0;
+            self.gives_way(report)?;
+        }
+        std::thread::park_timeout(LOOK);
         Ok(())
     }
 }

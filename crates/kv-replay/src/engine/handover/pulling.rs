@@ -1,0 +1,226 @@
+//! The threads that take prompts from the nodes that compute them, one for each node.
+
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use cuda_driver::Device;
+use kv_remote::handover::{HandoverError, Part, Pull, Sheet};
+use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
+
+use super::{Form, id_of};
+use crate::nodes::{NodeStartError, NodeTransfer};
+
+/// How long one call may take.
+const CALL_MAX: Duration = Duration::from_secs(2);
+/// Time between two looks for an offer that is not there.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A request whose prompt is to come.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) request: usize,
+    pub(super) number: u64,
+    pub(super) sheet: Sheet,
+    pub(super) since: Instant,
+}
+
+/// What a thread says of a request.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// It is offered: its prompt is being computed.
+    Offered,
+    /// Some of it has come.
+    Came(Piece),
+    /// All of it has come, so long after it was ordered.
+    Whole(Duration),
+    /// No more of it comes.
+    Failed,
+}
+
+/// Some of a prompt that has come.
+#[derive(Debug)]
+pub(super) enum Piece {
+    /// To the host: bytes of one block.
+    Host(Bytes),
+    #[cfg(feature = "nixl")]
+    Device(super::on_device::Blocks),
+}
+
+/// Consecutive layers of one block.
+#[derive(Debug)]
+pub(super) struct Bytes {
+    pub(super) place: usize,
+    /// Where they begin in the block.
+    pub(super) from: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Bytes {
+    fn begins(part: Part, bytes: &[u8], form: Form) -> Self {
+        let from = part.layer as usize * form.part_bytes as usize;
+        Self { place: part.place as usize, from, bytes: bytes.to_vec() }
+    }
+
+    fn end(&self) -> usize {
+        self.from + self.bytes.len()
+    }
+
+    /// Adds a part that lies behind them in their block; false for any other part.
+    fn add(&mut self, part: Part, bytes: &[u8], form: Form) -> bool {
+        let follows = part.place as usize == self.place
+            && part.layer as usize * form.part_bytes as usize == self.end();
+        if follows {
+            self.bytes.extend_from_slice(bytes);
+        }
+        follows
+    }
+}
+
+/// The thread of one node that computes prompts.
+pub(super) struct Puller {
+    member: Member,
+    key: Key,
+    taking: Taking,
+    form: Form,
+    lasts: Duration,
+    peer: Option<Peer>,
+}
+
+/// How parts come.
+#[derive(Debug)]
+enum Taking {
+    Host(Box<dyn Transfer>),
+    #[cfg(feature = "nixl")]
+    Device(Box<super::on_device::Taking>),
+}
+
+impl Taking {
+    #[cfg_attr(not(feature = "nixl"), expect(unused_variables))]
+    fn new(transfer: NodeTransfer, device: &Device) -> Result<Self, NodeStartError> {
+        match transfer {
+            #[cfg(feature = "nixl")]
+            NodeTransfer::NixlDevice => {
+                Ok(Self::Device(Box::new(super::on_device::Taking::new(device)?)))
+            }
+            _ => Ok(Self::Host(transfer.open()?)),
+        }
+    }
+
+    /// Takes all parts of a prompt, and says each when it has come.
+    fn wait(
+        &mut self,
+        (peer, pull): (&mut Peer, &mut Pull),
+        form: Form,
+        until: Instant,
+        mut say: impl FnMut(Piece),
+    ) -> Result<(), HandoverError> {
+        match self {
+            Self::Host(transfer) => {
+                // The layers of a block that come together are written together.
+                let mut open: Option<Bytes> = None;
+                let waited = pull.wait(peer, transfer.as_mut(), until, |part, bytes| {
+                    if !open.as_mut().is_some_and(|open| open.add(part, bytes, form)) {
+                        let before = open.replace(Bytes::begins(part, bytes, form));
+                        before.into_iter().for_each(|bytes| say(Piece::Host(bytes)));
+                    }
+                    let whole = open.take_if(|open| open.end() >= form.block_bytes());
+                    whole.into_iter().for_each(|bytes| say(Piece::Host(bytes)));
+                });
+                open.into_iter().for_each(|bytes| say(Piece::Host(bytes)));
+                waited
+            }
+            #[cfg(feature = "nixl")]
+            Self::Device(taking) => {
+                taking.wait((peer, pull), form, (call, until), |blocks| say(Piece::Device(blocks)))
+            }
+        }
+    }
+}
+
+/// When a call that begins now is to be over.
+fn call() -> Instant {
+    Instant::now() + CALL_MAX
+}
+
+impl Puller {
+    pub(super) fn new(
+        (member, key): (Member, Key),
+        (transfer, device): (NodeTransfer, &Device),
+        form: Form,
+        lasts: Duration,
+    ) -> Result<Self, NodeStartError> {
+        let taking = Taking::new(transfer, device)?;
+        Ok(Self { member, key, taking, form, lasts, peer: None })
+    }
+
+    pub(super) fn run(mut self, orders: &Receiver<Order>, say: &Sender<(usize, Word)>) {
+        while let Ok(order) = orders.recv() {
+            let tell = |word| say.send((order.request, word));
+            // What waits behind another one has its time, too.
+            let pulled = self.pull(&order, Instant::now() + self.lasts, |word| {
+                // If nobody hears it, it is seen below.
+                let _ = tell(word);
+            });
+            let ended = match pulled {
+                Ok(()) => Word::Whole(order.since.elapsed()),
+                Err(_) => Word::Failed,
+            };
+            if tell(ended).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn pull(
+        &mut self,
+        order: &Order,
+        until: Instant,
+        say: impl FnMut(Word),
+    ) -> Result<(), HandoverError> {
+        let mut peer = match self.peer.take() {
+            Some(peer) => peer,
+            None => Peer::connect(&self.member, &self.key, call())?,
+        };
+        let pulled = pull(&mut peer, &mut self.taking, (self.form, order, until), say);
+        // After an error of the connection, another one is made for the next.
+        if !matches!(pulled, Err(HandoverError::Peer(_))) {
+            self.peer = Some(peer);
+        }
+        pulled
+    }
+}
+
+fn pull(
+    peer: &mut Peer,
+    taking: &mut Taking,
+    (form, order, until): (Form, &Order, Instant),
+    mut say: impl FnMut(Word),
+) -> Result<(), HandoverError> {
+    let id = id_of(order.number);
+    let mut pull = loop {
+        // A sheet is small, and read by the host: it comes over the connection.
+        if let Some(pull) = Pull::open(peer, &mut SocketTransfer, (id, 0), CALL_MAX, call())? {
+            break pull;
+        }
+        if Instant::now() >= until {
+            // So that it is not kept for nobody when it is offered.
+            Pull::decline(peer, (id, 0), call())?;
+            return Err(HandoverError::Late { left: 0 });
+        }
+        std::thread::park_timeout(PAUSE);
+    };
+    if *pull.sheet() != order.sheet {
+        // Of another model or another prompt.
+        pull.cancel(peer, call())?;
+        return Err(HandoverError::Withdrawn);
+    }
+    say(Word::Offered);
+    match taking.wait((peer, &mut pull), form, until, |piece| say(Word::Came(piece))) {
+        Ok(()) => pull.take(peer, call()),
+        Err(late @ HandoverError::Late { .. }) => {
+            pull.cancel(peer, call())?;
+            Err(late)
+        }
+        Err(error) => Err(error),
+    }
+}
