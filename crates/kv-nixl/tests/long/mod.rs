@@ -12,7 +12,7 @@ use super::{SECOND, transfer};
 
 /// Bytes of a record, of which two are a piece.
 const BYTES: usize = 250 << 10;
-const COUNT: u64 = 40;
+const COUNT: u64 = 72;
 
 fn record(number: u64) -> Vec<u8> {
     let mut state = number + 1;
