@@ -4,13 +4,14 @@
 
 use std::time::{Duration, Instant};
 
+use cuda_sim::Pace;
 use kv_remote::Key;
 use tempfile::TempDir;
 
 use super::Handover;
 use crate::config::{Life, RunConfig};
 use crate::device::{OpenDevices, SimSizes, open};
-use crate::engine::cache::Local;
+use crate::engine::cache::{Cache as _, Local};
 use crate::engine::scheduler::Scheduler;
 use crate::engine::{build_cache, close};
 use crate::nodes::NodeConfig;
@@ -114,6 +115,19 @@ impl<'a> Side<'a> {
         self.report.bytes_transferred / (self.config.block_bytes().unwrap() / BLOCK)
     }
 
+    /// Does something behind the steps that are complete, while none that runs goes on.
+    fn while_steps_run(&mut self, work: impl FnOnce(&mut Scheduler<'a, Local>)) {
+        let sim = self.devices.sim.clone().unwrap();
+        let compute = self.scheduler.cache.cache.parts()[0].compute().raw();
+        let step = self.scheduler.cache.begin_step().unwrap();
+        sim.hold(compute);
+        work(&mut self.scheduler);
+        sim.release_hold(compute);
+        // As an iteration without work.
+        self.scheduler.cache.finish_step(step).unwrap();
+        self.scheduler.cache.drain().unwrap();
+    }
+
     /// Ends it, and looks for what it has left.
     fn close(self) {
         let Self { scheduler, devices, .. } = self;
@@ -166,6 +180,63 @@ fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
         decode.close();
         prefill.close();
     });
+}
+
+#[test]
+fn blocks_of_a_step_leave_while_the_next_one_runs() {
+    let trace = Trace::new(vec![request((8, 0), 8, 0)]);
+    let nodes = Nodes::new(1);
+    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
+    let mut decode = Side::new(nodes.config(1, &config(64, 1)), &trace);
+    prefill.devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
+    prefill.until(|side| side.report.iterations == 2);
+    assert_eq!(prefill.handover().handover_blocks, 0);
+    prefill.while_steps_run(|scheduler| {
+        let completed = scheduler.manager().completed_step();
+        let Scheduler { handover: Handover::Prefill(prefill), cache, live, .. } = scheduler else {
+            unreachable!()
+        };
+        let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
+        prefill.completed(&*cache, completed, sequence_of).unwrap();
+        assert_eq!(prefill.report.handover_blocks, 2);
+    });
+    prefill.until(|side| side.handover().handover_blocks == 8);
+    decode.finish();
+    assert_eq!(decode.handover().handed_over, 1);
+    prefill.finish();
+    decode.close();
+    prefill.close();
+}
+
+#[test]
+fn blocks_are_filled_while_a_step_runs() {
+    let trace = Trace::new(vec![request((2, 0), 2000, 0), request((16, 0), 8, 100)]);
+    let nodes = Nodes::new(1);
+    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
+    let mut decode = Side::new(nodes.config(1, &config(64, 2)), &trace);
+    prefill.until(|side| side.handover().handover_blocks == 2 + 4);
+    decode.until(|side| side.early_blocks() == 4);
+    prefill.until(|side| side.handover().handover_blocks > 2 + 4);
+    decode.devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
+    let (iterations, since) = (decode.report.iterations, Instant::now());
+    decode.until(|side| side.report.iterations == iterations + 1);
+    decode.while_steps_run(|scheduler| {
+        let completed = scheduler.manager().completed_step();
+        let Scheduler { handover: Handover::Decode(decode), cache, .. } = scheduler else {
+            unreachable!()
+        };
+        while decode.report.handover_early_parts <= 4 * u64::from(LAYERS) {
+            decode.hear();
+            let ended = decode.fill(cache, completed).unwrap();
+            assert!(ended.is_empty() && since.elapsed() < HANG);
+            std::thread::yield_now();
+        }
+    });
+    prefill.until(|side| side.handover().handover_blocks == 2 + 16);
+    decode.finish();
+    prefill.finish();
+    decode.close();
+    prefill.close();
 }
 
 #[test]
