@@ -73,6 +73,10 @@ impl<'a> Side<'a> {
         let mut scheduler = Scheduler::new(cache, &config, trace, devices.clock.clone()).unwrap();
         let format = scheduler.manager().formats()[0];
         scheduler.handover = Handover::start(&config, format, &devices.devices[0]).unwrap();
+        if let (Handover::Prefill(_), Some(sim)) = (&scheduler.handover, &devices.sim) {
+            // An iteration takes in one step, so that a test can stop behind each.
+            sim.set_pace(Pace::Slowest);
+        }
         let report = RunReport::new(&config, "sim").unwrap();
         Self { scheduler, report, config, devices }
     }
@@ -101,9 +105,12 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Parts that were in their blocks before the last of their prompt had come.
-    fn early_blocks(&self) -> u64 {
-        self.handover().handover_early_parts / u64::from(LAYERS)
+    /// Blocks of a request that were filled while it waits for more.
+    fn filled(&self, request: usize) -> usize {
+        match &self.scheduler.handover {
+            Handover::Decode(decode) => decode.filled(request),
+            _ => 0,
+        }
     }
 
     fn fills(&self) -> bool {
@@ -161,7 +168,7 @@ fn with_half_a_prompt(life: Life, test: impl FnOnce(Side<'_>, Side<'_>)) {
     let mut decode = Side::new(nodes.config(1, &config), &trace);
     prefill.until(|side| side.handover().handover_blocks >= 4);
     assert_eq!(prefill.handover().handover_blocks, 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(0) == 4);
     test(prefill, decode);
 }
 
@@ -170,6 +177,7 @@ fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
     with_half_a_prompt(Life::default(), |mut prefill, mut decode| {
         decode.until(|side| side.scheduler.iteration > 100);
         assert!(decode.fills(), "it waits for the rest");
+        assert_eq!(decode.handover().handover_early_parts, 4 * u64::from(LAYERS));
         prefill.until(|side| side.handover().handover_blocks == 9);
         decode.finish();
         prefill.finish();
@@ -188,7 +196,6 @@ fn blocks_of_a_step_leave_while_the_next_one_runs() {
     let nodes = Nodes::new(1);
     let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
     let mut decode = Side::new(nodes.config(1, &config(64, 1)), &trace);
-    prefill.devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
     prefill.until(|side| side.report.iterations == 2);
     assert_eq!(prefill.handover().handover_blocks, 0);
     prefill.while_steps_run(|scheduler| {
@@ -215,7 +222,7 @@ fn blocks_are_filled_while_a_step_runs() {
     let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
     let mut decode = Side::new(nodes.config(1, &config(64, 2)), &trace);
     prefill.until(|side| side.handover().handover_blocks == 2 + 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(1) == 4);
     prefill.until(|side| side.handover().handover_blocks > 2 + 4);
     decode.devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
     let (iterations, since) = (decode.report.iterations, Instant::now());
@@ -225,7 +232,7 @@ fn blocks_are_filled_while_a_step_runs() {
         let Scheduler { handover: Handover::Decode(decode), cache, .. } = scheduler else {
             unreachable!()
         };
-        while decode.report.handover_early_parts <= 4 * u64::from(LAYERS) {
+        while decode.filled(1) == 4 {
             decode.hear();
             let ended = decode.fill(cache, completed).unwrap();
             assert!(ended.is_empty() && since.elapsed() < HANG);
@@ -274,7 +281,7 @@ fn a_request_that_is_filled_gives_way_to_one_that_runs() {
     let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
     let mut decode = Side::new(nodes.config(1, &config(16, 4)), &trace);
     prefill.until(|side| side.handover().handover_blocks == 4 + 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(1) == 4);
     // The first one grows to 13 blocks, of 16.
     decode.until(|side| side.report.finished == 1);
     assert_eq!(decode.report.preemptions, 1);
@@ -318,7 +325,7 @@ fn a_request_that_is_filled_gives_way_to_one_that_has_come_if_nothing_else_runs(
     let mut quick = Side::new(nodes.config(1, &config(64, 1)), &second);
     let mut decode = Side::new(nodes.config(2, &config(16, 4)), &trace);
     slow.until(|side| side.handover().handover_blocks == 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(0) == 4);
     quick.finish();
     decode.until(|side| side.report.finished == 1);
     assert_eq!(decode.report.preemptions, 1);
