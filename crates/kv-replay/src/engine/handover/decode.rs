@@ -216,6 +216,13 @@ impl Decode {
         self.coming.values().any(|coming| coming.adopted.is_some())
     }
 
+    /// Whole blocks of a request that were filled.
+    #[cfg(test)]
+    pub(super) fn filled(&self, request: usize) -> usize {
+        let coming = self.coming.get(&request);
+        coming.and_then(|coming| coming.adopted.as_ref()).map_or(0, |of| of.right(self.form))
+    }
+
     /// A request was admitted whose blocks a transfer fills behind step `step`. What is cached here, is not filled.
     pub(in crate::engine) fn adopt(
         &mut self,

@@ -4,13 +4,14 @@
 
 use std::time::{Duration, Instant};
 
+use cuda_sim::Pace;
 use kv_remote::Key;
 use tempfile::TempDir;
 
 use super::Handover;
 use crate::config::{Life, RunConfig};
 use crate::device::{OpenDevices, SimSizes, open};
-use crate::engine::cache::Local;
+use crate::engine::cache::{Cache as _, Local};
 use crate::engine::scheduler::Scheduler;
 use crate::engine::{build_cache, close};
 use crate::nodes::NodeConfig;
@@ -72,6 +73,10 @@ impl<'a> Side<'a> {
         let mut scheduler = Scheduler::new(cache, &config, trace, devices.clock.clone()).unwrap();
         let format = scheduler.manager().formats()[0];
         scheduler.handover = Handover::start(&config, format, &devices.devices[0]).unwrap();
+        if let (Handover::Prefill(_), Some(sim)) = (&scheduler.handover, &devices.sim) {
+            // An iteration takes in one step, so that a test can stop behind each.
+            sim.set_pace(Pace::Slowest);
+        }
         let report = RunReport::new(&config, "sim").unwrap();
         Self { scheduler, report, config, devices }
     }
@@ -100,9 +105,12 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// Parts that were in their blocks before the last of their prompt had come.
-    fn early_blocks(&self) -> u64 {
-        self.handover().handover_early_parts / u64::from(LAYERS)
+    /// Blocks of a request that were filled while it waits for more.
+    fn filled(&self, request: usize) -> usize {
+        match &self.scheduler.handover {
+            Handover::Decode(decode) => decode.filled(request),
+            _ => 0,
+        }
     }
 
     fn fills(&self) -> bool {
@@ -112,6 +120,19 @@ impl<'a> Side<'a> {
     /// Tokens that were computed here.
     fn computed(&self) -> u64 {
         self.report.bytes_transferred / (self.config.block_bytes().unwrap() / BLOCK)
+    }
+
+    /// Does something behind the steps that are complete, while none that runs goes on.
+    fn while_steps_run(&mut self, work: impl FnOnce(&mut Scheduler<'a, Local>)) {
+        let sim = self.devices.sim.clone().unwrap();
+        let compute = self.scheduler.cache.cache.parts()[0].compute().raw();
+        let step = self.scheduler.cache.begin_step().unwrap();
+        sim.hold(compute);
+        work(&mut self.scheduler);
+        sim.release_hold(compute);
+        // As an iteration without work.
+        self.scheduler.cache.finish_step(step).unwrap();
+        self.scheduler.cache.drain().unwrap();
     }
 
     /// Ends it, and looks for what it has left.
@@ -147,7 +168,7 @@ fn with_half_a_prompt(life: Life, test: impl FnOnce(Side<'_>, Side<'_>)) {
     let mut decode = Side::new(nodes.config(1, &config), &trace);
     prefill.until(|side| side.handover().handover_blocks >= 4);
     assert_eq!(prefill.handover().handover_blocks, 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(0) == 4);
     test(prefill, decode);
 }
 
@@ -156,6 +177,7 @@ fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
     with_half_a_prompt(Life::default(), |mut prefill, mut decode| {
         decode.until(|side| side.scheduler.iteration > 100);
         assert!(decode.fills(), "it waits for the rest");
+        assert_eq!(decode.handover().handover_early_parts, 4 * u64::from(LAYERS));
         prefill.until(|side| side.handover().handover_blocks == 9);
         decode.finish();
         prefill.finish();
@@ -166,6 +188,62 @@ fn blocks_are_filled_while_the_rest_of_the_prompt_is_computed() {
         decode.close();
         prefill.close();
     });
+}
+
+#[test]
+fn blocks_of_a_step_leave_while_the_next_one_runs() {
+    let trace = Trace::new(vec![request((8, 0), 8, 0)]);
+    let nodes = Nodes::new(1);
+    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
+    let mut decode = Side::new(nodes.config(1, &config(64, 1)), &trace);
+    prefill.until(|side| side.report.iterations == 2);
+    assert_eq!(prefill.handover().handover_blocks, 0);
+    prefill.while_steps_run(|scheduler| {
+        let completed = scheduler.manager().completed_step();
+        let Scheduler { handover: Handover::Prefill(prefill), cache, live, .. } = scheduler else {
+            unreachable!()
+        };
+        let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
+        prefill.completed(&*cache, completed, sequence_of).unwrap();
+        assert_eq!(prefill.report.handover_blocks, 2);
+    });
+    prefill.until(|side| side.handover().handover_blocks == 8);
+    decode.finish();
+    assert_eq!(decode.handover().handed_over, 1);
+    prefill.finish();
+    decode.close();
+    prefill.close();
+}
+
+#[test]
+fn blocks_are_filled_while_a_step_runs() {
+    let trace = Trace::new(vec![request((2, 0), 2000, 0), request((16, 0), 8, 100)]);
+    let nodes = Nodes::new(1);
+    let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
+    let mut decode = Side::new(nodes.config(1, &config(64, 2)), &trace);
+    prefill.until(|side| side.handover().handover_blocks == 2 + 4);
+    decode.until(|side| side.filled(1) == 4);
+    prefill.until(|side| side.handover().handover_blocks > 2 + 4);
+    decode.devices.sim.as_ref().unwrap().set_pace(Pace::Slowest);
+    let (iterations, since) = (decode.report.iterations, Instant::now());
+    decode.until(|side| side.report.iterations == iterations + 1);
+    decode.while_steps_run(|scheduler| {
+        let completed = scheduler.manager().completed_step();
+        let Scheduler { handover: Handover::Decode(decode), cache, .. } = scheduler else {
+            unreachable!()
+        };
+        while decode.filled(1) == 4 {
+            decode.hear();
+            let ended = decode.fill(cache, completed).unwrap();
+            assert!(ended.is_empty() && since.elapsed() < HANG);
+            std::thread::yield_now();
+        }
+    });
+    prefill.until(|side| side.handover().handover_blocks == 2 + 16);
+    decode.finish();
+    prefill.finish();
+    decode.close();
+    prefill.close();
 }
 
 #[test]
@@ -203,7 +281,7 @@ fn a_request_that_is_filled_gives_way_to_one_that_runs() {
     let mut prefill = Side::new(nodes.config(0, &config(64, 1)), &trace);
     let mut decode = Side::new(nodes.config(1, &config(16, 4)), &trace);
     prefill.until(|side| side.handover().handover_blocks == 4 + 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(1) == 4);
     // The first one grows to 13 blocks, of 16.
     decode.until(|side| side.report.finished == 1);
     assert_eq!(decode.report.preemptions, 1);
@@ -247,7 +325,7 @@ fn a_request_that_is_filled_gives_way_to_one_that_has_come_if_nothing_else_runs(
     let mut quick = Side::new(nodes.config(1, &config(64, 1)), &second);
     let mut decode = Side::new(nodes.config(2, &config(16, 4)), &trace);
     slow.until(|side| side.handover().handover_blocks == 4);
-    decode.until(|side| side.early_blocks() == 4);
+    decode.until(|side| side.filled(0) == 4);
     quick.finish();
     decode.until(|side| side.report.finished == 1);
     assert_eq!(decode.report.preemptions, 1);
