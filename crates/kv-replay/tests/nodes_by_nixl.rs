@@ -7,7 +7,7 @@
 mod nodes;
 
 use libtest_mimic::{Arguments, Trial};
-use nodes::good;
+use nodes::{good, good_hosted};
 
 const NIXL: [&str; 4] = ["--nodes", "3", "--node-transfer", "nixl"];
 
@@ -37,9 +37,7 @@ fn every_byte_is_right() {
 }
 
 fn host_memory_is_read() {
-    // With hardly a slot of its own, a node has only its host memory to be read.
-    let hosted = ["--node-bytes", "64KiB", "--host-blocks", "1024", "--store", "all"];
-    let report = good(6, &[&NIXL[..], &hosted].concat());
+    let report = good_hosted(&NIXL);
     assert!(report["remote_hosted"].as_u64().unwrap() > 0, "{report}");
 }
 

@@ -9,8 +9,8 @@ use kv_replay::generate::{GenerateOptions, generate};
 use serde_json::Value;
 
 /// A trace of few short requests, each of which comes several times: it meets another node each time.
-fn write_trace(path: &Path, turns: usize) {
-    let mut trace = generate(&GenerateOptions { requests: 8, seed: 3 }).unwrap();
+fn write_trace(path: &Path, (requests, turns): (u64, usize)) {
+    let mut trace = generate(&GenerateOptions { requests, seed: 3 }).unwrap();
     for request in &mut trace.requests {
         request.input_length = request.input_length.min(12_000);
         request.hash_ids.truncate(request.input_length.div_ceil(512) as usize);
@@ -34,8 +34,12 @@ fn write_trace(path: &Path, turns: usize) {
 }
 
 pub(crate) fn run(folder: &Path, turns: usize, more: &[&str]) -> (Output, Option<Value>) {
+    run_of(folder, (8, turns), more)
+}
+
+fn run_of(folder: &Path, of: (u64, usize), more: &[&str]) -> (Output, Option<Value>) {
     let (trace, json) = (folder.join("trace.jsonl"), folder.join("report.json"));
-    write_trace(&trace, turns);
+    write_trace(&trace, of);
     let output = Command::new(env!("CARGO_BIN_EXE_kv-replay"))
         .args(["run", "--block-tokens", "64", "--device-blocks", "768"])
         .args(["--max-batch", "2", "--step-tokens", "4096", "--verify", "full"])
@@ -54,8 +58,18 @@ pub(crate) fn run(folder: &Path, turns: usize, more: &[&str]) -> (Output, Option
 
 /// A run whose nodes that were not killed have finished all that they had, with every byte right and no lease left.
 pub(crate) fn good(turns: usize, more: &[&str]) -> Value {
+    good_of((8, turns), more)
+}
+
+/// The same of more requests than the host memory of one node has room for, with hardly a slot: what others find lies in host memory.
+pub(crate) fn good_hosted(more: &[&str]) -> Value {
+    let hosted = ["--node-bytes", "64KiB", "--host-blocks", "1024", "--store", "all"];
+    good_of((41, 4), &[&hosted[..], more].concat())
+}
+
+fn good_of(of: (u64, usize), more: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
-    let (output, report) = run(folder.path(), turns, more);
+    let (output, report) = run_of(folder.path(), of, more);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);
     let report = report.unwrap();
