@@ -356,9 +356,6 @@ impl Node {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.leases.end_overdue(&self.pool, now);
-        if state.leases.len() >= self.leases_max {
-            return Err(Refusal::Busy);
-        }
         let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
         let (mut lent, mut located) = (Lent::default(), Vec::new());
         let mut host_left = self.host_left(&state);

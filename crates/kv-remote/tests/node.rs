@@ -50,6 +50,12 @@ fn the_longest_run_is_found_and_what_is_not_there_ends_it() {
     let (group, name) = block(1);
     let other = (kv_manager::GroupId(group.0 + 1), name);
     assert_eq!(node.find_and_pin(ONE, &[other], SECOND), Ok(Found::default()));
+    // Nor one that the node's pool takes for it: nothing of it stays pinned.
+    const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+    let spread = |group: u16| SPREAD.wrapping_mul(group.into());
+    let alike = name.to_u128() ^ spread(group.0) ^ spread(group.0 + 1);
+    let alike = (kv_manager::GroupId(group.0 + 1), kv_pool::BlockHash::from_u128(alike));
+    assert_eq!(node.find_and_pin(ONE, &[alike], SECOND), Ok(Found::default()));
     assert_eq!(open(&node).open, 1);
 }
 
