@@ -44,7 +44,7 @@ pub struct Located {
     /// The sum of the record: XXH3 of what came from the host's memory; of what [`Node::reserve`](crate::Node::reserve) made room for,
     /// whatever its writer has said; 0 of a block with a head.
     pub sum: u64,
-    /// The beginning of the record, of a block that lies in the [host tier](crate::Node::sharing) of the node's engine: the bytes there have
+    /// The beginning of the record, of a block that lies in the [host tier](crate::Node::share) of the node's engine: the bytes there have
     /// no entry, and this has their sums.
     pub head: Option<Arc<[u8]>>,
 }
