@@ -341,6 +341,12 @@ impl HostLoan {
         &self.blocks
     }
 
+    /// Bytes of all blocks.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|of| of.bytes as u64).sum()
+    }
+
     /// Where the lent block ends that an address is in; none if it is in none.
     #[must_use]
     pub fn covered(&self, address: u64) -> Option<u64> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::below::{Rig, blocks_of};
+use common::ends::Ends;
 use common::host::{BYTES, Engine, Host, hash, keys};
 use common::{BLOCK, options};
 use kv_manager::tiers::{BlockFault, HostBlocks, check_record};
@@ -287,15 +288,6 @@ fn random(state: &mut u64) -> u64 {
     *state ^= *state >> 7;
     *state ^= *state << 17;
     *state
-}
-
-/// Ends what others do, also by a panic.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Readers borrow, while the manager evicts at full speed and its worker lags.

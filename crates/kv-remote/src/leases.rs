@@ -34,6 +34,8 @@ pub struct LeaseCounts {
 pub(crate) struct Leases {
     open: HashMap<u64, Lease>,
     by_deadline: BTreeSet<(Duration, u64)>,
+    /// Of the host tier, that all of them pin.
+    host_bytes: u64,
     counts: LeaseCounts,
 }
 
@@ -110,6 +112,7 @@ impl Leases {
         let mut slots: Vec<_> = blocks.map(|at| at.id.index() as u64).collect();
         slots.sort_unstable();
         let loans = loans.into_iter().map(|loan| loan.id).collect();
+        self.host_bytes += hosts.iter().map(HostLoan::bytes).sum::<u64>();
         self.open.insert(number, Lease { reader, deadline, loans, slots, hosts });
         self.by_deadline.insert((deadline, number));
         self.counts.granted += 1;
@@ -118,8 +121,7 @@ impl Leases {
 
     /// Bytes of the host tier that open leases pin, each as often as it is pinned.
     pub(crate) fn host_bytes(&self) -> u64 {
-        let hosts = self.open.values().flat_map(|lease| &lease.hosts);
-        hosts.flat_map(HostLoan::blocks).map(|of| of.bytes as u64).sum()
+        self.host_bytes
     }
 
     /// A lease, if it is its reader's and is in force.
@@ -135,6 +137,7 @@ impl Leases {
     fn take(&mut self, number: u64, pool: &BlockPool) -> bool {
         let Some(lease) = self.open.remove(&number) else { return false };
         self.by_deadline.remove(&(lease.deadline, number));
+        self.host_bytes -= lease.hosts.iter().map(HostLoan::bytes).sum::<u64>();
         lease.give_back(pool);
         true
     }

@@ -158,10 +158,6 @@ impl State {
     }
 }
 
-fn bytes_of(loan: &HostLoan) -> u64 {
-    loan.blocks().iter().map(|of| of.bytes as u64).sum()
-}
-
 /// The name of a block in the pool. Blocks of two groups may have the same name.
 fn pool_name((group, name): Block) -> BlockHash {
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
@@ -382,19 +378,22 @@ impl Node {
             let hosted = host.lend(rest, host_left);
             state = self.state.lock();
             let Some((loan, mut more)) = hosted else { break };
-            host_left = host_left.saturating_sub(bytes_of(&loan));
-            state.stats.hosted += more.len() as u64;
+            host_left = host_left.saturating_sub(loan.bytes());
             lent.hosts.push(loan);
             located.append(&mut more);
         }
-        state.stats.found += located.len() as u64;
-        state.stats.absent += u64::from(located.len() < blocks.len());
         // While nobody waited, others may have been given what was left.
-        let is_full = state.leases.len() >= self.leases_max
-            || lent.hosts.iter().map(bytes_of).sum::<u64>() > self.host_left(&state);
-        if located.is_empty() || is_full {
+        let host_bytes: u64 = lent.hosts.iter().map(HostLoan::bytes).sum();
+        if state.leases.len() >= self.leases_max || host_bytes > self.host_left(&state) {
             lent.give_back(&self.pool);
-            return if is_full { Err(Refusal::Busy) } else { Ok(Found::default()) };
+            return Err(Refusal::Busy);
+        }
+        state.stats.found += located.len() as u64;
+        state.stats.hosted += located.iter().filter(|at| at.head.is_some()).count() as u64;
+        state.stats.absent += u64::from(located.len() < blocks.len());
+        if located.is_empty() {
+            lent.give_back(&self.pool);
+            return Ok(Found::default());
         }
         let lease = state.leases.grant(reader, now.saturating_add(lasts), lent);
         Ok(Found { lease, blocks: located })

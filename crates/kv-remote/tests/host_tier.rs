@@ -22,6 +22,7 @@ use kv_remote::{
     HostMemory, Joined, Member, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal,
     RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, host_tier_address,
 };
+use manager::ends::Ends;
 use manager::host::{Engine, Host};
 use manager::options;
 use worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
@@ -375,15 +376,6 @@ fn peers_are_told_of_what_comes_to_the_host_tier_and_goes() {
     node.clear();
     follow(&node, &mut events, (&mut cursor, &mut known));
     assert_eq!(known, BTreeSet::new());
-}
-
-/// Ends what others do, also by a panic.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Another host loads what this one's engine has in host memory, while the engine evicts at full speed.

@@ -12,6 +12,7 @@ use kv_cache::{HostPinning, KvCacheOptions, TransportChoice};
 use kv_pool::{BlockHash, Tier};
 
 use crate::common::engine::{Engine, Prompt, by, options};
+use crate::ends::Ends;
 use crate::machine::{Machine, small};
 
 /// Full blocks of a prompt.
@@ -164,15 +165,6 @@ fn a_share_outlives_its_cache() {
     drop(share);
     drop(loan);
     machine.assert_clean();
-}
-
-/// Ends what others do, also by a panic.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

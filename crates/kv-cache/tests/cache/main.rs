@@ -10,6 +10,8 @@ mod ahead;
 mod budgets;
 mod contents;
 mod distrust;
+#[path = "../../../kv-manager/tests/common/ends.rs"]
+mod ends;
 mod events;
 mod faults;
 mod granules;

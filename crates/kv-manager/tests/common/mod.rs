@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub(crate) mod below;
+pub(crate) mod ends;
 pub(crate) mod host;
 
 use kv_manager::{
