@@ -242,7 +242,7 @@ impl HostShare {
     }
 
     /// Borrows the longest run of blocks that are cached in host memory, each by its group and name. None if the first is not there, or
-    /// its copy is not complete.
+    /// its copy is not complete, and once the share has ended.
     ///
     /// What is lent to readers cannot be evicted: bound how much that is, and how long.
     ///
