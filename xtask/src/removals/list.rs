@@ -14,8 +14,8 @@ pub(crate) struct Removal {
     pub(crate) package: String,
     /// What the protection does.
     pub(crate) what: String,
-    /// The defect whose fix it reverts, as numbered in `docs/DEFECTS.md`.
-    pub(crate) defect: Option<u32>,
+    /// The defect whose fix it reverts, as named in `docs/DEFECTS.md`.
+    pub(crate) defect: Option<DefectId>,
     /// The test binary: the name of an integration test, `lib` or `bin`.
     pub(crate) test: String,
     /// Full names of the tests.
@@ -26,6 +26,23 @@ pub(crate) struct Removal {
     pub(crate) text_without: String,
     /// The file, relative to the crate's folder.
     file: String,
+}
+
+/// The first cell of a row of `docs/DEFECTS.md`: a number, or a letter and a number such as `A1`.
+#[derive(Debug, Deserialize, Eq, PartialEq)]
+#[serde(untagged)]
+pub(crate) enum DefectId {
+    Number(u32),
+    Name(String),
+}
+
+impl fmt::Display for DefectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -44,7 +61,7 @@ struct Entry {
     replace: String,
     test: String,
     names: Vec<String>,
-    defect: Option<u32>,
+    defect: Option<DefectId>,
 }
 
 impl Removal {
@@ -80,7 +97,7 @@ impl Removal {
 impl fmt::Display for Removal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.package, self.what)?;
-        match self.defect {
+        match &self.defect {
             Some(defect) => write!(f, " (defect {defect})"),
             None => Ok(()),
         }

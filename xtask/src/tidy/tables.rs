@@ -56,7 +56,7 @@ fn hazard_numbers(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A row that begins with a number may name tests, as `crate/tests/file.rs::name`. They must exist,
+/// A row that begins with a number, or a letter and a number, may name tests, as `crate/tests/file.rs::name`. They must exist,
 /// and a row `| number | what | test |` must name one.
 fn defects(files: &Files) -> Vec<Problem> {
     let mut problems = Vec::new();
@@ -68,7 +68,8 @@ fn defects(files: &Files) -> Vec<Problem> {
     for (index, line) in section {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let ["", number, .., ""] = cells[..] else { continue };
-        if number.parse::<u32>().is_err() {
+        let digits = number.strip_prefix(|letter: char| letter.is_ascii_uppercase());
+        if digits.unwrap_or(number).parse::<u32>().is_err() {
             continue;
         }
         let mut problem = |message| problems.push(Problem::new(PAGE, index + 1, message));
@@ -104,7 +105,8 @@ mod tests {
                     | --- | --- | --- |\n| 1 | it breaks | `a/tests/x.rs::it_holds` |\n\
                     | 2 | it breaks | a/tests/x.rs::it_holds, a/tests/x.rs::gone |\n\
                     | 3 | it breaks | by hand |\n| 4 | a class | a place | what | `a/tests/x.rs::went` |\n\
-                    | 5 | a class | a place | nothing | |\n## Next\n\
+                    | 5 | a class | a place | nothing | |\n\
+                    | A6 | it breaks | by hand |\n## Next\n\
                     | 3 | elsewhere | a/tests/x.rs::gone |\n";
         let files =
             Files::of(&[(PAGE, page), ("crates/a/tests/x.rs", "#[test]\nfn it_holds() {}\n")]);
@@ -115,6 +117,7 @@ mod tests {
                 "docs/DEFECTS.md:8: there is no test `a/tests/x.rs::gone`",
                 "docs/DEFECTS.md:9: the row names no test",
                 "docs/DEFECTS.md:10: there is no test `a/tests/x.rs::went`",
+                "docs/DEFECTS.md:12: the row names no test",
             ]
         );
     }
