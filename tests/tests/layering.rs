@@ -186,6 +186,7 @@ const LAYERS: &[Layer] = &[
             "jiff",
             "rustix",
             "ruzstd",
+            "signal-hook",
             "serde",
             "serde_json",
             "toml",

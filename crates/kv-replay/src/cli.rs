@@ -131,11 +131,16 @@ pub(crate) struct ReadArgs {
     /// Prompt tokens of a hash id in the trace [default: what the file says, or 512].
     #[arg(long, value_name = "N", value_parser = whole::<u64>)]
     pub(crate) trace_block_tokens: Option<u64>,
+    /// Leaves out requests of the trace that cannot be used, such as those without an answer, and counts them; else the
+    /// first of them is an error.
+    #[arg(long)]
+    pub(crate) skip_unusable: bool,
 }
 
 impl ReadArgs {
     pub(crate) fn options(&self) -> ReadOptions {
-        ReadOptions { block_tokens: self.trace_block_tokens, ..ReadOptions::default() }
+        let (block_tokens, skip_unusable) = (self.trace_block_tokens, self.skip_unusable);
+        ReadOptions { block_tokens, skip_unusable, ..ReadOptions::default() }
     }
 }
 
@@ -260,17 +265,18 @@ pub(crate) struct RunArgs {
     /// by this seed.
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>)]
     tier_faults: Option<u64>,
-    /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again. Workers have a
-    /// folder each in it, and divide the bytes and the rate between them.
+    /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again; files of
+    /// another shape or size are refused. The folder is made if the one around it is there. Workers have a folder each
+    /// in it, and divide the bytes and the rate between them.
     #[arg(long, value_name = "DIR", requires = "disk_bytes", conflicts_with_all = ["contiguous"])]
-    disk: Option<PathBuf>,
+    pub(crate) disk: Option<PathBuf>,
     /// Bytes of these files, such as 256MiB or 4GiB.
     #[arg(long, value_name = "SIZE", requires = "disk")]
     disk_bytes: Option<ByteSize>,
     /// Bytes a second that these files are read and written with, at most.
     #[arg(long, value_name = "SIZE", requires = "disk")]
     disk_rate: Option<ByteSize>,
-    /// Finds no blocks of an earlier run in these files.
+    /// Finds no blocks of an earlier run in these files, and begins those of another shape or size anew.
     #[arg(long, requires = "disk")]
     disk_fresh: bool,
     /// Tokens that the engine computes in a second: what a tier below the host would take longer for is computed

@@ -1,9 +1,10 @@
 //! The subcommands, and their exit statuses.
 
+use std::borrow::Cow;
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cuda_sim::Profile;
@@ -14,10 +15,12 @@ use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
 use kv_replay::doctor::{AREAS, DoctorOptions, examine};
 use kv_replay::engine::contiguous::{self, RangeError};
-use kv_replay::engine::workers::{self, ServeError, ServeOptions, WorkerCommand, WorkersConfig};
+use kv_replay::engine::workers::{
+    self, ServeError, ServeOptions, WorkerCommand, WorkerFault, WorkersConfig,
+};
 use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
-use kv_replay::json_file::{WriteError, check_writable, write_json};
+use kv_replay::json_file::{WriteError, check_files, write_json};
 use kv_replay::nodes::{NODES_MAX, NodeStartError, NodeTransfer};
 use kv_replay::page::{self, ReportError, ReportOptions};
 use kv_replay::plan::{self, ModelError, PlanError, PlanOptions};
@@ -25,10 +28,10 @@ use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::{KvModelShape, ShapeError};
-use kv_replay::trace::{Request, Trace, TraceError};
+use kv_replay::trace::{Trace, TraceError};
 
 use crate::cli::{Command, DoctorArgs, PoliciesArgs, RunArgs, WorkerArgs};
-use crate::fleet::{self, Fleet, FleetError, NodeFolder};
+use crate::fleet::{self, Fleet, FleetError, Interrupts, NodeFolder};
 use crate::manual;
 use crate::plan_args::{Asked, PlanArgs};
 use crate::progress::Bar;
@@ -143,6 +146,15 @@ pub(crate) enum Failure {
     Stdin(#[source] io::Error),
     #[error("cannot make a folder for the nodes' sockets")]
     Folder(#[source] io::Error),
+    #[error("cannot have signals end the nodes in order")]
+    Signals(#[source] io::Error),
+    #[error("the process is to end with its run")]
+    Family(#[source] io::Error),
+    #[error(
+        "--disk {}: there is no folder {}; make it, or mount what it is on",
+        folder.display(), parent.display()
+    )]
+    DiskFolder { folder: PathBuf, parent: PathBuf },
     #[error("cannot find the program to start worker processes")]
     Program(#[source] io::Error),
     #[error("the worker failed")]
@@ -172,6 +184,9 @@ impl Failure {
                 | RunError::Place(_)
                 | RunError::Buffers { .. }
                 | RunError::Iteration { .. }
+                | RunError::LateArrival { .. }
+                | RunError::Disk(_)
+                | RunError::Node(_)
                 | RunError::Ranges(
                     RangeError::RequestTooLarge { .. }
                     | RangeError::TooManyBlocks { .. }
@@ -180,9 +195,17 @@ impl Failure {
                     | RangeError::Buffers { .. }
                     | RangeError::Staging(_),
                 ) => 2,
+                RunError::Worker { ref source, .. } => match **source {
+                    WorkerFault::Unusable { .. } => 2,
+                    _ => 1,
+                },
                 _ => 1,
             },
             Self::Fleet(FleetError::Drill { .. }) => 2,
+            // The node has said the same.
+            Self::Fleet(FleetError::Ended { status, .. }) if status.code() == Some(2) => 2,
+            // As a shell says it of a program that a signal has ended.
+            Self::Fleet(FleetError::Interrupted { signal }) => 128 + signal,
             Self::Unfinished { .. } | Self::Serve(_) | Self::Fleet(_) => 1,
             _ => 2,
         }
@@ -196,25 +219,14 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
         Some(Command::Run(args)) => run(args, all),
         Some(Command::Policies(args)) => compare_policies(args),
         Some(Command::Generate(args)) => {
-            if let Some(path) = &args.json {
-                check_writable(path)?;
-                let (requests, seed) = (args.requests, args.seed);
-                write_json(
-                    path,
-                    &counted(&generate::generate(&GenerateOptions { requests, seed })?),
-                )?;
-            }
-            say(&generate::run(args.requests, args.seed, args.output.as_deref())?)?;
+            let files = (args.output.as_deref(), args.json.as_deref());
+            say(&generate::run(args.requests, args.seed, files)?)?;
             Ok(Outcome::Clean)
         }
         Some(Command::Convert(args)) => {
-            if let Some(path) = &args.json {
-                check_writable(path)?;
-                write_json(path, &counted(&convert::join(&args.traces, &args.options(), |_| ())?))?;
-            }
             let bar = Bar::of(args.traces.len() as u64, "files");
-            let output = args.output.as_deref();
-            let told = convert::run(&args.traces, &args.options(), output, |done| bar.reach(done));
+            let files = (args.output.as_deref(), args.json.as_deref());
+            let told = convert::run(&args.traces, &args.options(), files, |done| bar.reach(done));
             bar.clear();
             say(&told?)?;
             Ok(Outcome::Clean)
@@ -267,9 +279,7 @@ fn compare_policies(args: &PoliciesArgs) -> Result<Outcome, Failure> {
 }
 
 fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
-    if let Some(path) = &args.json {
-        check_writable(path)?;
-    }
+    check_files([], args.json.as_deref())?;
     let DoctorArgs { device, folder, disk_test, json } = args;
     let bar = Bar::of(AREAS as u64, "areas");
     let options = DoctorOptions { device, folder, disk_bytes: disk_test.0 };
@@ -282,25 +292,23 @@ fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
     Ok(if report.problems == 0 { Outcome::Clean } else { Outcome::Lacking })
 }
 
-/// What a trace has.
-fn counted(trace: &Trace) -> serde_json::Value {
-    let sum = |of: fn(&Request) -> u64| trace.requests.iter().map(of).sum::<u64>();
-    serde_json::json!({
-        "requests": trace.requests.len(),
-        "block_tokens": trace.block_tokens,
-        "block_lookups": trace.block_lookups(),
-        "prompt_tokens": sum(|request| request.input_length),
-        "generated_tokens": sum(|request| request.output_length),
-        "last_arrival_ms": trace.requests.last().map_or(0, |last| last.timestamp_ms),
-    })
-}
-
 fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
     let Asked { trace, rules, choices, assumed } = args.asked()?;
     let (against, out, json) = (args.against.as_deref(), args.out.as_deref(), args.json.as_deref());
     let bar = Bar::of(choices.len() as u64, "choices");
     let (trace, rules, choices, assumed) = (&trace, &rules, &choices[..], &assumed[..]);
-    let options = PlanOptions { trace, rules, choices, assumed, against, out, json };
+    let read = &args.reads();
+    let options = PlanOptions {
+        read,
+        trace,
+        rules,
+        choices,
+        assumed,
+        against,
+        target_ms: args.target_ttft_ms,
+        out,
+        json,
+    };
     let planned = plan::run(&options, |done| bar.reach(done));
     bar.clear();
     say(&planned?)?;
@@ -340,6 +348,7 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.parts())?;
+    check_disk_folder(args)?;
     if args.contiguous {
         if let Some(workers) = args.workers {
             let (option, value) = ("--workers", workers.to_string());
@@ -361,9 +370,7 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     }
     let machine = Machine::of(args)?;
     let workers = args.workers.map(|number| workers(args, number)).transpose()?;
-    if let Some(path) = &args.json {
-        check_writable(path)?;
-    }
+    check_run_files(args)?;
     let trace = trace_of(args, &config)?;
     if let Some(workers) = workers {
         return replay_with_workers(&config, &workers, &trace, args);
@@ -394,6 +401,24 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
         fleet::stay(node)?;
     }
     Ok(outcome)
+}
+
+/// Checks that the folder of the files is there, or the one that it is made in: a disk that is not mounted would otherwise
+/// be replaced by a folder of another.
+fn check_disk_folder(args: &RunArgs) -> Result<(), Failure> {
+    let Some(folder) = &args.disk else { return Ok(()) };
+    let parent = folder.parent().filter(|parent| *parent != Path::new(""));
+    let parent = parent.unwrap_or(Path::new("."));
+    match folder.exists() || parent.is_dir() {
+        true => Ok(()),
+        false => Err(Failure::DiskFolder { folder: folder.clone(), parent: parent.to_owned() }),
+    }
+}
+
+/// Checks that the report of a run can be written, and is none of the files that the run reads.
+fn check_run_files(args: &RunArgs) -> Result<(), WriteError> {
+    let profile = args.profile.as_deref().map(Path::new);
+    check_files(args.trace.as_deref().into_iter().chain(profile), args.json.as_deref())
 }
 
 /// The trace of a run; of one node, its part.
@@ -452,9 +477,7 @@ fn fleet(
         let (value, limit) = (nodes.into(), NODES_MAX.into());
         return Err(ConfigError::TooLarge { option, value, limit }.into());
     }
-    if let Some(path) = &args.json {
-        check_writable(path)?;
-    }
+    check_run_files(args)?;
     let is_simulated = matches!(args.device, DeviceSpec::Sim { .. });
     if args.node_transfer == NodeTransfer::NixlDevice && (prefill == 0 || is_simulated) {
         return Err(NodeStartError::NoDevice.into());
@@ -463,6 +486,7 @@ fn fleet(
     if !args.etcd.is_empty() && !cfg!(feature = "etcd") {
         return Err(NodeStartError::WithoutEtcd.into());
     }
+    let interrupts = Interrupts::catch().map_err(Failure::Signals)?;
     let folder = NodeFolder::new().map_err(Failure::Folder)?;
     let fleet = Fleet {
         nodes,
@@ -478,7 +502,7 @@ fn fleet(
         stops: args.stop_node.clone(),
         timeout_s: args.node_timeout.into(),
     };
-    let report = fleet.run(&folder.0)?;
+    let report = fleet.run(&folder.0, &interrupts)?;
     let written = args.json.as_deref().map_or(Ok(()), |path| write_json(path, &report));
     say(&report.summary())?;
     written?;
@@ -661,12 +685,23 @@ pub(crate) fn complain(failure: &Failure) {
         cause = error.source();
     }
     // If standard error is closed, the message cannot be shown anywhere.
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    let _ = io::stderr().lock().write_all(visible(&text).as_bytes());
 }
 
 /// Writes `text` to standard output. A reader that closed the pipe early is not a failure.
 fn say(text: &str) -> Result<(), Failure> {
-    say_bytes(text.as_bytes())
+    say_bytes(visible(text).as_bytes())
+}
+
+/// The text without what a terminal takes for a command: names of files and values of traces may have anything.
+fn visible(text: &str) -> Cow<'_, str> {
+    let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_command) {
+        return Cow::Borrowed(text);
+    }
+    let shown =
+        |c: char| if is_command(c) { c.escape_default().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(shown).collect())
 }
 
 fn say_bytes(bytes: &[u8]) -> Result<(), Failure> {

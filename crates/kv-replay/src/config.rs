@@ -780,7 +780,7 @@ mod tests {
         );
         let refused = |block_tokens, trace_block_tokens| {
             let config = RunConfig { block_tokens, ..RunConfig::default() };
-            let trace = Trace { block_tokens: trace_block_tokens, requests: Vec::new() };
+            let trace = Trace { block_tokens: trace_block_tokens, ..Trace::new(Vec::new()) };
             config.check_trace(&trace).map_err(|error| error.to_string())
         };
         assert_eq!((refused(64, 16), refused(16, 64), refused(48, 16)), (Ok(()), Ok(()), Ok(())));

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use crate::json_file::{WriteError, check_writable};
-use crate::trace::{ReadOptions, Trace, TraceError};
+use crate::json_file::{WriteError, check_files, write_json};
+use crate::trace::{ReadOptions, Trace, TraceError, left_out};
 
 /// The reason why traces were not converted. Nothing was written.
 #[derive(thiserror::Error)]
@@ -66,6 +66,7 @@ pub fn join(
                 next_id - 1
             });
         }
+        joined.skipped += trace.skipped;
         joined.requests.append(&mut trace.requests);
         tell(index + 1);
     }
@@ -73,8 +74,8 @@ pub fn join(
     Ok(joined)
 }
 
-/// The command `kv-replay convert`: writes the traces of `paths` to `output` as one, and says what it has. Without an
-/// output, the trace itself is the answer.
+/// The command `kv-replay convert`: writes the traces of `paths` to `output` as one, what it has to `json`, and says so.
+/// Without an output, the trace itself is the answer.
 ///
 /// # Errors
 ///
@@ -82,16 +83,17 @@ pub fn join(
 pub fn run(
     paths: &[PathBuf],
     options: &ReadOptions,
-    output: Option<&Path>,
+    (output, json): (Option<&Path>, Option<&Path>),
     tell: impl FnMut(usize),
 ) -> Result<String, ConvertError> {
-    if let Some(output) = output {
-        check_writable(output)?;
-    }
+    check_files(paths.iter().map(PathBuf::as_path), output.into_iter().chain(json))?;
     let trace = join(paths, options, tell)?;
+    if let Some(json) = json {
+        write_json(json, &trace.counts())?;
+    }
     let Some(output) = output else { return Ok(trace.to_jsonl()) };
     trace.write(output)?;
-    let Trace { block_tokens, requests } = &trace;
+    let Trace { block_tokens, requests, .. } = &trace;
     let last_ms = requests.last().map_or(0, |request| request.timestamp_ms);
     let mut told = format!(
         "{} requests within {:.1} s, {} block lookups of {block_tokens} tokens\n",
@@ -99,6 +101,9 @@ pub fn run(
         last_ms as f64 / 1e3,
         trace.block_lookups(),
     );
+    if trace.skipped > 0 {
+        told.push_str(&format!("{}\n", left_out(trace.skipped)));
+    }
     if *block_tokens != crate::trace::BLOCK_TOKENS_IN_TRACE {
         let output = output.display();
         told.push_str(&format!(

@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 /// Files below host memory.
 #[derive(Clone, Debug)]
 pub struct DiskConfig {
-    /// The folder. Content of an earlier run of the same shape is found again; other content is given up.
+    /// The folder. Content of an earlier run of the same shape is found again; other content is refused, unless
+    /// [`fresh`](Self::fresh).
     pub folder: PathBuf,
     /// Bytes of the files.
     pub bytes: u64,
     /// Bytes a second that they are read and written with, at most.
     pub bytes_per_second: Option<u64>,
-    /// Whether nothing of an earlier run is found.
+    /// Whether nothing of an earlier run is found, and files of another shape are begun anew.
     pub fresh: bool,
     /// What a worker process has of the model; empty for all of it.
     pub(crate) share: String,
@@ -50,8 +51,11 @@ impl DiskConfig {
             DiskOptions::new(&self.folder, self.bytes, record_bytes, model.as_bytes());
         // A worker that was killed may have reads and writes open.
         options.lock_wait = Duration::from_secs(10);
-        options.rules.mismatch = Mismatch::Wipe;
-        options.rules.keep = if self.fresh { Keep::Nothing } else { Keep::Content };
+        // What a run of another shape or size has stored is lost only to those who say so.
+        (options.rules.mismatch, options.rules.keep) = match self.fresh {
+            true => (Mismatch::Wipe, Keep::Nothing),
+            false => (Mismatch::Refuse, Keep::Content),
+        };
         options.rules.read_bytes_per_second = self.bytes_per_second;
         options.rules.write_bytes_per_second = self.bytes_per_second;
         options

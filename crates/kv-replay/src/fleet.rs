@@ -4,15 +4,19 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kv_replay::family;
 use kv_replay::json_file::{WriteError, write_json};
 use kv_replay::nodes::{LeaseReport, NodeConfig, NodeTransfer};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::partition::Wall;
 
@@ -71,15 +75,43 @@ pub(crate) enum FleetError {
     #[error("cannot start or watch a node")]
     Start(#[source] io::Error),
     #[error("node {node} ended with {status}, and wrote no report")]
-    Ended { node: usize, status: String },
+    Ended { node: usize, status: ExitStatus },
     #[error("node {node} was not done after {waited_s} s")]
     Slow { node: usize, waited_s: u64 },
     #[error("the report of node {node} cannot be read")]
     Report { node: usize, source: serde_json::Error },
+    #[error("a signal has ended the run; its nodes are gone, and nothing was written")]
+    Interrupted { signal: u8 },
     #[error("{leases} leases of nodes are open at the end")]
     Leases { leases: u64 },
     #[error(transparent)]
     Write(#[from] WriteError),
+}
+
+/// The signals that ask a program to end.
+const SIGNALS: [i32; 3] = [SIGTERM, SIGINT, SIGHUP];
+
+/// Signals to end, which are looked at between waits, so that whatever the run has made goes in order.
+pub(crate) struct Interrupts([Arc<AtomicBool>; SIGNALS.len()]);
+
+impl Interrupts {
+    /// From here on, these signals end the process no longer by themselves.
+    pub(crate) fn catch() -> io::Result<Self> {
+        let flags = <[Arc<AtomicBool>; SIGNALS.len()]>::default();
+        for (signal, flag) in SIGNALS.into_iter().zip(&flags) {
+            signal_hook::flag::register(signal, Arc::clone(flag))?;
+        }
+        Ok(Self(flags))
+    }
+
+    fn check(&self) -> Result<(), FleetError> {
+        // Relaxed: the flag orders nothing else.
+        let came = |flag: &Arc<AtomicBool>| flag.load(Ordering::Relaxed);
+        match SIGNALS.into_iter().zip(&self.0).find(|(_, flag)| came(flag)) {
+            Some((signal, _)) => Err(FleetError::Interrupted { signal: signal as u8 }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The nodes of a run.
@@ -187,13 +219,18 @@ impl Fleet {
     }
 
     /// Runs the nodes in a folder of their own.
-    pub(crate) fn run(&self, folder: &Path) -> Result<FleetReport, FleetError> {
+    pub(crate) fn run(
+        &self,
+        folder: &Path,
+        interrupts: &Interrupts,
+    ) -> Result<FleetReport, FleetError> {
         self.check()?;
         let since = Instant::now();
         let key = random_hex().map_err(FleetError::Start)?;
         let walls = self.walls(folder).map_err(FleetError::Start)?;
         let mut nodes = Vec::new();
         for index in 0..usize::from(self.nodes) {
+            interrupts.check()?;
             nodes.push(self.start(index, folder, &key).map_err(FleetError::Start)?);
         }
         let mut report = FleetReport {
@@ -202,13 +239,13 @@ impl Fleet {
             node_transfer: self.transfer,
             ..FleetReport::default()
         };
-        self.watch(folder, &mut nodes, &walls, &mut report)?;
+        self.watch(folder, &mut nodes, &walls, (&mut report, interrupts))?;
         // All have done their part; now each may go, and says first how its leases have ended.
         for node in &mut nodes {
             drop(node.child.stdin.take());
         }
         for (index, node) in nodes.iter_mut().enumerate().filter(|(_, node)| !node.killed) {
-            self.wait_for_end(index, node)?;
+            self.wait_for_end(index, node, interrupts)?;
             report.add(folder, index)?;
         }
         report.wall_s = since.elapsed().as_secs_f64();
@@ -235,7 +272,7 @@ impl Fleet {
 
     fn start(&self, index: usize, folder: &Path, key: &str) -> io::Result<Running> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(&self.args);
+        family::bind(&mut command).args(&self.args);
         if self.is_parted(index as u16) {
             command.arg("--node-walled");
         }
@@ -271,13 +308,14 @@ impl Fleet {
         folder: &Path,
         nodes: &mut [Running],
         walls: &BTreeMap<u16, Wall>,
-        report: &mut FleetReport,
+        (report, interrupts): (&mut FleetReport, &Interrupts),
     ) -> Result<(), FleetError> {
         let (mut kills, mut stops) = (self.kills.clone(), self.stops.clone());
         let (mut parts, mut apart) = (self.parts.clone(), Vec::<(u16, Instant)>::new());
         let mut sleeping: Vec<(u16, Instant)> = Vec::new();
         let (begun, mut all_there) = (Instant::now(), None);
         while nodes.iter().any(|node| !node.done) {
+            interrupts.check()?;
             let socket = |node: u16| match self.is_parted(node) {
                 true => NodeConfig::own_socket(folder, node),
                 false => folder.join(format!("{node}.sock")),
@@ -323,7 +361,9 @@ impl Fleet {
                 node.done = report_of(folder, index).exists();
                 let ended = node.child.try_wait().map_err(FleetError::Start)?;
                 if let (false, Some(status)) = (node.done, ended) {
-                    return Err(FleetError::Ended { node: index, status: status.to_string() });
+                    // The same signal may have reached the node.
+                    interrupts.check()?;
+                    return Err(FleetError::Ended { node: index, status });
                 }
             }
             if begun.elapsed().as_secs() > self.timeout_s
@@ -342,9 +382,15 @@ impl Fleet {
         Ok(())
     }
 
-    fn wait_for_end(&self, index: usize, node: &mut Running) -> Result<(), FleetError> {
+    fn wait_for_end(
+        &self,
+        index: usize,
+        node: &mut Running,
+        interrupts: &Interrupts,
+    ) -> Result<(), FleetError> {
         let begun = Instant::now();
         while node.child.try_wait().map_err(FleetError::Start)?.is_none() {
+            interrupts.check()?;
             if begun.elapsed().as_secs() > self.timeout_s {
                 return Err(FleetError::Slow { node: index, waited_s: self.timeout_s });
             }

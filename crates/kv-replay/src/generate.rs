@@ -38,7 +38,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::path::Path;
 
-use crate::json_file::WriteError;
+use crate::json_file::{WriteError, check_files, write_json};
 use crate::rng::SplitMix64;
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
 
@@ -124,14 +124,22 @@ pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
     Ok(Trace::new(requests))
 }
 
-/// The command `kv-replay generate`: writes the workload to the file `out` and returns a line that
-/// says so. Without a file, returns the workload itself.
+/// The command `kv-replay generate`: writes the workload to the file `out` and what it has to `json`, and returns a line
+/// that says so. Without a file, returns the workload itself.
 ///
 /// # Errors
 ///
 /// Like [`generate`], and [`GenerateError::Write`] if the file cannot be written.
-pub fn run(requests: u64, seed: u64, out: Option<&Path>) -> Result<String, GenerateError> {
+pub fn run(
+    requests: u64,
+    seed: u64,
+    (out, json): (Option<&Path>, Option<&Path>),
+) -> Result<String, GenerateError> {
+    check_files([], out.into_iter().chain(json))?;
     let trace = generate(&GenerateOptions { requests, seed })?;
+    if let Some(json) = json {
+        write_json(json, &trace.counts())?;
+    }
     let Some(path) = out else {
         return Ok(trace.to_jsonl());
     };

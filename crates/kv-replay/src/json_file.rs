@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,6 +32,14 @@ pub enum WriteError {
     NoFileName {
         /// The requested path.
         path: PathBuf,
+    },
+    /// The file is read by the same command, or another of its results goes there.
+    #[error("cannot write {}: it is the same file as {}; name another", path.display(), other.display())]
+    Same {
+        /// The requested path.
+        path: PathBuf,
+        /// What else the file is called.
+        other: PathBuf,
     },
     /// The path is a folder.
     #[error("cannot write {}: it is a folder", path.display())]
@@ -104,15 +113,63 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     })
 }
 
-/// Checks that a file can be written to `path`, so that the result of a long run is not lost at its
-/// end.
+/// Checks that a command can write its results, so that neither they are lost at the end of a long run nor what it reads.
 ///
-/// Creates a temporary file where the file will be, and removes it.
+/// Each of `writes` must be a file of its own, which is none of `reads`, whatever link or spelling names it. Creates a
+/// temporary file where each will be, and removes it.
 ///
 /// # Errors
 ///
-/// The error that [`write_atomically`] would return now.
-pub fn check_writable(path: &Path) -> Result<(), WriteError> {
+/// [`WriteError::Same`], or the error that [`write_atomically`] would return now.
+pub fn check_files<'a>(
+    reads: impl IntoIterator<Item = &'a Path>,
+    writes: impl IntoIterator<Item = &'a Path>,
+) -> Result<(), WriteError> {
+    // What cannot be read is refused by its reader.
+    let known = |path: &'a Path| Some((Identity::of(path).ok()??, path));
+    let mut known: Vec<_> = reads.into_iter().filter_map(known).collect();
+    for path in writes {
+        let io = |source| WriteError::Io { path: path.to_owned(), source };
+        // Pipes, terminals and devices may be named as often as one likes.
+        if let Some(identity) = Identity::of(path).map_err(io)? {
+            if let Some((_, other)) = known.iter().find(|(other, _)| *other == identity) {
+                return Err(WriteError::Same { path: path.to_owned(), other: (*other).to_owned() });
+            }
+            known.push((identity, path));
+        }
+        check_writable(path)?;
+    }
+    Ok(())
+}
+
+/// What makes two paths the same file.
+#[derive(Debug, Eq, PartialEq)]
+enum Identity {
+    /// Device and number of a file.
+    File(u64, u64),
+    /// Folder and name of one that does not exist yet.
+    New(PathBuf, OsString),
+}
+
+impl Identity {
+    /// Of a file; `None` for other objects.
+    fn of(path: &Path) -> io::Result<Option<Self>> {
+        match fs::metadata(path) {
+            Ok(found) if found.is_file() => Ok(Some(Self::File(found.dev(), found.ino()))),
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let target = linked(path)?;
+                let folder = target.parent().filter(|folder| *folder != Path::new(""));
+                let folder = fs::canonicalize(folder.unwrap_or(Path::new(".")))?;
+                Ok(target.file_name().map(|name| Self::New(folder, name.to_owned())))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Checks that a file can be written to `path`, by a temporary file.
+fn check_writable(path: &Path) -> Result<(), WriteError> {
     let Target::File(target) = Target::of(path)? else {
         // Opening a pipe would wait for a reader, and a terminal or device has no folder to check.
         return Ok(());
@@ -167,15 +224,13 @@ fn linked(path: &Path) -> io::Result<PathBuf> {
 
 /// Creates a file beside `target` under an unused name.
 fn create_temporary(target: &Path) -> io::Result<(File, PathBuf)> {
-    let name = target.file_name().unwrap_or_default();
     let mut attempts = 0;
     loop {
         // Relaxed: the counter only has to give each caller a different number.
         let number = NEXT_TEMPORARY.fetch_add(1, Ordering::Relaxed);
-        let mut temporary_name = OsString::from(".");
-        temporary_name.push(name);
-        temporary_name.push(format!(".{}-{number}.tmp", std::process::id()));
-        let temporary = target.with_file_name(temporary_name);
+        // Without the name of the target, which may be as long as a name can be.
+        let temporary =
+            target.with_file_name(format!(".kv-replay-{}-{number}.tmp", std::process::id()));
         match OpenOptions::new().write(true).create_new(true).open(&temporary) {
             Ok(file) => return Ok((file, temporary)),
             Err(error)

@@ -43,6 +43,7 @@ pub mod device;
 pub mod disk;
 pub mod doctor;
 pub mod engine;
+pub mod family;
 mod formats;
 pub mod generate;
 pub mod hints;

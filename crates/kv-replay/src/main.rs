@@ -28,6 +28,10 @@ const LACKING: u8 = 2;
 const CORRUPT: u8 = 3;
 
 fn main() -> ExitCode {
+    if let Err(error) = kv_replay::family::join() {
+        complain(&Failure::Family(error));
+        return ExitCode::FAILURE;
+    }
     let args = std::env::args_os().collect();
     let args = match settings::complete(args, |name| std::env::var_os(name)) {
         Ok(args) => args,

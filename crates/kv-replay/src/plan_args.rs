@@ -11,7 +11,7 @@ use kv_replay::generate::{GenerateOptions, REQUESTS_MAX, generate};
 use kv_replay::plan::{Choice, Model, Router, Rules};
 use kv_replay::profile;
 use kv_replay::shape::{Dtype, KvModelShape};
-use kv_replay::trace::Trace;
+use kv_replay::trace::{Trace, left_out};
 
 use crate::cli::{ReadArgs, whole};
 use crate::commands::Failure;
@@ -121,6 +121,9 @@ pub(crate) struct PlanArgs {
     /// Microseconds of an iteration that generates tokens [default: from the model and the GPU].
     #[arg(long, value_name = "US", value_parser = whole::<u64>)]
     decode_step_us: Option<u64>,
+    /// Says which choice is the smallest in which 99 in 100 requests have their first token within MS milliseconds.
+    #[arg(long, value_name = "MS", value_parser = whole::<u64>)]
+    pub(crate) target_ttft_ms: Option<u64>,
     /// Compares with the JSON report of `run --open-loop`: hit rate, tokens a second and time to the first token.
     #[arg(long, value_name = "RUN.json")]
     pub(crate) against: Option<PathBuf>,
@@ -201,6 +204,9 @@ impl PlanArgs {
                 rules.block_bytes, shape.dtype
             ),
         );
+        if trace.skipped > 0 {
+            assumed.insert(1, format!("In the trace's file, {}.", left_out(trace.skipped)));
+        }
         let choices = self.choices(model.as_ref(), &rules, &mut assumed)?;
         assumed.extend([
             format!("The router is {}: it knows what it has sent where, and not what was evicted since.", self.router),
@@ -231,6 +237,12 @@ impl PlanArgs {
         let most = self.requests.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
         trace.requests.truncate(most);
         Ok(trace.from_first_arrival())
+    }
+
+    /// The files that were read.
+    pub(crate) fn reads(&self) -> Vec<PathBuf> {
+        // A model's name is that of no file, or of one that may as well stay.
+        self.trace.iter().cloned().chain(self.model.as_ref().map(PathBuf::from)).collect()
     }
 
     fn shape(&self, model: Option<&Model>) -> KvModelShape {

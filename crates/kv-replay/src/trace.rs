@@ -8,10 +8,11 @@
 //!
 //! | field | meaning |
 //! | --- | --- |
-//! | `timestamp` | arrival, in milliseconds from the start; never before the line above |
-//! | `input_length` | prompt tokens, at least 1 |
-//! | `output_length` | generated tokens, at least 1 |
-//! | `hash_ids` | one id for each block of [`block_tokens`](Trace::block_tokens) prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block |
+//! | `timestamp` or `created_time` | arrival, in milliseconds from the start, with or without a fraction; not before the line above, unless the lines have a `session_id` |
+//! | `input_length` or `input_tokens` | prompt tokens, at least 1 |
+//! | `output_length` or `output_tokens` | generated tokens, at least 1 |
+//! | `hash_ids` | one id for each block of [`block_tokens`](Trace::block_tokens) prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block. A prompt without this field shares nothing |
+//! | `session_id`, `delay` | a request without an arrival comes `delay` milliseconds behind the arrival of the one before it in its session; without a session, with the line above. Lines with a session may be in any order |
 //! | `tenant` | whose request it is, a text or a number; may be left out. Reports then have figures for each |
 //!
 //! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
@@ -21,11 +22,11 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::compressed;
 use crate::formats;
@@ -41,12 +42,12 @@ pub const LENGTH_MAX_TOKENS: u64 = 1 << 31;
 /// Latest arrival, in milliseconds: the largest integer that every JSON reader represents exactly.
 pub const TIMESTAMP_MAX_MS: u64 = 1 << 53;
 
-/// Maximum length of a tenant's name, in bytes.
-const TENANT_MAX_BYTES: usize = 64;
+/// Maximum length of a line, in bytes: enough for a million ids. A file without line breaks is refused instead of filling
+/// the memory.
+pub const LINE_MAX_BYTES: u64 = 16 << 20;
 
-/// Maximum length of a line, in bytes: enough for the ids of the longest prompt. A file without
-/// line breaks is refused instead of filling the memory.
-pub const LINE_MAX_BYTES: u64 = 128 << 20;
+/// Maximum number of hash ids of all requests together, those made for prompts without ids included: 1 GiB of memory.
+pub const IDS_MAX: u64 = 1 << 27;
 
 /// One request of a trace.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -71,9 +72,7 @@ impl Request {
     ///
     /// The [`LineProblem`] that the request would have as a line.
     pub fn check(&self, block_tokens: u64) -> Result<(), LineProblem> {
-        check_length("input_length", self.input_length)?;
-        check_length("output_length", self.output_length)?;
-        check_timestamp(self.timestamp_ms)?;
+        self.check_numbers()?;
         let block_tokens = block_tokens.max(1);
         let expected = self.input_length.div_ceil(block_tokens);
         let found = self.hash_ids.len() as u64;
@@ -86,6 +85,13 @@ impl Request {
             });
         }
         Ok(())
+    }
+
+    /// Checks all but the number of ids.
+    pub(crate) fn check_numbers(&self) -> Result<(), LineProblem> {
+        check_length("input_length", self.input_length)?;
+        check_length("output_length", self.output_length)?;
+        check_timestamp(self.timestamp_ms)
     }
 }
 
@@ -107,6 +113,9 @@ pub struct Trace {
     /// The requests. In a trace that was read or generated, all pass [`Request::check`], and
     /// arrivals do not decrease.
     pub requests: Vec<Request>,
+    /// Number of requests of the file that were left out, because they could not be used
+    /// ([`ReadOptions::skip_unusable`]).
+    pub skipped: u64,
 }
 
 /// The reason why a trace was not read.
@@ -147,11 +156,13 @@ pub enum TraceError {
         /// The problem.
         problem: LineProblem,
     },
-    /// The trace contains no request.
-    #[error("trace {name} is empty")]
+    /// The trace contains no request that can be used.
+    #[error("trace {name} is empty{}", behind(left_out(*skipped)))]
     Empty {
         /// The name of the file.
         name: String,
+        /// Number of requests that were left out.
+        skipped: u64,
     },
     /// A hash id stands for no tokens, or for more than a prompt has.
     #[error("--trace-block-tokens is {block_tokens}, expected 1 to {LENGTH_MAX_TOKENS}")]
@@ -174,6 +185,20 @@ pub enum TraceError {
 }
 
 cuda_driver::messages::one_line_debug!(TraceError);
+
+/// Says how many requests were left out; empty for none.
+#[must_use]
+pub fn left_out(skipped: u64) -> String {
+    match skipped {
+        0 => String::new(),
+        1 => "1 request that could not be used was left out".to_owned(),
+        _ => format!("{skipped} requests that could not be used were left out"),
+    }
+}
+
+fn behind(more: String) -> String {
+    if more.is_empty() { more } else { format!(": {more}") }
+}
 
 /// A problem of one line of a trace.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
@@ -250,10 +275,18 @@ pub enum LineProblem {
         /// Arrival of the previous request.
         previous_ms: u64,
     },
-    /// The line is too long.
-    #[error("the line is longer than {limit} bytes")]
+    /// The line, row or document is too long.
+    #[error("it is longer than {limit} bytes, the most for a line, a row or a session")]
     TooLong {
-        /// Maximum length of a line.
+        /// Maximum length.
+        limit: u64,
+    },
+    /// All requests together have too many hash ids.
+    #[error(
+        "the requests up to here have more than {limit} hash ids; give a larger --trace-block-tokens, or cut the file"
+    )]
+    TooManyIds {
+        /// Maximum number.
         limit: u64,
     },
 }
@@ -264,7 +297,7 @@ impl Trace {
     /// A trace of these requests, with a hash id for each block of [`BLOCK_TOKENS_IN_TRACE`] prompt tokens.
     #[must_use]
     pub fn new(requests: Vec<Request>) -> Self {
-        Self { block_tokens: BLOCK_TOKENS_IN_TRACE, requests }
+        Self { block_tokens: BLOCK_TOKENS_IN_TRACE, requests, skipped: 0 }
     }
 
     /// Reads the trace in the file `path`, in any [`Format`]. The file may be compressed with gzip or zstd. Its
@@ -347,7 +380,7 @@ impl Trace {
     ) -> Result<Self, TraceError> {
         let trace = formats::parse(reader, name, options)?;
         match trace.requests.is_empty() {
-            true => Err(TraceError::Empty { name: name.to_owned() }),
+            true => Err(TraceError::Empty { name: name.to_owned(), skipped: trace.skipped }),
             false => Ok(trace),
         }
     }
@@ -372,6 +405,20 @@ impl Trace {
     #[must_use]
     pub fn to_jsonl(&self) -> String {
         self.requests.iter().map(|request| format!("{}\n", Line(request))).collect()
+    }
+
+    /// What it has, for programs.
+    pub(crate) fn counts(&self) -> Value {
+        let sum = |of: fn(&Request) -> u64| self.requests.iter().map(of).sum::<u64>();
+        serde_json::json!({
+            "requests": self.requests.len(),
+            "requests_skipped": self.skipped,
+            "block_tokens": self.block_tokens,
+            "block_lookups": self.block_lookups(),
+            "prompt_tokens": sum(|request| request.input_length),
+            "generated_tokens": sum(|request| request.output_length),
+            "last_arrival_ms": self.requests.last().map_or(0, |last| last.timestamp_ms),
+        })
     }
 
     /// Number of block lookups of all requests: one for each of their hash ids.
@@ -399,150 +446,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// Reads lines of JSON objects. `timestamp_ms` reads the arrival out of the fields of one.
-pub(crate) fn parse_lines(
-    mut reader: impl BufRead,
-    name: &str,
-    block_tokens: u64,
-    timestamp_ms: fn(&Map<String, Value>) -> Result<u64, LineProblem>,
-) -> Result<Trace, TraceError> {
-    let mut requests: Vec<Request> = Vec::new();
-    let mut bytes = Vec::new();
-    let mut line = 0;
-    loop {
-        bytes.clear();
-        let read = reader.by_ref().take(LINE_MAX_BYTES + 1).read_until(b'\n', &mut bytes).map_err(
-            |source| TraceError::Read { name: name.to_owned(), lines_read: line, source },
-        )?;
-        if read == 0 {
-            return Ok(Trace { block_tokens, requests });
-        }
-        line += 1;
-        let previous_ms = requests.last().map_or(0, |request| request.timestamp_ms);
-        let request = parse_line(&bytes, previous_ms, block_tokens, timestamp_ms)
-            .map_err(|problem| TraceError::Line { name: name.to_owned(), line, problem })?;
-        requests.push(request);
-    }
-}
-
-fn parse_line(
-    bytes: &[u8],
-    previous_ms: u64,
-    block_tokens: u64,
-    timestamp_ms: fn(&Map<String, Value>) -> Result<u64, LineProblem>,
-) -> Result<Request, LineProblem> {
-    if bytes.len() as u64 > LINE_MAX_BYTES {
-        return Err(LineProblem::TooLong { limit: LINE_MAX_BYTES });
-    }
-    // The line break is removed, because the parser would report it instead of a truncated value
-    // before it.
-    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
-    if bytes.trim_ascii().is_empty() {
-        return Err(LineProblem::Blank);
-    }
-    let fields = match serde_json::from_slice(bytes.strip_suffix(b"\r").unwrap_or(bytes)) {
-        Ok(Value::Object(fields)) => fields,
-        Ok(other) => return Err(LineProblem::NotAnObject { value: shortened(&other) }),
-        Err(error) => return Err(not_json(&error)),
-    };
-    let request = Request {
-        timestamp_ms: timestamp_ms(&fields)?,
-        input_length: integer(&fields, "input_length", POSITIVE)?,
-        output_length: integer(&fields, "output_length", POSITIVE)?,
-        hash_ids: hash_ids(field(&fields, "hash_ids")?, "hash_ids")?,
-        tenant: fields.get("tenant").map(tenant).transpose()?.flatten(),
-    };
-    request.check(block_tokens)?;
-    check_order(previous_ms, request.timestamp_ms)?;
-    Ok(request)
-}
-
-/// Checks that a request does not arrive before the previous one.
-pub(crate) fn check_order(previous_ms: u64, timestamp_ms: u64) -> Result<(), LineProblem> {
-    match timestamp_ms < previous_ms {
-        true => Err(LineProblem::Backwards { timestamp_ms, previous_ms }),
-        false => Ok(()),
-    }
-}
-
-/// The arrival in milliseconds, as traces in the format of this module have it.
-pub(crate) fn milliseconds(fields: &Map<String, Value>) -> Result<u64, LineProblem> {
-    integer(fields, "timestamp", "a non-negative integer")
-}
-
 pub(crate) const POSITIVE: &str = "a positive integer";
-
-pub(crate) fn not_json(error: &serde_json::Error) -> LineProblem {
-    let text = error.to_string();
-    // The parser sees one line at a time, so its own "line 1" would mislead.
-    let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
-    LineProblem::NotJson { message: message.to_owned(), column: error.column() }
-}
-
-pub(crate) fn field<'a>(
-    fields: &'a Map<String, Value>,
-    field: &'static str,
-) -> Result<&'a Value, LineProblem> {
-    fields.get(field).ok_or(LineProblem::MissingField { field })
-}
-
-pub(crate) fn integer(
-    fields: &Map<String, Value>,
-    name: &'static str,
-    expected: &'static str,
-) -> Result<u64, LineProblem> {
-    let value = field(fields, name)?;
-    value.as_u64().ok_or_else(|| bad_value(name, value, expected))
-}
-
-/// Whose request it is: a text or a number.
-fn tenant(value: &Value) -> Result<Option<Arc<str>>, LineProblem> {
-    match value {
-        Value::Null => Ok(None),
-        Value::String(text)
-            if (1..=TENANT_MAX_BYTES).contains(&text.len()) && !text.contains(char::is_control) =>
-        {
-            Ok(Some(text.as_str().into()))
-        }
-        Value::Number(number) if number.is_u64() => Ok(Some(number.to_string().into())),
-        _ => Err(bad_value(
-            "tenant",
-            value,
-            "a text of 1 to 64 bytes without control characters, or a non-negative integer",
-        )),
-    }
-}
-
-/// The ids of a list, which errors call `name`.
-pub(crate) fn hash_ids(value: &Value, name: &str) -> Result<Vec<u64>, LineProblem> {
-    let ids = value.as_array().ok_or_else(|| bad_value(name, value, "a list of ids"))?;
-    ids.iter()
-        .enumerate()
-        .map(|(index, id)| {
-            id.as_u64().ok_or_else(|| {
-                bad_value(format!("{name}[{index}]"), id, "a non-negative 64-bit integer")
-            })
-        })
-        .collect()
-}
-
-pub(crate) fn bad_value(
-    field: impl Into<String>,
-    value: &Value,
-    expected: &'static str,
-) -> LineProblem {
-    LineProblem::BadValue { field: field.into(), value: shortened(value), expected }
-}
-
-/// The value as JSON, truncated if it is long.
-pub(crate) fn shortened(value: &Value) -> String {
-    const SHOWN_MAX_CHARS: usize = 48;
-    let text = value.to_string();
-    match text.char_indices().nth(SHOWN_MAX_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
-}
 
 fn check_length(field: &'static str, value: u64) -> Result<(), LineProblem> {
     match value {

@@ -188,7 +188,8 @@ fn converted_traces_are_joined_by_arrival() {
     };
     let files = [file("a.csv", AZURE), file("b.csv", BURST)];
     let output = folder.path().join("joined.jsonl");
-    let told = convert::run(&files, &ReadOptions::default(), Some(&output), |_| ()).unwrap();
+    let told =
+        convert::run(&files, &ReadOptions::default(), (Some(&output), None), |_| ()).unwrap();
     assert_eq!(told, "4 requests within 40.5 s, 8 block lookups of 512 tokens\n");
     let arrivals: Vec<_> = Trace::read(&output).unwrap().requests;
     let arrivals: Vec<_> = arrivals.iter().map(|at| (at.timestamp_ms, at.hash_ids[0])).collect();
@@ -202,20 +203,22 @@ fn converted_traces_are_joined_by_arrival() {
     assert!(starts[0].timestamp_ms != starts[1].timestamp_ms && trace.block_tokens == 64);
     assert!(starts[0].hash_ids[0] != starts[1].hash_ids[0]);
     assert_eq!(convert::join(&sessions, &spread, |_| ()).unwrap(), trace);
-    let told = convert::run(&sessions, &spread, Some(&output), |_| ()).unwrap();
+    let told = convert::run(&sessions, &spread, (Some(&output), None), |_| ()).unwrap();
     assert!(told.ends_with("joined.jsonl --trace-block-tokens 64\n"), "{told}");
     let read = ReadOptions { block_tokens: Some(64), ..ReadOptions::default() };
     assert_eq!(Trace::read_with(&output, &read).unwrap(), trace);
     // A trace of this project stays as it is.
-    let text = convert::run(&[output], &read, None, |_| ()).unwrap();
+    let text = convert::run(&[output], &read, (None, None), |_| ()).unwrap();
     assert_eq!(text, trace.to_jsonl());
     // Nothing is written if one file is wrong.
     let fresh = folder.path().join("fresh.jsonl");
     let mixed = [files[0].clone(), sessions[0].clone()];
-    let error = convert::run(&mixed, &ReadOptions::default(), Some(&fresh), |_| ()).unwrap_err();
+    let error =
+        convert::run(&mixed, &ReadOptions::default(), (Some(&fresh), None), |_| ()).unwrap_err();
     assert!(matches!(error, ConvertError::Mixed { block_tokens: 512, found: 64, .. }));
     let wrong = [files[0].clone(), file("wrong.csv", &AZURE.replace("44", "x"))];
-    let error = convert::run(&wrong, &ReadOptions::default(), Some(&fresh), |_| ()).unwrap_err();
+    let error =
+        convert::run(&wrong, &ReadOptions::default(), (Some(&fresh), None), |_| ()).unwrap_err();
     assert!(error.to_string().contains("wrong.csv:2: GeneratedTokens"), "{error}");
     assert!(!fresh.exists());
 }
@@ -233,4 +236,158 @@ fn formats_are_told_by_their_beginning() {
     ] {
         assert_eq!(Format::of(text.as_bytes()), format, "{text}");
     }
+}
+
+/// The arrivals, lengths and first ids of a trace's requests.
+fn outline(trace: &Trace) -> Vec<(u64, u64, u64, u64)> {
+    let line = |of: &Request| (of.timestamp_ms, of.input_length, of.output_length, of.hash_ids[0]);
+    trace.requests.iter().map(line).collect()
+}
+
+#[test]
+fn a_format_is_told_by_its_own_fields_whatever_their_values_say() {
+    let line = |more: &str| {
+        format!(
+            "{{\"timestamp\": 9, \"input_length\": 3, \"output_length\": 2, \"hash_ids\": [0]{more}}}"
+        )
+    };
+    for more in [
+        ", \"note\": \"a \\\"chat_id\\\": 7, or chat_id\"",
+        ", \"meta\": {\"chat_id\": 1, \"block_size\": 2}",
+        ", \"metas\": [{\"hash_id_scope\": 1}]",
+        ", \"block_size\": 512",
+    ] {
+        let text = line(more);
+        assert_eq!(Format::of(text.as_bytes()), Format::Trace, "{more}");
+        assert_eq!(read(&text).requests[0].timestamp_ms, 9, "{more}");
+    }
+    // The field that tells may stand behind as many ids as a long prompt has.
+    let ids: Vec<u64> = (0..40_000).collect();
+    let text = format!(
+        "{{\"timestamp\": 2.5, \"input_length\": 640000, \"output_length\": 2, \"hash_ids\": {ids:?}, \"chat_id\": 3}}"
+    );
+    let trace = read(&text);
+    assert_eq!((trace.block_tokens, trace.requests[0].timestamp_ms), (16, 2500));
+    // A session may be written over many lines, and have its requests first.
+    let (head, requests) = WEKA.split_once("\"requests\"").unwrap();
+    let (requests, _) = requests.rsplit_once('}').unwrap();
+    let head = head.trim_start_matches('{').trim().trim_end_matches(',');
+    let turned = format!("\u{FEFF}{{\n\"requests\"{requests},\n{head}}}");
+    assert_eq!(read(&turned), read(WEKA));
+}
+
+#[test]
+fn forms_that_other_programs_write_are_read() {
+    let ids = ", \"hash_ids\": [0, 1]";
+    let line = |first: &str, ids: &str| {
+        format!("{{{first}, \"input_length\": 655, \"output_length\": 52{ids}}}\n")
+    };
+    for (text, expected) in [
+        // Milliseconds with a fraction.
+        (
+            line("\"timestamp\": 0.0", ids) + &line("\"timestamp\": 105.5", ids),
+            vec![(0, 655, 52, 0), (106, 655, 52, 0)],
+        ),
+        // Prompts without ids share nothing, neither with each other nor with those that have some.
+        (
+            line("\"timestamp\": 0", "")
+                + &line("\"timestamp\": 5", ids)
+                + &line("\"timestamp\": 7", ""),
+            vec![(0, 655, 52, 2), (5, 655, 52, 0), (7, 655, 52, 4)],
+        ),
+        // Turns behind the one before, grouped by session.
+        (
+            line("\"session_id\": \"a\", \"timestamp\": 10", ids)
+                + &line("\"session_id\": \"a\", \"delay\": 2000.4", ids)
+                + &line("\"session_id\": 2, \"timestamp\": 40", ids)
+                + &line("\"session_id\": 2", ids)
+                + &line("\"session_id\": \"a\", \"delay\": 5", ids),
+            vec![
+                (10, 655, 52, 0),
+                (40, 655, 52, 0),
+                (40, 655, 52, 0),
+                (2010, 655, 52, 0),
+                (2015, 655, 52, 0),
+            ],
+        ),
+        // No times at all: each with the line above.
+        (line("\"a\": 1", ids) + &line("\"b\": 2", ids), vec![(0, 655, 52, 0), (0, 655, 52, 0)]),
+        // Other names.
+        (
+            "{\"created_time\": 3, \"input_tokens\": 5, \"output_tokens\": 6, \"hash_ids\": [7]}"
+                .to_owned(),
+            vec![(3, 5, 6, 7)],
+        ),
+        // A mark in front, empty lines at the end.
+        (format!("\u{FEFF}{}\n \r\n\n", line("\"timestamp\": 4", ids)), vec![(4, 655, 52, 0)]),
+    ] {
+        assert_eq!(outline(&read(&text)), expected, "{text}");
+    }
+    let back = line("\"timestamp\": 9", ids) + &line("\"timestamp\": 8", ids);
+    assert_eq!(refused(&back), "file:2: timestamp goes back from 9 to 8");
+}
+
+#[test]
+fn dates_count_by_their_own_offsets() {
+    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+        2023-10-29 02:59:00+02:00,10,1\n2023-10-29 02:00:00+01:00,10,1\n2023-10-29 01:00:30Z,10,1\n\
+        2023-10-29 01:01:00,10,1\n";
+    let arrivals: Vec<_> = outline(&read(text)).iter().map(|row| row.0).collect();
+    assert_eq!(arrivals, [0, 60_000, 90_000, 120_000]);
+}
+
+#[test]
+fn requests_that_cannot_be_used_are_left_out_when_asked_and_counted() {
+    let good = r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
+    let lines = [
+        good,
+        &good.replace("52", "0"),
+        "",
+        "not json",
+        &good.replace("700", "7000"),
+        &good.replace("5,", "4,"),
+        good,
+    ];
+    let skip = ReadOptions { skip_unusable: true, ..ReadOptions::default() };
+    let burst = BURST.replace(",18,", ",0,").replace("GPT-4", "GPT-\u{e9}");
+    let agents = WEKA.replace("\"out\": 7", "\"out\": 0").replace("\"t\": 10.5", "\"t\": -1");
+    for (text, used, skipped) in
+        [(lines.join("\n"), 2, 5), (burst, 1, 1), (agents, 2, 1), (AZURE.to_owned(), 2, 0)]
+    {
+        let trace = Trace::parse_with(text.as_bytes(), "file", &skip).unwrap();
+        assert_eq!((trace.requests.len(), trace.skipped), (used, skipped), "{text}");
+    }
+    let none = BURST.replace(",18,", ",0,").replace("1087", "0");
+    assert_eq!(
+        Trace::parse_with(none.as_bytes(), "file", &skip).unwrap_err().to_string(),
+        "trace file is empty: 2 requests that could not be used were left out"
+    );
+}
+
+#[test]
+fn no_file_takes_more_memory_than_its_length_and_a_bound() {
+    // Each row of 36 bytes would have four million ids.
+    let row = format!("5,{},1\n", kv_replay::trace::LENGTH_MAX_TOKENS);
+    let text = format!("Timestamp,Request tokens,Response tokens\n{}", row.repeat(1000));
+    assert_eq!(
+        refused(&text),
+        format!(
+            "file:34: the requests up to here have more than {} hash ids; give a larger --trace-block-tokens, or cut the file",
+            kv_replay::trace::IDS_MAX
+        )
+    );
+    let endless = |start: &str, rest: &'static [u8]| {
+        let rest = std::io::Read::chain(std::io::repeat(rest[0]), std::io::empty());
+        let text = std::io::Read::chain(std::io::Cursor::new(start.to_owned().into_bytes()), rest);
+        Trace::parse(std::io::BufReader::new(text), "endless").unwrap_err().to_string()
+    };
+    let too_long = |line: u32, limit: u64| {
+        format!(
+            "endless:{line}: it is longer than {limit} bytes, the most for a line, a row or a session"
+        )
+    };
+    // A cell, also one that is quoted and has line breaks, and a session.
+    assert_eq!(endless(AZURE, b"7"), too_long(4, 1 << 20));
+    assert_eq!(endless(&format!("{AZURE}\""), b"\n"), too_long(4, 1 << 20));
+    assert_eq!(endless(&WEKA[..WEKA.len() - 2], b" "), too_long(1, 32 << 20));
 }

@@ -119,11 +119,11 @@ fn no_requests_and_too_many_are_refused() {
 fn run_returns_the_workload_or_writes_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("workload.jsonl");
-    let text = generate::run(50, 3, None).unwrap();
+    let text = generate::run(50, 3, (None, None)).unwrap();
     assert_eq!(text, workload(50, 3).to_jsonl());
-    let said = generate::run(50, 3, Some(&path)).unwrap();
+    let said = generate::run(50, 3, (Some(&path), None)).unwrap();
     assert!(said.starts_with("wrote 50 requests with "), "{said}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
     let nowhere = folder.path().join("absent/workload.jsonl");
-    assert!(matches!(generate::run(50, 3, Some(&nowhere)), Err(GenerateError::Write(_))));
+    assert!(matches!(generate::run(50, 3, (Some(&nowhere), None)), Err(GenerateError::Write(_))));
 }

@@ -84,9 +84,15 @@ const REPORT: [Misuse; 10] = [
     ("absent.json --out out.html", "cannot read absent.json"),
     ("text.txt --out out.html", "write one with `kv-replay run --series --json FILE`"),
     ("good.jsonl --out out.html", "good.jsonl is not the report of a run"),
-    ("good.json --out good.json", "good.json is named twice; name another file"),
+    (
+        "good.json --out good.json",
+        "cannot write good.json: it is the same file as good.json; name another",
+    ),
     ("good.json --out no/out.html", "cannot write no/out.html"),
-    ("good.json --out out.html --json out.html", "out.html is named twice"),
+    (
+        "good.json --out out.html --json out.html",
+        "cannot write out.html: it is the same file as out.html",
+    ),
     ("good.json --out out.html --trace-events folder", "cannot write folder: it is a folder"),
     (
         "good.json good.json good.json good.json good.json good.json good.json good.json good.json --out out.html",

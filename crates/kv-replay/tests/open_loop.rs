@@ -220,7 +220,7 @@ fn blocks_larger_and_smaller_than_those_of_the_trace_share_what_is_equal() {
             ..config()
         };
         let requests = vec![request(&ids, 768), request(&ids, 768), request(&other, 768)];
-        let trace = Trace { block_tokens: 64, requests };
+        let trace = Trace { block_tokens: 64, ..Trace::new(requests) };
         let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
         let report = engine::run(&config, &trace, &devices, &mut ()).unwrap();
         assert_eq!((report.finished, report.corrupt_blocks), (3, 0), "{block_tokens}");

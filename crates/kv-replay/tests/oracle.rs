@@ -85,7 +85,7 @@ const AZURE: Size = (512, 199, 179_552, 61_145);
 const WEKA: Size = (64, 53, 2_576_410, 1_002_533);
 
 fn sample(path: &Path, expected: Size) -> Result<(), Failed> {
-    let Trace { block_tokens, requests } = Trace::read(path)?;
+    let Trace { block_tokens, requests, .. } = Trace::read(path)?;
     let tokens = requests.iter().map(|request| request.input_length).sum();
     let last_ms = requests.last().map_or(0, |request| request.timestamp_ms);
     same("the size of the sample", (block_tokens, requests.len(), tokens, last_ms), expected)

@@ -8,6 +8,7 @@ use kv_replay::config::RunConfig;
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
 use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::json_file::WriteError;
 use kv_replay::page::{self, RUNS_MAX, ReportError, ReportOptions};
 use serde_json::Value;
 
@@ -104,7 +105,7 @@ fn what_is_no_report_is_refused_and_leaves_no_file() {
     let many = vec![good.clone(); RUNS_MAX + 1];
     assert!(matches!(run(&many, &out), ReportError::Runs { count } if count == RUNS_MAX + 1));
     assert!(
-        matches!(run(std::slice::from_ref(&good), &good), ReportError::Twice { path } if path == good)
+        matches!(run(std::slice::from_ref(&good), &good), ReportError::Write(WriteError::Same { path, .. }) if path == good)
     );
     assert!(matches!(run(&[good], &at("no/page.html")), ReportError::Write(_)));
     assert_eq!(entries(folder.path()), before, "a file was left");

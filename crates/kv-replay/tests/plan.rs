@@ -176,7 +176,7 @@ fn rules_that_make_no_sense_are_refused() {
     assert!(refused(|rules| rules.block_tokens = 0).contains("--block-tokens is 0"));
     assert!(refused(|rules| rules.max_batch = 0).contains("5 requests were never served with 0"));
     assert!(refused(|rules| rules.step_tokens = 0).contains("and 0 tokens of an iteration"));
-    let empty = Trace { block_tokens: 0, requests: Vec::new() };
+    let empty = Trace { block_tokens: 0, ..Trace::new(Vec::new()) };
     assert!(simulate(&empty, &choice(1, 600, 0), &rules()).is_err());
 }
 
@@ -196,6 +196,8 @@ fn no_policy_finds_more_than_the_best_possible_and_bad_choices_leave_no_file() {
     let choices = [choice(1, 600, 0), choice(2, 600, 300)];
     let assumed = ["a <sentence>".to_owned()];
     let options = PlanOptions {
+        read: &[],
+        target_ms: None,
         trace: &trace,
         rules: &rules,
         choices: &choices,
@@ -228,4 +230,57 @@ fn no_policy_finds_more_than_the_best_possible_and_bad_choices_leave_no_file() {
         let rate = |name: &str| one[name].as_f64().unwrap();
         assert!(rate("hit_rate") > 0.0 && rate("hit_rate") <= rate("best_hit_rate"), "{one}");
     }
+}
+
+#[test]
+fn a_choice_is_overloaded_if_its_queue_grows_and_not_if_it_is_busy() {
+    // One request a second, each of which computes for so long: from idle to twice what fits.
+    for (service_ms, overloaded) in
+        [(20, false), (500, false), (900, false), (1300, true), (2000, true)]
+    {
+        let requests = (0..200).map(|at| request(at * 1000, service_ms, 2, at * 10)).collect();
+        let (trace, mut rules) = (Trace::new(requests), rules());
+        rules.max_batch = 1;
+        rules.model = ModelCost { prefill_tokens_per_s: 1000, decode_step_us: 1 };
+        let report = simulate(&trace, &choice(1, 600, 0), &rules).unwrap();
+        assert_eq!(report.is_overloaded(), overloaded, "{service_ms}: {}", report.queue_growth);
+        let expected = (service_ms as f64 / 1e3 - 1.0).max(0.0);
+        assert!(
+            (report.queue_growth - expected).abs() < 0.02,
+            "{service_ms}: {}",
+            report.queue_growth
+        );
+        // A run of the same says the same.
+        let run = measured(&trace, &choice(1, 600, 0), &rules).open_loop.unwrap();
+        assert!((run.queue_growth - expected).abs() < 0.05, "{service_ms}: {}", run.queue_growth);
+    }
+}
+
+#[test]
+fn the_smallest_choice_that_keeps_a_target_is_named() {
+    let requests = (0..200).map(|at| request(at * 1000, 1500, 2, at * 10)).collect();
+    let (trace, mut rules) = (Trace::new(requests), rules());
+    rules.max_batch = 1;
+    rules.router = kv_replay::plan::Router::Turns;
+    rules.model = ModelCost { prefill_tokens_per_s: 1000, decode_step_us: 1 };
+    let choices = [choice(4, 600, 0), choice(1, 600, 0), choice(2, 600, 0), choice(2, 900, 0)];
+    let told = |target_ms| {
+        let options = PlanOptions {
+            read: &[],
+            target_ms,
+            trace: &trace,
+            rules: &rules,
+            choices: &choices,
+            assumed: &[],
+            against: None,
+            out: None,
+            json: None,
+        };
+        plan::run(&options, |_| ()).unwrap()
+    };
+    let text = told(Some(1600));
+    assert!(text.contains("Number 2 is overloaded: requests wait 0.5"), "{text}");
+    assert!(text.contains("Number 3 is the smallest choice in which 99 in 100"), "{text}");
+    assert!(told(Some(100)).contains("In no choice have 99 in 100"), "{text}");
+    assert!(!told(None).contains("99 in 100"));
 }

@@ -273,7 +273,10 @@ fn workloads() {
             let made = generate(&GenerateOptions { requests, seed });
             assert_eq!(made.is_ok(), (1..=REQUESTS_MAX).contains(&requests), "{requests}");
         }
-        assert_eq!(generate::run(requests, 0, None).is_ok(), (1..=1000).contains(&requests));
+        assert_eq!(
+            generate::run(requests, 0, (None, None)).is_ok(),
+            (1..=1000).contains(&requests)
+        );
     }
 }
 
@@ -289,6 +292,7 @@ fn tokens_of_a_hash_id() {
                 block_tokens: Some(tokens),
                 sessions_within_ms: within,
                 seed: tokens,
+                skip_unusable: within % 2 == 0,
             };
             for text in [line, session, rows] {
                 let read = Trace::parse_with(text.as_bytes(), "text", &options);

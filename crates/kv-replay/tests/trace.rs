@@ -45,13 +45,43 @@ fn compressed_files_are_told_by_their_content() {
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(Trace::read(&path).unwrap(), expected);
     }
-    // Two members of gzip are one text; a torn one is an error, not a shorter trace.
-    std::fs::write(&path, gzip.repeat(2)).unwrap();
-    assert_eq!(Trace::read(&path).unwrap().requests.len(), 2);
+    // Two members of gzip, or frames of zstd, are one text; so are frames without text before, between and behind them.
+    let passed = [&[0x5A, 0x2A, 0x4D, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+    let frames = [&passed[..], &zstd, &passed, &zstd, &passed].concat();
+    for two in [gzip.repeat(2), zstd.repeat(2), frames] {
+        std::fs::write(&path, two).unwrap();
+        assert_eq!(Trace::read(&path).unwrap().requests.len(), 2);
+    }
+    // A torn one is an error, not a shorter trace; so is one with another checksum.
+    let mut changed = zstd.repeat(2);
+    *changed.last_mut().unwrap() ^= 1;
+    for damaged in [&changed[..], &[&zstd[..], &passed[..9]].concat(), &[&zstd[..], b"x"].concat()]
+    {
+        std::fs::write(&path, damaged).unwrap();
+        let error = Trace::read(&path).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.starts_with("the zstd file is damaged: "), "{cause}");
+    }
     for torn in [&gzip[..gzip.len() - 9], &zstd[..zstd.len() - 9]] {
         std::fs::write(&path, torn).unwrap();
         assert!(matches!(Trace::read(&path), Err(TraceError::Read { .. })), "{torn:?}");
     }
+}
+
+#[test]
+fn a_small_file_that_unpacks_to_very_much_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.jsonl.gz");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
+    for _ in 0..7_000 {
+        encoder.write_all(line.as_bytes()).unwrap();
+    }
+    std::fs::write(&path, encoder.finish().unwrap()).unwrap();
+    let error = Trace::read(&path).unwrap_err();
+    assert!(matches!(error, TraceError::Read { .. }), "{error}");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.starts_with("its text is more than 256 times as long as the file"), "{cause}");
 }
 
 #[test]
@@ -91,14 +121,13 @@ fn a_broken_line_is_named_with_its_value() {
         (with("\"timestamp\": 5", "\"timestamp\": 4"), "timestamp goes back from 5 to 4"),
         (
             with("\"timestamp\": 5", "\"timestamp\": -4"),
-            "timestamp is -4, expected a non-negative integer",
+            "timestamp is -4, expected a time in milliseconds, not negative",
         ),
         (
             with("\"timestamp\": 5", "\"timestamp\": 9007199254740993"),
             "timestamp is 9007199254740993, more than the largest allowed, 9007199254740992",
         ),
         (with("output_length", "output"), "field output_length is missing"),
-        (with("hash_ids", "hashes"), "field hash_ids is missing"),
         (
             with("}", ", \"tenant\": -1}"),
             "tenant is -1, expected a text of 1 to 64 bytes without control characters, or a non-negative integer",
@@ -117,7 +146,8 @@ fn a_broken_line_is_named_with_its_value() {
     ] {
         assert_eq!(found, format!("trace.jsonl:2: {expected}"));
     }
-    assert_eq!(message(""), "trace.jsonl:2: the line is empty, expected a JSON object");
+    let empty = message(&format!("\n{GOOD}"));
+    assert_eq!(empty, "trace.jsonl:2: the line is empty, expected a JSON object");
     assert!(message("not json").starts_with("trace.jsonl:2: not valid JSON: "));
 }
 
@@ -144,7 +174,9 @@ fn a_file_without_line_breaks_is_refused_before_it_fills_the_memory() {
         Trace::parse(std::io::BufReader::new(std::io::repeat(b' ')), "endless").unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("endless:1: the line is longer than {LINE_MAX_BYTES} bytes")
+        format!(
+            "endless:1: it is longer than {LINE_MAX_BYTES} bytes, the most for a line, a row or a session"
+        )
     );
 }
 

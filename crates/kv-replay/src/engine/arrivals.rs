@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use cuda_sim::SimDriver;
 
+use super::RunError;
 use crate::config::RunConfig;
 use crate::report::tenants::Tenants;
-use crate::report::{LatencyReport, OpenLoopReport};
+use crate::report::{LatencyReport, OpenLoopReport, queue_growth};
 use crate::trace::Trace;
 
 /// What time is, since the run began.
@@ -41,6 +42,19 @@ impl Clock {
     }
 }
 
+/// The latest arrival that a run waits for, in milliseconds: 146 years. Virtual time has 64 bits of nanoseconds, of which
+/// half are left for the run.
+const ARRIVAL_MAX_MS: u64 = (1 << 62) / 1_000_000;
+
+/// Checks that time can get to every arrival.
+pub(super) fn check(trace: &Trace) -> Result<(), RunError> {
+    let arrival_ms = trace.requests.iter().map(|request| request.timestamp_ms).max().unwrap_or(0);
+    match arrival_ms <= ARRIVAL_MAX_MS {
+        true => Ok(()),
+        false => Err(RunError::LateArrival { arrival_ms, limit_ms: ARRIVAL_MAX_MS }),
+    }
+}
+
 /// When what happened to a request, since the run began.
 #[derive(Clone, Copy, Debug)]
 struct Times {
@@ -58,7 +72,8 @@ pub(super) struct Arrivals {
     running: BTreeMap<usize, Times>,
     /// From arrival to admission, to the first token, and to the end; then for each token behind the first.
     queued: Vec<Duration>,
-    to_first_token: Vec<(usize, Duration)>,
+    /// Of the first token, the request and its arrival too.
+    to_first_token: Vec<(usize, Duration, Duration)>,
     to_end: Vec<Duration>,
     each_token: Vec<Duration>,
 }
@@ -118,7 +133,8 @@ impl Arrivals {
             && times.first_token.is_none()
         {
             times.first_token = Some(now);
-            self.to_first_token.push((request, now.saturating_sub(times.arrived)));
+            let wait = now.saturating_sub(times.arrived);
+            self.to_first_token.push((request, times.arrived, wait));
         }
     }
 
@@ -131,7 +147,8 @@ impl Arrivals {
         // The last step of a request computes its last token, which nothing reads any more.
         let first = times.first_token.unwrap_or(now);
         if times.first_token.is_none() {
-            self.to_first_token.push((request, now.saturating_sub(times.arrived)));
+            let wait = now.saturating_sub(times.arrived);
+            self.to_first_token.push((request, times.arrived, wait));
         }
         if let Some(behind) = tokens.checked_sub(1).filter(|&behind| behind > 0) {
             let each = now.saturating_sub(first).as_nanos() / u128::from(behind);
@@ -181,10 +198,13 @@ impl Arrivals {
             time_to_first_token_ms: first_tokens(self.to_first_token.iter()),
             time_per_output_token_ms: LatencyReport::of(&self.each_token),
             end_to_end_ms: LatencyReport::of(&self.to_end),
+            queue_growth: queue_growth(
+                self.to_first_token.iter().map(|&(_, arrived, wait)| (arrived, wait)).collect(),
+            ),
         }
     }
 }
 
-fn first_tokens<'a>(times: impl Iterator<Item = &'a (usize, Duration)>) -> LatencyReport {
-    LatencyReport::of(&times.map(|(_, time)| *time).collect::<Vec<_>>())
+fn first_tokens<'a>(times: impl Iterator<Item = &'a (usize, Duration, Duration)>) -> LatencyReport {
+    LatencyReport::of(&times.map(|(.., wait)| *wait).collect::<Vec<_>>())
 }

@@ -71,8 +71,18 @@ pub enum RunError {
     #[error("the node does not serve")]
     Node(#[from] crate::nodes::NodeStartError),
     /// See the message.
-    #[error("--disk is not used")]
+    #[error("--disk is not used; --disk-fresh gives up what files of another shape or size have")]
     Disk(#[from] kv_disk::OpenError),
+    /// Requests come later than the clock of a run can count.
+    #[error(
+        "--open-loop: the last request arrives after {arrival_ms} ms, and a run counts {limit_ms} ms at most; cut the trace, or raise --rate"
+    )]
+    LateArrival {
+        /// Arrival of the last request.
+        arrival_ms: u64,
+        /// The latest arrival.
+        limit_ms: u64,
+    },
     /// Nothing ends the kernel that takes the time of a model on a device that is not simulated.
     #[error(
         "an iteration of the model takes up to {} s, more than {} s on a GPU; raise --prefill-rate, or lower --decode-step-us or --step-tokens",

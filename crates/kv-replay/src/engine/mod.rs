@@ -229,8 +229,12 @@ fn play(
     devices: &OpenDevices,
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
+    if config.open_loop {
+        arrivals::check(trace)?;
+    }
     let begun = Begun::now(devices);
     let mut report = RunReport::new(config, &devices.description)?;
+    report.requests_skipped = trace.skipped;
     report.requests = trace.requests.len() as u64;
     let placement = cache.options().placement.as_ref();
     report.placement = placement.map(|placement| place::report(config.place, placement));

@@ -1,15 +1,22 @@
 //! Traces as CSV, with a date or a time and two lengths in each row.
 
-use std::io::BufRead;
+use std::cell::Cell;
+use std::io::{self, Read};
 
 use csv::{ReaderBuilder, StringRecord};
+use jiff::Timestamp;
 use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
 
+use super::rows::{Row, Rows};
 use super::{Format, to_ms};
-use crate::trace::{LineProblem, Request, Trace, TraceError, check_order};
+use crate::trace::{LineProblem, POSITIVE, Trace, TraceError};
 
 /// The mark that some programs write in front of text.
 pub(super) const MARK: &[u8] = b"\xEF\xBB\xBF";
+
+/// Maximum length of a row, in bytes.
+const ROW_MAX_BYTES: u64 = 1 << 20;
 
 /// The columns of a format: its time, prompt tokens and generated tokens.
 const COLUMNS: [(Format, [&str; 3]); 2] = [
@@ -29,101 +36,107 @@ pub(super) fn format_of(start: &[u8]) -> Option<Format> {
 
 /// Reads rows. Each prompt has ids that no other one has.
 pub(super) fn parse(
-    reader: impl BufRead,
+    reader: impl Read,
     name: &str,
     format: Format,
-    block_tokens: u64,
+    mut rows: Rows<'_>,
 ) -> Result<Trace, TraceError> {
-    let mut rows = ReaderBuilder::new().flexible(true).from_reader(reader);
-    let headers = rows.headers().map_err(|source| unread(name, 1, source))?.clone();
+    let left = Cell::new(ROW_MAX_BYTES);
+    let mut records =
+        ReaderBuilder::new().flexible(true).from_reader(Bounded { reader, left: &left });
+    let unread = |line: u64, source: csv::Error, left: u64| match source.into_kind() {
+        csv::ErrorKind::Io(_) if left == 0 => {
+            Ok((line, LineProblem::TooLong { limit: ROW_MAX_BYTES }))
+        }
+        csv::ErrorKind::Io(source) => {
+            let lines_read = line.saturating_sub(1);
+            Err(TraceError::Read { name: name.to_owned(), lines_read, source })
+        }
+        // The kind has no message of its own.
+        other => Ok((line, LineProblem::NotCsv { message: format!("{other:?}") })),
+    };
+    let headers = match records.headers() {
+        Ok(headers) => headers.clone(),
+        Err(source) => {
+            let (line, problem) = unread(1, source, left.get())?;
+            return Err(rows.at(line, problem));
+        }
+    };
     let names = COLUMNS.iter().find(|(of, _)| *of == format).map_or([""; 3], |(_, names)| *names);
     let column = |name: &str| {
         let found = |header: &str| header.trim_start_matches('\u{FEFF}').trim() == name;
         headers.iter().position(found).unwrap_or(usize::MAX)
     };
     let columns = names.map(column);
-    let mut requests: Vec<Request> = Vec::new();
-    let (mut first, mut next_id) = (None, 0);
-    for row in rows.records() {
-        let row = row.map_err(|source| {
-            let line = source.position().map_or(0, csv::Position::line);
-            unread(name, line, source)
-        })?;
-        let line = row.position().map_or(0, csv::Position::line);
-        let read = Row { row: &row, columns, names };
-        let request = read.request(format, &mut first, (block_tokens, &mut next_id));
-        let previous_ms = requests.last().map_or(0, |request| request.timestamp_ms);
-        let request = request.and_then(|request| {
-            request.check(block_tokens)?;
-            check_order(previous_ms, request.timestamp_ms)?;
-            Ok(request)
-        });
-        let at = |problem| TraceError::Line { name: name.to_owned(), line, problem };
-        requests.push(request.map_err(at)?);
+    let (mut first_s, mut record) = (None, StringRecord::new());
+    loop {
+        left.set(ROW_MAX_BYTES);
+        let begins = records.position().line();
+        match records.read_record(&mut record) {
+            Ok(false) => return Ok(rows.finish()),
+            Ok(true) => {
+                let line = record.position().map_or(0, csv::Position::line);
+                let cells = Cells { record: &record, columns, names };
+                rows.push(line, cells.row(format, &mut first_s))?;
+            }
+            Err(source) => {
+                let line = source.position().map_or(begins, csv::Position::line);
+                let (line, problem) = unread(line, source, left.get())?;
+                if matches!(problem, LineProblem::TooLong { .. }) {
+                    return Err(rows.at(line, problem));
+                }
+                rows.push(line, Err(problem))?;
+            }
+        }
     }
-    Ok(Trace { block_tokens, requests })
 }
 
-fn unread(name: &str, line: u64, source: csv::Error) -> TraceError {
-    match source.into_kind() {
-        csv::ErrorKind::Io(source) => {
-            TraceError::Read { name: name.to_owned(), lines_read: line.saturating_sub(1), source }
+/// A reader that fails once it has given more bytes than are left.
+struct Bounded<'a, R> {
+    reader: R,
+    /// 0 once it has failed.
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(into)?;
+        self.left.set(self.left.get().saturating_sub(read as u64));
+        if self.left.get() == 0 {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
-        other => {
-            // The kind has no message of its own.
-            let problem = LineProblem::NotCsv { message: format!("{other:?}") };
-            TraceError::Line { name: name.to_owned(), line, problem }
-        }
+        Ok(read)
     }
 }
 
 /// A row, and which of its cells are the time and the lengths.
-struct Row<'a> {
-    row: &'a StringRecord,
+struct Cells<'a> {
+    record: &'a StringRecord,
     columns: [usize; 3],
     names: [&'static str; 3],
 }
 
-impl Row<'_> {
-    fn request(
-        &self,
-        format: Format,
-        first: &mut Option<Moment>,
-        (block_tokens, next_id): (u64, &mut u64),
-    ) -> Result<Request, LineProblem> {
-        let moment = match format {
+impl Cells<'_> {
+    fn row(&self, format: Format, first_s: &mut Option<f64>) -> Result<Row, LineProblem> {
+        let now_s = match format {
             Format::Azure => self.date()?,
-            _ => Moment::Seconds(self.parsed(0, "a time in seconds, not negative")?),
+            _ => self.parsed(0, "a time in seconds, not negative")?,
         };
-        let timestamp_ms = moment
-            .since(*first.get_or_insert(moment))
+        let timestamp_ms = to_ms((now_s - first_s.unwrap_or(now_s)) * 1e3)
             .ok_or_else(|| self.bad(0, "a time that is not before the first row's"))?;
-        let input_length: u64 = self.parsed(1, "a positive integer")?;
-        let output_length: u64 = self.parsed(2, "a positive integer")?;
+        let input_length: u64 = self.parsed(1, POSITIVE)?;
+        let output_length: u64 = self.parsed(2, POSITIVE)?;
         for (column, length) in [(1, input_length), (2, output_length)] {
             if length == 0 {
-                return Err(self.bad(column, "a positive integer"));
+                return Err(self.bad(column, POSITIVE));
             }
         }
-        let request = Request {
-            timestamp_ms,
-            input_length,
-            output_length,
-            hash_ids: Vec::new(),
-            tenant: None,
-        };
-        // Too long a prompt is refused before its ids are made.
-        if input_length > crate::trace::LENGTH_MAX_TOKENS {
-            return request.check(block_tokens).map(|()| request);
-        }
-        let end = *next_id + input_length.div_ceil(block_tokens);
-        let hash_ids = (*next_id..end).collect();
-        *next_id = end;
-        Ok(Request { hash_ids, ..request })
+        first_s.get_or_insert(now_s);
+        Ok(Row { timestamp_ms, input_length, output_length, hash_ids: None, tenant: None })
     }
 
     fn cell(&self, column: usize) -> Result<&str, LineProblem> {
-        let cell = self.row.get(self.columns[column]).map(str::trim);
+        let cell = self.record.get(self.columns[column]).map(str::trim);
         cell.filter(|cell| !cell.is_empty())
             .ok_or(LineProblem::MissingField { field: self.names[column] })
     }
@@ -137,7 +150,7 @@ impl Row<'_> {
     }
 
     fn bad(&self, column: usize, expected: &'static str) -> LineProblem {
-        let value = self.row.get(self.columns[column]).unwrap_or_default();
+        let value = self.record.get(self.columns[column]).unwrap_or_default();
         LineProblem::BadValue {
             field: self.names[column].to_owned(),
             value: format!("{value:?}"),
@@ -145,33 +158,14 @@ impl Row<'_> {
         }
     }
 
-    /// A date and time. Those of one file have one distance from universal time, which therefore does not count.
-    fn date(&self) -> Result<Moment, LineProblem> {
+    /// Seconds of a date and time. One without an offset counts as universal time.
+    fn date(&self) -> Result<f64, LineProblem> {
         let cell = self.cell(0)?;
-        // The date itself has hyphens, so only what is behind the hour can be an offset.
-        let end = cell.get(11..).and_then(|rest| rest.find(['+', '-', 'Z']).map(|at| 11 + at));
-        let date = cell.get(..end.unwrap_or(cell.len())).unwrap_or(cell);
-        match date.parse::<DateTime>() {
-            Ok(date) => Ok(Moment::Date(date)),
-            Err(_) => Err(self.bad(0, "a date and time such as 2023-11-16 18:15:46.680")),
-        }
-    }
-}
-
-/// When a request arrives.
-#[derive(Clone, Copy, Debug)]
-enum Moment {
-    Date(DateTime),
-    Seconds(f64),
-}
-
-impl Moment {
-    /// Milliseconds since `first`; `None` if that is not a time that a trace can have.
-    fn since(self, first: Self) -> Option<u64> {
-        match (self, first) {
-            (Self::Date(now), Self::Date(first)) => to_ms(now.duration_since(first).as_secs_f64()),
-            (Self::Seconds(now), Self::Seconds(first)) => to_ms(now - first),
-            _ => None,
-        }
+        let moment = cell.parse::<Timestamp>().or_else(|_| {
+            cell.parse::<DateTime>().and_then(|date| TimeZone::UTC.to_timestamp(date))
+        });
+        moment
+            .map(|moment| moment.as_duration().as_secs_f64())
+            .map_err(|_| self.bad(0, "a date and time such as 2023-11-16 18:15:46.680"))
     }
 }

@@ -1,20 +1,26 @@
 //! Public trace formats, told by their content, and read as [`Trace`]s.
 
 mod csv_rows;
+mod lines;
+mod rows;
 mod weka;
 
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, Cursor, Read as _};
 
+use rows::Rows;
 use serde_json::{Map, Value};
 
 use crate::trace::{
-    BLOCK_TOKENS_IN_TRACE, LENGTH_MAX_TOKENS, LineProblem, TIMESTAMP_MAX_MS, Trace, TraceError,
-    bad_value, field, milliseconds, parse_lines,
+    BLOCK_TOKENS_IN_TRACE, LENGTH_MAX_TOKENS, LINE_MAX_BYTES, LineProblem, TIMESTAMP_MAX_MS, Trace,
+    TraceError,
 };
 
 /// Number of prompt tokens of one hash id in the Bailian traces.
 const BAILIAN_BLOCK_TOKENS: u64 = 16;
+
+/// Bytes of a file that are looked at first to tell its format.
+const START_BYTES: u64 = 64 << 10;
 
 /// A format of traces.
 ///
@@ -67,6 +73,8 @@ pub struct ReadOptions {
     pub sessions_within_ms: u64,
     /// Seed of these moments.
     pub seed: u64,
+    /// Leaves out requests that cannot be used and counts them ([`Trace::skipped`]); else the first of them is an error.
+    pub skip_unusable: bool,
 }
 
 impl ReadOptions {
@@ -81,21 +89,61 @@ impl ReadOptions {
 }
 
 impl Format {
-    /// The format of a file that begins with `start`: its first line, or as much of it as is enough to tell.
+    /// The format of a file that begins with `start`: its first line or JSON object, or as much of it as is enough to tell.
+    ///
+    /// JSON is told by the names of the first object's own fields, whatever stands in their values.
     #[must_use]
     pub fn of(start: &[u8]) -> Self {
-        let start = start.strip_prefix(csv_rows::MARK).unwrap_or(start);
-        let start = start.trim_ascii_start();
-        let has = |key: &str| start.windows(key.len()).any(|window| window == key.as_bytes());
-        if start.starts_with(b"{") {
-            return match () {
-                () if has("\"hash_id_scope\"") || has("\"block_size\"") => Self::Weka,
-                () if has("\"chat_id\"") => Self::Bailian,
-                () => Self::Trace,
-            };
-        }
-        csv_rows::format_of(start).unwrap_or(Self::Trace)
+        Self::told_by(start).unwrap_or_else(|otherwise| otherwise)
     }
+
+    /// As [`of`](Self::of); as an error if a longer start could tell another.
+    fn told_by(start: &[u8]) -> Result<Self, Self> {
+        let start = start.strip_prefix(csv_rows::MARK).unwrap_or(start).trim_ascii_start();
+        if !start.starts_with(b"{") {
+            let format = csv_rows::format_of(start).unwrap_or(Self::Trace);
+            return if start.contains(&b'\n') { Ok(format) } else { Err(format) };
+        }
+        let (names, is_whole) = own_fields(start);
+        let has = |any: &[&str]| any.iter().any(|name| names.contains(&name.as_bytes()));
+        match () {
+            () if has(&["chat_id"]) => Ok(Self::Bailian),
+            () if has(&["input_length", "input_tokens"]) && !is_whole => Err(Self::Trace),
+            () if has(&["input_length", "input_tokens"]) => Ok(Self::Trace),
+            () if has(&["hash_id_scope", "block_size", "requests"]) => Ok(Self::Weka),
+            () if is_whole => Ok(Self::Trace),
+            () => Err(Self::Trace),
+        }
+    }
+}
+
+/// The names of the fields of a JSON object, as far as `text` has them, and whether that is to its end.
+fn own_fields(text: &[u8]) -> (Vec<&[u8]>, bool) {
+    let (mut names, mut depth, mut at) = (Vec::new(), 0_u32, 0);
+    let mut last = None;
+    while let Some(&byte) = text.get(at) {
+        match byte {
+            b'"' => {
+                let from = at + 1;
+                at = from;
+                while text.get(at).is_some_and(|&byte| byte != b'"') {
+                    at += if text[at] == b'\\' { 2 } else { 1 };
+                }
+                last = text.get(from..at).filter(|_| depth == 1);
+            }
+            b':' => names.extend(last.take()),
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    return (names, true);
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    (names, false)
 }
 
 /// Reads a trace in any format; it may have no request.
@@ -105,36 +153,96 @@ pub(crate) fn parse(
     options: &ReadOptions,
 ) -> Result<Trace, TraceError> {
     options.check()?;
-    let unread = |source| TraceError::Read { name: name.to_owned(), lines_read: 0, source };
-    let format = Format::of(reader.fill_buf().map_err(unread)?);
-    let grain = |otherwise| options.block_tokens.unwrap_or(otherwise);
+    let (mut start, mut format) = (Vec::new(), Err(Format::Trace));
+    for length in [START_BYTES, 16 * START_BYTES, LINE_MAX_BYTES + 1] {
+        let missing = length - start.len() as u64;
+        let read = reader.by_ref().take(missing).read_to_end(&mut start);
+        read.map_err(|source| TraceError::Read { name: name.to_owned(), lines_read: 0, source })?;
+        format = Format::told_by(&start);
+        if format.is_ok() || (start.len() as u64) < length {
+            break;
+        }
+    }
+    let reader = Cursor::new(start).chain(reader);
+    let format = format.unwrap_or_else(|otherwise| otherwise);
+    let rows = |grain| Rows::new(name, options.block_tokens.unwrap_or(grain), options);
     match format {
-        Format::Trace => parse_lines(reader, name, grain(BLOCK_TOKENS_IN_TRACE), milliseconds),
-        Format::Bailian => parse_lines(reader, name, grain(BAILIAN_BLOCK_TOKENS), |fields| {
-            seconds(fields, "timestamp", "timestamp")
-        }),
-        Format::Weka => weka::parse(reader, name, options),
+        Format::Trace => {
+            lines::parse(reader, name, rows(BLOCK_TOKENS_IN_TRACE), Unit::Milliseconds)
+        }
+        Format::Bailian => lines::parse(reader, name, rows(BAILIAN_BLOCK_TOKENS), Unit::Seconds),
+        Format::Weka => weka::parse(reader, name, rows(1), options),
         Format::Azure | Format::BurstGpt => {
-            csv_rows::parse(reader, name, format, grain(BLOCK_TOKENS_IN_TRACE))
+            csv_rows::parse(reader, name, format, rows(BLOCK_TOKENS_IN_TRACE))
         }
     }
 }
 
-/// A time of a JSON object in seconds, as milliseconds. Errors call it `place`.
-fn seconds(
-    fields: &Map<String, Value>,
-    name: &'static str,
-    place: &str,
-) -> Result<u64, LineProblem> {
-    let value = field(fields, name)?;
-    value
-        .as_f64()
-        .and_then(to_ms)
-        .ok_or_else(|| bad_value(place, value, "a time in seconds, not negative"))
+/// What a format's times count.
+#[derive(Clone, Copy, Debug)]
+enum Unit {
+    Milliseconds,
+    Seconds,
 }
 
-/// Seconds as milliseconds, rounded; `None` for what no trace can have.
-fn to_ms(seconds: f64) -> Option<u64> {
-    let ms = (seconds * 1e3).round();
+impl Unit {
+    /// A time as milliseconds, rounded. Errors call it `place`.
+    fn ms(self, value: &Value, place: &str) -> Result<u64, LineProblem> {
+        let (per_ms, expected) = match self {
+            Self::Milliseconds => (1.0, "a time in milliseconds, not negative"),
+            Self::Seconds => (1e3, "a time in seconds, not negative"),
+        };
+        if let (Self::Milliseconds, Some(whole)) = (self, value.as_u64()) {
+            return Ok(whole);
+        }
+        let ms = value.as_f64().and_then(|time| to_ms(time * per_ms));
+        ms.ok_or_else(|| bad_value(place, value, expected))
+    }
+}
+
+/// Milliseconds, rounded; `None` for what no trace can have.
+fn to_ms(ms: f64) -> Option<u64> {
+    let ms = ms.round();
     (0.0..=TIMESTAMP_MAX_MS as f64).contains(&ms).then_some(ms as u64)
+}
+
+fn not_json(error: &serde_json::Error) -> LineProblem {
+    let text = error.to_string();
+    // The parser sees one line at a time, so its own "line 1" would mislead.
+    let message = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+    LineProblem::NotJson { message: message.to_owned(), column: error.column() }
+}
+
+fn field<'a>(
+    fields: &'a Map<String, Value>,
+    field: &'static str,
+) -> Result<&'a Value, LineProblem> {
+    fields.get(field).ok_or(LineProblem::MissingField { field })
+}
+
+/// The ids of a list, which errors call `name`.
+fn hash_ids(value: &Value, name: &str) -> Result<Vec<u64>, LineProblem> {
+    let ids = value.as_array().ok_or_else(|| bad_value(name, value, "a list of ids"))?;
+    ids.iter()
+        .enumerate()
+        .map(|(index, id)| {
+            id.as_u64().ok_or_else(|| {
+                bad_value(format!("{name}[{index}]"), id, "a non-negative 64-bit integer")
+            })
+        })
+        .collect()
+}
+
+fn bad_value(field: impl Into<String>, value: &Value, expected: &'static str) -> LineProblem {
+    LineProblem::BadValue { field: field.into(), value: shortened(value), expected }
+}
+
+/// The value as JSON, truncated if it is long.
+fn shortened(value: &Value) -> String {
+    const SHOWN_MAX_CHARS: usize = 48;
+    let text = value.to_string();
+    match text.char_indices().nth(SHOWN_MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }

@@ -1,70 +1,108 @@
 //! Sessions of coding agents, as WEKA's collection has them: one JSON document each.
 
 use std::collections::HashMap;
-use std::io::{BufRead, Read as _};
+use std::io::{self, BufRead, Read};
 
+use serde::Deserialize as _;
 use serde_json::{Deserializer, Map, Value};
 
-use super::{ReadOptions, seconds};
+use super::csv_rows::MARK;
+use super::rows::{Row, Rows};
+use super::{ReadOptions, Unit, bad_value, field, hash_ids, not_json, shortened};
 use crate::rng::SplitMix64;
-use crate::trace::{
-    LENGTH_MAX_TOKENS, LineProblem, POSITIVE, Request, TIMESTAMP_MAX_MS, Trace, TraceError,
-    bad_value, field, hash_ids, integer, not_json, shortened,
-};
+use crate::trace::{LENGTH_MAX_TOKENS, LineProblem, POSITIVE, TIMESTAMP_MAX_MS, Trace, TraceError};
 
-/// Maximum length of a file of sessions, in bytes: far beyond the whole collection.
-const FILE_MAX_BYTES: u64 = 1 << 30;
+/// Maximum length of a session, in bytes: a hundred times that of the largest in the collection.
+const SESSION_MAX_BYTES: u64 = 32 << 20;
 
 /// Reads sessions. Their requests are in the order of arrival.
 pub(super) fn parse(
     reader: impl BufRead,
     name: &str,
+    mut rows: Rows<'_>,
     options: &ReadOptions,
 ) -> Result<Trace, TraceError> {
-    let mut text = Vec::new();
-    let read = reader.take(FILE_MAX_BYTES + 1).read_to_end(&mut text);
-    read.map_err(|source| TraceError::Read { name: name.to_owned(), lines_read: 0, source })?;
-    let line_at = |offset: usize| {
-        let before = &text[..offset.min(text.len())];
-        1 + before.iter().filter(|&&byte| byte == b'\n').count() as u64
-    };
-    let at = |line, problem| TraceError::Line { name: name.to_owned(), line, problem };
-    if text.len() as u64 > FILE_MAX_BYTES {
-        return Err(at(1, LineProblem::TooLong { limit: FILE_MAX_BYTES }));
-    }
-    let mut sessions = Sessions::default();
+    rows.order_by_arrival();
+    let mut sessions =
+        Sessions { rows, block_tokens: None, ids: HashMap::new(), next_id: 0, read: 0 };
     let mut moments = SplitMix64::new(options.seed);
-    let mut documents = Deserializer::from_slice(&text).into_iter::<Value>();
+    let mut reader = Counted { reader, lines: 0, left: 0 };
     loop {
-        let skipped = text[documents.byte_offset().min(text.len())..].trim_ascii_start().len();
-        let line = line_at(text.len() - skipped);
-        let Some(document) = documents.next() else { break };
-        let document = document.map_err(|error| {
-            let line = line + error.line().saturating_sub(1) as u64;
-            at(line, not_json(&error))
+        let more = reader.skip_space();
+        let lines_read = reader.lines;
+        let unread = |source| TraceError::Read { name: name.to_owned(), lines_read, source };
+        if !more.map_err(unread)? {
+            break;
+        }
+        let line = reader.lines + 1;
+        reader.left = SESSION_MAX_BYTES;
+        let document = Value::deserialize(&mut Deserializer::from_reader(&mut reader));
+        let document = document.map_err(|error| match () {
+            () if reader.left == 0 => {
+                sessions.rows.at(line, LineProblem::TooLong { limit: SESSION_MAX_BYTES })
+            }
+            () if error.is_io() => unread(error.into()),
+            () => sessions.rows.at(line + error.line().saturating_sub(1) as u64, not_json(&error)),
         })?;
         let start_ms = match options.sessions_within_ms {
             0 => 0,
             within => moments.below(within),
         };
-        sessions.add(&document, start_ms).map_err(|problem| at(line, problem))?;
+        sessions.add(&document, start_ms, line)?;
     }
-    let block_tokens = sessions.block_tokens.unwrap_or(1);
-    if let Some(wanted) = options.block_tokens.filter(|&wanted| wanted != block_tokens) {
-        let (name, found) = (name.to_owned(), block_tokens);
+    let Sessions { rows, block_tokens, .. } = sessions;
+    if let (Some(wanted), Some(found)) = (options.block_tokens, block_tokens)
+        && wanted != found
+    {
+        let name = name.to_owned();
         return Err(TraceError::OtherBlockTokens { name, block_tokens: wanted, found });
     }
-    let mut requests = sessions.requests;
-    // Stable: requests of one moment stay in the order of the file.
-    requests.sort_by_key(|request| request.timestamp_ms);
-    Ok(Trace { block_tokens, requests })
+    Ok(rows.finish())
+}
+
+/// A reader that counts lines, and ends once it has given more bytes than are left.
+struct Counted<R> {
+    reader: R,
+    lines: u64,
+    /// Bytes that the document may still have; 0 once it is too long.
+    left: u64,
+}
+
+impl<R: BufRead> Counted<R> {
+    /// Passes over space, and the mark in front of text; whether anything follows.
+    fn skip_space(&mut self) -> io::Result<bool> {
+        loop {
+            let bytes = self.reader.fill_buf()?;
+            let spaces =
+                bytes.iter().take_while(|byte| byte.is_ascii_whitespace() || MARK.contains(byte));
+            let (count, is_end) = (spaces.clone().count(), bytes.is_empty());
+            self.lines += spaces.filter(|&&byte| byte == b'\n').count() as u64;
+            let more = count < bytes.len();
+            self.reader.consume(count);
+            if more || is_end {
+                return Ok(more);
+            }
+        }
+    }
+}
+
+impl<R: BufRead> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(into)?;
+        self.left = self.left.saturating_sub(read as u64);
+        if self.left == 0 {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+        }
+        self.lines += into[..read].iter().filter(|&&byte| byte == b'\n').count() as u64;
+        Ok(read)
+    }
 }
 
 /// The sessions read so far.
-#[derive(Debug, Default)]
-struct Sessions {
+#[derive(Debug)]
+struct Sessions<'a> {
+    rows: Rows<'a>,
     block_tokens: Option<u64>,
-    requests: Vec<Request>,
     /// The id in the trace of each id of the file: of one session, or of all where it has none.
     ids: HashMap<(Option<u64>, u64), u64>,
     next_id: u64,
@@ -80,19 +118,38 @@ struct List<'a> {
     start_ms: u64,
     /// The session, if its ids are its own.
     scope: Option<u64>,
+    /// Line at which the session begins.
+    line: u64,
 }
 
-impl Sessions {
-    fn add(&mut self, document: &Value, start_ms: u64) -> Result<(), LineProblem> {
+impl Sessions<'_> {
+    fn add(&mut self, document: &Value, start_ms: u64, line: u64) -> Result<(), TraceError> {
+        let (session, scope) =
+            self.scope(document).map_err(|problem| self.rows.at(line, problem))?;
+        self.list(session, List { place: "", start_ms, scope, line })
+    }
+
+    /// The fields of a session, and its number if its ids are its own.
+    fn scope<'d>(
+        &mut self,
+        document: &'d Value,
+    ) -> Result<(&'d Map<String, Value>, Option<u64>), LineProblem> {
         let Value::Object(session) = document else {
             return Err(LineProblem::NotAnObject { value: shortened(document) });
         };
-        let block_tokens = integer(session, "block_size", POSITIVE)?;
-        let known = *self.block_tokens.get_or_insert(block_tokens);
-        if !(1..=LENGTH_MAX_TOKENS).contains(&block_tokens) || block_tokens != known {
-            let expected = "a positive integer, the same in all sessions of the file";
-            return Err(bad_value("block_size", field(session, "block_size")?, expected));
-        }
+        let value = field(session, "block_size")?;
+        let known = self.block_tokens;
+        let is_right = |&size: &u64| {
+            (1..=LENGTH_MAX_TOKENS).contains(&size) && known.is_none_or(|known| known == size)
+        };
+        let block_tokens = value.as_u64().filter(is_right).ok_or_else(|| {
+            bad_value(
+                "block_size",
+                value,
+                "a positive integer, the same in all sessions of the file",
+            )
+        })?;
+        self.block_tokens = Some(block_tokens);
         self.read += 1;
         let scope = match session.get("hash_id_scope").map(Value::as_str) {
             None | Some(Some("local")) => Some(self.read),
@@ -102,36 +159,40 @@ impl Sessions {
                 return Err(bad_value("hash_id_scope", value, "local or global"));
             }
         };
-        self.list(session, List { place: "", start_ms, scope })
+        self.rows.block_tokens = block_tokens;
+        Ok((session, scope))
     }
 
     /// Adds the requests of a session or of a sub-agent. JSON of more than 128 levels is not read at all, so lists are
     /// not nested deeper.
-    fn list(&mut self, of: &Map<String, Value>, list: List<'_>) -> Result<(), LineProblem> {
-        let value = field(of, "requests")?;
-        let place = |at: usize| format!("{}requests[{at}]", list.place);
-        let entries = value.as_array().ok_or_else(|| {
-            bad_value(format!("{}requests", list.place), value, "a list of requests")
-        })?;
+    fn list(&mut self, of: &Map<String, Value>, list: List<'_>) -> Result<(), TraceError> {
+        let entries = field(of, "requests").and_then(|value| {
+            let expected =
+                || bad_value(format!("{}requests", list.place), value, "a list of requests");
+            value.as_array().ok_or_else(expected)
+        });
+        let entries = entries.map_err(|problem| self.rows.at(list.line, problem))?;
         for (at, entry) in entries.iter().enumerate() {
-            let place = place(at);
-            let Value::Object(fields) = entry else {
-                return Err(bad_value(place, entry, "a request"));
-            };
-            let after = seconds(fields, "t", &format!("{place}.t"))?;
-            let start_ms = list.start_ms.saturating_add(after).min(TIMESTAMP_MAX_MS);
-            match fields.contains_key("requests") {
-                true => {
+            let place = format!("{}requests[{at}]", list.place);
+            let read = begun(entry, &place).map(|(fields, after)| {
+                (fields, list.start_ms.saturating_add(after).min(TIMESTAMP_MAX_MS))
+            });
+            match read {
+                Ok((fields, start_ms)) if fields.contains_key("requests") => {
                     let place = &format!("{place}.");
                     self.list(fields, List { place, start_ms, ..list })?;
                 }
-                false => self.request(fields, List { place: &place, start_ms, ..list })?,
+                Ok((fields, start_ms)) => {
+                    let row = self.request(fields, List { place: &place, start_ms, ..list });
+                    self.rows.push(list.line, row)?;
+                }
+                Err(problem) => self.rows.push(list.line, Err(problem))?,
             }
         }
         Ok(())
     }
 
-    fn request(&mut self, fields: &Map<String, Value>, at: List<'_>) -> Result<(), LineProblem> {
+    fn request(&mut self, fields: &Map<String, Value>, at: List<'_>) -> Result<Row, LineProblem> {
         let place = |name: &str| format!("{}.{name}", at.place);
         let length = |name: &'static str| {
             let value = field(fields, name)?;
@@ -148,11 +209,8 @@ impl Sessions {
             // The block that is part full has no id in the collection.
             hash_ids.push(self.new_id());
         }
-        let timestamp_ms = at.start_ms;
-        let request = Request { timestamp_ms, input_length, output_length, hash_ids, tenant: None };
-        request.check(block_tokens)?;
-        self.requests.push(request);
-        Ok(())
+        let (timestamp_ms, hash_ids) = (at.start_ms, Some(hash_ids));
+        Ok(Row { timestamp_ms, input_length, output_length, hash_ids, tenant: None })
     }
 
     fn id(&mut self, scope: Option<u64>, id: u64) -> u64 {
@@ -167,4 +225,12 @@ impl Sessions {
         self.next_id += 1;
         self.next_id - 1
     }
+}
+
+/// The fields of a request or sub-agent, and when it begins, in milliseconds.
+fn begun<'a>(entry: &'a Value, place: &str) -> Result<(&'a Map<String, Value>, u64), LineProblem> {
+    let Value::Object(fields) = entry else {
+        return Err(bad_value(place, entry, "a request"));
+    };
+    Ok((fields, Unit::Seconds.ms(field(fields, "t")?, &format!("{place}.t"))?))
 }

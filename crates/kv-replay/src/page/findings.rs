@@ -198,16 +198,30 @@ fn lost(run: &RunFile, series: &Series) -> Option<Limit> {
 /// How large a cache would have had what was gone.
 fn enough(run: &RunFile, series: &Series) -> Option<String> {
     let of = &series.cache_at_loss_blocks;
-    Some(format!(
-        " If it evicted what was not used for longest, {} blocks would have kept half of those that were gone, and {} nine in \
-         ten; device and host memory have {}.",
-        grouped(of.quantile(500)?),
-        grouped(of.quantile(900)?),
-        grouped(run.device_blocks.saturating_add(run.host_blocks)),
-    ))
+    let has = run.device_blocks.saturating_add(run.host_blocks);
+    // A cache that is divided into tiers, or does not evict what was unused for longest, loses what a smaller one would keep:
+    // that is no advice on its size.
+    let larger = |per_mille: u64| of.quantile(per_mille).filter(|&blocks| blocks > has);
+    let parts: Vec<_> = [(500, "half"), (900, "nine in ten")]
+        .into_iter()
+        .filter_map(|(per_mille, part)| {
+            Some(format!("{} blocks would have kept {part}", grouped(larger(per_mille)?)))
+        })
+        .collect();
+    (!parts.is_empty()).then(|| {
+        format!(
+            " If it evicted what was not used for longest, {} of those that were gone; device and host memory have {}.",
+            parts.join(", and "),
+            grouped(has)
+        )
+    })
 }
 
 fn computation(run: &RunFile, series: &Series) -> Option<Limit> {
+    if run.verifies() {
+        // The devices were busy with what the run has them check.
+        return None;
+    }
     let tracks = series.timeline.tracks.iter().filter(|track| track.name.ends_with("compute"));
     let busy = share(tracks.map(|track| track.busy_ns).sum(), compute_time(series));
     (busy >= BUSY).then(|| {
@@ -241,6 +255,12 @@ fn facts(run: &RunFile) -> Vec<String> {
             "Of those that were not found, {} were new, which no cache can have, and {} had been there before.",
             grouped(new),
             grouped(lost)
+        ));
+    }
+    if run.verifies() {
+        facts.push(format!(
+            "The devices read blocks back to compare them (--verify {}), so the time that they were busy says nothing about the model.",
+            run.verify
         ));
     }
     if run.blocks_offloaded > 0 {

@@ -13,7 +13,7 @@ use html::page;
 pub(crate) use html::{document, escaped};
 pub(crate) use run_file::RunFile;
 
-use crate::json_file::{WriteError, check_writable, write_atomically, write_json};
+use crate::json_file::{WriteError, check_files, write_atomically, write_json};
 
 /// Most runs on a page.
 pub const RUNS_MAX: usize = 8;
@@ -50,12 +50,6 @@ pub enum ReportError {
         /// The file.
         path: PathBuf,
     },
-    /// Two outputs would be one file, or an output an input.
-    #[error("{} is named twice; name another file", path.display())]
-    Twice {
-        /// The file.
-        path: PathBuf,
-    },
     /// A result cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -86,14 +80,8 @@ pub fn run(options: &ReportOptions<'_>) -> Result<String, ReportError> {
     if !(1..=RUNS_MAX).contains(&runs.len()) {
         return Err(ReportError::Runs { count: runs.len() });
     }
-    let mut names: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
-    for path in std::iter::once(out).chain(trace).chain(json) {
-        if names.contains(&path) {
-            return Err(ReportError::Twice { path: path.to_owned() });
-        }
-        names.push(path);
-        check_writable(path)?;
-    }
+    let writes = std::iter::once(out).chain(trace).chain(json);
+    check_files(runs.iter().map(PathBuf::as_path), writes)?;
     let runs = runs.iter().map(|path| RunFile::read(path)).collect::<Result<Vec<_>, _>>()?;
     let summaries: Vec<_> = runs.iter().map(summarise).collect();
     write_atomically(out, page(&runs, &summaries).as_bytes())?;

@@ -68,6 +68,8 @@ pub(crate) struct RunFile {
     #[serde(default)]
     pub(crate) open_loop: Option<serde_json::Value>,
     #[serde(default)]
+    pub(crate) verify: String,
+    #[serde(default)]
     pub(crate) series: Option<Series>,
 }
 
@@ -88,6 +90,11 @@ impl RunFile {
         }
         let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, ..run })
+    }
+
+    /// Whether devices were also busy with comparing what they hold.
+    pub(crate) fn verifies(&self) -> bool {
+        !matches!(&self.verify[..], "" | "none")
     }
 
     /// Share of block lookups that hit.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::gpu::{Counts, Event, Gpu};
 use super::rules::Rules;
 use super::{Choice, ChoiceReport, PlanError};
-use crate::report::LatencyReport;
+use crate::report::{LatencyReport, queue_growth};
 use crate::trace::{Request, Trace};
 
 /// Which GPU gets a request.
@@ -104,8 +104,7 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
     let mut routing = Routing { router, sent, outstanding: 0, next: 0 };
     let mut counts = Counts::default();
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    let mut first_token = Vec::with_capacity(trace.requests.len());
-    let mut to_end = Vec::with_capacity(trace.requests.len());
+    let mut times = Times::new(trace.requests.len());
     let mut last_ns = 0;
     let arrivals = trace.requests.iter().map(Some).chain([None]).enumerate();
     for (number, request) in arrivals {
@@ -121,13 +120,10 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
             }
             last_ns = last_ns.max(now_ns);
             gpu.complete(&mut counts, |request, event| {
-                let since = now_ns.saturating_sub(rules.arrival_ns(&trace.requests[request]));
-                match event {
-                    Event::FirstToken => first_token.push(Duration::from_nanos(since)),
-                    Event::End => {
-                        to_end.push(Duration::from_nanos(since));
-                        routing.outstanding -= 1;
-                    }
+                let entry = &trace.requests[request];
+                times.tell(request, rules.arrival_ns(entry), now_ns, (event, entry.output_length));
+                if let Event::End = event {
+                    routing.outstanding -= 1;
                 }
             })?;
             gpu.begin(trace, rules, now_ns, &mut counts)?;
@@ -142,10 +138,47 @@ pub fn simulate(trace: &Trace, choice: &Choice, rules: &Rules) -> Result<ChoiceR
         }
         ends.extend(gpus[at].ends_ns().map(|end| Reverse((end, at))));
     }
-    if to_end.len() < trace.requests.len() {
-        return Err(unserved(trace.requests.len() - to_end.len(), rules));
+    if times.to_end.len() < trace.requests.len() {
+        return Err(unserved(trace.requests.len() - times.to_end.len(), rules));
     }
-    Ok(report(choice, rules, &counts, [&first_token, &to_end], last_ns))
+    Ok(report(choice, rules, &counts, times, last_ns))
+}
+
+/// What requests have waited for.
+struct Times {
+    /// When each request had its first token.
+    first_ns: Vec<Option<u64>>,
+    /// Arrivals, and the waits for the first token.
+    to_first_token: Vec<(Duration, Duration)>,
+    each_token: Vec<Duration>,
+    to_end: Vec<Duration>,
+}
+
+impl Times {
+    fn new(requests: usize) -> Self {
+        let (to_first_token, each_token, to_end) = (Vec::new(), Vec::new(), Vec::new());
+        Self { first_ns: vec![None; requests], to_first_token, each_token, to_end }
+    }
+
+    /// Takes in what happened to a request that has so many tokens to generate.
+    fn tell(&mut self, request: usize, arrival: u64, now: u64, (event, tokens): (Event, u64)) {
+        let since = |then: u64| Duration::from_nanos(now.saturating_sub(then));
+        match event {
+            Event::FirstToken => {
+                self.first_ns[request] = Some(now);
+                self.to_first_token.push((Duration::from_nanos(arrival), since(arrival)));
+            }
+            Event::End => {
+                self.to_end.push(since(arrival));
+                let behind = u32::try_from(tokens.saturating_sub(1)).unwrap_or(u32::MAX);
+                if let Some(first) = self.first_ns[request]
+                    && behind > 0
+                {
+                    self.each_token.push(since(first) / behind);
+                }
+            }
+        }
+    }
 }
 
 fn unserved(requests: usize, rules: &Rules) -> PlanError {
@@ -185,7 +218,7 @@ fn report(
     choice: &Choice,
     rules: &Rules,
     counts: &Counts,
-    [first_token, to_end]: [&[Duration]; 2],
+    times: Times,
     last_ns: u64,
 ) -> ChoiceReport {
     let share = |part: u64, all: u64| if all == 0 { 0.0 } else { part as f64 / all as f64 };
@@ -211,7 +244,11 @@ fn report(
         busy: share(counts.busy_ns, all_ns),
         link_to_device: share(rules.load_ns(counts.host_hits), all_ns),
         link_to_host: share(rules.store_ns(counts.stored), all_ns),
-        time_to_first_token_ms: LatencyReport::of(first_token),
-        end_to_end_ms: LatencyReport::of(to_end),
+        time_to_first_token_ms: LatencyReport::of(
+            &times.to_first_token.iter().map(|&(_, wait)| wait).collect::<Vec<_>>(),
+        ),
+        time_per_output_token_ms: LatencyReport::of(&times.each_token),
+        end_to_end_ms: LatencyReport::of(&times.to_end),
+        queue_growth: queue_growth(times.to_first_token),
     }
 }

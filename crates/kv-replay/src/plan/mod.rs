@@ -12,7 +12,7 @@ mod model;
 mod page;
 mod rules;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kv_pool::policy::{PolicyError, PolicyKind};
 use serde::Serialize;
@@ -22,9 +22,9 @@ pub use fleet::{Router, UnknownRouter, simulate};
 pub use model::{Model, ModelError};
 pub use rules::Rules;
 
-use crate::json_file::{WriteError, check_writable, write_atomically, write_json};
+use crate::json_file::{WriteError, check_files, write_atomically, write_json};
 use crate::policies::{CAPACITY_MAX_BLOCKS, Capacity, hit_rate_of_belady};
-use crate::report::{LatencyReport, grouped};
+use crate::report::{LatencyReport, OVERLOADED, grouped};
 use crate::trace::{Request, Trace};
 
 /// Most GPUs of a choice.
@@ -84,8 +84,20 @@ pub struct ChoiceReport {
     pub link_to_host: f64,
     /// From arrival to the first token.
     pub time_to_first_token_ms: LatencyReport,
+    /// From the first token to the end, divided by the tokens behind the first.
+    pub time_per_output_token_ms: LatencyReport,
     /// From arrival to the end.
     pub end_to_end_ms: LatencyReport,
+    /// Seconds by which the wait for a first token grows in each second of arrivals.
+    pub queue_growth: f64,
+}
+
+impl ChoiceReport {
+    /// Whether more arrives than is served, so that requests wait the longer the later they come.
+    #[must_use]
+    pub fn is_overloaded(&self) -> bool {
+        self.queue_growth >= OVERLOADED
+    }
 }
 
 /// The reason why there is no plan.
@@ -169,6 +181,8 @@ impl PlanError {
 /// What is to be planned, and where it is written to.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanOptions<'a> {
+    /// Files that the other options were read from, none of which is written.
+    pub read: &'a [PathBuf],
     /// The requests.
     pub trace: &'a Trace,
     /// What all choices have in common.
@@ -179,6 +193,8 @@ pub struct PlanOptions<'a> {
     pub assumed: &'a [String],
     /// The report of a run to compare with.
     pub against: Option<&'a Path>,
+    /// Milliseconds within which 99 in 100 requests are to have their first token.
+    pub target_ms: Option<u64>,
     /// The page to be written.
     pub out: Option<&'a Path>,
     /// The file for the plan as JSON.
@@ -201,11 +217,12 @@ struct PlanReport<'a> {
 ///
 /// [`PlanError`]. Nothing was written if an input is wrong.
 pub fn run(options: &PlanOptions<'_>, mut tell: impl FnMut(usize)) -> Result<String, PlanError> {
-    let PlanOptions { trace, rules, choices, assumed, against, out, json } = *options;
+    let PlanOptions { read, trace, rules, choices, assumed, against, target_ms, out, json } =
+        *options;
     if !(1..=CHOICES_MAX).contains(&choices.len()) {
         return Err(PlanError::Choices { count: choices.len() });
     }
-    [out, json].into_iter().flatten().try_for_each(check_writable)?;
+    check_files(read.iter().map(PathBuf::as_path).chain(against), out.into_iter().chain(json))?;
     let measured = against.map(|path| against::Measured::read(path, choices)).transpose()?;
     let mut reports = Vec::with_capacity(choices.len());
     choices.iter().try_for_each(|choice| fleet::check(trace, choice, rules).map(drop))?;
@@ -224,9 +241,13 @@ pub fn run(options: &PlanOptions<'_>, mut tell: impl FnMut(usize)) -> Result<Str
     }
     let against = measured.map(|measured| measured.compare(&reports[0]));
     if let Some(path) = out {
-        write_atomically(path, page::page(&reports, rules, assumed, against.as_ref()).as_bytes())?;
+        write_atomically(
+            path,
+            page::page(&reports, rules, assumed, (against.as_ref(), target_ms)).as_bytes(),
+        )?;
     }
     let mut text = table(&reports);
+    page::verdicts(&reports, target_ms).iter().for_each(|one| text.push_str(&format!("{one}\n")));
     text.push_str("\nAssumed:\n");
     assumed.iter().for_each(|one| text.push_str(&format!("- {one}\n")));
     if let Some(against) = &against {
@@ -251,7 +272,7 @@ fn looked_up(trace: &Trace, rules: &Rules) -> Trace {
         let hash_ids = request.hash_ids[..ids.min(request.hash_ids.len())].to_vec();
         Request { input_length, hash_ids, ..request.clone() }
     });
-    Trace { block_tokens: trace.block_tokens, requests: shortened.collect() }
+    Trace { block_tokens: trace.block_tokens, ..Trace::new(shortened.collect()) }
 }
 
 /// Belady's hit rate with so many blocks.
@@ -287,6 +308,9 @@ impl ChoiceReport {
             "link_to_device": self.link_to_device,
             "link_to_host": self.link_to_host,
             "time_to_first_token_ms": self.time_to_first_token_ms,
+            "time_per_output_token_ms": self.time_per_output_token_ms,
+            "queue_growth": self.queue_growth,
+            "overloaded": self.is_overloaded(),
             "end_to_end_ms": self.end_to_end_ms,
         })
     }
@@ -295,13 +319,13 @@ impl ChoiceReport {
 /// A line for each choice.
 fn table(reports: &[ChoiceReport]) -> String {
     let mut text = String::from(
-        "   GPUs     blocks       host       disk  policy          hit    best    tokens saved     busy   link  TTFT p50    p99 (ms)  tokens/s\n",
+        "   GPUs     blocks       host       disk  policy          hit    best    tokens saved     busy   link  TTFT p50    p99 (ms)  TPOT p50    p99 (ms)  tokens/s\n",
     );
     for report in reports {
         let Choice { gpus, device_blocks, host_blocks, disk_blocks, policy } = report.choice;
         let link = report.link_to_device.max(report.link_to_host);
         text.push_str(&format!(
-            "{gpus:>7}{device_blocks:>11}{host_blocks:>11}{disk_blocks:>11}  {:<12}{:>6.1} %{:>6.1} %{:>16}{:>7.1} %{:>5.1} %{:>10.0}{:>12.0}{:>10.0}\n",
+            "{gpus:>7}{device_blocks:>11}{host_blocks:>11}{disk_blocks:>11}  {:<12}{:>6.1} %{:>6.1} %{:>16}{:>7.1} %{:>5.1} %{:>10.0}{:>12.0}{:>10.1}{:>12.1}{:>10.0}\n",
             policy.name(),
             100.0 * report.hit_rate,
             100.0 * report.best_hit_rate,
@@ -310,6 +334,8 @@ fn table(reports: &[ChoiceReport]) -> String {
             100.0 * link,
             report.time_to_first_token_ms.p50,
             report.time_to_first_token_ms.p99,
+            report.time_per_output_token_ms.p50,
+            report.time_per_output_token_ms.p99,
             report.generated_tokens_per_s,
         ));
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Against, ChoiceReport, Rules};
+use super::{Against, Choice, ChoiceReport, Rules};
 use crate::page::{document, escaped};
 use crate::report::{bytes, grouped};
 
@@ -13,12 +13,12 @@ pub(super) fn page(
     reports: &[ChoiceReport],
     rules: &Rules,
     assumed: &[String],
-    against: Option<&Against>,
+    (against, target_ms): (Option<&Against>, Option<u64>),
 ) -> String {
     let mut main = String::from(
         "<section aria-labelledby=\"short\"><h2 id=\"short\">In short</h2><article class=\"card\">\n",
     );
-    for sentence in sentences(reports) {
+    for sentence in sentences(reports).into_iter().chain(verdicts(reports, target_ms)) {
         let _ = writeln!(main, "<p>{}</p>", escaped(&sentence));
     }
     main.push_str("</article></section>\n");
@@ -63,12 +63,41 @@ fn sentences(reports: &[ChoiceReport]) -> Vec<String> {
             grouped(best.prompt_tokens)
         ));
     }
-    for (report, number) in numbered().filter(|(report, _)| report.busy > 0.95) {
-        said.push(format!(
-            "Number {number} is overloaded: its GPUs were busy for {:.0} % of the time.",
-            100.0 * report.busy
-        ));
-    }
+    said
+}
+
+/// Which choices serve less than arrives, and the smallest that keeps what was asked for.
+pub(super) fn verdicts(reports: &[ChoiceReport], target_ms: Option<u64>) -> Vec<String> {
+    let numbered = || reports.iter().zip(1_usize..);
+    let overloaded = numbered().filter(|(report, _)| report.is_overloaded());
+    let mut said: Vec<_> = overloaded
+        .map(|(report, number)| {
+            format!(
+                "Number {number} is overloaded: requests wait {:.2} s longer for each second of arrivals, and its GPUs are busy for {:.0} % of the time.",
+                report.queue_growth,
+                100.0 * report.busy
+            )
+        })
+        .collect();
+    let Some(target_ms) = target_ms else { return said };
+    let keeps = |report: &ChoiceReport| {
+        report.time_to_first_token_ms.p99 <= target_ms as f64 && !report.is_overloaded()
+    };
+    let size = |report: &ChoiceReport| {
+        let Choice { gpus, device_blocks, host_blocks, disk_blocks, .. } = report.choice;
+        (gpus, device_blocks, host_blocks, disk_blocks)
+    };
+    let least =
+        numbered().filter(|(report, _)| keeps(report)).min_by_key(|(report, _)| size(report));
+    said.push(match least {
+        Some((report, number)) => format!(
+            "Number {number} is the smallest choice in which 99 in 100 requests have their first token within {target_ms} ms: {:.0} ms.",
+            report.time_to_first_token_ms.p99
+        ),
+        None => format!(
+            "In no choice have 99 in 100 requests their first token within {target_ms} ms; give more GPUs or memory."
+        ),
+    });
     said
 }
 
@@ -87,6 +116,8 @@ fn choices(main: &mut String, reports: &[ChoiceReport], rules: &Rules) {
         "best possible",
         "prompt tokens saved",
         "first token p50",
+        "p99",
+        "each further token p50",
         "p99",
         "tokens a second",
         "GPUs busy",
@@ -111,6 +142,8 @@ fn choices(main: &mut String, reports: &[ChoiceReport], rules: &Rules) {
             grouped(report.prefill_tokens_saved),
             ms(report.time_to_first_token_ms.p50),
             ms(report.time_to_first_token_ms.p99),
+            format!("{:.1} ms", report.time_per_output_token_ms.p50),
+            format!("{:.1} ms", report.time_per_output_token_ms.p99),
             format!("{:.0}", report.generated_tokens_per_s),
             percent(report.busy),
             percent(report.link_to_device.max(report.link_to_host)),

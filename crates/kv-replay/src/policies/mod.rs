@@ -71,8 +71,8 @@ pub use two_tiers::TwoTierReport;
 
 use self::pooled::{BlockByBlock, RequestByRequest, Slots};
 use self::report::Simulation;
-use crate::json_file::{WriteError, check_writable, write_json};
-use crate::trace::{ReadOptions, Trace, TraceError};
+use crate::json_file::{WriteError, check_files, write_json};
+use crate::trace::{ReadOptions, Trace, TraceError, left_out};
 
 /// A cache with a rule for which block to evict.
 pub trait Policy {
@@ -218,9 +218,7 @@ pub fn run(
 ) -> Result<String, PoliciesError> {
     let capacities = parse_capacities(options.capacities)?;
     let host_capacities = options.host_capacities.map(parse_capacities).transpose()?;
-    if let Some(path) = options.json {
-        check_writable(path)?;
-    }
+    check_files(options.traces.iter().map(PathBuf::as_path), options.json)?;
     let hosts = host_capacities.as_deref().unwrap_or_default();
     let all = options.traces.len() * (capacities.len() + hosts.len());
     let mut done = 0;
@@ -228,9 +226,12 @@ pub fn run(
         done += 1;
         tell(done, all);
     };
-    let mut traces = Vec::with_capacity(options.traces.len());
+    let (mut traces, mut told) = (Vec::with_capacity(options.traces.len()), String::new());
     for path in options.traces {
         let trace = Trace::read_with(path, options.reading)?;
+        if trace.skipped > 0 {
+            told.push_str(&format!("{}: {}\n", path.display(), left_out(trace.skipped)));
+        }
         let lookups = Lookups::new(&trace);
         let lookups = if options.hints { lookups.hinted() } else { lookups };
         let simulation = Simulation::new(&trace, &lookups, options.half);
@@ -245,12 +246,12 @@ pub fn run(
         if let Some(path) = options.json {
             write_json(path, report)?;
         }
-        return Ok(report.table());
+        return Ok(told + &report.table());
     }
     let table = |one: &TraceReport| format!("{}: {}", one.trace, one.report.table());
     let tables: Vec<_> = traces.iter().map(table).collect();
     if let Some(path) = options.json {
         write_json(path, &Reports { traces })?;
     }
-    Ok(tables.join("\n"))
+    Ok(told + &tables.join("\n"))
 }

@@ -26,6 +26,36 @@ pub struct OpenLoopReport {
     pub time_per_output_token_ms: LatencyReport,
     /// From arrival to the end.
     pub end_to_end_ms: LatencyReport,
+    /// Seconds by which the wait for a first token grows in each second of arrivals; from [`OVERLOADED`] on more arrives than
+    /// is served.
+    pub queue_growth: f64,
+}
+
+/// The growth of waits from which on a queue grows without end: a server that falls behind by 3 s in a minute.
+pub const OVERLOADED: f64 = 0.05;
+
+/// Fewest requests whose waits have a trend.
+const TREND_MIN: usize = 16;
+
+/// By how much waits grow in each second of arrivals, from the median of the second quarter of all requests to that of the
+/// last; 0 for too few of them, or if all arrive at once.
+///
+/// Where work comes in `load` times as fast as it is done, a wait grows by `load - 1`. A busy server that keeps up has long
+/// waits, but no growth.
+pub(crate) fn queue_growth(mut waits: Vec<(Duration, Duration)>) -> f64 {
+    if waits.len() < TREND_MIN {
+        return 0.0;
+    }
+    waits.sort_unstable();
+    let quarter = waits.len() / 4;
+    let medians = |part: &[(Duration, Duration)]| {
+        let mut waits: Vec<_> = part.iter().map(|(_, wait)| wait.as_secs_f64()).collect();
+        waits.sort_unstable_by(f64::total_cmp);
+        (part[part.len() / 2].0.as_secs_f64(), waits[part.len() / 2])
+    };
+    let (begun, before) = medians(&waits[quarter..2 * quarter]);
+    let (ended, after) = medians(&waits[3 * quarter..]);
+    if ended > begun { (after - before) / (ended - begun) } else { 0.0 }
 }
 
 /// The distribution of a time, in milliseconds.
@@ -62,6 +92,25 @@ impl LatencyReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Waits at a server that takes so long for each of 1,000 requests, one of which comes each second.
+    fn growth(service_ms: u64) -> f64 {
+        let (mut free, mut waits) = (Duration::ZERO, Vec::new());
+        for arrival in (0..1000).map(Duration::from_secs) {
+            free = free.max(arrival) + Duration::from_millis(service_ms);
+            waits.push((arrival, free - arrival));
+        }
+        queue_growth(waits)
+    }
+
+    #[test]
+    fn a_queue_grows_by_what_comes_more_than_is_done() {
+        for (service_ms, expected) in [(10, 0.0), (990, 0.0), (1060, 0.06), (2000, 1.0)] {
+            assert!((growth(service_ms) - expected).abs() < 1e-9, "{service_ms}");
+        }
+        let at_once = |count| vec![(Duration::ZERO, Duration::from_secs(5)); count];
+        assert_eq!((queue_growth(at_once(0)), queue_growth(at_once(100))), (0.0, 0.0));
+    }
 
     #[test]
     fn ranks_are_those_of_values_that_were_seen() {

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use kv_cache::TransportStats;
 use serde::Serialize;
 
-pub use latency::{LatencyReport, OpenLoopReport};
+pub(crate) use latency::queue_growth;
+pub use latency::{LatencyReport, OVERLOADED, OpenLoopReport};
 pub(crate) use summary::{bytes, grouped};
 
 use crate::config::{RunConfig, Verify};
@@ -30,6 +31,9 @@ pub const CORRUPTIONS_KEPT_MAX: usize = 32;
 pub struct RunReport {
     /// Number of requests of the trace.
     pub requests: u64,
+    /// Number of requests that the trace's file has besides, and that could not be used; absent if it has none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub requests_skipped: u64,
     /// Number of requests that finished.
     pub finished: u64,
     /// Number of blocks looked up in the prefix index.
@@ -291,6 +295,10 @@ impl ReportShape {
     }
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 impl RunReport {
     /// The report of a run before it starts: the options of `config`, and zeros.
     ///
@@ -300,6 +308,7 @@ impl RunReport {
     pub fn new(config: &RunConfig, device: &str) -> Result<Self, ShapeError> {
         Ok(Self {
             requests: 0,
+            requests_skipped: 0,
             finished: 0,
             block_lookups: 0,
             block_hits: 0,

@@ -8,6 +8,7 @@ use super::{
 use crate::config::Verify;
 use crate::model_line::model_line;
 use crate::nodes::{HandoverReport, NodeReport};
+use crate::trace::left_out;
 
 /// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
@@ -34,6 +35,7 @@ impl RunReport {
             self.contiguous.map_or_else(|| line(self), |_| String::new())
         };
         for (name, what) in [
+            ("trace", left_out(self.requests_skipped)),
             ("model", model_line(&self.shape)),
             ("tokens", self.tokens_line()),
             ("lookups", of_blocks(Self::lookups_line)),

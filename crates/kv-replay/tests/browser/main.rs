@@ -78,6 +78,8 @@ fn pages() -> Result<Pages, Failed> {
         policy,
     });
     let options = PlanOptions {
+        read: &[],
+        target_ms: None,
         trace: &trace,
         rules: &rules,
         choices: &choices,

@@ -9,7 +9,7 @@ use kv_replay::generate::{GenerateOptions, generate};
 use serde_json::Value;
 
 /// A trace of few short requests, each of which comes several times: it meets another node each time.
-fn write_trace(path: &Path, (requests, turns): (u64, usize)) {
+pub(crate) fn write_trace(path: &Path, (requests, turns): (u64, usize)) {
     let mut trace = generate(&GenerateOptions { requests, seed: 3 }).unwrap();
     for request in &mut trace.requests {
         request.input_length = request.input_length.min(12_000);

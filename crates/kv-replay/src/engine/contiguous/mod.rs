@@ -110,6 +110,7 @@ fn play(
     let begun = Begun::now(devices);
     let mapped_before = pages_mapped(&devices.driver.calls());
     let mut report = RunReport::new(config, &devices.description)?;
+    report.requests_skipped = trace.skipped;
     report.requests = trace.requests.len() as u64;
     report.contiguous = Some(ranges.report());
     let mut scheduler = Scheduler::new(ranges, config, trace)?;

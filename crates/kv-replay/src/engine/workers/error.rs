@@ -101,6 +101,12 @@ pub enum WorkerFault {
         /// What it said.
         reason: String,
     },
+    /// The process cannot use its device, or lacks memory for its share: nothing has run yet.
+    #[error("the process cannot begin: {reason}")]
+    Unusable {
+        /// What it said.
+        reason: String,
+    },
     /// The process spoke of a step that it was not asked for.
     #[error("the process completed step {step} of worker {worker}, where step {expected} was next")]
     Step {
@@ -151,6 +157,14 @@ fn status(status: Option<ExitStatus>) -> String {
 cuda_driver::messages::one_line_debug!(FrameError, WorkerFault);
 
 impl WorkerFault {
+    /// The same, of a process that has not begun.
+    pub(super) fn at_start(self) -> Self {
+        match self {
+            Self::Refused { reason } => Self::Unusable { reason },
+            other => other,
+        }
+    }
+
     /// The fault with its causes, on one line.
     pub(super) fn reason(&self) -> String {
         let mut text = self.to_string();

@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::error::{FrameError, WorkerFault};
 use super::frame::{Frame, Kind};
+use crate::family;
 
 /// The longest wait: longer ones than any run are as good as this one.
 const WAIT_MAX: Duration = Duration::from_secs(1 << 32);
@@ -54,7 +55,7 @@ struct Stopped {
 
 impl Member {
     pub(super) fn start(command: &WorkerCommand) -> Result<Self, WorkerFault> {
-        let mut child = Command::new(&command.program)
+        let mut child = family::bind(&mut Command::new(&command.program))
             .args(&command.args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

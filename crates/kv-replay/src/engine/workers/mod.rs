@@ -88,6 +88,7 @@ pub fn run(
     let started = start(config, workers, trace, &clock)?;
     prepare(started.fleet.manager());
     let mut report = RunReport::new(config, &started.description)?;
+    report.requests_skipped = trace.skipped;
     memory::begin(&mut report, config, started.fleet.manager())?;
     report.requests = trace.requests.len() as u64;
     report.placement = started.placement.as_ref().map(|made| place::report(config.place, made));

@@ -55,7 +55,8 @@ pub(super) fn start(
     let mut opened = Vec::new();
     for (worker, (member, open)) in members.iter_mut().zip(&opens).enumerate() {
         let deadline = Deadline::after(workers.timeout);
-        opened.push(fleet::open(member, open, deadline).map_err(failed(worker))?);
+        let begun = fleet::open(member, open, deadline).map_err(WorkerFault::at_start);
+        opened.push(begun.map_err(failed(worker))?);
     }
     let shared = shared(config, workers.workers)?;
     let (placement, shares) = shares(config, &opened, blocks_of_longest(config, trace))?;
@@ -72,7 +73,8 @@ pub(super) fn start(
     let (mut memory, mut survivors) = (vec![most; kinds.len()], Vec::new());
     for (worker, member) in members.iter_mut().enumerate() {
         let deadline = Deadline::after(workers.timeout);
-        let ready = fleet::ready(member, memory.len(), deadline).map_err(failed(worker))?;
+        let ready = fleet::ready(member, memory.len(), deadline).map_err(WorkerFault::at_start);
+        let ready = ready.map_err(failed(worker))?;
         memory.iter_mut().zip(&ready.memory).for_each(|(all, own)| *all = all.meet(*own));
         let told = ready.survivors(worker as u16).map_err(WorkerFault::from);
         survivors.push(told.map_err(failed(worker))?);

@@ -114,16 +114,44 @@ fn the_size_that_would_have_kept_what_was_gone_is_said() {
     let small = run(|run, series| {
         run.host_blocks = 23;
         lost(series, 250);
-        let mut sizes = Histogram::default();
-        sizes.add(5, 200);
-        sizes.add(7, 50);
-        series.cache_at_loss_blocks = sizes.report();
+        series.cache_at_loss_blocks = sizes([(500, 200), (700, 50)]);
     });
-    assert!(small.helps.contains("5 blocks would have kept half"), "{small:?}");
-    assert!(
-        small.helps.contains("and 7 nine in ten; device and host memory have 123"),
-        "{small:?}"
-    );
+    assert!(small.helps.contains("511 blocks would have kept half"), "{small:?}");
+    assert!(small.helps.contains("and 700 blocks would have kept nine in ten"), "{small:?}");
+    assert!(small.helps.contains("device and host memory have 123"), "{small:?}");
+    // A size that the cache has is no advice, however its tiers have divided it.
+    let divided = run(|run, series| {
+        run.host_blocks = 23;
+        lost(series, 250);
+        series.cache_at_loss_blocks = sizes([(110, 200), (700, 50)]);
+    });
+    assert!(divided.helps.contains("700 blocks would have kept nine in ten"), "{divided:?}");
+    assert!(!divided.helps.contains("half"), "{divided:?}");
+    let enough = run(|run, series| {
+        run.host_blocks = 23;
+        lost(series, 250);
+        series.cache_at_loss_blocks = sizes([(110, 250)]);
+    });
+    assert!(enough.limit == "capacity" && !enough.helps.contains("would have kept"), "{enough:?}");
+}
+
+fn sizes(counted: impl IntoIterator<Item = (u64, u64)>) -> crate::series::HistogramReport {
+    let mut sizes = Histogram::default();
+    counted.into_iter().for_each(|(blocks, count)| sizes.add(blocks, count));
+    sizes.report()
+}
+
+#[test]
+fn a_run_is_not_advised_about_its_own_verification() {
+    for (verify, limit) in [("none", "computation"), ("sample", "nothing"), ("full", "nothing")] {
+        let busy = run(|run, series| {
+            run.verify = verify.to_owned();
+            series.timeline.tracks[1].busy_ns = 9_000_000_000;
+        });
+        assert_eq!(busy.limit, limit, "{verify}");
+        let told = busy.facts.iter().any(|fact| fact.contains(&format!("--verify {verify}")));
+        assert_eq!(told, limit == "nothing", "{busy:?}");
+    }
 }
 
 #[test]
