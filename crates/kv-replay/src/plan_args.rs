@@ -217,6 +217,7 @@ impl PlanArgs {
                 rules.profile.dtoh.bytes_per_s() as f64 / 1e9
             ),
             "Calls of the cache, tables and kernels take no time; an iteration that generates takes equally long whatever the number and length of its requests.".to_owned(),
+            "A hit rate is the share of full blocks that were found, of those that a prompt has before its last token, as in the report of a run; `policies` counts all hash ids of a trace.".to_owned(),
             "The best possible hit rate is Belady's optimum, with the memory and files of all GPUs and their hosts as one cache.".to_owned(),
         ]);
         Ok(Asked { trace, rules, choices, assumed })

@@ -488,7 +488,7 @@ fn the_report_has_the_documented_form() {
             {"capacity": 1, "hit_rate": rates(0.0, 0.0, 0.0), "way": null, "cache_saved": null},
         ]})
     );
-    let expected = "4 block lookups; hit rate by capacity in blocks\n\n\
+    let expected = "4 block lookups; hit rate by capacity in blocks: the share of the trace's hash ids, part-full ones included\n\n\
         capacity     lru  belady    slru  s3fifo     arc  hit_density  hit_density_pool  s3fifo_pool  arc_pool  lru_block    way\n       \
         2  0.5000  0.5000  0.5000  0.5000  0.5000       0.5000            0.5000       0.5000    0.5000     0.5000      -\n       \
         1  0.0000  0.0000  0.0000  0.0000  0.0000       0.0000            0.0000       0.0000    0.0000     0.0000      -\n";

@@ -62,7 +62,8 @@ fn end_of(mut child: Child) -> std::process::ExitStatus {
 fn ended_by(signal: Signal, kind: &str, more: &[&str]) {
     let traces = tempfile::tempdir().unwrap();
     let trace = traces.path().join("trace.jsonl");
-    write_trace(&trace, (8, 50));
+    // More than any machine plays before the signal.
+    write_trace(&trace, (8, 1000));
     let mut moments = SplitMix64::new(7);
     for turn in 0..tries() {
         let folder = tempfile::tempdir().unwrap();

@@ -282,7 +282,7 @@ fn facts(run: &RunFile) -> Vec<String> {
         let (evicted, reused) = (&series.age_at_eviction_ms, &series.age_at_reuse_ms);
         if evicted.count > 0 && reused.count > 0 {
             facts.push(format!(
-                "Half of the evicted blocks had been unused for {} or less; half of the reused ones came back within {}.",
+                "By the arrivals of the trace, half of the evicted blocks had been unused for {} or less, and half of the reused ones came back within {}; the timeline shows the time of devices.",
                 time(evicted.p50.saturating_mul(1_000_000)),
                 time(reused.p50.saturating_mul(1_000_000))
             ));

@@ -157,8 +157,10 @@ impl PolicyReport {
     #[must_use]
     pub fn table(&self) -> String {
         const CAPACITY: &str = "capacity";
-        let mut text =
-            format!("{} block lookups; hit rate by capacity in blocks\n\n", self.block_lookups);
+        let mut text = format!(
+            "{} block lookups; hit rate by capacity in blocks: the share of the trace's hash ids, part-full ones included\n\n",
+            self.block_lookups
+        );
         let widths: Vec<usize> = POLICIES.iter().map(|entry| entry.name.len().max(6) + 2).collect();
         let first = self.capacities.iter().map(|row| row.capacity.blocks().to_string().len());
         let first = first.max().unwrap_or(0).max(CAPACITY.len());
