@@ -385,7 +385,7 @@ impl<E: fmt::Debug> fmt::Debug for CoverError<E> {
 }
 
 /// The end of an epoch; see [`EpochGate::retire_point`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RetirePoint {
     gate: EpochGate,
     last: u64,
@@ -425,6 +425,11 @@ pub enum Unrest {
 }
 
 impl RetirePoint {
+    /// Of two points of one gate, the later has the larger number.
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     /// Whether the point is passed. Does not wait.
     pub(crate) fn check(&self) -> Result<(), Unrest> {
         let (open, submitted, left) = {

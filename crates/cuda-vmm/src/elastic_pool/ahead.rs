@@ -203,8 +203,9 @@ impl Holder for PoolCore {
     fn release_parked(&self, bytes: u64) -> u64 {
         let pages = bytes.div_ceil(self.pages.page_bytes());
         let unmap = || {
+            let retired = self.poll_retired().unmapped_pages;
             self.settle();
-            self.unmap_parked(pages)
+            retired + self.unmap_parked(pages.saturating_sub(retired))
         };
         match self.try_alone(unmap) {
             Some(unmapped) if unmapped > 0 => self.pages.release_idle(bytes),

@@ -214,8 +214,8 @@ pub enum RetireError {
     /// One of the pages is not mapped.
     #[error(transparent)]
     NotMapped(#[from] NotMapped),
-    /// Nothing covers the users, and peers have access: no single wait would cover all users, so
-    /// the pages would never be at rest.
+    /// A fence is of a device that cannot access the memory. Or nothing covers the users, and peers
+    /// have access: no single wait would cover all users, so the pages would never be at rest.
     #[error(transparent)]
     UsersUnknown(#[from] UsersUnknown),
 }
