@@ -545,6 +545,17 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_gone_is_not_remembered() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let gate = EpochGate::new();
+        for _ in 0..100 {
+            gate.guard(&Arc::new(AccessList::new(&device, &[]).unwrap()));
+        }
+        assert_eq!(gate.inner.state.lock().guarded.len(), 1);
+    }
+
+    #[test]
     fn a_point_is_passed_by_older_leases_only() {
         let sim = SimDriver::new(SimConfig::default()).unwrap();
         let device = Device::open(Arc::new(sim), 0).unwrap();

@@ -153,6 +153,19 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_refused_whatever_else_co
 }
 
 #[test]
+fn a_fence_is_renewed_on_the_device_of_its_stream() {
+    let machine = machine_with(2, 0);
+    let fence = fence_of(&machine, 0);
+    fence.wait().unwrap();
+    let other = Device::open(machine.device.driver().clone(), 1).unwrap();
+    let stream = Stream::new(&other).unwrap();
+    let renewed = fence.renew(&stream).unwrap();
+    assert_eq!(renewed.device(), &other);
+    let event = renewed.raw();
+    assert_eq!(renewed.renew(&stream).unwrap().raw(), event);
+}
+
+#[test]
 fn a_lease_is_not_closed_by_fences_of_devices_that_cannot_access_the_memory() {
     let machine = machine_with(2, 0);
     let others = machine_with(1, 0);

@@ -20,8 +20,12 @@ pub enum PageError {
         granularity: u64,
     },
     /// The pool's capacity is reached. This is an expected outcome.
-    #[error("all {capacity} pages of the pool are in use")]
+    #[error("cannot take {asked} pages: {in_use} of {capacity} are in use")]
     Exhausted {
+        /// Requested number of pages.
+        asked: u64,
+        /// Number of pages with a holder.
+        in_use: u64,
         /// The capacity.
         capacity: u64,
     },

@@ -205,19 +205,20 @@ impl SpaceCore {
     /// Pages for that many rows: idle ones, new ones, or, for one row, those of resting seats.
     fn take_pages(&self, rows: u64) -> Result<Vec<PhysicalPage>, Fault> {
         loop {
-            let error = match self.pages.take_many(rows * self.shape.ranges) {
+            let error = match self.pages.take_all(rows * self.shape.ranges) {
                 Ok(pages) => return Ok(pages),
                 Err(error) => error,
             };
             let fault = self.page_fault(error);
-            if rows > 1 || !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
-                return Err(fault);
-            }
+            let short = matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. });
             // Over its limit the pool hands out no page, not even an idle one.
-            self.settle();
-            if !self.relieve() && self.unmap_unneeded_row().is_none() {
-                return Err(fault);
+            if rows == 1 && short {
+                self.settle();
+                if self.relieve() || self.unmap_unneeded_row().is_some() {
+                    continue;
+                }
             }
+            return self.pages.noted(Err(error)).map_err(|_| fault);
         }
     }
 

@@ -67,7 +67,7 @@ impl SpaceCore {
         place.is_some_and(|place| self.unmap_last_row(place).is_some())
     }
 
-    fn wanted_rows(&self, shared: &Lengths) -> u64 {
+    pub(super) fn wanted_rows(&self, shared: &Lengths) -> u64 {
         self.shape.rows_for(shared.wanted.load(Ordering::SeqCst))
     }
 
