@@ -182,7 +182,8 @@ impl ElasticPool {
         let source = Arc::clone(&self.core);
         let handle = worker.attach(source);
         let wakes = self.core.pages.limit().map(|limit| {
-            let wakes = Arc::new(WakesWorker(handle.waker().clone()));
+            let (device, waker) = (self.device().clone(), handle.waker().clone());
+            let wakes = Arc::new(WakesWorker { device, waker });
             let holder: Arc<dyn Holder> = wakes.clone();
             limit.enroll(Arc::downgrade(&holder));
             wakes

@@ -385,7 +385,7 @@ impl<E: fmt::Debug> fmt::Debug for CoverError<E> {
 }
 
 /// The end of an epoch; see [`EpochGate::retire_point`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RetirePoint {
     gate: EpochGate,
     last: u64,
@@ -425,6 +425,11 @@ pub enum Unrest {
 }
 
 impl RetirePoint {
+    /// Of two points of one gate, the later has the larger number.
+    pub(crate) fn last(&self) -> u64 {
+        self.last
+    }
+
     /// Whether the point is passed. Does not wait.
     pub(crate) fn check(&self) -> Result<(), Unrest> {
         let (open, submitted, left) = {
@@ -537,6 +542,17 @@ mod tests {
         // A fence with another holder is not recorded again.
         assert_ne!(fence.renew(&stream).unwrap().raw(), event);
         assert_eq!(sim.calls().get("cuEventQuery"), None);
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_not_remembered() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let gate = EpochGate::new();
+        for _ in 0..100 {
+            gate.guard(&Arc::new(AccessList::new(&device, &[]).unwrap()));
+        }
+        assert_eq!(gate.inner.state.lock().guarded.len(), 1);
     }
 
     #[test]

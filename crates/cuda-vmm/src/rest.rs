@@ -1,6 +1,7 @@
 //! The proof that no work uses a range any more. Unmapping needs this proof.
 
 use std::fmt;
+use std::sync::Arc;
 
 use cuda_driver::messages::{Chain, one_line_debug};
 use smallvec::SmallVec;
@@ -8,13 +9,30 @@ use smallvec::SmallVec;
 use crate::epoch::{RetirePoint, Unrest};
 use crate::{EpochGate, Fence};
 
-/// The memory was not given up, because the end of its uses is unknown: addresses were handed out,
-/// no lease was ever taken at the gate, and none of the given fences is of a device with access.
+/// The memory was not given up, because the end of its uses is unknown. Either addresses were handed
+/// out, no lease was ever taken at the gate, and no fence was given, or some of the given fences are
+/// of devices that cannot access the memory: those say nothing about its uses.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[error("none of {fences} fences and no lease covers the uses of the memory")]
 pub struct UsersUnknown {
     /// Number of given fences.
     pub fences: u64,
+    /// Number of them whose device cannot access the memory.
+    pub foreign: u64,
+}
+
+impl fmt::Display for UsersUnknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self { fences, foreign: 0 } => {
+                write!(f, "none of {fences} fences and no lease covers the uses of the memory")
+            }
+            Self { fences, foreign } => write!(
+                f,
+                "{foreign} of {fences} fences are of devices that cannot access the memory: \
+                 give fences of its own device and of its peers"
+            ),
+        }
+    }
 }
 
 /// The memory is still in use, so nothing was unmapped. The request is returned for another try.
@@ -52,6 +70,120 @@ pub(crate) enum Covered {
     No,
 }
 
+/// The possible users of some memory, in the one place where they are kept until they are seen to be
+/// done. The memory counts in units from its start, such as rows or blocks.
+///
+/// A group of users leaves the list in two ways only: by [`Done`], or all together with the memory
+/// that they use, by [`joined`](Users::joined).
+#[derive(Debug, Default)]
+pub(crate) struct Users {
+    groups: Vec<Group>,
+    /// The length at which the fences are to be queried: twice the length after the last time.
+    look_at: usize,
+}
+
+/// Users that were told of together.
+#[derive(Debug)]
+struct Group {
+    /// They use units before this one only.
+    end: u64,
+    users: Arc<Quiescence>,
+}
+
+/// Users that were seen to be done.
+#[derive(Debug)]
+pub(crate) struct Done(Arc<Quiescence>);
+
+/// Number of groups that are kept before any fence is queried for their number alone.
+const UNASKED_MAX: usize = 16;
+
+impl Users {
+    /// Adds users of the units before `end`.
+    pub(crate) fn add(&mut self, end: u64, users: Quiescence) {
+        self.groups.push(Group { end, users: Arc::new(users) });
+    }
+
+    /// Whether so many groups have gathered that a caller who adds more should query their fences.
+    /// Over time that is at most two queries for each group.
+    pub(crate) fn are_many(&mut self) -> bool {
+        let many = self.groups.len() > self.look_at.max(UNASKED_MAX);
+        if many {
+            self.look_at = 2 * self.groups.len();
+        }
+        many
+    }
+
+    pub(crate) fn are_none(&self) -> bool {
+        self.groups.is_empty()
+    }
+
+    /// Whether some users are known to exist, and nothing says when they are done.
+    pub(crate) fn are_unknown(&self) -> bool {
+        self.groups.iter().any(|group| group.users.covered == Covered::No)
+    }
+
+    /// The first unit that nobody uses, and behind which nobody does.
+    pub(crate) fn end(&self) -> u64 {
+        self.groups.iter().map(|group| group.end).max().unwrap_or(0)
+    }
+
+    /// The proof for the units from `first` on, if nobody uses them.
+    pub(crate) fn rest_from(&self, first: u64) -> Option<AtRest> {
+        (self.end() <= first).then_some(AtRest(()))
+    }
+
+    /// The users that may be done, to be checked without a lock.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = Arc<Quiescence>> + '_ {
+        let known = self.groups.iter().filter(|group| group.users.covered == Covered::Yes);
+        known.map(|group| Arc::clone(&group.users))
+    }
+
+    /// Removes users that are done. Drops no last handle of a fence: `done` has another.
+    pub(crate) fn forget(&mut self, done: &Done) {
+        self.groups.retain(|group| !Arc::ptr_eq(&group.users, &done.0));
+        self.look_at = 2 * self.groups.len();
+    }
+
+    /// Replaces unknown users by those who may have been meant.
+    pub(crate) fn explain(&mut self, users: Quiescence) {
+        self.groups.retain(|group| group.users.covered == Covered::Yes);
+        self.add(u64::MAX, users);
+    }
+
+    /// All of them, for an owner to whom the memory goes; `None` if there are none, or unknown ones.
+    pub(crate) fn joined(&self) -> Option<Quiescence> {
+        let last = self.groups.iter().max_by_key(|group| group.users.point.last())?;
+        let (fences, point) = (self.fences().cloned().collect(), last.users.point.clone());
+        (!self.are_unknown()).then_some(Quiescence { fences, point, covered: Covered::Yes })
+    }
+
+    /// The fences of all of them that are not known to be over.
+    pub(crate) fn fences(&self) -> impl Iterator<Item = &Fence> {
+        let fences = self.groups.iter().flat_map(|group| &group.users.fences);
+        fences.filter(|fence| !fence.is_known_over())
+    }
+}
+
+impl Done {
+    /// Queries the fences of `users`. Does not wait.
+    pub(crate) fn check(users: Arc<Quiescence>) -> Option<Self> {
+        match users.check() {
+            Ok(AtRest(())) => Some(Self(users)),
+            Err(Unrest::Device(error)) => {
+                tracing::warn!(%error, "a fence cannot be queried: the memory behind it stays in use");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// No proof at all: the mistake that the protection prevents.
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    pub(crate) fn sabotage(users: Arc<Quiescence>) -> Self {
+        Self(users)
+    }
+}
+
 /// Proof that a [`Quiescence`] was reached. Only this module creates it, and unmapping consumes it.
 #[derive(Debug)]
 pub(crate) struct AtRest(());
@@ -76,11 +208,6 @@ impl Quiescence {
             Covered::Yes => Ok(AtRest(())),
             Covered::No => Err(Unrest::Unknown),
         }
-    }
-
-    /// The fences among the users.
-    pub(crate) fn fences(&self) -> &[Fence] {
-        &self.fences
     }
 
     /// Waits on the host until all users are done. If fences and leases do not cover all users, or

@@ -4,14 +4,17 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Duration;
 
 use common::{DEVICE_PAGES, Machine, PAGE, machine};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::limit::{AdmissionPolicy, Headroom, MemoryFigures, MemoryProbe, Verdict};
-use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions};
+use cuda_vmm::limit::{
+    AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe, Verdict,
+};
+use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PhysicalPage};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryRules};
 
 fn headroom(pages: u64) -> Headroom {
@@ -192,4 +195,72 @@ fn what_is_being_created_is_refused_to_nobody_a_second_time() {
             assert_eq!(taken.map(|batches| batches.len() as u64), Ok(BATCHES), "round {round}");
         }
     }
+}
+
+/// A probe that asks the policy which it serves, as a log of verdicts does.
+#[derive(Debug, Default)]
+struct Curious {
+    policy: OnceLock<AdmissionPolicy>,
+    asked: AtomicU64,
+}
+
+impl MemoryProbe for Curious {
+    fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError> {
+        if self.asked.fetch_add(1, Ordering::Relaxed) == 0 {
+            let policy = self.policy.get().unwrap();
+            assert!(policy.judge(device, PAGE)?.is_admitted());
+        }
+        DriverProbe.figures(device)
+    }
+}
+
+#[test]
+fn a_probe_may_ask_the_policy_that_asks_it() {
+    let (tell, told) = mpsc::channel();
+    // A thread of its own, so that a deadlock ends the test.
+    std::thread::spawn(move || {
+        let (machine, curious) = (machine(), Arc::new(Curious::default()));
+        let policy = AdmissionPolicy::with_probe(headroom(0), curious.clone());
+        curious.policy.set(policy.clone()).unwrap();
+        let taken = pages(&machine, &policy).take().is_ok();
+        let _ = tell.send((taken, curious.asked.load(Ordering::Relaxed)));
+    });
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok((true, 2)));
+}
+
+/// A probe during which another caller creates pages.
+#[derive(Debug)]
+struct Overtaken {
+    other: OnceLock<PagePool>,
+    taken: Mutex<Vec<PhysicalPage>>,
+}
+
+impl MemoryProbe for Overtaken {
+    fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError> {
+        let figures = DriverProbe.figures(device)?;
+        if let Some(other) = self.other.get()
+            && self.taken.try_lock().is_ok_and(|taken| taken.len() < 2)
+            && let Ok(mut taken) = self.taken.lock()
+        {
+            // Its own question comes back to this probe, which then adds nothing.
+            taken.push(other.take().unwrap());
+        }
+        Ok(figures)
+    }
+}
+
+#[test]
+fn figures_that_another_caller_has_overtaken_admit_nothing_twice_and_refuse_nothing_for_good() {
+    let machine = machine();
+    let probe = Arc::new(Overtaken { other: OnceLock::new(), taken: Mutex::default() });
+    let policy = AdmissionPolicy::with_probe(headroom(0), probe.clone());
+    let ours = pages(&machine, &policy);
+    let held = ours.take_many(DEVICE_PAGES - 4).unwrap();
+    probe.other.set(pages(&machine, &policy)).unwrap();
+    // Four pages are free when the question is asked first, two when it has its answer.
+    let error = ours.take_many(4).unwrap_err();
+    let PageError::NoHeadroom(verdict) = error else { panic!("{error:?}") };
+    assert_eq!((verdict.free_bytes, verdict.pending_bytes), (2 * PAGE, 0));
+    assert_eq!(ours.take_many(2).unwrap().len(), 2);
+    drop(held);
 }

@@ -357,3 +357,117 @@ fn nothing_grows_in_a_hundred_thousand_steps() {
     assert!(life.pages.stats().live <= 20 && life.limit.stats().used_bytes <= 24 * PAGE);
     life.close();
 }
+
+/// Steps of speculative decoding on a device that is one step behind: each step tries a token and
+/// rejects it. The first step has given up two of four rows for good. Returns the mapped bytes and
+/// the number of events at the end, and the greatest number of events queried in one step.
+fn reject_a_draft_in_each_step(steps: u64, polls: bool) -> (u64, usize, u64) {
+    let (machine, worker) = (machine(), Worker::manual());
+    let options = SpaceOptions {
+        sequences: 1,
+        planes: 1,
+        token_bytes: PAGE / 4,
+        tokens_max: 16,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&machine.pages(8), &worker, options).unwrap();
+    let stream = machine.stream();
+    let mut sequence = space.admit(16).unwrap();
+    sequence.extend_blocking(16).unwrap();
+    let (mut before, mut asked_most): (Option<Fence>, _) = (None, 0);
+    for step in 0..steps {
+        let asked = machine.calls("cuEventQuery");
+        sequence.extend_to(6).unwrap();
+        stream.fill(sequence.plane(0).unwrap().span(0..6).unwrap(), step as u8).unwrap();
+        let fence = Fence::record(&stream).unwrap();
+        machine.sim.hold(stream.raw());
+        sequence.shrink_to(5, std::slice::from_ref(&fence)).unwrap();
+        // The work of the step before is over and seen to be, that of this one is not.
+        while polls && worker.poll() {}
+        machine.sim.release_hold(stream.raw());
+        if let Some(before) = before.replace(fence) {
+            before.wait().unwrap();
+        }
+        asked_most = asked_most.max(machine.calls("cuEventQuery") - asked);
+    }
+    drop(before);
+    let events = machine.sim.check_leaks().events;
+    stream.synchronize().unwrap();
+    while worker.poll() {}
+    let mapped_bytes = space.stats().mapped_bytes;
+    sequence.finish(&[]);
+    (mapped_bytes, events, asked_most)
+}
+
+#[test]
+fn memory_given_up_comes_back_and_its_users_are_forgotten_though_each_step_gives_up_more() {
+    assert_eq!(reject_a_draft_in_each_step(3, true).0, 2 * PAGE);
+    for polls in [true, false] {
+        let (few, many) =
+            (reject_a_draft_in_each_step(40, polls), reject_a_draft_in_each_step(800, polls));
+        assert!(many.1 <= few.1 + 4, "events after 40 steps and after 800: {few:?}, {many:?}");
+        assert!(many.2 <= few.2, "queries of one step: {few:?}, {many:?}");
+    }
+}
+
+#[test]
+fn parked_blocks_at_rest_go_to_others_though_more_are_parked_in_each_step() {
+    let machine = machine();
+    let limit = MemoryLimit::new(8 * PAGE);
+    let pool = |initial_blocks| {
+        let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+        let options = ElasticPoolOptions {
+            block_bytes: PAGE,
+            capacity_blocks: 8,
+            page_bytes: None,
+            initial_blocks,
+        };
+        ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules).unwrap()
+    };
+    let (parks, grows, stream) = (pool(8), pool(0), machine.stream());
+    let mut before: Option<Fence> = None;
+    let mut grown = Vec::new();
+    for left in (1..8).rev() {
+        stream.fill(parks.block_span(left).unwrap(), 1).unwrap();
+        let fence = Fence::record(&stream).unwrap();
+        machine.sim.hold(stream.raw());
+        parks.park_to(left, std::slice::from_ref(&fence)).unwrap();
+        // Blocks parked in earlier steps are at rest: their work was waited for.
+        grown.push(grows.grow_to(grows.ready_blocks() + 1).ok());
+        machine.sim.release_hold(stream.raw());
+        if let Some(before) = before.replace(fence) {
+            before.wait().unwrap();
+        }
+    }
+    // Each step but the first two gets the block of the step before the last.
+    assert_eq!(grown, [None, None, Some(1), Some(2), Some(3), Some(4), Some(5)]);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+}
+
+#[test]
+fn the_users_of_parked_blocks_do_not_grow_with_the_steps_though_nobody_looks() {
+    let events = |steps| {
+        let (machine, mut before) = (machine(), None::<Fence>);
+        let pool = machine.pool(PAGE / 4, 8, 8);
+        let stream = machine.stream();
+        for step in 0..steps {
+            // Blocks of one page, so that a shrink leaves them mapped.
+            let fence = Fence::record(&stream).unwrap();
+            machine.sim.hold(stream.raw());
+            match step % 2 {
+                0 => _ = pool.park_to(7, std::slice::from_ref(&fence)).unwrap(),
+                _ => _ = pool.shrink_to(6, std::slice::from_ref(&fence)).unwrap(),
+            }
+            machine.sim.release_hold(stream.raw());
+            if let Some(before) = before.replace(fence) {
+                before.wait().unwrap();
+            }
+            if step % 2 == 1 {
+                before.as_ref().unwrap().wait().unwrap();
+                assert_eq!(pool.grow_to(8), Ok(8));
+            }
+        }
+        machine.sim.check_leaks().events
+    };
+    assert!(events(400) <= events(40) + 4);
+}

@@ -5,10 +5,17 @@
 
 mod common;
 
-use common::{PAGE, close_into, machine, take};
+use common::{Machine, PAGE, close_into, machine, refusals, take};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
-use cuda_vmm::GrowError;
-use cuda_vmm::pages::{CloseStep, MapRefusal, MapStep, Page, PageError, PageState, ReserveError};
+use cuda_vmm::pages::{
+    CloseStep, MapRefusal, MapStep, Page, PageError, PagePool, PagePoolOptions, PageState,
+    PhysicalPage, Reservation, ReservationOptions, ReserveError,
+};
+use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::{
+    CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, GrowError, MemoryLimit, MemoryRules,
+    Worker,
+};
 
 fn refused(call: &'static str, code: ErrorCode) -> DeviceError {
     DeviceError::Driver(DriverError::new(call, code))
@@ -225,20 +232,20 @@ fn a_quarantined_page_does_not_stop_later_growth() {
 #[test]
 fn construction_that_fails_leaves_nothing() {
     let machine = machine();
-    let options = |bytes| cuda_vmm::pages::ReservationOptions { bytes, ..Default::default() };
+    let options = |bytes| ReservationOptions { bytes, ..Default::default() };
     for call in ["cuMemGetAllocationGranularity", "cuMemAddressReserve"] {
         machine.sim.fail_nth(call, 1, ErrorCode::NOT_SUPPORTED);
-        let error = cuda_vmm::pages::Reservation::new(&machine.device, options(PAGE)).map(drop);
+        let error = Reservation::new(&machine.device, options(PAGE)).map(drop);
         assert_eq!(error, Err(ReserveError::Device(refused(call, ErrorCode::NOT_SUPPORTED))));
     }
     machine.sim.fail_nth("cuMemMap", 2, ErrorCode::INVALID_VALUE);
-    let options = cuda_vmm::ElasticPoolOptions {
+    let options = ElasticPoolOptions {
         block_bytes: PAGE,
         capacity_blocks: 4,
         page_bytes: None,
         initial_blocks: 3,
     };
-    let error = cuda_vmm::ElasticPool::new(&machine.device, options).map(drop).unwrap_err();
+    let error = ElasticPool::new(&machine.device, options).map(drop).unwrap_err();
     let source = refused("cuMemMap", ErrorCode::INVALID_VALUE);
     let grow = GrowError::Device { ready_blocks: 0, source };
     assert_eq!(error, cuda_vmm::PoolError::Grow(grow));
@@ -259,4 +266,228 @@ fn a_page_that_cannot_be_created_is_not_counted() {
     assert_eq!(take(&pages, 5).len(), 5);
     drop(pages);
     machine.assert_no_leak();
+}
+
+#[test]
+fn an_idle_page_that_a_pool_cannot_release_when_it_closes_is_reported_as_leaked() {
+    for (code, left) in [(ErrorCode::OUT_OF_MEMORY, 0), (ErrorCode::INVALID_VALUE, PAGE)] {
+        let machine = machine();
+        let pool = machine.pool(PAGE, 4, 4);
+        pool.shrink_to(0, &[]).unwrap();
+        assert_eq!(pool.poll_retired().unmapped_pages, 4);
+        machine.sim.fail_nth("cuMemRelease", 1, code);
+        let report = pool.close(&[]).wait().unwrap();
+        assert_eq!(report.errors.len(), 1, "{report:?}");
+        assert_eq!((report.released, report.leaked_bytes), (4 - left / PAGE, left));
+        assert_eq!(machine.sim.check_leaks().physical_bytes, left);
+    }
+}
+
+/// Pools, a space and a reservation under one limit, with memory in every state.
+struct World {
+    machine: Machine,
+    limit: MemoryLimit,
+    stock: PagePool,
+    held: Vec<PhysicalPage>,
+    grows: ElasticPool,
+    rests: ElasticPool,
+    worker: Worker,
+    space: SequenceSpace,
+    sequence: Sequence,
+    addresses: Reservation,
+}
+
+/// All that somebody uses, and none of what only waits for a use. Unused memory may be released for
+/// a call that is then refused, and pages may be left idle.
+#[derive(Debug, PartialEq)]
+struct Needed {
+    ready_blocks: [u64; 2],
+    tokens: u64,
+    sequences: [u64; 2],
+    mapped: u64,
+    retiring: u64,
+    in_use: u64,
+}
+
+const ROW: u64 = 4;
+
+impl World {
+    fn new() -> Self {
+        let (machine, limit, worker) = (machine(), MemoryLimit::new(30 * PAGE), Worker::manual());
+        let rules = || MemoryRules { limit: Some(limit.clone()), admission: None };
+        let pages = |capacity_pages| {
+            let options = PagePoolOptions { page_bytes: None, capacity_pages };
+            PagePool::with_rules(&machine.device, options, rules()).unwrap()
+        };
+        let pool = |initial_blocks| {
+            let options = ElasticPoolOptions {
+                block_bytes: PAGE / 2 * 3,
+                capacity_blocks: 12,
+                page_bytes: None,
+                initial_blocks,
+            };
+            ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules()).unwrap()
+        };
+        let (stock, grows, rests) = (pages(12), pool(2), pool(6));
+        let held = stock.take_many(3).unwrap();
+        rests.park_to(4, &[]).unwrap();
+        rests.shrink_to(2, &[]).unwrap();
+        let options = SpaceOptions {
+            sequences: 3,
+            planes: 2,
+            token_bytes: PAGE / ROW,
+            tokens_max: 4 * ROW,
+            ..SpaceOptions::default()
+        };
+        let space = SequenceSpace::new(&pages(24), &worker, options).unwrap();
+        let mut sequence = space.admit(2 * ROW).unwrap();
+        sequence.extend_blocking(2 * ROW).unwrap();
+        let mut parked = space.admit(2 * ROW).unwrap();
+        parked.extend_blocking(2 * ROW).unwrap();
+        sequence.shrink_to(ROW, &[]).unwrap();
+        parked.finish(&[]);
+        let addresses = machine.reservation(8);
+        addresses.map_range(0, stock.take_many(2).unwrap()).unwrap();
+        stock.prepare(2).unwrap();
+        Self { machine, limit, stock, held, grows, rests, worker, space, sequence, addresses }
+    }
+
+    fn needed(&self) -> Needed {
+        let (blocks, space) = ([&self.grows, &self.rests], self.space.stats());
+        let [grows, rests] = blocks.map(ElasticPool::stats);
+        let own = self.addresses.stats();
+        Needed {
+            ready_blocks: blocks.map(ElasticPool::ready_blocks),
+            // A refused extension counts as a demand, and keeps what it has mapped.
+            tokens: self.sequence.ready_tokens().min(ROW),
+            sequences: [space.live, space.abandoned],
+            mapped: grows.mapped_bytes - grows.parked_bytes + rests.mapped_bytes
+                - rests.parked_bytes
+                + own.mapped_bytes,
+            retiring: own.retiring_bytes,
+            in_use: self.stock.stats().in_use,
+        }
+    }
+
+    /// The accounts agree with the device, whatever happened.
+    #[track_caller]
+    fn assert_adds_up(&self, at: &str) {
+        let used = self.machine.sim.device_used_bytes(0);
+        assert_eq!(self.limit.stats().used_bytes, used, "{at}");
+        let pools = [&self.stock, self.grows.pages(), self.rests.pages(), self.space.pages()];
+        let live: u64 = pools.iter().map(|pool| pool.stats().live).sum();
+        assert_eq!(live * PAGE, used, "{at}");
+        let space = self.space.stats();
+        let bytes = space.mapped_bytes + space.parked_bytes + space.quarantined_bytes;
+        assert_eq!(self.space.pages().stats().in_use * PAGE, bytes, "{at}: {space:?}");
+        for pool in [&self.grows, &self.rests] {
+            let stats = pool.stats();
+            let bytes = stats.mapped_bytes + stats.retiring_bytes + stats.quarantined_bytes;
+            assert_eq!(pool.pages().stats().in_use * PAGE, bytes, "{at}: {stats:?}");
+        }
+    }
+
+    fn close(self, at: &str) {
+        let Self { machine, limit, stock, held, grows, rests, worker, space, sequence, addresses } =
+            self;
+        drop((sequence, held));
+        let mut reports = vec![space.close(&[]).unwrap().wait().unwrap()];
+        reports.extend([grows, rests].map(|pool| pool.close(&[]).wait().unwrap()));
+        let mut closed = addresses.close(&[]).wait().unwrap();
+        let pages = std::mem::take(&mut closed.pages);
+        pages.into_iter().for_each(|page| stock.give_back(page).unwrap());
+        reports.push(closed);
+        let freed = |report: &CloseReport| report.errors.is_empty() && report.leaked_bytes == 0;
+        assert!(reports.iter().all(freed), "{at}: {reports:?}");
+        worker.close();
+        drop((stock, reports));
+        assert_eq!(limit.stats().used_bytes, 0, "{at}");
+        machine.assert_no_leak();
+    }
+}
+
+type Call = fn(&mut World) -> bool;
+
+/// Every public call that makes driver calls; each returns whether it was refused. Its results are
+/// dropped, so that a call that was granted is not compared.
+const PUBLIC: [(&str, Call); 17] = [
+    ("take", |t| t.stock.take().map(drop).is_err()),
+    ("take what is not there", |t| t.stock.take_many(5).map(drop).is_err()),
+    ("take_exportable", |t| t.stock.take_exportable().map(drop).is_err()),
+    ("prepare", |t| t.stock.prepare(4).is_err()),
+    ("grow", |t| t.grows.grow_to(4).is_err()),
+    ("grow into what others do not use", |t| t.grows.grow_to(10).is_err()),
+    ("grow into what was parked", |t| t.rests.grow_to(5).is_err()),
+    ("extend", |t| t.sequence.extend_blocking(4 * ROW).is_err()),
+    ("map", |t| {
+        let pages = t.held.drain(..).collect::<Vec<_>>();
+        let refused = t.addresses.map_range(3, pages).map_err(|error| error.pages);
+        let failed = refused.is_err();
+        for page in refused.err().into_iter().flatten() {
+            t.held.extend(page.into_owned());
+        }
+        failed
+    }),
+    ("make a pool", |t| {
+        let options = ElasticPoolOptions {
+            block_bytes: PAGE,
+            capacity_blocks: 4,
+            page_bytes: None,
+            initial_blocks: 3,
+        };
+        let rules = MemoryRules { limit: Some(t.limit.clone()), admission: None };
+        ElasticPool::with_rules(&t.machine.device, options, EpochGate::new(), rules).is_err()
+    }),
+    ("make a reservation", |t| {
+        let options = ReservationOptions { bytes: PAGE, ..Default::default() };
+        Reservation::new(&t.machine.device, options).is_err()
+    }),
+    // These report what the driver refused, and go on.
+    ("poll", |t| t.rests.poll_retired().unmapped_pages == u64::MAX),
+    ("trim a pool", |t| t.rests.trim(0) == u64::MAX),
+    ("trim a stock", |t| t.stock.trim(0).0 == u64::MAX),
+    ("trim a space", |t| t.space.trim(u64::MAX).is_err()),
+    ("reclaim", |t| {
+        t.limit.set(0);
+        t.limit.reclaim();
+        t.limit.set(30 * PAGE);
+        false
+    }),
+    ("work", |t| (0..20).filter(|_| t.worker.poll()).count() == usize::MAX),
+];
+
+#[test]
+fn a_call_that_the_driver_refuses_anywhere_changes_nothing_that_is_in_use() {
+    let mut refused = 0;
+    for (name, call) in PUBLIC {
+        let mut world = World::new();
+        let before = world.machine.sim.calls();
+        assert!(!call(&mut world), "{name} is refused without a fault");
+        let mut counts = world.machine.sim.calls();
+        for (call, count) in &mut counts {
+            *count -= before.get(call).copied().unwrap_or(0);
+        }
+        // Contexts are bound around each of the calls. Addresses that are not freed are the driver's.
+        counts.retain(|call, _| !call.starts_with("cuCtx") && *call != "cuMemAddressFree");
+        world.assert_adds_up(name);
+        for (driver_call, count) in counts {
+            let codes = |nth| refusals(driver_call).iter().map(move |&code| (nth, code));
+            for (nth, code) in (1..=count).flat_map(codes) {
+                let at = format!("{name}, {driver_call} {nth} refused by {code:?}");
+                let mut world = World::new();
+                let before = world.needed();
+                world.machine.sim.fail_nth(driver_call, nth, code);
+                if call(&mut world) {
+                    assert_eq!(world.needed(), before, "{at}");
+                    refused += 1;
+                }
+                world.assert_adds_up(&at);
+                // The same call succeeds once the fault is over.
+                assert!(!call(&mut world), "{at}: refused again");
+                world.assert_adds_up(&at);
+                world.close(&at);
+            }
+        }
+    }
+    assert!(refused > 60, "{refused} calls were refused");
 }

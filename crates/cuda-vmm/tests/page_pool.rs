@@ -21,7 +21,8 @@ fn pages_are_reused_last_in_first_out_and_dropped_ones_are_counted() {
     let machine = machine();
     let pages = machine.pages(3);
     let mut taken = take(&pages, 3);
-    assert_eq!(pages.take().unwrap_err(), PageError::Exhausted { capacity: 3 });
+    let refused = PageError::Exhausted { asked: 1, in_use: 3, capacity: 3 };
+    assert_eq!(pages.take().unwrap_err(), refused);
     let last = taken.pop().unwrap();
     let id = last.id();
     pages.give_back(last).unwrap();
@@ -49,7 +50,8 @@ fn preparing_creates_ahead_and_trimming_releases() {
     assert_eq!(machine.calls("cuMemCreate"), 4);
     let taken = take(&pages, 5);
     assert_eq!(machine.calls("cuMemCreate"), 5);
-    assert_eq!(pages.prepare(2), Err(PageError::Exhausted { capacity: 6 }));
+    let refused = PageError::Exhausted { asked: 2, in_use: 5, capacity: 6 };
+    assert_eq!(pages.prepare(2), Err(refused));
     assert_eq!(pages.stats().idle, 1);
     for page in taken {
         pages.give_back(page).unwrap();
@@ -71,6 +73,25 @@ fn the_device_runs_out_before_the_pool_does() {
     assert_eq!(take(&pages, DEVICE_PAGES).len() as u64, DEVICE_PAGES);
     assert_adds_up(pages.stats());
     drop(pages);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn a_request_beyond_the_capacity_names_what_is_in_use_and_calls_no_driver() {
+    let machine = machine();
+    let pages = machine.pages(64);
+    let held = pages.take().unwrap();
+    assert_eq!(pages.prepare(15), Ok(15));
+    let before = (machine.sim.calls(), pages.stats());
+    for asked in [64, 2_047, u64::MAX] {
+        let refused = PageError::Exhausted { asked, in_use: 1, capacity: 64 };
+        assert_eq!(pages.take_many(asked).unwrap_err(), refused);
+        assert_eq!((machine.sim.calls(), pages.stats()), before);
+    }
+    let refused = PageError::Exhausted { asked: 2_047, in_use: 1, capacity: 64 };
+    assert_eq!(refused.to_string(), "cannot take 2047 pages: 1 of 64 are in use");
+    assert_eq!(take(&pages, 63).len(), 63);
+    drop((held, pages));
     machine.assert_no_leak();
 }
 
@@ -110,7 +131,11 @@ fn accounts_add_up_while_threads_take_drop_and_give_back() {
                             let returned = taken.into_iter().try_for_each(|p| pages.give_back(p));
                             assert!(returned.is_ok());
                         }
-                        Err(error) => assert_eq!(error, PageError::Exhausted { capacity: 12 }),
+                        Err(PageError::Exhausted { asked, in_use, capacity }) => {
+                            assert_eq!((asked, capacity), (count, 12));
+                            assert!(in_use <= capacity && asked <= capacity, "{in_use} in use");
+                        }
+                        Err(error) => panic!("{error}"),
                     }
                     assert_adds_up(pages.stats());
                 }

@@ -21,8 +21,8 @@ fn an_empty_list_is_no_proof_once_an_address_was_given_out() {
     let stream = machine.stream();
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(5).unwrap(), 5).unwrap();
-    assert_eq!(pool.shrink_to(1, &[]), Err(UsersUnknown { fences: 0 }));
-    assert_eq!(pool.park_to(1, &[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!(pool.shrink_to(1, &[]), Err(UsersUnknown { fences: 0, foreign: 0 }));
+    assert_eq!(pool.park_to(1, &[]), Err(UsersUnknown { fences: 0, foreign: 0 }));
     assert_eq!((pool.ready_blocks(), pool.poll_retired().unmapped_pages), (10, 0));
     // The work's own fence is a proof.
     pool.shrink_to(1, &[recorded(&stream)]).unwrap();
@@ -69,10 +69,10 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     assert!(pool.block_span(3).is_ok());
     // Another device of this machine, and the device with the same ordinal on another machine.
     for fence in [fence_of(&machine, 1), fence_of(&others, 0)] {
-        assert_eq!(pool.shrink_to(1, &[fence]), Err(UsersUnknown { fences: 1 }));
+        assert_eq!(pool.shrink_to(1, &[fence]), Err(UsersUnknown { fences: 1, foreign: 1 }));
     }
     let own = machine.stream();
-    pool.shrink_to(1, &[fence_of(&machine, 1), recorded(&own)]).unwrap();
+    pool.shrink_to(1, &[recorded(&own)]).unwrap();
     assert!(pool.close(&[recorded(&own)]).wait().unwrap().is_clean());
 
     // A named peer has access.
@@ -84,7 +84,7 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     // With peers, no single wait covers all users, so pages with unknown users would never be at
     // rest.
     let stranger = space.retire(0..1, &[fence_of(&machine, 2)]).map(drop);
-    assert_eq!(stranger, Err(RetireError::UsersUnknown(UsersUnknown { fences: 1 })));
+    assert_eq!(stranger, Err(RetireError::UsersUnknown(UsersUnknown { fences: 1, foreign: 1 })));
     assert!(matches!(space.page_state(0), PageState::Mapped(_)), "{:?}", space.page_state(0));
     let peer = fence_of(&machine, 1);
     peer.wait().unwrap();
@@ -104,6 +104,65 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     let fences = || Ok::<_, DeviceError>(vec![recorded(&own), fence_of(&machine, 1)]);
     gate.cover_dropped(fences).unwrap();
     assert_eq!(refused.request.wait().unwrap().unmapped, 1);
+}
+
+#[test]
+fn a_fence_of_a_device_that_cannot_access_the_memory_is_refused_whatever_else_covers_its_uses() {
+    let machine = machine_with(2, 0);
+    let others = machine_with(1, 0);
+    let (own, pages) = (machine.stream(), machine.pages(2));
+    let options = SpaceOptions {
+        sequences: 1,
+        planes: 1,
+        token_bytes: PAGE,
+        tokens_max: 2,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&machine.pages(2), &Worker::manual(), options).unwrap();
+    let mut sequence = space.admit(2).unwrap();
+    sequence.extend_blocking(2).unwrap();
+    let retires = machine.reservation(2);
+    retires.map_range(0, take(&pages, 2)).unwrap();
+    let [unseen, seen, leased] = [0; 3].map(|_| machine.pool(PAGE, 4, 4));
+    assert!(seen.block_span(3).is_ok() && leased.block_span(3).is_ok());
+    machine.end(leased.gate().lease());
+    for stranger in [fence_of(&machine, 1), fence_of(&others, 0)] {
+        let fences = [recorded(&own), stranger];
+        let refused = UsersUnknown { fences: 2, foreign: 1 };
+        for pool in [&unseen, &seen, &leased] {
+            assert_eq!(pool.shrink_to(1, &fences), Err(refused));
+            assert_eq!(pool.park_to(1, &fences), Err(refused));
+            assert_eq!((pool.ready_blocks(), pool.stats().retiring_bytes), (4, 0));
+        }
+        assert_eq!(retires.retire(0..2, &fences).map(drop), Err(refused.into()));
+        assert!(matches!(retires.page_state(0), PageState::Mapped(_)));
+        assert_eq!(sequence.shrink_to(1, &fences), Err(refused));
+        assert_eq!((sequence.tokens(), sequence.ready_tokens()), (2, 2));
+        assert_eq!(
+            refused.to_string(),
+            "1 of 2 fences are of devices that cannot access the memory: \
+             give fences of its own device and of its peers"
+        );
+    }
+    // Also where somebody says later who the users were.
+    let _ = sequence.plane(0).unwrap();
+    drop(sequence);
+    let fences = [recorded(&own), fence_of(&machine, 1)];
+    assert_eq!(space.recover(&fences), Err(UsersUnknown { fences: 2, foreign: 1 }));
+    assert_eq!((space.stats().abandoned, space.recover(&fences[..1])), (1, Ok(1)));
+}
+
+#[test]
+fn a_fence_is_renewed_on_the_device_of_its_stream() {
+    let machine = machine_with(2, 0);
+    let fence = fence_of(&machine, 0);
+    fence.wait().unwrap();
+    let other = Device::open(machine.device.driver().clone(), 1).unwrap();
+    let stream = Stream::new(&other).unwrap();
+    let renewed = fence.renew(&stream).unwrap();
+    assert_eq!(renewed.device(), &other);
+    let event = renewed.raw();
+    assert_eq!(renewed.renew(&stream).unwrap().raw(), event);
 }
 
 #[test]
@@ -233,13 +292,13 @@ fn a_sequence_with_unknown_users_gives_nothing_up_and_its_seat_is_abandoned() {
     let mut sequence = space.admit(8).unwrap();
     sequence.extend_blocking(8).unwrap();
     stream.fill(sequence.plane(0).unwrap().span(0..8).unwrap(), 3).unwrap();
-    assert_eq!(sequence.shrink_to(1, &[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!(sequence.shrink_to(1, &[]), Err(UsersUnknown { fences: 0, foreign: 0 }));
     assert_eq!((sequence.tokens(), sequence.ready_tokens()), (8, 8));
     sequence.finish(&[]);
     work();
     assert!(space.admit(1).is_err());
     assert_eq!(space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
-    assert_eq!(space.recover(&[]), Err(UsersUnknown { fences: 0 }));
+    assert_eq!(space.recover(&[]), Err(UsersUnknown { fences: 0, foreign: 0 }));
     assert_eq!((space.stats().abandoned, space.recover(&[recorded(&stream)])), (1, Ok(1)));
     work();
     assert!(space.admit(1).is_err(), "the fill has not run");

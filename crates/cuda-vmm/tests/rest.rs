@@ -7,12 +7,13 @@ mod common;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{PAGE, close_into, machine, recorded, take};
+use common::{Machine, PAGE, close_into, machine, recorded, take};
 use cuda_driver::Stream;
 use cuda_sim::Pace;
 use cuda_vmm::pages::{MapRefusal, NotMapped, PageState, Reservation};
+use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    EpochGate,
+    EpochGate, Worker,
     gate::{CoverError, Unrest},
 };
 
@@ -327,4 +328,165 @@ fn what_a_lost_device_refuses_of_a_clean_up_counts_as_done() {
         pages.give_back(page).unwrap();
     }
     assert_eq!(pages.trim(0), (3, vec![]));
+}
+
+/// A space of one seat whose sequence has given up its last rows, of which `long` still writes the
+/// last. Each row has four tokens.
+struct Shrunk {
+    machine: Machine,
+    worker: Worker,
+    space: SequenceSpace,
+    long: Stream,
+    short: Stream,
+}
+
+fn shrunk() -> (Shrunk, Sequence) {
+    let (machine, worker) = (machine(), Worker::manual());
+    let options = SpaceOptions {
+        sequences: 1,
+        planes: 1,
+        token_bytes: PAGE / 4,
+        tokens_max: 16,
+        ..SpaceOptions::default()
+    };
+    let space = SequenceSpace::new(&machine.pages(8), &worker, options).unwrap();
+    let (long, short) = (machine.stream(), machine.stream());
+    let mut sequence = space.admit(16).unwrap();
+    sequence.extend_blocking(16).unwrap();
+    machine.sim.hold(long.raw());
+    long.fill(sequence.plane(0).unwrap().span(12..16).unwrap(), 3).unwrap();
+    sequence.shrink_to(4, &[recorded(&long)]).unwrap();
+    (Shrunk { machine, worker, space, long, short }, sequence)
+}
+
+impl Shrunk {
+    fn work(&self) {
+        while self.worker.poll() {}
+    }
+
+    /// The sequence wants its memory again, and the worker looks.
+    fn want_again(&self, sequence: &mut Sequence) {
+        sequence.extend_to(16).unwrap();
+        self.work();
+    }
+
+    fn release(&self) {
+        self.machine.sim.release_hold(self.long.raw());
+        self.long.synchronize().unwrap();
+        self.work();
+    }
+
+    /// Nobody gets the memory and none of it is unmapped before the long work ends.
+    #[track_caller]
+    fn assert_waits(self) {
+        self.short.synchronize().unwrap();
+        self.work();
+        assert!(self.space.admit(16).is_err(), "the seat was given away under running work");
+        assert_eq!(self.space.trim(u64::MAX).unwrap().unmapped_bytes, 0);
+        self.release();
+        assert_eq!(self.space.trim(u64::MAX).unwrap().unmapped_bytes, 4 * PAGE);
+        assert!(self.machine.sim.findings().is_empty(), "{:?}", self.machine.sim.findings());
+    }
+}
+
+#[test]
+fn users_named_by_a_shrink_are_waited_for_by_the_end_of_a_sequence_that_grew_again() {
+    let (t, mut sequence) = shrunk();
+    t.want_again(&mut sequence);
+    sequence.finish(&[recorded(&t.short)]);
+    t.assert_waits();
+}
+
+#[test]
+fn users_named_by_a_shrink_are_waited_for_by_a_later_one_though_the_sequence_grew_in_between() {
+    let (t, mut sequence) = shrunk();
+    t.want_again(&mut sequence);
+    sequence.shrink_to(4, &[recorded(&t.short)]).unwrap();
+    t.short.synchronize().unwrap();
+    t.work();
+    assert_eq!(t.space.stats().mapped_bytes, 4 * PAGE);
+    t.release();
+    assert_eq!(t.space.stats().mapped_bytes, PAGE);
+    assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
+}
+
+#[test]
+fn users_named_by_a_shrink_are_waited_for_by_a_recovery() {
+    for again in [false, true] {
+        let (t, mut sequence) = shrunk();
+        if again {
+            t.want_again(&mut sequence);
+        }
+        drop(sequence);
+        assert_eq!((t.space.stats().abandoned, t.space.recover(&[recorded(&t.short)])), (1, Ok(1)));
+        t.assert_waits();
+    }
+}
+
+#[test]
+fn users_named_by_a_shrink_are_waited_for_by_the_end_of_the_space() {
+    for (dropped, again) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (t, mut sequence) = shrunk();
+        if again {
+            t.want_again(&mut sequence);
+        }
+        let fences = [recorded(&t.short)];
+        if dropped {
+            drop(sequence)
+        } else {
+            sequence.finish(&fences)
+        }
+        t.short.synchronize().unwrap();
+        let closing = t.space.close(&fences).unwrap().try_complete().unwrap_err();
+        assert_eq!(closing.reason, Unrest::Events { pending: 1 });
+        t.machine.sim.release_hold(t.long.raw());
+        t.long.synchronize().unwrap();
+        assert!(closing.request.try_complete().unwrap().is_clean());
+        assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
+    }
+}
+
+#[test]
+fn a_space_that_is_dropped_unmaps_what_is_at_rest_and_waits_for_nobody() {
+    for released in [false, true] {
+        let (t, mut sequence) = shrunk();
+        t.want_again(&mut sequence);
+        sequence.finish(&[recorded(&t.short)]);
+        t.short.synchronize().unwrap();
+        if released {
+            t.machine.sim.release_hold(t.long.raw());
+            t.long.synchronize().unwrap();
+        }
+        drop(t.space);
+        assert_eq!(t.machine.calls("cuMemUnmap"), if released { 4 } else { 0 });
+        t.machine.sim.release_hold(t.long.raw());
+        t.long.synchronize().unwrap();
+        assert!(t.machine.sim.findings().is_empty(), "{:?}", t.machine.sim.findings());
+    }
+}
+
+#[test]
+fn a_pool_that_closes_or_retires_its_parked_blocks_waits_for_all_their_users() {
+    for retires in [false, true] {
+        let machine = machine();
+        let pool = machine.pool(PAGE, 4, 4);
+        let (long, short) = (machine.stream(), machine.stream());
+        machine.sim.hold(long.raw());
+        long.fill(pool.block_span(3).unwrap(), 1).unwrap();
+        pool.park_to(3, &[recorded(&long)]).unwrap();
+        pool.park_to(1, &[recorded(&short)]).unwrap();
+        short.synchronize().unwrap();
+        if retires {
+            assert_eq!((pool.trim(0), pool.stats().retiring_bytes), (0, 3 * PAGE));
+            assert_eq!(pool.poll_retired().unmapped_pages, 0);
+        }
+        let closing = pool.close(&[recorded(&short)]);
+        short.synchronize().unwrap();
+        let refused = closing.try_complete().unwrap_err();
+        assert_eq!(refused.reason, Unrest::Events { pending: 1 });
+        machine.sim.release_hold(long.raw());
+        long.synchronize().unwrap();
+        assert!(refused.request.try_complete().unwrap().is_clean());
+        assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    }
 }

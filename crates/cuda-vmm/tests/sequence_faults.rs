@@ -277,6 +277,13 @@ fn a_lost_device_fails_the_space_and_lets_it_close() {
 
 #[test]
 fn a_seat_with_a_quarantined_page_is_not_given_to_who_needs_that_page() {
+    // The worker has not reached the page yet, or has, and was refused again.
+    for refused_again in [false, true] {
+        quarantined_seat(refused_again);
+    }
+}
+
+fn quarantined_seat(refused_again: bool) {
     let life = life(Layout::PlaneMajor);
     let mut first = life.space.admit(2).unwrap();
     life.machine.sim.fail_nth("cuMemSetAccess", 2, ErrorCode::INVALID_VALUE);
@@ -284,7 +291,12 @@ fn a_seat_with_a_quarantined_page_is_not_given_to_who_needs_that_page() {
     first.extend_blocking(2).unwrap_err();
     assert_eq!((first.seat(), life.space.stats().quarantined_bytes), (0, PAGE));
     first.finish(&[]);
-    // Both seats are free and empty. The worker has not reached the page yet.
+    if refused_again {
+        life.machine.sim.fail_nth("cuMemUnmap", 1, ErrorCode::INVALID_VALUE);
+        life.worker.poll();
+        assert_eq!(life.space.stats().quarantined_bytes, PAGE);
+    }
+    // Both seats are free and empty.
     let mut second = life.space.admit(2).unwrap();
     assert_eq!(second.seat(), 1);
     second.extend_blocking(2).unwrap();

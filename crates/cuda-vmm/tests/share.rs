@@ -97,7 +97,10 @@ fn an_exportable_page_counts_and_makes_room_for_itself() {
     let stats = pool.stats();
     assert_eq!((stats.live, stats.idle, stats.in_use, stats.released), (2, 1, 1, 1));
     let other = pool.take_exportable().unwrap();
-    assert_eq!(pool.take_exportable().unwrap_err(), PageError::Exhausted { capacity: 2 });
+    assert_eq!(
+        pool.take_exportable().unwrap_err(),
+        PageError::Exhausted { asked: 1, in_use: 2, capacity: 2 }
+    );
     drop((page, other));
     assert_eq!(pool.stats().live, 0);
 }

@@ -195,16 +195,21 @@ impl Drop for Marked<'_> {
 }
 
 impl Holder for PoolCore {
-    fn release_idle(&self, _bytes: u64) -> u64 {
-        // The pool of pages is asked separately.
-        0
+    fn device(&self) -> &Device {
+        self.reservation.device()
+    }
+
+    fn unused_bytes(&self) -> u64 {
+        // The idle pages of the pool of pages are registered separately.
+        self.parked_pages() * self.pages.page_bytes() + self.reservation.stats().retiring_bytes
     }
 
     fn release_parked(&self, bytes: u64) -> u64 {
         let pages = bytes.div_ceil(self.pages.page_bytes());
         let unmap = || {
+            let retired = self.poll_retired().unmapped_pages;
             self.settle();
-            self.unmap_parked(pages)
+            retired + self.unmap_parked(pages.saturating_sub(retired))
         };
         match self.try_alone(unmap) {
             Some(unmapped) if unmapped > 0 => self.pages.release_idle(bytes),
@@ -215,15 +220,18 @@ impl Holder for PoolCore {
 
 /// Wakes the worker when the limit changes.
 #[derive(Debug)]
-pub(super) struct WakesWorker(pub(super) Waker);
+pub(super) struct WakesWorker {
+    pub(super) device: Device,
+    pub(super) waker: Waker,
+}
 
 impl Holder for WakesWorker {
-    fn release_idle(&self, _bytes: u64) -> u64 {
-        0
+    fn device(&self) -> &Device {
+        &self.device
     }
 
     fn limit_moved(&self) {
-        self.0.wake_now();
+        self.waker.wake_now();
     }
 }
 

@@ -48,15 +48,44 @@ impl PoolClosing {
     ) -> Result<CloseReport, NotAtRest<Self>> {
         match closed {
             Ok(mut report) => {
+                report.pages.extend(pages.take_idle());
                 release_pages(&mut report);
-                let (released, errors) = pages.trim(0);
-                report.released += released;
-                report.errors.extend(errors);
                 Ok(report)
             }
             Err(NotAtRest { request, reason }) => {
                 Err(NotAtRest { request: Self { closing: request, pages }, reason })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cuda_driver::Device;
+    use cuda_sim::{SimConfig, SimDriver};
+
+    use crate::limit::Holder;
+    use crate::{ElasticPool, ElasticPoolOptions};
+
+    #[test]
+    fn a_limit_that_asks_while_a_pool_closes_takes_none_of_its_pages() {
+        let sim = SimDriver::new(SimConfig::default()).unwrap();
+        let device = Device::open(Arc::new(sim), 0).unwrap();
+        let options = ElasticPoolOptions {
+            block_bytes: 1 << 21,
+            capacity_blocks: 4,
+            page_bytes: None,
+            initial_blocks: 4,
+        };
+        let pool = ElasticPool::new(&device, options).unwrap();
+        assert_eq!(pool.park_to(1, &[]).unwrap().parked_blocks, 3);
+        // The limit has found the pool just before it closes.
+        let found = Arc::clone(&pool.core);
+        let closing = pool.close(&[]);
+        assert_eq!(found.release_parked(u64::MAX), 0);
+        let report = closing.try_complete().unwrap();
+        assert_eq!((report.unmapped, report.released), (4, 4));
     }
 }

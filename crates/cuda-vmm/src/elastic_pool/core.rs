@@ -7,11 +7,8 @@ use parking_lot::Mutex;
 
 use super::{PollReport, Shrink};
 use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport};
-use crate::rest::{AtRest, Covered, Quiescence};
-use crate::{
-    Fence, GrowError,
-    gate::{Unrest, UsersUnknown},
-};
+use crate::rest::{Covered, Done, Quiescence, Users};
+use crate::{Fence, GrowError, gate::UsersUnknown};
 
 /// The state shared by the pool's handle and the worker's thread.
 ///
@@ -54,28 +51,14 @@ pub(super) struct Counters {
     pub(super) inline_pages: AtomicU64,
 }
 
+/// The blocks on the mapped pages that are not ready are parked, to be reused.
 #[derive(Debug)]
 struct Size {
     /// Number of pages, from the start of the reservation, that are mapped and not retired.
     mapped_pages: u64,
-    /// The parked blocks behind the ready ones, to be reused.
-    parked: Option<Parked>,
+    /// The possible users of parked blocks.
+    users: Users,
     closed: bool,
-}
-
-/// The blocks from the ready ones up to `end`: out of use, but still mapped.
-#[derive(Debug)]
-struct Parked {
-    end: u64,
-    rest: Rest,
-}
-
-#[derive(Debug)]
-enum Rest {
-    /// The blocks may still have users.
-    Waiting(Arc<Quiescence>),
-    /// The blocks have no users.
-    Proven(Arc<AtRest>),
 }
 
 /// The step at which a growth failed.
@@ -111,7 +94,7 @@ impl PoolCore {
             capacity_blocks,
             ready: AtomicU64::new(0),
             growing: Mutex::new(()),
-            size: Mutex::new(Size { mapped_pages: 0, parked: None, closed: false }),
+            size: Mutex::new(Size { mapped_pages: 0, users: Users::default(), closed: false }),
             demand: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             counters: Counters::default(),
@@ -168,7 +151,7 @@ impl PoolCore {
         }
         let (from, parked) = {
             let size = self.size.lock();
-            (size.mapped_pages, size.parked.is_some())
+            (size.mapped_pages, self.has_parked(&size))
         };
         if parked {
             // Blocks behind those in use cannot become ready before them.
@@ -185,12 +168,12 @@ impl PoolCore {
             counter.fetch_add(to - from, Ordering::Relaxed);
         }
         let mut size = self.size.lock();
+        let parked = self.has_parked(&size);
         size.mapped_pages = to;
         let end = self.blocks_in(to);
-        match &mut size.parked {
-            // Other blocks were parked meanwhile: treated as if parked right after this growth.
-            Some(parked) => parked.end = end,
-            None => self.ready.store(end, Ordering::Release),
+        // Blocks that were parked meanwhile count as parked right after this growth.
+        if !parked {
+            self.ready.store(end, Ordering::Release);
         }
         Ok(end)
     }
@@ -206,22 +189,19 @@ impl PoolCore {
         self.reservation.inner.check_covers(fences)?;
         // Before the pages are retired, so that no thread that takes a lease afterwards finds them.
         self.ready.store(blocks, Ordering::Release);
-        let users = self.users(fences, size.parked.as_ref());
+        size.users.add(ready_blocks, self.users(fences));
         let keep = self.pages_for(blocks);
-        let retired: Vec<u64> = (keep..size.mapped_pages).collect();
-        let retiring_pages = retired.len() as u64;
-        if retiring_pages > 0 {
-            // The reservation keeps the retirement. `poll_retired` completes it.
-            self.reservation.inner.retire_at(&retired, Arc::clone(&users));
-            size.mapped_pages = keep;
-        }
-        // Blocks entirely on the last kept page have the same users as the retired ones.
-        let end = self.blocks_in(keep);
-        let parked = (end > blocks).then_some(Parked { end, rest: Rest::Waiting(users) });
-        let before = std::mem::replace(&mut size.parked, parked);
+        let retiring_pages = size.mapped_pages - keep;
+        // The reservation keeps the retirement. `poll_retired` completes it. Blocks entirely on the
+        // last kept page have the same users.
+        let before = self.retire_from(&mut size, keep);
+        let many = size.users.are_many();
         drop(size);
         // Dropped outside the lock, because it may hold the last reference to an event.
         drop(before);
+        if many {
+            self.settle();
+        }
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.unmap_at_once.load(Ordering::Relaxed) {
             self.take_back(self.reservation.sabotage_unmap_retired());
@@ -231,91 +211,68 @@ impl PoolCore {
 
     /// See [`ElasticPool::park_to`](super::ElasticPool::park_to).
     pub(super) fn park_to(&self, blocks: u64, fences: &[Fence]) -> Result<u64, UsersUnknown> {
-        let (before, count) = {
+        let (many, count) = {
             let mut size = self.size.lock();
             let ready_blocks = self.ready_blocks();
             if blocks >= ready_blocks {
                 return Ok(0);
             }
             self.reservation.inner.check_covers(fences)?;
-            let end = size.parked.as_ref().map_or(ready_blocks, |parked| parked.end);
             // First, so that no thread that takes a lease afterwards finds the blocks.
             self.ready.store(blocks, Ordering::Release);
-            let users = self.users(fences, size.parked.as_ref());
-            let parked = Parked { end, rest: Rest::Waiting(users) };
-            (size.parked.replace(parked), ready_blocks - blocks)
+            size.users.add(ready_blocks, self.users(fences));
+            (size.users.are_many(), ready_blocks - blocks)
         };
-        // Dropped outside the lock, because it may hold the last reference to an event.
-        drop(before);
+        if many {
+            self.settle();
+        }
         Ok(count)
     }
 
     /// The possible users of blocks that are no longer ready, as covered by `fences` or the gate's
     /// leases.
-    fn users(&self, fences: &[Fence], parked: Option<&Parked>) -> Arc<Quiescence> {
-        let fences = union(fences, parked);
-        Arc::new(Quiescence::new(self.reservation.gate(), &fences, Covered::Yes))
+    fn users(&self, fences: &[Fence]) -> Quiescence {
+        Quiescence::new(self.reservation.gate(), fences, Covered::Yes)
+    }
+
+    fn has_parked(&self, size: &Size) -> bool {
+        self.blocks_in(size.mapped_pages) > self.ready_blocks()
     }
 
     /// Takes parked blocks that are known to be at rest back into use, up to `blocks`; returns the
     /// number of ready blocks. Makes no driver call.
     pub(super) fn adopt(&self, blocks: u64) -> u64 {
-        let mut size = self.size.lock();
+        let size = self.size.lock();
         let ready = self.ready_blocks();
-        let Some(Parked { end, rest: Rest::Proven(_) }) = &size.parked else { return ready };
-        let (end, now) = (*end, blocks.min(*end));
-        if now <= ready {
+        let now = blocks.min(self.blocks_in(size.mapped_pages));
+        if now <= ready || size.users.rest_from(ready).is_none() {
             return ready;
         }
         self.ready.store(now, Ordering::Release);
-        if now == end {
-            size.parked = None;
-        }
         self.counters.adopted_blocks.fetch_add(now - ready, Ordering::Relaxed);
         now
     }
 
-    /// Checks whether the parked blocks are at rest; returns whether they may still have users.
-    /// Makes driver calls.
+    /// Forgets the users of parked blocks that are done; returns whether others are left. Makes
+    /// driver calls.
     pub(super) fn settle(&self) -> bool {
-        let users = match &self.size.lock().parked {
-            Some(Parked { rest: Rest::Waiting(users), .. }) => Arc::clone(users),
-            _ => return false,
-        };
-        let proof = match users.check() {
-            Ok(proof) => proof,
-            Err(reason) => {
-                if let Unrest::Device(error) = reason {
-                    tracing::warn!(%error, "a fence cannot be queried: its blocks stay parked");
-                }
-                return true;
-            }
-        };
-        let mut size = self.size.lock();
-        match &mut size.parked {
-            Some(Parked { rest, .. }) if rest.is_waiting_for(&users) => {
-                *rest = Rest::Proven(Arc::new(proof));
-                false
-            }
-            // Other blocks were parked meanwhile.
-            parked => parked.is_some(),
+        let pending: Vec<_> = self.size.lock().users.pending().collect();
+        for done in pending.into_iter().filter_map(Done::check) {
+            self.size.lock().users.forget(&done);
         }
-        // `users` is dropped after the lock is released, because it may hold the last reference to
-        // an event.
+        !self.size.lock().users.are_none()
     }
 
-    /// Unmaps up to `pages` of the parked pages, if they are known to be at rest; returns how many
-    /// are idle now. The caller holds `growing`.
+    /// Unmaps up to `pages` of the parked pages that are known to be at rest; returns how many are
+    /// idle now. The caller holds `growing`.
     pub(super) fn unmap_parked(&self, pages: u64) -> u64 {
         let (gone, proof) = {
             let mut size = self.size.lock();
-            let Some(Parked { rest: Rest::Proven(proof), .. }) = &size.parked else { return 0 };
-            let proof = Arc::clone(proof);
-            let first = self.pages_for(self.ready_blocks());
-            let keep = first.max(size.mapped_pages.saturating_sub(pages));
+            let used = self.ready_blocks().max(size.users.end());
+            let Some(proof) = size.users.rest_from(used) else { return 0 };
+            let keep = self.pages_for(used).max(size.mapped_pages.saturating_sub(pages));
             let gone: Vec<u64> = (keep..size.mapped_pages).collect();
-            // Dropping a proof makes no driver call.
-            self.cut(&mut size, keep);
+            size.mapped_pages = keep;
             (gone, proof)
         };
         // Removed from the book above, so that no thread adopts them. `growing` keeps them from
@@ -326,35 +283,21 @@ impl PoolCore {
     /// Retires all parked pages, to be unmapped when their users are done. The caller holds
     /// `growing`.
     pub(super) fn retire_parked(&self) {
-        let before = {
-            let mut size = self.size.lock();
-            let keep = self.pages_for(self.ready_blocks());
-            let Some(parked) = &size.parked else { return };
-            let users = match &parked.rest {
-                Rest::Waiting(users) => Arc::clone(users),
-                Rest::Proven(_) => self.users(&[], None),
-            };
-            let pages: Vec<u64> = (keep..size.mapped_pages).collect();
-            if !pages.is_empty() {
-                self.reservation.inner.retire_at(&pages, users);
-            }
-            self.cut(&mut size, keep)
-        };
+        let keep = self.pages_for(self.ready_blocks());
+        let before = self.retire_from(&mut self.size.lock(), keep);
         drop(before);
     }
 
-    /// Updates the book after the parked pages from `keep` on were retired; returns the entry that
-    /// it no longer needs.
-    fn cut(&self, size: &mut Size, keep: u64) -> Option<Parked> {
-        size.mapped_pages = keep;
-        let end = self.blocks_in(keep);
-        if end <= self.ready_blocks() {
-            return size.parked.take();
+    /// Retires the pages from `keep` on, with the users of the parked blocks. Returns those users if
+    /// no other block has them.
+    fn retire_from(&self, size: &mut Size, keep: u64) -> Option<Users> {
+        let users = size.users.joined()?;
+        let pages: Vec<u64> = (keep..size.mapped_pages).collect();
+        if !pages.is_empty() {
+            self.reservation.inner.retire_at(&pages, Arc::new(users));
+            size.mapped_pages = keep;
         }
-        if let Some(parked) = &mut size.parked {
-            parked.end = end;
-        }
-        None
+        (!self.has_parked(size)).then(|| std::mem::take(&mut size.users))
     }
 
     /// Starts to close the reservation. `fences` or leases cover the users of ready blocks. The
@@ -364,7 +307,8 @@ impl PoolCore {
             0 => Covered::Yes,
             _ => self.reservation.inner.covers(fences),
         };
-        let fences = union(fences, self.size.lock().parked.as_ref());
+        let mut fences = fences.to_vec();
+        fences.extend(self.size.lock().users.fences().cloned());
         let reservation = Reservation { inner: Arc::clone(&self.reservation.inner) };
         reservation.close_after(&fences, covered)
     }
@@ -372,10 +316,7 @@ impl PoolCore {
     /// Number of mapped pages behind those of ready blocks.
     pub(super) fn parked_pages(&self) -> u64 {
         let size = self.size.lock();
-        match size.parked {
-            Some(_) => size.mapped_pages.saturating_sub(self.pages_for(self.ready_blocks())),
-            None => 0,
-        }
+        size.mapped_pages.saturating_sub(self.pages_for(self.ready_blocks()))
     }
 
     pub(super) fn poll_retired(&self) -> PollReport {
@@ -459,19 +400,4 @@ impl PoolCore {
         }
         GrowError::Device { ready_blocks, source }
     }
-}
-
-impl Rest {
-    fn is_waiting_for(&self, users: &Arc<Quiescence>) -> bool {
-        matches!(self, Self::Waiting(waiting) if Arc::ptr_eq(waiting, users))
-    }
-}
-
-/// The fences of all users of blocks that are parked now or were parked before.
-fn union(fences: &[Fence], parked: Option<&Parked>) -> Vec<Fence> {
-    let before = match parked {
-        Some(Parked { rest: Rest::Waiting(users), .. }) => users.fences(),
-        _ => &[],
-    };
-    fences.iter().chain(before).cloned().collect()
 }

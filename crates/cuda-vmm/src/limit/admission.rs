@@ -24,7 +24,9 @@ pub struct MemoryFigures {
 /// It is a trait so that a program can use its own source, such as a cluster's agent, and a test
 /// its own figures.
 pub trait MemoryProbe: fmt::Debug + Send + Sync {
-    /// The current figures of `device`.
+    /// The current figures of `device`. Called without a lock of the policy, and several times for
+    /// one request if others create memory meanwhile. The pool that asks may be growing: a call that
+    /// waits for a growth of the same pool would wait for ever.
     ///
     /// # Errors
     /// The device's error.
@@ -130,10 +132,17 @@ pub struct AdmissionPolicy {
 struct Inner {
     headroom: Headroom,
     probe: Arc<dyn MemoryProbe>,
-    /// Admitted bytes that do not exist yet, by device ordinal. Locked while the probe is asked and
-    /// while a page is created. So two callers never count the same free bytes, and none counts a
-    /// page twice. Only callers that create memory wait for the lock.
-    pending: Mutex<BTreeMap<i32, u64>>,
+    /// The promises by device ordinal. Locked while a page is created, so that the page is counted
+    /// either here or as created, and never while the probe is asked, which is a caller's code.
+    pending: Mutex<BTreeMap<i32, Promises>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Promises {
+    /// Admitted bytes that do not exist yet.
+    pending_bytes: u64,
+    /// Admitted bytes that were ever created. Wraps.
+    created_bytes: u64,
 }
 
 impl AdmissionPolicy {
@@ -161,8 +170,12 @@ impl AdmissionPolicy {
     /// # Errors
     /// The probe's error.
     pub fn judge(&self, device: &Device, wanted_bytes: u64) -> Result<Verdict, DeviceError> {
-        let pending = self.inner.pending.lock();
-        self.judge_after(device, wanted_bytes, pending.get(&device.ordinal()).copied())
+        let figures = self.inner.probe.figures(device)?;
+        Ok(self.judge_by(figures, wanted_bytes, self.promises(device).pending_bytes))
+    }
+
+    fn promises(&self, device: &Device) -> Promises {
+        self.inner.pending.lock().get(&device.ordinal()).copied().unwrap_or_default()
     }
 
     /// Promises `wanted_bytes` to the caller, until the bytes exist or the result is dropped.
@@ -171,30 +184,35 @@ impl AdmissionPolicy {
         device: &Device,
         wanted_bytes: u64,
     ) -> Result<Admitted, AdmissionError> {
-        let mut pending = self.inner.pending.lock();
-        let ordinal = device.ordinal();
-        let verdict = self.judge_after(device, wanted_bytes, pending.get(&ordinal).copied())?;
-        if !verdict.is_admitted() {
-            return Err(AdmissionError::NoHeadroom(verdict));
+        loop {
+            let before = self.promises(device).created_bytes;
+            let mut figures = self.inner.probe.figures(device)?;
+            let mut pending = self.inner.pending.lock();
+            let promises = pending.entry(device.ordinal()).or_default();
+            // The figures may be older than these bytes.
+            let since = promises.created_bytes.wrapping_sub(before);
+            figures.free_bytes = figures.free_bytes.saturating_sub(since);
+            let verdict = self.judge_by(figures, wanted_bytes, promises.pending_bytes);
+            if verdict.is_admitted() {
+                promises.pending_bytes += wanted_bytes;
+                let (policy, ordinal) = (self.clone(), device.ordinal());
+                return Ok(Admitted { policy, ordinal, bytes: wanted_bytes });
+            }
+            if since == 0 {
+                return Err(AdmissionError::NoHeadroom(verdict));
+            }
+            // Asked again: the figures may also count them. Each time another caller has got memory.
         }
-        *pending.entry(ordinal).or_default() += wanted_bytes;
-        Ok(Admitted { policy: self.clone(), ordinal, bytes: wanted_bytes })
     }
 
-    fn judge_after(
-        &self,
-        device: &Device,
-        wanted_bytes: u64,
-        pending_bytes: Option<u64>,
-    ) -> Result<Verdict, DeviceError> {
-        let figures = self.inner.probe.figures(device)?;
-        Ok(Verdict {
+    fn judge_by(&self, figures: MemoryFigures, wanted_bytes: u64, pending_bytes: u64) -> Verdict {
+        Verdict {
             wanted_bytes,
             free_bytes: figures.free_bytes,
-            pending_bytes: pending_bytes.unwrap_or(0),
+            pending_bytes,
             keep_free_bytes: self.inner.headroom.keep_free_bytes,
             others_bytes: figures.others_bytes,
-        })
+        }
     }
 }
 
@@ -220,15 +238,18 @@ impl Admitted {
         let mut pending = policy.inner.pending.lock();
         let created = create()?;
         self.keep(&mut pending, bytes);
+        if let Some(promises) = pending.get_mut(&self.ordinal) {
+            promises.created_bytes = promises.created_bytes.wrapping_add(bytes);
+        }
         Ok(created)
     }
 
     /// Ends the promise of `bytes`.
-    fn keep(&mut self, pending: &mut BTreeMap<i32, u64>, bytes: u64) {
+    fn keep(&mut self, pending: &mut BTreeMap<i32, Promises>, bytes: u64) {
         let kept = bytes.min(self.bytes);
         self.bytes -= kept;
-        if let Some(pending) = pending.get_mut(&self.ordinal) {
-            *pending = pending.saturating_sub(kept);
+        if let Some(Promises { pending_bytes, .. }) = pending.get_mut(&self.ordinal) {
+            *pending_bytes = pending_bytes.saturating_sub(kept);
         }
     }
 }

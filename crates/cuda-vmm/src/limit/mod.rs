@@ -4,6 +4,7 @@ pub(crate) mod admission;
 #[cfg(feature = "nvml")]
 mod nvml;
 
+use cuda_driver::Device;
 use cuda_driver::messages::one_line_debug;
 use std::sync::{Arc, Weak};
 
@@ -53,6 +54,13 @@ struct Account {
     refusals: u64,
 }
 
+impl Account {
+    fn refuse(&self, asked_bytes: u64) -> OverLimit {
+        let Self { limit_bytes, used_bytes, revision, .. } = *self;
+        OverLimit { limit_bytes, used_bytes, asked_bytes, revision }
+    }
+}
+
 /// The figures of a limit at one moment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct LimitStats {
@@ -60,9 +68,10 @@ pub struct LimitStats {
     pub revision: u64,
     /// Maximum number of bytes that may exist.
     pub limit_bytes: u64,
-    /// Number of bytes that exist, are being created or are being released.
+    /// Number of bytes that exist, are being created or are being released, and of those that may
+    /// exist since their release was refused.
     pub used_bytes: u64,
-    /// Number of refusals.
+    /// Number of requests for pages that the limit has refused.
     pub refusals: u64,
 }
 
@@ -91,6 +100,13 @@ pub struct OverLimit {
     pub revision: u64,
 }
 
+impl OverLimit {
+    /// Number of bytes that must be released before the request can be granted.
+    pub(crate) fn short_by(&self) -> u64 {
+        self.used_bytes.saturating_add(self.asked_bytes).saturating_sub(self.limit_bytes)
+    }
+}
+
 /// The result of [`MemoryLimit::reclaim`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Reclaimed {
@@ -107,8 +123,19 @@ pub struct Reclaimed {
 /// Called without a lock of the limit, from any thread, even from one that is creating memory for
 /// another holder of the same limit. Implementors skip what they cannot lock at once.
 pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
+    /// The device with the memory.
+    fn device(&self) -> &Device;
+
+    /// No more than this can be released now. Makes no driver call.
+    fn unused_bytes(&self) -> u64 {
+        0
+    }
+
     /// Releases idle pages until `bytes` are released or none is left; returns the released bytes.
-    fn release_idle(&self, bytes: u64) -> u64;
+    fn release_idle(&self, bytes: u64) -> u64 {
+        let _ = bytes;
+        0
+    }
 
     /// Unmaps and releases parked pages that are at rest, until `bytes` are released or none is
     /// left; returns the released bytes. Does not wait.
@@ -196,11 +223,17 @@ impl MemoryLimit {
         done
     }
 
-    /// Makes other holders release up to `bytes` of unused memory, so that something new can be
-    /// created; returns whether any was released.
-    pub(crate) fn make_room(&self, bytes: u64) -> bool {
+    /// Makes other holders release up to `bytes` of unused memory, of one device if one is named, so
+    /// that something new can be created; returns whether any was released. Where there is too
+    /// little for the request, nothing is.
+    pub(crate) fn make_room(&self, bytes: u64, device: Option<&Device>) -> bool {
         let mut released = 0;
-        let holders = self.holders();
+        let mut holders = self.holders();
+        holders.retain(|holder| device.is_none_or(|device| shares_memory(holder.device(), device)));
+        let unused = holders.iter().map(|holder| holder.unused_bytes());
+        if unused.fold(0, u64::saturating_add) < bytes {
+            return false;
+        }
         let idle = |holder: &dyn Holder, bytes| holder.release_idle(bytes);
         let parked = |holder: &dyn Holder, bytes| holder.release_parked(bytes);
         for release in [idle, parked] {
@@ -221,23 +254,19 @@ impl MemoryLimit {
                 book.used_bytes = used_bytes;
                 Ok(())
             }
-            None => {
-                book.refusals += 1;
-                let Account { limit_bytes, used_bytes, revision, .. } = *book;
-                Err(OverLimit { limit_bytes, used_bytes, asked_bytes: bytes, revision })
-            }
+            None => Err(book.refuse(bytes)),
         }
     }
 
     /// Whether the limit is respected at present. A refusal names `asked_bytes`.
     pub(crate) fn check_not_over(&self, asked_bytes: u64) -> Result<(), OverLimit> {
-        let mut book = self.inner.book.lock();
-        if book.used_bytes <= book.limit_bytes {
-            return Ok(());
-        }
-        book.refusals += 1;
-        let Account { limit_bytes, used_bytes, revision, .. } = *book;
-        Err(OverLimit { limit_bytes, used_bytes, asked_bytes, revision })
+        let book = self.inner.book.lock();
+        if book.used_bytes <= book.limit_bytes { Ok(()) } else { Err(book.refuse(asked_bytes)) }
+    }
+
+    /// Counts a request that was refused for good.
+    pub(crate) fn note_refusal(&self) {
+        self.inner.book.lock().refusals += 1;
     }
 
     /// Reverts `charge`: the memory was released, or was never created.
@@ -259,6 +288,12 @@ impl MemoryLimit {
     }
 }
 
+/// Whether two handles are of one GPU, in whatever context.
+fn shares_memory(one: &Device, other: &Device) -> bool {
+    one.ordinal() == other.ordinal()
+        && std::ptr::addr_eq(Arc::as_ptr(one.driver()), Arc::as_ptr(other.driver()))
+}
+
 one_line_debug!(OverLimit);
 
 #[cfg(test)]
@@ -278,8 +313,10 @@ mod tests {
         );
         limit.discharge(11);
         assert_eq!((limit.over_by(), limit.charge(1)), (0, Ok(())));
-        let expected = LimitStats { revision: 1, limit_bytes: 50, used_bytes: 50, refusals: 1 };
+        let expected = LimitStats { revision: 1, limit_bytes: 50, used_bytes: 50, refusals: 0 };
         assert_eq!(limit.stats(), expected);
+        limit.note_refusal();
+        assert_eq!(limit.stats().refusals, 1);
         assert_eq!((limit.set(u64::MAX), limit.charge(u64::MAX).is_err()), (2, true));
     }
 }

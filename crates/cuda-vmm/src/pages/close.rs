@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::gate::{NotAtRest, Unrest};
 use crate::pages::page::quiet_if_lost;
-use crate::pages::pool::release;
+use crate::pages::pool::release_all;
 use crate::pages::table::{Retirement, Ticket};
 use crate::pages::{CloseError, CloseStep, Page, Reservation, UnmapReport};
 use crate::rest::AtRest;
@@ -118,8 +118,9 @@ impl Closing {
         }
         for page in inner.table.lock().take_rest() {
             report.leaked_bytes += page.bytes();
-            // The handle is released. The memory lives on under its mapping.
-            report.released += u64::from(release(page, &mut report.errors).0);
+            // The handle is released. The memory lives on under its mapping, and stays counted.
+            page.stays_mapped();
+            release_all([page], &mut report.errors);
         }
         report
     }
@@ -127,9 +128,8 @@ impl Closing {
 
 /// Releases the physical pages that a clean-up returned: its last step.
 pub(crate) fn release_pages(report: &mut CloseReport) {
-    for page in std::mem::take(&mut report.pages) {
-        let (released, leaked_bytes) = release(page, &mut report.errors);
-        report.released += u64::from(released);
-        report.leaked_bytes += leaked_bytes;
-    }
+    let pages = std::mem::take(&mut report.pages);
+    let (released, leaked_bytes) = release_all(pages, &mut report.errors);
+    report.released += released;
+    report.leaked_bytes += leaked_bytes;
 }

@@ -20,8 +20,12 @@ pub enum PageError {
         granularity: u64,
     },
     /// The pool's capacity is reached. This is an expected outcome.
-    #[error("all {capacity} pages of the pool are in use")]
+    #[error("cannot take {asked} pages: {in_use} of {capacity} are in use")]
     Exhausted {
+        /// Requested number of pages.
+        asked: u64,
+        /// Number of pages with a holder.
+        in_use: u64,
         /// The capacity.
         capacity: u64,
     },
@@ -214,8 +218,8 @@ pub enum RetireError {
     /// One of the pages is not mapped.
     #[error(transparent)]
     NotMapped(#[from] NotMapped),
-    /// Nothing covers the users, and peers have access: no single wait would cover all users, so
-    /// the pages would never be at rest.
+    /// A fence is of a device that cannot access the memory. Or nothing covers the users, and peers
+    /// have access: no single wait would cover all users, so the pages would never be at rest.
     #[error(transparent)]
     UsersUnknown(#[from] UsersUnknown),
 }

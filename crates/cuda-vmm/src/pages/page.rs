@@ -45,19 +45,20 @@ impl Memory {
         Self { device, physical: Some(physical), bytes }
     }
 
-    /// Releases the memory. If the call certainly had no effect, the memory is kept, so that
-    /// dropping tries once more.
-    fn release(&mut self) -> Result<(), DeviceError> {
+    /// Releases the memory. A call that certainly had no effect is repeated once.
+    fn release(&mut self) -> Result<(), Unreleased> {
         let Some(physical) = self.physical.take() else { return Ok(()) };
         let Err(refused) = physical.release() else { return Ok(()) };
-        match quiet_if_lost(&self.device, Err(refused.source)) {
-            Ok(()) => drop(refused.memory.map(PhysicalMemory::leak)),
-            Err(error) => {
-                self.physical = refused.memory;
-                return Err(error);
-            }
+        let Err(error) = quiet_if_lost(&self.device, Err(refused.source)) else {
+            let _ = refused.memory.map(PhysicalMemory::leak);
+            return Ok(());
+        };
+        match refused.memory.map(PhysicalMemory::release) {
+            Some(Ok(())) => return Err(Unreleased { error, leaked_bytes: 0 }),
+            Some(Err(refused)) => _ = refused.memory.map(PhysicalMemory::leak),
+            None => {}
         }
-        Ok(())
+        Err(Unreleased { error, leaked_bytes: self.bytes })
     }
 }
 
@@ -84,6 +85,8 @@ struct Body {
     origin: Origin,
     /// Set before the memory first leaves the process, and never cleared.
     exported: AtomicBool,
+    /// Whether the memory may exist for longer than the page. Then it stays counted.
+    outlives: AtomicBool,
 }
 
 /// The origin of a page's memory.
@@ -100,17 +103,26 @@ pub(crate) enum Origin {
 impl Body {
     fn new(memory: PhysicalMemory, ledger: Option<Arc<Ledger>>, origin: Origin) -> Self {
         let memory = Memory::new(memory);
-        Self { id: PageId::next(), memory, ledger, origin, exported: AtomicBool::new(false) }
+        let (exported, outlives) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { id: PageId::next(), memory, ledger, origin, exported, outlives }
+    }
+
+    fn release(&mut self) -> Result<(), Unreleased> {
+        let released = self.memory.release();
+        if matches!(released, Err(Unreleased { leaked_bytes: 1.., .. })) {
+            *self.outlives.get_mut() = true;
+        }
+        released
     }
 }
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Err(error) = self.memory.release() {
-            tracing::warn!(%error, page = %self.id, "a physical page was not released");
+        if let Err(Unreleased { error, leaked_bytes }) = self.release() {
+            tracing::warn!(%error, leaked_bytes, page = %self.id, "the release of a page was refused");
         }
         // After the release: until then the memory exists, and the pool must not create more.
-        if let Some(ledger) = &self.ledger {
+        if let Some(ledger) = self.ledger.as_ref().filter(|_| !*self.outlives.get_mut()) {
             ledger.released();
         }
     }
@@ -223,6 +235,7 @@ impl SharedPage {
 }
 
 /// A release that was refused.
+#[derive(Clone, Copy)]
 pub(crate) struct Unreleased {
     /// The first error.
     pub(crate) error: DeviceError,
@@ -279,10 +292,13 @@ impl Page {
     /// last holder. A call that certainly had no effect is repeated once.
     pub(crate) fn release(self) -> Result<bool, Unreleased> {
         let Some(mut page) = self.into_owned() else { return Ok(false) };
-        let memory = &mut page.body.memory;
-        let Err(error) = memory.release() else { return Ok(true) };
-        let is_left = memory.physical.is_none() || memory.release().is_err();
-        Err(Unreleased { error, leaked_bytes: if is_left { memory.bytes } else { 0 } })
+        page.body.release().map(|()| true)
+    }
+
+    /// Notes that the memory stays mapped when its handle is released.
+    pub(crate) fn stays_mapped(&self) {
+        // Relaxed: read by the last holder, which got the page from this one.
+        self.body().outlives.store(true, Ordering::Relaxed);
     }
 
     fn body(&self) -> &Body {

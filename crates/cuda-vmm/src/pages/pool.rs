@@ -32,7 +32,8 @@ pub struct PagePoolStats {
     pub live: u64,
     /// Number of live pages that wait in the pool.
     pub idle: u64,
-    /// Number of live pages with a holder.
+    /// Number of live pages with a holder, and of those whose memory may exist after their last
+    /// holder, because it stays mapped or its release was refused.
     pub in_use: u64,
     /// Number of pages created since the pool was made.
     pub created: u64,
@@ -59,33 +60,40 @@ struct Counts {
 }
 
 impl Ledger {
-    /// Counts a page that is about to be created.
-    fn begin(&self) -> Result<(), PageError> {
+    /// Counts `count` pages that are about to be created, all or none, for a caller that asked for
+    /// `asked` pages.
+    fn begin(&self, count: u64, asked: u64) -> Result<(), PageError> {
         let mut counts = self.counts.lock();
-        if counts.created - counts.released >= self.capacity {
-            return Err(PageError::Exhausted { capacity: self.capacity });
+        let live = counts.created - counts.released;
+        if count > self.capacity.saturating_sub(live) {
+            let (in_use, capacity) = (live - counts.idle, self.capacity);
+            return Err(PageError::Exhausted { asked, in_use, capacity });
         }
+        let Some(bytes) = count.checked_mul(self.page_bytes) else {
+            // No device has as much. The driver need not be asked.
+            return Err(PageError::OutOfMemory { page_bytes: self.page_bytes, live });
+        };
         if let Some(limit) = &self.limit {
-            limit.charge(self.page_bytes)?;
+            limit.charge(bytes)?;
         }
-        counts.created += 1;
+        counts.created += count;
         Ok(())
     }
 
-    /// Reverts `begin`.
-    fn cancel(&self) {
-        self.counts.lock().created -= 1;
-        self.discharge();
+    /// Reverts `begin` for `count` pages.
+    fn cancel(&self, count: u64) {
+        self.counts.lock().created -= count;
+        self.discharge(count);
     }
 
     pub(crate) fn released(&self) {
         self.counts.lock().released += 1;
-        self.discharge();
+        self.discharge(1);
     }
 
-    fn discharge(&self) {
+    fn discharge(&self, count: u64) {
         if let Some(limit) = &self.limit {
-            limit.discharge(self.page_bytes);
+            limit.discharge(count * self.page_bytes);
         }
     }
 
@@ -215,22 +223,7 @@ impl PagePool {
     #[track_caller]
     pub fn take(&self) -> Result<PhysicalPage, PageError> {
         let _site = cuda_driver::site::enter();
-        self.inner.ledger.keep_to_limit()?;
-        let begun = {
-            let mut idle = self.inner.idle.lock();
-            if let Some(page) = self.pop(&mut idle) {
-                return Ok(page);
-            }
-            // Counted while the list is still locked. Otherwise a page returned in between would
-            // make the pool look exhausted.
-            self.inner.ledger.begin()
-        };
-        match begun {
-            Err(PageError::OverLimit(refused)) => self.begin_after_reclaim(refused)?,
-            begun => begun?,
-        }
-        let mut admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
-        self.create(&mut admitted)
+        self.noted(self.take_all(1).map(one))
     }
 
     /// Takes `count` pages, or none: on failure idle pages are idle again and new pages are
@@ -241,32 +234,7 @@ impl PagePool {
     #[track_caller]
     pub fn take_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
         let _site = cuda_driver::site::enter();
-        if count > 0 {
-            self.inner.ledger.keep_to_limit()?;
-        }
-        let mut taken = Vec::new();
-        {
-            let mut idle = self.inner.idle.lock();
-            while (taken.len() as u64) < count
-                && let Some(page) = self.pop(&mut idle)
-            {
-                taken.push(page);
-            }
-        }
-        let reused = taken.len();
-        let missing = count - reused as u64;
-        // On failure, pages created by this call are dropped and therefore released: a call that
-        // failed for lack of memory must not keep some.
-        match self.create_many(missing) {
-            Ok(created) => {
-                taken.extend(created);
-                Ok(taken)
-            }
-            Err(error) => {
-                taken.into_iter().for_each(|page| self.put(page));
-                Err(error)
-            }
-        }
+        self.noted(self.take_all(count))
     }
 
     /// Creates a page that can be [exported](crate::pages::SharedPage::export) to another process.
@@ -277,18 +245,21 @@ impl PagePool {
     #[track_caller]
     pub fn take_exportable(&self) -> Result<PhysicalPage, PageError> {
         let _site = cuda_driver::site::enter();
-        self.inner.ledger.keep_to_limit()?;
-        let begun = match self.begin() {
-            Err(PageError::Exhausted { .. }) => {
-                // Idle pages were not created for export, so one is released.
-                drop(self.inner.take_idle(|_| 1));
-                self.begin()
-            }
-            begun => begun,
+        let take = || {
+            let ledger = &self.inner.ledger;
+            ledger.keep_to_limit()?;
+            let begun = match ledger.begin(1, 1) {
+                Err(PageError::Exhausted { .. }) => {
+                    // Idle pages were not created for export, so one is released.
+                    drop(self.inner.take_idle(|_| 1));
+                    ledger.begin(1, 1)
+                }
+                begun => begun,
+            };
+            self.with_room(begun, 1)?;
+            self.create_many(1, PhysicalPage::create_exportable).map(one)
         };
-        begun?;
-        let mut admitted = self.admit(1).inspect_err(|_| self.inner.ledger.cancel())?;
-        self.create_as(&mut admitted, PhysicalPage::create_exportable)
+        self.noted(take())
     }
 
     /// Keeps a page for reuse. A shared page with other holders stays with them; the last one
@@ -324,11 +295,15 @@ impl PagePool {
     #[track_caller]
     pub fn prepare(&self, count: u64) -> Result<u64, PageError> {
         let _site = cuda_driver::site::enter();
+        let ledger = &self.inner.ledger;
         let missing = count.saturating_sub(self.stats().idle);
         let mut admitted = self.admit(missing)?;
         for _ in 0..missing {
-            self.inner.ledger.begin()?;
-            self.put(self.create(&mut admitted)?);
+            self.noted(ledger.begin(1, count))?;
+            match self.create(&mut admitted, PhysicalPage::create) {
+                Ok(page) => self.put(page),
+                Err(error) => return Err(self.not_created(1, error)),
+            }
         }
         Ok(self.stats().idle)
     }
@@ -340,11 +315,13 @@ impl PagePool {
         let _site = cuda_driver::site::enter();
         let excess = self.inner.take_idle(|idle| idle.saturating_sub(keep));
         let mut errors = Vec::new();
-        let count = excess.len() as u64;
-        for page in excess {
-            release(page.into(), &mut errors);
-        }
-        (count, errors)
+        let (released, _) = release_all(excess, &mut errors);
+        (released, errors)
+    }
+
+    /// All idle pages, for a caller that releases them.
+    pub(crate) fn take_idle(&self) -> Vec<Page> {
+        self.inner.take_idle(|idle| idle)
     }
 
     /// Releases idle pages of at least `bytes` bytes, or all; returns the released bytes.
@@ -358,19 +335,91 @@ impl PagePool {
         self.inner.ledger.look()
     }
 
-    /// Creates `count` pages, or none.
-    fn create_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
-        let mut admitted = self.admit(count)?;
-        let mut create = || {
-            let mut created = Vec::new();
-            for _ in 0..count {
-                self.begin()?;
-                created.push(self.create(&mut admitted)?);
+    /// Counts a refusal by the limit, once for each request.
+    pub(crate) fn noted<T>(&self, answer: Result<T, PageError>) -> Result<T, PageError> {
+        if let (Err(PageError::OverLimit(_)), Some(limit)) = (&answer, self.limit()) {
+            limit.note_refusal();
+        }
+        answer
+    }
+
+    /// Like [`take_many`](PagePool::take_many), for a caller that may ask again: counts no refusal.
+    pub(crate) fn take_all(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        self.inner.ledger.keep_to_limit()?;
+        let (mut taken, begun) = {
+            let mut idle = self.inner.idle.lock();
+            let reused = count.min(idle.len() as u64);
+            // Counted while the list is locked. Otherwise a page returned in between would make the
+            // pool look exhausted.
+            let begun = self.inner.ledger.begin(count - reused, count);
+            let pops = if matches!(begun, Err(PageError::Exhausted { .. })) { 0 } else { reused };
+            (self.inner.pop(&mut idle, pops), begun)
+        };
+        let missing = count - taken.len() as u64;
+        // On failure, pages created by this call are dropped and therefore released: a call that
+        // failed for lack of memory must not keep some.
+        let begun = self.with_room(begun, missing);
+        match begun.and_then(|()| self.create_many(missing, PhysicalPage::create)) {
+            Ok(created) => {
+                taken.extend(created);
+                Ok(taken)
             }
-            Ok(created)
+            Err(error) => {
+                taken.into_iter().for_each(|page| self.put(page));
+                Err(error)
+            }
+        }
+    }
+
+    /// A second attempt to count pages, after pools under the same limit have released what it
+    /// lacks. Called without a lock of any pool.
+    fn with_room(&self, begun: Result<(), PageError>, count: u64) -> Result<(), PageError> {
+        let Err(PageError::OverLimit(refused)) = begun else { return begun };
+        let room = self.limit().is_some_and(|limit| limit.make_room(refused.short_by(), None));
+        if room { self.inner.ledger.begin(count, count) } else { begun }
+    }
+
+    /// Lets pools under the same limit release unused memory of this device; returns whether any
+    /// was.
+    fn make_device_room(&self, bytes: u64) -> bool {
+        self.limit().is_some_and(|limit| limit.make_room(bytes, Some(&self.inner.device)))
+    }
+
+    /// Creates the `count` pages that were counted, or none.
+    fn create_many(&self, count: u64, create: Create) -> Result<Vec<PhysicalPage>, PageError> {
+        let mut admitted = self.admit(count);
+        if let Err(PageError::NoHeadroom(verdict)) = &admitted
+            && self.make_device_room(verdict.short_by())
+        {
+            admitted = self.admit(count);
+        }
+        let mut admitted = admitted.inspect_err(|_| self.inner.ledger.cancel(count))?;
+        let mut created = Vec::new();
+        let mut create_all = || {
+            for _ in 0..count {
+                created.push(match self.create(&mut admitted, create) {
+                    Err(error)
+                        if error.is_out_of_memory()
+                            && self.make_device_room(self.inner.page_bytes) =>
+                    {
+                        self.create(&mut admitted, create)?
+                    }
+                    made => made?,
+                });
+            }
+            Ok(())
         };
         // The context is bound once for all of them.
-        if count > 1 { self.inner.device.while_current(create)? } else { create() }
+        let bound = count > 1;
+        let made =
+            if bound { self.inner.device.while_current(&mut create_all) } else { Ok(create_all()) };
+        match made.unwrap_or_else(Err) {
+            Ok(()) => Ok(created),
+            Err(error) => Err(self.not_created(count - created.len() as u64, error)),
+        }
     }
 
     /// Asks whether the device can spare `count` pages. Each page is promised until it exists.
@@ -386,50 +435,29 @@ impl PagePool {
         }
     }
 
-    /// Counts a page that is about to be created. Called without a lock of any pool.
-    fn begin(&self) -> Result<(), PageError> {
-        match self.inner.ledger.begin() {
-            Err(PageError::OverLimit(refused)) => self.begin_after_reclaim(refused),
-            begun => begun,
+    /// Creates one page that was counted.
+    fn create(
+        &self,
+        admitted: &mut Option<Admitted>,
+        create: Create,
+    ) -> Result<PhysicalPage, DeviceError> {
+        let Inner { device, page_bytes, ledger, .. } = &*self.inner;
+        let create = || create(device, *page_bytes, ledger);
+        match admitted {
+            Some(admitted) => admitted.create(*page_bytes, create),
+            None => create(),
         }
     }
 
-    /// A second attempt, after pools under the same limit released unused memory.
-    fn begin_after_reclaim(&self, refused: OverLimit) -> Result<(), PageError> {
-        let room = self.limit().is_some_and(|limit| limit.make_room(self.inner.page_bytes));
-        if room { self.inner.ledger.begin() } else { Err(refused.into()) }
-    }
-
-    /// Creates the page that `begin` counted.
-    fn create(&self, admitted: &mut Option<Admitted>) -> Result<PhysicalPage, PageError> {
-        self.create_as(admitted, PhysicalPage::create)
-    }
-
-    fn create_as(
-        &self,
-        admitted: &mut Option<Admitted>,
-        create: fn(&Device, u64, &Arc<Ledger>) -> Result<PhysicalPage, DeviceError>,
-    ) -> Result<PhysicalPage, PageError> {
-        let Inner { device, page_bytes, ledger, .. } = &*self.inner;
-        let create = || create(device, *page_bytes, ledger);
-        let created = match admitted {
-            Some(admitted) => admitted.create(*page_bytes, create),
-            None => create(),
-        };
-        created.map_err(|error| {
-            ledger.cancel();
-            if error.is_out_of_memory() {
-                PageError::OutOfMemory { page_bytes: *page_bytes, live: ledger.look().live }
-            } else {
-                PageError::Device(error)
-            }
-        })
-    }
-
-    fn pop(&self, idle: &mut Vec<PhysicalPage>) -> Option<PhysicalPage> {
-        let page = idle.pop()?;
-        self.inner.ledger.counts.lock().idle -= 1;
-        Some(page)
+    /// Counts `count` pages as not created; returns why.
+    fn not_created(&self, count: u64, error: DeviceError) -> PageError {
+        let Inner { page_bytes, ledger, .. } = &*self.inner;
+        ledger.cancel(count);
+        if error.is_out_of_memory() {
+            PageError::OutOfMemory { page_bytes: *page_bytes, live: ledger.look().live }
+        } else {
+            PageError::Device(error)
+        }
     }
 
     fn put(&self, page: PhysicalPage) {
@@ -441,23 +469,36 @@ impl PagePool {
 
 impl Inner {
     /// Removes idle pages; `excess` computes the number from the number of idle pages.
-    fn take_idle(&self, excess: impl FnOnce(u64) -> u64) -> Vec<PhysicalPage> {
+    fn take_idle(&self, excess: impl FnOnce(u64) -> u64) -> Vec<Page> {
         let mut idle = self.idle.lock();
         let count = idle.len() as u64;
-        let keep = count - excess(count).min(count);
-        let taken = idle.split_off(keep as usize);
-        self.ledger.counts.lock().idle -= taken.len() as u64;
-        taken
+        self.pop(&mut idle, excess(count).min(count))
+    }
+
+    fn pop<P: From<PhysicalPage>>(&self, idle: &mut Vec<PhysicalPage>, count: u64) -> Vec<P> {
+        self.ledger.counts.lock().idle -= count;
+        idle.drain(idle.len() - count as usize..).map(P::from).collect()
     }
 }
 
 impl Holder for Inner {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn unused_bytes(&self) -> u64 {
+        self.ledger.look().idle * self.page_bytes
+    }
+
     fn release_idle(&self, bytes: u64) -> u64 {
         let excess = self.take_idle(|_| bytes.div_ceil(self.page_bytes));
-        let released = excess.len() as u64 * self.page_bytes;
+        let mut errors = Vec::new();
         // The driver releases them here, with no lock held.
-        drop(excess);
-        released
+        let (released, _) = release_all(excess, &mut errors);
+        for error in errors {
+            tracing::warn!(%error, source = %error.error, "an idle page was not released");
+        }
+        released * self.page_bytes
     }
 }
 
@@ -470,17 +511,34 @@ impl Drop for Inner {
     }
 }
 
-/// Releases one page and records a refusal. Returns whether its memory was released (not if it has
-/// other holders), and the bytes that may be left.
-pub(crate) fn release(page: Page, errors: &mut Vec<CloseError>) -> (bool, u64) {
-    let id = page.id();
-    match page.release() {
-        Ok(released) => (released, 0),
-        Err(Unreleased { error, leaked_bytes }) => {
-            errors.push(CloseError { step: CloseStep::Release { page: id }, error });
-            (leaked_bytes == 0, leaked_bytes)
+/// How a page is created.
+type Create = fn(&Device, u64, &Arc<Ledger>) -> Result<PhysicalPage, DeviceError>;
+
+fn one(pages: Vec<PhysicalPage>) -> PhysicalPage {
+    let [page] = <[_; 1]>::try_from(pages)
+        .unwrap_or_else(|pages| unreachable!("{} pages instead of one", pages.len()));
+    page
+}
+
+/// Releases pages and records every refusal. Returns the number of pages whose memory was released
+/// (not those with other holders), and the bytes that may be left.
+pub(crate) fn release_all(
+    pages: impl IntoIterator<Item = Page>,
+    errors: &mut Vec<CloseError>,
+) -> (u64, u64) {
+    let (mut count, mut left_bytes) = (0, 0);
+    for page in pages {
+        let id = page.id();
+        match page.release() {
+            Ok(released) => count += u64::from(released),
+            Err(Unreleased { error, leaked_bytes }) => {
+                errors.push(CloseError { step: CloseStep::Release { page: id }, error });
+                count += u64::from(leaked_bytes == 0);
+                left_bytes += leaked_bytes;
+            }
         }
     }
+    (count, left_bytes)
 }
 
 /// A requested page size, and the device's granularity.

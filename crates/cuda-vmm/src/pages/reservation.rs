@@ -333,21 +333,32 @@ impl Inner {
         if spoken_for { Covered::Yes } else { Covered::No }
     }
 
-    /// Like [`covers`](Inner::covers), but fails if nothing covers the users.
+    /// Like [`covers`](Inner::covers), but fails if nothing covers the users, or if a fence is of a
+    /// device that cannot be one.
     pub(crate) fn check_covers(&self, fences: &[Fence]) -> Result<(), UsersUnknown> {
-        match self.covers(fences) {
-            Covered::Yes => Ok(()),
-            Covered::No => Err(UsersUnknown { fences: fences.len() as u64 }),
+        self.check_fences(fences, self.covers(fences))
+    }
+
+    /// Does the same where the caller knows whether the users are covered.
+    pub(crate) fn check_fences(
+        &self,
+        fences: &[Fence],
+        covered: Covered,
+    ) -> Result<(), UsersUnknown> {
+        let strange = |fence: &&Fence| !self.access.reaches(fence.device());
+        let foreign = fences.iter().filter(strange).count() as u64;
+        match covered {
+            Covered::Yes if foreign == 0 => Ok(()),
+            _ => Err(UsersUnknown { fences: fences.len() as u64, foreign }),
         }
     }
 
     /// The users of memory that no new user can find. Unknown users can be waited for only if no
     /// peer has access.
     fn users(&self, fences: &[Fence]) -> Result<Quiescence, UsersUnknown> {
-        if self.has_peers() {
-            self.check_covers(fences)?;
-        }
-        Ok(Quiescence::new(&self.gate, fences, self.covers(fences)))
+        let covered = self.covers(fences);
+        self.check_fences(fences, if self.has_peers() { covered } else { Covered::Yes })?;
+        Ok(Quiescence::new(&self.gate, fences, covered))
     }
 
     /// Whether devices other than the owner can access the memory.

@@ -29,10 +29,7 @@ impl SequenceSpace {
     #[track_caller]
     pub fn close(self, fences: &[Fence]) -> Result<SpaceClosing, StillLive<Self>> {
         let _site = cuda_driver::site::enter();
-        let (census, parked) = {
-            let book = self.core.book.lock();
-            (book.census(), book.parked())
-        };
+        let census = self.core.book.lock().census();
         let live = census.live;
         if live > 0 {
             return Err(StillLive { space: self, live });
@@ -40,15 +37,15 @@ impl SequenceSpace {
         let Self { core, handle, holder } = self;
         drop(holder);
         handle.detach();
+        let seats = std::mem::take(&mut core.book.lock().seats);
         let mut users: Vec<_> = fences.to_vec();
-        users.extend(parked.iter().flat_map(|waiting| waiting.fences().iter().cloned()));
+        users.extend(seats.iter().flat_map(|seat| seat.users.fences().cloned()));
         let covered = match census.abandoned {
             0 => Covered::Yes,
             _ => core.reservation.inner.covers(fences),
         };
         let reservation = Reservation { inner: Arc::clone(&core.reservation.inner) };
         let closing = reservation.close_after(&users, covered);
-        core.book.lock().seats.clear();
         Ok(SpaceClosing { closing, core })
     }
 }

@@ -1,21 +1,21 @@
 //! The work of a space: checks what is at rest, maps ahead of need, and unmaps under pressure.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cuda_driver::Device;
 use parking_lot::Mutex;
 
-use super::book::{Book, Lengths, Seat, Tenancy};
+use super::book::{Book, Lengths, Seat};
 use super::shape::Shape;
 use super::stats::Counters;
-use crate::gate::Unrest;
 use crate::pages::{
     MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Reservation, UnmapFailure,
     UnmapReport,
 };
-use crate::rest::AtRest;
+use crate::rest::{AtRest, Done, Quiescence};
 use crate::worker::{Fault, Progress, WorkSource};
 
 /// A space, as shared by its sequences and its worker.
@@ -44,38 +44,42 @@ impl WorkSource for SpaceCore {
     fn step(&self) -> Result<Progress, Fault> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.sabotage.panic_if_asked();
-        let parked = self.settle();
+        let waiting = self.settle();
         self.retry_quarantined();
-        if self.relieve() || self.grow_most_urgent()? {
+        if self.relieve()
+            || self.grow_most_urgent()?
+            || self.unmap_given_up()
+            || self.unmap_surplus()
+            || self.prepare()?
+        {
             return Ok(Progress::More);
         }
-        let given_up = self.take_given_up();
-        if given_up == Progress::More || self.unmap_surplus() || self.prepare()? {
-            return Ok(Progress::More);
-        }
-        Ok(if parked { Progress::Waiting } else { given_up })
+        Ok(if waiting { Progress::Waiting } else { Progress::Done })
     }
 }
 
 /// Methods that change mappings are called only from steps and from `Waker::run`, and therefore by
 /// one thread at a time.
 impl SpaceCore {
-    /// Moves parked seats whose users are done to rest; returns whether others still wait.
+    /// Forgets the users of all seats that are done; returns whether others are left.
     pub(super) fn settle(&self) -> bool {
-        let parked = self.book.lock().parked();
+        let pending = self.book.lock().pending();
         let mut waiting = false;
-        for place in &parked {
-            match place.check() {
-                Ok(proof) => self.book.lock().settle(place, proof),
-                Err(unrest) => {
-                    if let Unrest::Device(error) = unrest {
-                        tracing::warn!(%error, "a fence cannot be queried: its seat stays parked");
-                    }
-                    waiting = true;
-                }
+        for (place, users) in pending {
+            match self.check_done(users) {
+                Some(done) => self.book.lock().seat(place).users.forget(&done),
+                None => waiting = true,
             }
         }
         waiting
+    }
+
+    fn check_done(&self, users: Arc<Quiescence>) -> Option<Done> {
+        #[cfg(all(feature = "sabotage", debug_assertions))]
+        if self.sabotage.rests_at_once() {
+            return Some(Done::sabotage(users));
+        }
+        Done::check(users)
     }
 
     /// Tries again to unmap pages in quarantine.
@@ -133,8 +137,7 @@ impl SpaceCore {
 
     fn wants(&self, place: &Lengths, seat: &Seat) -> bool {
         // `Acquire` is not needed: the number orders nothing else.
-        matches!(seat.tenancy, Tenancy::Live)
-            && place.wanted.load(Ordering::Relaxed) > self.shape.tokens_in(seat.rows)
+        seat.is_live() && place.wanted.load(Ordering::Relaxed) > self.shape.tokens_in(seat.rows)
     }
 
     /// Maps the next rows of a seat in all its planes: as many as the seat wants, at most
@@ -202,19 +205,20 @@ impl SpaceCore {
     /// Pages for that many rows: idle ones, new ones, or, for one row, those of resting seats.
     fn take_pages(&self, rows: u64) -> Result<Vec<PhysicalPage>, Fault> {
         loop {
-            let error = match self.pages.take_many(rows * self.shape.ranges) {
+            let error = match self.pages.take_all(rows * self.shape.ranges) {
                 Ok(pages) => return Ok(pages),
                 Err(error) => error,
             };
             let fault = self.page_fault(error);
-            if rows > 1 || !matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. }) {
-                return Err(fault);
-            }
+            let short = matches!(fault, Fault::OutOfMemory { .. } | Fault::Limit { .. });
             // Over its limit the pool hands out no page, not even an idle one.
-            self.settle();
-            if !self.relieve() && self.unmap_unneeded_row().is_none() {
-                return Err(fault);
+            if rows == 1 && short {
+                self.settle();
+                if self.relieve() || self.unmap_unneeded_row().is_some() {
+                    continue;
+                }
             }
+            return self.pages.noted(Err(error)).map_err(|_| fault);
         }
     }
 
@@ -228,21 +232,10 @@ impl SpaceCore {
             && self.unmap_unneeded_row().is_some()
     }
 
-    /// Number of rows that live sequences have adopted beyond their needs.
+    /// Number of rows of live seats that their sequences do not want and nobody uses.
     pub(super) fn all_spare_rows(&self, book: &Book) -> u64 {
-        let seats = book.seats.iter().zip(&self.lengths);
-        seats.map(|(seat, place)| self.spare_rows(place, seat)).sum()
-    }
-
-    /// Unmaps the last row of the seat that has rested longest, and keeps the pages idle; returns
-    /// the refusals. `None` if no seat rests.
-    pub(super) fn unmap_oldest_row(&self) -> Option<Unmapped> {
-        let tokens_in = |rows| self.shape.tokens_in(rows);
-        let taken = self.book.lock().take_row(&self.lengths, tokens_in)?;
-        let indices: Vec<_> = self.shape.row(taken.place, taken.row).collect();
-        let report = self.unmap(&indices, &taken.proof);
-        self.book.lock().hand_back(taken, !report.failed.is_empty());
-        Some(report)
+        let live = book.seats.iter().zip(&self.lengths).filter(|(seat, _)| seat.is_live());
+        live.map(|(seat, shared)| self.free_rows(shared, seat)).sum()
     }
 
     pub(super) fn unmap(&self, indices: &[u64], proof: &AtRest) -> Unmapped {
@@ -346,11 +339,12 @@ impl Drop for SpaceCore {
         for (place, seat) in (0..).zip(seats) {
             let rows = (0..seat.rows).rev();
             let indices: Vec<_> = rows.flat_map(|row| self.shape.row(place, row).rev()).collect();
-            match seat.tenancy {
+            // No sequence is live: each keeps the space.
+            match (seat.users.rest_from(0), seat.users.joined()) {
                 _ if indices.is_empty() => {}
-                Tenancy::Resting { proof, .. } => drop(self.unmap(&indices, &proof)),
-                Tenancy::Parked { users, .. } => self.reservation.inner.retire_at(&indices, users),
-                Tenancy::Live | Tenancy::Abandoned | Tenancy::Unmapping => {}
+                (Some(proof), _) => drop(self.unmap(&indices, &proof)),
+                (None, Some(users)) => self.reservation.inner.retire_at(&indices, Arc::new(users)),
+                (None, None) => {}
             }
         }
     }

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use cuda_driver::Device;
+
+use super::book::Seat;
 use super::core::SpaceCore;
 use crate::limit::Holder;
 use crate::worker::{Fault, Waker};
@@ -26,9 +29,13 @@ impl SpaceHolder {
 }
 
 impl Holder for SpaceHolder {
-    fn release_idle(&self, _bytes: u64) -> u64 {
-        // The pool itself is registered separately.
-        0
+    fn device(&self) -> &Device {
+        self.core.device()
+    }
+
+    fn unused_bytes(&self) -> u64 {
+        // The pool's idle pages are registered separately.
+        self.core.shape.row_bytes(self.core.unwanted_rows())
     }
 
     fn release_parked(&self, bytes: u64) -> u64 {
@@ -43,6 +50,13 @@ impl Holder for SpaceHolder {
 }
 
 impl SpaceCore {
+    /// Number of rows that no sequence wants, in use or not.
+    fn unwanted_rows(&self) -> u64 {
+        let book = self.book.lock();
+        let rows = |(seat, shared): (&Seat, _)| seat.rows.saturating_sub(self.wanted_rows(shared));
+        book.seats.iter().zip(&self.lengths).map(rows).sum()
+    }
+
     /// Unmaps unused memory and releases the pages, until `bytes` are released or nothing is left;
     /// returns the released bytes.
     fn release_parked(&self, bytes: u64) -> u64 {

@@ -44,6 +44,7 @@ use self::core::SpaceCore;
 use self::holder::SpaceHolder;
 use self::shape::Shape;
 use crate::pages::{CloseError, PagePool, Reservation, ReservationOptions, UnmapFailure};
+use crate::rest::{Covered, Quiescence};
 use crate::worker::{Fault, Health, WorkHandle};
 use crate::{EpochGate, Fence, Worker, gate::UsersUnknown};
 
@@ -201,7 +202,8 @@ impl SequenceSpace {
     }
 
     /// Names fences that cover the memory of sequences dropped with unknown users: their seats are
-    /// parked until the work before `fences` has completed. Returns the number of these seats.
+    /// parked until the work before `fences`, and before those that the sequences themselves have
+    /// named, has completed. Returns the number of these seats.
     ///
     /// # Errors
     /// [`UsersUnknown`] if there are such seats; they do not change.
@@ -211,8 +213,13 @@ impl SequenceSpace {
             self.core.reservation.inner.check_covers(fences)?;
         }
         for &place in &abandoned {
-            let users = self.core.users(fences, None);
-            self.core.book.lock().park_abandoned(place, users);
+            let users = Quiescence::new(self.gate(), fences, Covered::Yes);
+            let mut book = self.core.book.lock();
+            let seat = book.seat(place);
+            // Unless another thread did so meanwhile.
+            if seat.users.are_unknown() {
+                seat.users.explain(users);
+            }
         }
         self.handle.waker().wake();
         Ok(abandoned.len() as u64)
@@ -220,8 +227,8 @@ impl SequenceSpace {
 
     /// Releases memory to the device until `bytes` are released or nothing more can be: first idle
     /// pages of the pool, then the memory of finished sequences at rest, oldest first, then memory
-    /// that live sequences have adopted and not asked for. Makes driver calls on this thread, so do
-    /// not call it on the step path.
+    /// at rest that live sequences have adopted and not asked for, or given up. Makes driver calls
+    /// on this thread, so do not call it on the step path.
     ///
     /// # Errors
     /// [`Fault`] if the space has failed.

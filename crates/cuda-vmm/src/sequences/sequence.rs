@@ -8,10 +8,10 @@ use cuda_driver::DeviceSpan;
 
 use super::core::SpaceCore;
 use super::{ExtendError, PlaneError, SequenceSpace};
-use crate::Fence;
-use crate::rest::{AtRest, Covered};
+use crate::rest::{Covered, Quiescence};
 use crate::worker::Waker;
 use crate::worker::{Fault, Health};
+use crate::{Fence, gate::UsersUnknown};
 
 /// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane. One sequence
 /// holds it until it is finished or dropped. Any thread may own it.
@@ -281,11 +281,22 @@ impl Sequence {
     }
 
     /// Whether `fences` or the gate's leases cover all users of this sequence's memory.
-    pub(super) fn covers(&self, fences: &[Fence]) -> Covered {
+    fn covers(&self, fences: &[Fence]) -> Covered {
         match self.is_exposed() {
             true => self.core.reservation.inner.covers(fences),
             false => Covered::Yes,
         }
+    }
+
+    /// Like [`covers`](Sequence::covers), but fails if nothing covers the users, or if a fence is of
+    /// a device that cannot be one.
+    pub(super) fn check_covers(&self, fences: &[Fence]) -> Result<(), UsersUnknown> {
+        self.core.reservation.inner.check_fences(fences, self.covers(fences))
+    }
+
+    /// Number of rows, from the start, that work on this sequence's tokens can touch.
+    pub(super) fn rows_asked(&self) -> u64 {
+        self.core.shape.rows_for(self.asked)
     }
 
     /// Gives up the seat, to be reused when its users are done; with `None` the users are not
@@ -295,39 +306,27 @@ impl Sequence {
         let unused = fences.is_none() && !self.is_exposed();
         let fences = fences.unwrap_or_default();
         let covered = self.covers(fences);
-        let earlier = self.core.book.lock().seat(self.place).given_up.clone();
         // The handle is consumed, so no new user finds the addresses from here on.
-        let users = self.core.users(fences, earlier.as_deref());
+        let users = Quiescence::new(self.core.reservation.gate(), fences, covered);
+        let end = if covered == Covered::Yes { self.rows_asked() } else { u64::MAX };
         let place = &self.core.lengths[self.place as usize];
-        let (forgotten, unneeded);
-        {
+        let none = {
             let mut book = self.core.book.lock();
-            // In one step: the worker may take the memory of a live seat that wants nothing.
+            // In one step: the worker may take the memory of a seat that wants nothing.
             place.wanted.store(0, Ordering::Relaxed);
             place.used.store(0, Ordering::Relaxed);
-            forgotten = book.seat(self.place).given_up.take();
-            unneeded = match covered {
-                #[cfg(all(feature = "sabotage", debug_assertions))]
-                _ if self.core.sabotage.rests_at_once() => {
-                    book.rest(self.place, AtRest::sabotage());
-                    Some(users)
-                }
-                Covered::Yes if unused => {
-                    book.rest(self.place, AtRest::never_exposed());
-                    Some(users)
-                }
-                Covered::Yes => {
-                    book.park(self.place, users);
+            book.park(self.place);
+            let seat = book.seat(self.place);
+            match unused {
+                true => Some(std::mem::take(&mut seat.users)),
+                false => {
+                    seat.users.add(end, users);
                     None
                 }
-                Covered::No => {
-                    book.abandon(self.place);
-                    Some(users)
-                }
-            };
-        }
-        // Dropped outside the lock, because they may hold the last reference to an event.
-        drop((earlier, forgotten, unneeded));
+            }
+        };
+        // Dropped outside the lock, because it may hold the last reference to an event.
+        drop(none);
         self.waker.wake();
         self.place = GONE;
     }

@@ -29,8 +29,8 @@ pub struct SpaceStats {
     pub used_bytes: u64,
     /// Mapped bytes that no token uses: ends of pages and look-ahead.
     pub waste_bytes: u64,
-    /// Wasted bytes that sequences have adopted and not asked for. They are unmapped under
-    /// pressure.
+    /// Wasted bytes of live sequences that nobody uses: adopted and not asked for, or given up. They
+    /// are unmapped under pressure.
     pub spare_bytes: u64,
     /// Number of live sequences.
     pub live: u64,
