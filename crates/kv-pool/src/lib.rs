@@ -156,6 +156,10 @@ mod onboard;
 mod pin;
 pub mod policy;
 mod pool;
+#[cfg(test)]
+mod proportion;
+#[cfg(test)]
+mod refusals;
 mod removal;
 pub mod retention;
 #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -164,6 +168,8 @@ mod sharded;
 mod snapshot;
 mod state;
 pub mod stats;
+#[cfg(test)]
+mod steps;
 pub mod store;
 mod sync;
 pub mod tenants;

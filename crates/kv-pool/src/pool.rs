@@ -324,8 +324,10 @@ impl BlockPool {
     /// often blocks are found.
     #[must_use]
     pub fn candidate(&self, hash: BlockHash) -> Option<crate::store::Candidate> {
-        let state = self.shared.state.lock();
-        Some(state.candidate(state.find(hash)?))
+        let mut state = self.shared.state.lock();
+        let block = state.find(hash)?;
+        state.watch.now();
+        Some(state.candidate(block))
     }
 
     /// Gives unused blocks whose duration is over the default priority; how many there were. Reads
@@ -407,8 +409,10 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut view = f.debug_struct("BlockPool");
         view.field("primary_blocks", &self.primary_blocks);
-        match self.state.try_lock() {
-            Some(state) => view.field("counters", &state.counters).finish(),
+        // The writer is the caller's: it does not run under the lock.
+        let counters = self.state.try_lock().map(|state| state.counters);
+        match counters {
+            Some(counters) => view.field("counters", &counters).finish(),
             None => view.finish_non_exhaustive(),
         }
     }
