@@ -455,7 +455,7 @@ impl Claimed {
 
     /// Names the first blocks and releases them: what [`register`](Self::register) does, for content that
     /// its writer needs no longer, in one step if it is one block. The other blocks are given back. How
-    /// many blocks have got their names; the content of the others was cached already.
+    /// many contents have got their names, also in place of an unused copy farther away; the others were cached already.
     ///
     /// # Errors
     /// As [`register`](Self::register).

@@ -25,8 +25,9 @@ use crate::{
 /// [complete](BlockPool::complete_epoch). Without epochs, released is free at once.
 ///
 /// All state lies behind one lock, which each operation takes once. The only code of the caller that runs
-/// under it is its [clock](crate::clock::Clock) and its [policies](crate::policy::EvictionPolicy). The lock is
-/// not held when an operation returns, so pins and claims may be dropped anywhere.
+/// under it is its [clock](crate::clock::Clock), its [eviction policies](crate::policy::EvictionPolicy) and its
+/// [store policy](crate::store::StorePolicy). The lock is not held when an operation returns, so pins and claims may
+/// be dropped anywhere.
 #[derive(Clone)]
 pub struct BlockPool {
     pub(crate) shared: Arc<Shared>,
@@ -321,7 +322,7 @@ impl BlockPool {
     }
 
     /// What a [store policy](crate::store) is told of cached content. A pool without policies does not count how
-    /// often blocks are found.
+    /// often blocks are found. Reads the clock.
     #[must_use]
     pub fn candidate(&self, hash: BlockHash) -> Option<crate::store::Candidate> {
         let mut state = self.shared.state.lock();

@@ -56,6 +56,16 @@ impl fmt::Display for TenantId {
     }
 }
 
+/// What a tenant may have cached in a tier beside what it has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum MayCache {
+    More,
+    /// As much, and no more.
+    NoMore,
+    /// Never anything.
+    Nothing,
+}
+
 /// A tenant of this pool. Others get here as errors of [`TenantId::within`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Tenant(pub(crate) u16);
@@ -80,10 +90,13 @@ impl Tenant {
 pub struct TenantQuota {
     /// The most blocks that are held at once.
     pub held_max: u64,
-    /// The most blocks that stay cached. Beyond it the tenant's own give way.
+    /// The most blocks that stay cached. Beyond it the tenant's own give way, the oldest first and none that
+    /// others follow while there is another. So content that comes to the secondary tier takes the place of the
+    /// tenant's own there, or none.
     pub cached_max: u64,
     /// As many blocks are kept for the tenant: it can always hold so many, and others never evict
-    /// its cached ones while it has no more than that.
+    /// its cached ones while it has no more than that. Blocks that others have in use when a quota is set, or when a
+    /// [budget](crate::BlockPool::set_budget) falls, stay theirs until they let go of them: then nobody else gets them.
     pub reserved: u64,
 }
 
@@ -492,9 +505,13 @@ impl Tenants {
     }
 
     /// Whether a tenant may have one more block cached in a tier, beside what is on its way there.
-    pub(crate) fn may_cache(&self, tenant: Tenant, tier: Tier) -> bool {
+    pub(crate) fn may_cache(&self, tenant: Tenant, tier: Tier) -> MayCache {
         let Share { quota, counts, coming, .. } = self.share(tenant, tier);
-        counts.cached + coming < quota.cached_max
+        match quota.cached_max {
+            0 => MayCache::Nothing,
+            most if counts.cached + coming < most => MayCache::More,
+            _ => MayCache::NoMore,
+        }
     }
 
     /// Counts content on its way to a tier, or no more.

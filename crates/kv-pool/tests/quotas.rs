@@ -236,11 +236,7 @@ fn cached_in_host_memory(cached_max: u64) -> TenantQuota {
 fn beside_others_in_host_memory(cached_max: u64) -> (BlockPool, TenantId) {
     let pool = pool(4, 4);
     cache_for(&pool, TenantId::NOBODY, 0..4);
-    let mut claimed = pool.claim(4).unwrap();
-    while let Some(offload) = claimed.take_offload() {
-        offload.commit();
-    }
-    drop(claimed);
+    drop(claim_and_move(&pool, 4));
     let tenant = pool.add_tenant().unwrap();
     pool.set_quota(tenant, Tier::Secondary, cached_in_host_memory(cached_max)).unwrap();
     cache_for(&pool, tenant, 10..14);
@@ -273,16 +269,52 @@ fn content_that_its_tenant_may_not_keep_in_host_memory_takes_no_place_there() {
 fn content_in_host_memory_takes_the_place_of_its_own_tenant_s_when_that_has_enough() {
     let (pool, tenant) = beside_others_in_host_memory(2);
     for round in 0..3 {
-        let mut claimed = pool.claim(4).unwrap();
-        while let Some(offload) = claimed.take_offload() {
-            offload.commit();
-        }
-        drop(claimed);
+        drop(claim_and_move(&pool, 4));
         cache_for(&pool, tenant, 20 + 4 * round..24 + 4 * round);
         let counts = pool.tenant_counts(tenant, Tier::Secondary).unwrap();
         assert_eq!((counts.cached, cached(&pool, 0..4)), (2, 2));
         checked(&pool);
     }
+}
+
+/// Claims blocks, and moves what they have evicted.
+fn claim_and_move(pool: &BlockPool, count: usize) -> kv_pool::Claimed {
+    let mut claimed = pool.claim(count).unwrap();
+    while let Some(offload) = claimed.take_offload() {
+        offload.commit();
+    }
+    claimed
+}
+
+#[test]
+fn content_that_follows_what_its_tenant_has_in_host_memory_does_not_take_that_place() {
+    let pool = pool(2, 2);
+    cache_for(&pool, TenantId::NOBODY, 10..12);
+    drop(claim_and_move(&pool, 2));
+    let tenant = pool.add_tenant().unwrap();
+    pool.set_quota(tenant, Tier::Secondary, cached_in_host_memory(1)).unwrap();
+    let all = names(0..2);
+    let mut pins = pool.claim_for(tenant, 2).unwrap().register(&all, Naming::default()).unwrap();
+    let tail = pins.split_off(1);
+    drop(pins);
+    drop(claim_and_move(&pool, 1));
+    assert_eq!((pool.prefix_len(&all), cached(&pool, 10..12)), (2, 1));
+    drop(tail);
+    drop(claim_and_move(&pool, 2));
+    assert_eq!((pool.prefix_len(&all), cached(&pool, 10..12)), (1, 1));
+    checked(&pool);
+}
+
+#[test]
+fn the_first_blocks_of_a_prompt_stay_in_host_memory_when_its_tenant_may_not_keep_all() {
+    let pool = pool(4, 8);
+    let tenant = pool.add_tenant().unwrap();
+    pool.set_quota(tenant, Tier::Secondary, cached_in_host_memory(2)).unwrap();
+    let all = names(0..4);
+    drop(pool.claim_for(tenant, 4).unwrap().register(&all, Naming::default()).unwrap());
+    drop(claim_and_move(&pool, 4));
+    assert_eq!(pool.prefix_len(&all), 2);
+    checked(&pool);
 }
 
 #[test]

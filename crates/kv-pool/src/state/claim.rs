@@ -7,7 +7,7 @@ use crate::claim::ClaimList;
 use crate::pool::Shared;
 use crate::state::{PoolState, Turn};
 use crate::sync::Arc;
-use crate::tenants::Tenant;
+use crate::tenants::{MayCache, Tenant};
 use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
@@ -366,7 +366,7 @@ impl PoolState {
     }
 
     /// A block of the tier below for the content of a victim of the primary tier, if it is worth
-    /// keeping. The content of that block is dropped: of the same tenant, if that may not have more there.
+    /// keeping. The content of that block is dropped: of the same tenant, if that may have no more there.
     #[inline]
     pub(super) fn offload_target(
         &mut self,
@@ -380,11 +380,20 @@ impl PoolState {
             return Err(Lost::Otherwise);
         }
         let owner = Tenant(self.blocks.tenant(victim));
-        let own = match &self.watch.tenancy {
-            Some(tenancy) if !tenancy.tenants.may_cache(owner, BELOW) => {
-                Some(self.next_to_give_way(owner, BELOW).ok_or(Lost::Otherwise)?)
+        let room = self.watch.tenancy.as_ref().map(|own| own.tenants.may_cache(owner, BELOW));
+        let own = match room {
+            None | Some(MayCache::More) => None,
+            Some(MayCache::Nothing) => return Err(Lost::Otherwise),
+            Some(MayCache::NoMore) => {
+                // None that others follow: it may be what comes before this content.
+                let next = self.next_to_give_way(owner, BELOW);
+                let leaf = next.filter(|&id| self.blocks.children(id) == 0);
+                // The tenant's own gives way when the content arrives. Nobody else's does.
+                if leaf.is_none() && self.tier(BELOW).empty() == 0 {
+                    return Err(Lost::Otherwise);
+                }
+                leaf
             }
-            _ => None,
         };
         if !self.is_worth_storing(victim) {
             return Err(Lost::Refused);
