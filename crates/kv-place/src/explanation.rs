@@ -25,13 +25,13 @@ impl GpuLoad {
     /// All bytes on it.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
-        self.weight_bytes + self.kv_bytes + self.workspace_bytes
+        self.weight_bytes.saturating_add(self.kv_bytes).saturating_add(self.workspace_bytes)
     }
 
-    /// Bytes that stay free.
+    /// Bytes that stay free; 0 of figures that do not fit.
     #[must_use]
     pub fn left_bytes(&self) -> u64 {
-        self.free_bytes - self.used_bytes()
+        self.free_bytes.saturating_sub(self.used_bytes())
     }
 }
 
@@ -99,7 +99,7 @@ impl Placement {
         })
     }
 
-    /// Bytes that one token's activations send over links, on all GPUs together.
+    /// Bytes that one token's activations send over links, on all GPUs together; `u64::MAX` if there are more.
     #[must_use]
     pub fn link_bytes_per_token(&self) -> u64 {
         let outputs = |layer: usize| self.model.layers[layer].output_token_bytes;
@@ -108,7 +108,8 @@ impl Placement {
             // In a ring, each GPU except one forwards every byte, twice: to sum and to distribute.
             PlacementKind::Sharded { .. } => {
                 let hops = 2 * (self.gpus.len() as u64 - 1) * REDUCTIONS_PER_LAYER;
-                (0..self.model.layers.len()).map(|l| outputs(l).saturating_mul(hops)).sum()
+                let layers = (0..self.model.layers.len()).map(|l| outputs(l).saturating_mul(hops));
+                layers.fold(0, u64::saturating_add)
             }
         }
     }

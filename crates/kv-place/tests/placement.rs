@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use kv_place::{
-    GpuCapacity, HeadShards, HeadsError, KvReplication, LAYERS_MAX, LayerShape, Link, LinkMatrix,
-    ModelShape, ParsePlacementError, Placement, PlacementError, PlacementKind, SEARCH_GPUS_MAX,
-    Strategy,
+    GPUS_MAX, GpuCapacity, GpuLoad, HeadShards, HeadsError, KvReplication, LAYERS_MAX, LayerShape,
+    Link, LinkMatrix, ModelShape, ParsePlacementError, Placement, PlacementError, PlacementKind,
+    SEARCH_GPUS_MAX, Strategy,
 };
 
 /// SplitMix64.
@@ -450,4 +450,70 @@ fn errors_are_one_line_with_their_causes() {
     let refused = ParsePlacementError::Placement(refused.into());
     assert_eq!(refused.to_string(), "the text does not describe a placement");
     assert_eq!(format!("{refused:?}"), format!("the text does not describe a placement: {line}"));
+}
+
+#[test]
+fn figures_of_any_model_that_is_placed_can_be_asked_for() {
+    let layer = LayerShape { weight_bytes: 0, kv_block_bytes: 0, output_token_bytes: 1 << 60 };
+    let model = ModelShape::uniform(4, layer, 1).unwrap();
+    let gpu = |n| GpuCapacity { uuid: [n; 16], free_bytes: 1, memory_bytes_per_second: 1 };
+    let gpus: Vec<_> = (0..GPUS_MAX as u8).map(gpu).collect();
+    let links = LinkMatrix::uniform(GPUS_MAX, Link { latency_ns: 1, bytes_per_second: 1 }).unwrap();
+    let sharded = Placement::sharded(&model, &gpus, &links, 64, 64, KvReplication::Refuse).unwrap();
+    assert_eq!(sharded.link_bytes_per_token(), u64::MAX);
+    assert!(sharded.explain().to_string().contains("18446744073709551615 bytes over links"));
+    let layers = Placement::layers(&model, &gpus, &links, Strategy::RoundRobin).unwrap();
+    assert_eq!(layers.link_bytes_per_token(), 3 << 60);
+    assert!(layers.explain().to_string().contains("3 crossings"));
+}
+
+#[test]
+fn loads_that_do_not_add_up_leave_nothing() {
+    let load = |weight_bytes, kv_bytes, free_bytes| GpuLoad {
+        layers: 1,
+        weight_bytes,
+        kv_bytes,
+        workspace_bytes: 1,
+        free_bytes,
+    };
+    assert_eq!((load(2, 3, 7).used_bytes(), load(2, 3, 7).left_bytes()), (6, 1));
+    assert_eq!(load(2, 3, 5).left_bytes(), 0);
+    let most = load(u64::MAX, u64::MAX, u64::MAX);
+    assert_eq!((most.used_bytes(), most.left_bytes()), (u64::MAX, 0));
+}
+
+#[test]
+fn more_gpus_than_can_be_placed_on_are_refused_at_the_first_too_many() {
+    let link = Link { latency_ns: 1, bytes_per_second: 1 };
+    assert!(LinkMatrix::uniform(GPUS_MAX, link).is_ok());
+    let refused = PlacementError::Gpus { gpus: GPUS_MAX + 1, most: GPUS_MAX };
+    assert_eq!(LinkMatrix::uniform(GPUS_MAX + 1, link), Err(refused.clone()));
+    let case = llama(2, 80 << 30);
+    let gpu = |n| GpuCapacity { uuid: [n; 16], ..case.gpus[0] };
+    let crowd: Vec<_> = (0..=GPUS_MAX as u8).map(gpu).collect();
+    let placed = Placement::layers(&case.model, &crowd, &case.links, Strategy::Contiguous);
+    assert_eq!(placed, Err(refused));
+    // In a text, the line of the first too many is named: none is read behind it.
+    let text = case.place(Strategy::Contiguous).unwrap().to_string();
+    let (first, _) = text.lines().enumerate().find(|(_, line)| line.starts_with("gpu ")).unwrap();
+    let line = |gpu: usize| format!("gpu {gpu:032x} free 1 speed 1\n");
+    let gpus: String = (1..=GPUS_MAX + 9).map(line).collect();
+    let head: String = text.lines().take(first).map(|line| format!("{line}\n")).collect();
+    let rest: String = text.lines().skip(first + 2).map(|line| format!("{line}\n")).collect();
+    let error = format!("{head}{gpus}{rest}").parse::<Placement>().unwrap_err();
+    let line = first + GPUS_MAX + 2;
+    assert!(error.to_string().starts_with(&format!("line {line}: expected fewer GPUs")), "{error}");
+}
+
+#[test]
+fn of_gpus_without_memory_neither_is_taken_for_empty() {
+    let layer = LayerShape { weight_bytes: 10, kv_block_bytes: 0, output_token_bytes: 1 };
+    let model = ModelShape::uniform(4, layer, 0).unwrap();
+    let gpu = |n| GpuCapacity { uuid: [n; 16], free_bytes: 0, memory_bytes_per_second: 1 };
+    let gpus = [gpu(0), gpu(1)];
+    let links = LinkMatrix::uniform(2, Link { latency_ns: 1, bytes_per_second: 1 }).unwrap();
+    let refused = Placement::layers(&model, &gpus, &links, Strategy::FreeMemory).unwrap_err();
+    let PlacementError::DoesNotFit { short, .. } = refused else { panic!("{refused}") };
+    let missing: Vec<_> = short.iter().map(|short| (short.gpu, short.missing_bytes())).collect();
+    assert_eq!(missing, [(0, 20), (1, 20)], "the fullest of them is as empty as possible");
 }

@@ -4,7 +4,7 @@ use crate::RecordId;
 use crate::blocks::Flag;
 use crate::hold::BlockAt;
 use crate::state::{Claim, PoolState};
-use crate::tenants::{Need, Tenant, need_of};
+use crate::tenants::Tenant;
 use crate::{BlockHash, BlockPool, ClaimError, Claimed, Pinned, TenantId, Tier};
 
 /// What one sequence of a batch needs.
@@ -93,7 +93,8 @@ struct Plan {
     found: Vec<Found>,
     /// Of all sequences, in their order.
     blocks: Vec<BlockAt>,
-    needs: Vec<Need>,
+    /// Whether one of the blocks may lack a parent.
+    alone: bool,
     /// How many blocks more may be in use.
     slack: usize,
     /// Blocks that the sequences have beside what is cached.
@@ -142,7 +143,10 @@ impl BlockPool {
         let mut state = self.shared.state.lock();
         let (plan, refused) = state.plan(batch, rules);
         match refused {
-            Some(error) => Err(error),
+            Some(error) => {
+                state.end_batch();
+                Err(error)
+            }
             None => Ok(self.serve(&mut state, &batch[..plan.found.len()], plan)),
         }
     }
@@ -163,6 +167,15 @@ impl BlockPool {
 
     /// Pins and claims what was planned for a batch.
     fn serve(&self, state: &mut PoolState, batch: &[Admit<'_>], mut plan: Plan) -> Vec<Admitted> {
+        if plan.alone {
+            // Not before it is certain that all is admitted.
+            let mut rest = &plan.blocks[..];
+            for found in &plan.found {
+                let (own, others) = rest.split_at(found.matched);
+                state.adopt_all(own);
+                rest = others;
+            }
+        }
         if state.has_notes() {
             for at in &plan.blocks {
                 // Policies hear of the find first, and then that the block is held.
@@ -172,8 +185,9 @@ impl BlockPool {
         } else {
             state.pin_all(&plan.blocks);
         }
-        // They are counted as held now.
-        plan.needs.iter_mut().for_each(|need| need.reused = 0);
+        if let Some(tenancy) = &mut state.watch.tenancy {
+            tenancy.tenants.all_reused_are_held();
+        }
         let mut taken_over = false;
         let mut admitted = Vec::with_capacity(batch.len());
         let mut partials = Vec::with_capacity(batch.len());
@@ -191,6 +205,7 @@ impl BlockPool {
             let (claimed, partial) = self.claim_rest(state, request, *found, partial);
             admitted.push(Admitted { prefix, claimed, partial });
         }
+        state.end_batch();
         #[cfg(all(feature = "sabotage", debug_assertions))]
         state.sabotage.next_caller();
         admitted
@@ -267,7 +282,7 @@ impl PoolState {
 
     /// The plan for one sequence, if there is room for it whatever is found, and nobody to be told: then no
     /// block has to be looked at for itself.
-    fn plan_at_ease(&mut self, request: &Admit<'_>, rules: Rules) -> Option<Plan> {
+    fn plan_at_ease(&self, request: &Admit<'_>, rules: Rules) -> Option<Plan> {
         let room = self.tier(Tier::Primary).claimable();
         // As many as are claimed and reused at most: those in this tier are not claimed.
         let Budget { to_write_max, leave } = rules.budget;
@@ -278,16 +293,14 @@ impl PoolState {
         let tenant = self.tenant(request.tenant).ok()?;
         let prefix = &request.prefix[..request.prefix.len().min(request.blocks)];
         let mut blocks = Vec::with_capacity(prefix.len());
-        if self.find_prefix(prefix, &mut blocks) {
-            self.adopt_all(&blocks);
-        }
+        let alone = self.find_prefix(prefix, &mut blocks);
         let (matched, near) = (blocks.len(), Tier::Primary);
         let far = blocks.iter().filter(|at| at.location().tier != near).count();
         if rules.empty && request.blocks - matched + far > self.tier(near).empty() {
             return None;
         }
         let found = vec![Found { tenant, matched, far }];
-        Some(Plan { found, blocks, ..Plan::default() })
+        Some(Plan { found, blocks, alone, ..Plan::default() })
     }
 
     /// The plan for sequences whose needs are added up.
@@ -298,6 +311,7 @@ impl PoolState {
         let mut plan = Plan {
             slack: self.tier(Tier::Primary).claimable(),
             blocks: Vec::with_capacity(names),
+            alone: true,
             ..Plan::default()
         };
         let mut refused = None;
@@ -314,7 +328,7 @@ impl PoolState {
             }
         }
         if all && refused.is_none() {
-            let room = self.room_for(needed, reused, leave, &plan.needs);
+            let room = self.room_for((needed, reused), leave, false);
             let room = if empty { self.check_empty(needed).and(room) } else { room };
             match room {
                 Ok(slack) => plan.slack = slack,
@@ -346,16 +360,17 @@ impl PoolState {
         reused: &mut usize,
     ) -> Result<(), ClaimError> {
         let tenant = self.tenant(request.tenant)?;
-        let needs_before = if leave.is_none() { Vec::new() } else { plan.needs.clone() };
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.tenants.begin_sequence();
+        }
         let start = plan.blocks.len();
-        let (mut before, mut far, mut again) = (None, 0, *reused);
+        let (mut far, mut again) = (0, *reused);
         for &hash in request.prefix.iter().take(request.blocks) {
-            let Some(block) = self.find_after(hash, before) else { break };
+            let Some(block) = self.find(hash) else { break };
             let new = !self.blocks.is(block, Flag::MARK);
-            if new && !self.may_use_beside(block, &mut plan.needs) {
+            if new && !self.may_use_beside(block) {
                 break;
             }
-            before = Some(block);
             far += usize::from(self.blocks.tier(block) != Tier::Primary);
             again += usize::from(new && self.is_unused_near(block));
             self.blocks.set(block, Flag::MARK);
@@ -364,15 +379,16 @@ impl PoolState {
         let matched = plan.blocks.len() - start;
         let claimed = request.blocks - matched + far;
         let requested = needed.saturating_add(claimed);
-        if self.watch.tenancy.is_some() {
-            let need = need_of(&mut plan.needs, tenant, Tier::Primary);
-            need.claimed = need.claimed.saturating_add(claimed as u64);
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.tenants.want(tenant, claimed as u64);
         }
         if let Some(leave) = leave {
-            match self.room_for(requested, again, leave, &plan.needs) {
+            match self.room_for((requested, again), leave, true) {
                 Ok(slack) => plan.slack = slack,
                 Err(error) => {
-                    plan.needs = needs_before;
+                    if let Some(tenancy) = &mut self.watch.tenancy {
+                        tenancy.tenants.take_back();
+                    }
                     return Err(error);
                 }
             }
@@ -394,13 +410,12 @@ impl PoolState {
     }
 
     /// How many blocks more may be in use when `requested` are claimed, `reused` that nobody uses are used
-    /// again, and `leave` are left.
+    /// again, and `leave` are left. All but the `last` sequence may be known to have room.
     fn room_for(
         &self,
-        requested: usize,
-        reused: usize,
+        (requested, reused): (usize, usize),
         leave: usize,
-        needs: &[Need],
+        last: bool,
     ) -> Result<usize, ClaimError> {
         let tier = self.tier(Tier::Primary);
         // What takes nothing leaves what there is.
@@ -415,7 +430,7 @@ impl PoolState {
         match &self.watch.tenancy {
             None => Ok(slack),
             Some(tenancy) => {
-                let most = tenancy.tenants.admit_batch(Tier::Primary, needs)?;
+                let most = tenancy.tenants.admit_batch(last)?;
                 Ok(slack.min(most as usize))
             }
         }
@@ -446,22 +461,24 @@ impl PoolState {
         if taken || !unused || self.blocks.children(block) > 0 {
             // It is one less to be claimed.
             let slack = if unused { plan.slack.checked_sub(1)? } else { plan.slack };
-            if !self.may_use_beside(block, &mut plan.needs) {
+            if !self.may_use_beside(block) {
                 return None;
             }
             plan.slack = slack;
+            let (owner, tier) = (Tenant(self.blocks.tenant(block)), self.blocks.tier(block));
             self.pin(block);
-            // It is counted as held now.
-            plan.needs.iter_mut().for_each(|need| need.reused = 0);
+            if let Some(tenancy) = &mut self.watch.tenancy {
+                tenancy.tenants.reused_are_held(owner, tier);
+            }
             return Some((candidate, Begin::Copy(block)));
         }
         *taken_over = true;
-        self.forget(block);
         self.take_out(block);
+        self.drop_content(block);
         let claim = self.claimed(block, tenant, true);
         self.counters.claimed += 1;
-        if self.watch.tenancy.is_some() {
-            need_of(&mut plan.needs, tenant, Tier::Primary).claimed -= 1;
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.tenants.want_less(tenant);
         }
         Some((candidate, Begin::TakenOver(claim)))
     }

@@ -66,6 +66,12 @@ impl Flag {
     pub(crate) const PASSED: Self = Self(1 << 22);
     /// Said to be looked up no more: the lowest priority, until somebody takes a reference. `TIMED`, too.
     pub(crate) const OVER: Self = Self(1 << 23);
+    /// In its tenant's list of cached blocks that others follow.
+    pub(crate) const FOLLOWED: Self = Self(1 << 24);
+    /// Counted for its tenant as on its way.
+    pub(crate) const COUNTED_COMING: Self = Self(1 << 25);
+    /// Of blocks whose order is a policy's: in its tier's list of those that others follow there.
+    pub(crate) const HELD_BACK: Self = Self(1 << 26);
     /// The record names a parent, which may have lost its children since.
     const LINKED: Self = Self(1 << 21);
 }
@@ -210,21 +216,29 @@ impl Blocks {
 
     #[inline]
     fn record(&self, id: RecordId) -> &Use {
+        #[cfg(test)]
+        crate::steps::step();
         &self.uses[id.index()]
     }
 
     #[inline]
     fn record_mut(&mut self, id: RecordId) -> &mut Use {
+        #[cfg(test)]
+        crate::steps::step();
         &mut self.uses[id.index()]
     }
 
     #[inline]
     fn kin(&self, id: RecordId) -> &Kin {
+        #[cfg(test)]
+        crate::steps::step();
         &self.kin[id.index()]
     }
 
     #[inline]
     fn kin_mut(&mut self, id: RecordId) -> &mut Kin {
+        #[cfg(test)]
+        crate::steps::step();
         &mut self.kin[id.index()]
     }
 
@@ -576,6 +590,8 @@ impl Blocks {
     /// Whether there is such a block, and the hash is in its record.
     #[inline]
     pub(crate) fn has_hash(&self, id: RecordId, hash: BlockHash) -> bool {
+        #[cfg(test)]
+        crate::steps::step();
         let hash = hash.to_u128();
         let halves = [hash as u64, (hash >> 64) as u64];
         self.hashes.get(id.index()).is_some_and(|own| *own == halves)

@@ -276,18 +276,18 @@ impl Claimed {
             (_, blocks) => {
                 let (rest, named) = Self { blocks }.register_list(hashes, &naming);
                 *self = rest;
-                named
+                Ok(named?.0)
             }
         }
     }
 
-    /// Names the first blocks; the others, and what came of it.
+    /// Names the first blocks; the others, and what came of it, with how many have got their names.
     #[inline(never)]
     fn register_list(
         mut self,
         hashes: &[BlockHash],
         naming: &Naming,
-    ) -> (Self, Result<Pinned, RegisterError>) {
+    ) -> (Self, Result<(Pinned, usize), RegisterError>) {
         let named = self.register_first(hashes, *naming);
         (self, named)
     }
@@ -296,18 +296,19 @@ impl Claimed {
         &mut self,
         hashes: &[BlockHash],
         naming: Naming,
-    ) -> Result<Pinned, RegisterError> {
+    ) -> Result<(Pinned, usize), RegisterError> {
         let (names, blocks) = (hashes.len(), self.len());
         if names > blocks {
             return Err(RegisterError::TooMany { names, blocks });
         }
-        let Own::List(list) = &mut self.blocks else { return Ok(Pinned::default()) };
+        let Own::List(list) = &mut self.blocks else { return Ok((Pinned::default(), 0)) };
         if names == 0 {
-            return Ok(Pinned::default());
+            return Ok((Pinned::default(), 0));
         }
         let pool = &list.pool;
         let mut state = pool.state.lock();
         let mut parent = naming.parent.and_then(|parent| state.find_parent(parent));
+        let registered = state.counters.registered;
         let mut following = naming;
         let (tier, claims) = (list.tier, &list.claims()[..names]);
         let pins = Pinned::counted(&mut state, pool, |state, pins| {
@@ -322,9 +323,10 @@ impl Claimed {
                 parent = if named { Some(block) } else { state.bearer(hash) };
             }
         });
+        let new = state.counters.registered - registered;
         drop(state);
         list.first += names;
-        Ok(pins)
+        Ok((pins, new as usize))
     }
 
     /// Gives the first blocks names as [`register`](Self::register) does, up to the first whose content
@@ -400,8 +402,9 @@ impl Claimed {
         if !onto.make_own_in(&pool) {
             return Err(RegisterError::OtherPool);
         }
-        let mut state = pool.state.lock();
+        // Before the lock is taken: the conversion is the caller's.
         let (mut following, mut done) = (naming.into(), 0);
+        let mut state = pool.state.lock();
         let named = onto.own_or_new(&mut state, &pool);
         state.warm(hashes);
         // Mostly the block that is there already: its record says so without a look at the index.
@@ -452,7 +455,7 @@ impl Claimed {
 
     /// Names the first blocks and releases them: what [`register`](Self::register) does, for content that
     /// its writer needs no longer, in one step if it is one block. The other blocks are given back. How
-    /// many blocks have got their names; the content of the others was cached already.
+    /// many contents have got their names, also in place of an unused copy farther away; the others were cached already.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -473,9 +476,8 @@ impl Claimed {
 
     #[inline(never)]
     fn cache_list(self, hashes: &[BlockHash], naming: &Naming) -> Result<usize, RegisterError> {
-        let own = self.records().take(hashes.len()).collect::<Vec<_>>();
-        let (_rest, pins) = self.register_list(hashes, naming);
-        Ok(pins?.records().zip(own).filter(|(pinned, own)| pinned == own).count())
+        let (_rest, named) = self.register_list(hashes, naming);
+        Ok(named?.1)
     }
 
     pub(crate) fn pool(&self) -> Option<&Arc<Shared>> {

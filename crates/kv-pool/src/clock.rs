@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 /// A clock may panic. Where an operation has changed nothing yet, as [`tick`](crate::BlockPool::tick),
 /// [`refresh`](crate::BlockPool::refresh) and [`lend`](crate::BlockPool::lend) have not when they read it, the
 /// panic goes to the caller, and the pool is whole. Where a release begins a duration, the panic ends in
-/// the pool, and the duration begins at the time that was read last.
+/// the pool, and the duration begins at the time that was read last. The same where it is read for a
+/// [store policy](crate::store::StorePolicy).
 pub trait Clock: fmt::Debug + Send + Sync {
     /// The time since the clock's origin. Never less than an earlier answer, on any thread.
     fn now(&self) -> Duration;

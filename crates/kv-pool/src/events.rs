@@ -22,7 +22,8 @@ pub enum PoolEvent {
         block: RecordId,
         /// Its name.
         hash: BlockHash,
-        /// The name of the block before it; the start of the chain for a first block.
+        /// The name that it was named after, also if no block bears that; [`BlockHash::ROOT`] if it was named after
+        /// none.
         parent: BlockHash,
         /// Where it lies.
         location: Location,

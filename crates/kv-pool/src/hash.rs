@@ -45,7 +45,7 @@ impl BlockHash {
     }
 
     /// A hash that was computed elsewhere. Its low 64 bits must differ as those of a good hash do,
-    /// for the index spreads names by them.
+    /// for names are spread by them; the others may be the same for all names, or follow from the low ones.
     #[must_use]
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
@@ -55,6 +55,18 @@ impl BlockHash {
     #[must_use]
     pub const fn to_u128(self) -> u128 {
         self.0
+    }
+
+    /// All bits in 64, well mixed at both ends even if names are small numbers, or if one half follows from the
+    /// other: what tables spread names by.
+    #[inline]
+    pub(crate) const fn mixed(self) -> u64 {
+        // Halves that are equal, or rotations of each other, must not cancel: so they are made different, and
+        // multiplied.
+        let low = self.0 as u64 ^ 0x9E37_79B9_7F4A_7C15;
+        let high = (self.0 >> 64) as u64 ^ 0xD6E8_FEB8_6659_FD93;
+        let product = low as u128 * high as u128;
+        (product as u64) ^ ((product >> 64) as u64)
     }
 }
 

@@ -70,13 +70,13 @@ impl Index {
     /// The block that bears the name.
     #[inline]
     pub(crate) fn get(&self, blocks: &Blocks, hash: BlockHash) -> Option<RecordId> {
-        self.search(blocks, hash, mix(hash))
+        self.search(blocks, hash, hash.mixed())
     }
 
     /// The block that bears the name, or what [`insert_new`](Self::insert_new) needs to know of it.
     #[inline]
     pub(crate) fn get_or_mixed(&self, blocks: &Blocks, hash: BlockHash) -> Result<RecordId, Mixed> {
-        let mixed = mix(hash);
+        let mixed = hash.mixed();
         self.search(blocks, hash, mixed).ok_or(Mixed(mixed))
     }
 
@@ -119,7 +119,7 @@ impl Index {
         let count = hashes.len().min(TOGETHER);
         let hashes = &hashes[..count];
         for (&hash, id) in hashes.iter().zip(found.iter_mut()) {
-            *id = self.likely(mix(hash));
+            *id = self.likely(hash.mixed());
         }
         let mut right = [false; TOGETHER];
         for ((&hash, &id), right) in hashes.iter().zip(&*found).zip(&mut right) {
@@ -150,13 +150,13 @@ impl Index {
     /// overlap, as the operations on them do not.
     #[inline]
     pub(crate) fn warm(&self, hash: BlockHash) -> u32 {
-        self.words[self.start + self.home(mix(hash)) * LINE]
+        self.words[self.start + self.home(hash.mixed()) * LINE]
     }
 
     /// Adds a name that nobody bears. The block's record has the name already.
     #[inline]
     pub(crate) fn insert(&mut self, hash: BlockHash, id: RecordId) {
-        self.insert_new(Mixed(mix(hash)), id);
+        self.insert_new(Mixed(hash.mixed()), id);
     }
 
     /// The same for a name that was looked for and not found.
@@ -183,7 +183,7 @@ impl Index {
     /// Removes the name of a block, whose record has it still.
     #[inline]
     pub(crate) fn remove(&mut self, blocks: &Blocks, id: RecordId) {
-        let home = self.home(mix(blocks.hash(id)));
+        let home = self.home(blocks.hash(id).mixed());
         let (wanted, id_mask, places_mask) = (id.0 + 1, self.id_mask, self.places_mask);
         let mut line = home;
         for _ in 0..self.lines {
@@ -221,11 +221,15 @@ impl Index {
 
     #[inline]
     fn line(&self, line: usize) -> Option<&[u32; LINE]> {
+        #[cfg(test)]
+        crate::steps::step();
         self.words.get(self.start + line * LINE..)?.first_chunk()
     }
 
     #[inline]
     fn line_mut(&mut self, line: usize) -> Option<&mut [u32; LINE]> {
+        #[cfg(test)]
+        crate::steps::step();
         self.words.get_mut(self.start + line * LINE..)?.first_chunk_mut()
     }
 
@@ -278,15 +282,6 @@ fn first(alike: u32) -> usize {
     (alike.trailing_zeros() as usize).wrapping_sub(1) % LINE
 }
 
-/// All bits of a name in 64, well mixed at both ends even if names are small numbers.
-#[inline]
-fn mix(hash: BlockHash) -> u64 {
-    let hash = hash.to_u128();
-    let folded = (hash as u64) ^ ((hash >> 64) as u64).rotate_left(32);
-    let product = u128::from(folded) * u128::from(0x9E37_79B9_7F4A_7C15_u64);
-    (product as u64) ^ ((product >> 64) as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -299,7 +294,8 @@ mod tests {
             let mut records = Blocks::new(blocks as usize).unwrap();
             let mut index = Index::new(blocks as usize).unwrap();
             // All of one home, so that lines overflow and count.
-            let names = (0..).map(BlockHash::from_u128).filter(|&hash| index.home(mix(hash)) == 0);
+            let names =
+                (0..).map(BlockHash::from_u128).filter(|&hash| index.home(hash.mixed()) == 0);
             let names: Vec<_> = names.take(blocks as usize).collect();
             for (n, &hash) in names.iter().enumerate() {
                 records.set_hash(RecordId(n as u32), hash);
@@ -357,8 +353,51 @@ mod tests {
 
     #[test]
     fn names_that_all_have_one_home_are_told_apart() {
-        // The mixing sees the exclusive or of the halves: all of these are alike to it.
-        let alike = |at: u64| u128::from(at) << 64 | u128::from(at.rotate_left(32));
+        // A product with this low half is 0, whatever the high half is.
+        let low = 0x9E37_79B9_7F4A_7C15_u64;
+        let alike = |at: u64| u128::from(at) << 64 | u128::from(low);
+        assert_eq!(BlockHash::from_u128(alike(7)).mixed(), 0);
         agree(48, 20_000, alike);
+    }
+
+    /// The most names that have one home in a table with a line for each, of names whose halves depend on each
+    /// other as `name` says.
+    fn crowd(name: impl Fn(u64) -> [u64; 2]) -> usize {
+        const NAMES: u64 = 1 << 14;
+        let index = Index::new(6 * NAMES as usize).unwrap();
+        let mut homes = vec![0; index.lines];
+        for number in 1..=NAMES {
+            let [low, high] = name(number);
+            let hash = BlockHash::from_u128(u128::from(low) | u128::from(high) << 64);
+            homes[index.home(hash.mixed())] += 1;
+        }
+        homes.into_iter().max().unwrap_or(0)
+    }
+
+    #[test]
+    fn names_have_homes_of_their_own_whatever_their_halves_have_in_common() {
+        let good =
+            |number: u64| BlockHash::chain(BlockHash::ROOT, &[number as u32]).to_u128() as u64;
+        let chance = crowd(|number| [good(number), good(number + (1 << 20))]);
+        assert!(chance <= 16, "{chance} of good hashes");
+        for turn in 0..64 {
+            let most = crowd(|number| [good(number), good(number).rotate_left(turn)]);
+            assert!(most <= 16, "{most} names have one home, turned by {turn}");
+        }
+        let others: [fn(u64) -> u64; 6] = [
+            |_| 0,
+            |_| u64::MAX,
+            |low| !low,
+            |low| low + 1,
+            |low| low.swap_bytes(),
+            |low| low >> 32,
+        ];
+        for (kind, high) in others.into_iter().enumerate() {
+            let most = crowd(|number| [good(number), high(good(number))]);
+            assert!(most <= 16, "{most} names have one home, of kind {kind}");
+        }
+        // Small numbers, in either half.
+        assert!(crowd(|number| [number, 0]) <= 32);
+        assert!(crowd(|number| [0, number]) <= 32);
     }
 }

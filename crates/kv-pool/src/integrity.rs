@@ -72,6 +72,19 @@ fn check_places(state: &PoolState) -> Result<(), IntegrityError> {
             return Err(misplaced(id, place));
         }
     }
+    for tier in Tier::ALL {
+        let Some(held_back) = &state.tier(tier).held_back else { continue };
+        let mut left =
+            state.ordered_by_policy(tier).filter(|&id| state.facts(id).has_children).count();
+        if left != held_back.len {
+            return Err(IntegrityError::Count { tier, counted: left, recorded: held_back.len });
+        }
+        for id in held_back.list.iter(blocks) {
+            let right = blocks.is(id, Flag::HELD_BACK) && blocks.tier(id) == tier;
+            let next = left.checked_sub(1).filter(|_| right && state.facts(id).has_children);
+            left = next.ok_or_else(|| misplaced(id, blocks.place(id)))?;
+        }
+    }
     Ok(())
 }
 

@@ -80,9 +80,12 @@
 //!
 //! # Locks, and when an operation takes effect
 //!
-//! A pool has one lock, and locks nothing else while it holds it. It calls an injected clock and policies
-//! under the lock, so these must not call the pool. A panic of theirs leaves no operation half done. A clock
-//! that goes back stands still for the pool. The caller may hold any lock of its own when it calls the pool.
+//! A pool has one lock, and locks nothing else while it holds it. Code of the caller runs under it in three
+//! places: an injected [clock](clock::Clock), [eviction policies](policy::EvictionPolicy) and a
+//! [store policy](store::StorePolicy), their panics and their drops after a panic included. These must not call
+//! the pool. A panic of theirs leaves no operation half done. A clock that goes back stands still for the pool.
+//! Iterators, conversions and writers that a caller passes run outside of the lock. The caller may hold any lock
+//! of its own when it calls the pool.
 //!
 //! A thread that finds the lock taken waits before it looks again, longer each time and up to 50
 //! microseconds. It sleeps after half a millisecond. So what the lock guards stays in one processor's
@@ -100,11 +103,23 @@
 //! meanwhile, for the move owns it.
 //!
 //! The time for which an operation holds the lock is bounded by the length of the lists that the caller
-//! gives, with three exceptions. [`BlockPool::snapshot`], [`BlockPool::check_integrity`],
-//! [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`], the first
-//! [`BlockPool::add_tenant`] and [`BlockPool::set_budget`] look at all blocks. [`BlockPool::complete_epoch`] takes time for each block
-//! that was released in the epoch. A claim takes time for each block that it passes over, once a release,
-//! because others follow the block or it is kept for another tenant, and for each tenant with such blocks.
+//! gives, and of those that it gives back or drops, with these exceptions:
+//!
+//! | operation | time for |
+//! | --- | --- |
+//! | [`BlockPool::snapshot`], [`BlockPool::check_integrity`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`], [`BlockPool::set_budget`] | all blocks |
+//! | [`BlockPool::granules`] | the blocks of the tier |
+//! | [`BlockPool::grant`], [`BlockPool::withdraw`], [`BlockPool::vacate`], [`BlockPool::granule`] | the blocks of the granules |
+//! | the first [`BlockPool::add_tenant`] or [`BlockPool::set_quota`] | all blocks, once |
+//! | the first release that begins a duration | all blocks, once |
+//! | a claim in a tier whose policy has nothing left but blocks that others follow, or is called no more | all blocks, once |
+//! | a claim | each block that it passes over, once a release, because others follow the block or it is kept for another tenant |
+//! | [`BlockPool::complete_epoch`] | each block that was released in the epoch |
+//! | [`BlockPool::refresh`], [`BlockPool::end_overdue_loans`] | each block whose duration is over, each block of an overdue loan |
+//! | [`BlockPool::set_quota`] | each cached block that gives way |
+//!
+//! What is done for a block takes constant time, or the logarithm of the number of blocks with durations, of loans, or
+//! of tenants with blocks that were passed over.
 //!
 //! # Examples
 //!
@@ -156,6 +171,10 @@ mod onboard;
 mod pin;
 pub mod policy;
 mod pool;
+#[cfg(test)]
+mod proportion;
+#[cfg(test)]
+mod refusals;
 mod removal;
 pub mod retention;
 #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -164,6 +183,8 @@ mod sharded;
 mod snapshot;
 mod state;
 pub mod stats;
+#[cfg(test)]
+mod steps;
 pub mod store;
 mod sync;
 pub mod tenants;

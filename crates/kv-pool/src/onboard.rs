@@ -3,7 +3,7 @@
 use crate::RecordId;
 use crate::blocks::Flag;
 use crate::state::PoolState;
-use crate::{BlockPool, Claimed, Location, OnboardError, Pinned};
+use crate::{BlockPool, Claimed, Location, OnboardError, Pinned, Tier};
 
 /// Pinned content on its way to claimed blocks of another tier, each to the block in the same position.
 ///
@@ -62,8 +62,9 @@ impl Onboard {
         let Some(pool) = pinned.pool().cloned() else { return Onboarded { pinned, copies } };
         let tier = copies.tier();
         let mut state = pool.state.lock();
-        let ups = pinned.blocks().iter().filter(|at| tier < at.location().tier).count();
-        state.counters.onboarded += ups as u64;
+        if tier == Tier::Primary {
+            state.counters.onboarded += pinned.len() as u64;
+        }
         // A clone of this list counts like any other's.
         if let Some(blocks) = pinned.sole_blocks() {
             let mut blocks = blocks.iter_mut();
@@ -72,7 +73,9 @@ impl Onboard {
                 let block = at.block();
                 let alone = state.blocks.references(block) == 1;
                 if alone {
-                    state.counters.offloaded += u64::from(tier > at.location().tier);
+                    let from = at.location().tier;
+                    let down = from == Tier::Primary && tier == Tier::Secondary;
+                    state.counters.offloaded += u64::from(down);
                     move_to(state, block, target);
                     *at = state.blocks.at(block);
                 }

@@ -154,7 +154,8 @@ impl Pinned {
 
     /// Says how the content of blocks will be used once they are released; of how many the hint was taken. It holds
     /// until somebody finds or pins the block again. `lists` are a prefix in its order, of one pool, and `blocks` are
-    /// counted through them; what is of another pool than the first list is left alone. Takes the lock once.
+    /// counted through them; what is of another pool than the first list is left alone. Takes the lock once, when it
+    /// has gone through `lists`.
     ///
     /// [`Over`](ReuseHint::Over) gives blocks of default priority the lowest one, so they go before others, and are
     /// not offloaded. It leaves out what others hold too, with a clone of the list or by a lookup, and ends, from the
@@ -163,12 +164,12 @@ impl Pinned {
     pub fn hint<'a, L>(lists: L, blocks: Range<usize>, hint: ReuseHint) -> usize
     where
         L: IntoIterator<Item = &'a Self>,
-        L::IntoIter: DoubleEndedIterator + Clone,
     {
-        let lists = lists.into_iter();
-        let Some(pool) = lists.clone().find_map(Self::pool) else { return 0 };
-        let mut index = lists.clone().map(Self::len).sum::<usize>();
-        let all = lists.rev().flat_map(|list| {
+        // The iterator is the caller's: it does not run under the lock.
+        let lists: Vec<&Self> = lists.into_iter().collect();
+        let Some(pool) = lists.iter().find_map(|list| list.pool()) else { return 0 };
+        let mut index = lists.iter().map(|list| list.len()).sum::<usize>();
+        let all = lists.iter().rev().flat_map(|list| {
             let own = list.pool().is_some_and(|own| Arc::ptr_eq(own, pool));
             let sole = list.hold.as_ref().is_some_and(is_sole);
             list.blocks().iter().rev().map(move |at| own.then(|| (at.block(), sole)))

@@ -25,8 +25,9 @@ use crate::{
 /// [complete](BlockPool::complete_epoch). Without epochs, released is free at once.
 ///
 /// All state lies behind one lock, which each operation takes once. The only code of the caller that runs
-/// under it is its [clock](crate::clock::Clock) and its [policies](crate::policy::EvictionPolicy). The lock is
-/// not held when an operation returns, so pins and claims may be dropped anywhere.
+/// under it is its [clock](crate::clock::Clock), its [eviction policies](crate::policy::EvictionPolicy) and its
+/// [store policy](crate::store::StorePolicy). The lock is not held when an operation returns, so pins and claims may
+/// be dropped anywhere.
 #[derive(Clone)]
 pub struct BlockPool {
     pub(crate) shared: Arc<Shared>,
@@ -321,11 +322,13 @@ impl BlockPool {
     }
 
     /// What a [store policy](crate::store) is told of cached content. A pool without policies does not count how
-    /// often blocks are found.
+    /// often blocks are found. Reads the clock.
     #[must_use]
     pub fn candidate(&self, hash: BlockHash) -> Option<crate::store::Candidate> {
-        let state = self.shared.state.lock();
-        Some(state.candidate(state.find(hash)?))
+        let mut state = self.shared.state.lock();
+        let block = state.find(hash)?;
+        state.watch.now();
+        Some(state.candidate(block))
     }
 
     /// Gives unused blocks whose duration is over the default priority; how many there were. Reads
@@ -407,8 +410,10 @@ impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut view = f.debug_struct("BlockPool");
         view.field("primary_blocks", &self.primary_blocks);
-        match self.state.try_lock() {
-            Some(state) => view.field("counters", &state.counters).finish(),
+        // The writer is the caller's: it does not run under the lock.
+        let counters = self.state.try_lock().map(|state| state.counters);
+        match counters {
+            Some(counters) => view.field("counters", &counters).finish(),
             None => view.finish_non_exhaustive(),
         }
     }

@@ -109,6 +109,7 @@ impl PoolState {
         {
             if self.blocks.is(id, Flag::MARK) {
                 self.blocks.set(id, Flag::ASIDE);
+                self.tiers[tier.index()].aside += 1;
                 passed.push((id, turn));
             } else {
                 self.untime(id);

@@ -99,10 +99,8 @@ impl ShardedPool {
     /// The number of the shard of a key.
     #[inline]
     fn home(&self, key: BlockHash) -> usize {
-        let key = key.to_u128();
-        let folded = (key as u64) ^ (key >> 64) as u64;
-        // The index uses other bits of another product.
-        let mixed = folded.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
+        // The index uses other bits: those of a shard are not to be alike in it.
+        let mixed = key.mixed().wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32;
         (mixed as usize * self.shards.len()) >> 32
     }
 

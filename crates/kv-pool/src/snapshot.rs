@@ -150,8 +150,8 @@ impl BlockPool {
         self.shared.state.lock().add_tenant()
     }
 
-    /// Gives a tenant another quota for a tier. Blocks that it has beyond it stay until they are
-    /// released.
+    /// Gives a tenant another quota for a tier. Blocks that it holds beyond it stay until they are released;
+    /// cached ones give way at once, in a time in proportion to them.
     ///
     /// # Errors
     /// [`TenantError`] names what cannot be; nothing has changed then.

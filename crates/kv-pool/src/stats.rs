@@ -56,20 +56,20 @@ pub struct PoolCounters {
     pub registered: u64,
     /// Content that turned out to be there already when it was registered.
     pub duplicates: u64,
-    /// Cached content that lost its primary block to a claim, or to a budget that fell while it was unused,
-    /// whether it was kept elsewhere or not.
+    /// Cached content that lost its primary block to a claim, was taken over by one, or lost it to a budget or a
+    /// granule that was taken while it was unused, whether it was kept elsewhere or not.
     pub evicted: u64,
-    /// Of these, content that was moved to the secondary tier.
+    /// Content that was moved from the primary to the secondary tier: when it was evicted, or ahead of that.
     pub offloaded: u64,
-    /// Of these, content that the [store policy](crate::store) has refused to move.
+    /// Evicted content that was lost because the [store policy](crate::store) refused to move it.
     pub refused: u64,
     /// Content that was refused and then asked for, while the secondary tier would have had it still; of a large tier
     /// estimated from a sample.
     pub regretted: u64,
-    /// Content that came back to the primary tier, moved or as a private copy.
+    /// Content that came to the primary tier from another one, moved or as a private copy.
     pub onboarded: u64,
-    /// Names taken from content that was evicted and not kept, let go of beyond the budget, removed, or
-    /// cached a second time.
+    /// Names taken from content that was evicted and not kept, let go of beyond the budget, removed, given up beyond
+    /// a [quota](crate::tenants::TenantQuota::cached_max), or cached a second time.
     /// `registered - dropped` is what is cached or pinned under a name, or on its way to the
     /// secondary tier.
     pub dropped: u64,
@@ -103,7 +103,7 @@ impl PoolCounters {
 /// How long content had been unused when it lost its primary block to a claim.
 ///
 /// Measured by the pool's clock as it was last read: by [`tick`](crate::BlockPool::tick), by
-/// [`refresh`](crate::BlockPool::refresh), or for a duration that began.
+/// [`refresh`](crate::BlockPool::refresh), for a loan, for a duration that began, or for a store policy that was asked.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct EvictionAges {
     /// Blocks of content.

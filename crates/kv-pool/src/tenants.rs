@@ -56,6 +56,16 @@ impl fmt::Display for TenantId {
     }
 }
 
+/// What a tenant may have cached in a tier beside what it has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum MayCache {
+    More,
+    /// As much, and no more.
+    NoMore,
+    /// Never anything.
+    Nothing,
+}
+
 /// A tenant of this pool. Others get here as errors of [`TenantId::within`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Tenant(pub(crate) u16);
@@ -80,10 +90,13 @@ impl Tenant {
 pub struct TenantQuota {
     /// The most blocks that are held at once.
     pub held_max: u64,
-    /// The most blocks that stay cached. Beyond it the tenant's own give way.
+    /// The most blocks that stay cached. Beyond it the tenant's own give way, the oldest first and none that
+    /// others follow while there is another. So content that comes to the secondary tier takes the place of the
+    /// tenant's own there, or none.
     pub cached_max: u64,
     /// As many blocks are kept for the tenant: it can always hold so many, and others never evict
-    /// its cached ones while it has no more than that.
+    /// its cached ones while it has no more than that. Blocks that others have in use when a quota is set, or when a
+    /// [budget](crate::BlockPool::set_budget) falls, stay theirs until they let go of them: then nobody else gets them.
     pub reserved: u64,
 }
 
@@ -183,37 +196,27 @@ pub enum TenantError {
 
 crate::error::one_line_debug!(TenantError);
 
-/// What is to be held of one tier for one tenant, beside what is held already.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Need {
-    pub(crate) tenant: Tenant,
-    pub(crate) tier: Tier,
-    /// Blocks that are claimed for it.
-    pub(crate) claimed: u64,
-    /// Cached blocks of its own that are used again, by whomever.
-    pub(crate) reused: u64,
-}
-
-/// The need of a tenant in a tier, which is nothing at first. A list has one for each at most.
-pub(crate) fn need_of(needs: &mut Vec<Need>, tenant: Tenant, tier: Tier) -> &mut Need {
-    let known = needs.iter().position(|need| (need.tenant, need.tier) == (tenant, tier));
-    let at = known.unwrap_or_else(|| {
-        needs.push(Need { tenant, tier, claimed: 0, reused: 0 });
-        needs.len() - 1
-    });
-    &mut needs[at]
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     quota: TenantQuota,
     counts: TenantCounts,
+    /// Blocks that the batch under way claims for the tenant.
+    claimed: u64,
+    /// Cached blocks of its own that the batch uses again, for whomever.
+    reused: u64,
+    /// Content on its way to the tier, which will be cached there.
+    coming: u64,
 }
 
 impl Share {
     /// Blocks that must be free for the tenant to hold what is kept for it.
     fn unmet(&self) -> u64 {
         self.quota.reserved.saturating_sub(self.counts.held)
+    }
+
+    /// Of these, as many as the batch under way needs for it.
+    fn met(&self) -> u64 {
+        self.unmet().min(self.claimed.saturating_add(self.reused))
     }
 }
 
@@ -226,22 +229,40 @@ struct Whole {
     reserved: u64,
     /// The sum of all shares' unmet parts.
     unmet: u64,
+    /// The sums of what the batch under way needs.
+    claimed: u128,
+    reused: u64,
+    met: u64,
 }
 
-/// All tenants of a pool. An answer about a batch takes time in proportion to its tenants; every other
-/// answer, and every count, takes constant time.
+/// Who needs something of the batch under way. All of it is empty between batches.
+#[derive(Debug, Default)]
+struct Batch {
+    /// Whose needs are to be cleared at the end.
+    touched: Vec<(Tenant, Tier)>,
+    /// Those for whom primary blocks are claimed, in their order.
+    claimants: Vec<Tenant>,
+    /// What the last sequence uses again, and what was claimed for its tenant before it.
+    last_reused: Vec<(Tenant, Tier)>,
+    last_claimed: Option<(Tenant, u64)>,
+}
+
+/// All tenants of a pool. The end of a batch takes time in proportion to its tenants; every answer and every
+/// count takes constant time, except for the answer about all of a batch together.
 #[derive(Debug)]
 pub(crate) struct Tenants {
     pool: PoolMark,
     shares: Vec<[Share; TIERS]>,
     wholes: [Whole; TIERS],
+    batch: Batch,
 }
 
 impl Tenants {
     /// Nobody but [`Tenant::NOBODY`], in the pool of this mark with tiers of so many blocks.
     pub(crate) fn new(pool: PoolMark, capacities: [u64; TIERS]) -> Self {
         let wholes = capacities.map(|capacity| Whole { capacity, ..Whole::default() });
-        Self { pool, shares: vec![[Share::default(); TIERS]], wholes }
+        let shares = vec![[Share::default(); TIERS]];
+        Self { pool, shares, wholes, batch: Batch::default() }
     }
 
     /// Adds a tenant without bounds.
@@ -258,6 +279,11 @@ impl Tenants {
         (whole.capacity, whole.held) = (capacity, held);
     }
 
+    /// Blocks of a tier that are in use, without those beyond its budget.
+    pub(crate) fn held(&self, tier: Tier) -> u64 {
+        self.wholes[tier.index()].held
+    }
+
     /// Blocks of a tier that are kept for all tenants together.
     pub(crate) fn reserved(&self, tier: Tier) -> u64 {
         self.wholes[tier.index()].reserved
@@ -270,6 +296,18 @@ impl Tenants {
         tier: Tier,
         quota: TenantQuota,
     ) -> Result<(), TenantError> {
+        self.wholes[tier.index()].reserved = self.check_quota(tenant, tier, quota)?;
+        self.change(tenant, tier, |share| share.quota = quota);
+        Ok(())
+    }
+
+    /// Whether a tenant may be given a quota; what is kept for all tenants together then.
+    pub(crate) fn check_quota(
+        &self,
+        tenant: Tenant,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<u64, TenantError> {
         let TenantQuota { reserved, held_max, .. } = quota;
         if reserved > held_max {
             return Err(TenantError::ReservedOverHeldMax { reserved, held_max });
@@ -281,9 +319,7 @@ impl Tenants {
             let capacity = whole.capacity;
             return Err(TenantError::OverReserved { tier, reserved: total, capacity });
         }
-        self.wholes[tier.index()].reserved = total;
-        self.change(tenant, tier, |share| share.quota = quota);
-        Ok(())
+        Ok(total)
     }
 
     pub(crate) fn quota(&self, tenant: Tenant, tier: Tier) -> TenantQuota {
@@ -297,8 +333,8 @@ impl Tenants {
     /// How many more blocks a tenant may hold. If blocks in use are all counted, there are as many
     /// that it may take: free ones, its own, or such as [`may_evict`](Self::may_evict) allows.
     pub(crate) fn most(&self, tenant: Tenant, tier: Tier) -> u64 {
-        let Share { quota, counts } = self.share(tenant, tier);
-        let unkept = self.unheld(tier, 0).saturating_sub(self.kept(tier, &[], Some(tenant)));
+        let Share { quota, counts, .. } = self.share(tenant, tier);
+        let unkept = self.unheld(tier, 0).saturating_sub(self.kept(tier, Some(tenant)));
         quota.held_max.saturating_sub(counts.held).min(unkept)
     }
 
@@ -307,28 +343,129 @@ impl Tenants {
         if count == 0 || count <= self.most(tenant, tier) {
             return Ok(());
         }
-        self.admit_batch(tier, &[Need { tenant, tier, claimed: count, reused: 0 }]).map(|_| ())
+        let Share { quota, counts, .. } = *self.share(tenant, tier);
+        let (held, held_max) = (counts.held, quota.held_max);
+        let id = self.id(tenant);
+        if held.saturating_add(count) > held_max {
+            return Err(TenantError::HeldMax {
+                tenant: id,
+                tier,
+                held,
+                requested: count,
+                held_max,
+            });
+        }
+        let (unheld, kept) = (self.unheld(tier, 0), self.kept(tier, Some(tenant)));
+        Err(TenantError::KeptForOthers { tenant: id, tier, requested: count, unheld, kept })
     }
 
-    /// Whether one more cached block of `owner` may be in use beside what is needed; it is needed from
+    /// Begins the next sequence of a batch: [`take_back`](Self::take_back) ends it.
+    pub(crate) fn begin_sequence(&mut self) {
+        self.batch.last_reused.clear();
+        self.batch.last_claimed = None;
+    }
+
+    /// Takes note that a sequence needs `count` new primary blocks.
+    pub(crate) fn want(&mut self, tenant: Tenant, count: u64) {
+        let before = self.share(tenant, Tier::Primary).claimed;
+        if count > 0 {
+            self.touch(tenant, Tier::Primary);
+            self.batch.last_claimed = Some((tenant, before));
+            if before == 0 {
+                self.batch.claimants.push(tenant);
+            }
+        }
+        self.need(tenant, Tier::Primary, |share| {
+            share.claimed = share.claimed.saturating_add(count);
+        });
+    }
+
+    /// Takes note that a batch needs one new block less, which it has otherwise.
+    pub(crate) fn want_less(&mut self, tenant: Tenant) {
+        self.need(tenant, Tier::Primary, |share| share.claimed = share.claimed.saturating_sub(1));
+    }
+
+    /// Whether one more cached block of `owner` may be in use beside what the batch needs; it is needed from
     /// now on if so. Whoever uses it, it counts for its owner, and is asked for as by its owner.
-    pub(crate) fn reuse(&self, owner: Tenant, tier: Tier, needs: &mut Vec<Need>) -> bool {
-        let Share { quota, counts } = *self.share(owner, tier);
-        let needed = total(tier, needs, |need| need.claimed.saturating_add(need.reused));
-        let room = self.unheld(tier, needed) > self.kept(tier, needs, Some(owner));
-        let need = need_of(needs, owner, tier);
-        let held = counts.held.saturating_add(need.reused).saturating_add(need.claimed);
+    pub(crate) fn reuse(&mut self, owner: Tenant, tier: Tier) -> bool {
+        let Share { quota, counts, claimed, reused, .. } = *self.share(owner, tier);
+        let whole = &self.wholes[tier.index()];
+        let needed = whole.claimed + u128::from(whole.reused);
+        let room = self.unheld(tier, needed) > self.kept(tier, Some(owner));
+        let held = counts.held.saturating_add(reused).saturating_add(claimed);
         let may = room && held < quota.held_max;
-        need.reused += u64::from(may);
+        if may {
+            self.touch(owner, tier);
+            self.need(owner, tier, |share| share.reused += 1);
+            self.batch.last_reused.push((owner, tier));
+        }
         may
     }
 
-    /// Whether all of a batch may be held together; how many more blocks may be. What is kept for a
-    /// tenant of the batch is kept from the others of the batch, too.
-    pub(crate) fn admit_batch(&self, tier: Tier, needs: &[Need]) -> Result<u64, TenantError> {
-        let claiming = || needs.iter().filter(|need| need.tier == tier && need.claimed > 0);
-        for &Need { tenant, claimed, reused, .. } in claiming() {
-            let Share { quota, counts } = *self.share(tenant, tier);
+    /// Gives up what the last sequence of a batch needs.
+    pub(crate) fn take_back(&mut self) {
+        while let Some((owner, tier)) = self.batch.last_reused.pop() {
+            self.need(owner, tier, |share| share.reused -= 1);
+        }
+        if let Some((tenant, before)) = self.batch.last_claimed.take() {
+            self.need(tenant, Tier::Primary, |share| share.claimed = before);
+            if before == 0 {
+                self.batch.claimants.pop();
+            }
+        }
+    }
+
+    /// Takes note that the blocks of `owner` that were to be used again are counted as held now.
+    pub(crate) fn reused_are_held(&mut self, owner: Tenant, tier: Tier) {
+        self.need(owner, tier, |share| share.reused = 0);
+    }
+
+    /// The same of all blocks of the batch.
+    pub(crate) fn all_reused_are_held(&mut self) {
+        for at in 0..self.batch.touched.len() {
+            let (owner, tier) = self.batch.touched[at];
+            self.reused_are_held(owner, tier);
+        }
+    }
+
+    /// Forgets what the batch needs.
+    pub(crate) fn end_batch(&mut self) {
+        while let Some((tenant, tier)) = self.batch.touched.pop() {
+            self.need(tenant, tier, |share| (share.claimed, share.reused) = (0, 0));
+        }
+        self.begin_sequence();
+        self.batch.claimants.clear();
+    }
+
+    /// Takes note of a tenant of the batch whose needs are to be cleared.
+    fn touch(&mut self, tenant: Tenant, tier: Tier) {
+        let share = self.share(tenant, tier);
+        if share.claimed == 0 && share.reused == 0 {
+            self.batch.touched.push((tenant, tier));
+        }
+    }
+
+    /// Changes what the batch needs for a tenant.
+    fn need(&mut self, tenant: Tenant, tier: Tier, change: impl FnOnce(&mut Share)) {
+        let before = *self.share(tenant, tier);
+        self.change(tenant, tier, change);
+        let after = *self.share(tenant, tier);
+        let whole = &mut self.wholes[tier.index()];
+        whole.claimed = whole.claimed - u128::from(before.claimed) + u128::from(after.claimed);
+        whole.reused = whole.reused - before.reused + after.reused;
+    }
+
+    /// Whether all of a batch may be held together; how many more primary blocks may be. What is kept for a
+    /// tenant of the batch is kept from the others of the batch, too. If all but the last sequence may be, it
+    /// is enough to look at the `last` one.
+    pub(crate) fn admit_batch(&self, last: bool) -> Result<u64, TenantError> {
+        let (tier, claimants) = (Tier::Primary, &self.batch.claimants);
+        let (all, last) = match last {
+            true => (&[][..], self.batch.last_claimed),
+            false => (&claimants[..], None),
+        };
+        for &tenant in all.iter().chain(last.iter().map(|(tenant, _)| tenant)) {
+            let Share { quota, counts, claimed, reused, .. } = *self.share(tenant, tier);
             let (held, held_max) = (counts.held, quota.held_max);
             let requested = claimed.saturating_add(reused);
             if held.saturating_add(requested) > held_max {
@@ -336,13 +473,12 @@ impl Tenants {
                 return Err(TenantError::HeldMax { tenant, tier, held, requested, held_max });
             }
         }
-        let first = claiming().next().map(|need| need.tenant);
-        let sole = first.filter(|&first| claiming().all(|need| need.tenant == first));
-        let requested = total(tier, needs, |need| need.claimed);
-        let (reused, kept) = (total(tier, needs, |need| need.reused), self.kept(tier, needs, sole));
-        let unheld = self.unheld(tier, reused);
-        match (first, unheld.checked_sub(requested.saturating_add(kept))) {
-            (Some(tenant), None) => {
+        let sole = if let [sole] = claimants[..] { Some(sole) } else { None };
+        let whole = &self.wholes[tier.index()];
+        let requested = u64::try_from(whole.claimed).unwrap_or(u64::MAX);
+        let (unheld, kept) = (self.unheld(tier, whole.reused.into()), self.kept(tier, sole));
+        match (claimants.first(), unheld.checked_sub(requested.saturating_add(kept))) {
+            (Some(&tenant), None) => {
                 let tenant = self.id(tenant);
                 Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept })
             }
@@ -353,14 +489,35 @@ impl Tenants {
     /// Whether a claim of `by` may evict a cached block of `owner`: it is the claimant's own, or the
     /// owner has more than is kept for it.
     pub(crate) fn may_evict(&self, by: Tenant, owner: Tenant, tier: Tier) -> bool {
-        let Share { quota, counts } = self.share(owner, tier);
-        by == owner || counts.held + counts.cached > quota.reserved
+        by == owner || self.may_be_evicted(owner, tier)
+    }
+
+    /// Whether anybody may evict a cached block of `owner`.
+    pub(crate) fn may_be_evicted(&self, owner: Tenant, tier: Tier) -> bool {
+        let Share { quota, counts, .. } = self.share(owner, tier);
+        counts.held + counts.cached > quota.reserved
     }
 
     /// How many of its own cached blocks a tenant must give up to stay within its quota.
     pub(crate) fn cached_beyond(&self, tenant: Tenant, tier: Tier) -> u64 {
-        let Share { quota, counts } = self.share(tenant, tier);
+        let Share { quota, counts, .. } = self.share(tenant, tier);
         counts.cached.saturating_sub(quota.cached_max)
+    }
+
+    /// Whether a tenant may have one more block cached in a tier, beside what is on its way there.
+    pub(crate) fn may_cache(&self, tenant: Tenant, tier: Tier) -> MayCache {
+        let Share { quota, counts, coming, .. } = self.share(tenant, tier);
+        match quota.cached_max {
+            0 => MayCache::Nothing,
+            most if counts.cached + coming < most => MayCache::More,
+            _ => MayCache::NoMore,
+        }
+    }
+
+    /// Counts content on its way to a tier, or no more.
+    pub(crate) fn come(&mut self, tenant: Tenant, tier: Tier, comes: bool) {
+        let coming = &mut self.shares[tenant.index()][tier.index()].coming;
+        if comes { *coming += 1 } else { subtract_one(coming) }
     }
 
     /// Counts a block as in use, which may lie beyond the budget.
@@ -388,19 +545,16 @@ impl Tenants {
     }
 
     /// Blocks that nobody uses, and nobody will when `more` are in use.
-    fn unheld(&self, tier: Tier, more: u64) -> u64 {
+    fn unheld(&self, tier: Tier, more: u128) -> u64 {
         let Whole { capacity, held, .. } = self.wholes[tier.index()];
-        capacity.saturating_sub(held.saturating_add(more))
+        capacity.saturating_sub(held.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)))
     }
 
-    /// Blocks that must stay free for all tenants but `except`, beside what is needed.
-    fn kept(&self, tier: Tier, needs: &[Need], except: Option<Tenant>) -> u64 {
-        let unmet = |tenant| self.share(tenant, tier).unmet();
-        let of_others =
-            needs.iter().filter(|need| need.tier == tier && Some(need.tenant) != except);
-        let met =
-            of_others.map(|need| unmet(need.tenant).min(need.claimed.saturating_add(need.reused)));
-        self.wholes[tier.index()].unmet - except.map_or(0, unmet) - met.sum::<u64>()
+    /// Blocks that must stay free for all tenants but `except`, beside what the batch needs.
+    fn kept(&self, tier: Tier, except: Option<Tenant>) -> u64 {
+        let Whole { unmet, met, .. } = self.wholes[tier.index()];
+        let own = except.map(|tenant| self.share(tenant, tier));
+        unmet - met - own.map_or(0, |own| own.unmet() - own.met())
     }
 
     fn id(&self, tenant: Tenant) -> TenantId {
@@ -408,6 +562,8 @@ impl Tenants {
     }
 
     fn share(&self, tenant: Tenant, tier: Tier) -> &Share {
+        #[cfg(test)]
+        crate::steps::step();
         &self.shares[tenant.index()][tier.index()]
     }
 
@@ -415,14 +571,11 @@ impl Tenants {
         let share = &mut self.shares[tenant.index()][tier.index()];
         let whole = &mut self.wholes[tier.index()];
         whole.unmet -= share.unmet();
+        whole.met -= share.met();
         change(share);
         whole.unmet += share.unmet();
+        whole.met += share.met();
     }
-}
-
-fn total(tier: Tier, needs: &[Need], blocks: impl Fn(&Need) -> u64) -> u64 {
-    let own = needs.iter().filter(|need| need.tier == tier);
-    own.fold(0, |sum, need| sum.saturating_add(blocks(need)))
 }
 
 fn subtract_one(count: &mut u64) {
@@ -528,6 +681,43 @@ mod tests {
         assert_eq!(tenants.cached_beyond(tenant, TIER), 1);
         assert_eq!(tenants.counts(tenant, TIER), TenantCounts { held: 0, cached: 3 });
         assert_eq!(tenants.counts(tenant, Tier::Secondary), TenantCounts::default());
+    }
+
+    /// A batch of as many sequences as there are tenants, each of which claims and finds.
+    fn steps_of_a_batch(count: u16) -> u64 {
+        let mut tenants = tenants(1 << 20, &vec![reserved(2); usize::from(count)]);
+        let (slack, steps) = crate::steps::steps(|| {
+            let mut slack = 0;
+            for number in 1..=count {
+                tenants.begin_sequence();
+                assert!((0..4).all(|_| tenants.reuse(Tenant(number), TIER)));
+                tenants.want(Tenant(number), 3);
+                slack = tenants.admit_batch(true).unwrap();
+            }
+            tenants.begin_sequence();
+            assert!(tenants.reuse(Tenant(1), TIER));
+            tenants.want(Tenant(1), u64::MAX);
+            assert!(tenants.admit_batch(true).is_err());
+            tenants.take_back();
+            assert_eq!(tenants.admit_batch(false), Ok(slack));
+            tenants.all_reused_are_held();
+            tenants.end_batch();
+            slack
+        });
+        assert_eq!(slack, (1 << 20) - 7 * u64::from(count));
+        // Nothing is left of it.
+        let batch = &tenants.batch;
+        assert!(batch.touched.is_empty() && batch.claimants.is_empty());
+        let whole = tenants.wholes[TIER.index()];
+        assert_eq!((whole.claimed, whole.reused, whole.met), (0, 0, 0));
+        assert_eq!(whole.unmet, 2 * u64::from(count));
+        steps
+    }
+
+    #[test]
+    fn a_batch_asks_about_each_block_and_each_tenant_once() {
+        let (few, many) = (steps_of_a_batch(16), steps_of_a_batch(4096));
+        assert!(many <= 256 * (few + few / 8), "{few} steps for 16 tenants, {many} for 4,096");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use common::{cache, checked, claim, name, named, pool, priority};
 use kv_pool::{
     Admit, BlockPool, ClaimError, Naming, PoolConfig, Priority, Tier,
     clock::ManualClock,
+    events::{PoolEvent, Reading},
     retention::Retention,
     tenants::{TenantError, TenantQuota},
 };
@@ -170,4 +171,39 @@ fn a_duration_given_to_a_block_without_a_name_ends_with_its_use() {
     drop(pins);
     drop(named(claim(&pool), 2, priority(90)));
     assert_eq!(pool.next_expiry(), None);
+}
+
+#[test]
+fn content_whose_block_is_taken_over_is_evicted() {
+    let pool = pool(4, 0);
+    cache(&pool, 1, Priority::DEFAULT);
+    let partial = [name(1)];
+    let request = Admit { partial: &partial, blocks: 1, ..Admit::default() };
+    let admitted = pool.admit(&[request]).unwrap();
+    assert!(admitted[0].claimed.evicted(0));
+    let counters = pool.counters();
+    assert_eq!((counters.evicted, counters.dropped, counters.claimed), (1, 1, 2));
+    assert_eq!(pool.eviction_ages().evicted, 1);
+    drop(admitted);
+    checked(&pool);
+}
+
+#[test]
+fn content_is_told_of_behind_what_it_was_named_after_also_if_that_is_not_cached() {
+    let builder = BlockPool::builder(&PoolConfig::primary_only(4)).events(16);
+    let pool = builder.build().unwrap();
+    let mut events = pool.events().unwrap();
+    let gone = name(9);
+    drop(pool.claim(2).unwrap().register(&[name(1), name(2)], Naming::after(gone)).unwrap());
+    drop(claim(&pool).register_one(name(3), Naming::default()));
+    let mut readings = Vec::new();
+    events.read(16, &mut readings);
+    let parents: Vec<_> = readings
+        .iter()
+        .map(|reading| match reading {
+            Reading::Event { event: PoolEvent::Stored { parent, .. }, .. } => *parent,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(parents, [gone, name(1), kv_pool::BlockHash::ROOT]);
 }

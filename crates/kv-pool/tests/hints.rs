@@ -270,3 +270,51 @@ fn a_policy_hears_what_comes_back_and_what_sessions_begin_with() {
     let plain = BlockPool::new(&PoolConfig::primary_only(1)).unwrap();
     assert_eq!(Pinned::hint([&chain(&plain, &[1])], ALL, back), 0);
 }
+
+/// Whether the lock of a pool is taken: its text has the counters only if not.
+fn is_locked(pool: &BlockPool) -> bool {
+    !format!("{pool:?}").contains("counters")
+}
+
+/// Says what content follows, and notes whether the pool was locked when it was asked.
+struct Asked<'a>(&'a BlockPool);
+
+impl From<Asked<'_>> for Naming {
+    fn from(Asked(pool): Asked<'_>) -> Self {
+        assert!(!is_locked(pool), "the caller's code runs under the lock");
+        Self::default()
+    }
+}
+
+impl std::fmt::Write for Asked<'_> {
+    fn write_str(&mut self, _: &str) -> std::fmt::Result {
+        assert!(!is_locked(self.0), "the caller's code runs under the lock");
+        Ok(())
+    }
+}
+
+#[test]
+fn the_lists_of_a_hint_are_walked_outside_of_the_lock() {
+    for pool in pools() {
+        let pins = chain(&pool, &[1, 2]);
+        for hint in [ReuseHint::Over, ReuseHint::SharedHead] {
+            let lists = [&pins, &pins];
+            let looked = lists.into_iter().inspect(|_| assert!(!is_locked(&pool)));
+            let _ = Pinned::hint(looked, ALL, hint);
+        }
+        checked(&pool);
+    }
+}
+
+#[test]
+fn no_conversion_and_no_writer_of_the_caller_s_runs_under_the_lock() {
+    let pool = pool(PolicyKind::default());
+    let mut onto = Pinned::default();
+    let mut claimed = pool.claim(4).unwrap();
+    assert_eq!(claimed.register_onto(&names(&[1]), Asked(&pool), &mut onto), Ok(1));
+    assert_eq!(claimed.register_new(&names(&[2]), Asked(&pool)).unwrap().named.len(), 1);
+    assert_eq!(claimed.register(&names(&[3]), Asked(&pool)).unwrap().len(), 1);
+    assert_eq!(claimed.cache(&names(&[4]), Asked(&pool)), Ok(1));
+    std::fmt::write(&mut Asked(&pool), format_args!("{pool:?}")).unwrap();
+    assert!(format!("{pool:?}").contains("registered: 4"));
+}

@@ -226,3 +226,194 @@ fn the_owner_takes_its_own_kept_blocks_and_a_move_down_takes_all() {
     assert_eq!(taken.len(), 4);
     checked(&pool);
 }
+
+/// Content that a tenant may keep in host memory, or may not.
+fn cached_in_host_memory(cached_max: u64) -> TenantQuota {
+    TenantQuota { cached_max, ..TenantQuota::NONE }
+}
+
+/// Four primary blocks with content of a tenant, and four secondary ones with content of nobody.
+fn beside_others_in_host_memory(cached_max: u64) -> (BlockPool, TenantId) {
+    let pool = pool(4, 4);
+    cache_for(&pool, TenantId::NOBODY, 0..4);
+    drop(claim_and_move(&pool, 4));
+    let tenant = pool.add_tenant().unwrap();
+    pool.set_quota(tenant, Tier::Secondary, cached_in_host_memory(cached_max)).unwrap();
+    cache_for(&pool, tenant, 10..14);
+    (pool, tenant)
+}
+
+fn cached(pool: &BlockPool, range: std::ops::Range<u32>) -> usize {
+    range.filter(|&content| pool.locate(name(content)).is_some()).count()
+}
+
+#[test]
+fn content_that_its_tenant_may_not_keep_in_host_memory_takes_no_place_there() {
+    for (cached_max, kept) in [(0, 0), (1, 1), (2, 2), (9, 4)] {
+        let (pool, _) = beside_others_in_host_memory(cached_max);
+        // All at once: what is on its way counts, too.
+        let mut claimed = pool.claim(4).unwrap();
+        let mut moved = 0;
+        while let Some(offload) = claimed.take_offload() {
+            offload.commit();
+            moved += 1;
+        }
+        assert_eq!((moved, cached(&pool, 10..14)), (kept, kept), "of {cached_max}");
+        assert_eq!(cached(&pool, 0..4), 4 - kept, "nothing is lost for what is not kept");
+        drop(claimed);
+        checked(&pool);
+    }
+}
+
+#[test]
+fn content_in_host_memory_takes_the_place_of_its_own_tenant_s_when_that_has_enough() {
+    let (pool, tenant) = beside_others_in_host_memory(2);
+    for round in 0..3 {
+        drop(claim_and_move(&pool, 4));
+        cache_for(&pool, tenant, 20 + 4 * round..24 + 4 * round);
+        let counts = pool.tenant_counts(tenant, Tier::Secondary).unwrap();
+        assert_eq!((counts.cached, cached(&pool, 0..4)), (2, 2));
+        checked(&pool);
+    }
+}
+
+/// Claims blocks, and moves what they have evicted.
+fn claim_and_move(pool: &BlockPool, count: usize) -> kv_pool::Claimed {
+    let mut claimed = pool.claim(count).unwrap();
+    while let Some(offload) = claimed.take_offload() {
+        offload.commit();
+    }
+    claimed
+}
+
+#[test]
+fn content_that_follows_what_its_tenant_has_in_host_memory_does_not_take_that_place() {
+    let pool = pool(2, 2);
+    cache_for(&pool, TenantId::NOBODY, 10..12);
+    drop(claim_and_move(&pool, 2));
+    let tenant = pool.add_tenant().unwrap();
+    pool.set_quota(tenant, Tier::Secondary, cached_in_host_memory(1)).unwrap();
+    let all = names(0..2);
+    let mut pins = pool.claim_for(tenant, 2).unwrap().register(&all, Naming::default()).unwrap();
+    let tail = pins.split_off(1);
+    drop(pins);
+    drop(claim_and_move(&pool, 1));
+    assert_eq!((pool.prefix_len(&all), cached(&pool, 10..12)), (2, 1));
+    drop(tail);
+    drop(claim_and_move(&pool, 2));
+    assert_eq!((pool.prefix_len(&all), cached(&pool, 10..12)), (1, 1));
+    checked(&pool);
+}
+
+#[test]
+fn the_first_blocks_of_a_prompt_stay_in_host_memory_when_its_tenant_may_not_keep_all() {
+    let pool = pool(4, 8);
+    let tenant = pool.add_tenant().unwrap();
+    pool.set_quota(tenant, Tier::Secondary, cached_in_host_memory(2)).unwrap();
+    let all = names(0..4);
+    drop(pool.claim_for(tenant, 4).unwrap().register(&all, Naming::default()).unwrap());
+    drop(claim_and_move(&pool, 4));
+    assert_eq!(pool.prefix_len(&all), 2);
+    checked(&pool);
+}
+
+#[test]
+fn a_tail_is_given_up_before_its_head_however_many_heads_were_let_go_first() {
+    let pool = pool(64, 0);
+    let tenant = pool.add_tenant().unwrap();
+    let all = names(0..40);
+    let pins = pool.claim_for(tenant, 40).unwrap().register(&all, Naming::default()).unwrap();
+    // From head to tail, as nobody should.
+    pins.into_iter().for_each(drop);
+    for cached_max in [39, 20, 3, 0] {
+        let quota = TenantQuota { cached_max, ..TenantQuota::NONE };
+        pool.set_quota(tenant, Tier::Primary, quota).unwrap();
+        assert_eq!(pool.prefix_len(&all), cached_max as usize);
+        checked(&pool);
+    }
+}
+
+#[test]
+fn a_block_whose_last_successor_is_gone_is_given_up_in_its_turn() {
+    let pool = pool(8, 0);
+    let tenant = pool.add_tenant().unwrap();
+    let all = names(0..3);
+    let pins = pool.claim_for(tenant, 3).unwrap().register(&all, Naming::default()).unwrap();
+    pins.into_iter().for_each(drop);
+    cache_for(&pool, tenant, 10..11);
+    let at_most = |cached_max| {
+        let quota = TenantQuota { cached_max, ..TenantQuota::NONE };
+        pool.set_quota(tenant, Tier::Primary, quota).unwrap();
+    };
+    at_most(3);
+    assert_eq!((pool.prefix_len(&all), cached(&pool, 10..11)), (2, 1));
+    // Removed, the tail stands before nobody: the head is older than the other content.
+    assert!(pool.remove(name(1)));
+    at_most(1);
+    assert_eq!((pool.prefix_len(&all), cached(&pool, 10..11)), (0, 1));
+    checked(&pool);
+}
+
+#[test]
+fn the_last_of_several_names_is_one_that_its_owner_may_hold() {
+    let (pool, tenant) = beyond_a_bound();
+    let holds = pool.match_prefix(&names(0..3));
+    let found = pool.match_last(&names(0..8)).map(|(at, pins)| (at, pins.len()));
+    assert_eq!(found, Some((7, 1)), "one more may be held");
+    let fourth = pool.match_last(&names(0..8)).unwrap();
+    assert_eq!((fourth.0, held(&pool, tenant)), (7, 4));
+    // No other now, but what is held already.
+    assert_eq!(pool.match_last(&names(3..7)).map(|(at, _)| at), None);
+    assert_eq!(pool.match_last(&names(1..7)).map(|(at, _)| at), Some(1));
+    assert_eq!(held(&pool, tenant), 4);
+    drop((holds, fourth));
+    checked(&pool);
+}
+
+#[test]
+fn what_is_kept_for_its_tenant_is_copied_by_others_and_not_taken_over() {
+    let pool = pool(4, 0);
+    let owner = pool.add_tenant().unwrap();
+    pool.set_quota(owner, Tier::Primary, reserved(2)).unwrap();
+    cache_for(&pool, owner, 0..2);
+    let partial = names(0..1);
+    let request = Admit { partial: &partial, blocks: 1, ..Admit::default() };
+    let copied = pool.admit(&[request]).unwrap();
+    assert!(matches!(copied[0].partial, Some(Partial::Copy { candidate: 0, .. })), "{copied:?}");
+    drop(copied);
+    assert_eq!(cached(&pool, 0..2), 2);
+    let own = pool.admit(&[Admit { tenant: owner, ..request }]).unwrap();
+    assert!(matches!(own[0].partial, Some(Partial::TakenOver { candidate: 0 })), "{own:?}");
+    drop(own);
+    checked(&pool);
+}
+
+#[test]
+fn a_prefix_that_names_a_block_twice_counts_it_for_its_owner_once() {
+    let pool = pool(8, 0);
+    let owner = pool.add_tenant().unwrap();
+    pool.set_quota(owner, Tier::Primary, at_most(2)).unwrap();
+    cache_for(&pool, owner, 0..2);
+    let asked = [name(0), name(0), name(1)];
+    assert_eq!(pool.prefix_len(&asked), 3);
+    assert_eq!(pool.match_prefix(&asked).len(), 3);
+    let admitted = pool.admit(&[whole(&asked, owner)]).unwrap();
+    assert_eq!((admitted[0].prefix.len(), held(&pool, owner)), (3, 2));
+    checked(&pool);
+}
+
+#[test]
+fn a_reserve_that_others_have_in_use_when_the_budget_falls_is_there_as_soon_as_they_let_go() {
+    let pool = pool(8, 0);
+    let owner = pool.add_tenant().unwrap();
+    pool.set_quota(owner, Tier::Primary, reserved(4)).unwrap();
+    let mut others = pool.claim(4).unwrap();
+    drop(pool.set_budget(Tier::Primary, 4).unwrap());
+    for free in 0..4 {
+        assert!(pool.claim_for(owner, free + 1).is_err());
+        assert!(pool.claim(1).is_err(), "nobody else has what is let go of");
+        drop(others.pop());
+        assert_eq!(pool.claim_for(owner, free + 1).unwrap().len(), free + 1);
+    }
+    checked(&pool);
+}

@@ -256,3 +256,23 @@ fn claims_that_fit_together_are_never_refused() {
     assert_eq!(pool.stats().primary.claimable(), 64);
     check(&pool);
 }
+
+#[test]
+fn names_made_of_one_hash_twice_and_of_its_halves_spread_over_the_shards() {
+    const NAMES: usize = 4_096;
+    let pool = pool(64, 16);
+    let kinds: [fn(u64) -> u64; 5] =
+        [|low| low, |low| low.rotate_left(32), |low| low.rotate_left(7), |low| !low, |_| 0];
+    for (kind, high) in kinds.into_iter().enumerate() {
+        let mut shards = vec![0; 16];
+        for content in 0..NAMES as u32 {
+            let low = name(content).to_u128() as u64;
+            let key = BlockHash::from_u128(u128::from(low) | u128::from(high(low)) << 64);
+            let own = pool.shard(key);
+            let at = pool.shards().iter().position(|shard| std::ptr::eq(shard, own)).unwrap();
+            shards[at] += 1;
+        }
+        let most = shards.iter().max();
+        assert!(most < Some(&(2 * NAMES / 16)), "{kind}: {shards:?}");
+    }
+}

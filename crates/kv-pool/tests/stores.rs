@@ -4,10 +4,12 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{name, priority};
+use kv_pool::clock::ManualClock;
 use kv_pool::store::{Candidate, StoreAll, StoreByEvidence, StorePolicy, StoreRules};
-use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Tier};
+use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier};
 
 /// Says what it is told to say, and notes what it is asked.
 #[derive(Debug, Default)]
@@ -32,10 +34,10 @@ impl StorePolicy for Shared {
         told.stores
     }
 
-    fn used(&mut self, name: BlockHash) -> bool {
+    fn used(&mut self, name: BlockHash) -> u32 {
         let mut told = self.0.lock().unwrap();
         told.used.push(name);
-        told.asked.iter().any(|content| content.name == name)
+        told.asked.iter().any(|content| content.name == name).into()
     }
 }
 
@@ -273,4 +275,93 @@ fn costs_follow_from_the_seconds() {
 
 fn evidence(blocks: u64, cost: f64) -> StoreByEvidence {
     StoreByEvidence::new(StoreRules { cost, ..StoreRules::new(blocks) }).unwrap()
+}
+
+#[test]
+fn regrets_of_a_large_tier_are_as_many_as_those_of_a_small_one() {
+    const CONTENT: u32 = 4_000;
+    let regretted = |secondary: u64| {
+        // Nothing may be stored: the link has no room.
+        let rules = StoreRules { blocks_per_second_max: Some(0), ..StoreRules::new(secondary) };
+        let pool = pool(1, secondary, StoreByEvidence::new(rules).unwrap());
+        for _ in 0..2 {
+            (0..CONTENT).for_each(|content| common::cache(&pool, content, Priority::DEFAULT));
+        }
+        pool.counters().regretted
+    };
+    assert_eq!(regretted(8_000), CONTENT.into());
+    // One name in four is remembered.
+    let estimated = regretted(40_000);
+    assert!((3_500..4_500).contains(&estimated), "{estimated} regrets");
+}
+
+#[test]
+fn content_that_the_tier_would_not_have_any_more_is_not_regretted() {
+    let mut policy = evidence(64, 1.0);
+    let refused = Candidate::new(name(1));
+    for content in 1000..2000 {
+        policy.stores(Tier::Secondary, &Candidate::new(name(content)));
+    }
+    assert!(!policy.stores(Tier::Secondary, &refused));
+    let followed = |of| Candidate { followed: true, ..Candidate::new(name(of)) };
+    assert!((2000..2063).all(|of| policy.stores(Tier::Secondary, &followed(of))));
+    assert_eq!(policy.used(name(1)), 1);
+    assert!(!policy.stores(Tier::Secondary, &refused));
+    assert!((3000..3064).all(|of| policy.stores(Tier::Secondary, &followed(of))));
+    assert_eq!(policy.used(name(1)), 0, "others have its place by now");
+}
+
+#[test]
+fn names_made_of_one_hash_twice_are_remembered_apart() {
+    let mut policy = evidence(1024, 1.0);
+    let twice = |of: u32| {
+        let half = name(of).to_u128() as u64;
+        BlockHash::from_u128(u128::from(half) | u128::from(half) << 64)
+    };
+    for content in 0..1000 {
+        policy.stores(Tier::Secondary, &Candidate::new(twice(content)));
+    }
+    let regretted: u32 = (1000..2000).map(|content| policy.used(twice(content))).sum();
+    assert_eq!(regretted, 0, "none of them has ever left");
+}
+
+#[test]
+fn a_bound_by_the_second_goes_by_the_clock_of_the_pool_and_not_by_ticks() {
+    let config = PoolConfig { secondary_blocks: 64, ..PoolConfig::primary_only(1) };
+    let rules = StoreRules { blocks_per_second_max: Some(2), ..StoreRules::new(64) };
+    let clock = ManualClock::new();
+    let policy = StoreByEvidence::new(rules).unwrap();
+    let pool = BlockPool::builder(&config).clock(clock.clone()).store_policy(Box::new(policy));
+    let pool = pool.build().unwrap();
+    for content in 0..10 {
+        clock.advance(Duration::from_secs(1));
+        let block = claim(&pool, 1);
+        assert_eq!(block.cache(&[name(content)], Naming::default()), Ok(1));
+    }
+    assert_eq!(pool.counters().offloaded, 9, "one a second, and two are allowed");
+    // Content that is asked about, to be stored further below, is of now, too.
+    clock.advance(Duration::from_secs(90));
+    assert_eq!(pool.candidate(name(9)).unwrap().now_ms, 100_000);
+}
+
+#[test]
+fn refused_content_is_counted_when_it_is_lost_and_not_when_it_is_asked_about() {
+    let told = Shared::default();
+    let pool = pool(3, 3, told.clone());
+    let names = chain(0, 3);
+    let pins = pool.claim(3).unwrap().register(&names, Naming::default()).unwrap();
+    // From head to tail: each of the first two waits for the one that follows it.
+    pins.into_iter().for_each(drop);
+    drop(claim(&pool, 1));
+    let counters = pool.counters();
+    assert_eq!((counters.evicted, counters.refused), (1, 1));
+    drop(claim(&pool, 3));
+    let counters = pool.counters();
+    assert_eq!((counters.evicted, counters.refused, counters.offloaded), (3, 3, 0));
+    // The same of what a budget takes.
+    let pins = pool.claim(3).unwrap().register(&names, Naming::default()).unwrap();
+    pins.into_iter().for_each(drop);
+    drop(pool.set_budget(Tier::Primary, 0).unwrap());
+    let counters = pool.counters();
+    assert_eq!((counters.evicted, counters.refused, counters.offloaded), (6, 6, 0));
 }

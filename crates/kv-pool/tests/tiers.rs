@@ -293,3 +293,61 @@ fn block_ids_of_both_tiers_wait() {
     let stats = pool.stats();
     assert_eq!((stats.primary.cached, stats.secondary.empty), (1, 1));
 }
+
+#[test]
+fn one_block_and_several_count_the_same_names() {
+    for together in [false, true] {
+        let pool = pool(2, 2);
+        let names = [name(1), name(2)];
+        drop(pool.claim(2).unwrap().register(&names, Naming::default()).unwrap());
+        let mut claimed = pool.claim(2).unwrap();
+        while let Some(offload) = claimed.take_offload() {
+            offload.commit();
+        }
+        drop(claimed);
+        let before = pool.counters();
+        // Computed again, it takes its names back from the far copies.
+        let named = if together {
+            pool.claim(2).unwrap().cache(&names, Naming::default()).unwrap()
+        } else {
+            names.iter().filter(|&&name| claim(&pool).cache_one(name, Naming::default())).count()
+        };
+        let after = pool.counters();
+        assert_eq!((named, after.registered - before.registered), (2, 2));
+        assert_eq!(after.duplicates, before.duplicates);
+        checked(&pool);
+    }
+}
+
+#[test]
+fn moves_are_counted_by_the_tier_that_they_end_in() {
+    let config =
+        PoolConfig { secondary_blocks: 2, further_blocks: [2, 0], ..PoolConfig::primary_only(2) };
+    let pool = BlockPool::new(&config).unwrap();
+    cache(&pool, 1, Priority::DEFAULT);
+    let counted = |to: Tier| {
+        let before = pool.counters();
+        let (source, target) = (find(&pool, 1).unwrap(), pool.claim_in(to, 1).unwrap());
+        drop(pool.begin_onboard(source, target).unwrap().commit());
+        assert_eq!(find(&pool, 1).unwrap().location().tier, to);
+        let after = pool.counters();
+        (after.offloaded - before.offloaded, after.onboarded - before.onboarded)
+    };
+    // Ahead of need, content leaves the primary tier; between the others it is neither.
+    assert_eq!(counted(Tier::Secondary), (1, 0));
+    assert_eq!(counted(Tier::Third), (0, 0));
+    assert_eq!(counted(Tier::Secondary), (0, 0));
+    assert_eq!(counted(Tier::Primary), (0, 1));
+    assert_eq!(counted(Tier::Third), (0, 0));
+    checked(&pool);
+}
+
+#[test]
+fn claimed_blocks_of_two_tiers_are_not_joined() {
+    let pool = pool(2, 2);
+    let mut near = pool.claim(1).unwrap();
+    let far = near.append(pool.claim_in(Tier::Secondary, 1).unwrap()).unwrap_err();
+    assert_eq!((near.len(), far.len(), far.tier()), (1, 1, Tier::Secondary));
+    near.append(pool.claim(1).unwrap()).unwrap();
+    assert_eq!((near.len(), near.tier()), (2, Tier::Primary));
+}

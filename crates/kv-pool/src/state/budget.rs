@@ -14,35 +14,67 @@ use crate::{BudgetError, RecordId, Tier};
 /// The block ids of a tier that have left it.
 #[derive(Debug, Default)]
 pub(crate) struct Gone {
-    /// A bit for each of the first block ids, which grows when block ids leave.
-    bits: Vec<u64>,
+    /// A bit for each of the first block ids, which grows when block ids leave. In each list behind it, a bit for
+    /// each word of the list before that has all its bits. So the last block id that is there is found in as many
+    /// steps as there are lists: no more than six.
+    levels: Vec<Vec<u64>>,
     /// The block ids that have been used and have not left lie below this one, or below the budget.
     end: u32,
 }
 
 impl Gone {
-    fn is_gone(&self, n: u32) -> bool {
-        let word = self.bits.get(n as usize / 64).copied().unwrap_or(0);
-        word >> (n % 64) & 1 == 1
+    fn note(&mut self, n: u32, gone: bool) {
+        let mut n = n as usize;
+        for level in 0.. {
+            if level == self.levels.len() {
+                self.levels.push(Vec::new());
+            }
+            let bits = &mut self.levels[level];
+            let (word, bit) = (n / 64, 1 << (n % 64));
+            if word >= bits.len() {
+                bits.resize(word + 1, 0);
+            }
+            let before = bits[word];
+            bits[word] = if gone { before | bit } else { before & !bit };
+            if (before == u64::MAX) == (bits[word] == u64::MAX) {
+                break;
+            }
+            n = word;
+        }
     }
 
-    fn note(&mut self, n: u32, gone: bool) {
-        let (word, bit) = (n as usize / 64, 1 << (n % 64));
-        if word >= self.bits.len() {
-            self.bits.resize(word + 1, 0);
-        }
-        if gone {
-            self.bits[word] |= bit;
-        } else {
-            self.bits[word] &= !bit;
-        }
+    /// The bits of a word that are clear: of block ids, or of words with block ids, that are there.
+    fn here(&self, level: usize, word: usize) -> u64 {
+        #[cfg(test)]
+        crate::steps::step();
+        !self.levels.get(level).and_then(|bits| bits.get(word)).copied().unwrap_or(0)
     }
 
     /// Lowers the end to behind the last block id from `budget` on that has not left.
     fn settle(&mut self, budget: u32) {
-        while self.end > budget && self.is_gone(self.end - 1) {
-            self.end -= 1;
+        if self.end > budget {
+            self.end = self.end_of(self.end as usize).max(budget);
         }
+    }
+
+    /// The block id behind the last one below `end` that has not left.
+    fn end_of(&self, mut end: usize) -> u32 {
+        let mut level = 0;
+        while end > 0 {
+            let (word, last) = ((end - 1) / 64, (end - 1) % 64);
+            let below = u64::MAX >> (63 - last);
+            let mut here = self.here(level, word) & below;
+            if here != 0 {
+                let mut at = word;
+                loop {
+                    at = at * 64 + (63 - here.leading_zeros()) as usize;
+                    let Some(lower) = level.checked_sub(1) else { return at as u32 + 1 };
+                    (level, here) = (lower, self.here(lower, at));
+                }
+            }
+            (level, end) = (level + 1, word);
+        }
+        0
     }
 }
 
@@ -125,11 +157,16 @@ impl PoolState {
 
     /// Claims the blocks beyond a tier's budget that nobody uses, those without content first. Of the others
     /// the least valuable is evicted first, and a block after those that follow it.
-    pub(super) fn claim_beyond(&mut self, tier: Tier, leaving: &mut Vec<Claim>) {
+    fn claim_beyond(&mut self, tier: Tier, leaving: &mut Vec<Claim>) {
+        let beyond = |&id: &RecordId| self.blocks.tier(id) == tier && self.is_beyond(id);
+        let ids = self.appeared().filter(beyond).collect();
+        self.claim_all(ids, leaving);
+    }
+
+    /// The same of these blocks, all of them beyond the budget of their tier.
+    pub(super) fn claim_all(&mut self, mut ids: Vec<RecordId>, leaving: &mut Vec<Claim>) {
+        ids.retain(|&id| self.is_unused(id));
         let blocks = &self.blocks;
-        let unused = |&id: &RecordId| blocks.tier(id) == tier && self.is_unused(id);
-        let mut ids: Vec<_> =
-            self.appeared().filter(unused).filter(|&id| self.is_beyond(id)).collect();
         let now = self.watch.now_ms() as u32;
         ids.sort_by_cached_key(|&id| {
             let at = blocks.location(id).id.index();
@@ -156,15 +193,16 @@ impl PoolState {
             return true;
         }
         let target = self.offload_target(tier, id);
-        if target.is_none() && self.blocks.children(id) > 0 && !last {
+        if target.is_err() && self.blocks.children(id) > 0 && !last {
             return false;
         }
         self.take_out(id);
         // The end of what follows it must not look for it in a list.
         self.put(id, BlockPhase::Queued);
         leaving.push(match target {
-            Some(target) => self.displace(id, target, Tenant::NOBODY),
-            None => {
+            Ok(target) => self.displace(id, target, Tenant::NOBODY),
+            Err(lost) => {
+                self.count_lost(lost);
                 self.drop_content(id);
                 self.claimed(id, Tenant::NOBODY, true)
             }
@@ -173,7 +211,7 @@ impl PoolState {
     }
 
     /// Makes the block ids claimable that have left a tier and lie within its budget again, the lowest first.
-    pub(super) fn bring_back(&mut self, tier: Tier) {
+    fn bring_back(&mut self, tier: Tier) {
         let blocks = &self.blocks;
         let gone = |&id: &RecordId| {
             blocks.tier(id) == tier && blocks.place(id) == BlockPhase::Absent && !self.is_beyond(id)
@@ -195,8 +233,18 @@ impl PoolState {
         state.queues.insert_last(&mut self.blocks, id, None);
     }
 
+    /// Tells the tenants of a tier's budget, from which blocks went beyond it or came back.
+    pub(super) fn tell_tenants_of(&mut self, tier: Tier, changed: &[(u32, RecordId)], came: bool) {
+        let Some(tenancy) = &mut self.watch.tenancy else { return };
+        let held = |(_, id): &&(u32, RecordId)| self.blocks.is(*id, Flag::COUNTED_HELD);
+        let (before, changed) =
+            (tenancy.tenants.held(tier), changed.iter().filter(held).count() as u64);
+        let held = if came { before + changed } else { before.saturating_sub(changed) };
+        tenancy.tenants.set_capacity(tier, self.tiers[tier.index()].budget.into(), held);
+    }
+
     /// Tells the tenants of a tier's budget, and how many blocks within it are in use.
-    pub(super) fn tell_tenants(&mut self, tier: Tier) {
+    fn tell_tenants(&mut self, tier: Tier) {
         if self.watch.tenancy.is_none() {
             return;
         }
@@ -234,6 +282,38 @@ impl super::TierState {
         match end {
             0 => 0,
             n => self.block_id(n - 1).0 + 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_lies_behind_the_last_block_id_that_is_there() {
+        let mut random = 5_u64;
+        for blocks in [1, 63, 64, 65, 4096, 70_000_u32] {
+            let (mut gone, mut naive) = (Gone::default(), vec![false; blocks as usize]);
+            for _ in 0..300 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                // Mostly whole ranges, so that words fill at every level.
+                let from = (random >> 33) as u32 % blocks;
+                let to = from + 1 + (random >> 20) as u32 % (blocks - from);
+                let leave = random >> 60 < 11;
+                for n in from..to {
+                    gone.note(n, leave);
+                    naive[n as usize] = leave;
+                }
+                gone.end = blocks;
+                gone.settle(0);
+                let last = naive.iter().rposition(|gone| !gone);
+                assert_eq!(gone.end, last.map_or(0, |last| last as u32 + 1));
+                let budget = random as u32 % (blocks + 1);
+                gone.end = blocks;
+                gone.settle(budget);
+                assert_eq!(gone.end, last.map_or(0, |last| last as u32 + 1).max(budget));
+            }
         }
     }
 }

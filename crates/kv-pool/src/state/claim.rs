@@ -7,7 +7,7 @@ use crate::claim::ClaimList;
 use crate::pool::Shared;
 use crate::state::{PoolState, Turn};
 use crate::sync::Arc;
-use crate::tenants::Tenant;
+use crate::tenants::{MayCache, Tenant};
 use crate::{BlockId, ClaimError, Location, RecordId, Tier};
 
 /// What one block of a claim is: the block itself, and what must be moved away from it first.
@@ -77,6 +77,15 @@ pub(crate) struct Move {
     /// The block id that the copy reads. It is not handed on before the copy has ended.
     pub(crate) from: BlockId,
     pub(crate) to: BlockId,
+}
+
+/// Why content does not move to the tier below.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Lost {
+    /// The store policy has refused it.
+    Refused,
+    /// There is no place for it, or it is not worth one.
+    Otherwise,
 }
 
 impl PoolState {
@@ -206,13 +215,15 @@ impl PoolState {
             if !self.blocks.is(id, Flag::NAMED) {
                 return Some(self.claimed(id, by, false));
             }
-            if let Some(target) = self.offload_target(tier, id) {
-                return Some(self.displace(id, target, by));
-            }
+            let lost = match self.offload_target(tier, id) {
+                Ok(target) => return Some(self.displace(id, target, by)),
+                Err(lost) => lost,
+            };
             if self.blocks.children(id) > 0 && !last_resort {
                 self.shadow(id);
                 continue;
             }
+            self.count_lost(lost);
             self.drop_content(id);
             return Some(self.claimed(id, by, true));
         }
@@ -237,6 +248,7 @@ impl PoolState {
         for &(id, turn) in aside.iter().rev() {
             self.blocks.clear(id, Flag::ASIDE);
             let tier = self.blocks.tier(id);
+            self.tiers[tier.index()].aside -= 1;
             if turn == Turn::PassedOver {
                 self.put_back_passed(id);
             } else if self.watch.policies[tier.index()].is_some() {
@@ -339,7 +351,7 @@ impl PoolState {
         self.ages.max_ms = self.ages.max_ms.max(age.into());
     }
 
-    pub(super) fn drop_content(&mut self, id: RecordId) {
+    pub(crate) fn drop_content(&mut self, id: RecordId) {
         self.unname(id);
         self.counters.dropped += 1;
         if self.blocks.tier(id) == Tier::Primary {
@@ -348,23 +360,59 @@ impl PoolState {
         }
     }
 
+    /// Counts content that is lost for want of a place below.
+    pub(super) fn count_lost(&mut self, lost: Lost) {
+        self.counters.refused += u64::from(lost == Lost::Refused);
+    }
+
     /// A block of the tier below for the content of a victim of the primary tier, if it is worth
-    /// keeping. The content of that block is dropped.
+    /// keeping. The content of that block is dropped: of the same tenant, if that may have no more there.
     #[inline]
-    pub(super) fn offload_target(&mut self, tier: Tier, victim: RecordId) -> Option<RecordId> {
+    pub(super) fn offload_target(
+        &mut self,
+        tier: Tier,
+        victim: RecordId,
+    ) -> Result<RecordId, Lost> {
+        const BELOW: Tier = Tier::Secondary;
         let keep =
             tier == Tier::Primary && self.blocks.priority(victim) >= self.offload_min_priority;
-        if !keep || !self.offloads(tier) || !self.is_worth_storing(victim) {
-            return None;
+        if !keep || !self.offloads(tier) {
+            return Err(Lost::Otherwise);
         }
         let owner = Tenant(self.blocks.tenant(victim));
-        if self.tiers[Tier::Secondary.index()].queues.empty() == 0
-            && let Some(id) = self.appear(Tier::Secondary)
+        let room = self.watch.tenancy.as_ref().map(|own| own.tenants.may_cache(owner, BELOW));
+        let own = match room {
+            None | Some(MayCache::More) => None,
+            Some(MayCache::Nothing) => return Err(Lost::Otherwise),
+            Some(MayCache::NoMore) => {
+                // None that others follow: it may be what comes before this content.
+                let next = self.next_to_give_way(owner, BELOW);
+                let leaf = next.filter(|&id| self.blocks.children(id) == 0);
+                // The tenant's own gives way when the content arrives. Nobody else's does.
+                if leaf.is_none() && self.tier(BELOW).empty() == 0 {
+                    return Err(Lost::Otherwise);
+                }
+                leaf
+            }
+        };
+        if !self.is_worth_storing(victim) {
+            return Err(Lost::Refused);
+        }
+        if let Some(id) = own {
+            self.take_out(id);
+            // The end of what follows it must not look for it in a list.
+            self.put(id, BlockPhase::Queued);
+            self.unname(id);
+            self.counters.dropped += 1;
+            return Ok(id);
+        }
+        if self.tiers[BELOW.index()].queues.empty() == 0
+            && let Some(id) = self.appear(BELOW)
         {
-            return Some(id);
+            return Ok(id);
         }
         loop {
-            let (id, last_resort) = self.pop_for(Tier::Secondary, owner)?;
+            let (id, last_resort) = self.pop_for(BELOW, owner).ok_or(Lost::Otherwise)?;
             if self.blocks.is(id, Flag::NAMED) {
                 if self.blocks.children(id) > 0 && !last_resort {
                     self.shadow(id);
@@ -373,7 +421,7 @@ impl PoolState {
                 self.unname(id);
                 self.counters.dropped += 1;
             }
-            return Some(id);
+            return Ok(id);
         }
     }
 

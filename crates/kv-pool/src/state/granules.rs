@@ -87,8 +87,9 @@ impl PoolState {
         let (index, blocks) = self.granule(tier, granule)?;
         if self.mark_granule(tier, index, true) {
             self.tiers[tier.index()].budget += blocks;
-            self.tell_tenants(tier);
-            for (n, id) in self.granule_records(tier, index, blocks) {
+            let records = self.granule_records(tier, index, blocks);
+            self.tell_tenants_of(tier, &records, true);
+            for (n, id) in records {
                 // What was in use when the granule was taken has not left.
                 if self.blocks.place(id) == BlockPhase::Absent {
                     self.come_back(id, n);
@@ -101,16 +102,19 @@ impl PoolState {
 
     /// Takes granules none of whose blocks are in use from a tier, all or none, with what is cached there.
     pub(crate) fn vacate(&mut self, tier: Tier, granules: &[u64]) -> Result<(), BudgetError> {
-        let mut leaving = 0;
-        for (at, &granule) in granules.iter().enumerate() {
+        let mut leaving = Vec::new();
+        for &granule in granules {
             let (index, blocks) = self.granule(tier, granule)?;
             let uses = self.granule_use(tier, index, blocks);
             if uses.in_use > 0 {
                 return Err(BudgetError::InUse { tier, granule, in_use: uses.in_use });
             }
-            let new = uses.granted && !granules[..at].contains(&granule);
-            leaving += if new { blocks } else { 0 };
+            leaving.extend(uses.granted.then_some((granule, blocks)));
         }
+        // A granule may be named twice.
+        leaving.sort_unstable();
+        leaving.dedup();
+        let leaving = leaving.into_iter().map(|(_, blocks)| blocks).sum::<u32>();
         self.check_reserved(tier, u64::from(self.tier(tier).budget - leaving))?;
         for &granule in granules {
             let (index, blocks) = self.granule(tier, granule)?;
@@ -128,7 +132,7 @@ impl PoolState {
                 self.leave(id);
             }
         }
-        self.tell_tenants(tier);
+        self.tell_tenants_of(tier, &[], false);
         self.plain = self.is_plain_now();
         Ok(())
     }
@@ -154,9 +158,9 @@ impl PoolState {
             self.check_reserved(tier, u64::from(self.tier(tier).budget - blocks))?;
             self.mark_granule(tier, index, false);
             self.tiers[tier.index()].budget -= blocks;
-            self.tell_tenants(tier);
-            // All that nobody uses, and no more: other granules that were withdrawn have no such blocks.
-            self.claim_beyond(tier, leaving);
+            let records = self.granule_records(tier, index, blocks);
+            self.tell_tenants_of(tier, &records, false);
+            self.claim_all(records.into_iter().map(|(_, id)| id).collect(), leaving);
             self.plain = self.is_plain_now();
         }
         Ok(uses.in_use.into())

@@ -22,7 +22,7 @@ pub(crate) use claim::{Claim, Move};
 pub(crate) use names::Named;
 pub(crate) use spares::Spares;
 pub(crate) use tenancy::Turn;
-pub(crate) use tier::{BlockIds, TierState};
+pub(crate) use tier::{BlockIds, HeldBack, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
@@ -270,7 +270,10 @@ impl PoolState {
             BlockPhase::Queued => {
                 let class = blocks.is(id, Flag::NAMED).then(|| blocks.priority(id));
                 match &mut self.watch.policies[blocks.tier(id).index()] {
-                    Some(policy) if class.is_some() => policy.tell(|policy| policy.held(id)),
+                    Some(policy) if class.is_some() => {
+                        policy.tell(|policy| policy.held(id));
+                        self.hold_back_no_more(id);
+                    }
                     _ => tier.queues.remove(blocks, id, class),
                 }
             }
@@ -312,6 +315,9 @@ impl PoolState {
         let facts = self.facts(id);
         if let Some(policy) = &mut self.watch.policies[tier.index()] {
             policy.tell(|policy| policy.evictable(id, &facts));
+        }
+        if facts.has_children {
+            self.hold_back(id, tier);
         }
     }
 
@@ -369,6 +375,7 @@ mod tests {
         state.pin(id);
         for _ in 0..3 {
             state.unpin(id);
+            state.unpin_all(&[state.blocks.at(id)]);
         }
         assert_eq!(state.blocks.references(id), u32::MAX);
         assert_eq!(state.blocks.place(id), BlockPhase::Pinned);

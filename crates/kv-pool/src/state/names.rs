@@ -42,19 +42,6 @@ impl PoolState {
         self.bearer(hash)
     }
 
-    /// Finds the next block of a prefix. If it was named as the successor of other content but has
-    /// lost its parent, `before` is that from now on.
-    #[inline]
-    pub(crate) fn find_after(
-        &mut self,
-        hash: BlockHash,
-        before: Option<RecordId>,
-    ) -> Option<RecordId> {
-        let id = self.find(hash)?;
-        self.adopt(id, before);
-        Some(id)
-    }
-
     /// Makes `before` the parent of a block that was named as a successor and has none.
     #[inline]
     fn adopt(&mut self, id: RecordId, before: Option<RecordId>) {
@@ -199,7 +186,7 @@ impl PoolState {
         self.note_stored(id);
         self.counters.registered += 1;
         self.last_named = id;
-        self.emit_stored(id);
+        self.emit_stored(id, naming.parent.unwrap_or(BlockHash::ROOT));
         Named::New(id)
     }
 
@@ -266,8 +253,11 @@ impl PoolState {
         let children = self.blocks.children(parent) - 1;
         self.blocks.set_children(parent, children);
         self.note_child(parent, self.blocks.tier(id), false);
-        if children == 0 && self.blocks.place(parent) == BlockPhase::Shadowed {
-            self.unshadow(parent);
+        if children == 0 {
+            self.follow_no_more(parent);
+            if self.blocks.place(parent) == BlockPhase::Shadowed {
+                self.unshadow(parent);
+            }
         }
     }
 

@@ -1,17 +1,25 @@
 //! Tenants: what each holds and has cached, and whose cached blocks give way.
 
-use std::collections::TryReserveError;
+use std::collections::{BTreeSet, TryReserveError};
 
-use crate::blocks::{BlockPhase, Flag};
+use crate::blocks::{BlockPhase, Blocks, Flag};
 use crate::eviction::EvictionQueues;
+use crate::hold::BlockAt;
 use crate::state::PoolState;
-use crate::tenants::{Need, Tenant, Tenants};
+use crate::tenants::{Tenant, Tenants};
 use crate::{Priority, RecordId, TenantCounts, TenantError, TenantId, TenantQuota, Tier};
 
 const NONE: u32 = u32::MAX;
 
-/// How many of a tenant's cached blocks are looked at for one that no other follows.
-const LOOKS_MAX: usize = 16;
+/// A tenant's cached blocks of a tier, in two lists: those that may be given up next, and those that
+/// others follow and that came up before.
+const FREE: usize = 0;
+const FOLLOWED: usize = 1;
+const LISTS: usize = 2;
+
+/// Front and back of a list.
+type Ends = [u32; 2];
+const EMPTY: Ends = [NONE; 2];
 
 /// The counts, and each tenant's cached blocks of each tier, the longest unused first.
 #[derive(Debug)]
@@ -19,34 +27,43 @@ pub(crate) struct Tenancy {
     pub(crate) tenants: Tenants,
     /// Before and after, by block.
     links: Vec<[u32; 2]>,
-    /// Front and back, by tenant and tier.
-    ends: Vec<[[u32; 2]; Tier::COUNT]>,
+    /// By tenant and tier.
+    ends: Vec<[[Ends; LISTS]; Tier::COUNT]>,
     passed: PassedOver,
-    /// A list for the needs of a lookup, empty between lookups.
-    needs: Vec<Need>,
 }
 
 /// Unused blocks that came up for eviction while they were kept for their tenants. They are not looked
 /// at again before their tenant has more than is kept for it, or claims: so a claim passes over each
-/// of them once, however many there are.
+/// of them once, however many there are, and looks at one tenant, however many have some.
 #[derive(Debug)]
 struct PassedOver {
-    /// The queues of each tenant, by tier, for the tenants that have had such blocks.
-    queues: [Vec<(Tenant, EvictionQueues)>; Tier::COUNT],
+    /// By tenant and tier, for the tenants that have had such blocks.
+    queues: Vec<[Option<Box<OwnPassed>>; Tier::COUNT]>,
+    /// The first such block of each tenant that has some: of those whose blocks are kept, and of those whose
+    /// blocks anybody may evict.
+    firsts: [[BTreeSet<Rank>; 2]; Tier::COUNT],
+    counts: [usize; Tier::COUNT],
     /// When a block was passed over, which is the order among tenants.
     turns: Vec<u64>,
     last_turn: u64,
 }
 
+/// The class of a tenant's first block that was passed over, its turn, and the tenant.
+type Rank = (usize, u64, u16);
+
+/// A tenant's blocks that were passed over.
+#[derive(Debug)]
+struct OwnPassed {
+    queues: EvictionQueues,
+    /// Its place in [`PassedOver::firsts`].
+    rank: Option<(usize, Rank)>,
+}
+
 impl PassedOver {
     fn of(&mut self, tenant: Tenant, tier: Tier) -> &mut EvictionQueues {
-        let queues = &mut self.queues[tier.index()];
-        let known = queues.iter().position(|&(owner, _)| owner == tenant);
-        let at = known.unwrap_or_else(|| {
-            queues.push((tenant, EvictionQueues::new()));
-            queues.len() - 1
-        });
-        &mut queues[at].1
+        let own = &mut self.queues[tenant.index()][tier.index()];
+        let new = || Box::new(OwnPassed { queues: EvictionQueues::new(), rank: None });
+        &mut own.get_or_insert_with(new).queues
     }
 }
 
@@ -68,19 +85,26 @@ impl Tenancy {
         turns.try_reserve_exact(blocks)?;
         links.resize(blocks, [NONE; 2]);
         turns.resize(blocks, 0);
-        let passed =
-            PassedOver { queues: [const { Vec::new() }; Tier::COUNT], turns, last_turn: 0 };
-        let ends = vec![[[NONE; 2]; Tier::COUNT]];
-        Ok(Self { tenants, links, ends, passed, needs: Vec::new() })
+        let passed = PassedOver {
+            queues: Vec::new(),
+            firsts: Default::default(),
+            counts: [0; Tier::COUNT],
+            turns,
+            last_turn: 0,
+        };
+        let mut tenancy = Self { tenants, links, ends: Vec::new(), passed };
+        tenancy.grow();
+        Ok(tenancy)
     }
 
     /// Makes room for one more tenant.
     pub(crate) fn grow(&mut self) {
-        self.ends.push([[NONE; 2]; Tier::COUNT]);
+        self.ends.push([[EMPTY; LISTS]; Tier::COUNT]);
+        self.passed.queues.push([const { None }; Tier::COUNT]);
     }
 
-    fn push(&mut self, id: RecordId, tenant: Tenant, tier: Tier) {
-        let [front, back] = &mut self.ends[tenant.index()][tier.index()];
+    fn push(&mut self, id: RecordId, tenant: Tenant, tier: Tier, list: usize) {
+        let [front, back] = &mut self.ends[tenant.index()][tier.index()][list];
         self.links[id.index()] = [*back, NONE];
         match *back {
             NONE => *front = id.0,
@@ -89,8 +113,18 @@ impl Tenancy {
         *back = id.0;
     }
 
-    fn remove(&mut self, id: RecordId, tenant: Tenant, tier: Tier) {
-        let [front, back] = &mut self.ends[tenant.index()][tier.index()];
+    fn push_front(&mut self, id: RecordId, tenant: Tenant, tier: Tier) {
+        let [front, back] = &mut self.ends[tenant.index()][tier.index()][FREE];
+        self.links[id.index()] = [NONE, *front];
+        match *front {
+            NONE => *back = id.0,
+            first => self.links[first as usize][0] = id.0,
+        }
+        *front = id.0;
+    }
+
+    fn remove(&mut self, id: RecordId, tenant: Tenant, tier: Tier, list: usize) {
+        let [front, back] = &mut self.ends[tenant.index()][tier.index()][list];
         let [before, after] = self.links[id.index()];
         match before {
             NONE => *front = after,
@@ -102,13 +136,38 @@ impl Tenancy {
         }
     }
 
-    fn oldest(&self, tenant: Tenant, tier: Tier) -> impl Iterator<Item = RecordId> + '_ {
-        let [mut at, _] = self.ends[tenant.index()][tier.index()];
-        std::iter::from_fn(move || {
-            let id = (at != NONE).then_some(RecordId(at))?;
-            at = self.links[id.index()][1];
-            Some(id)
-        })
+    fn oldest(&self, tenant: Tenant, tier: Tier, list: usize) -> Option<RecordId> {
+        let [front, _] = self.ends[tenant.index()][tier.index()][list];
+        (front != NONE).then_some(RecordId(front))
+    }
+
+    /// Counts a block as cached no more.
+    fn uncache(&mut self, blocks: &mut Blocks, id: RecordId, tenant: Tenant, tier: Tier) {
+        let list = if blocks.is(id, Flag::FOLLOWED) { FOLLOWED } else { FREE };
+        blocks.clear(id, Flag::FOLLOWED);
+        blocks.clear(id, Flag::COUNTED_CACHED);
+        self.tenants.uncache(tenant, tier);
+        self.remove(id, tenant, tier, list);
+    }
+
+    /// Notes which of a tenant's blocks that were passed over is the first, and who may evict it.
+    fn rank(&mut self, tenant: Tenant, tier: Tier) {
+        let PassedOver { queues, firsts, turns, .. } = &mut self.passed;
+        let Some(own) = &mut queues[tenant.index()][tier.index()] else { return };
+        let anybody = usize::from(self.tenants.may_be_evicted(tenant, tier));
+        let first = own.queues.first();
+        let now = first.map(|(class, id)| (anybody, (class, turns[id.index()], tenant.0)));
+        if now == own.rank {
+            return;
+        }
+        let firsts = &mut firsts[tier.index()];
+        if let Some((before, rank)) = own.rank {
+            firsts[before].remove(&rank);
+        }
+        if let Some((now, rank)) = now {
+            firsts[now].insert(rank);
+        }
+        own.rank = now;
     }
 }
 
@@ -122,8 +181,7 @@ impl PoolState {
     /// The tenants. The first call counts what is there.
     fn tenancy(&mut self) -> Result<&mut Tenancy, TenantError> {
         if self.watch.tenancy.is_none() {
-            let capacities = self.tiers.each_ref().map(|tier| u64::from(tier.budget));
-            let (tenants, blocks) = (Tenants::new(self.mark, capacities), self.blocks.len());
+            let (tenants, blocks) = (self.no_tenants(), self.blocks.len());
             let tenancy = Tenancy::new(tenants, blocks);
             self.watch.tenancy = Some(tenancy.map_err(|_| TenantError::OutOfMemory { blocks })?);
             self.plain = false;
@@ -133,6 +191,11 @@ impl PoolState {
         }
         let Some(tenancy) = &mut self.watch.tenancy else { unreachable!("it was made above") };
         Ok(tenancy)
+    }
+
+    /// Nobody but nobody, before anything is counted.
+    fn no_tenants(&self) -> Tenants {
+        Tenants::new(self.mark, self.tiers.each_ref().map(|tier| u64::from(tier.budget)))
     }
 
     pub(crate) fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
@@ -150,7 +213,13 @@ impl PoolState {
         quota: TenantQuota,
     ) -> Result<(), TenantError> {
         let tenant = self.tenant(tenant)?;
-        self.tenancy()?.tenants.set_quota(tenant, tier, quota)?;
+        if self.watch.tenancy.is_none() {
+            // Before there are tables for tenants, which a refusal is not to make.
+            self.no_tenants().check_quota(tenant, tier, quota)?;
+        }
+        let tenancy = self.tenancy()?;
+        tenancy.tenants.set_quota(tenant, tier, quota)?;
+        tenancy.rank(tenant, tier);
         self.give_way(tenant, tier);
         Ok(())
     }
@@ -195,14 +264,13 @@ impl PoolState {
             BlockPhase::Queued | BlockPhase::Shadowed => (false, blocks.is(id, Flag::NAMED)),
             _ => (true, false),
         };
+        let comes = held && blocks.is(id, Flag::EXPECTED);
         if blocks.is(id, Flag::COUNTED_HELD) && !held {
             blocks.clear(id, Flag::COUNTED_HELD);
             tenancy.tenants.unhold(tenant, tier, beyond);
         }
         if blocks.is(id, Flag::COUNTED_CACHED) && !cached {
-            blocks.clear(id, Flag::COUNTED_CACHED);
-            tenancy.tenants.uncache(tenant, tier);
-            tenancy.remove(id, tenant, tier);
+            tenancy.uncache(blocks, id, tenant, tier);
         }
         if held && !blocks.is(id, Flag::COUNTED_HELD) {
             blocks.set(id, Flag::COUNTED_HELD);
@@ -211,8 +279,17 @@ impl PoolState {
         if cached && !blocks.is(id, Flag::COUNTED_CACHED) {
             blocks.set(id, Flag::COUNTED_CACHED);
             tenancy.tenants.cache(tenant, tier);
-            tenancy.push(id, tenant, tier);
+            tenancy.push(id, tenant, tier, FREE);
         }
+        if comes != blocks.is(id, Flag::COUNTED_COMING) {
+            if comes {
+                blocks.set(id, Flag::COUNTED_COMING)
+            } else {
+                blocks.clear(id, Flag::COUNTED_COMING)
+            }
+            tenancy.tenants.come(tenant, tier, comes);
+        }
+        tenancy.rank(tenant, tier);
     }
 
     /// Counts a block no more, before it changes its tenant or its tier.
@@ -229,10 +306,13 @@ impl PoolState {
             tenancy.tenants.unhold(tenant, tier, beyond);
         }
         if blocks.is(id, Flag::COUNTED_CACHED) {
-            blocks.clear(id, Flag::COUNTED_CACHED);
-            tenancy.tenants.uncache(tenant, tier);
-            tenancy.remove(id, tenant, tier);
+            tenancy.uncache(blocks, id, tenant, tier);
         }
+        if blocks.is(id, Flag::COUNTED_COMING) {
+            blocks.clear(id, Flag::COUNTED_COMING);
+            tenancy.tenants.come(tenant, tier, false);
+        }
+        tenancy.rank(tenant, tier);
     }
 
     /// Whether a claim of `by` must pass over this victim, which is kept for its owner.
@@ -252,25 +332,39 @@ impl PoolState {
         !self.is_unused(id) || tenancy.tenants.most(owner, tier) > 0
     }
 
-    /// The same beside what is needed; it is needed from now on if so.
+    /// The same beside what the batch under way needs; it is needed from now on if so.
     #[inline]
-    pub(crate) fn may_use_beside(&self, id: RecordId, needs: &mut Vec<Need>) -> bool {
-        let Some(tenancy) = &self.watch.tenancy else { return true };
+    pub(crate) fn may_use_beside(&mut self, id: RecordId) -> bool {
+        let unused = self.is_unused(id);
+        let Some(tenancy) = &mut self.watch.tenancy else { return true };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
-        !self.is_unused(id) || tenancy.tenants.reuse(owner, tier, needs)
+        !unused || tenancy.tenants.reuse(owner, tier)
     }
 
-    /// How many of the first blocks of a list may be used together.
-    pub(crate) fn usable(&mut self, found: &[crate::hold::BlockAt]) -> usize {
-        let Some(tenancy) = &mut self.watch.tenancy else { return found.len() };
-        let mut needs = std::mem::take(&mut tenancy.needs);
-        let may = |at: &&crate::hold::BlockAt| self.may_use_beside(at.block(), &mut needs);
-        let usable = found.iter().take_while(may).count();
-        needs.clear();
-        if let Some(tenancy) = &mut self.watch.tenancy {
-            tenancy.needs = needs;
+    /// How many of the first blocks of a list may be used together. One that is there twice counts once.
+    pub(crate) fn usable(&mut self, found: &[BlockAt]) -> usize {
+        if self.watch.tenancy.is_none() {
+            return found.len();
         }
+        let mut usable = 0;
+        for at in found {
+            let id = at.block();
+            if !self.blocks.is(id, Flag::MARK) && !self.may_use_beside(id) {
+                break;
+            }
+            self.blocks.set(id, Flag::MARK);
+            usable += 1;
+        }
+        found[..usable].iter().for_each(|at| self.blocks.clear(at.block(), Flag::MARK));
+        self.end_batch();
         usable
+    }
+
+    /// Forgets what a batch needs.
+    pub(crate) fn end_batch(&mut self) {
+        if let Some(tenancy) = &mut self.watch.tenancy {
+            tenancy.tenants.end_batch();
+        }
     }
 
     /// Whether nobody uses this block.
@@ -284,69 +378,110 @@ impl PoolState {
         &self,
         tier: Tier,
     ) -> impl Iterator<Item = (RecordId, Option<Priority>)> + '_ {
-        let queues =
-            self.watch.tenancy.iter().flat_map(move |own| &own.passed.queues[tier.index()]);
-        queues.flat_map(|(_, queues)| queues.iter(&self.blocks))
+        let all = self.watch.tenancy.iter().flat_map(|own| &own.passed.queues);
+        let queues = all.filter_map(move |own| own[tier.index()].as_ref());
+        queues.flat_map(|own| own.queues.iter(&self.blocks))
     }
 
     /// How many blocks were passed over in a tier.
     pub(crate) fn passed_count(&self, tier: Tier) -> usize {
-        let queues =
-            self.watch.tenancy.iter().flat_map(move |own| &own.passed.queues[tier.index()]);
-        queues.map(|(_, queues)| queues.len()).sum()
+        self.watch.tenancy.as_ref().map_or(0, |own| own.passed.counts[tier.index()])
     }
 
     /// Sets a victim aside that is kept for its owner. It goes first in its priority when it is kept
     /// no longer, for it is older than all that have not come up.
     pub(crate) fn pass_over(&mut self, id: RecordId) {
-        let Some(tenancy) = &mut self.watch.tenancy else { return };
-        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
-        tenancy.passed.last_turn += 1;
-        tenancy.passed.turns[id.index()] = tenancy.passed.last_turn;
-        let class = Some(self.blocks.priority(id));
-        tenancy.passed.of(owner, tier).insert_last(&mut self.blocks, id, class);
-        self.blocks.set(id, Flag::PASSED);
+        self.change_passed(id, 1, |passed, blocks, (owner, tier)| {
+            passed.last_turn += 1;
+            passed.turns[id.index()] = passed.last_turn;
+            let class = Some(blocks.priority(id));
+            passed.of(owner, tier).insert_last(blocks, id, class);
+            blocks.set(id, Flag::PASSED);
+        });
     }
 
     /// Puts a block back that was the first of those that were passed over.
     pub(crate) fn put_back_passed(&mut self, id: RecordId) {
-        let Some(tenancy) = &mut self.watch.tenancy else { return };
-        let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
-        let class = Some(self.blocks.priority(id));
-        tenancy.passed.of(owner, tier).insert_first(&mut self.blocks, id, class);
-        self.blocks.set(id, Flag::PASSED);
+        self.change_passed(id, 1, |passed, blocks, (owner, tier)| {
+            let class = Some(blocks.priority(id));
+            passed.of(owner, tier).insert_first(blocks, id, class);
+            blocks.set(id, Flag::PASSED);
+        });
     }
 
     /// Takes a block out of those that were passed over.
     pub(crate) fn take_out_passed(&mut self, id: RecordId) {
+        self.change_passed(id, -1, |passed, blocks, (owner, tier)| {
+            let class = Some(blocks.priority(id));
+            passed.of(owner, tier).remove(blocks, id, class);
+            blocks.clear(id, Flag::PASSED);
+        });
+    }
+
+    fn change_passed(
+        &mut self,
+        id: RecordId,
+        more: isize,
+        change: impl FnOnce(&mut PassedOver, &mut Blocks, (Tenant, Tier)),
+    ) {
         let Some(tenancy) = &mut self.watch.tenancy else { return };
         let (owner, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
-        let class = Some(self.blocks.priority(id));
-        tenancy.passed.of(owner, tier).remove(&mut self.blocks, id, class);
-        self.blocks.clear(id, Flag::PASSED);
+        change(&mut tenancy.passed, &mut self.blocks, (owner, tier));
+        let count = &mut tenancy.passed.counts[tier.index()];
+        *count = count.saturating_add_signed(more);
+        tenancy.rank(owner, tier);
     }
 
     /// The class and the block that goes first of those that were passed over: of all, or of those
     /// that `by` may take now.
     pub(crate) fn first_passed(&self, tier: Tier, by: Option<Tenant>) -> Option<(usize, RecordId)> {
-        let tenancy = self.watch.tenancy.as_ref()?;
-        let may = |owner| by.is_none_or(|by| tenancy.tenants.may_evict(by, owner, tier));
-        let queues = tenancy.passed.queues[tier.index()].iter();
-        let firsts = queues.filter(|&&(owner, _)| may(owner)).filter_map(|(_, own)| own.first());
-        firsts.min_by_key(|&(class, id)| (class, tenancy.passed.turns[id.index()]))
+        let passed = &self.watch.tenancy.as_ref()?.passed;
+        let of = |tenant: usize| passed.queues[tenant][tier.index()].as_ref();
+        let [kept, open] = &passed.firsts[tier.index()];
+        let kept = match by {
+            None => kept.first().copied(),
+            Some(by) => of(by.index()).and_then(|own| own.rank).map(|(_, rank)| rank),
+        };
+        let (class, _, tenant) = open.first().copied().into_iter().chain(kept).min()?;
+        Some((class, of(tenant.into())?.queues.first()?.1))
+    }
+
+    /// The cached block of a tenant that gives way next: the oldest that no other follows, or if there is
+    /// none, the one that came up first.
+    pub(super) fn next_to_give_way(&mut self, tenant: Tenant, tier: Tier) -> Option<RecordId> {
+        let tenancy = self.watch.tenancy.as_mut()?;
+        while let Some(id) = tenancy.oldest(tenant, tier, FREE) {
+            if self.blocks.children(id) == 0 {
+                return Some(id);
+            }
+            tenancy.remove(id, tenant, tier, FREE);
+            tenancy.push(id, tenant, tier, FOLLOWED);
+            self.blocks.set(id, Flag::FOLLOWED);
+        }
+        tenancy.oldest(tenant, tier, FOLLOWED)
+    }
+
+    /// The last block that followed this one is gone: it is the next to give way, if it came up before.
+    #[inline]
+    pub(super) fn follow_no_more(&mut self, id: RecordId) {
+        let Some(tenancy) = &mut self.watch.tenancy else { return };
+        if self.blocks.is(id, Flag::FOLLOWED) {
+            let (tenant, tier) = (Tenant(self.blocks.tenant(id)), self.blocks.tier(id));
+            self.blocks.clear(id, Flag::FOLLOWED);
+            tenancy.remove(id, tenant, tier, FOLLOWED);
+            tenancy.push_front(id, tenant, tier);
+        }
     }
 
     /// Drops cached blocks of a tenant that has more of them than it may, the oldest first, but none
-    /// that others follow while there is another within reach.
+    /// that others follow while there is another.
     pub(crate) fn give_way(&mut self, tenant: Tenant, tier: Tier) {
         loop {
             let Some(tenancy) = &self.watch.tenancy else { return };
             if tenancy.tenants.cached_beyond(tenant, tier) == 0 {
                 return;
             }
-            let leaf = |&id: &RecordId| self.blocks.children(id) == 0;
-            let leaf = tenancy.oldest(tenant, tier).take(LOOKS_MAX).find(leaf);
-            let Some(id) = leaf.or_else(|| tenancy.oldest(tenant, tier).next()) else { return };
+            let Some(id) = self.next_to_give_way(tenant, tier) else { return };
             self.forget(id);
         }
     }

@@ -19,12 +19,24 @@ impl BlockIds {
     pub(crate) const ALL: Self = Self { first: 0, step: 1 };
 }
 
+/// A list of blocks, and how many there are.
+#[derive(Debug)]
+pub(crate) struct HeldBack {
+    pub(crate) list: List,
+    pub(crate) len: usize,
+}
+
 /// The blocks from `base` on lie in this tier at first, block `base + n` at the tier's block id `n`.
 #[derive(Debug)]
 pub(crate) struct TierState {
     pub(crate) queues: EvictionQueues,
     /// Blocks that are evicted only after those that follow them, in the order of their turns.
     pub(crate) shadowed: List,
+    /// Of blocks whose order is a policy's, those that others follow in this tier. `None` until they are asked for
+    /// for the first time.
+    pub(crate) held_back: Option<HeldBack>,
+    /// Blocks that are out of their queue for a moment; 0 outside of an operation.
+    pub(crate) aside: usize,
     /// Blocks by place. Of the absent ones, those that have left are counted.
     pub(crate) counts: [u32; BlockPhase::COUNT],
     pub(crate) base: u32,
@@ -46,6 +58,8 @@ impl TierState {
         Self {
             queues: EvictionQueues::new(),
             shadowed: List::EMPTY,
+            held_back: None,
+            aside: 0,
             counts: [0; BlockPhase::COUNT],
             base,
             ids,

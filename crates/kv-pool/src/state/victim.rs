@@ -4,7 +4,8 @@
 //! wrongly, or loses a block, is asked no more. Its tier goes on with priority LRU.
 
 use crate::blocks::{BlockPhase, Flag};
-use crate::state::{PoolState, Turn};
+use crate::list::List;
+use crate::state::{HeldBack, PoolState, Turn};
 use crate::{RecordId, Tier};
 
 impl PoolState {
@@ -16,6 +17,7 @@ impl PoolState {
         if let Some(victim) = policy.ask(|policy| policy.victim(now)) {
             let victim = victim?;
             if self.is_ordered_by_policy(victim, tier) {
+                self.hold_back_no_more(victim);
                 let hash = self.blocks.hash(victim);
                 if let Some(policy) = &mut self.watch.policies[tier.index()] {
                     policy.tell(|policy| policy.evicted(victim, hash));
@@ -27,29 +29,74 @@ impl PoolState {
         self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)
     }
 
-    /// Takes a block that a policy holds back because others follow it, which are in use. A search of
-    /// all blocks, when nothing else is left in the tier: what it finds waits outside of the policy for
-    /// what follows it, so that the next claim need not search again.
+    /// Takes a block that a policy holds back because others follow it, which are in use: the one that was let go
+    /// of first. They are searched for once, when nothing else is left in a tier for the first time, and listed
+    /// from then on.
     pub(super) fn pop_held_back(&mut self, tier: Tier) -> Option<(RecordId, Turn)> {
         self.watch.policies[tier.index()].as_ref()?;
         let state = self.tier(tier);
         // By the pool's own counts: the policy may be wrong about what it has.
-        if state.count(BlockPhase::Queued) == state.queues.len() + self.passed_count(tier) {
+        let others = state.queues.len() + self.passed_count(tier) + state.aside;
+        let ordered = state.count(BlockPhase::Queued) - others;
+        if ordered == 0 {
             return None;
         }
-        let lost = self.ordered_by_policy(tier).any(|id| !self.facts(id).has_children);
-        if lost {
+        if state.held_back.is_none() {
+            self.list_held_back(tier);
+        }
+        let held_back = self.tier(tier).held_back.as_ref()?;
+        if held_back.len < ordered {
+            // The policy has lost one that nobody follows.
             self.depose_policy(tier);
             let id = self.tiers[tier.index()].queues.pop_cached(&mut self.blocks)?;
             return Some((id, Turn::Queue));
         }
-        for id in self.blocks.ids() {
-            if self.is_ordered_by_policy(id, tier) {
-                self.watch.policies[tier.index()].as_mut()?.tell(|policy| policy.held(id));
-                self.shadow(id);
+        let id = held_back.list.front()?;
+        self.watch.policies[tier.index()].as_mut()?.tell(|policy| policy.held(id));
+        self.hold_back_no_more(id);
+        Some((id, Turn::Last))
+    }
+
+    fn list_held_back(&mut self, tier: Tier) {
+        let ids: Vec<_> = self.ordered_by_policy(tier).collect();
+        self.tiers[tier.index()].held_back = Some(HeldBack { list: List::EMPTY, len: 0 });
+        for id in ids {
+            if self.facts(id).has_children {
+                self.hold_back(id, tier);
             }
         }
-        self.pop_shadowed(tier)
+    }
+
+    /// Lists a block that its tier's policy holds back, if these are listed.
+    #[inline]
+    pub(super) fn hold_back(&mut self, id: RecordId, tier: Tier) {
+        if self.tier(tier).held_back.is_some() {
+            self.hold_back_listed(id, tier);
+        }
+    }
+
+    fn hold_back_listed(&mut self, id: RecordId, tier: Tier) {
+        if self.blocks.is(id, Flag::HELD_BACK) || !self.is_ordered_by_policy(id, tier) {
+            return;
+        }
+        let Some(held_back) = &mut self.tiers[tier.index()].held_back else { return };
+        held_back.list.push_back(&mut self.blocks, id);
+        held_back.len += 1;
+        self.blocks.set(id, Flag::HELD_BACK);
+    }
+
+    /// Takes a block out of those that are listed.
+    #[inline]
+    pub(super) fn hold_back_no_more(&mut self, id: RecordId) {
+        if !self.blocks.is(id, Flag::HELD_BACK) {
+            return;
+        }
+        self.blocks.clear(id, Flag::HELD_BACK);
+        let tier = self.blocks.tier(id).index();
+        if let Some(held_back) = &mut self.tiers[tier].held_back {
+            held_back.list.remove(&mut self.blocks, id);
+            held_back.len -= 1;
+        }
     }
 
     /// The blocks whose order is the policy's.
@@ -76,10 +123,12 @@ impl PoolState {
         self.counters.policy_faults += 1;
         let mut ids: Vec<_> = self.ordered_by_policy(tier).collect();
         ids.sort_by_key(|&id| self.facts(id).used);
+        self.tiers[tier.index()].held_back = None;
         if let Some(mut policy) = self.watch.policies[tier.index()].take() {
             policy.end();
         }
         for id in ids {
+            self.blocks.clear(id, Flag::HELD_BACK);
             let class = Some(self.blocks.priority(id));
             self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
         }
@@ -145,5 +194,25 @@ mod tests {
         assert_eq!(pool.counters().policy_faults, 0);
         drop((end, claimed));
         integrity::check(&pool.shared.state.lock()).unwrap();
+    }
+
+    #[test]
+    fn a_window_that_slides_through_a_full_pool_searches_it_once() {
+        let pool = pool(&PoolConfig::primary_only(BLOCKS), Tier::Primary);
+        let used = pool.claim(BLOCKS as usize - 3).unwrap();
+        let name = |number: u64| BlockHash::from_u128(u128::from(number) + 1);
+        let mut tail = pool.claim(1).unwrap().register(&[name(0)], Naming::default()).unwrap();
+        let ((), looks) = looks(|| {
+            for round in 1..1000 {
+                // The next block is computed, and the one behind it is left, which it follows.
+                let naming = Naming::after(name(round - 1));
+                tail = pool.claim_one().unwrap().register(&[name(round)], naming).unwrap();
+            }
+        });
+        assert!(looks < 10_000, "{looks} looks in 1,000 rounds");
+        integrity::check(&pool.shared.state.lock()).unwrap();
+        drop((tail, used));
+        integrity::check(&pool.shared.state.lock()).unwrap();
+        assert_eq!(pool.counters().policy_faults, 0);
     }
 }

@@ -123,14 +123,14 @@ impl Watch {
 }
 
 impl PoolState {
-    /// Says that content got its name.
+    /// Says that content got its name, and was named after `parent`.
     #[inline]
-    pub(crate) fn emit_stored(&mut self, id: RecordId) {
+    pub(crate) fn emit_stored(&mut self, id: RecordId, parent: BlockHash) {
         let blocks = &self.blocks;
         self.watch.emit(|| PoolEvent::Stored {
             block: id,
             hash: blocks.hash(id),
-            parent: blocks.parent(id).map_or(BlockHash::ROOT, |parent| blocks.hash(parent)),
+            parent,
             location: blocks.location(id),
             priority: blocks.priority(id),
         });
@@ -313,7 +313,7 @@ impl PoolState {
         }
         if let Some(store) = &mut self.watch.store {
             let name = self.blocks.hash(id);
-            let regretted = store.ask(|store| store.used(name)).unwrap_or(false);
+            let regretted = store.ask(|store| store.used(name)).unwrap_or(0);
             self.counters.regretted += u64::from(regretted);
         }
     }
@@ -323,6 +323,8 @@ impl PoolState {
         if self.watch.store.is_none() {
             return true;
         }
+        // What may be stored in a time goes by it.
+        self.watch.now_at_any_cost();
         let content = self.candidate(id);
         let Some(store) = &mut self.watch.store else { return true };
         let Some(stores) = store.ask(|store| store.stores(Tier::Secondary, &content)) else {
@@ -331,7 +333,6 @@ impl PoolState {
             self.watch.store = None;
             return true;
         };
-        self.counters.refused += u64::from(!stores);
         stores
     }
 
@@ -428,6 +429,11 @@ impl PoolState {
             && let Some(policy) = &mut self.watch.policies[tier.index()]
         {
             policy.tell(|policy| policy.children(parent, has_children));
+            if has_children {
+                self.hold_back(parent, tier);
+            } else {
+                self.hold_back_no_more(parent);
+            }
         }
     }
 

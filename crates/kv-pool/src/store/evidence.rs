@@ -53,8 +53,9 @@ impl StoreRules {
 #[derive(Debug)]
 pub struct StoreByEvidence {
     rules: StoreRules,
-    /// Content that has left the tier above.
+    /// Content that has left the tier above, and how much of it was stored.
     left: u64,
+    stored: u64,
     /// Parts that have passed in which it did.
     part: u64,
     kinds: Box<[Kind; KINDS]>,
@@ -113,6 +114,7 @@ impl StoreByEvidence {
             ghosts: Ghosts::new(blocks)?,
             kinds: Box::new([kind; KINDS]),
             left: 0,
+            stored: 0,
             part: 0,
             choose_at: period(blocks),
             halve_at: SPAN * blocks.max(PERIOD_MIN),
@@ -228,18 +230,23 @@ impl StorePolicy for StoreByEvidence {
         *left = left.saturating_add(1);
         let wanted = content.followed || kind.stores;
         let stores = wanted && self.credit.take(content.now_ms);
-        self.ghosts.push(content.name, self.left, number as u8, !stores);
+        self.stored += u64::from(stores);
+        let (left, stored) = (self.left as u32, self.stored as u32);
+        let kind = number as u8;
+        self.ghosts.push(content.name, Ghost { left, stored, kind, refused: !stores, ..NONE });
         stores
     }
 
-    fn used(&mut self, name: BlockHash) -> bool {
-        let Some(ghost) = self.ghosts.take(name) else { return false };
+    fn used(&mut self, name: BlockHash) -> u32 {
+        let Some(ghost) = self.ghosts.take(name) else { return 0 };
         let since = u64::from((self.left as u32).wrapping_sub(ghost.left));
         let part = since * PARTS_OF_TIER as u64 / self.rules.blocks.max(1);
         let kind = &mut self.kinds[usize::from(ghost.kind)];
-        let Some(back) = kind.back.get_mut(part as usize) else { return false };
+        let Some(back) = kind.back.get_mut(part as usize) else { return 0 };
         *back = back.saturating_add(self.ghosts.sample);
-        ghost.refused
+        // Had it been stored, others have its place when so many were stored after it.
+        let after = u64::from((self.stored as u32).wrapping_sub(ghost.stored));
+        if ghost.refused && after < self.rules.blocks { self.ghosts.sample } else { 0 }
     }
 }
 
@@ -266,12 +273,15 @@ fn kind_of(content: &Candidate) -> usize {
 struct Ghost {
     /// Bits of the name. Taking one name for another spoils a count, and nothing else.
     tag: u32,
-    /// How much had left then, modulo 2^32.
+    /// How much had left then, and was stored of it, modulo 2^32.
     left: u32,
+    stored: u32,
     kind: u8,
     refused: bool,
     taken: bool,
 }
+
+const NONE: Ghost = Ghost { tag: 0, left: 0, stored: 0, kind: 0, refused: false, taken: false };
 
 /// Ghosts of one set of names, in which the oldest makes room.
 const WAYS: usize = 8;
@@ -286,26 +296,21 @@ struct Ghosts {
 /// Ghosts of the smallest tables: below, every name is remembered.
 const GHOSTS_MIN: u64 = 1 << 16;
 
-/// Spreads names: 2^64 divided by the golden ratio.
-const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
-
 impl Ghosts {
     fn new(blocks: u64) -> Result<Self, PolicyError> {
         let wanted = SPAN * blocks;
         let most = GHOSTS_MIN.max(2 * blocks);
         let sample = wanted.div_ceil(most).max(1).next_power_of_two();
         let sets = (wanted / sample).div_ceil(WAYS as u64 / 2).max(1).next_power_of_two();
-        let none = Ghost { tag: 0, left: 0, kind: 0, refused: false, taken: false };
         let (mut all, sets) = (Vec::new(), sets as usize);
         all.try_reserve_exact(sets).map_err(|_| PolicyError::OutOfMemory { blocks })?;
-        all.resize(sets, [none; WAYS]);
+        all.resize(sets, [NONE; WAYS]);
         Ok(Self { sets: all, sample: sample as u32 })
     }
 
     /// The set and the tag of a name that is remembered.
     fn place(&self, name: BlockHash) -> Option<(usize, u32)> {
-        let name = name.to_u128();
-        let bits = ((name as u64) ^ ((name >> 64) as u64)).wrapping_mul(SPREAD);
+        let bits = name.mixed();
         if (bits as u32) & (self.sample - 1) != 0 {
             return None;
         }
@@ -315,16 +320,15 @@ impl Ghosts {
         Some((set, (bits >> 8) as u32))
     }
 
-    fn push(&mut self, name: BlockHash, left: u64, kind: u8, refused: bool) {
+    fn push(&mut self, name: BlockHash, new: Ghost) {
         let Some((set, tag)) = self.place(name) else { return };
-        let left = left as u32;
         let ghosts = &mut self.sets[set];
         let same = ghosts.iter().position(|ghost| ghost.taken && ghost.tag == tag);
         let age =
-            |ghost: &Ghost| if ghost.taken { left.wrapping_sub(ghost.left) } else { u32::MAX };
+            |ghost: &Ghost| if ghost.taken { new.left.wrapping_sub(ghost.left) } else { u32::MAX };
         let oldest = || (0..WAYS).max_by_key(|&way| age(&ghosts[way]));
         let Some(way) = same.or_else(oldest) else { return };
-        ghosts[way] = Ghost { tag, left, kind, refused, taken: true };
+        ghosts[way] = Ghost { tag, taken: true, ..new };
     }
 
     fn take(&mut self, name: BlockHash) -> Option<Ghost> {

@@ -79,10 +79,11 @@ pub trait StorePolicy: fmt::Debug + Send {
     fn stores(&mut self, tier: Tier, content: &Candidate) -> bool;
 
     /// A request uses content of this name: a lookup has found it, or it was computed, for the first time or again.
-    /// Whether it was [refused](Self::stores) before, and the tier would have it still had it been stored: a regret.
-    fn used(&mut self, name: BlockHash) -> bool {
+    /// 1 if it was [refused](Self::stores) before, and the tier would have it still had it been stored: a regret. More
+    /// if the policy remembers a sample, of which each name stands for so many.
+    fn used(&mut self, name: BlockHash) -> u32 {
         let _ = name;
-        false
+        0
     }
 }
 

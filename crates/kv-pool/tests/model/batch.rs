@@ -76,6 +76,8 @@ impl Model {
             found.push(own);
         }
         let mut slack = self.check_batch(batch, &found)?;
+        // Only now, when it is certain that all is admitted.
+        found.iter().for_each(|found| self.adopt_all(found));
         // What is used again is counted as held below.
         needs.reused.clear();
         needs.counted.clear();
@@ -120,10 +122,10 @@ impl Model {
     }
 
     /// The cached prefix of one sequence.
-    fn cached(&mut self, request: &Request, needs: &mut Needs) -> Vec<usize> {
+    fn cached(&self, request: &Request, needs: &mut Needs) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
         for &content in request.prefix.iter().take(request.blocks) {
-            let Some(block) = self.find_after(content, found.last().copied()) else { break };
+            let Some(block) = self.find(content) else { break };
             if !self.may_use_beside(block, needs) {
                 break;
             }
@@ -214,6 +216,7 @@ impl Model {
         if free && !*taken_over && !kept && self.children(block) == 0 {
             *taken_over = true;
             self.forget(block);
+            self.counters.evicted += 1;
             self.counters.claimed += 1;
             *needs.claimed.entry(request.tenant).or_default() -= 1;
             return Some((candidate, Ok(self.claimed(block, request.tenant, true, None))));

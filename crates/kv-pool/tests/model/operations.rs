@@ -107,11 +107,10 @@ impl Model {
         if let Some(parent) = parent {
             self.link(block, parent);
         }
-        let before = self.blocks[block].parent.and_then(|parent| self.blocks[parent].bears());
         self.events.push(Happened::Stored {
             block,
             name: name(content),
-            parent: before.map_or(kv_pool::BlockHash::ROOT, name),
+            parent: words.parent.map_or(kv_pool::BlockHash::ROOT, name),
             at: self.at(block),
             priority: words.priority,
         });
@@ -180,11 +179,11 @@ impl Model {
         pinned
     }
 
-    /// Finds the next block of a prefix, which follows `before` again if it has lost its parent.
-    pub fn find_after(&mut self, content: u32, before: Option<usize>) -> Option<usize> {
-        let found = self.find(content)?;
-        self.adopt(found, before);
-        Some(found)
+    /// Has each block of a prefix that has lost its parent follow the one before it again.
+    pub fn adopt_all(&mut self, prefix: &[usize]) {
+        for (at, &block) in prefix.iter().enumerate() {
+            self.adopt(block, prefix[..at].last().copied());
+        }
     }
 
     /// The first of these blocks that their tenants may hold together.
@@ -196,10 +195,8 @@ impl Model {
     pub fn match_prefix(&mut self, contents: &[u32]) -> Vec<usize> {
         let there = contents.iter().map_while(|&content| self.find(content)).collect();
         let found = self.usable(there);
-        for (at, &block) in found.iter().enumerate() {
-            self.find_after(contents[at], found[..at].last().copied());
-            self.pin(block);
-        }
+        self.adopt_all(&found);
+        found.iter().for_each(|&block| self.pin(block));
         self.counters.lookups += contents.len() as u64;
         self.counters.hits += found.len() as u64;
         found
@@ -249,10 +246,10 @@ impl Model {
     /// Whether the content moved; it is copied otherwise.
     pub fn commit_move(&mut self, source: usize, target: usize, alone: bool) -> bool {
         let (from, to) = (self.at(source), self.at(target));
-        self.counters.onboarded += u64::from(to.0 < from.0);
+        self.counters.onboarded += u64::from(to.0 == PRIMARY);
         let moves = alone && self.blocks[source].now == Now::Pinned(1);
         if moves {
-            self.counters.offloaded += u64::from(to.0 > from.0);
+            self.counters.offloaded += u64::from((from.0, to.0) == (PRIMARY, SECONDARY));
             self.swap(source, target);
             if let Some(content) = self.blocks[source].content {
                 self.events.push(Happened::Moved { block: source, name: name(content), from, to });

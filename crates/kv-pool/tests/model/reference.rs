@@ -11,8 +11,6 @@ use kv_pool::{
 pub const PRIMARY: usize = 0;
 pub const SECONDARY: usize = 1;
 pub const DEFAULT_PRIORITY: u8 = 35;
-/// How many of a tenant's blocks the pool looks at for one that no other follows.
-const LOOKS: usize = 16;
 /// Block ids that were never used go after those that were, of blocks without content.
 pub const NEVER_USED: i64 = 1 << 40;
 
@@ -71,6 +69,8 @@ pub struct Block {
     pub unused_at: u64,
     /// Since when it is cached, to tell a tenant's oldest.
     pub cached_since: Option<i64>,
+    /// Since when it waits for those that follow it, for it was a tenant's oldest before.
+    pub followed_since: Option<i64>,
 }
 
 /// What happened to content, as readers of the log are told.
@@ -155,6 +155,7 @@ impl Model {
                 appeared: false,
                 unused_at: 0,
                 cached_since: None,
+                followed_since: None,
             }));
         }
         let mut model = Self {
@@ -335,7 +336,7 @@ impl Model {
         self.swap(victim, target);
         let content = self.blocks[victim].content.take().unwrap();
         self.blocks[victim].now = Now::Moving { content: Some(content), from };
-        self.blocks[victim].cached_since = None;
+        (self.blocks[victim].cached_since, self.blocks[victim].followed_since) = (None, None);
         self.reading.push(from.1);
         self.claimed(target, by, true, Some(self.blocks[victim].block_id))
     }
@@ -407,11 +408,17 @@ impl Model {
                 let block = &self.blocks[*id];
                 block.tenant == tenant && block.tier == tier && block.cached_since.is_some()
             };
-            let mut own: Vec<usize> = self.ids().filter(own).collect();
+            let all: Vec<usize> = self.ids().filter(own).collect();
+            let waits = |id: &usize| self.blocks[*id].followed_since.is_some();
+            let (mut followed, mut own): (Vec<_>, Vec<_>) = all.into_iter().partition(waits);
             own.sort_by_key(|&id| self.blocks[id].cached_since);
-            let leaf = own.iter().take(LOOKS).find(|&&id| self.children(id) == 0);
-            let first = *leaf.unwrap_or(&own[0]);
-            self.forget(first);
+            let leaf = own.iter().position(|&id| self.children(id) == 0);
+            for &id in &own[..leaf.unwrap_or(own.len())] {
+                self.blocks[id].followed_since = Some(self.tick());
+                followed.push(id);
+            }
+            followed.sort_by_key(|&id| self.blocks[id].followed_since);
+            self.forget(leaf.map_or_else(|| followed[0], |at| own[at]));
         }
     }
 
@@ -425,7 +432,8 @@ impl Model {
             return;
         }
         pinned.now = Now::Pinned(1);
-        (pinned.duration, pinned.expiry, pinned.cached_since) = (None, None, None);
+        (pinned.duration, pinned.expiry) = (None, None);
+        (pinned.cached_since, pinned.followed_since) = (None, None);
     }
 
     pub fn unpin(&mut self, block: usize) {
@@ -458,11 +466,12 @@ impl Model {
     pub fn unlink(&mut self, block: usize) {
         let parent = self.blocks[block].parent.take();
         self.blocks[block].chained = false;
-        if let Some(parent) = parent
-            && self.children(parent) == 0
-            && let Now::Shadowed(_) = self.blocks[parent].now
-        {
-            // Its turn has come up before: it is the next of its priority.
+        let Some(parent) = parent.filter(|&parent| self.children(parent) == 0) else { return };
+        // Its turn has come up before: it is the next of its priority, and of its tenant's.
+        if self.blocks[parent].followed_since.take().is_some() {
+            self.blocks[parent].cached_since = Some(-self.tick());
+        }
+        if let Now::Shadowed(_) = self.blocks[parent].now {
             self.blocks[parent].now = Now::Unused(-self.tick());
         }
     }
@@ -479,7 +488,8 @@ impl Model {
         if std::mem::take(&mut unnamed.over) {
             unnamed.priority = DEFAULT_PRIORITY;
         }
-        (unnamed.duration, unnamed.expiry, unnamed.cached_since) = (None, None, None);
+        (unnamed.duration, unnamed.expiry) = (None, None);
+        (unnamed.cached_since, unnamed.followed_since) = (None, None);
     }
 
     pub fn unname(&mut self, block: usize) {

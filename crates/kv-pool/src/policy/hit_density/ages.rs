@@ -7,62 +7,90 @@ const TICKS_PER_CACHE: u64 = 128;
 pub(super) const AGES: usize = 30;
 
 /// The greatest age that is told apart, in ticks: a thousand caches. Older blocks are taken for so old.
-const AGE_MAX: u16 = 1 << 15;
+const AGE_MAX: u32 = 1 << 15;
 
-/// Counts lookups in ticks.
+/// How many ticks pass at most while all blocks and names are looked at once. So none is older, when it is looked at
+/// the next time, than moments that go round can tell.
+const TICKS_PER_ROUND: u32 = 1 << 30;
+
+const _: () = assert!(AGE_MAX + 2 * TICKS_PER_ROUND < u32::MAX);
+
+/// Counts lookups in ticks. It stands still from some time on if nothing is looked at: what is old stays old.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     /// Lookups of a tick, as a power of two.
     shift: u32,
+    /// The tick of the last lookup, if it never stood still.
+    last: u64,
+    now: Tick,
+    /// Ticks that have passed in the round under way.
+    passed: u32,
 }
 
 /// A moment, in ticks; goes round.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Tick(u16);
+pub(super) struct Tick(u32);
 
 /// A span of time, in ticks.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(super) struct Age(u16);
+pub(super) struct Age(u32);
 
 impl Clock {
     /// The clock of a cache of `blocks` blocks.
     pub(super) fn new(blocks: usize) -> Self {
-        Self { shift: (blocks as u64 / TICKS_PER_CACHE).max(1).ilog2() }
+        let shift = (blocks as u64 / TICKS_PER_CACHE).max(1).ilog2();
+        Self { shift, last: 0, now: Tick::ZERO, passed: 0 }
     }
 
-    pub(super) fn tick(self, lookups: u64) -> Tick {
-        Tick((lookups >> self.shift) as u16)
+    /// The moment of a lookup, which is that of an earlier one at least.
+    pub(super) fn tick(&mut self, lookups: u64) -> Tick {
+        let tick = lookups >> self.shift;
+        let left = u64::from(TICKS_PER_ROUND - 1 - self.passed);
+        let passed = tick.saturating_sub(self.last).min(left) as u32;
+        self.last = self.last.max(tick);
+        self.passed += passed;
+        self.now = Tick(self.now.0.wrapping_add(passed));
+        self.now
+    }
+
+    /// Says that all blocks and names have been looked at.
+    pub(super) fn begin_round(&mut self) {
+        self.passed = 0;
     }
 }
 
 impl Tick {
     pub(super) const ZERO: Self = Self(0);
 
+    #[cfg(test)]
+    pub(super) const fn of(ticks: u32) -> Self {
+        Self(ticks)
+    }
+
     /// The time from this moment to `now`.
     pub(super) fn age_at(self, now: Self) -> Age {
         Age(now.0.wrapping_sub(self.0))
     }
 
-    /// This moment, or the earliest that is told apart at `now`. To be asked more often than moments go
-    /// round.
+    /// This moment, or the earliest that is told apart at `now`. To be asked once in each round of the [`Clock`].
     pub(super) fn at_least(self, now: Self) -> Self {
         if self.age_at(now) > Age(AGE_MAX) { Self(now.0.wrapping_sub(AGE_MAX)) } else { self }
     }
 
     /// Whether this moment is closer to `one` than to `other`.
     pub(super) fn is_closer(self, one: Self, other: Self) -> bool {
-        let distance = |to: Self| (self.0.wrapping_sub(to.0) as i16).unsigned_abs();
+        let distance = |to: Self| (self.0.wrapping_sub(to.0) as i32).unsigned_abs();
         distance(one) < distance(other)
     }
 }
 
 impl Age {
     pub(super) fn ticks(self) -> u32 {
-        self.0.into()
+        self.0
     }
 
     pub(super) fn class(self) -> usize {
-        let ticks = u32::from(self.0) + 2;
+        let ticks = self.0.saturating_add(2);
         let octave = ticks.ilog2();
         let upper_half = (ticks >> (octave - 1)) & 1;
         ((2 * (octave - 1) + upper_half) as usize).min(AGES - 1)
@@ -85,7 +113,7 @@ impl Gap {
     pub(super) const MAX: u8 = 127;
 
     pub(super) fn of(age: Age) -> Self {
-        let ticks = u32::from(age.0.max(1));
+        let ticks = age.0.clamp(1, AGE_MAX);
         let octave = ticks.ilog2();
         let eighths = ((ticks << 3) >> octave) & 7;
         Self((8 * octave + eighths).clamp(1, u32::from(Self::MAX)) as u8)
@@ -124,10 +152,10 @@ mod tests {
     fn classes_follow_each_other_without_gaps() {
         assert_eq!(age_from(0), 0);
         for class in 1..AGES {
-            let from = age_from(class) as u16;
+            let from = age_from(class);
             assert_eq!((Age(from - 1).class(), Age(from).class()), (class - 1, class));
         }
-        assert_eq!(Age(u16::MAX).class(), AGES - 1);
+        assert_eq!(Age(u32::MAX).class(), AGES - 1);
     }
 
     #[test]
@@ -135,7 +163,7 @@ mod tests {
         assert_eq!(Gap::of(Age(0)), Gap(1));
         assert_eq!(Gap::of(Age(1024)), Gap(80));
         assert_eq!(Gap::of(Age(1536)), Gap(84));
-        assert_eq!(Gap::of(Age(u16::MAX)), Gap(127));
+        assert_eq!(Gap::of(Age(u32::MAX)), Gap(120));
         assert_eq!(Gap::UNKNOWN.then(Gap(40)), Gap(40));
         assert_eq!(Gap(40).then(Gap(80)), Gap(56));
         assert_eq!(Gap(80).octave(), 10);
@@ -143,13 +171,24 @@ mod tests {
 
     #[test]
     fn moments_go_round_and_the_oldest_are_kept_apart_from_the_newest() {
-        let (clock, tiny) = (Clock::new(3000), Clock::new(5));
+        let (mut clock, mut tiny) = (Clock::new(3000), Clock::new(5));
         assert_eq!((clock.tick(31), clock.tick(32)), (Tick(1), Tick(2)));
         assert_eq!(tiny.tick(7), Tick(7));
-        let now = clock.tick(16 * 70_000);
-        assert_eq!(Tick(65_000).age_at(now), Age(5000));
-        assert_eq!(Tick(65_000).at_least(now), Tick(65_000));
-        assert_eq!(Tick(10_000).age_at(now).class(), AGES - 1);
-        assert_eq!(Tick(10_000).at_least(now).age_at(now), Age(AGE_MAX));
+        let now = Tick(4464);
+        assert_eq!(Tick(u32::MAX - 535).age_at(now), Age(5000));
+        assert_eq!(Tick(u32::MAX - 535).at_least(now), Tick(u32::MAX - 535));
+        assert_eq!(Tick(u32::MAX - 50_000).age_at(now).class(), AGES - 1);
+        assert_eq!(Tick(u32::MAX - 50_000).at_least(now).age_at(now), Age(AGE_MAX));
+    }
+
+    #[test]
+    fn time_stands_still_while_nothing_is_looked_at_and_goes_on_afterwards() {
+        let mut clock = Clock::new(1);
+        let long = clock.tick(u64::MAX / 2);
+        assert_eq!(long, Tick(TICKS_PER_ROUND - 1));
+        assert_eq!(clock.tick(u64::MAX / 2 + 9), long);
+        clock.begin_round();
+        assert_eq!(long.age_at(clock.tick(u64::MAX / 2 + 12)), Age(3));
+        assert_eq!(long.age_at(clock.tick(7)), Age(3), "it does not go back");
     }
 }

@@ -48,12 +48,14 @@ impl Census {
         self.stride as f64
     }
 
-    /// Begins another round.
-    pub(super) fn begin(&mut self) {
+    /// Begins another round. Whether all places have been looked at since it was so the last time.
+    pub(super) fn begin(&mut self) -> bool {
+        let all = self.first == 0;
         let releases = (self.releases / 4).clamp(RELEASES_MIN, RELEASES_MAX);
         self.step = self.places.div_ceil(self.stride * releases).max(1);
         self.first = (self.first + 1) % self.stride;
         self.next = self.first;
+        all
     }
 }
 

@@ -113,8 +113,20 @@ impl Lists {
     /// The same, no longer ago than is told apart.
     pub(super) fn used_lately(&mut self, block: RecordId, now: Tick) -> Tick {
         let node = &mut self.nodes[block.index()];
-        node.used = node.used.at_least(now);
-        node.used
+        let used = node.used.at_least(now);
+        if used != node.used {
+            node.used = used;
+            if node.phase() == Phase::Listed {
+                let ends = &mut self.ends[node.list()];
+                if ends.oldest == block.0 {
+                    ends.oldest_used = used;
+                }
+                if ends.newest == block.0 {
+                    ends.newest_used = used;
+                }
+            }
+        }
+        used
     }
 
     /// Takes note of a use: the block is held from then on.
@@ -287,7 +299,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_takes_twelve_bytes() {
-        assert_eq!(size_of::<Node>(), 12);
+    fn a_block_takes_sixteen_bytes() {
+        assert_eq!(size_of::<Node>(), 16);
+    }
+
+    #[test]
+    fn the_end_of_a_list_grows_no_older_than_is_told_apart() {
+        let mut clock = super::super::ages::Clock::new(1);
+        let mut lists = Lists::new(1, 1).unwrap();
+        let (block, first) = (RecordId(0), clock.tick(1));
+        let traits = Traits::new(0, super::super::ages::Gap::UNKNOWN);
+        lists.hold(block, traits, first);
+        lists.offer(block, traits, false);
+        let used = lists.used_lately(block, clock.tick(1 << 20));
+        assert_ne!(used, first);
+        let list = Node { bits: traits.to_bits(), ..lists.nodes[0] }.list();
+        let ends = [End::Oldest, End::Newest].map(|end| lists.end(list, end));
+        assert_eq!(ends, [Some((block, used)); 2]);
     }
 }

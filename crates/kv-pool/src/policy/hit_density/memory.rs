@@ -1,4 +1,4 @@
-//! What is remembered of evicted content: six bytes each, in a table that forgets the oldest.
+//! What is remembered of evicted content: eight bytes each, in a table that forgets the oldest.
 
 use super::super::PolicyError;
 use super::super::error::table;
@@ -109,11 +109,11 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ages::{Clock, Gap};
+    use super::super::ages::Gap;
     use super::*;
 
     fn at(lookups: u64) -> Tick {
-        Clock::new(0).tick(lookups)
+        Tick::of(lookups as u32)
     }
 
     fn memory(lookups: u64) -> Memory {
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn what_was_put_in_comes_out_once() {
-        assert_eq!(size_of::<Entry>(), 6);
+        assert_eq!(size_of::<Entry>(), 8);
         let mut memories = Memories::new(64, 64).unwrap();
         assert_eq!(memories.insert(name(7), memory(9), at(10)), None);
         assert_eq!(memories.take(name(8)), None);
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_full_set_forgets_its_oldest_also_where_moments_go_round() {
         let mut memories = Memories::new(1, 1).unwrap();
-        let first = u64::from(u16::MAX) - 3;
+        let first = u64::from(u32::MAX) - 3;
         let now = at(first + 20);
         for (number, step) in (0..WAYS as u128).zip([1, 0, 2, 3, 5, 6, 7, 8]) {
             assert_eq!(memories.insert(name(number), memory(first + step), now), None);

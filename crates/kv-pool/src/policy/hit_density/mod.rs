@@ -85,7 +85,7 @@ impl Lookup {
 ///
 /// Constant time for each operation, amortised, and no search. Nothing is random.
 ///
-/// Tables take 12 bytes a block and 3 for names of evicted content, of which there is room for at least
+/// Tables take 16 bytes a block and 4 for names of evicted content, of which there is room for at least
 /// 32,768; the counts take some 110 KB.
 #[derive(Debug)]
 pub struct HitDensity {
@@ -163,7 +163,9 @@ impl HitDensity {
             let Some(place) = self.census.next() else {
                 self.rates.renew();
                 self.ranking.expire();
-                self.census.begin();
+                if self.census.begin() {
+                    self.clock.begin_round();
+                }
                 break;
             };
             let waits = match place.checked_sub(self.lists.blocks()) {
@@ -366,6 +368,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_old_stays_old_however_much_is_looked_up_without_a_release() {
+        for late in [1 << 16, 1 << 32, 1 << 48] {
+            let mut policy = HitDensity::new(4).unwrap();
+            store(&mut policy, 0, &facts(0, 1));
+            store(&mut policy, 1, &facts(1, late - 500));
+            assert_eq!(order(&mut policy, late + 10), [0, 1], "after {late} lookups");
+        }
+    }
+
+    #[test]
     fn a_conversation_is_known_when_it_comes_back() {
         let mut policy = HitDensity::new(4).unwrap();
         store(&mut policy, 0, &facts(9, 1));
@@ -374,7 +386,10 @@ mod tests {
         assert_eq!(policy.victim(at(300)), Some(block(0)));
         policy.evicted(block(0), facts(9, 0).hash);
         policy.stored(block(1), &facts(9, 1101));
-        let gap = |lookups| Gap::of(policy.clock.tick(0).age_at(policy.clock.tick(lookups)));
+        let gap = |lookups| {
+            let mut clock = Clock::new(4);
+            Gap::of(clock.tick(0).age_at(clock.tick(lookups)))
+        };
         let (pace, known) = (gap(100).then(gap(1000)), policy.lists.traits(block(1)));
         assert_eq!(known, Traits::new(2, pace));
         // Its next block is new, and belongs to the same conversation.

@@ -170,7 +170,7 @@ mod tests {
 
     /// The least age of a class.
     fn age(class: usize) -> Age {
-        let clock = Clock::new(0);
+        let mut clock = Clock::new(0);
         clock.tick(0).age_at(clock.tick(age_from(class).into()))
     }
 
