@@ -50,6 +50,9 @@ fn main() {
         ("blocks_copied_by_links_are_those_of_the_pairs", |gpu| {
             ops::host_link::check_blocks(&ops::on::On::device(gpu.device.clone()));
         }),
+        ("every_way_keeps_to_the_strides_of_blocks", |gpu| {
+            ops::ways::check(&ops::on::On::device(gpu.device.clone()));
+        }),
         ("what_links_start_is_ordered", |gpu| {
             ops::host_link::check_order(&ops::on::On::device(gpu.device.clone()), (2048, 20));
         }),

@@ -196,7 +196,7 @@ impl HostLink {
             HostDirection::ToPages => (ring, whole.pages(copy.to_blocks), Side::Source),
         };
         let of_pages = match whole.pieces {
-            1 => whole.page_place(0, 0),
+            1 => whole.page_place(0, 0) | whole.block_stride_bytes(),
             _ => Blocks::Device(whole.paged).alignment_bits(),
         };
         let vector_bytes = alignment_of(buffer | piece_bytes | of_pages);
@@ -245,13 +245,19 @@ impl Whole<'_> {
     fn page_place(&self, block: i32, piece: u64) -> u64 {
         let kv_count = u64::from(self.paged.shape().kv_count());
         let plane = plane_address(self.paged, piece / kv_count, piece % kv_count);
-        plane + block as u64 * self.paged.layout().block_stride_bytes()
+        plane + block as u64 * self.block_stride_bytes()
+    }
+
+    /// From a block to the next in the pages: more than its bytes where the pages have room behind blocks.
+    fn block_stride_bytes(&self) -> u64 {
+        self.paged.layout().block_stride_bytes()
     }
 
     /// The pages, over the first `num_blocks` blocks.
     fn pages(&self, num_blocks: u64) -> RawBlockSide {
         if self.pieces == 1 {
-            return RawBlockSide::whole(self.page_place(0, 0), self.block_bytes, num_blocks);
+            let (address, stride) = (self.page_place(0, 0), self.block_stride_bytes());
+            return RawBlockSide::whole(address, stride, num_blocks);
         }
         let start = UnitStrides { offset: 0, token: 0, segment: 0 };
         RawBlockSide::of((Blocks::Device(self.paged), Planes::All), &start, num_blocks)
