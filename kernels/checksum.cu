@@ -2,9 +2,8 @@
 //
 // Entry (s, b) covers the tokens of logical block b of sequence s: the wrapping sum, over tokens t
 // of that block that the sequence has, planes p and 64-bit words w of a row, of
-//   word * weight((t * planes + p) * words_of_row + w),   weight(i) = ((i + 1) * GOLDEN) | 1
-// Odd weights make every changed bit change the sum, and different weights show a row that lies in
-// another's place. Addition wraps, so the order of summing does not matter: the result is exact.
+//   mixed(word, key_of((t * planes + p) * words_of_row + w))
+// which mix.cuh has. Addition wraps, so the order of summing does not matter: the result is exact.
 //
 // Launch: gridDim.x over logical blocks, gridDim.y over sequences, both in grid strides, so any
 // grid is correct; blockDim.x a multiple of 32 and at most KV_SUM_THREADS (best: that). Choose
@@ -18,45 +17,44 @@
 //        and then no row is read. Entries beyond a sequence's length are left as they are.
 // The caller has checked: row_bytes, strides and plane addresses are multiples of 8, block_tokens
 // is not 0, and rows of blocks below num_blocks lie in their plane.
+#include "mix.cuh"
 #include "reduce.cuh"
 
-enum : u64 { GOLDEN = 0x9E3779B97F4A7C15ull, BAD_BLOCK = 0xBADB10C0BADB10C0ull };
-
-// The product of `weighted` and a vector whose first word has the weight `product | 1`.
+// What a vector adds whose first word has this key.
 template <typename Words>
-static __device__ __forceinline__ u64 weighted_sum(Words vector, u64 product) {
+static __device__ __forceinline__ u64 sum_of_vector(Words vector, u64 key) {
     u64 sum = 0;
 #pragma unroll
-    for (u32 i = 0; i < Words::COUNT; ++i) sum += vector.word[i] * ((product + i * GOLDEN) | 1);
+    for (u32 i = 0; i < Words::COUNT; ++i) sum += mixed(vector.word[i], key + i * GOLDEN);
     return sum;
 }
 
 // This thread's share of one row, whose first word has the index `index`. Four loads are in flight
-// before the first is used; weights advance by addition.
+// before the first is used; keys advance by addition.
 template <typename Words>
 static __device__ __forceinline__ u64 sum_row(u64 address, u64 row_bytes, u64 index,
                                               RowGroup group) {
     const Words* row = reinterpret_cast<const Words*>(address);
     const u64 count = row_bytes / sizeof(Words);
     const u64 step = group.width();
-    const u64 product_step = step * Words::COUNT * GOLDEN;
+    const u64 key_step = step * Words::COUNT * GOLDEN;
     u64 at = group.lane;
-    u64 product = (index + at * Words::COUNT + 1) * GOLDEN;
+    u64 key = key_of(index + at * Words::COUNT);
     u64 sum = 0;
     for (; at + 3 * step < count; at += 4 * step) {
         const Words a = row[at];
         const Words b = row[at + step];
         const Words c = row[at + 2 * step];
         const Words d = row[at + 3 * step];
-        sum += weighted_sum(a, product);
-        sum += weighted_sum(b, product + product_step);
-        sum += weighted_sum(c, product + 2 * product_step);
-        sum += weighted_sum(d, product + 3 * product_step);
-        product += 4 * product_step;
+        sum += sum_of_vector(a, key);
+        sum += sum_of_vector(b, key + key_step);
+        sum += sum_of_vector(c, key + 2 * key_step);
+        sum += sum_of_vector(d, key + 3 * key_step);
+        key += 4 * key_step;
     }
     for (; at < count; at += step) {
-        sum += weighted_sum(row[at], product);
-        product += product_step;
+        sum += sum_of_vector(row[at], key);
+        key += key_step;
     }
     return sum;
 }

@@ -39,7 +39,7 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 #define KV_CONVERT_BLOCKS 5
 // The same two for sums of blocks.
 #define KV_SUM_UNROLL 4
-#define KV_SUM_BLOCKS 6
+#define KV_SUM_BLOCKS 5
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block.
 #define KV_SUM_THREADS 512
 // Threads of a warp.

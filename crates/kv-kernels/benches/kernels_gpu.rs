@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
 use kv_kernels::{
     Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
-    verify::{ChecksumArgs, FillPattern, token_word, weight},
+    verify::{ChecksumArgs, FillPattern, token_word, word_share},
 };
 pub(crate) use ways::Ways;
 use ways::{all, noise, shuffled};
@@ -296,7 +296,7 @@ impl<'w> Bench<'w> {
     fn are_sums(&self, bytes: &[u8]) -> bool {
         let word = u64::from_ne_bytes([1; 8]);
         let expected = (0..self.shape.block_bytes() / 8)
-            .fold(0u64, |sum, index| sum.wrapping_add(word.wrapping_mul(weight(index))));
+            .fold(0u64, |sum, index| sum.wrapping_add(word_share(word, index)));
         let sums: Vec<u64> = bytemuck::pod_collect_to_vec(bytes);
         sums.iter().all(|sum| *sum == expected)
     }

@@ -1,15 +1,18 @@
 //! Sums of whole blocks, the same wherever and however a block lies.
 
+use bytemuck::{Pod, Zeroable};
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
 
-use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, runs};
+use crate::block_units::counted;
+use crate::divider::Divider31;
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS, WARP_THREADS};
 use crate::layout::{RowPart, alignment_of};
 use crate::operand::{check_array, check_disjoint};
+use crate::shape::WORD_BYTES;
 use crate::{
     Blocks, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels,
     error::{BlocksError, Operand, Side},
-    verify::weight,
+    verify::word_share,
 };
 
 /// What [`KvKernels::sum_blocks`] sums.
@@ -32,37 +35,154 @@ pub struct BlockSums<'a> {
     pub report: Option<&'a DeviceReport>,
 }
 
-/// The parameters of one launch of `sum_blocks`, unchecked; see `kernels/block_sum.cu`.
+/// The parameters of a launch of `sum_blocks`, unchecked; see `kernels/block_sum.cu`.
 #[derive(Clone, Copy, Debug)]
 pub struct RawBlockSums {
-    /// The blocks.
-    pub from: RawBlockSide,
-    /// Where units lie in a block without gaps that begins at 0.
-    pub dense: RawBlockSide,
-    /// What a block is made of, fewer than 2^31 vectors.
-    pub units: RawBlockUnits,
+    /// Address of the table of plane addresses, in the order `layer * kv_count + kv`.
+    pub plane_ptrs: u64,
+    /// Planes.
+    pub planes: u64,
+    /// Tokens of a plane; 1 where the tokens of a plane make up one row.
+    pub tokens: u64,
+    /// What rows of keys are made of, one part or two: of rows of all planes where `values` has none.
+    pub keys: [Option<RowPart>; 2],
+    /// What rows of values are made of where they lie differently, which are those of every second plane.
+    pub values: [Option<RowPart>; 2],
+    /// Bytes from a block to the next.
+    pub block_stride: u64,
+    /// Blocks that may be named.
+    pub num_blocks: u64,
     /// Address of the ids.
     pub ids: u64,
     /// How many.
     pub count: u64,
     /// Address of the sums, to which the launch adds.
     pub sums: u64,
-    /// Whether ids out of range are told of.
-    pub first: u32,
     /// Address of a report, or 0.
     pub report: u64,
-    /// Bytes of a vector: 16, 8, 4, 2 or 1.
+    /// Bytes that a thread reads at once: 16, 8, 4, 2 or 1. A block has fewer than 2^31 times as many.
     pub vector_bytes: u64,
     /// Blocks of the grid for each id, of at most 256 threads that take 4 vectors each: at most 2^20.
     pub slices: u32,
 }
 
+/// `BlockRows` of `kernels/block_sum.cu`, in vectors.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(crate) struct BlockRows {
+    pub(crate) plane_ptrs: u64,
+    pub(crate) block_stride: u64,
+    pub(crate) num_blocks: u64,
+    keys: [VectorsOfRow; 2],
+    values: [VectorsOfRow; 2],
+    pub(crate) row: Divider31,
+    pub(crate) tokens: Divider31,
+    kinds: u32,
+    vectors: u32,
+}
+
+/// `RowPart` there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(crate) struct VectorsOfRow {
+    pub(crate) offset: u64,
+    pub(crate) token_stride: u64,
+    pub(crate) segment_stride: u64,
+    pub(crate) first: u32,
+    pub(crate) segment: Divider31,
+}
+
+const _: () = assert!(size_of::<BlockRows>() == 216, "BlockRows of kernels/block_sum.cu");
+
+impl BlockRows {
+    /// Of parameters whose counts fit.
+    fn of(raw: &RawBlockSums) -> Result<Self, BlocksError> {
+        let vector_bytes = raw.vector_bytes.max(1);
+        let row_bytes = bytes_of_row(&raw.keys);
+        let row = counted("vectors of a row", row_bytes.map(|bytes| bytes / vector_bytes))?;
+        let tokens = counted("tokens", Some(raw.tokens))?;
+        let rows = raw.planes.checked_mul(u64::from(tokens));
+        let vectors = rows.and_then(|rows| rows.checked_mul(u64::from(row)));
+        let vectors = counted("vectors of a block", vectors)?;
+        let kinds = if raw.values == [None; 2] { 1 } else { 2 };
+        let parts = |parts: &[Option<RowPart>; 2]| {
+            let mut first = Some(0);
+            parts.map(|part| {
+                let before = first;
+                let Some(part) = part.filter(|_| before.is_some()) else {
+                    return VectorsOfRow::NONE;
+                };
+                let RowPart { segment_bytes, segments, .. } = part;
+                // No overflow: the row's bytes have been counted, or the part is of no row.
+                first = segment_bytes
+                    .checked_mul(segments.into())
+                    .and_then(|bytes| u32::try_from(bytes / vector_bytes).ok())
+                    .and_then(|vectors| vectors.checked_add(before?));
+                VectorsOfRow {
+                    offset: part.offset_bytes,
+                    token_stride: part.token_stride_bytes,
+                    segment_stride: part.segment_stride_bytes,
+                    first: before.unwrap_or(u32::MAX),
+                    segment: Divider31::new(
+                        u32::try_from(segment_bytes / vector_bytes).unwrap_or(row).max(1),
+                    ),
+                }
+            })
+        };
+        Ok(Self {
+            plane_ptrs: raw.plane_ptrs,
+            block_stride: raw.block_stride,
+            num_blocks: raw.num_blocks,
+            keys: parts(&raw.keys),
+            values: parts(&raw.values),
+            row: Divider31::new(row.max(1)),
+            tokens: Divider31::new(tokens.max(1)),
+            kinds,
+            vectors,
+        })
+    }
+
+    /// Planes of the block.
+    pub(crate) fn planes(&self) -> u64 {
+        let of_plane = u64::from(self.row.divisor) * u64::from(self.tokens.divisor);
+        u64::from(self.vectors).checked_div(of_plane).unwrap_or(0)
+    }
+
+    /// What the rows of a plane are made of.
+    pub(crate) fn parts(&self, plane: usize) -> [VectorsOfRow; 2] {
+        if self.kinds == 2 && plane % 2 == 1 { self.values } else { self.keys }
+    }
+
+    /// What threads take one by one: vectors, or the words that smaller ones make up.
+    fn items(&self, vector_bytes: u64) -> u64 {
+        (u64::from(self.vectors) * vector_bytes.min(WORD_BYTES)).div_ceil(WORD_BYTES)
+    }
+}
+
+impl VectorsOfRow {
+    /// A part that no row has: it begins behind all of them.
+    const NONE: Self = Self {
+        offset: 0,
+        token_stride: 0,
+        segment_stride: 0,
+        first: u32::MAX,
+        segment: Divider31 { divisor: 1, magic: 1, shift: 0 },
+    };
+}
+
+/// Bytes of a row of these parts; `None` where 64 bits do not count them.
+fn bytes_of_row(parts: &[Option<RowPart>; 2]) -> Option<u64> {
+    parts.iter().flatten().try_fold(0u64, |sum, part| {
+        sum.checked_add(part.segment_bytes.checked_mul(part.segments.into())?)
+    })
+}
+
 /// The sum of a block in one piece: its bytes in the order `[plane][token][byte of the row]`, padded
-/// with zeros to words `w` of 64 bits (little-endian), each times [`weight`]`(w)`, added up with
-/// wrapping.
+/// with zeros to words `w` of 64 bits (little-endian), of each of which [`word_share`]`(word, w)`, added up
+/// with wrapping.
 ///
 /// [`KvKernels::sum_blocks`] gives the same for a block that lies in any layout. The sum finds bytes
-/// that are lost, torn or misplaced; it is no defence against anyone who forges them.
+/// that are lost, torn, exchanged or misplaced; it is no defence against anyone who forges them.
 #[must_use]
 pub fn block_sum(block: &[u8]) -> u64 {
     let word = |bytes: &[u8]| {
@@ -70,7 +190,7 @@ pub fn block_sum(block: &[u8]) -> u64 {
         word[..bytes.len()].copy_from_slice(bytes);
         u64::from_le_bytes(word)
     };
-    let shares = (0..).zip(block.chunks(8)).map(|(w, bytes)| word(bytes).wrapping_mul(weight(w)));
+    let shares = (0..).zip(block.chunks(8)).map(|(w, bytes)| word_share(word(bytes), w));
     shares.fold(0, u64::wrapping_add)
 }
 
@@ -123,12 +243,11 @@ impl KvKernels {
     /// the host or to another machine has the same sum. Nothing is enqueued without ids.
     ///
     /// # Ordering
-    /// Waits for nothing; see [`KvKernels`]. The sums are cleared and then added to, by several
-    /// launches where rows are in two parts or values lie differently from keys: they are there when an event recorded after this call has
-    /// completed.
+    /// Waits for nothing; see [`KvKernels`]. The sums are cleared and then added to: they are there when an event
+    /// recorded after this call has completed.
     ///
     /// # Errors
-    /// [`BlocksError`]; nothing was enqueued then, except where the device refuses a later launch.
+    /// [`BlocksError`]; no sum was computed then.
     #[track_caller]
     pub fn sum_blocks(&self, stream: &Stream, sums: BlockSums<'_>) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
@@ -137,17 +256,14 @@ impl KvKernels {
         if sums.count == 0 {
             return Ok(());
         }
-        let launches = self.block_sums(stream, &sums)?;
+        let raw = self.block_sums(stream, &sums)?;
         let written = sums.sums.slice(0, sums.count * 8).map_err(|_| too_many(sums.count))?;
         stream.fill(written, 0).map_err(KernelError::from_copy)?;
-        for raw in &launches {
-            // SAFETY: `check_sums` has found room for each id and each sum, which is device memory;
-            // blocks below `num_blocks`, to which the kernel keeps, lie in their memory (invariants of
-            // `PagedKv` and `HostBlocks`). Pinned memory is only read, and is not freed before the
-            // device has finished (a dropped buffer is only retired).
-            unsafe { self.sum_blocks_raw(stream, raw) }?;
-        }
-        Ok(())
+        // SAFETY: `check_sums` has found room for each id and each sum, which is device memory;
+        // blocks below `num_blocks`, to which the kernel keeps, lie in their memory (invariants of
+        // `PagedKv` and `HostBlocks`). Pinned memory is only read, and is not freed before the
+        // device has finished (a dropped buffer is only retired).
+        unsafe { self.sum_blocks_raw(stream, &raw) }
     }
 
     /// Launches the kernel with these parameters, unchecked.
@@ -168,24 +284,17 @@ impl KvKernels {
         raw: &RawBlockSums,
     ) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
-        let vectors = counted("vectors of a block", Some(raw.units.vectors()?))?;
-        let args = KernelArgs::new()
-            .arg(raw.from)
-            .arg(raw.dense)
-            .arg(raw.units.dividers())
-            .arg(raw.ids)
-            .arg(raw.count)
-            .arg(raw.sums)
-            .arg(raw.first)
-            .arg(raw.report);
+        let rows = BlockRows::of(raw)?;
+        let args =
+            KernelArgs::new().arg(rows).arg(raw.ids).arg(raw.count).arg(raw.sums).arg(raw.report);
         let kernel = self.by_vector(&self.sum_blocks, raw.vector_bytes)?;
         let config = LaunchConfig {
             grid: [raw.slices.max(1), raw.count.clamp(1, GRID_Y_MAX.into()) as u32, 1],
-            block: [threads_for(vectors.into()) as u32, 1, 1],
+            block: [threads_for(rows.items(raw.vector_bytes)) as u32, 1, 1],
             shared_bytes: 0,
         };
-        // SAFETY: the 8 arguments are the parameters of `sum_blocks_*` in `kernels/block_sum.cu`, in
-        // order and size (asserted in `block_units.rs`); the rest is the caller's promise.
+        // SAFETY: the 5 arguments are the parameters of `sum_blocks_*` in `kernels/block_sum.cu`, in
+        // order and size (asserted above); the rest is the caller's promise.
         Ok(unsafe { kernel.launch(stream, &config, &args) }?)
     }
 
@@ -214,80 +323,67 @@ impl KvKernels {
         Ok(())
     }
 
-    /// One launch for each run of a row.
     fn block_sums(
         &self,
         stream: &Stream,
         sums: &BlockSums<'_>,
-    ) -> Result<Vec<RawBlockSums>, BlocksError> {
+    ) -> Result<RawBlockSums, BlocksError> {
         let BlockSums { blocks, num_blocks, .. } = *sums;
-        let ids = sums.ids.address(stream).map_err(KernelError::from)?;
-        let shape = blocks.shape();
-        let (row_bytes, plane_bytes) = (shape.row_bytes(), shape.block_plane_bytes());
-        let row = [RowPart {
-            segment_bytes: row_bytes,
-            segments: 1,
-            segment_stride_bytes: row_bytes,
-            token_stride_bytes: row_bytes,
-            offset_bytes: 0,
-        }];
-        let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
-        let launch = |planes: Planes, run: UnitRun| {
-            let first = planes.are_first() && run.first == 0;
-            let run = run.merged();
-            let plane_bits = if shape.planes() > 1 { plane_bytes } else { 0 };
-            let bits = run.source_bits()
-                | run.destination_bits()
-                | run.unit
-                | plane_bits
-                | blocks.alignment_bits();
-            let vector_bytes = alignment_of(bits);
-            let units = RawBlockUnits {
-                planes: planes.count(shape),
-                tokens: run.tokens,
-                segments: run.segments,
-                unit_vectors: run.unit / vector_bytes,
-            };
-            let items = u64::from(counted("vectors of a block", Some(units.vectors()?))?);
-            // The kernel numbers vectors and words of the whole block in 32 bits.
-            let numbers = shape.block_bytes() / vector_bytes.min(8);
-            if u32::try_from(numbers).is_err() {
-                return Err(BlocksError::TooMany { what: "words of a block", count: numbers });
-            }
-            let dense = RawBlockSide {
-                base: planes.kv() * plane_bytes + run.to.offset,
-                plane_stride: planes.step(shape) * plane_bytes,
-                token_stride: run.to.token,
-                segment_stride: run.to.segment,
-                ..RawBlockSide::default()
-            };
-            // Some waves of slices, so that the last is short, and none with less than a round of loads.
-            let threads = threads_for(items);
-            let resident = self.multiprocessors * THREADS_OF_MULTIPROCESSOR / threads;
-            let slices = (resident * WAVES).div_ceil(sums.count);
-            let most = items.div_ceil(threads * UNROLL);
-            Ok(RawBlockSums {
-                from: RawBlockSide::of((blocks, planes), &run.from, num_blocks),
-                dense,
-                units,
-                ids,
-                count: sums.count,
-                sums: sums.sums.address(),
-                first: first.into(),
-                report: sums.report.map_or(0, DeviceReport::address),
-                vector_bytes,
-                slices: slices.clamp(1, most.max(1)) as u32,
-            })
+        let (shape, layout) = (blocks.shape(), blocks.layout());
+        let mut tokens = u64::from(shape.block_tokens());
+        let parts = |kv| {
+            let mut parts = layout.parts_of(kv).iter().map(|part| in_one_segment(*part));
+            [parts.next(), parts.next()]
         };
-        let rows = (u64::from(shape.block_tokens()), row_bytes);
-        let mut launches = Vec::new();
-        for &planes in Planes::of(&[blocks]) {
-            for run in runs(side(planes.parts(blocks)), side(&row), rows, u64::MAX) {
-                launches.push(launch(planes, run)?);
-            }
+        let mut keys = parts(0);
+        let values = if layout.has_like_planes() { [None; 2] } else { parts(1) };
+        if layout.has_like_planes()
+            && layout.has_whole_planes(shape)
+            && let [Some(part @ RowPart { segments: 1, .. }), None] = &mut keys
+        {
+            // The tokens of a plane follow each other: they make up one row.
+            part.segment_bytes = shape.block_plane_bytes();
+            tokens = 1;
         }
-        Ok(launches)
+        let bits =
+            keys.iter().chain(&values).flatten().fold(blocks.alignment_bits(), |bits, part| {
+                let of_tokens = if tokens > 1 { part.token_stride_bytes } else { 0 };
+                let of_segments = if part.segments > 1 { part.segment_stride_bytes } else { 0 };
+                bits | part.offset_bytes | part.segment_bytes | of_tokens | of_segments
+            });
+        let raw = RawBlockSums {
+            plane_ptrs: blocks.planes_address(),
+            planes: shape.planes(),
+            tokens,
+            keys,
+            values,
+            block_stride: layout.block_stride_bytes(),
+            num_blocks,
+            ids: sums.ids.address(stream).map_err(KernelError::from)?,
+            count: sums.count,
+            sums: sums.sums.address(),
+            report: sums.report.map_or(0, DeviceReport::address),
+            vector_bytes: alignment_of(bits),
+            slices: 1,
+        };
+        // Some waves of slices, so that the last is short, and none with less than a round of loads.
+        let items = BlockRows::of(&raw)?.items(raw.vector_bytes);
+        let threads = threads_for(items);
+        let resident = self.multiprocessors * THREADS_OF_MULTIPROCESSOR / threads;
+        let slices = (resident * WAVES).div_ceil(sums.count);
+        let most = items.div_ceil(threads * UNROLL);
+        Ok(RawBlockSums { slices: slices.clamp(1, most.max(1)) as u32, ..raw })
     }
+}
+
+/// The same part with segments that follow each other taken for one.
+fn in_one_segment(part: RowPart) -> RowPart {
+    if part.segment_stride_bytes != part.segment_bytes {
+        return part;
+    }
+    // No overflow: it is a part of a row's bytes.
+    let segment_bytes = part.segment_bytes * u64::from(part.segments);
+    RowPart { segment_bytes, segments: 1, segment_stride_bytes: segment_bytes, ..part }
 }
 
 /// Threads of a block of the grid, for KV blocks of `items` vectors: as many as have a round of loads each.

@@ -376,9 +376,9 @@ impl RawBlockSide {
         }
     }
 
-    /// Blocks that are one piece each, of a memory that begins at `address`.
-    pub(crate) fn whole(address: u64, block_bytes: u64, num_blocks: u64) -> Self {
-        Self { base: address, block_stride: block_bytes, num_blocks, ..Self::default() }
+    /// Blocks that are one piece each and begin `block_stride` bytes apart, of a memory that begins at `address`.
+    pub(crate) fn whole(address: u64, block_stride: u64, num_blocks: u64) -> Self {
+        Self { base: address, block_stride, num_blocks, ..Self::default() }
     }
 }
 

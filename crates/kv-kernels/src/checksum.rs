@@ -25,8 +25,9 @@ pub struct ChecksumArgs {
 }
 
 impl KvKernels {
-    /// Sums every block of every sequence, weighted by [`weight`](crate::verify::weight), over the tokens
-    /// that the sequence has in it.
+    /// Sums the shares ([`word_share`](crate::verify::word_share)) of the words of every block of every sequence, over the
+    /// tokens that the sequence has in it: word `w` of plane `p` of token `t` has the index
+    /// `(t * planes + p) * row_words + w`.
     ///
     /// Entries beyond a sequence's blocks are not written. An entry that names no ready block
     /// becomes [`BAD_BLOCK`](crate::verify::BAD_BLOCK). [`Expected`](crate::verify::Expected) says what a block must

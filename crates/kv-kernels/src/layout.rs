@@ -320,7 +320,8 @@ impl PagedLayout {
         self.rows.are_whole() && self.has_like_planes()
     }
 
-    /// Whether a block of `shape` is one piece of memory, planes and all.
+    /// Whether a block of `shape` is one piece of memory, planes and all, and the next begins at its end: `false` where
+    /// there is room behind blocks, even if each is one piece.
     #[must_use]
     pub fn has_whole_blocks(&self, shape: &KvShape) -> bool {
         *self == Self::block_major(shape)

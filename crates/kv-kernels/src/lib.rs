@@ -31,7 +31,7 @@
 //!   layer where a model waits for it ([`link::LayerEvents`]); one behind the other without a gap, with the
 //!   host's end in an order of its own ([`start_chunks`](link::HostLink::start_chunks), [`link::HostArrival`]).
 //! * [`DeviceReport`]: where launches tell of indices that only the device sees to be out of range.
-//! * [`verify`]: pattern and checksums in closed form, so that the host
+//! * [`verify`]: the pattern and its checksums from the keys of tokens, so that the host
 //!   knows what every block must sum to without holding its bytes.
 //! * [`references()`]: what the kernels compute, for simulated devices.
 //!

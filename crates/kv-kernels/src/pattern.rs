@@ -1,5 +1,5 @@
-//! What the pattern and its checksums are, in closed form: the host knows what every block must
-//! read, without holding a byte of it.
+//! What the pattern and its checksums are: the host knows what every block must read, without holding a
+//! byte of it.
 
 use crate::{KvShape, error::ShapeError};
 
@@ -11,12 +11,29 @@ const MIX: u64 = 0xD6E8_FEB8_6659_FD93;
 /// What `paged_checksum` answers for an entry that names no block.
 pub const BAD_BLOCK: u64 = 0xBADB_10C0_BADB_10C0;
 
-/// The weight in a checksum of the word with index `(token * planes + plane) * row_words + word`.
+/// What a word of KV adds to the sum of its block, where it is the word with this index.
 ///
-/// Odd, so that a change of any one bit of the word changes the checksum.
+/// Of each index it is a mixing that can be undone, so that no two words add the same, a word of zeros adds a number
+/// of its place, and what is lost or exchanged in one place is not made up for by another. `mixed` of
+/// `kernels/mix.cuh`.
 #[must_use]
-pub fn weight(index: u64) -> u64 {
-    index.wrapping_add(1).wrapping_mul(GOLDEN) | 1
+#[inline]
+pub fn word_share(word: u64, index: u64) -> u64 {
+    mixed(word, word_key(index))
+}
+
+/// The key of the word with this index; the next one's is [`GOLDEN`] more.
+#[inline]
+pub(crate) fn word_key(index: u64) -> u64 {
+    index.wrapping_add(1).wrapping_mul(GOLDEN)
+}
+
+#[inline]
+pub(crate) fn mixed(word: u64, key: u64) -> u64 {
+    let x = word ^ key;
+    let x = (x ^ (x >> 32)).wrapping_mul(MIX);
+    let x = (x ^ (x >> 32)).wrapping_mul(MIX);
+    x ^ (x >> 32)
 }
 
 /// What the pattern adds to a token's key in word `plane * row_words + word`.
@@ -35,28 +52,20 @@ pub fn token_word(key: u64, index: u64) -> u64 {
 }
 
 /// The checksums of blocks that hold the pattern, from the keys of their tokens alone.
-///
-/// A word of the pattern is its token's key plus a constant of its place, so a checksum is a sum of
-/// one product for each token, plus a constant for each number of tokens.
 #[derive(Clone, Debug)]
 pub struct Expected {
-    /// For each token of a block, the sum of its words' weights, and of weights times constants.
-    tokens: Box<[TokenSums]>,
+    block_tokens: usize,
+    /// Words of a token, in all planes.
+    words: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct TokenSums {
-    key_weight: u64,
-    constant: u64,
-}
-
-/// Most bytes of a block whose sums are prepared.
+/// Most bytes of a block whose sums are computed.
 const BLOCK_BYTES_MAX: u64 = 1 << 30;
-/// Most tokens of it, of which each takes memory.
+/// Most tokens of it.
 const BLOCK_TOKENS_MAX: u32 = 1 << 20;
 
 impl Expected {
-    /// Prepares for blocks of `shape`. Takes as long as hashing one block.
+    /// Prepares for blocks of `shape`.
     ///
     /// # Errors
     /// [`ShapeError::Sums`] for blocks of more than 1 GiB or 2^20 tokens.
@@ -66,34 +75,22 @@ impl Expected {
             return Err(ShapeError::Sums { block_bytes, block_tokens });
         }
         let words = shape.planes() * shape.row_words();
-        let tokens = (0..u64::from(shape.block_tokens()))
-            .map(|token| {
-                let first = token * words;
-                let mut sums = TokenSums { key_weight: 0, constant: 0 };
-                for (index, constant) in (first..).zip((0..words).map(plane_word)) {
-                    let weight = weight(index);
-                    sums.key_weight = sums.key_weight.wrapping_add(weight);
-                    sums.constant = sums.constant.wrapping_add(weight.wrapping_mul(constant));
-                }
-                sums
-            })
-            .collect();
-        Ok(Self { tokens })
+        Ok(Self { block_tokens: block_tokens as usize, words })
     }
 
     /// Most tokens of a block.
     #[must_use]
     pub fn block_tokens(&self) -> usize {
-        self.tokens.len()
+        self.block_tokens
     }
 
-    /// The checksum of a block whose first tokens have these keys, and of which no more is read.
+    /// The checksum of a block whose first tokens have these keys, and of which no more is read. Takes as long as
+    /// summing their bytes.
     ///
     /// `None` for more keys than a block has tokens.
     #[must_use]
     pub fn checksum(&self, keys: &[u64]) -> Option<u64> {
-        let tokens = self.tokens.get(..keys.len())?;
-        Some(tokens.iter().zip(keys).fold(0, |sum, (token, key)| token.add_to(sum, *key)))
+        (0..).zip(keys).try_fold(0, |sum, (token, key)| self.add(sum, token, *key))
     }
 
     /// The checksum of a block after token `token`, with key `key`, was added to it; `sum` is the
@@ -102,13 +99,13 @@ impl Expected {
     /// `None` for a token beyond the block.
     #[must_use]
     pub fn add(&self, sum: u64, token: usize, key: u64) -> Option<u64> {
-        Some(self.tokens.get(token)?.add_to(sum, key))
-    }
-}
-
-impl TokenSums {
-    fn add_to(&self, sum: u64, key: u64) -> u64 {
-        sum.wrapping_add(key.wrapping_mul(self.key_weight)).wrapping_add(self.constant)
+        if token >= self.block_tokens {
+            return None;
+        }
+        // No overflow: a block's words are counted.
+        let first = token as u64 * self.words;
+        let share = |word| word_share(token_word(key, word), first + word);
+        Some((0..self.words).map(share).fold(sum, u64::wrapping_add))
     }
 }
 
@@ -118,7 +115,7 @@ mod tests {
     use crate::KvShapeOptions;
 
     #[test]
-    fn the_closed_form_is_the_sum_over_all_words() {
+    fn a_checksum_is_the_sum_over_all_words() {
         for (layers, kv_count, row_bytes, block_tokens) in
             [(1, 1, 16, 5), (3, 2, 24, 7), (2, 1, 128, 16)]
         {
@@ -132,7 +129,7 @@ mod tests {
             for n in 0..=keys.len() {
                 let naive = (0..n as u64 * words).fold(0u64, |sum, index| {
                     let word = token_word(keys[(index / words) as usize], index % words);
-                    sum.wrapping_add(word.wrapping_mul(weight(index)))
+                    sum.wrapping_add(word_share(word, index))
                 });
                 assert_eq!(expected.checksum(&keys[..n]), Some(naive));
                 assert_eq!(growing, naive);

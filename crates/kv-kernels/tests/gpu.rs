@@ -40,6 +40,7 @@ fn main() {
         ("adopted_tensors_equal_the_reference", |gpu| same(gpu, ops::adopt::outputs)),
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
+        ("no_damage_to_a_block_leaves_its_sums_as_they_are", ops::block_sum::damage_is_seen),
         ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
@@ -49,6 +50,9 @@ fn main() {
         }),
         ("blocks_copied_by_links_are_those_of_the_pairs", |gpu| {
             ops::host_link::check_blocks(&ops::on::On::device(gpu.device.clone()));
+        }),
+        ("every_way_keeps_to_the_strides_of_blocks", |gpu| {
+            ops::ways::check(&ops::on::On::device(gpu.device.clone()));
         }),
         ("what_links_start_is_ordered", |gpu| {
             ops::host_link::check_order(&ops::on::On::device(gpu.device.clone()), (2048, 20));

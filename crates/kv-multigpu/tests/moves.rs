@@ -102,6 +102,37 @@ fn every_scenario_holds_within_one_device_and_overlaps_are_refused() {
     }
 }
 
+/// Planes of a destination that are one, or share a byte, would lose what one of them is written. Those of a source may.
+#[test]
+fn planes_of_a_destination_that_share_bytes_are_refused() {
+    let (sim, devices) = devices(2, true);
+    let mut pair = Pair::new(&devices[0], &devices[1], small(Route::Push));
+    let near = buffer(&pair.after, &pattern(3, 512));
+    let far = buffer(&pair.on, &[0; 512]);
+    let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
+    let order = MoveOrder { after: &pair.after, on: &pair.on };
+    let pairs = [0, 1, 2, 3].map(|block| BlockPair { source: block, destination: block });
+    let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 64);
+    let memory = |device, of: &DeviceBuffer, starts: [u64; 2]| {
+        let plane = |at| of.span().slice(at, 256).unwrap();
+        BlockMemory::new(device, starts.map(plane).to_vec(), grid, ()).unwrap()
+    };
+    for (starts, [first, second]) in [([0, 0], [0, 1]), ([0, 255], [0, 1]), ([64, 0], [1, 0])] {
+        let source = memory(&devices[0], &near, [0, 256]);
+        let target = memory(&devices[1], &far, starts);
+        let refused = pair.mover.move_blocks(source, target, &what, order).unwrap_err().error;
+        assert_eq!(refused, MoveError::PlanesOverlap { first, second, bytes: 256 });
+    }
+    let source = memory(&devices[0], &near, [0, 128]);
+    let target = memory(&devices[1], &far, [256, 0]);
+    pair.mover.move_blocks(source, target, &what, order).unwrap().finish().map_err(drop).unwrap();
+    let (read, seen) = (contents(&pair.after, near.span()), contents(&pair.on, far.span()));
+    assert!(seen[256..] == read[..256] && seen[..256] == read[128..384]);
+    pair.mover.settle().unwrap();
+    drop((pair, near, far));
+    sound(&sim, devices);
+}
+
 #[test]
 fn all_pairs_of_four_devices_move_at_once() {
     all_pairs_at_once(4, true, 4);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use cuda_driver::{BatchCopy, DeviceError, Stream};
 
 use super::decision::Decision;
-use super::fragments::{plane_address, push};
+use super::fragments::{Fragments, plane_place};
 use super::host_order::{Arrivals, HostArrival, HostOrder, HostReady};
 use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
@@ -156,16 +156,23 @@ impl HostLink {
     ) -> Result<(), TransportError> {
         let mut copies = std::mem::take(&mut self.scratch.copies);
         copies.clear();
+        let mut fragments = Fragments::new(&mut copies);
         let bytes = whole.piece_bytes;
         for (place, pair) in whole.pairs.iter().enumerate() {
             for piece in 0..whole.pieces {
                 let on_host = whole.host_place(place) + piece * bytes;
                 // Ids have been checked to be below the blocks of their side.
-                let (destination, source) = match whole.direction {
-                    HostDirection::ToHost => (on_host, whole.page_place(pair.source, piece)),
-                    HostDirection::ToPages => (whole.page_place(pair.destination, piece), on_host),
+                let (tensor, destination, source) = match whole.direction {
+                    HostDirection::ToHost => {
+                        let (tensor, in_pages) = whole.page_place(pair.source, piece);
+                        (tensor, on_host, in_pages)
+                    }
+                    HostDirection::ToPages => {
+                        let (tensor, in_pages) = whole.page_place(pair.destination, piece);
+                        (tensor, in_pages, on_host)
+                    }
                 };
-                push(&mut copies, BatchCopy { destination, source, bytes });
+                fragments.push(tensor, BatchCopy { destination, source, bytes });
             }
         }
         // SAFETY: blocks of ids below the blocks of a side lie in its memory (invariants of `PagedKv`
@@ -196,7 +203,7 @@ impl HostLink {
             HostDirection::ToPages => (ring, whole.pages(copy.to_blocks), Side::Source),
         };
         let of_pages = match whole.pieces {
-            1 => whole.page_place(0, 0),
+            1 => whole.first_block() | whole.block_stride_bytes(),
             _ => Blocks::Device(whole.paged).alignment_bits(),
         };
         let vector_bytes = alignment_of(buffer | piece_bytes | of_pages);
@@ -241,17 +248,28 @@ impl Whole<'_> {
         self.host + self.host_id(place) * self.block_bytes
     }
 
-    /// Where a piece of a block, whose id is not negative, lies in the pages.
-    fn page_place(&self, block: i32, piece: u64) -> u64 {
+    /// The tensor that holds a piece of a block, whose id is not negative, and where the piece lies.
+    fn page_place(&self, block: i32, piece: u64) -> (u64, u64) {
         let kv_count = u64::from(self.paged.shape().kv_count());
-        let plane = plane_address(self.paged, piece / kv_count, piece % kv_count);
-        plane + block as u64 * self.paged.layout().block_stride_bytes()
+        let (tensor, plane) = plane_place(self.paged, piece / kv_count, piece % kv_count);
+        (tensor, plane + block as u64 * self.block_stride_bytes())
+    }
+
+    /// Where the first block begins, of blocks of one piece.
+    fn first_block(&self) -> u64 {
+        self.page_place(0, 0).1
+    }
+
+    /// From a block to the next in the pages: more than its bytes where the pages have room behind blocks.
+    fn block_stride_bytes(&self) -> u64 {
+        self.paged.layout().block_stride_bytes()
     }
 
     /// The pages, over the first `num_blocks` blocks.
     fn pages(&self, num_blocks: u64) -> RawBlockSide {
         if self.pieces == 1 {
-            return RawBlockSide::whole(self.page_place(0, 0), self.block_bytes, num_blocks);
+            let (address, stride) = (self.first_block(), self.block_stride_bytes());
+            return RawBlockSide::whole(address, stride, num_blocks);
         }
         let start = UnitStrides { offset: 0, token: 0, segment: 0 };
         RawBlockSide::of((Blocks::Device(self.paged), Planes::All), &start, num_blocks)
@@ -260,7 +278,8 @@ impl Whole<'_> {
     /// Bytes that lie together on both sides, on average: neighbouring pieces are copied as one.
     fn fragment_bytes(&self) -> u64 {
         let follows = |piece: &u64| {
-            self.page_place(0, *piece) == self.page_place(0, *piece - 1) + self.piece_bytes
+            let (tensor, before) = self.page_place(0, *piece - 1);
+            self.page_place(0, *piece) == (tensor, before + self.piece_bytes)
         };
         let joined = (1..self.pieces).filter(follows).count() as u64;
         self.block_bytes / (self.pieces - joined)

@@ -36,6 +36,7 @@ pub(super) fn push_fragments(
     windows: &[Range<u64>],
     copies: &mut Vec<BatchCopy>,
 ) {
+    let mut copies = Fragments::new(copies);
     let HostTransfer { paged, host_slots, tokens, .. } = *transfer;
     let (shape, layout) = (paged.shape(), paged.layout());
     let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
@@ -43,8 +44,8 @@ pub(super) fn push_fragments(
         let (plane, token) = (row / tokens, row % tokens);
         // Windows hold live tokens only: the slot is not negative.
         let slot = host_slots[token as usize] as u64;
-        let place = plane_address(paged, plane % layers, plane / layers)
-            + slot / block_tokens * layout.block_stride_bytes();
+        let (tensor, start) = plane_place(paged, plane % layers, plane / layers);
+        let place = start + slot / block_tokens * layout.block_stride_bytes();
         let mut in_row = chunk + row * shape.row_bytes();
         for part in layout.parts_of(plane / layers) {
             for segment in 0..u64::from(part.segments) {
@@ -56,30 +57,47 @@ pub(super) fn push_fragments(
                     HostDirection::ToHost => (in_row, in_pages),
                     HostDirection::ToPages => (in_pages, in_row),
                 };
-                push(copies, BatchCopy { destination, source, bytes: part.segment_bytes });
+                copies.push(tensor, BatchCopy { destination, source, bytes: part.segment_bytes });
                 in_row += part.segment_bytes;
             }
         }
     }
 }
 
-/// Where a plane begins.
-pub(super) fn plane_address(paged: &PagedKv, layer: u64, kv: u64) -> u64 {
+/// The tensor that holds a plane, and where the plane begins.
+pub(super) fn plane_place(paged: &PagedKv, layer: u64, kv: u64) -> (u64, u64) {
     let (layout, shape) = (paged.layout(), paged.shape());
-    let tensor = paged.tensors()[layout.tensors().index(shape, layer, kv) as usize];
-    tensor.address() + layout.plane_offset(layer, kv)
+    let tensor = layout.tensors().index(shape, layer, kv);
+    let start = paged.tensors()[tensor as usize].address();
+    (tensor, start + layout.plane_offset(layer, kv))
 }
 
-/// Appends a copy, or makes the last one longer where the two lie together on both sides.
-pub(super) fn push(copies: &mut Vec<BatchCopy>, copy: BatchCopy) {
-    match copies.last_mut() {
-        Some(last)
-            if last.destination + last.bytes == copy.destination
-                && last.source + last.bytes == copy.source =>
-        {
-            last.bytes += copy.bytes;
+/// Copies between tensors and one memory of the host, to which copies are appended.
+pub(super) struct Fragments<'a> {
+    copies: &'a mut Vec<BatchCopy>,
+    /// The tensor of the last one; `None` where that is of another memory of the host.
+    tensor: Option<u64>,
+}
+
+impl<'a> Fragments<'a> {
+    pub(super) fn new(copies: &'a mut Vec<BatchCopy>) -> Self {
+        Self { copies, tensor: None }
+    }
+
+    /// Appends a copy, or makes the last one longer where the two lie together in one tensor and in the host's memory.
+    /// Two tensors may touch as well, but are two allocations, of which a driver makes no single copy.
+    pub(super) fn push(&mut self, tensor: u64, copy: BatchCopy) {
+        let is_same = self.tensor.replace(tensor) == Some(tensor);
+        match self.copies.last_mut() {
+            Some(last)
+                if is_same
+                    && last.destination + last.bytes == copy.destination
+                    && last.source + last.bytes == copy.source =>
+            {
+                last.bytes += copy.bytes;
+            }
+            _ => self.copies.push(copy),
         }
-        _ => copies.push(copy),
     }
 }
 

@@ -3,12 +3,9 @@
 use cuda_driver::KernelArgs;
 use cuda_driver::reference::{DeviceMemory, ReferenceError};
 
-use super::block_copy::{Planes, for_each_unit, known};
 use super::{Arguments, at, load_array, report_bad};
-use crate::{
-    raw::{RawBlockSide, RawBlockUnits},
-    verify::{BAD_BLOCK, weight},
-};
+use crate::block_sum::BlockRows;
+use crate::verify::{BAD_BLOCK, block_sum};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -16,34 +13,21 @@ pub(super) fn run(
     vector_bytes: u64,
 ) -> Result<(), ReferenceError> {
     let mut args = Arguments::new(args);
-    let from: RawBlockSide = args.take()?;
-    let dense: RawBlockSide = args.take()?;
-    let units = RawBlockUnits::of_dividers(args.take()?);
+    let rows: BlockRows = args.take()?;
     let ids: u64 = args.take()?;
     let count: u64 = args.take()?;
     let sums: u64 = args.take()?;
-    let first: u32 = args.take()?;
     let report: u64 = args.take()?;
 
-    let (planes, in_block) =
-        (Planes::of(memory, &from, &units)?, Planes::of(memory, &dense, &units)?);
-    let bytes = units.unit_vectors * vector_bytes;
+    let planes = load_array(memory, rows.plane_ptrs, rows.planes())?;
     for (place, block) in (0..).zip(load_array::<i32>(memory, ids, count)?) {
-        let mut sum = 0u64;
-        match known(block, &from) {
-            Some(block) => for_each_unit(&units, |plane, token, segment| {
-                let unit = [plane, token, segment];
-                let start = in_block.at(&dense, 0, unit);
-                let held = memory.load(planes.at(&from, block, unit), bytes)?;
-                sum = sum.wrapping_add(share(start, &held));
-                Ok(())
-            })?,
-            None if first != 0 => {
+        let sum = match u64::try_from(block).ok().filter(|block| *block < rows.num_blocks) {
+            Some(block) => block_sum(&dense(memory, &rows, (&planes, block), vector_bytes)?),
+            None => {
                 report_bad(memory, report, 1, place)?;
-                sum = BAD_BLOCK;
+                BAD_BLOCK
             }
-            None => {}
-        }
+        };
         let at = at(sums, place, 8);
         let was = load_array::<u64>(memory, at, 1)?[0];
         memory.store(at, &was.wrapping_add(sum).to_le_bytes())?;
@@ -51,20 +35,29 @@ pub(super) fn run(
     Ok(())
 }
 
-/// What bytes add to the sum of a block in which they begin at `start`.
-fn share(start: u64, bytes: &[u8]) -> u64 {
-    let mut sum = 0u64;
-    let mut place = start;
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let (word, shift) = (place / 8, place % 8);
-        let (now, later) = rest.split_at(rest.len().min(8 - shift as usize));
-        let mut value = [0; 8];
-        value[..now.len()].copy_from_slice(now);
-        let value = u64::from_le_bytes(value) << (8 * shift);
-        sum = sum.wrapping_add(value.wrapping_mul(weight(word)));
-        place += now.len() as u64;
-        rest = later;
+/// The bytes of a block in their order.
+fn dense(
+    memory: &dyn DeviceMemory,
+    rows: &BlockRows,
+    (planes, block): (&[u64], u64),
+    vector_bytes: u64,
+) -> Result<Vec<u8>, ReferenceError> {
+    let mut bytes = Vec::new();
+    for (plane, start) in planes.iter().enumerate() {
+        let start = at(*start, block, rows.block_stride);
+        let [first, second] = rows.parts(plane);
+        let row = rows.row.divisor;
+        for token in 0..u64::from(rows.tokens.divisor) {
+            for (part, end) in [(first, second.first.min(row)), (second, row)] {
+                let segments = end.saturating_sub(part.first) / part.segment.divisor.max(1);
+                let start = at(start + part.offset, token, part.token_stride);
+                for segment in 0..u64::from(segments) {
+                    let from = at(start, segment, part.segment_stride);
+                    let length = u64::from(part.segment.divisor) * vector_bytes;
+                    bytes.extend_from_slice(&memory.load(from, length)?);
+                }
+            }
+        }
     }
-    sum
+    Ok(bytes)
 }

@@ -5,9 +5,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use cuda_driver::reference::{DeviceMemory, ReferenceError};
 use cuda_driver::{KernelArgs, LaunchConfig};
 
-use super::lane_sums::{GROUP_BYTES, Indices, LANES, load_word, weighted_sum};
 use super::{Arguments, at, load_array};
-use crate::pattern::{BAD_BLOCK, GOLDEN, weight};
+use crate::pattern::{BAD_BLOCK, GOLDEN, mixed, word_key};
 
 /// Bytes below which a launch is not worth another thread.
 const BYTES_OF_THREAD_MIN: u64 = 1 << 20;
@@ -193,54 +192,29 @@ struct StridedRows {
 }
 
 impl StridedRows {
-    /// The weighted sum of whole rows.
+    /// The sum of whole rows.
     fn sum(&self, bytes: &[u8]) -> u64 {
-        let lanes = LANES as u64;
-        let (row_words, first, step) = (self.row_words, self.first, self.step);
-        if step == row_words {
-            // One plane: indices follow each other through all rows.
-            return self.sum_groups(bytes, |word| first.wrapping_add(word), lanes);
+        let row_bytes = (self.row_words as usize * 8).max(8);
+        let (mut sum, mut key) = (0u64, word_key(self.first));
+        let key_step = self.step.wrapping_mul(GOLDEN);
+        for row in bytes.chunks_exact(row_bytes) {
+            sum = sum.wrapping_add(sum_words(row, key));
+            key = key.wrapping_add(key_step);
         }
-        if lanes.is_multiple_of(row_words) {
-            // Rows of 1, 2, 4 or 8 words: several make a group.
-            let index = |word: u64| {
-                first.wrapping_add(word / row_words * step).wrapping_add(word % row_words)
-            };
-            return self.sum_groups(bytes, index, lanes / row_words * step);
-        }
-        if row_words.is_multiple_of(lanes) {
-            let first = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
-            let indices = Indices { first, group_step: lanes, row_step: step };
-            return weighted_sum(bytes, (row_words / lanes) as usize, &indices);
-        }
-        let rows = bytes.chunks_exact(row_words as usize * 8);
-        rows.fold((0u64, first), |(sum, first), bytes| {
-            (sum.wrapping_add(sum_words(bytes, first)), first.wrapping_add(step))
-        })
-        .0
-    }
-
-    /// The weighted sum of words with indices `index(word)`, which grow by `step`, an even number,
-    /// from one group of words to the next.
-    fn sum_groups(&self, bytes: &[u8], index: impl Fn(u64) -> u64, step: u64) -> u64 {
-        let whole = bytes.len() / GROUP_BYTES * GROUP_BYTES;
-        let (groups, tail) = bytes.split_at(whole);
-        let first = std::array::from_fn(|lane| index(lane as u64));
-        let indices = Indices { first, group_step: step, row_step: 0 };
-        let sum = weighted_sum(groups, (whole / GROUP_BYTES).max(1), &indices);
-        (whole as u64 / 8..).zip(tail.chunks_exact(8)).fold(sum, |sum, (word, bytes)| {
-            sum.wrapping_add(load_word(bytes).wrapping_mul(weight(index(word))))
-        })
+        sum
     }
 }
 
-/// The weighted sum of a few words whose indices follow each other from `first` on.
+/// The sum of words whose indices follow each other, the first of which has this key.
 fn sum_words(bytes: &[u8], first: u64) -> u64 {
-    let product = first.wrapping_add(1).wrapping_mul(GOLDEN);
+    let keys = std::iter::successors(Some(first), |key| Some(key.wrapping_add(GOLDEN)));
     let words = bytes.chunks_exact(8).map(load_word);
-    words
-        .fold((0u64, product), |(sum, product), word| {
-            (sum.wrapping_add(word.wrapping_mul(product | 1)), product.wrapping_add(GOLDEN))
-        })
-        .0
+    words.zip(keys).fold(0, |sum, (word, key)| sum.wrapping_add(mixed(word, key)))
+}
+
+/// The word in 8 bytes.
+fn load_word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(bytes);
+    u64::from_le_bytes(word)
 }

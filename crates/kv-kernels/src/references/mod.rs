@@ -11,7 +11,6 @@ mod block_sum;
 mod checksum;
 mod fill;
 mod gather;
-mod lane_sums;
 mod quantize;
 mod transfer;
 

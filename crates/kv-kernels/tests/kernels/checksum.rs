@@ -3,7 +3,7 @@
 use cuda_driver::AddressRange;
 use kv_kernels::{
     Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
-    verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, weight},
+    verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, word_share},
 };
 
 use crate::machine::{Machine, Paged, Random, shapes_and_layouts};
@@ -21,7 +21,7 @@ fn naive(paged: &Paged, block: u64, tokens: u64) -> u64 {
             for (word, bytes) in (0..).zip(paged.before[row].chunks_exact(8)) {
                 let index = (token * shape.planes() + plane) * shape.row_words() + word;
                 let word = u64::from_le_bytes(bytes.try_into().unwrap());
-                sum = sum.wrapping_add(word.wrapping_mul(weight(index)));
+                sum = sum.wrapping_add(word_share(word, index));
             }
         }
     }

@@ -177,6 +177,7 @@ mod on_sim {
         KernelError, PagedKv, PagedLayout,
         convert::ConversionKind,
         error::{BlocksError, Operand, OperandError},
+        layout::RowPart,
         raw::{
             RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawConversion,
             RawFormats,
@@ -311,14 +312,24 @@ mod on_sim {
                     assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
                 }
             }
+            let row = RowPart {
+                segment_bytes: units.unit_vectors,
+                segments: u32::try_from(units.segments).unwrap_or(u32::MAX),
+                segment_stride_bytes: 0,
+                token_stride_bytes: 0,
+                offset_bytes: 0,
+            };
             let raw = RawBlockSums {
-                from: side,
-                dense: side,
-                units,
+                plane_ptrs: 0,
+                planes: units.planes,
+                tokens: units.tokens,
+                keys: [Some(row), None],
+                values: [None; 2],
+                block_stride: 0,
+                num_blocks: 0,
                 ids: 0,
                 count: 1,
                 sums: 0,
-                first: 1,
                 report: 0,
                 vector_bytes: 1,
                 slices: 1,

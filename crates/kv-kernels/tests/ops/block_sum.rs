@@ -2,10 +2,10 @@
 
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{
-    DeviceReport, KvShape,
+    DeviceReport, KvShape, PagedKv, PagedLayout,
     error::OutOfRange,
     layout::Tensors,
-    verify::{BAD_BLOCK, BlockSums, block_sum},
+    verify::{BAD_BLOCK, BlockSums, ChecksumArgs, block_sum},
 };
 
 use super::block_copy::Side;
@@ -75,6 +75,147 @@ pub(crate) fn outputs(on: &On) -> Outputs {
     outputs
 }
 
+/// A block, and every way in which a transfer of it can go wrong.
+fn damages(shape: &KvShape, block: &[u8]) -> Vec<(String, Vec<u8>)> {
+    let (row, plane) = (shape.row_bytes() as usize, shape.block_plane_bytes() as usize);
+    let (layer, half) = (2 * plane, block.len() / 2);
+    let mut damages = vec![("nothing".to_owned(), block.to_vec())];
+    let mut with = |name: String, damage: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = block.to_vec();
+        damage(&mut bytes);
+        damages.push((name, bytes));
+    };
+    // Two tokens (in all planes), planes, layers, or heads of a row in each other's places.
+    for a in 0..4 {
+        for b in a + 1..4 {
+            with(format!("tokens {a} and {b}"), &|bytes| {
+                (0..4).for_each(|of| swap(bytes, of * plane + a * row, of * plane + b * row, row));
+            });
+            with(format!("rows {a} and {b}"), &|bytes| swap(bytes, a * row, b * row, row));
+            with(format!("planes {a} and {b}"), &|bytes| swap(bytes, a * plane, b * plane, plane));
+            with(format!("heads {a} and {b}"), &|bytes| {
+                (0..16).for_each(|of| swap(bytes, of * row + a * 16, of * row + b * 16, 16));
+            });
+        }
+    }
+    with("layers".into(), &|bytes| swap(bytes, 0, layer, layer));
+    // Halves that did not come: zeros, other bytes, or the other half again.
+    for at in [0, half] {
+        with(format!("zeros from {at}"), &|bytes| bytes[at..at + half].fill(0));
+        with(format!("0xEE from {at}"), &|bytes| bytes[at..at + half].fill(0xEE));
+        with(format!("a half twice, {at}"), &|bytes| bytes.copy_within(at..at + half, half - at));
+    }
+    // Bits lost in two words, in all words, and in all elements of 16 bits.
+    for bit in 0..64 {
+        let clear =
+            move |bytes: &mut [u8], word: usize| bytes[8 * word + bit / 8] &= !(1 << (bit % 8));
+        let set = move |bytes: &mut [u8], word: usize| bytes[8 * word + bit / 8] |= 1 << (bit % 8);
+        for (one, other) in [(0, 1), (0, 2), (5, 77), (8, 16), (30, 31)] {
+            with(format!("no bit {bit} in words {one} and {other}"), &|bytes| {
+                clear(bytes, one);
+                clear(bytes, other);
+            });
+            with(format!("bit {bit} in words {one} and {other}"), &|bytes| {
+                set(bytes, one);
+                set(bytes, other);
+            });
+        }
+        with(format!("no bit {bit}"), &|bytes| (0..bytes.len() / 8).for_each(|w| clear(bytes, w)));
+        with(format!("bit {bit}"), &|bytes| (0..bytes.len() / 8).for_each(|w| set(bytes, w)));
+    }
+    // Bytes that came too early or too late, by a vector, a row, a plane; and one row everywhere.
+    for by in [8, 16, row, plane, layer] {
+        with(format!("on by {by}"), &|bytes| bytes.rotate_right(by));
+        with(format!("back by {by}"), &|bytes| bytes.rotate_left(by));
+        with(format!("zeros and then {by} less"), &|bytes| {
+            bytes.copy_within(..2 * half - by, by);
+            bytes[..by].fill(0);
+        });
+    }
+    for of in 0..16 {
+        with(format!("row {of} everywhere"), &|bytes| {
+            (0..16).for_each(|to| bytes.copy_within(of * row..(of + 1) * row, to * row));
+        });
+        with(format!("no row {of}"), &|bytes| bytes[of * row..(of + 1) * row].fill(0));
+    }
+    damages
+}
+
+fn swap(bytes: &mut [u8], a: usize, b: usize, length: usize) {
+    (0..length).for_each(|at| bytes.swap(a + at, b + at));
+}
+
+/// Sums whole blocks, damaged in every way, by the host, by `sum_blocks` and by `paged_checksum`: no two that have other
+/// bytes have one sum.
+pub(crate) fn damage_is_seen(on: &On) {
+    let shape = shape(2, 2, 64, 4);
+    let words = (shape.block_bytes() / 8) as usize;
+    let of_words = |word: fn(u64) -> u64| -> Vec<u8> {
+        let words: Vec<u64> = (0..words as u64).map(word).collect();
+        bytemuck::cast_slice(&words).to_vec()
+    };
+    let contents = [
+        ("noise", noise(shape.block_bytes())),
+        ("a slope", of_words(|n| 0x0123_4567_89AB_CDEF + 3 * n)),
+        // A key of each token and a number of each place, as far as both grow evenly.
+        (
+            "two slopes",
+            of_words(|n| 0x1E37_79B9_7F4A_7C15 * (n / 8 % 4) + (n / 32 * 8 + n % 8) * 5),
+        ),
+        ("the same row", of_words(|n| 0x3F80_BF80_0001_8000 + n % 8)),
+        ("one word", of_words(|_| u64::MAX)),
+        ("zeros", of_words(|_| 0)),
+    ];
+    for (content, block) in contents {
+        let mut blocks = damages(&shape, &block);
+        let mut seen = std::collections::HashSet::new();
+        blocks.retain(|(_, bytes)| seen.insert(bytes.clone()));
+        let count = blocks.len() as u64;
+        assert!(content != "noise" || count > 600, "only {count} damages");
+        let bytes: Vec<u8> = blocks.iter().flat_map(|(_, bytes)| bytes).copied().collect();
+        let pages = on.upload(&bytes);
+        let layout = PagedLayout::block_major(&shape);
+        let paged = PagedKv::new(&on.stream, shape, layout, pages.span(), count).unwrap();
+        let ids: Vec<i32> = (0..count as i32).collect();
+        let (ids_on_device, by_block) = (on.upload(&ids), on.memory(8 * count));
+        let args = BlockSums {
+            blocks: (&paged).into(),
+            ids: ids_on_device.span().into(),
+            count,
+            host_ids: Some(&ids),
+            num_blocks: count,
+            sums: by_block.span(),
+            report: None,
+        };
+        on.kernels.sum_blocks(&on.stream, args).unwrap();
+        let (lens, by_table) = (on.upload(&[count as u32 * 4]), on.memory(8 * count));
+        let args = ChecksumArgs {
+            block_table: ids_on_device.span(),
+            table_stride: count,
+            seq_lens: lens.span(),
+            sequences: 1,
+            checksums: by_table.span(),
+            num_blocks: count,
+        };
+        on.kernels.paged_checksum(&on.stream, &paged, args).unwrap();
+        let [by_block, by_table] = [by_block, by_table]
+            .map(|sums| bytemuck::pod_collect_to_vec::<u8, u64>(&on.read(sums.span())));
+        let on_host: Vec<u64> = blocks.iter().map(|(_, bytes)| block_sum(bytes)).collect();
+        assert!(by_block == on_host, "{content}: the device's sums are not the host's");
+        for (way, sums) in [("sum_blocks", by_block), ("paged_checksum", by_table)] {
+            let mut found: Vec<(u64, &str)> =
+                sums.into_iter().zip(blocks.iter().map(|(name, _)| name.as_str())).collect();
+            found.sort_unstable();
+            for two in found.windows(2) {
+                let [(a, first), (b, second)] = [two[0], two[1]];
+                assert_ne!(a, b, "{way} of {content}: {first:?} and {second:?}");
+            }
+            assert!(found.iter().all(|(sum, _)| *sum != 0), "{way} of {content} is 0");
+        }
+    }
+    on.assert_clean();
+}
+
 /// Ids that only the device sees to be out of range.
 fn unknown_ids(on: &On, lay: usize) -> Vec<u8> {
     let shape = shape(2, 2, 64, 16);
@@ -104,7 +245,7 @@ mod on_sim {
     use kv_kernels::{
         error::{BlocksError, Operand, OperandError, Side as Named},
         references,
-        verify::weight,
+        verify::word_share,
     };
 
     use super::super::on::compare;
@@ -115,6 +256,12 @@ mod on_sim {
         let on = On::sim(references());
         (0..LAYS).for_each(|lay| drop(unknown_ids(&on, lay)));
         on.assert_clean();
+    }
+
+    #[test]
+    fn no_damage_to_a_block_leaves_its_sums_as_they_are() {
+        damage_is_seen(&On::sim(references()));
+        damage_is_seen(&On::sim(&[]));
     }
 
     #[test]
@@ -149,7 +296,8 @@ mod on_sim {
     #[test]
     fn a_sum_shows_every_byte_that_changes_or_moves() {
         assert_eq!(block_sum(&[]), 0);
-        assert_eq!(block_sum(&[1, 0, 0, 0, 0, 0, 0, 0, 2]), weight(0).wrapping_add(2 * weight(1)));
+        let two_words = word_share(1, 0).wrapping_add(word_share(2, 1));
+        assert_eq!(block_sum(&[1, 0, 0, 0, 0, 0, 0, 0, 2]), two_words);
         let mut block = noise(64 + 3);
         let sum = block_sum(&block);
         for byte in 0..block.len() {

@@ -211,9 +211,9 @@ mod on_sim {
         assert_eq!(on.kernels.copy_block_rows(&on.stream, copy, rows), Err(too_many));
     }
 
-    /// A block of 48 GiB in two parts, each of which a launch could count, while its words take 33 bits.
+    /// A block of 48 GiB in two parts, each of which a launch could count.
     #[test]
-    fn a_sum_of_more_words_than_the_kernel_numbers_is_refused() {
+    fn a_sum_of_more_vectors_than_the_kernel_numbers_is_refused() {
         let on = On::sim(references());
         let part_bytes = 3 << 29;
         let block = shape(1, 1, 2 * part_bytes, 16);
@@ -246,7 +246,7 @@ mod on_sim {
             report: None,
         };
         let before = on.launches();
-        let too_many = BlocksError::TooMany { what: "words of a block", count: 6 << 30 };
+        let too_many = BlocksError::TooMany { what: "vectors of a block", count: 3 << 30 };
         assert_eq!(on.kernels.sum_blocks(&on.stream, args), Err(too_many));
         assert_eq!(on.launches(), before);
     }

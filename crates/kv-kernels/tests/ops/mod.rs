@@ -16,3 +16,4 @@ pub(crate) mod on;
 pub(crate) mod quantize;
 mod readers;
 pub(crate) mod skip;
+pub(crate) mod ways;

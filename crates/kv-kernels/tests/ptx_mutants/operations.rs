@@ -30,13 +30,15 @@ pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {
         ),
         (
             only(SUM, "sum_blocks_16"),
-            // Units that have whole tiles of a warp, those of several vectors, and of one.
+            // Segments that have whole tiles of a warp, those of several vectors, and of one.
             [150, 24, 1]
                 .into_iter()
-                .flat_map(|unit| {
-                    [(true, false), (false, true), (true, true), (false, false)]
-                        .map(|(table, dense_table)| sum(table, dense_table, unit))
+                .flat_map(|segment| {
+                    [(1, 0), (1, 1), (2, 0), (2, 1)]
+                        .map(|(kinds, second)| sum(kinds, segment, second))
                 })
+                // Tiles that begin in every part of every row.
+                .chain([sum(2, 150, 210)])
                 .collect(),
         ),
         (only(OFFSETS, "gather_block_offsets"), offsets()),
@@ -180,33 +182,48 @@ fn append(table: bool, reported: bool) -> Scenario {
     Scenario { entry: "append_16", config: LaunchConfig::linear(6, 32), setup: Box::new(setup) }
 }
 
-fn sum(table: bool, dense_table: bool, unit_vectors: u64) -> Scenario {
+/// Four planes of two tokens, whose rows are two segments, and two of a second part behind them if that has any;
+/// every second plane has other strides if there are two kinds.
+fn sum(kinds: u32, segment: u64, second: u64) -> Scenario {
     let setup = move |machine: &Machine| {
-        let (mut memory, from) = side(machine, [17, 150, 4, 60], 32, table);
-        // Where planes lie in a block may be told by a table too.
-        let places = machine.upload(&[28u64 * 16, 0, 14 * 16]);
-        let dense = RawBlockSide {
-            base: 64,
-            plane_ptrs: if dense_table { address(&places) } else { 0 },
-            plane_stride: 14 * 16,
-            token_stride: 7 * 16,
-            segment_stride: 3 * 16,
-            ..RawBlockSide::zeroed()
+        let memory = machine.upload(&noise(16 * 1024));
+        let planes = [2u64, 0, 1, 3].map(|plane| address(&memory) + plane * 17 * 16);
+        let planes = machine.upload(&planes);
+        let row = 2 * (segment + second);
+        // Vectors of each count, with what makes a multiplication of a division by it.
+        let counts =
+            RawBlockUnits { planes: row, tokens: 2, segments: segment, unit_vectors: second };
+        let counts: Vec<[u32; 3]> =
+            counts.dividers().chunks(3).map(|count| count.try_into().unwrap()).collect();
+        let [row_count, tokens, segment_count, second_count] = counts[..] else { unreachable!() };
+        let part = |strides: [u64; 3], first: u64, count: [u32; 3]| -> Vec<u32> {
+            let strides = strides.map(|vectors| 16 * vectors);
+            let first = if first == 0 || second > 0 { first as u32 } else { u32::MAX };
+            bytemuck::cast_slice::<u64, u32>(&strides)
+                .iter()
+                .copied()
+                .chain([first])
+                .chain(count)
+                .collect()
         };
+        let mut rows =
+            bytemuck::cast_slice::<u64, u32>(&[address(&planes), 150 * 16, BLOCKS]).to_vec();
+        rows.extend(part([2, 4, 60], 0, segment_count));
+        rows.extend(part([5, 7, 9], 2 * segment, second_count));
+        rows.extend(part([11, 13, 61], 0, segment_count));
+        rows.extend(part([14, 10, 12], 2 * segment, second_count));
+        rows.extend(row_count.into_iter().chain(tokens).chain([kinds, (8 * row) as u32]));
+        let rows: [u32; 54] = rows.try_into().unwrap();
         let ids = machine.upload(&[3i32, -1, 0, 4, 3]);
         let sums = machine.upload(&[7u64; 6]);
         let report = machine.upload(&[0u64; 3]);
         let args = KernelArgs::new()
-            .arg(from)
-            .arg(dense)
-            .arg(RawBlockUnits { unit_vectors, ..UNITS }.dividers())
+            .arg(rows)
             .arg(address(&ids))
             .arg(5u64)
             .arg(address(&sums))
-            .arg(1u32)
             .arg(address(&report));
-        memory.extend([ids, sums, report, places]);
-        (memory, args)
+        (vec![memory, planes, ids, sums, report], args)
     };
     // Two warps, so that barriers matter, and several ids for a block of threads.
     let config = LaunchConfig { grid: [1, 2, 1], block: [64, 1, 1], shared_bytes: 0 };

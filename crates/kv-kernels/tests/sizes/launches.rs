@@ -7,7 +7,7 @@ use kv_kernels::{
     Append, BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
     convert::{Conversion, ConversionKind, NarrowFormat, ScalePer, WideFormat},
-    layout::RowRange,
+    layout::{RowPart, RowRange},
     raw::{
         RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk,
         RawConversion, RawFormats, RawMapping, RawTransfer,
@@ -131,14 +131,24 @@ fn counts_of_raw_launches() {
                     report: 0,
                     vector_bytes: 0,
                 };
+                let row = RowPart {
+                    segment_bytes: units.unit_vectors,
+                    segments: u32::try_from(units.segments).unwrap_or(u32::MAX),
+                    segment_stride_bytes: u64::MAX,
+                    token_stride_bytes: u64::MAX,
+                    offset_bytes: u64::MAX,
+                };
                 let sums = RawBlockSums {
-                    from: side,
-                    dense: side,
-                    units,
+                    plane_ptrs: 0,
+                    planes: units.planes,
+                    tokens: units.tokens,
+                    keys: [Some(row), Some(row)],
+                    values: [Some(row), Some(row)],
+                    block_stride: u64::MAX,
+                    num_blocks: 0,
                     ids: 0,
                     count,
                     sums: 0,
-                    first: 0,
                     report: 0,
                     vector_bytes: 0,
                     slices: u32::MAX,

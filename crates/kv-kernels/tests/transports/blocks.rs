@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvShape, KvShapeOptions, PagedKv,
-    PagedLayout,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvShape, KvShapeOptions,
+    PagedKv, PagedLayout,
     layout::{LayoutOptions, RowPart, Tensors},
-    link::{HostLinkOptions, Transport},
+    link::{HostLinkOptions, HostTransfer, Transport},
     references,
 };
 
@@ -191,6 +191,93 @@ fn a_driver_without_batches_makes_each_copy_by_a_call() {
     let calls = machine.sim.calls();
     assert_eq!(calls.get("cuMemcpyBatchAsync"), Some(&1), "asked once, and remembered");
     assert!(calls["cuMemcpyDtoHAsync"] > 20);
+}
+
+/// What belongs to two owners may touch on both sides: tensors that were allocated one after the other, and the memory of
+/// two chunks. A driver refuses a copy of both at once.
+#[test]
+fn memory_of_two_owners_that_touches_is_copied_one_by_one() {
+    for to_host in [true, false] {
+        let machine = Machine::new(3);
+        // No batches, so that each copy is a call.
+        machine.sim.fail_nth("cuMemcpyBatchAsync", 1, ErrorCode::NOT_SUPPORTED);
+        let copies = || {
+            let calls = machine.sim.calls();
+            let name = if to_host { "cuMemcpyDtoHAsync" } else { "cuMemcpyHtoDAsync" };
+            calls.get(name).copied().unwrap_or(0)
+        };
+        let mut link = machine.link(Transport::CopyEngine);
+        let pages = machine.upload(&noise(4 * 96, 3));
+        let stream = &machine.stream;
+        // A tensor for each layer, one behind the other in one allocation.
+        let tensors = |layers: u32, blocks: u64| {
+            let options = KvShapeOptions { layers, kv_count: 1, row_bytes: 24, block_tokens: 4 };
+            let shape = KvShape::new(options).unwrap();
+            let rows = PagedLayout::block_major(&shape);
+            let options = LayoutOptions {
+                tensors: Tensors::PerLayer,
+                layer_stride_bytes: 0,
+                kv_stride_bytes: 0,
+                block_stride_bytes: 96,
+                parts: rows.parts_of(0),
+            };
+            let layout = PagedLayout::new(&shape, options).unwrap();
+            let bytes = blocks * 96;
+            let tensor = |layer| pages.span().slice(u64::from(layer) * bytes, bytes).unwrap();
+            let tensors: Vec<_> = (0..layers).map(tensor).collect();
+            PagedKv::over(stream, shape, layout, &tensors, blocks).unwrap()
+        };
+
+        let paged = tensors(2, 1);
+        let buffer = Arc::new(machine.pinned(&noise(2 * 96, 4)));
+        let packed = paged.layout().packed(paged.shape());
+        let host = HostBlocks::new(stream, *paged.shape(), packed, (buffer, 0), 1).unwrap();
+        let (device, on_host) = (Blocks::Device(&paged), Blocks::Host(&host));
+        let (from, to) = if to_host { (device, on_host) } else { (on_host, device) };
+        let list = pairs(&[(0, 0)]);
+        let table = machine.upload(&list);
+        let copy = BlockCopy {
+            from,
+            to,
+            pairs: table.span().into(),
+            count: 1,
+            host_pairs: Some(BlockPairs::new(&list).unwrap()),
+            from_blocks: 1,
+            to_blocks: 1,
+            report: None,
+            multiprocessors: None,
+        };
+        let before = copies();
+        assert_eq!(link.copy_blocks(stream, copy), Ok(Transport::CopyEngine));
+        assert_eq!(copies() - before, 2, "a block in two tensors");
+
+        let slots = [0i64, 1, 2, 3, 4, 5, 6, 7];
+        let (chunk, mapping) = (machine.pinned(&noise(2 * 192, 5)), machine.upload(&slots));
+        let mut moved = |paged: &PagedKv, ranges: &[std::ops::Range<usize>]| {
+            let transfers: Vec<_> = (ranges.iter().cloned())
+                .map(|tokens| HostTransfer {
+                    paged,
+                    host: &chunk,
+                    host_offset: 24 * tokens.start as u64,
+                    slot_mapping: mapping.span(),
+                    host_slots: &slots[tokens.clone()],
+                    tokens: tokens.len() as u64,
+                    skip_prefix_n_tokens: 0,
+                    direction: [Direction::ChunkToPaged, Direction::PagedToChunk]
+                        [usize::from(to_host)],
+                    num_blocks: paged.blocks(),
+                    layer_events: None,
+                })
+                .collect();
+            let before = copies();
+            link.transfer_chunks(stream, &transfers).unwrap();
+            copies() - before
+        };
+        assert_eq!(moved(&tensors(2, 2), &[0..8]), 2, "a chunk of two tensors");
+        assert_eq!(moved(&tensors(1, 2), &[0..4, 4..8]), 2, "two chunks");
+        assert_eq!(moved(&tensors(1, 2), &[0..8]), 1, "a chunk of one tensor");
+        machine.assert_clean();
+    }
 }
 
 /// A table on the device that has other blocks than the host's copy of it, in memory between guards: with

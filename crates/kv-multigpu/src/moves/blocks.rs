@@ -102,6 +102,21 @@ impl<K> BlockMemory<K> {
         Err(MoveError::Rows { rows, row_bytes, offset, row_stride, block_stride })
     }
 
+    /// Refuses planes that share bytes: of what is written there, one would be left.
+    fn check_planes_apart(&self) -> Result<(), MoveError> {
+        let BlockGrid { blocks, block_stride, .. } = self.grid;
+        // No overflow: every plane is as long.
+        let bytes = u64::from(blocks) * block_stride;
+        let mut starts: Vec<_> =
+            self.planes.iter().map(|plane| plane.address()).zip(0usize..).collect();
+        starts.sort_unstable();
+        let meet = |two: &&[(u64, usize)]| two[1].0 - two[0].0 < bytes;
+        starts.windows(2).find(meet).map_or(Ok(()), |two| {
+            let (first, second) = (two[0].1, two[1].1);
+            Err(MoveError::PlanesOverlap { first, second, bytes })
+        })
+    }
+
     /// First addresses of what moves in each plane.
     fn addresses(&self, offset: u64) -> Vec<u64> {
         self.planes.iter().map(|plane| plane.address() + offset).collect()
@@ -200,6 +215,7 @@ impl Mover {
                 destination.planes.iter().try_for_each(|&to| check_apart(from, to))?;
             }
         }
+        destination.check_planes_apart()?;
         source.check_rows(what, what.source_offset)?;
         destination.check_rows(what, what.destination_offset)?;
         what.pairs.check_within(source.grid.blocks.into(), destination.grid.blocks.into())?;

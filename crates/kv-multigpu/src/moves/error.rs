@@ -88,6 +88,16 @@ pub enum MoveError {
         /// The most.
         most: usize,
     },
+    /// Two planes of a destination would be written in one place.
+    #[error("planes {first} and {second} of the destination share bytes: each takes {bytes}")]
+    PlanesOverlap {
+        /// Position of the plane that begins first.
+        first: usize,
+        /// Position of the other one.
+        second: usize,
+        /// Bytes of the blocks of a plane.
+        bytes: u64,
+    },
     /// Source and destination differ in planes.
     #[error("a source of {source_planes} planes and a destination of {destination_planes}")]
     Planes {
