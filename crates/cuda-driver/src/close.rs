@@ -3,7 +3,7 @@
 use crate::current::Bound;
 use crate::device::{Inner, Object, Retired};
 use crate::opened;
-use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles, site};
+use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, HostRegion, LiveHandles, site};
 
 /// The error that lost a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -95,7 +95,7 @@ impl Inner {
                 Ok(())
             });
             outcome = match entered {
-                Ok(()) => free_all(&*self.driver, retired),
+                Ok(()) => free_all(&*self.driver, retired, &mut Vec::new()),
                 Err(error) => {
                     refused(error, "what was dropped was not freed");
                     // A device that cannot be asked may still use registered memory.
@@ -126,8 +126,13 @@ impl Drop for Inner {
     }
 }
 
-/// Frees every entry, even after a refusal, and returns the first refusal.
-pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
+/// Frees every entry, even after a refusal, and returns the first refusal. Regions that the device
+/// is done with go to `regions`, for the caller to drop.
+pub(crate) fn free_all(
+    driver: &dyn Driver,
+    retired: Vec<Retired>,
+    regions: &mut Vec<Box<dyn HostRegion>>,
+) -> DriverResult<()> {
     let has = |wanted: fn(&Retired) -> bool| retired.iter().any(wanted);
     // The driver waits for all devices before it frees memory, and for one device before it
     // unregisters memory. It waits for no device before this crate's own memory is freed.
@@ -156,9 +161,13 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
                     // finds registered at the address is this region or nothing.
                     twice(|| unsafe { driver.mem_host_unregister(host) })
                 });
-                let_go(region, unregistered)
+                regions.extend(let_go(region, unregistered));
+                unregistered
             }
-            Retired::Lent(memory) => let_go(memory, waited),
+            Retired::Lent(memory) => {
+                drop(let_go(memory, waited));
+                waited
+            }
             // SAFETY: an object enters the list when its last handle is dropped, a module at once and
             // another where it is certain that it was not destroyed, so it is live; it leaves the list
             // before this call, made once.
@@ -185,6 +194,12 @@ pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResul
         Object::Module(raw) => unsafe { driver.module_unload(raw) },
         // SAFETY: the caller's promise; launches that are enqueued still run.
         Object::GraphExec(raw) => unsafe { driver.graph_exec_destroy(raw) },
+        Object::Addresses(base, bytes) => {
+            let freed = driver.mem_address_free(base, bytes);
+            freed.map_err(|error| error.of_range(base, bytes))
+        }
+        // SAFETY: the caller's promise; memory that is mapped lives on until it is unmapped.
+        Object::PhysicalMemory(handle) => unsafe { driver.mem_release(handle) },
     }
 }
 
@@ -202,15 +217,15 @@ fn twice(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
     call().or_else(|error| if error.code.is_sticky() { Err(error) } else { call() })
 }
 
-/// Frees host memory if `answer` says that the device is done with it. Memory that the device may
-/// still use is never freed.
-fn let_go<T>(memory: T, answer: DriverResult<()>) -> DriverResult<()> {
+/// Host memory that may be dropped, if `answer` says that the device is done with it. Memory that
+/// the device may still use is never freed.
+fn let_go<T>(memory: T, answer: DriverResult<()>) -> Option<T> {
     match answer {
         // No work of a stopped device uses the memory.
         Err(error) if !error.code.is_sticky() => std::mem::forget(memory),
-        _ => drop(memory),
+        _ => return Some(memory),
     }
-    answer
+    None
 }
 
 /// Logs a refusal of clean-up. If the device is lost, or the driver is ending with the process, the

@@ -84,6 +84,9 @@ pub(crate) enum Object {
     Event(u64),
     Module(u64),
     GraphExec(u64),
+    /// Reserved addresses: the first, and the length.
+    Addresses(u64, u64),
+    PhysicalMemory(u64),
 }
 
 /// A GPU, on one context. A cheap handle: clones are the same device.
@@ -115,6 +118,9 @@ pub(crate) struct Inner {
     info: DeviceInfo,
     pub(crate) loss: OnceLock<Loss>,
     pub(crate) retired: Mutex<Vec<Retired>>,
+    /// Held by the thread that frees what was retired. Another thread then waits, because memory
+    /// that is taken from the list and not yet free would be neither here nor there.
+    freeing: Mutex<()>,
     /// The driver's answer for the first dropped object that may be left.
     pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
@@ -242,6 +248,7 @@ impl Device {
                 info,
                 loss: OnceLock::new(),
                 retired: Mutex::new(Vec::new()),
+                freeing: Mutex::new(()),
                 given_up: OnceLock::new(),
                 tally: Tally::default(),
                 owner,
@@ -547,21 +554,24 @@ impl Device {
         }
     }
 
-    /// Destroys an object. An object that certainly was not destroyed is tried again with the
-    /// memory of dropped buffers. An object that may have been destroyed is given up.
+    /// Destroys an object, and returns the driver's answer. An object that certainly was not
+    /// destroyed is tried again with the memory of dropped buffers. An object that may have been
+    /// destroyed is given up.
     ///
     /// # Safety
     /// - The object is live, of this device, and its last handle is being dropped.
     #[track_caller]
-    pub(crate) unsafe fn destroy(&self, object: Object) {
+    pub(crate) unsafe fn destroy(&self, object: Object) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         match self.end(|driver| unsafe { destroy(driver, object) }) {
-            Ended::Done => {}
+            Ended::Done => Ok(()),
             Ended::Not(error) if !error.driver_error().code.is_sticky() => {
                 self.retire(Retired::Object(object));
+                Err(error)
             }
             Ended::Not(error) | Ended::Perhaps(error) => {
                 self.give_up(error.driver_error(), "an object may not have been destroyed");
+                Err(error)
             }
         }
     }
@@ -582,7 +592,8 @@ impl Device {
     /// `cuModuleUnload` wait for the device. Allocating calls this first, and so does dropping the last handle of the device.
     ///
     /// # Ordering
-    /// May wait for all work of the device.
+    /// May wait for all work of the device, and for another thread that is in this call: what was
+    /// dropped before the call is free when it returns.
     ///
     /// # Errors
     /// The first refusal; every other buffer is freed all the same. A refused object is given up,
@@ -590,18 +601,23 @@ impl Device {
     /// earlier work.
     #[track_caller]
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
+        // Bounded by the driver's calls, which wait for the device's work. The regions are dropped
+        // behind it, since their destructors are the host program's code.
+        let freeing = self.inner.freeing.lock();
         let retired = std::mem::take(&mut *self.inner.retired.lock());
         if retired.is_empty() {
             return Ok(0);
         }
         let count = retired.len();
-        let mut retired = Some(retired);
-        let freed =
-            self.clean_up(|driver| retired.take().map_or(Ok(()), |list| free_all(driver, list)));
+        let (mut retired, mut regions) = (Some(retired), Vec::new());
+        let freed = self.clean_up(|driver| {
+            retired.take().map_or(Ok(()), |list| free_all(driver, list, &mut regions))
+        });
         if let Some(retired) = retired {
             // The context could not be bound, so no call was made.
             self.inner.retired.lock().extend(retired);
         }
+        drop(freeing);
         freed.map(|()| count)
     }
 }

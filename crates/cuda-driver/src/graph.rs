@@ -1,5 +1,7 @@
 //! Graphs of launches that a stream captured.
 
+use std::cell::Cell;
+
 use crate::close::once;
 use crate::device::Object;
 use crate::{Device, DeviceError, Driver, DriverResult, ErrorCode, Stream};
@@ -23,7 +25,9 @@ impl Stream {
     ///
     /// # Errors
     /// What `enqueue` answers; `STREAM_CAPTURE_UNSUPPORTED` for the default stream, `ILLEGAL_STATE` for a
-    /// stream that is captured already, `STREAM_CAPTURE_INVALIDATED` for a capture that failed.
+    /// stream that is captured already, `STREAM_CAPTURE_INVALIDATED` for a capture that failed. The
+    /// stream can be used again, unless the driver has refused twice to end the capture, which
+    /// [`Device::close`] reports.
     #[track_caller]
     pub fn capture<E: From<DeviceError>>(
         &self,
@@ -36,16 +40,34 @@ impl Stream {
         let capturing = Capturing { stream: self };
         enqueue()?;
         std::mem::forget(capturing);
-        let graph = self.end_capture()?;
-        // SAFETY: made above, and used no more.
-        let exec = device.run(|driver| unsafe { instance(device, driver, graph) })?;
+        // SAFETY: the graph is the caller's, who uses it no more.
+        let exec = self.end_capture(|driver, graph| unsafe { instance(device, driver, graph) })?;
         Ok(CapturedGraph { device: device.clone(), exec })
     }
 
+    /// Ends the capture, and hands its graph to `take`, with the context bound for both: a graph that
+    /// waits for another binding could be lost. A call that certainly did nothing is made once more.
     #[track_caller]
-    fn end_capture(&self) -> Result<u64, DeviceError> {
-        // SAFETY: the stream is live (invariant of `raw`).
-        self.device().run(|driver| unsafe { driver.stream_end_capture(self.raw()) })
+    fn end_capture<T>(
+        &self,
+        take: impl Fn(&dyn Driver, u64) -> DriverResult<T>,
+    ) -> Result<T, DeviceError> {
+        let device = self.device();
+        let ended = Cell::new(false);
+        let end = || {
+            device.clean_up(|driver| {
+                // SAFETY: the stream is live (invariant of `raw`).
+                let graph = unsafe { driver.stream_end_capture(self.raw()) };
+                ended.set(!graph.is_err_and(|error| error.code.is_of_call_not_made()));
+                take(driver, graph?)
+            })
+        };
+        let first = end();
+        let answer = if ended.get() { first } else { end() };
+        if let (false, Err(error)) = (ended.get(), &answer) {
+            device.give_up(error.driver_error(), "a stream may still be captured");
+        }
+        answer
     }
 }
 
@@ -56,13 +78,10 @@ struct Capturing<'a> {
 
 impl Drop for Capturing<'_> {
     fn drop(&mut self) {
-        let device = self.stream.device();
-        let ended = self.stream.end_capture().and_then(|graph| {
-            device.run(|driver| {
-                // SAFETY: made by the call above, and used no more.
-                unsafe { destroy(device, driver, graph) };
-                Ok(())
-            })
+        let ended = self.stream.end_capture(|driver, graph| {
+            // SAFETY: the graph is the caller's, who uses it no more.
+            unsafe { destroy(self.stream.device(), driver, graph) };
+            Ok(())
         });
         // A capture that failed has no graph, and its error is the one to return.
         if let Err(error) = ended {
@@ -126,6 +145,6 @@ impl CapturedGraph {
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         // SAFETY: this is its only handle; launches already enqueued still run.
-        unsafe { self.device.destroy(Object::GraphExec(self.exec)) };
+        let _ = unsafe { self.device.destroy(Object::GraphExec(self.exec)) };
     }
 }

@@ -81,6 +81,6 @@ impl PreparedLaunch {
 impl Drop for PreparedLaunch {
     fn drop(&mut self) {
         // SAFETY: this is its only handle; launches already enqueued still run.
-        unsafe { self.kernel.device().destroy(Object::GraphExec(self.exec)) };
+        let _ = unsafe { self.kernel.device().destroy(Object::GraphExec(self.exec)) };
     }
 }

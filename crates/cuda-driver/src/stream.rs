@@ -422,7 +422,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         if self.owned {
             // SAFETY: this is the last handle of a stream that `new` created.
-            unsafe { self.device.destroy(Object::Stream(self.raw)) };
+            let _ = unsafe { self.device.destroy(Object::Stream(self.raw)) };
         }
         self.owner.let_go(&**self.device.driver());
     }
@@ -518,6 +518,6 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: this is the only handle of the event.
-        unsafe { self.device.destroy(Object::Event(self.raw)) };
+        let _ = unsafe { self.device.destroy(Object::Event(self.raw)) };
     }
 }
