@@ -16,7 +16,7 @@ use crate::opened::{self, Noted};
 use crate::span::LastUses;
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostAccess,
-    HostRegion, LiveHandles, site,
+    HostRegion, LiveHandles, Stream, site,
 };
 
 /// Why an operation on a device did not happen.
@@ -32,16 +32,31 @@ pub enum DeviceError {
         /// The first such error: the cause, with the call that met it.
         first: DriverError,
     },
+    /// The stream is of another context than the object that it was given for, and so usually of
+    /// another GPU. The call was not made.
+    #[error("{call} of an object of GPU {device} was given a stream of GPU {stream}")]
+    OtherDevice {
+        /// The driver's name of the call.
+        call: &'static str,
+        /// Ordinal of the object's device, whose streams the call takes.
+        device: i32,
+        /// Ordinal of the stream's device.
+        stream: i32,
+    },
 }
 
 one_line_debug!(DeviceError);
 
 impl DeviceError {
-    /// The driver's answer: this call's, or the one that poisoned the device.
+    /// The driver's answer: this call's, or the one that poisoned the device. For a call that was
+    /// not made, the answer that the driver has for it.
     #[must_use]
     pub fn driver_error(&self) -> DriverError {
         match *self {
             Self::Driver(error) | Self::Poisoned { first: error } => error,
+            Self::OtherDevice { call, device, .. } => {
+                DriverError::new(call, ErrorCode::INVALID_HANDLE).on_device(device)
+            }
         }
     }
 
@@ -473,6 +488,24 @@ impl Device {
             Ok(())
         } else {
             Err(self.named(DriverError::new(call, code)))
+        }
+    }
+
+    /// Refuses a stream of another driver object, or of another context: of two default streams,
+    /// which have one number, the driver would take the wrong one.
+    pub(crate) fn check_stream(
+        &self,
+        stream: &Stream,
+        call: &'static str,
+    ) -> Result<(), DeviceError> {
+        let other = stream.device();
+        self.check_driver(other, call, ErrorCode::INVALID_HANDLE)?;
+        match self.shares_context(other) {
+            true => Ok(()),
+            false => {
+                let (device, stream) = (self.ordinal(), other.ordinal());
+                Err(DeviceError::OtherDevice { call, device, stream })
+            }
         }
     }
 

@@ -1,10 +1,8 @@
 //! Graphs of launches that a stream captured.
 
-use std::cell::Cell;
-
 use crate::close::once;
 use crate::device::Object;
-use crate::{Device, DeviceError, Driver, DriverResult, ErrorCode, Stream};
+use crate::{Device, DeviceError, Driver, DriverResult, Stream};
 
 /// Launches that were captured once, to be enqueued together many times: an instance of a CUDA graph.
 #[derive(Debug)]
@@ -52,22 +50,29 @@ impl Stream {
         &self,
         take: impl Fn(&dyn Driver, u64) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
-        let device = self.device();
-        let ended = Cell::new(false);
-        let end = || {
-            device.clean_up(|driver| {
-                // SAFETY: the stream is live (invariant of `raw`).
-                let graph = unsafe { driver.stream_end_capture(self.raw()) };
-                ended.set(!graph.is_err_and(|error| error.code.is_of_call_not_made()));
-                take(driver, graph?)
-            })
-        };
-        let first = end();
-        let answer = if ended.get() { first } else { end() };
-        if let (false, Err(error)) = (ended.get(), &answer) {
-            device.give_up(error.driver_error(), "a stream may still be captured");
+        let mut ended = false;
+        let mut answer = self.try_end_capture(&take, &mut ended);
+        if !ended {
+            answer = self.try_end_capture(&take, &mut ended);
+        }
+        if let (false, Err(error)) = (ended, &answer) {
+            self.device().give_up(error.driver_error(), "a stream may still be captured");
         }
         answer
+    }
+
+    #[track_caller]
+    fn try_end_capture<T>(
+        &self,
+        take: impl Fn(&dyn Driver, u64) -> DriverResult<T>,
+        ended: &mut bool,
+    ) -> Result<T, DeviceError> {
+        self.device().clean_up(|driver| {
+            // SAFETY: the stream is live (invariant of `raw`).
+            let graph = unsafe { driver.stream_end_capture(self.raw()) };
+            *ended = !graph.is_err_and(|error| error.code.is_of_call_not_made());
+            take(driver, graph?)
+        })
     }
 }
 
@@ -125,8 +130,8 @@ impl CapturedGraph {
     /// launches of this object, whatever their streams. Memory is read when the kernels run.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a stream of another driver object. A fault inside a kernel shows at a later
-    /// call.
+    /// [`DeviceError::OtherDevice`]; `INVALID_HANDLE` for a stream of another driver object. A fault
+    /// inside a kernel shows at a later call.
     ///
     /// # Safety
     /// - modules of the captured kernels are loaded, and memory that the kernels access is allocated, until
@@ -135,7 +140,7 @@ impl CapturedGraph {
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         let device = &self.device;
-        device.check_driver(stream.device(), "cuGraphLaunch", ErrorCode::INVALID_HANDLE)?;
+        device.check_stream(stream, "cuGraphLaunch")?;
         // SAFETY: both handles are live (their invariants) and of this driver object; the rest is the
         // caller's.
         device.run(|driver| unsafe { driver.graph_launch(self.exec, stream.raw()) })
