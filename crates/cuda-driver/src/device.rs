@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::alive::Tally;
-use crate::close::{Loss, destroy, free_all, refused};
+use crate::close::{Left, Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
 use crate::messages::one_line_debug;
 use crate::opened::{self, Noted};
@@ -629,9 +629,9 @@ impl Device {
     /// dropped before the call is free when it returns.
     ///
     /// # Errors
-    /// The first refusal; every other buffer is freed all the same. A refused object is given up,
-    /// and is never freed a second time: it may be gone, since the driver may return the error of
-    /// earlier work.
+    /// The first refusal; every other buffer is freed all the same. An object whose call certainly
+    /// did nothing waits for the next attempt. Another refused object is given up, and is never freed
+    /// a second time: it may be gone, since the driver may return the error of earlier work.
     #[track_caller]
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
         // Bounded by the driver's calls, which wait for the device's work. The regions are dropped
@@ -642,15 +642,12 @@ impl Device {
             return Ok(0);
         }
         let count = retired.len();
-        let (mut retired, mut regions) = (Some(retired), Vec::new());
-        let freed = self.clean_up(|driver| {
-            retired.take().map_or(Ok(()), |list| free_all(driver, list, &mut regions))
-        });
-        if let Some(retired) = retired {
-            // The context could not be bound, so no call was made.
-            self.inner.retired.lock().extend(retired);
-        }
+        let mut left = Left { retired, regions: Vec::new() };
+        // Where the context cannot be bound, all is left.
+        let freed = self.clean_up(|driver| free_all(driver, &mut left));
+        self.inner.retired.lock().extend(left.retired);
         drop(freeing);
+        drop(left.regions);
         freed.map(|()| count)
     }
 }

@@ -17,9 +17,11 @@ impl Stream {
     /// Captures what `enqueue` launches on this stream, which runs when the graph is launched, and not
     /// now.
     ///
-    /// Calls that cannot be captured, such as those that wait for the stream, are refused within
-    /// `enqueue`, and the capture then fails. On the simulated device only launches of kernels can be
-    /// captured. Launches of other threads are no part of the graph.
+    /// Within `enqueue`, this thread is refused calls that cannot be captured, and those that may wait:
+    /// allocating, freeing and pinning memory, queries of and waits for events, streams and the device.
+    /// The capture then fails. So does the capture of a device that another thread waits for as a whole
+    /// ([`Device::synchronize`]). On the simulated device only launches of kernels can be captured.
+    /// Launches of other threads are no part of the graph.
     ///
     /// # Errors
     /// What `enqueue` answers; `STREAM_CAPTURE_UNSUPPORTED` for the default stream, `ILLEGAL_STATE` for a

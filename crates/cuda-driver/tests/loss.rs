@@ -9,11 +9,13 @@ mod kernel;
 
 use std::sync::Arc;
 
+use cuda_driver::host_pages::HostPages;
 use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, CloseError, CopyError, Device, DeviceAttribute, DeviceBuffer,
-    DeviceError, DriverError, ErrorCode, Event, HostAllocFlags, Kernel, KernelArgs, LaunchConfig,
-    Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch, Stream, StreamPriority,
+    DeviceError, DriverError, ErrorCode, Event, HostAllocFlags, HostRegisterFlags, Kernel,
+    KernelArgs, LaunchConfig, Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch,
+    Stream, StreamPriority,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 
@@ -232,6 +234,34 @@ fn dropped_memory_is_kept_for_the_next_attempt_where_the_context_cannot_be_bound
     assert_eq!(device.free_retired(), Ok(2));
     assert_eq!((device.alive().retired, sim.device_used_bytes(0)), (0, used));
     assert_eq!(sim.pinned_bytes(), 0);
+}
+
+#[test]
+fn dropped_memory_is_kept_for_the_next_attempt_where_a_capture_refuses_to_free_it() {
+    let (sim, device) = machine();
+    let stream = Stream::new(&device).unwrap();
+    let pages = HostPages::map(BYTES, false, None).unwrap();
+    drop((
+        DeviceBuffer::alloc(&device, BYTES).unwrap(),
+        PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).unwrap(),
+        PinnedBuffer::register(&device, Box::new(pages), HostRegisterFlags::SHARED).unwrap(),
+    ));
+    let before = device.alive().retired;
+    // An allocation frees first what was dropped.
+    let refused = stream.capture(|| DeviceBuffer::alloc(&device, BYTES).map(drop)).unwrap_err();
+    assert_eq!(refused.driver_error().code, ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!(device.alive().retired, before, "nothing was freed, so nothing is forgotten");
+    assert_eq!(device.free_retired(), Ok(before));
+    // An error of the call alone, as often as it comes.
+    let memory = DeviceBuffer::alloc(&device, BYTES).unwrap();
+    for nth in 1..=2 {
+        sim.fail_nth("cuMemFree", nth, ErrorCode::OUT_OF_MEMORY);
+    }
+    drop(memory);
+    assert!(device.free_retired().is_err());
+    assert_eq!((device.alive().retired, device.free_retired()), (1, Ok(1)));
+    drop(stream);
+    assert_eq!(sim.check_leaks(), LeakReport::default());
 }
 
 #[test]

@@ -24,6 +24,7 @@ impl Machine {
 
     pub(crate) fn mem_alloc(&mut self, bytes: u64) -> Answer<u64> {
         let device = self.current()?;
+        self.may_wait()?;
         self.memory.allocate(device, bytes)
     }
 
@@ -33,6 +34,7 @@ impl Machine {
         }
         let index = self.memory.allocations.starting_at(address);
         let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
+        self.may_wait()?;
         let device = self.memory.allocations.live()[index].device;
         let bytes = self.memory.allocations.live()[index].bytes();
         // The driver also waits for other devices, because their copies may read this memory.
@@ -48,6 +50,7 @@ impl Machine {
             // The call succeeds without an address. Null can be freed as well.
             return Ok(0);
         }
+        self.may_wait()?;
         let host = self.memory.host.alloc(bytes, device, flags.portable)?;
         self.clock.sized(SizedCall::PinnedAlloc, bytes);
         Ok(host)
@@ -62,6 +65,7 @@ impl Machine {
         if region.is_registered() {
             return Err(ErrorCode::INVALID_VALUE);
         }
+        self.may_wait()?;
         let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
         self.wait_to_end("cuMemFreeHost", goal)?;
@@ -77,6 +81,7 @@ impl Machine {
         flags: HostRegisterFlags,
     ) -> Answer<()> {
         let device = self.current()?;
+        self.may_wait()?;
         self.memory.host.register(range, device, flags.portable)?;
         self.clock.sized(SizedCall::Register, range.bytes());
         Ok(())
@@ -94,6 +99,7 @@ impl Machine {
                 ErrorCode::HOST_MEMORY_NOT_REGISTERED
             });
         };
+        self.may_wait()?;
         let (owner, bytes) = (region.owner, region.bytes());
         // The driver waits for all work of this device, but not for other devices.
         self.wait_to_end("cuMemHostUnregister", Goal::Device(owner))?;

@@ -8,6 +8,7 @@
 
 pub(crate) mod batches;
 pub(crate) mod bound;
+pub(crate) mod captures;
 pub(crate) mod contexts;
 pub(crate) mod copies;
 pub(crate) mod devices;
@@ -124,6 +125,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         launches::SIMULATED,
         graphs::CASES,
         graphs::SIMULATED,
+        captures::CASES,
         faults::PROCESS,
         peers::CASES,
         peers::PROCESS,
