@@ -6,6 +6,7 @@
 
 #![deny(dead_code)] // A case that no table names.
 
+pub(crate) mod atomics;
 pub(crate) mod batches;
 pub(crate) mod bound;
 pub(crate) mod captures;
@@ -126,6 +127,8 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         graphs::CASES,
         graphs::SIMULATED,
         captures::CASES,
+        atomics::CASES,
+        atomics::PAIRS,
         faults::PROCESS,
         peers::CASES,
         peers::PROCESS,
