@@ -3,7 +3,7 @@
 use crate::current::Bound;
 use crate::device::{Inner, Object, Retired};
 use crate::opened;
-use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, LiveHandles, site};
+use crate::{Device, Driver, DriverError, DriverResult, ErrorCode, HostRegion, LiveHandles, site};
 
 /// The error that lost a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -85,9 +85,10 @@ impl Inner {
     #[track_caller]
     fn end(&mut self) -> DriverResult<()> {
         let _site = site::enter();
-        let retired = std::mem::take(self.retired.get_mut());
+        let mut left =
+            Left { retired: std::mem::take(self.retired.get_mut()), regions: Vec::new() };
         let mut outcome = Ok(());
-        if !retired.is_empty() {
+        if !left.retired.is_empty() {
             let mut bound = None;
             let entered = twice(|| {
                 // SAFETY: the context is alive until the release below (invariant of `context`).
@@ -95,14 +96,14 @@ impl Inner {
                 Ok(())
             });
             outcome = match entered {
-                Ok(()) => free_all(&*self.driver, retired),
+                Ok(()) => free_all(&*self.driver, &mut left),
                 Err(error) => {
                     refused(error, "what was dropped was not freed");
-                    // A device that cannot be asked may still use registered memory.
-                    std::mem::forget(retired);
                     Err(error)
                 }
             };
+            // A device that cannot be asked, or did not free it, may still use registered memory.
+            std::mem::forget(left.retired);
         }
         drop(self.noted.take());
         if std::mem::take(&mut self.retained) {
@@ -126,8 +127,17 @@ impl Drop for Inner {
     }
 }
 
+/// What there is to free, and what is left of it.
+pub(crate) struct Left {
+    /// Not freed yet: the calls, if they were made, certainly did nothing.
+    pub(crate) retired: Vec<Retired>,
+    /// Regions that the device is done with, for the caller to drop.
+    pub(crate) regions: Vec<Box<dyn HostRegion>>,
+}
+
 /// Frees every entry, even after a refusal, and returns the first refusal.
-pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResult<()> {
+pub(crate) fn free_all(driver: &dyn Driver, left: &mut Left) -> DriverResult<()> {
+    let retired = std::mem::take(&mut left.retired);
     let has = |wanted: fn(&Retired) -> bool| retired.iter().any(wanted);
     // The driver waits for all devices before it frees memory, and for one device before it
     // unregisters memory. It waits for no device before this crate's own memory is freed.
@@ -136,37 +146,48 @@ pub(crate) fn free_all(driver: &dyn Driver, retired: Vec<Retired>) -> DriverResu
     let lent = has(|memory| matches!(memory, Retired::Lent(_)));
     let waited = if lent { twice(|| driver.ctx_synchronize()) } else { Ok(()) };
     let mut outcome = Ok(());
-    for memory in retired {
-        let freed = match memory {
+    for mut memory in retired {
+        let freed = match &mut memory {
             Retired::Device(address, uses) => {
                 // The driver waits for work that is enqueued, and not for a call that is about to do so.
                 uses.wait();
-                // SAFETY: an address enters the list once, when the one buffer that owned it is
-                // dropped, and leaves it before this call, which is made once (see `once`).
-                once(|| unsafe { driver.mem_free(address) })
+                // SAFETY: an address enters the list when the one buffer that owned it is dropped,
+                // and leaves it before this call, which is made once (see `once`). It enters the list
+                // again only where the call did nothing.
+                once(|| unsafe { driver.mem_free(*address) })
             }
             // SAFETY: as above; the dropped buffer was the only way to reach the memory.
-            Retired::Host(host) => once(|| unsafe { driver.mem_free_host(host) }),
+            Retired::Host(host) => once(|| unsafe { driver.mem_free_host(*host) }),
             Retired::Registered(region) => {
                 let host = region.address();
-                let unregistered = settled.and_then(|()| {
+                settled.and_then(|()| {
                     // SAFETY: a region enters the list once, when the one buffer that owned it is
                     // dropped, which was the only way to reach it; since then all devices have done
                     // what they had to do. The memory is still ours at a second attempt, so what that
                     // finds registered at the address is this region or nothing.
                     twice(|| unsafe { driver.mem_host_unregister(host) })
-                });
-                let_go(region, unregistered)
+                })
             }
-            Retired::Lent(memory) => let_go(memory, waited),
+            Retired::Lent(_) => waited,
             // SAFETY: an object enters the list when its last handle is dropped, a module at once and
             // another where it is certain that it was not destroyed, so it is live; it leaves the list
             // before this call, made once.
-            Retired::Object(object) => once(|| unsafe { destroy(driver, object) }),
+            Retired::Object(object) => once(|| unsafe { destroy(driver, *object) }),
         };
         if let Err(error) = freed {
             refused(error, "what was dropped was not freed");
             outcome = outcome.and(Err(error));
+        }
+        match freed {
+            Err(error) if error.code.is_of_call_not_made() => left.retired.push(memory),
+            // Host memory that the device may still use is never freed. No work of a stopped device
+            // uses it.
+            Err(error) if !error.code.is_sticky() => std::mem::forget(memory),
+            _ => match memory {
+                Retired::Registered(region) => left.regions.push(region),
+                Retired::Lent(bytes) => drop(bytes),
+                Retired::Device(..) | Retired::Host(_) | Retired::Object(_) => {}
+            },
         }
     }
     outcome
@@ -185,6 +206,12 @@ pub(crate) unsafe fn destroy(driver: &dyn Driver, object: Object) -> DriverResul
         Object::Module(raw) => unsafe { driver.module_unload(raw) },
         // SAFETY: the caller's promise; launches that are enqueued still run.
         Object::GraphExec(raw) => unsafe { driver.graph_exec_destroy(raw) },
+        Object::Addresses(base, bytes) => {
+            let freed = driver.mem_address_free(base, bytes);
+            freed.map_err(|error| error.of_range(base, bytes))
+        }
+        // SAFETY: the caller's promise; memory that is mapped lives on until it is unmapped.
+        Object::PhysicalMemory(handle) => unsafe { driver.mem_release(handle) },
     }
 }
 
@@ -200,17 +227,6 @@ pub(crate) fn once(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<(
 /// its error again.
 fn twice(mut call: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
     call().or_else(|error| if error.code.is_sticky() { Err(error) } else { call() })
-}
-
-/// Frees host memory if `answer` says that the device is done with it. Memory that the device may
-/// still use is never freed.
-fn let_go<T>(memory: T, answer: DriverResult<()>) -> DriverResult<()> {
-    match answer {
-        // No work of a stopped device uses the memory.
-        Err(error) if !error.code.is_sticky() => std::mem::forget(memory),
-        _ => drop(memory),
-    }
-    answer
 }
 
 /// Logs a refusal of clean-up. If the device is lost, or the driver is ending with the process, the

@@ -9,14 +9,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::alive::Tally;
-use crate::close::{Loss, destroy, free_all, refused};
+use crate::close::{Left, Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
 use crate::messages::one_line_debug;
 use crate::opened::{self, Noted};
 use crate::span::LastUses;
 use crate::{
     DeviceAttribute, DeviceInfo, Driver, DriverError, DriverResult, ErrorCode, HostAccess,
-    HostRegion, LiveHandles, site,
+    HostRegion, LiveHandles, Stream, site,
 };
 
 /// Why an operation on a device did not happen.
@@ -32,16 +32,31 @@ pub enum DeviceError {
         /// The first such error: the cause, with the call that met it.
         first: DriverError,
     },
+    /// The stream is of another context than the object that it was given for, and so usually of
+    /// another GPU. The call was not made.
+    #[error("{call} of an object of GPU {device} was given a stream of GPU {stream}")]
+    OtherDevice {
+        /// The driver's name of the call.
+        call: &'static str,
+        /// Ordinal of the object's device, whose streams the call takes.
+        device: i32,
+        /// Ordinal of the stream's device.
+        stream: i32,
+    },
 }
 
 one_line_debug!(DeviceError);
 
 impl DeviceError {
-    /// The driver's answer: this call's, or the one that poisoned the device.
+    /// The driver's answer: this call's, or the one that poisoned the device. For a call that was
+    /// not made, the answer that the driver has for it.
     #[must_use]
     pub fn driver_error(&self) -> DriverError {
         match *self {
             Self::Driver(error) | Self::Poisoned { first: error } => error,
+            Self::OtherDevice { call, device, .. } => {
+                DriverError::new(call, ErrorCode::INVALID_HANDLE).on_device(device)
+            }
         }
     }
 
@@ -84,6 +99,9 @@ pub(crate) enum Object {
     Event(u64),
     Module(u64),
     GraphExec(u64),
+    /// Reserved addresses: the first, and the length.
+    Addresses(u64, u64),
+    PhysicalMemory(u64),
 }
 
 /// A GPU, on one context. A cheap handle: clones are the same device.
@@ -115,6 +133,9 @@ pub(crate) struct Inner {
     info: DeviceInfo,
     pub(crate) loss: OnceLock<Loss>,
     pub(crate) retired: Mutex<Vec<Retired>>,
+    /// Held by the thread that frees what was retired. Another thread then waits, because memory
+    /// that is taken from the list and not yet free would be neither here nor there.
+    freeing: Mutex<()>,
     /// The driver's answer for the first dropped object that may be left.
     pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
@@ -242,6 +263,7 @@ impl Device {
                 info,
                 loss: OnceLock::new(),
                 retired: Mutex::new(Vec::new()),
+                freeing: Mutex::new(()),
                 given_up: OnceLock::new(),
                 tally: Tally::default(),
                 owner,
@@ -469,6 +491,24 @@ impl Device {
         }
     }
 
+    /// Refuses a stream of another driver object, or of another context: of two default streams,
+    /// which have one number, the driver would take the wrong one.
+    pub(crate) fn check_stream(
+        &self,
+        stream: &Stream,
+        call: &'static str,
+    ) -> Result<(), DeviceError> {
+        let other = stream.device();
+        self.check_driver(other, call, ErrorCode::INVALID_HANDLE)?;
+        match self.shares_context(other) {
+            true => Ok(()),
+            false => {
+                let (device, stream) = (self.ordinal(), other.ordinal());
+                Err(DeviceError::OtherDevice { call, device, stream })
+            }
+        }
+    }
+
     /// Whether both are on one context of one driver object: what is made from the one may be used with the other.
     ///
     /// Two GPUs never share a context. Two handles of one GPU may be on two contexts, and the contexts of two driver
@@ -547,21 +587,24 @@ impl Device {
         }
     }
 
-    /// Destroys an object. An object that certainly was not destroyed is tried again with the
-    /// memory of dropped buffers. An object that may have been destroyed is given up.
+    /// Destroys an object, and returns the driver's answer. An object that certainly was not
+    /// destroyed is tried again with the memory of dropped buffers. An object that may have been
+    /// destroyed is given up.
     ///
     /// # Safety
     /// - The object is live, of this device, and its last handle is being dropped.
     #[track_caller]
-    pub(crate) unsafe fn destroy(&self, object: Object) {
+    pub(crate) unsafe fn destroy(&self, object: Object) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         match self.end(|driver| unsafe { destroy(driver, object) }) {
-            Ended::Done => {}
+            Ended::Done => Ok(()),
             Ended::Not(error) if !error.driver_error().code.is_sticky() => {
                 self.retire(Retired::Object(object));
+                Err(error)
             }
             Ended::Not(error) | Ended::Perhaps(error) => {
                 self.give_up(error.driver_error(), "an object may not have been destroyed");
+                Err(error)
             }
         }
     }
@@ -582,26 +625,29 @@ impl Device {
     /// `cuModuleUnload` wait for the device. Allocating calls this first, and so does dropping the last handle of the device.
     ///
     /// # Ordering
-    /// May wait for all work of the device.
+    /// May wait for all work of the device, and for another thread that is in this call: what was
+    /// dropped before the call is free when it returns.
     ///
     /// # Errors
-    /// The first refusal; every other buffer is freed all the same. A refused object is given up,
-    /// and is never freed a second time: it may be gone, since the driver may return the error of
-    /// earlier work.
+    /// The first refusal; every other buffer is freed all the same. An object whose call certainly
+    /// did nothing waits for the next attempt. Another refused object is given up, and is never freed
+    /// a second time: it may be gone, since the driver may return the error of earlier work.
     #[track_caller]
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
+        // Bounded by the driver's calls, which wait for the device's work. The regions are dropped
+        // behind it, since their destructors are the host program's code.
+        let freeing = self.inner.freeing.lock();
         let retired = std::mem::take(&mut *self.inner.retired.lock());
         if retired.is_empty() {
             return Ok(0);
         }
         let count = retired.len();
-        let mut retired = Some(retired);
-        let freed =
-            self.clean_up(|driver| retired.take().map_or(Ok(()), |list| free_all(driver, list)));
-        if let Some(retired) = retired {
-            // The context could not be bound, so no call was made.
-            self.inner.retired.lock().extend(retired);
-        }
+        let mut left = Left { retired, regions: Vec::new() };
+        // Where the context cannot be bound, all is left.
+        let freed = self.clean_up(|driver| free_all(driver, &mut left));
+        self.inner.retired.lock().extend(left.retired);
+        drop(freeing);
+        drop(left.regions);
         freed.map(|()| count)
     }
 }

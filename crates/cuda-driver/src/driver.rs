@@ -666,7 +666,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     // --- Graphs --------------------------------------------------------------------------------
 
     /// `cuStreamBeginCapture`, with `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: what this thread launches in
-    /// the stream from here on becomes nodes of a graph, in its order, and does not run.
+    /// the stream from here on becomes nodes of a graph, in its order, and does not run. Until the end of
+    /// the capture, a call of this thread that may wait is refused with `STREAM_CAPTURE_UNSUPPORTED`, and
+    /// the capture has no graph.
     ///
     /// # Errors
     /// `STREAM_CAPTURE_UNSUPPORTED` for the default stream, `ILLEGAL_STATE` for a stream that is captured.

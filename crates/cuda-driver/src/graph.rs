@@ -2,7 +2,7 @@
 
 use crate::close::once;
 use crate::device::Object;
-use crate::{Device, DeviceError, Driver, DriverResult, ErrorCode, Stream};
+use crate::{Device, DeviceError, Driver, DriverResult, Stream};
 
 /// Launches that were captured once, to be enqueued together many times: an instance of a CUDA graph.
 #[derive(Debug)]
@@ -17,13 +17,17 @@ impl Stream {
     /// Captures what `enqueue` launches on this stream, which runs when the graph is launched, and not
     /// now.
     ///
-    /// Calls that cannot be captured, such as those that wait for the stream, are refused within
-    /// `enqueue`, and the capture then fails. On the simulated device only launches of kernels can be
-    /// captured. Launches of other threads are no part of the graph.
+    /// Within `enqueue`, this thread is refused calls that cannot be captured, and those that may wait:
+    /// allocating, freeing and pinning memory, queries of and waits for events, streams and the device.
+    /// The capture then fails. So does the capture of a device that another thread waits for as a whole
+    /// ([`Device::synchronize`]). On the simulated device only launches of kernels can be captured.
+    /// Launches of other threads are no part of the graph.
     ///
     /// # Errors
     /// What `enqueue` answers; `STREAM_CAPTURE_UNSUPPORTED` for the default stream, `ILLEGAL_STATE` for a
-    /// stream that is captured already, `STREAM_CAPTURE_INVALIDATED` for a capture that failed.
+    /// stream that is captured already, `STREAM_CAPTURE_INVALIDATED` for a capture that failed. The
+    /// stream can be used again, unless the driver has refused twice to end the capture, which
+    /// [`Device::close`] reports.
     #[track_caller]
     pub fn capture<E: From<DeviceError>>(
         &self,
@@ -36,16 +40,41 @@ impl Stream {
         let capturing = Capturing { stream: self };
         enqueue()?;
         std::mem::forget(capturing);
-        let graph = self.end_capture()?;
-        // SAFETY: made above, and used no more.
-        let exec = device.run(|driver| unsafe { instance(device, driver, graph) })?;
+        // SAFETY: the graph is the caller's, who uses it no more.
+        let exec = self.end_capture(|driver, graph| unsafe { instance(device, driver, graph) })?;
         Ok(CapturedGraph { device: device.clone(), exec })
     }
 
+    /// Ends the capture, and hands its graph to `take`, with the context bound for both: a graph that
+    /// waits for another binding could be lost. A call that certainly did nothing is made once more.
     #[track_caller]
-    fn end_capture(&self) -> Result<u64, DeviceError> {
-        // SAFETY: the stream is live (invariant of `raw`).
-        self.device().run(|driver| unsafe { driver.stream_end_capture(self.raw()) })
+    fn end_capture<T>(
+        &self,
+        take: impl Fn(&dyn Driver, u64) -> DriverResult<T>,
+    ) -> Result<T, DeviceError> {
+        let mut ended = false;
+        let mut answer = self.try_end_capture(&take, &mut ended);
+        if !ended {
+            answer = self.try_end_capture(&take, &mut ended);
+        }
+        if let (false, Err(error)) = (ended, &answer) {
+            self.device().give_up(error.driver_error(), "a stream may still be captured");
+        }
+        answer
+    }
+
+    #[track_caller]
+    fn try_end_capture<T>(
+        &self,
+        take: impl Fn(&dyn Driver, u64) -> DriverResult<T>,
+        ended: &mut bool,
+    ) -> Result<T, DeviceError> {
+        self.device().clean_up(|driver| {
+            // SAFETY: the stream is live (invariant of `raw`).
+            let graph = unsafe { driver.stream_end_capture(self.raw()) };
+            *ended = !graph.is_err_and(|error| error.code.is_of_call_not_made());
+            take(driver, graph?)
+        })
     }
 }
 
@@ -56,13 +85,10 @@ struct Capturing<'a> {
 
 impl Drop for Capturing<'_> {
     fn drop(&mut self) {
-        let device = self.stream.device();
-        let ended = self.stream.end_capture().and_then(|graph| {
-            device.run(|driver| {
-                // SAFETY: made by the call above, and used no more.
-                unsafe { destroy(device, driver, graph) };
-                Ok(())
-            })
+        let ended = self.stream.end_capture(|driver, graph| {
+            // SAFETY: the graph is the caller's, who uses it no more.
+            unsafe { destroy(self.stream.device(), driver, graph) };
+            Ok(())
         });
         // A capture that failed has no graph, and its error is the one to return.
         if let Err(error) = ended {
@@ -106,8 +132,8 @@ impl CapturedGraph {
     /// launches of this object, whatever their streams. Memory is read when the kernels run.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a stream of another driver object. A fault inside a kernel shows at a later
-    /// call.
+    /// [`DeviceError::OtherDevice`]; `INVALID_HANDLE` for a stream of another driver object. A fault
+    /// inside a kernel shows at a later call.
     ///
     /// # Safety
     /// - modules of the captured kernels are loaded, and memory that the kernels access is allocated, until
@@ -116,7 +142,7 @@ impl CapturedGraph {
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         let device = &self.device;
-        device.check_driver(stream.device(), "cuGraphLaunch", ErrorCode::INVALID_HANDLE)?;
+        device.check_stream(stream, "cuGraphLaunch")?;
         // SAFETY: both handles are live (their invariants) and of this driver object; the rest is the
         // caller's.
         device.run(|driver| unsafe { driver.graph_launch(self.exec, stream.raw()) })
@@ -126,6 +152,6 @@ impl CapturedGraph {
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
         // SAFETY: this is its only handle; launches already enqueued still run.
-        unsafe { self.device.destroy(Object::GraphExec(self.exec)) };
+        let _ = unsafe { self.device.destroy(Object::GraphExec(self.exec)) };
     }
 }

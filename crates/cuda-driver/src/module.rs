@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::alive::{Held, Kind};
 use crate::device::{Object, Retired};
-use crate::{Device, DeviceError, ErrorCode, KernelArgs, LaunchConfig, Stream};
+use crate::{Device, DeviceError, KernelArgs, LaunchConfig, Stream};
 
 /// Why a module or a kernel could not be loaded.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
@@ -125,8 +125,9 @@ impl Kernel {
     /// too, is read when it runs, not now.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a geometry over the device's limits, `INVALID_HANDLE` for a stream of
-    /// another context. A fault inside the kernel shows at a later call.
+    /// `INVALID_VALUE` for a geometry over the device's limits; [`DeviceError::OtherDevice`];
+    /// `INVALID_HANDLE` for a stream of another driver object. A fault inside the kernel shows at a
+    /// later call.
     ///
     /// # Safety
     /// - `args` has the number, order and sizes of the kernel's parameters;
@@ -140,7 +141,7 @@ impl Kernel {
         args: &KernelArgs,
     ) -> Result<(), DeviceError> {
         let device = self.device();
-        device.check_driver(stream.device(), "cuLaunchKernel", ErrorCode::INVALID_HANDLE)?;
+        device.check_stream(stream, "cuLaunchKernel")?;
         device.run(|driver| {
             // SAFETY: function and stream are live (their invariants) and of this driver object;
             // the rest is the caller's.

@@ -71,8 +71,9 @@ impl Stream {
     /// Waits on the device, not on the host. Later records of `event` do not change this wait.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a stream or an event of another driver object, or an event of another
-    /// context than `other`; [`DeviceError::Poisoned`] when either device is lost, which does not lose the other.
+    /// `INVALID_HANDLE` for a stream or an event of another driver object; [`DeviceError::OtherDevice`] for an
+    /// event of another context than `other`; [`DeviceError::Poisoned`] when either device is lost, which does not
+    /// lose the other.
     #[track_caller]
     pub fn wait_for(&self, other: &Stream, event: &Event) -> Result<(), DeviceError> {
         let _site = site::enter();
@@ -80,6 +81,7 @@ impl Stream {
         for device in [there, event.device()] {
             here.check_driver(device, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
         }
+        event.device().check_stream(other, "cuEventRecord")?;
         if self.raw().min(other.raw()) <= STREAM_LEGACY {
             event.record(other)?;
             return self.wait(event);

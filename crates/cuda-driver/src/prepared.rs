@@ -2,7 +2,7 @@
 
 use crate::device::Object;
 use crate::graph;
-use crate::{DeviceError, ErrorCode, Kernel, KernelArgs, LaunchConfig, Stream};
+use crate::{DeviceError, Kernel, KernelArgs, LaunchConfig, Stream};
 
 /// A kernel with its geometry and arguments, to be enqueued many times: a CUDA graph of one kernel.
 /// On an H100, enqueueing it takes the host about 2 µs, and a launch 3 to 4 µs.
@@ -62,8 +62,8 @@ impl PreparedLaunch {
     /// whatever their streams. Memory that the kernel reads is read when it runs.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a stream of another driver object. A fault inside the kernel shows at a
-    /// later call.
+    /// [`DeviceError::OtherDevice`]; `INVALID_HANDLE` for a stream of another driver object. A fault
+    /// inside the kernel shows at a later call.
     ///
     /// # Safety
     /// - host memory that the kernel reads stays allocated until it has completed;
@@ -71,7 +71,7 @@ impl PreparedLaunch {
     #[track_caller]
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         let device = self.kernel.device();
-        device.check_driver(stream.device(), "cuGraphLaunch", ErrorCode::INVALID_HANDLE)?;
+        device.check_stream(stream, "cuGraphLaunch")?;
         // SAFETY: both handles are live (their invariants) and of this driver object; the rest is the
         // caller's.
         device.run(|driver| unsafe { driver.graph_launch(self.exec, stream.raw()) })
@@ -81,6 +81,6 @@ impl PreparedLaunch {
 impl Drop for PreparedLaunch {
     fn drop(&mut self) {
         // SAFETY: this is its only handle; launches already enqueued still run.
-        unsafe { self.kernel.device().destroy(Object::GraphExec(self.exec)) };
+        let _ = unsafe { self.kernel.device().destroy(Object::GraphExec(self.exec)) };
     }
 }

@@ -189,26 +189,26 @@ impl Life {
     /// Has calls refuse the spans from now on. Called once, when the owner goes.
     pub(crate) fn end(&self) -> LastUses {
         self.0.slot.state.fetch_add(NEXT_OWNER, SeqCst);
-        LastUses(self.0.slot)
+        LastUses(Some(self.0.slot))
     }
 }
 
-/// Calls that were under way when an owner ended.
+/// Calls that were under way when an owner ended; none once they were waited for.
 #[derive(Debug)]
-pub(crate) struct LastUses(&'static Slot);
+pub(crate) struct LastUses(Option<&'static Slot>);
 
 impl LastUses {
     fn are_over(&self) -> bool {
-        self.0.state.load(SeqCst) & CALLS == 0
+        self.0.is_none_or(|slot| slot.state.load(SeqCst) & CALLS == 0)
     }
 
     /// Waits until they have returned, for no longer than one driver call takes. To be called before the memory is
     /// freed.
-    pub(crate) fn wait(self) {
+    pub(crate) fn wait(&mut self) {
         while !self.are_over() {
             std::thread::yield_now();
         }
-        SPARE.lock().push(self.0);
+        SPARE.lock().extend(self.0.take());
     }
 }
 

@@ -422,7 +422,7 @@ impl Drop for StreamInner {
     fn drop(&mut self) {
         if self.owned {
             // SAFETY: this is the last handle of a stream that `new` created.
-            unsafe { self.device.destroy(Object::Stream(self.raw)) };
+            let _ = unsafe { self.device.destroy(Object::Stream(self.raw)) };
         }
         self.owner.let_go(&**self.device.driver());
     }
@@ -473,11 +473,10 @@ impl Event {
     /// Records the event: it completes when the work enqueued on `stream` so far has.
     ///
     /// # Errors
-    /// [`DeviceError::Driver`] with `INVALID_HANDLE` for a stream of another context.
+    /// [`DeviceError::OtherDevice`]; `INVALID_HANDLE` for a stream of another driver object.
     #[track_caller]
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        let other = stream.device();
-        self.device.check_driver(other, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
+        self.device.check_stream(stream, "cuEventRecord")?;
         // SAFETY: both handles are live (invariants of `raw`), and of this driver object.
         self.device.run(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
     }
@@ -518,6 +517,6 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: this is the only handle of the event.
-        unsafe { self.device.destroy(Object::Event(self.raw)) };
+        let _ = unsafe { self.device.destroy(Object::Event(self.raw)) };
     }
 }

@@ -1,7 +1,7 @@
 //! Address ranges without memory, and physical memory without addresses.
 
 use crate::alive::{Held, Kind};
-use crate::device::Ended;
+use crate::device::{Ended, Object};
 use crate::span::Life;
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
@@ -115,16 +115,24 @@ impl AddressRange {
     /// Frees the addresses now. No memory may be mapped there.
     ///
     /// # Errors
-    /// `INVALID_VALUE` while memory is mapped there. The handle is consumed all the same, and the
-    /// addresses stay reserved until the process ends.
+    /// `INVALID_VALUE` while memory is mapped there. The handle is consumed all the same. If the
+    /// call certainly did nothing, it is tried again with the memory of dropped buffers. Otherwise
+    /// the addresses stay reserved until the process ends, and [`Device::close`] reports them.
     #[track_caller]
     pub fn free(mut self) -> Result<(), DeviceError> {
-        let (base, bytes) = (self.base, std::mem::take(&mut self.bytes));
+        self.give_back()
+    }
+
+    #[track_caller]
+    fn give_back(&mut self) -> Result<(), DeviceError> {
         // With a length of 0 the destructor frees no addresses.
+        let bytes = std::mem::take(&mut self.bytes);
+        if bytes == 0 {
+            return Ok(());
+        }
         self.life.end().wait();
-        self.device.clean_up(|driver| {
-            driver.mem_address_free(base, bytes).map_err(|error| error.of_range(base, bytes))
-        })
+        // SAFETY: a live reservation (invariant of `base`), which is used no more.
+        unsafe { self.device.destroy(Object::Addresses(self.base, bytes)) }
     }
 
     fn address(&self, call: &'static str, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
@@ -138,21 +146,15 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        let (base, bytes) = (self.base, self.bytes);
-        self.life.end().wait();
-        if let Err(error) = self.device.clean_up(|driver| driver.mem_address_free(base, bytes)) {
-            tracing::warn!(%error, base, bytes, "an address range was not freed");
-        }
+        let _ = self.give_back();
     }
 }
 
 /// Physical memory of a device (`cuMemCreate`), to be mapped under reserved addresses.
 ///
-/// A drop releases the handle, as [`release`](PhysicalMemory::release) does. Memory that is still
-/// mapped lives on until it is unmapped.
+/// A drop releases the handle. A release that certainly did nothing is tried again with the memory
+/// of dropped buffers, and another refusal is reported by [`Device::close`]. Memory that is still mapped
+/// lives on until it is unmapped.
 #[derive(Debug)]
 pub struct PhysicalMemory {
     device: Held,
@@ -299,10 +301,14 @@ impl PhysicalMemory {
     /// again; [`leak`](PhysicalMemory::leak) does not.
     #[track_caller]
     pub fn release(mut self) -> Result<(), ReleaseError> {
-        let bytes = self.bytes;
-        match self.give_up() {
-            Ok(()) => Ok(()),
-            Err(source) => {
+        let (bytes, handle) = (self.bytes, self.handle);
+        // SAFETY: the handle is live and this struct's alone (its invariant). Unless the call did
+        // nothing for certain, `is_live` says from here on that it is used no more.
+        let ended = self.device.end(|driver| unsafe { driver.mem_release(handle) });
+        self.is_live = matches!(ended, Ended::Not(_));
+        match ended {
+            Ended::Done => Ok(()),
+            Ended::Not(source) | Ended::Perhaps(source) => {
                 Err(ReleaseError { memory: self.is_live.then_some(self), bytes, source })
             }
         }
@@ -313,29 +319,13 @@ impl PhysicalMemory {
         self.is_live = false;
         self.handle
     }
-
-    #[track_caller]
-    fn give_up(&mut self) -> Result<(), DeviceError> {
-        let handle = self.handle;
-        // SAFETY: both callers hold a live memory, whose handle is live and this struct's alone
-        // (invariant of `handle`). Unless the call did nothing for certain, `is_live` says from here
-        // on that it is used no more.
-        let ended = self.device.end(|driver| unsafe { driver.mem_release(handle) });
-        self.is_live = matches!(ended, Ended::Not(_));
-        match ended {
-            Ended::Done => Ok(()),
-            Ended::Not(error) | Ended::Perhaps(error) => Err(error),
-        }
-    }
 }
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        if !self.is_live {
-            return;
-        }
-        if let Err(error) = self.give_up() {
-            tracing::warn!(%error, handle = self.handle, "physical memory was not released");
+        if self.is_live {
+            // SAFETY: the handle is live and this struct's alone (its invariant).
+            let _ = unsafe { self.device.destroy(Object::PhysicalMemory(self.handle)) };
         }
     }
 }

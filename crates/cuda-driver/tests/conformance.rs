@@ -56,9 +56,11 @@ fn the_traps_of_other_handles_are_not_in_ours() {
     run_all(traps::PAIRS, 2);
 }
 
-/// Cases that show what the device does by what nothing orders: when a held stream's work reads, and
-/// that a driver does not wait.
-const MEANT_TO_RACE: [&str; 3] = [
+/// Cases that show what the device does by what nothing orders: when a held stream's work reads, that
+/// a driver does not wait, and what two devices do to one word.
+const MEANT_TO_RACE: [&str; 5] = [
+    "additions_of_two_devices_at_the_scope_of_one_may_be_lost",
+    "additions_of_two_devices_in_memory_of_the_host_may_be_lost",
     "a_batch_reads_pinned_memory_when_it_runs",
     "a_graph_runs_in_its_stream",
     "unregistering_does_not_wait_for_another_device",

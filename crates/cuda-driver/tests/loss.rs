@@ -9,11 +9,13 @@ mod kernel;
 
 use std::sync::Arc;
 
+use cuda_driver::host_pages::HostPages;
 use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, CloseError, CopyError, Device, DeviceAttribute, DeviceBuffer,
-    DeviceError, DriverError, ErrorCode, Event, HostAllocFlags, Kernel, KernelArgs, LaunchConfig,
-    Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch, Stream, StreamPriority,
+    DeviceError, DriverError, ErrorCode, Event, HostAllocFlags, HostRegisterFlags, Kernel,
+    KernelArgs, LaunchConfig, Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch,
+    Stream, StreamPriority,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 
@@ -235,15 +237,54 @@ fn dropped_memory_is_kept_for_the_next_attempt_where_the_context_cannot_be_bound
 }
 
 #[test]
+fn dropped_memory_is_kept_for_the_next_attempt_where_a_capture_refuses_to_free_it() {
+    let (sim, device) = machine();
+    let stream = Stream::new(&device).unwrap();
+    let pages = HostPages::map(BYTES, false, None).unwrap();
+    drop((
+        DeviceBuffer::alloc(&device, BYTES).unwrap(),
+        PinnedBuffer::alloc(&device, BYTES, HostAllocFlags::CACHED).unwrap(),
+        PinnedBuffer::register(&device, Box::new(pages), HostRegisterFlags::SHARED).unwrap(),
+    ));
+    let before = device.alive().retired;
+    // An allocation frees first what was dropped.
+    let refused = stream.capture(|| DeviceBuffer::alloc(&device, BYTES).map(drop)).unwrap_err();
+    assert_eq!(refused.driver_error().code, ErrorCode::STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!(device.alive().retired, before, "nothing was freed, so nothing is forgotten");
+    assert_eq!(device.free_retired(), Ok(before));
+    // An error of the call alone, as often as it comes.
+    let memory = DeviceBuffer::alloc(&device, BYTES).unwrap();
+    for nth in 1..=2 {
+        sim.fail_nth("cuMemFree", nth, ErrorCode::OUT_OF_MEMORY);
+    }
+    drop(memory);
+    assert!(device.free_retired().is_err());
+    assert_eq!((device.alive().retired, device.free_retired()), (1, Ok(1)));
+    drop(stream);
+    assert_eq!(sim.check_leaks(), LeakReport::default());
+}
+
+#[test]
 fn objects_that_were_not_destroyed_for_certain_are_tried_again() {
     let (sim, device) = machine();
-    let destroys = ["cuStreamDestroy", "cuEventDestroy", "cuModuleUnload", "cuGraphExecDestroy"];
+    let destroys = [
+        "cuStreamDestroy",
+        "cuEventDestroy",
+        "cuModuleUnload",
+        "cuGraphExecDestroy",
+        "cuMemAddressFree",
+        "cuMemRelease",
+    ];
+    let page = PhysicalMemory::granularity(&device).unwrap();
     let make = || {
         let kernel = Module::load(&device, kernel::PTX).unwrap().kernel(kernel::NAME).unwrap();
         let args = KernelArgs::new().arg(0u64).arg(1u32).arg(4u32);
         // SAFETY: the kernel's three parameters.
         let prepared = unsafe { kernel.prepare(&LaunchConfig::linear(1, 4), &args) }.unwrap();
-        (Stream::new(&device).unwrap(), Event::new(&device).unwrap(), prepared, kernel)
+        let range = AddressRange::reserve(&device, page).unwrap();
+        let memory = PhysicalMemory::create(&device, page).unwrap();
+        let order = (Stream::new(&device).unwrap(), Event::new(&device).unwrap());
+        (order, prepared, kernel, range, memory)
     };
     let clean = sim.check_leaks();
     for call in destroys {
@@ -262,13 +303,105 @@ fn objects_that_were_not_destroyed_for_certain_are_tried_again() {
     }
     // Nor is a call made where the context cannot be bound; the last handle of the device tries for all.
     let made = make();
-    for nth in 1..=3 {
+    for nth in 1..=5 {
         sim.fail_nth("cuCtxSetCurrent", nth, ErrorCode::UNKNOWN);
     }
     drop(made);
-    assert_eq!(device.alive().retired, 4);
+    assert_eq!(device.alive().retired, 6);
     drop(device);
     assert_eq!(sim.check_leaks(), LeakReport::default());
+}
+
+#[test]
+fn addresses_whose_end_was_refused_by_name_are_given_back_later() {
+    let (sim, device) = machine();
+    let page = PhysicalMemory::granularity(&device).unwrap();
+    let range = AddressRange::reserve(&device, page).unwrap();
+    sim.fail_nth("cuMemAddressFree", 1, ErrorCode::OUT_OF_MEMORY);
+    let refused = range.free().unwrap_err();
+    assert!(refused.is_out_of_memory(), "{refused}");
+    assert_eq!(device.free_retired(), Ok(1));
+    assert_eq!(sim.check_leaks(), LeakReport::default());
+}
+
+/// What a stream, a device and the close of both answer after one call of a capture was refused.
+#[test]
+fn a_capture_of_which_one_call_is_refused_leaves_its_stream_free_and_no_graph_in_silence() {
+    let calls = [
+        "cuStreamBeginCapture",
+        "cuStreamEndCapture",
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+        "cuGraphInstantiate",
+        "cuGraphDestroy",
+    ];
+    let code = ErrorCode::OUT_OF_MEMORY;
+    for (call, nth) in calls.into_iter().flat_map(|call| (1..=8).map(move |nth| (call, nth))) {
+        for fails in [false, true] {
+            let (sim, device) = machine();
+            let stream = Stream::new(&device).unwrap();
+            sim.fail_nth(call, nth, code);
+            let captured = stream.capture(|| match fails {
+                true => Err(DeviceError::from(DriverError::new("of the closure", code))),
+                false => Ok(()),
+            });
+            drop(captured);
+            // An order that has not fallen due is one for a later call, and not the matter here.
+            for _ in 0..8 {
+                let _ = device.memory_info();
+            }
+            assert_eq!(stream.synchronize(), Ok(()), "{call} {nth}, fails: {fails}");
+            drop(stream);
+            device.free_retired().unwrap();
+            let left = sim.check_leaks();
+            let closed = device.close();
+            let told = closed.is_err() || left == LeakReport::default();
+            assert!(told, "{call} {nth}, fails: {fails}: {left}");
+        }
+    }
+}
+
+#[test]
+fn a_capture_that_cannot_be_ended_is_reported_when_the_device_is_closed() {
+    let (sim, device) = machine();
+    let stream = Stream::new(&device).unwrap();
+    for nth in 1..=2 {
+        sim.fail_nth("cuStreamEndCapture", nth, ErrorCode::OUT_OF_MEMORY);
+    }
+    let refused = stream.capture(|| Ok::<_, DeviceError>(())).unwrap_err();
+    assert!(refused.is_out_of_memory(), "{refused}");
+    drop(stream);
+    let closed = device.close();
+    assert!(matches!(closed, Err(CloseError::Refused(e)) if e.call == "cuStreamEndCapture"));
+}
+
+#[test]
+fn memory_of_another_driver_is_not_mapped() {
+    let ((sim, ours), (_, theirs)) = (machine(), machine());
+    let page = PhysicalMemory::granularity(&ours).unwrap();
+    let range = AddressRange::reserve(&ours, page).unwrap();
+    // Two machines of one seed give out the same numbers, so that the handle would be one of ours.
+    let [_own, foreign] =
+        [&ours, &theirs].map(|device| PhysicalMemory::create(device, page).unwrap());
+    let refused = Err(DriverError::new("cuMemMap", ErrorCode::INVALID_VALUE).into());
+    assert_eq!(range.map(0, &foreign), refused);
+    assert_eq!(sim.calls().get("cuMemMap"), None, "the driver was not asked to follow the handle");
+}
+
+#[cfg(unix)]
+#[test]
+fn memory_of_another_device_is_not_imported() {
+    let (sim, device) = machine();
+    let other = Device::open(device.driver().clone(), 1).unwrap();
+    let page = PhysicalMemory::granularity(&other).unwrap();
+    let kind = ShareableKind::PosixFd;
+    let theirs = PhysicalMemory::create_exportable(&other, page, kind).unwrap();
+    let exported = theirs.export(kind).unwrap();
+    let handles = sim.check_leaks().physical_handles;
+    let refused = PhysicalMemory::import(&device, exported.borrow(), page).unwrap_err();
+    assert_eq!(refused.driver_error().code, ErrorCode::INVALID_DEVICE);
+    assert_eq!(sim.check_leaks().physical_handles, handles, "what was imported is released");
+    PhysicalMemory::import(&other, exported.borrow(), page).unwrap();
 }
 
 #[test]

@@ -13,8 +13,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use cuda_driver::{
-    CloseError, Device, DeviceBuffer, DeviceError, DriverError, ErrorCode, Event, HostAllocFlags,
-    KernelArgs, LaunchConfig, Module, PhysicalMemory, PinnedBuffer, Stream,
+    AddressRange, CloseError, Device, DeviceBuffer, DeviceError, DriverError, ErrorCode, Event,
+    HostAllocFlags, KernelArgs, LaunchConfig, Module, PhysicalMemory, PinnedBuffer, Stream,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 use reusing::Reusing;
@@ -120,6 +120,23 @@ fn what_was_given_up_is_reported_when_the_device_is_closed() {
     }
     let Err(CloseError::Refused(first)) = device.close() else { panic!("nothing was refused") };
     assert_eq!(first, DriverError::new("cuEventDestroy", ErrorCode::UNKNOWN));
+}
+
+#[test]
+fn addresses_and_memory_that_a_drop_left_are_reported_when_the_device_is_closed() {
+    for call in ["cuMemAddressFree", "cuMemRelease"] {
+        let (_driver, sim, device) = machine();
+        let page = PhysicalMemory::granularity(&device).unwrap();
+        let made = (
+            AddressRange::reserve(&device, page).unwrap(),
+            PhysicalMemory::create(&device, page).unwrap(),
+        );
+        sim.fail_nth(call, 1, ErrorCode::UNKNOWN);
+        drop(made);
+        assert_eq!((device.alive().retired, device.free_retired()), (0, Ok(0)), "{call}");
+        let Err(CloseError::Refused(first)) = device.close() else { panic!("{call} was refused") };
+        assert_eq!(first, DriverError::new(call, ErrorCode::UNKNOWN));
+    }
 }
 
 #[test]

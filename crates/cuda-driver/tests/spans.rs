@@ -107,9 +107,11 @@ fn a_span_of_another_driver_is_refused() {
     assert_untouched(&other);
 }
 
-/// A driver over the simulated one that stays in `call` until it is told to go on. Tells every call, that one as well.
+/// A driver over a simulated one of 8 MiB that stays in the first `call` until it is told to go on. Tells every call, that
+/// one as well.
 fn staying_in(call: &'static str) -> (Arc<dyn Driver>, Receiver<&'static str>, Sender<()>) {
-    let upstream = Arc::new(SimDriver::new(SimConfig::default()).unwrap());
+    let config = SimConfig { device_bytes: 8 << 20, ..SimConfig::default() };
+    let upstream = Arc::new(SimDriver::new(config).unwrap());
     let ((tell, told), (go_on, may_go_on)) = (channel(), channel());
     let ends = Mutex::new((tell, Some(may_go_on)));
     let driver = CountingDriver::watched(upstream, move |name| {
@@ -183,4 +185,65 @@ fn memory_is_not_freed_during_a_call_that_uses_it() {
         assert!(!freed, "freed before the call that uses it had returned");
         assert!(told.try_iter().any(|call| call == "cuMemFree"));
     });
+}
+
+#[test]
+fn addresses_are_not_given_back_during_a_call_that_uses_them() {
+    for drops in [true, false] {
+        let (driver, told, go_on) = staying_in("cuMemsetD8Async");
+        let device = Device::open(driver, 0).unwrap();
+        let stream = Stream::new(&device).unwrap();
+        let page = PhysicalMemory::granularity(&device).unwrap();
+        let memory = PhysicalMemory::create(&device, page).unwrap();
+        let range = AddressRange::reserve(&device, page).unwrap();
+        range.map(0, &memory).unwrap();
+        range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+        let span = range.span(0, BYTES).unwrap();
+        thread::scope(|scope| {
+            let fills = scope.spawn(move || stream.fill(span, 1));
+            while told.recv_timeout(EVER).unwrap() != "cuMemsetD8Async" {}
+            // Refused in the end, since memory is mapped there; when it is asked for is the question.
+            let ends = scope.spawn(move || match drops {
+                true => drop(range),
+                false => drop(range.free()),
+            });
+            let mut freed = false;
+            while let Ok(call) = told.recv_timeout(SOON) {
+                freed |= call == "cuMemAddressFree";
+            }
+            go_on.send(()).unwrap();
+            fills.join().unwrap().unwrap();
+            ends.join().unwrap();
+            assert!(!freed, "given back before the call that uses them had returned");
+            assert!(told.try_iter().any(|call| call == "cuMemAddressFree"));
+        });
+    }
+}
+
+/// Dropped memory is freed by the next allocation, and by `free_retired` before it returns: also where another thread has
+/// begun to free it.
+#[test]
+fn memory_that_another_thread_is_freeing_is_free_when_a_call_returns() {
+    const MIB: u64 = 1 << 20;
+    for allocates in [true, false] {
+        let (driver, told, go_on) = staying_in("cuMemFree");
+        let device = Device::open(driver, 0).unwrap();
+        let [small, large] =
+            [MIB, 6 * MIB].map(|bytes| DeviceBuffer::alloc(&device, bytes).unwrap());
+        drop((small, large));
+        thread::scope(|scope| {
+            let frees = scope.spawn(|| device.free_retired());
+            while told.recv_timeout(EVER).unwrap() != "cuMemFree" {}
+            let other = scope.spawn(|| match allocates {
+                true => DeviceBuffer::alloc(&device, 6 * MIB).map(|buffer| buffer.bytes()),
+                false => device.free_retired().and_then(|_| Ok(device.memory_info()?.0)),
+            });
+            // What it does without waiting for the other thread, it has done by then.
+            while told.recv_timeout(SOON).is_ok() {}
+            go_on.send(()).unwrap();
+            let free = if allocates { 6 * MIB } else { 8 * MIB };
+            assert_eq!(other.join().unwrap(), Ok(free), "nothing is in use");
+            assert_eq!(frees.join().unwrap(), Ok(2));
+        });
+    }
 }

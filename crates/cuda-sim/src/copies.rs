@@ -24,6 +24,7 @@ impl Machine {
 
     pub(crate) fn mem_alloc(&mut self, bytes: u64) -> Answer<u64> {
         let device = self.current()?;
+        self.may_wait()?;
         self.memory.allocate(device, bytes)
     }
 
@@ -33,6 +34,7 @@ impl Machine {
         }
         let index = self.memory.allocations.starting_at(address);
         let index = index.ok_or(ErrorCode::INVALID_VALUE)?;
+        self.may_wait()?;
         let device = self.memory.allocations.live()[index].device;
         let bytes = self.memory.allocations.live()[index].bytes();
         // The driver also waits for other devices, because their copies may read this memory.
@@ -48,6 +50,7 @@ impl Machine {
             // The call succeeds without an address. Null can be freed as well.
             return Ok(0);
         }
+        self.may_wait()?;
         let host = self.memory.host.alloc(bytes, device, flags.portable)?;
         self.clock.sized(SizedCall::PinnedAlloc, bytes);
         Ok(host)
@@ -62,6 +65,7 @@ impl Machine {
         if region.is_registered() {
             return Err(ErrorCode::INVALID_VALUE);
         }
+        self.may_wait()?;
         let (owner, bytes) = (region.owner, region.bytes());
         let goal = if region.portable { Goal::Everything } else { Goal::Device(owner) };
         self.wait_to_end("cuMemFreeHost", goal)?;
@@ -77,6 +81,7 @@ impl Machine {
         flags: HostRegisterFlags,
     ) -> Answer<()> {
         let device = self.current()?;
+        self.may_wait()?;
         self.memory.host.register(range, device, flags.portable)?;
         self.clock.sized(SizedCall::Register, range.bytes());
         Ok(())
@@ -94,6 +99,7 @@ impl Machine {
                 ErrorCode::HOST_MEMORY_NOT_REGISTERED
             });
         };
+        self.may_wait()?;
         let (owner, bytes) = (region.owner, region.bytes());
         // The driver waits for all work of this device, but not for other devices.
         self.wait_to_end("cuMemHostUnregister", Goal::Device(owner))?;
@@ -180,11 +186,11 @@ impl Machine {
                 self.clock.sized(SizedCall::Pageable, bytes);
                 Work::WriteStaged { destination, data: host.snapshot(class) }
             }
-            _ => Work::Copy {
-                destination: (device, destination),
-                source: (device, host.address()),
-                bytes,
-            },
+            _ => {
+                let (to, from) = ((device, destination), (device, host.address()));
+                self.note_overlap(CALL, at, (to, from), bytes);
+                Work::Copy { destination: to, source: from, bytes }
+            }
         };
         self.enqueue(stream, CALL, work);
         Ok(())
@@ -206,8 +212,9 @@ impl Machine {
         self.check_device_range(CALL, at, source, bytes)?;
         let class = self.check_host_range(CALL, at, host)?;
         let HostRange::Pageable(class) = class else {
-            let destination = (device, host.address());
-            self.enqueue(stream, CALL, Work::Copy { destination, source: (device, source), bytes });
+            let (destination, source) = ((device, host.address()), (device, source));
+            self.note_overlap(CALL, at, (destination, source), bytes);
+            self.enqueue(stream, CALL, Work::Copy { destination, source, bytes });
             return Ok(());
         };
         // The caller's memory is valid only during this call, so wait for the bytes.
@@ -241,6 +248,7 @@ impl Machine {
         self.check_device_range(CALL, at, source, bytes)?;
         self.check_device_range(CALL, at, destination, bytes)?;
         let (destination, source) = ((device, destination), (device, source));
+        self.note_overlap(CALL, at, (destination, source), bytes);
         self.enqueue(stream, CALL, Work::Copy { destination, source, bytes });
         Ok(())
     }
@@ -258,6 +266,7 @@ impl Machine {
         self.check_device_range(CALL, (source.0, stream_argument), source.1, copy.bytes)?;
         let at = (destination.0, stream_argument);
         self.check_device_range(CALL, at, destination.1, copy.bytes)?;
+        self.note_overlap(CALL, at, (destination, source), copy.bytes);
         self.enqueue(stream, CALL, Work::Copy { destination, source, bytes: copy.bytes });
         Ok(())
     }
@@ -288,9 +297,52 @@ impl Machine {
         let good = &copies[..refused.map_or(copies.len(), |(index, _)| index)];
         if !good.is_empty() {
             self.note_batch_conflicts(CALL, at, good);
+            for copy in good {
+                let ends = ((device, copy.destination), (device, copy.source));
+                self.note_overlap(CALL, at, ends, copy.bytes);
+            }
             self.enqueue(stream, CALL, Work::CopyBatch(good.into()));
         }
         refused.map_or(Ok(()), |(_, code)| Err(code))
+    }
+
+    /// Reports a copy that writes bytes which it also reads from elsewhere: it may read them before
+    /// or after.
+    fn note_overlap(
+        &mut self,
+        call: &'static str,
+        at: (u32, u64),
+        (destination, source): ((u32, u64), (u32, u64)),
+        bytes: u64,
+    ) {
+        let mut written = self.pieces(destination, bytes);
+        written.sort_unstable();
+        // By where the bytes lie: memory that is mapped twice has two addresses.
+        let overlaps = self.pieces(source, bytes).into_iter().any(|(key, length, offset)| {
+            let first = written.partition_point(|&(start, long, _)| start + long <= key);
+            let mut near = written[first..].iter().take_while(|&&(start, ..)| start < key + length);
+            near.any(|&(start, _, other)| {
+                // Whether one byte is read and written at different places of the copy.
+                other.wrapping_sub(start) != offset.wrapping_sub(key)
+            })
+        });
+        if overlaps {
+            let reason = "the copy writes bytes that it reads, and nothing orders them";
+            self.note_range(FindingKind::Conflict, call, at, (destination.1, bytes), reason);
+        }
+    }
+
+    /// Where the bytes of a range lie: key, length and offset in the range, one for each piece.
+    fn pieces(&self, (device, address): (u32, u64), bytes: u64) -> Vec<(u64, u64, u64)> {
+        let (mut pieces, mut done) = (Vec::new(), 0);
+        while done < bytes {
+            let piece = self.memory.piece_at(Viewer::enqueuing(device), address + done);
+            let Some(piece) = piece.filter(|piece| piece.bytes > 0) else { break };
+            let length = piece.bytes.min(bytes - done);
+            pieces.push((piece.key, length, done));
+            done += length;
+        }
+        pieces
     }
 
     /// Reports ranges that one copy of a batch writes and another copy accesses. Nothing orders the

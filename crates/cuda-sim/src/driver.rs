@@ -210,6 +210,7 @@ impl Driver for SimDriver {
     fn ctx_synchronize(&self) -> DriverResult<()> {
         self.call("cuCtxSynchronize", |state| {
             let device = state.current()?;
+            state.may_wait_for_device(device)?;
             state.wait("cuCtxSynchronize", Goal::Device(device))?;
             state.health(device)
         })

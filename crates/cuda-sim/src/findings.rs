@@ -24,7 +24,8 @@ pub enum FindingKind {
     /// A kernel read bytes that were never written.
     Uninitialised,
     /// Two threads of a launch accessed the same bytes, at least one wrote, and no barrier ordered
-    /// them.
+    /// them; or a kernel writes what it loads by `ld.global.nc`; or a copy writes what it reads, or
+    /// what another copy of its batch accesses.
     Conflict,
     /// Two operations, or an operation and the host, accessed the same bytes. At least one access
     /// was a write, and nothing ordered them: see [`Finding::race`].

@@ -1,12 +1,13 @@
 //! Graphs of kernels: launches that are prepared once and enqueued many times.
 
 use std::cell::Cell;
+use std::thread::ThreadId;
 
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 
 use crate::races::KnownPoint;
 use crate::state::{Answer, Machine};
-use crate::streams::{Point, is_legacy};
+use crate::streams::{DefaultOrder, Point, Stream, is_legacy};
 use crate::work::{Launch, Work};
 
 /// Launches in the order of their nodes. They run in this order.
@@ -28,11 +29,17 @@ impl Graph {
     }
 }
 
-/// The launches of a stream that is captured.
-#[derive(Debug, Default)]
+/// A legacy default stream was used while a stream that it waits for is captured
+/// (`CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`).
+const CAPTURE_IMPLICIT: ErrorCode = ErrorCode(906);
+
+/// The launches of a stream that is captured, in the mode `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+#[derive(Debug)]
 pub(crate) struct Capture {
+    /// The thread that began the capture.
+    thread: ThreadId,
     nodes: Vec<Launch>,
-    /// Whether a call that cannot be captured has named the stream.
+    /// Whether a call that cannot be made during the capture was made.
     is_invalid: Cell<bool>,
 }
 
@@ -58,14 +65,51 @@ impl Machine {
         if found.capture.is_some() {
             return Err(ErrorCode::ILLEGAL_STATE);
         }
-        found.capture = Some(Capture::default());
+        let thread = std::thread::current().id();
+        found.capture = Some(Capture { thread, nodes: Vec::new(), is_invalid: Cell::new(false) });
+        self.captured.insert(key);
         Ok(())
+    }
+
+    /// The captured streams of a kind.
+    fn captures(&self, of: impl Fn(&Stream, &Capture) -> bool) -> impl Iterator<Item = &Capture> {
+        let streams = self.captured.iter().filter_map(|stream| self.streams.get(stream));
+        let captures = streams.filter_map(|stream| Some((stream, stream.capture.as_ref()?)));
+        captures.filter(move |(stream, capture)| of(stream, capture)).map(|(_, capture)| capture)
+    }
+
+    /// Refuses a call that may wait for other work, of a thread that captures. All its captures end
+    /// without a graph.
+    pub(crate) fn may_wait(&self) -> Answer<()> {
+        if self.captured.is_empty() {
+            return Ok(());
+        }
+        let thread = std::thread::current().id();
+        let own = self.captures(|_, capture| capture.thread == thread);
+        own.map(Capture::invalidate).last().map_or(Ok(()), Err)
+    }
+
+    /// Refuses a wait for all work of a device of which a stream is captured, whatever thread captures it.
+    pub(crate) fn may_wait_for_device(&self, device: u32) -> Answer<()> {
+        self.may_wait()?;
+        let of_device = self.captures(|stream, _| stream.device == device);
+        of_device.map(Capture::invalidate).last().map_or(Ok(()), Err)
+    }
+
+    /// Refuses a use of the legacy default stream of a device while a stream that it is ordered with is
+    /// captured.
+    pub(crate) fn may_use_legacy(&self, device: u32) -> Answer<()> {
+        let ordered =
+            |stream: &Stream| stream.device == device && stream.order == DefaultOrder::Blocking;
+        let ended = self.captures(|stream, _| ordered(stream)).map(Capture::invalidate).last();
+        ended.map_or(Ok(()), |_| Err(CAPTURE_IMPLICIT))
     }
 
     pub(crate) fn stream_end_capture(&mut self, stream: u64) -> Answer<u64> {
         let (stream, device) = self.stream_or_capture(stream)?;
         let captured = self.streams.get_mut(&stream).and_then(|stream| stream.capture.take());
-        let Capture { nodes, is_invalid } = captured.ok_or(ErrorCode::ILLEGAL_STATE)?;
+        let Capture { nodes, is_invalid, .. } = captured.ok_or(ErrorCode::ILLEGAL_STATE)?;
+        self.captured.remove(&stream);
         if is_invalid.get() {
             return Err(ErrorCode::STREAM_CAPTURE_INVALIDATED);
         }

@@ -1,6 +1,6 @@
 //! The whole state of the simulated machine, behind one lock.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::thread::ThreadId;
 
 use cuda_driver::ErrorCode;
@@ -40,6 +40,8 @@ pub(crate) struct Machine {
     pub(crate) current: HashMap<ThreadId, u64>,
     /// Streams, by handle. A destroyed stream stays until its work has run.
     pub(crate) streams: BTreeMap<u64, Stream>,
+    /// Streams that may be captured, so that a call need not look at all streams.
+    pub(crate) captured: BTreeSet<u64>,
     pub(crate) events: BTreeMap<u64, Event>,
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
@@ -88,6 +90,7 @@ impl Machine {
             contexts: HashMap::new(),
             current: HashMap::new(),
             streams: BTreeMap::new(),
+            captured: BTreeSet::new(),
             events: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),

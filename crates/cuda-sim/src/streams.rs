@@ -119,6 +119,7 @@ impl Machine {
     pub(crate) fn stream_or_capture(&self, stream: u64) -> Answer<(u64, u32)> {
         if is_legacy(stream) {
             let current = self.current()?;
+            self.may_use_legacy(current)?;
             return Ok((self.devices[current as usize].legacy_stream, current));
         }
         let found = self.streams.get(&stream).filter(|stream| stream.is_users());
@@ -172,12 +173,14 @@ impl Machine {
 
     pub(crate) fn stream_synchronize(&mut self, stream: u64) -> Answer<()> {
         let (stream, device) = self.stream(stream)?;
+        self.may_wait()?;
         self.wait("cuStreamSynchronize", Goal::Stream(stream))?;
         self.health(device)
     }
 
     pub(crate) fn stream_query(&mut self, stream: u64) -> Answer<bool> {
         let (stream, _) = self.stream(stream)?;
+        self.may_wait()?;
         let is_idle = self.has_ended(Goal::Stream(stream));
         if is_idle {
             self.seen(Goal::Stream(stream));
@@ -242,6 +245,7 @@ impl Machine {
 
     pub(crate) fn event_query(&mut self, event: u64) -> Answer<bool> {
         self.event(event)?;
+        self.may_wait()?;
         let is_done = self.look(event);
         self.queried("cuEventQuery", event, is_done);
         Ok(is_done)
@@ -269,6 +273,7 @@ impl Machine {
     pub(crate) fn event_synchronize(&mut self, event: u64) -> Answer<()> {
         let found = self.event(event)?;
         let (device, record) = (found.device, found.record);
+        self.may_wait()?;
         if let Some(record) = record {
             self.wait("cuEventSynchronize", Goal::Point(record.point))?;
             self.host_learns_event(event);

@@ -145,7 +145,7 @@ impl Machine {
             self.fail(place, name, error);
         }
         if let Some(order) = &order {
-            self.look_for_races(order, viewer, touches.unwrap_or_default());
+            self.look_for_races(order, device, touches.unwrap_or_default());
         }
     }
 

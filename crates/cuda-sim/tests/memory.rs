@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use cuda_driver::reference::{KernelReference, ReferenceError};
-use cuda_driver::{Driver, ErrorCode, HostAllocFlags, KernelArgs};
+use cuda_driver::{AccessDesc, Driver, ErrorCode, HostAllocFlags, KernelArgs};
 use cuda_sim::{FindingKind, Pace, RaceCheck, RangeKind, SimConfig};
 
 #[test]
@@ -112,6 +112,42 @@ fn a_store_that_faults_writes_nothing() {
     let function = kernel(&sim, "add_one");
     launch(&sim, function, &KernelArgs::new().arg(address), 0).unwrap();
     assert_eq!(download(&sim, address, 8, 0).unwrap(), [0; 8]);
+}
+
+#[test]
+fn a_copy_over_itself_is_found() {
+    let sim = seeded(0);
+    let (memory, host) = (sim.mem_alloc(4096).unwrap(), pinned(&sim, 4096));
+    fill(&sim, memory, 1, 4096, 0).unwrap();
+    for (to, from, overlaps) in [
+        (memory + 64, memory, true),
+        (memory, memory + 127, true),
+        (memory, memory + 128, false),
+        (memory + 128, memory, false),
+        // Each byte is copied to itself.
+        (memory, memory, false),
+        (host, host + 1, true),
+    ] {
+        let before = sim.findings().len();
+        copy(&sim, to, from, 128, 0).unwrap();
+        let found = sim.findings();
+        let kinds: Vec<_> = found[before..].iter().map(|one| (one.kind, one.address)).collect();
+        let expected = [(FindingKind::Conflict, Some(to))];
+        assert_eq!(kinds, if overlaps { &expected[..] } else { &[] }, "{to:#x} {from:#x}");
+    }
+    // One page at two addresses is one memory.
+    let first = reserve(&sim, 2);
+    let page = SimConfig::default().granularity;
+    let handle = map_page(&sim, first);
+    map(&sim, first + page, page, 0, handle).unwrap();
+    sim.mem_set_access(first, 2 * page, &[AccessDesc { device: 0 }]).unwrap();
+    fill(&sim, first, 1, page, 0).unwrap();
+    let before = sim.findings().len();
+    copy(&sim, first + page, first, page, 0).unwrap();
+    assert_eq!(sim.findings().len(), before);
+    copy(&sim, first + page + 8, first, 64, 0).unwrap();
+    assert_eq!(sim.findings().len(), before + 1);
+    sync(&sim, 0).unwrap();
 }
 
 #[test]

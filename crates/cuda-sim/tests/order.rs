@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::*;
-use cuda_driver::{Driver, ErrorCode, KernelArgs, LaunchConfig};
+use cuda_driver::{Driver, DriverError, ErrorCode, KernelArgs, LaunchConfig};
 use cuda_sim::{FindingKind, Pace, SimConfig};
 
 #[test]
@@ -46,6 +46,51 @@ fn two_launches_of_one_graph_never_run_at_once() {
     sync(&sim, b).unwrap();
     assert_eq!(download(&sim, memory, 1, b).unwrap(), [3]);
     assert_eq!(sim.findings(), []);
+}
+
+/// The conformance suite of `cuda-driver` compares the calls with a card, one by one.
+#[test]
+fn what_may_wait_ends_the_captures_of_its_thread_or_of_the_device() {
+    let sim = paced(Pace::Fastest, 1);
+    let (stream, waits, other) = (
+        sim.stream_create(false).unwrap(),
+        sim.stream_create(true).unwrap(),
+        sim.stream_create(false).unwrap(),
+    );
+    let (event, context) = (sim.event_create(false).unwrap(), sim.ctx_get_current().unwrap());
+    // SAFETY: handles are looked up, here and below.
+    let begin = |stream| unsafe { sim.stream_begin_capture(stream) }.unwrap();
+    // SAFETY: as above.
+    let end = |stream| unsafe { sim.stream_end_capture(stream) }.map_err(|error| error.code);
+    let on_other_thread = |call: &(dyn Fn() -> Result<(), DriverError> + Sync)| {
+        std::thread::scope(|scope| {
+            let works = || {
+                // SAFETY: as above.
+                unsafe { sim.ctx_set_current(context) }.unwrap();
+                call()
+            };
+            scope.spawn(works).join().unwrap()
+        })
+    };
+    let unsupported = ErrorCode::STREAM_CAPTURE_UNSUPPORTED;
+    begin(stream);
+    assert_eq!(on_other_thread(&|| query(&sim, event).map(drop)), Ok(()));
+    assert_eq!(on_other_thread(&|| sync(&sim, other)), Ok(()));
+    end(stream).unwrap();
+    begin(stream);
+    assert_eq!(code(query(&sim, event)), unsupported);
+    assert_eq!(end(stream), Err(ErrorCode::STREAM_CAPTURE_INVALIDATED));
+    begin(stream);
+    assert_eq!(code(on_other_thread(&|| sim.ctx_synchronize())), unsupported);
+    assert_eq!(end(stream), Err(ErrorCode::STREAM_CAPTURE_INVALIDATED));
+    let memory = sim.mem_alloc(4).unwrap();
+    begin(stream);
+    fill(&sim, memory, 1, 4, 0).unwrap();
+    end(stream).unwrap();
+    begin(waits);
+    assert_eq!(code(fill(&sim, memory, 1, 4, 0)), ErrorCode(906));
+    assert_eq!(end(waits), Err(ErrorCode::STREAM_CAPTURE_INVALIDATED));
+    sync(&sim, other).unwrap();
 }
 
 #[test]

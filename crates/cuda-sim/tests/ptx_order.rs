@@ -267,6 +267,54 @@ fn atomics_conflict_with_plain_accesses_and_not_with_each_other() {
 }
 
 #[test]
+fn atomics_of_two_blocks_conflict_at_the_scope_of_a_block_and_those_of_two_sizes_anywhere() {
+    let add = |scope: &str| format!("red{scope}.global.add.u32 [%to+8], 1;\n");
+    clean(&add(".cta"), 1, 64);
+    clean(&add(".gpu"), 2, 64);
+    clean(&format!("{}{}", add(".sys"), add(".gpu")), 2, 64);
+    races(&add(".cta"), 2, 64);
+    races(&format!("{}{}", by(0, &add(".cta")), by(32, &add(".gpu"))), 2, 64);
+    races("st.relaxed.cta.global.u32 [%to+8], 3;", 2, 1);
+    clean("st.relaxed.cta.global.u32 [%to+8], 3;", 1, 64);
+    // The running block reads what another has written.
+    let reads = "ld.relaxed.cta.global.u32 %r0, [%to+8];\n";
+    races(&format!("{}{reads}", add(".gpu")), 2, 1);
+    races(&format!("{reads}{}", add(".gpu")), 2, 1);
+    clean(reads, 2, 64);
+    let wide = "red.global.add.u64 [%to+8], 1;\n";
+    clean(wide, 2, 64);
+    races(&format!("{wide}{}", add(".gpu")), 1, 64);
+    races(&format!("{}{wide}", by(0, "red.global.add.u32 [%to+12], 1;")), 1, 64);
+    clean(&format!("{}bar.sync 0;\n{wide}", by(0, &add(".gpu"))), 1, 64);
+    clean(&format!("{wide}{}", add(".gpu")), 1, 1);
+    // A vector is accessed element by element.
+    clean(
+        "ld.volatile.global.v2.u32 {%r0, %r1}, [%to+8];\nst.volatile.global.u32 [%to+12], 3;",
+        2,
+        64,
+    );
+}
+
+#[test]
+fn what_a_kernel_writes_it_does_not_load_by_the_other_cache() {
+    let load = "ld.global.nc.u32 %r0, [%to+8];\n";
+    let store = "st.global.u32 [%to+8], 7;\n";
+    clean(load, 2, 64);
+    // In any order, by any thread, behind any barrier.
+    races(&format!("{store}{load}"), 1, 1);
+    races(&format!("{load}{store}"), 1, 1);
+    races(&format!("{}bar.sync 0;\n{load}", by(0, store)), 1, 64);
+    races(&format!("{load}bar.sync 0;\n{}", by(0, "red.global.add.u32 [%to+8], 1;")), 1, 64);
+    races(&format!("{load}bar.sync 0;\n{}", by(0, "st.global.u8 [%to+11], %h0;")), 1, 64);
+    clean(&format!("{load}bar.sync 0;\n{}", by(0, "st.global.u8 [%to+12], %h0;")), 1, 64);
+    clean(
+        &format!("{}ld.global.u32 %r0, [%to+8];", by(0, "ld.global.nc.u32 %r0, [%to+4];")),
+        1,
+        64,
+    );
+}
+
+#[test]
 fn a_named_barrier_is_complete_when_its_threads_have_come_and_begins_anew() {
     // Two warps arrive, which completes the barrier. The third waits for another 32 threads.
     hangs(

@@ -32,6 +32,12 @@ fn what_a_profile_writes_is_read_back() {
     for profile in [Profile::h100(), Profile::h200_pair()] {
         assert_eq!(Profile::parse(&profile.to_string()), Ok(profile));
     }
+    for name in ["Card #2", "#", "a \"b\" # c", "\\", " wide ", "two\nlines\r", "", "H100\\n"] {
+        let profile = Profile { name: name.to_owned(), ..Profile::h100() };
+        assert_eq!(Profile::parse(&profile.to_string()), Ok(profile), "{name:?}");
+    }
+    let commented = Profile::parse("name = \"Card #2\" # of four").unwrap();
+    assert_eq!(commented.name, "Card #2");
     assert_eq!(Profile::parse(""), Ok(Profile::h100()));
     assert_eq!(Profile::parse("base = h200"), Ok(Profile::h200_pair()));
 }
@@ -78,6 +84,7 @@ fn a_fault_is_told_with_its_line() {
             "line 2: `base` takes h100 or h200 and comes first, found `h200`",
         ),
         ("name =", "line 1: `name` takes a name, not ``"),
+        ("name = \"open # name", "line 1: `name` takes a name, not `\"open # name`"),
         ("copy_engines = 0", "line 1: `copy_engines` takes a number from 1 to 1000000, not `0`"),
         ("reserve = 5", "line 1: `reserve` takes a time such as `1.2 us`, not `5`"),
         (

@@ -293,7 +293,7 @@ pub enum BatchError {
         /// The given value.
         block: i32,
     },
-    /// Twice as many ids as the tables have entries would wait to be sent. Any step sends them, also an
+    /// More ids would wait to be sent than twice the entries of all tables. Any step sends them, also an
     /// empty one.
     #[error("{ids} block ids would wait to be sent, of at most {max}")]
     Backlog {

@@ -160,16 +160,21 @@ impl StepStager {
     /// Sends later steps on `stream`, which first waits for all work of the previous stream.
     ///
     /// # Errors
-    /// The driver's error. The stager then keeps its stream.
+    /// [`DeviceError::OtherDevice`]; the driver's error. The stager then keeps its stream.
     #[track_caller]
     pub fn rebind(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         let _site = cuda_driver::site::enter();
+        let device = self.destination.device();
+        if stream.device() != device {
+            let (device, stream) = (device.ordinal(), stream.device().ordinal());
+            return Err(DeviceError::OtherDevice { call: "StepStager::rebind", device, stream });
+        }
         if let Some(bound) = &self.stream {
             let event = Event::new(bound.device())?;
             event.record(bound)?;
             stream.wait(&event)?;
-            self.stream = Some(stream.clone());
         }
+        self.stream = Some(stream.clone());
         Ok(())
     }
 

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use cuda_driver::host_pages::{HostMemory, HostPagesOptions};
 use cuda_driver::{
     AccessDesc, AddressRange, CopyError, DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode,
-    Event, PeerAttribute, PeerCopy, PhysicalMemory, PinnedBuffer, Stream,
+    Event, KernelArgs, LaunchConfig, Module, PeerAttribute, PeerCopy, PhysicalMemory, PinnedBuffer,
+    Stream,
 };
 
-use super::{Scenario, contents, open, pattern};
+use super::{Scenario, contents, kernel, open, pattern};
 
 /// Every scenario, by name.
 pub(crate) const ALL: &[(&str, Scenario)] = &[
@@ -25,6 +26,7 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
         "registered_memory_outlives_all_devices_copies",
         registered_memory_outlives_all_devices_copies,
     ),
+    ("a_stream_of_another_device_is_refused", a_stream_of_another_device_is_refused),
 ];
 
 fn handles_bind_their_own_device(driver: &Arc<dyn Driver>) {
@@ -204,6 +206,33 @@ fn registered_memory_outlives_all_devices_copies(driver: &Arc<dyn Driver>) {
     assert_eq!(first.free_retired(), Ok(1));
     for target in &targets {
         assert!(contents(&stream, target) == data);
+    }
+    assert_eq!((first.poison(), second.poison()), (None, None));
+}
+
+/// A default stream too, which has the number of the other device's: the driver would take the wrong one in silence.
+fn a_stream_of_another_device_is_refused(driver: &Arc<dyn Driver>) {
+    let [first, second] = [0, 1].map(|ordinal| open(driver, ordinal));
+    let event = Event::new(&first).unwrap();
+    let memory = DeviceBuffer::alloc(&first, 64).unwrap();
+    let kernel = Module::load(&first, kernel::PTX).unwrap().kernel(kernel::NAME).unwrap();
+    let args = KernelArgs::new().arg(memory.address()).arg(1u32).arg(4u32);
+    let config = LaunchConfig::linear(1, 4);
+    // SAFETY: three parameters of these sizes; the kernel accesses no host memory.
+    let prepared = unsafe { kernel.prepare(&config, &args) }.unwrap();
+    let graph = Stream::new(&first).unwrap().capture(|| Ok::<_, DeviceError>(())).unwrap();
+    // SAFETY: 0 is the default stream.
+    let default = unsafe { Stream::adopt(&second, 0) }.unwrap();
+    for stream in [Stream::new(&second).unwrap(), default] {
+        let refused = |call| Err(DeviceError::OtherDevice { call, device: 0, stream: 1 });
+        assert_eq!(event.record(&stream), refused("cuEventRecord"));
+        assert_eq!(stream.wait_for(&stream, &event), refused("cuEventRecord"));
+        // SAFETY: as above.
+        assert_eq!(unsafe { kernel.launch(&stream, &config, &args) }, refused("cuLaunchKernel"));
+        // SAFETY: as above.
+        assert_eq!(unsafe { prepared.launch(&stream) }, refused("cuGraphLaunch"));
+        // SAFETY: nothing was captured.
+        assert_eq!(unsafe { graph.launch(&stream) }, refused("cuGraphLaunch"));
     }
     assert_eq!((first.poison(), second.poison()), (None, None));
 }

@@ -29,6 +29,11 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("a_kernel_writes_what_it_should", a_kernel_writes_what_it_should),
     ("a_captured_graph_runs_when_it_is_launched", a_captured_graph_runs_when_it_is_launched),
     ("a_capture_that_ends_early_leaves_its_stream", a_capture_that_ends_early_leaves_its_stream),
+    ("another_thread_works_on_during_a_capture", another_thread_works_on_during_a_capture),
+    (
+        "a_wait_for_the_device_ends_the_capture_of_any_thread",
+        a_wait_for_the_device_ends_the_capture_of_any_thread,
+    ),
     ("a_refused_module_says_why", a_refused_module_says_why),
     ("raw_handles_are_adopted_and_left_alone", raw_handles_are_adopted_and_left_alone),
 ];
@@ -455,6 +460,45 @@ fn a_capture_that_ends_early_leaves_its_stream(driver: &Arc<dyn Driver>) {
     assert!(std::panic::catch_unwind(panicked).is_err());
     stream.fill(buffer.span(), 7).unwrap();
     assert_eq!(contents(&stream, &buffer), [7; 400]);
+}
+
+/// Captures are of the mode `THREAD_LOCAL`: what may wait is refused to the thread that captures.
+fn another_thread_works_on_during_a_capture(driver: &Arc<dyn Driver>) {
+    let device = open(driver, 0);
+    let (stream, other) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let works = || -> Result<(), DeviceError> {
+        let buffer = DeviceBuffer::alloc(&device, 400)?;
+        let pinned = PinnedBuffer::alloc(&device, 400, HostAllocFlags::CACHED)?;
+        let event = Event::new(&device)?;
+        event.record(&other)?;
+        event.synchronize()?;
+        assert_eq!((event.is_complete()?, other.is_idle()?), (true, true));
+        other.synchronize()?;
+        drop(pinned);
+        buffer.free()
+    };
+    let graph =
+        stream.capture(|| std::thread::scope(|scope| scope.spawn(works).join().unwrap())).unwrap();
+    // SAFETY: nothing was captured.
+    unsafe { graph.launch(&stream) }.unwrap();
+    stream.synchronize().unwrap();
+}
+
+fn a_wait_for_the_device_ends_the_capture_of_any_thread(driver: &Arc<dyn Driver>) {
+    let device = open(driver, 0);
+    let stream = Stream::new(&device).unwrap();
+    let waits = || std::thread::scope(|scope| scope.spawn(|| device.synchronize()).join().unwrap());
+    let mut waited = Ok(());
+    let ended = stream.capture(|| {
+        waited = waits();
+        Ok::<_, DeviceError>(())
+    });
+    let refused = |error: DeviceError| error.driver_error().code;
+    assert_eq!(
+        (waited.map_err(refused), ended.map(drop).map_err(refused)),
+        (Err(ErrorCode::STREAM_CAPTURE_UNSUPPORTED), Err(ErrorCode::STREAM_CAPTURE_INVALIDATED))
+    );
+    assert_eq!(waits(), Ok(()));
 }
 
 /// Why a closure did not capture.

@@ -88,6 +88,8 @@ pub(crate) struct Piece {
     pub(crate) bytes: u64,
     /// Whether the address belongs to a mapping.
     pub(crate) is_mapped: bool,
+    /// Whether it is memory of the host.
+    pub(crate) is_host: bool,
 }
 
 /// Why a byte may not be accessed.
@@ -189,12 +191,13 @@ impl Memory {
     pub(crate) fn piece_at(&self, viewer: Viewer, address: u64) -> Option<Piece> {
         let (place, bytes) = self.locate(viewer, address).ok()?;
         Some(match place {
-            Located::Host { .. } | Located::Allocation { .. } => {
-                Piece { key: address, bytes, is_mapped: false }
+            Located::Host { .. } => Piece { key: address, bytes, is_mapped: false, is_host: true },
+            Located::Allocation { .. } => {
+                Piece { key: address, bytes, is_mapped: false, is_host: false }
             }
             Located::Physical { index, offset } => {
                 let key = self.virtual_memory.key(index) + offset;
-                Piece { key, bytes, is_mapped: true }
+                Piece { key, bytes, is_mapped: true, is_host: false }
             }
         })
     }

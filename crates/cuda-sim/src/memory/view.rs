@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use cuda_driver::reference::{AccessFault, DeviceMemory};
 
 use super::{Located, Memory, Viewer};
+use crate::races::StrongMark;
 
 /// The memory of the machine, with the access rights of one device.
 #[derive(Debug)]
@@ -18,27 +19,28 @@ impl<'a> View<'a> {
         Self { memory, viewer }
     }
 
-    /// Loads like [`DeviceMemory::load`]. With `strong`, the access takes part in synchronisation.
+    /// Loads like [`DeviceMemory::load`]. With a mark, the access takes part in synchronisation with
+    /// other launches.
     #[inline]
     pub(crate) fn load_as(
         &self,
         address: u64,
         bytes: u64,
-        strong: bool,
+        mark: Option<StrongMark>,
     ) -> Result<Cow<'_, [u8]>, AccessFault> {
-        self.memory.recorder.load(address, bytes, strong);
+        self.memory.recorder.load(address, bytes, mark);
         self.load_unrecorded(address, bytes)
     }
 
-    /// Stores, with the same meaning of `strong`.
+    /// Stores, with the same meaning of the mark.
     #[inline]
     pub(crate) fn store_as(
         &mut self,
         address: u64,
         data: &[u8],
-        strong: bool,
+        mark: Option<StrongMark>,
     ) -> Result<(), AccessFault> {
-        self.memory.recorder.store(address, data.len() as u64, strong);
+        self.memory.recorder.store(address, data.len() as u64, mark);
         self.memory.traffic.store(address, data.len() as u64);
         self.memory.store(self.viewer, address, data)
     }
@@ -76,10 +78,10 @@ impl View<'_> {
 
 impl DeviceMemory for View<'_> {
     fn load(&self, address: u64, bytes: u64) -> Result<Cow<'_, [u8]>, AccessFault> {
-        self.load_as(address, bytes, false)
+        self.load_as(address, bytes, None)
     }
 
     fn store(&mut self, address: u64, data: &[u8]) -> Result<(), AccessFault> {
-        self.store_as(address, data, false)
+        self.store_as(address, data, None)
     }
 }

@@ -61,15 +61,30 @@ pub(super) enum Space {
     Const,
 }
 
+/// The threads with which an access synchronises.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Scope {
+    /// Those of the block. A cluster is one block here.
+    Block,
+    Device,
+    System,
+}
+
 /// How the conflict check treats an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum AccessOrder {
     /// Conflicts with any unordered access, if either writes.
     Plain,
-    /// Takes part in synchronisation, and conflicts only with plain accesses.
-    Strong,
+    /// A plain load by the cache that is not kept up to date (`ld.global.nc`): the kernel may not
+    /// write what it reads so.
+    NonCoherent,
+    /// Takes part in synchronisation, and does not conflict with such accesses of the same size,
+    /// each in the other's scope.
+    Strong(Scope),
+    /// Likewise: an atomic operation.
+    Atomic(Scope),
     /// The first half of an atomic operation. The check looks at the second half.
-    AtomicLoad,
+    AtomicLoad(Scope),
 }
 
 /// One access to memory.

@@ -9,24 +9,74 @@ pub(super) const HOST: u16 = 0;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct How {
     pub(crate) writes: bool,
-    /// Whether the access is atomic or takes part in synchronisation. Such accesses do not conflict
-    /// with each other.
-    pub(crate) strong: bool,
+    /// Of an access that is atomic or takes part in synchronisation with other launches.
+    pub(crate) strong: Option<Strong>,
+}
+
+/// What decides with which others such an access does not conflict ("morally strong" in the memory
+/// model of PTX).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Strong {
+    /// The device of the launch.
+    pub(crate) device: u32,
+    pub(crate) mark: StrongMark,
+}
+
+/// The part of [`Strong`] that the instruction says.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct StrongMark {
+    /// Whether the scope is the whole system, and not the device alone.
+    pub(crate) is_system: bool,
+    /// Whether the access reads and writes in one: an atomic operation.
+    pub(crate) is_update: bool,
+    /// Bytes of the access, as a power of two.
+    pub(crate) size_log2: u8,
 }
 
 impl How {
-    pub(crate) const READ: Self = Self { writes: false, strong: false };
-    pub(crate) const WRITE: Self = Self { writes: true, strong: false };
+    pub(crate) const READ: Self = Self { writes: false, strong: None };
+    pub(crate) const WRITE: Self = Self { writes: true, strong: None };
+
+    /// The same access to memory of the host. Devices do not update it for each other: each GPU
+    /// makes its own atomic operations there, whatever their scope.
+    pub(super) fn on_host(mut self) -> Self {
+        if let Some(Strong { mark, .. }) = &mut self.strong {
+            mark.is_system &= !mark.is_update;
+        }
+        self
+    }
 
     fn conflicts(self, other: Self) -> bool {
-        (self.writes || other.writes) && !(self.strong && other.strong)
+        let are_strong = self.strong.zip(other.strong).is_some_and(|(one, other)| one.meets(other));
+        (self.writes || other.writes) && !are_strong
+    }
+}
+
+impl Strong {
+    /// Whether both are of one size, and so of the same bytes, and each scope includes the other's
+    /// device.
+    fn meets(self, other: Self) -> bool {
+        self.mark.size_log2 == other.mark.size_log2
+            && (self.device == other.device || (self.mark.is_system && other.mark.is_system))
+    }
+
+    /// Whether every access that this one meets also meets `old`.
+    fn stands_for(self, old: Self) -> bool {
+        self.device == old.device
+            && self.mark.size_log2 == old.mark.size_log2
+            && (old.mark.is_system || !self.mark.is_system)
     }
 }
 
 const ACTOR_BITS: u32 = 16;
-const FLAG_BITS: u32 = 2;
+const FLAG_BITS: u32 = 11;
 const WRITES: u64 = 1;
 const STRONG: u64 = 2;
+const SYSTEM: u64 = 4;
+const SIZE_SHIFT: u32 = 3;
+const SIZE_MAX: u64 = 7;
+const DEVICE_SHIFT: u32 = 6;
+const DEVICE_MAX: u64 = 31;
 
 /// One access, packed in one word: its actor, its number in the order of calls, and its kind.
 ///
@@ -36,7 +86,13 @@ pub(super) struct Epoch(u64);
 
 impl Epoch {
     pub(super) fn new(actor: u16, sequence: u64, how: How) -> Self {
-        let flags = (u64::from(how.writes) * WRITES) | (u64::from(how.strong) * STRONG);
+        let mut flags = u64::from(how.writes) * WRITES;
+        if let Some(Strong { device, mark }) = how.strong {
+            let size = u64::from(mark.size_log2) & SIZE_MAX;
+            let device = u64::from(device) & DEVICE_MAX;
+            flags |= STRONG | (u64::from(mark.is_system) * SYSTEM);
+            flags |= (size << SIZE_SHIFT) | (device << DEVICE_SHIFT);
+        }
         Self((sequence << (ACTOR_BITS + FLAG_BITS)) | (u64::from(actor) << FLAG_BITS) | flags)
     }
 
@@ -49,7 +105,13 @@ impl Epoch {
     }
 
     pub(super) fn how(self) -> How {
-        How { writes: self.0 & WRITES != 0, strong: self.0 & STRONG != 0 }
+        let mark = StrongMark {
+            is_system: self.0 & SYSTEM != 0,
+            is_update: false,
+            size_log2: ((self.0 >> SIZE_SHIFT) & SIZE_MAX) as u8,
+        };
+        let strong = Strong { device: ((self.0 >> DEVICE_SHIFT) & DEVICE_MAX) as u32, mark };
+        How { writes: self.0 & WRITES != 0, strong: (self.0 & STRONG != 0).then_some(strong) }
     }
 
     /// Whether both have the same actor and kind.
@@ -65,7 +127,8 @@ impl Epoch {
     /// which comes after `self`. Then `self` need not be kept.
     pub(super) fn is_covered_by(self, newer: Self) -> bool {
         let (old, new) = (self.how(), newer.how());
-        (new.writes || !old.writes) && (!new.strong || old.strong)
+        let covers = |new: Strong| old.strong.is_some_and(|old| new.stands_for(old));
+        (new.writes || !old.writes) && new.strong.is_none_or(covers)
     }
 }
 
@@ -130,10 +193,18 @@ impl Order {
 mod tests {
     use super::*;
 
+    fn strong(device: u32, is_system: bool, size_log2: u8) -> Option<Strong> {
+        let mark = StrongMark { is_system, is_update: false, size_log2 };
+        Some(Strong { device, mark })
+    }
+
     #[test]
     fn an_epoch_keeps_its_parts() {
-        let strong = How { writes: true, strong: true };
-        for (actor, sequence, how) in [(0, 0, How::READ), (u16::MAX, (1 << 46) - 1, strong)] {
+        let most = How { writes: true, strong: strong(31, true, 4) };
+        let least = How { writes: false, strong: strong(0, false, 0) };
+        for (actor, sequence, how) in
+            [(0, 0, How::READ), (u16::MAX, (1 << 37) - 1, most), (7, 9, least)]
+        {
             let epoch = Epoch::new(actor, sequence, how);
             assert_eq!((epoch.actor(), epoch.sequence(), epoch.how()), (actor, sequence, how));
         }
@@ -141,8 +212,10 @@ mod tests {
 
     #[test]
     fn what_covers_an_access_conflicts_with_all_that_it_does() {
+        let kinds =
+            [None].into_iter().chain((0..8).map(|n| strong(n & 1, n & 2 != 0, 2 + (n >> 2) as u8)));
         let hows: Vec<How> =
-            (0..4).map(|n| How { writes: n & 1 != 0, strong: n & 2 != 0 }).collect();
+            kinds.flat_map(|strong| [false, true].map(|writes| How { writes, strong })).collect();
         let epoch = |how| Epoch::new(1, 1, how);
         for &old in &hows {
             for &new in &hows {
@@ -151,6 +224,26 @@ mod tests {
                 assert_eq!(epoch(old).is_covered_by(epoch(new)), !misses, "{old:?} {new:?}");
             }
         }
+    }
+
+    #[test]
+    fn strong_accesses_conflict_beyond_their_scope_and_with_other_sizes() {
+        let writes = |strong| How { writes: true, strong };
+        let conflicts = |one, other| writes(one).conflicts(writes(other));
+        assert!(!conflicts(strong(0, false, 2), strong(0, false, 2)));
+        assert!(!conflicts(strong(0, false, 2), strong(0, true, 2)));
+        assert!(!conflicts(strong(0, true, 2), strong(1, true, 2)));
+        assert!(conflicts(strong(0, false, 2), strong(1, true, 2)));
+        assert!(conflicts(strong(0, true, 2), strong(0, true, 3)));
+        assert!(conflicts(strong(0, true, 2), None));
+        // What two devices update of the host's memory is not updated as one.
+        let update = Some(Strong {
+            device: 0,
+            mark: StrongMark { is_system: true, is_update: true, size_log2: 2 },
+        });
+        assert!(!conflicts(update, strong(1, true, 2)));
+        assert!(writes(update).on_host().conflicts(writes(strong(1, true, 2)).on_host()));
+        assert!(!writes(update).on_host().conflicts(writes(strong(0, true, 2)).on_host()));
     }
 
     #[test]

@@ -28,13 +28,14 @@ impl Races {
         how: How,
     ) {
         self.changed_since(order, how, (address, bytes));
-        let epoch = Epoch::new(order.actor, order.sequence, how);
         let mut done = 0;
         while done < bytes {
             let at = address + done;
             let Some(piece) = memory.piece_at(viewer, at) else { return };
             let length = piece.bytes.min(bytes - done);
             let by_way = piece.is_mapped.then_some(at);
+            let how = if piece.is_host { how.on_host() } else { how };
+            let epoch = Epoch::new(order.actor, order.sequence, how);
             let found = &mut self.found;
             self.shadow.access((piece.key, length), by_way, epoch, order, |clash| {
                 note(found, clash, at + (clash.key - piece.key), order.sequence, used(how));

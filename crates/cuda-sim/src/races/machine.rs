@@ -4,6 +4,8 @@ use std::io::{IsTerminal, Write};
 
 use cuda_driver::{BatchCopy, HostAccess};
 
+use super::epoch::Strong;
+use super::record::Recorded;
 use super::{How, Order, Race, RaceCheck};
 use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
@@ -52,12 +54,11 @@ impl Touches {
     }
 }
 
-/// The ranges touched by the kernel that ran last.
-fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
+/// The ranges touched by the kernel that ran last, on `device`.
+fn recorded(memory: &mut Memory, device: u32, viewer: Viewer) -> Vec<Touch> {
     let mut touches = Vec::new();
-    for (writes, strong) in [(false, false), (false, true), (true, false), (true, true)] {
-        let how = How { writes, strong };
-        let ranges = memory.recorder.take(how);
+    for Recorded { writes, mark, ranges } in memory.recorder.take() {
+        let how = How { writes, strong: mark.map(|mark| Strong { device, mark }) };
         touches.extend(ranges.into_iter().map(|range| (viewer, range, how)));
     }
     touches
@@ -65,8 +66,9 @@ fn recorded(memory: &mut Memory, viewer: Viewer) -> Vec<Touch> {
 
 impl Machine {
     /// Compares the ranges of an operation that ran, or should have run, with earlier accesses.
-    pub(crate) fn look_for_races(&mut self, order: &Order, viewer: Viewer, touches: Touches) {
-        let kernel = recorded(&mut self.memory, viewer);
+    pub(crate) fn look_for_races(&mut self, order: &Order, device: u32, touches: Touches) {
+        let viewer = self.viewer(device);
+        let kernel = recorded(&mut self.memory, device, viewer);
         for (viewer, range, how) in touches.0.into_iter().chain(kernel) {
             self.races.touched(&self.memory, order, viewer, range, how);
         }
@@ -79,7 +81,7 @@ impl Machine {
             return;
         }
         let sequence = self.next_sequence();
-        let how = How { writes: access.writes, strong: false };
+        let how = How { writes: access.writes, strong: None };
         let range = (access.address, access.bytes);
         self.races.host_accessed(&self.memory, sequence, range, how);
         self.tell_races();

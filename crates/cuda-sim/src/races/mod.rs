@@ -15,7 +15,6 @@
 //!
 //! The host is one actor. The detector cannot see locks and channels between host threads, so a
 //! call of one thread counts as before every later call of another.
-//! thread counts as before every later call of another.
 
 mod epoch;
 mod explain;
@@ -31,9 +30,8 @@ use std::thread::ThreadId;
 
 use cuda_driver::site::Site;
 
-pub(crate) use epoch::How;
-pub(crate) use epoch::Order;
 use epoch::{Clock, Epoch, HOST};
+pub(crate) use epoch::{How, Order, StrongMark};
 use explain::Edge;
 pub(crate) use machine::Touches;
 pub(crate) use record::Recorder;

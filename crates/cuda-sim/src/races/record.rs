@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 
-use super::epoch::How;
+use super::epoch::StrongMark;
 use crate::time::{SHARDS, shard};
 
 /// Number of ranges that can still grow, one for each pointer with which a kernel walks through
@@ -92,51 +92,103 @@ fn merge(ranges: &mut Vec<Range>) {
     });
 }
 
+/// The ranges of plain accesses, and those of each kind of strong ones.
+#[derive(Debug, Default)]
+struct ByMark {
+    plain: Ranges,
+    strong: Vec<(StrongMark, Ranges)>,
+}
+
+impl ByMark {
+    #[inline]
+    fn add(&mut self, address: u64, bytes: u64, mark: Option<StrongMark>) {
+        let end = address.saturating_add(bytes);
+        let Some(mark) = mark else { return self.plain.add(address, end) };
+        let place = self.strong.iter().position(|(known, _)| *known == mark);
+        let place = place.unwrap_or_else(|| {
+            self.strong.push((mark, Ranges::default()));
+            self.strong.len() - 1
+        });
+        self.strong[place].1.add(address, end);
+    }
+
+    fn clear(&mut self) {
+        self.plain.clear();
+        self.strong.clear();
+    }
+
+    fn take_into(&mut self, all: &mut Vec<(Option<StrongMark>, Vec<Range>)>) {
+        let strong = self.strong.drain(..).map(|(mark, ranges)| (Some(mark), ranges));
+        for (mark, mut ranges) in strong {
+            ranges.take_into(of_mark(all, mark));
+        }
+        self.plain.take_into(of_mark(all, None));
+    }
+}
+
+/// The list of a mark.
+fn of_mark(
+    all: &mut Vec<(Option<StrongMark>, Vec<Range>)>,
+    mark: Option<StrongMark>,
+) -> &mut Vec<Range> {
+    let place = all.iter().position(|(known, _)| *known == mark).unwrap_or_else(|| {
+        all.push((mark, Vec::new()));
+        all.len() - 1
+    });
+    &mut all[place].1
+}
+
+/// Ranges of one kind of access, as addresses and lengths.
+pub(super) struct Recorded {
+    pub(super) writes: bool,
+    pub(super) mark: Option<StrongMark>,
+    pub(super) ranges: Vec<(u64, u64)>,
+}
+
 /// The ranges that the running operation has touched. A reference may load on several threads at
 /// once.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     on: bool,
-    loads: [Mutex<[Ranges; 2]>; SHARDS],
-    stores: [Ranges; 2],
+    loads: [Mutex<ByMark>; SHARDS],
+    stores: ByMark,
 }
 
 impl Recorder {
     /// Turns recording on or off. Drops what an operation left that ended in a panic.
     pub(crate) fn switch(&mut self, on: bool) {
         self.on = on;
-        let loads = self.loads.iter_mut().flat_map(|shard| shard.get_mut());
-        loads.chain(&mut self.stores).for_each(Ranges::clear);
+        self.loads.iter_mut().for_each(|shard| shard.get_mut().clear());
+        self.stores.clear();
     }
 
     #[inline]
-    pub(crate) fn load(&self, address: u64, bytes: u64, strong: bool) {
+    pub(crate) fn load(&self, address: u64, bytes: u64, mark: Option<StrongMark>) {
         if self.on && bytes > 0 {
-            let mut shard = self.loads[shard()].lock();
-            shard[usize::from(strong)].add(address, address.saturating_add(bytes));
+            self.loads[shard()].lock().add(address, bytes, mark);
         }
     }
 
     #[inline]
-    pub(crate) fn store(&mut self, address: u64, bytes: u64, strong: bool) {
+    pub(crate) fn store(&mut self, address: u64, bytes: u64, mark: Option<StrongMark>) {
         if self.on && bytes > 0 {
-            self.stores[usize::from(strong)].add(address, address.saturating_add(bytes));
+            self.stores.add(address, bytes, mark);
         }
     }
 
-    /// The merged ranges of one kind since the last call, as addresses and lengths.
-    pub(super) fn take(&mut self, how: How) -> Vec<(u64, u64)> {
-        let mut all = Vec::new();
-        let index = usize::from(how.strong);
-        if how.writes {
-            self.stores[index].take_into(&mut all);
-        } else {
-            for shard in &mut self.loads {
-                shard.get_mut()[index].take_into(&mut all);
-            }
-        }
-        merge(&mut all);
-        all.into_iter().map(|range| (range.start, range.end - range.start)).collect()
+    /// The merged ranges since the last call: loads before stores, and those without a mark first.
+    pub(super) fn take(&mut self) -> Vec<Recorded> {
+        let (mut loads, mut stores) = (vec![(None, Vec::new())], vec![(None, Vec::new())]);
+        self.loads.iter_mut().for_each(|shard| shard.get_mut().take_into(&mut loads));
+        self.stores.take_into(&mut stores);
+        let all = loads.into_iter().map(|load| (false, load));
+        let all = all.chain(stores.into_iter().map(|store| (true, store)));
+        all.map(|(writes, (mark, mut ranges))| {
+            merge(&mut ranges);
+            let ranges = ranges.into_iter().map(|range| (range.start, range.end - range.start));
+            Recorded { writes, mark, ranges: ranges.collect() }
+        })
+        .collect()
     }
 }
 
@@ -158,32 +210,51 @@ mod tests {
             for _ in 0..adds {
                 let (start, length) = (below(50_000), 1 + below(40));
                 bytes[start as usize..(start + length) as usize].fill(true);
-                recorder.load(start, length, false);
+                recorder.load(start, length, None);
             }
             let mut found = vec![false; 60_000];
-            let ranges = recorder.take(How::READ);
+            let ranges = plain_loads(&mut recorder);
             for &(start, length) in &ranges {
                 found[start as usize..(start + length) as usize].fill(true);
             }
             assert_eq!(found, bytes);
             assert!(ranges.is_sorted_by(|a, b| a.0 + a.1 < b.0), "neighbours are joined");
-            assert!(recorder.take(How::READ).is_empty());
+            assert!(plain_loads(&mut recorder).is_empty());
         }
+    }
+
+    fn plain_loads(recorder: &mut Recorder) -> Vec<(u64, u64)> {
+        let mut all = recorder.take().into_iter();
+        all.find(|one| !one.writes && one.mark.is_none()).unwrap().ranges
     }
 
     #[test]
     fn kinds_are_apart_and_nothing_is_kept_while_off() {
-        let strong = |how| How { strong: true, ..how };
+        let [device, system] = [false, true]
+            .map(|is_system| Some(StrongMark { is_system, is_update: false, size_log2: 2 }));
+        let wide = device.map(|mark| StrongMark { size_log2: 3, ..mark });
         let mut recorder = Recorder::default();
-        recorder.load(1, 1, false);
+        recorder.load(1, 1, None);
         recorder.switch(true);
-        recorder.load(10, 1, false);
-        recorder.load(20, 1, true);
-        recorder.store(30, 1, false);
-        recorder.store(40, 1, true);
-        assert_eq!(recorder.take(How::READ), [(10, 1)]);
-        assert_eq!(recorder.take(strong(How::READ)), [(20, 1)]);
-        assert_eq!(recorder.take(How::WRITE), [(30, 1)]);
-        assert_eq!(recorder.take(strong(How::WRITE)), [(40, 1)]);
+        recorder.load(10, 1, None);
+        recorder.load(20, 4, device);
+        recorder.load(24, 4, system);
+        recorder.load(32, 8, wide);
+        recorder.store(40, 1, None);
+        recorder.store(48, 4, device);
+        let taken: Vec<_> =
+            recorder.take().into_iter().map(|one| (one.writes, one.mark, one.ranges)).collect();
+        assert_eq!(
+            taken,
+            [
+                (false, None, vec![(10, 1)]),
+                (false, device, vec![(20, 4)]),
+                (false, system, vec![(24, 4)]),
+                (false, wide, vec![(32, 8)]),
+                (true, None, vec![(40, 1)]),
+                (true, device, vec![(48, 4)]),
+            ]
+        );
+        assert!(recorder.take().iter().all(|one| one.ranges.is_empty()));
     }
 }

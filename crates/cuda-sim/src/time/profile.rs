@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::values::{Curve, Rate, Value};
+use super::values::{Curve, Rate, Value, without_comment};
 
 /// Defines the profile and its keys in one place, so that parsing and printing cover every field.
 macro_rules! profile {
@@ -273,7 +273,8 @@ impl Profile {
     ///
     /// The keys are the names of the fields. A first line `base = h100` or `base = h200` chooses
     /// the values of omitted keys; without it they come from [`Profile::h100`]. Empty lines, and
-    /// text after a `#`, are ignored. The output of [`Display`](fmt::Display) can be parsed.
+    /// text after a `#`, are ignored. A name with a `#` stands between quotation marks. The output of
+    /// [`Display`](fmt::Display) can be parsed.
     ///
     /// # Errors
     /// [`ProfileError`] with the line of the first error.
@@ -293,7 +294,7 @@ impl Profile {
         let mut profile = Self::h100();
         let mut keys = Vec::new();
         for (line, content) in (1..).zip(text.lines()) {
-            let content = content.split('#').next().unwrap_or_default().trim();
+            let content = without_comment(content).trim();
             if content.is_empty() {
                 continue;
             }

@@ -198,11 +198,59 @@ impl Value for String {
     const FORM: &'static str = "a name";
 
     fn read(&mut self, text: &str) -> bool {
-        text.clone_into(self);
-        !text.is_empty()
+        let name = if text.starts_with('"') { unquoted(text) } else { Some(text.to_owned()) };
+        let Some(name) = name.filter(|_| !text.is_empty()) else { return false };
+        *self = name;
+        true
     }
 
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self)
+        let is_plain = !self.is_empty() && self.trim() == self && !self.contains(QUOTED);
+        if is_plain {
+            return f.write_str(self);
+        }
+        f.write_str("\"")?;
+        for c in self.chars() {
+            match ESCAPES.iter().find(|(_, escaped)| *escaped == c) {
+                Some((letter, _)) => write!(f, "\\{letter}")?,
+                None => write!(f, "{c}")?,
+            }
+        }
+        f.write_str("\"")
     }
+}
+
+/// Characters of a name that is written between quotation marks: the name, or what is behind it,
+/// would be read as something else.
+const QUOTED: [char; 4] = ['#', '"', '\n', '\r'];
+
+/// Characters between quotation marks that are written as a backslash and a letter.
+const ESCAPES: [(char, char); 4] = [('"', '"'), ('\\', '\\'), ('n', '\n'), ('r', '\r')];
+
+/// What stands between quotation marks.
+fn unquoted(text: &str) -> Option<String> {
+    let mut chars = text.strip_prefix('"')?.chars();
+    let mut name = String::new();
+    loop {
+        match chars.next()? {
+            '"' => return chars.as_str().is_empty().then_some(name),
+            '\\' => {
+                let letter = chars.next()?;
+                name.push(ESCAPES.iter().find(|(escape, _)| *escape == letter)?.1);
+            }
+            c => name.push(c),
+        }
+    }
+}
+
+/// The line up to its comment, which begins with a `#` outside of quotation marks.
+pub(super) fn without_comment(line: &str) -> &str {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    let begins = |c: char| {
+        let ends = c == '#' && !is_quoted;
+        is_quoted ^= c == '"' && !is_escaped;
+        is_escaped = is_quoted && c == '\\' && !is_escaped;
+        ends
+    };
+    line.split(begins).next().unwrap_or_default()
 }

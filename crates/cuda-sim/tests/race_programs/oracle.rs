@@ -62,7 +62,8 @@ pub struct Access {
     pub used: Use,
     pub resource: Resource,
     pub mask: u64,
-    pub is_strong: bool,
+    /// The device of an atomic access, whose scope is that device.
+    pub atomic_on: Option<usize>,
     /// Whether the access goes through a later mapping than the one at the call. It may have
     /// happened, if the first mapping ended before the operation ran.
     pub is_late: bool,
@@ -79,7 +80,7 @@ impl Access {
             && self.mask & later.mask != 0
             && !both_read
             && !(self.used == Use::Hold && later.used == Use::Hold)
-            && !(self.is_strong && later.is_strong)
+            && !(self.atomic_on.is_some() && self.atomic_on == later.atomic_on)
             && !(ends(self) && ends(later))
     }
 
@@ -87,7 +88,7 @@ impl Access {
     fn covers(&self, earlier: &Self) -> bool {
         self.resource == earlier.resource
             && (self.used == Use::Write || self.used == earlier.used)
-            && (!self.is_strong || earlier.is_strong)
+            && (self.atomic_on.is_none() || self.atomic_on == earlier.atomic_on)
     }
 }
 
@@ -311,7 +312,7 @@ impl<'p> Oracle<'p> {
             used,
             resource,
             mask,
-            is_strong: false,
+            atomic_on: None,
             is_late: false,
             stream: None,
             node,
@@ -332,7 +333,7 @@ impl<'p> Oracle<'p> {
             let Some((object, _)) = self.mapped[page] else { return Err(Malformed) };
             self.note(Access { resource: Resource::Bytes(object), mask, ..access });
             let resource = Resource::Page(page);
-            self.note(Access { used: Use::Hold, resource, mask: 1, is_strong: false, ..access });
+            self.note(Access { used: Use::Hold, resource, mask: 1, atomic_on: None, ..access });
         }
         self.reaches.push(Reach { access, span });
         Ok(())
@@ -345,7 +346,7 @@ impl<'p> Oracle<'p> {
         stream: usize,
         after: Vec<usize>,
         ranges: &[(Span, bool)],
-        is_strong: bool,
+        is_atomic: bool,
     ) -> Result<usize, Malformed> {
         let node = self.node(after)?;
         self.sequence += 1;
@@ -356,15 +357,16 @@ impl<'p> Oracle<'p> {
             used: Use::Hold,
             resource: Resource::Context(device),
             mask: 1,
-            is_strong: false,
+            atomic_on: None,
             is_late: false,
             stream: Some(stream),
             node,
         };
         self.note(access);
+        let atomic_on = is_atomic.then_some(device);
         for &(span, writes) in ranges {
             let used = if writes { Use::Write } else { Use::Read };
-            self.touch(Access { used, is_strong, ..access }, span)?;
+            self.touch(Access { used, atomic_on, ..access }, span)?;
         }
         self.tails[stream] = Some(node);
         Ok(node)
@@ -378,7 +380,7 @@ impl<'p> Oracle<'p> {
             used: Use::Hold,
             resource: Resource::Module(device),
             mask: 1,
-            is_strong: false,
+            atomic_on: None,
             is_late: false,
             stream: Some(stream),
             node,
@@ -411,8 +413,8 @@ impl<'p> Oracle<'p> {
             }
             Work::Graph(graph) => return self.graph(line, stream, *graph),
         };
-        let is_strong = matches!(work, Work::Atomic(_));
-        let node = self.enqueue(line, stream, after, &ranges, is_strong)?;
+        let is_atomic = matches!(work, Work::Atomic(_));
+        let node = self.enqueue(line, stream, after, &ranges, is_atomic)?;
         match work {
             Work::Record(event) => self.recorded[*event] = Some(node),
             // The caller has the bytes when the call returns.

@@ -114,6 +114,30 @@ fn a_plain_load_beside_atomics() {
 }
 
 #[test]
+fn atomics_of_two_sizes() {
+    planted(|run| {
+        let (a, b) = (run.stream(), run.stream());
+        let x = run.alloc(4096);
+        let first = run.add_kernel(x, a);
+        run.order(a, b);
+        let second = run.add_as("add_wide", x, b);
+        race(first.writes(), second.writes()).over(x, 8)
+    });
+}
+
+#[test]
+fn atomics_of_one_block_beside_those_of_the_device() {
+    planted(|run| {
+        let (a, b) = (run.stream(), run.stream());
+        let x = run.alloc(4096);
+        let first = run.add_kernel(x, a);
+        run.order(a, b);
+        let second = run.add_as("add_words_of_the_block", x, b);
+        race(first.writes(), second.writes()).over(x, 4)
+    });
+}
+
+#[test]
 fn atomics_beside_a_copy_that_reads() {
     planted(|run| {
         let (a, b) = (run.stream(), run.stream());

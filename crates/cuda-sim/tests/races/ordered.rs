@@ -255,8 +255,8 @@ fn atomics_of_two_devices_and_a_read_after_both() {
         let (memory, near) = (run.alloc(4 * LANES), run.stream());
         run.use_device(1);
         let far = run.stream();
-        run.add_kernel(memory, near);
-        run.add_kernel(memory, far);
+        run.add_as("add_words_of_the_system", memory, near);
+        run.add_as("add_words_of_the_system", memory, far);
         link(run, far, near);
         run.load_kernel(memory, near);
     });

@@ -99,3 +99,32 @@ fn a_bounce_through_pinned_memory_without_an_event() {
         race(first.writes(), second.reads()).over(host, 64).hazard("H19")
     });
 }
+
+#[test]
+fn atomics_of_two_devices_at_the_scope_of_one() {
+    planted(|run| {
+        run.enable_peers();
+        run.use_device(0);
+        let (memory, near) = (run.alloc(4 * LANES), run.stream());
+        run.use_device(1);
+        let far = run.stream();
+        let first = run.add_as("add_words_of_the_system", memory, near);
+        run.order(near, far);
+        let second = run.add_kernel(memory, far);
+        race(first.writes(), second.writes()).over(memory, 4).hazard("H19")
+    });
+}
+
+/// Each GPU makes its own atomic operations in memory of the host, whatever their scope.
+#[test]
+fn atomics_of_two_devices_in_memory_of_the_host() {
+    planted(|run| {
+        let (memory, near) = (run.pinned(64), run.stream());
+        run.use_device(1);
+        let far = run.stream();
+        let first = run.add_as("add_words_of_the_system", memory, near);
+        run.order(near, far);
+        let second = run.add_as("add_words_of_the_system", memory, far);
+        race(first.writes(), second.writes()).over(memory, 4).hazard("H19")
+    });
+}

@@ -70,6 +70,27 @@ const PTX: &str = "
     atom.global.add.u32 %r1, [%rd2], 1;
     ret;
 }
+.visible .entry add_words_of_the_system(.param .u64 to)
+{
+    .reg .b64 %rd<1>;
+    ld.param.u64 %rd0, [to];
+    red.sys.global.add.u32 [%rd0], 1;
+    ret;
+}
+.visible .entry add_words_of_the_block(.param .u64 to)
+{
+    .reg .b64 %rd<1>;
+    ld.param.u64 %rd0, [to];
+    red.cta.global.add.u32 [%rd0], 1;
+    ret;
+}
+.visible .entry add_wide(.param .u64 to)
+{
+    .reg .b64 %rd<1>;
+    ld.param.u64 %rd0, [to];
+    red.global.add.u64 [%rd0], 1;
+    ret;
+}
 ";
 
 /// A stream of a device.
@@ -557,6 +578,12 @@ impl Run {
     #[track_caller]
     pub(crate) fn add_kernel(&self, to: u64, stream: Stream) -> Call {
         self.launch("add_words", &KernelArgs::new().arg(to), stream)
+    }
+
+    /// A kernel that adds to one word, or to a wide one, as its name says.
+    #[track_caller]
+    pub(crate) fn add_as(&self, name: &'static str, to: u64, stream: Stream) -> Call {
+        self.launch(name, &KernelArgs::new().arg(to), stream)
     }
 
     /// Launches a graph with one kernel, `store_words`.

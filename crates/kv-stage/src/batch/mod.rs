@@ -145,7 +145,8 @@ impl DeviceBatch {
     ///
     /// `table` is the place in [`BatchOptions::tables`]. Changes apply in the order of the calls.
     /// Until a step has sent them, they wait on the host: a step that was refused is begun again without
-    /// repeating its changes.
+    /// repeating its changes. At most twice as many ids wait as the batch's tables have entries: twice the
+    /// rows, times the sum of the tables' widths.
     ///
     /// # Errors
     /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Block`],
@@ -247,8 +248,8 @@ impl DeviceBatch {
             let event = Event::new(bound.device())?;
             event.record(bound)?;
             stream.wait(&event)?;
-            self.stream = Some(stream.clone());
         }
+        self.stream = Some(stream.clone());
         Ok(())
     }
 
@@ -257,15 +258,16 @@ impl DeviceBatch {
         stream: &Stream,
         acquire: fn(&StagingPool, u64) -> Result<StagingBuffer, AcquireError>,
     ) -> Result<BatchStep<'_>, BatchError> {
-        self.bind(stream)?;
+        self.check_stream(stream)?;
         let bytes = self.options.buffer_bytes();
         let used = self.options.header_bytes();
+        let mut buffer = acquire(&self.pool, bytes)?;
+        self.stream = Some(stream.clone());
         while self.taken().0 < self.edits.len() {
-            let buffer = acquire(&self.pool, bytes)?;
             self.records.clear(&self.options);
             self.send(buffer, used, true)?;
+            buffer = acquire(&self.pool, bytes)?;
         }
-        let buffer = acquire(&self.pool, bytes)?;
         self.records.clear(&self.options);
         self.lengths.clear();
         Ok(BatchStep { batch: self, buffer, used })
@@ -315,19 +317,15 @@ impl DeviceBatch {
         Ok(bytes)
     }
 
-    /// Binds the batch to `stream`, or checks that it is bound to it.
-    fn bind(&mut self, stream: &Stream) -> Result<(), BatchError> {
+    /// Refuses a stream that the batch cannot be bound to, or is not.
+    fn check_stream(&self, stream: &Stream) -> Result<(), BatchError> {
         self.check_device(stream)?;
         let given = stream.raw();
         match &self.stream {
             Some(bound) if bound.raw() != given => {
                 Err(BatchError::OtherStream { bound: bound.raw(), given })
             }
-            Some(_) => Ok(()),
-            None => {
-                self.stream = Some(stream.clone());
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 

@@ -148,6 +148,31 @@ fn a_step_on_another_stream_or_device_is_refused() {
 }
 
 #[test]
+fn a_batch_that_was_bound_before_its_first_step_stays_so() {
+    let machine = machine(0, false);
+    let pool = pool(&machine.device, &small(), 2);
+    let mut batch = DeviceBatch::new(&pool, small()).unwrap();
+    let other = Stream::new(&machine.device).unwrap();
+    batch.rebind(&other).unwrap();
+    let (bound, given) = (other.raw(), machine.stream.raw());
+    let refused = batch.step(&machine.stream).map(drop);
+    assert_eq!(refused, Err(BatchError::OtherStream { bound, given }));
+    batch.step(&other).unwrap().submit().unwrap();
+}
+
+#[test]
+fn a_first_step_that_is_refused_binds_no_stream() {
+    let machine = machine(0, false);
+    let pool = pool(&machine.device, &small(), 1);
+    let mut batch = DeviceBatch::new(&pool, small()).unwrap();
+    let other = Stream::new(&machine.device).unwrap();
+    let held = pool.acquire().unwrap();
+    batch.step(&other).map(drop).unwrap_err();
+    drop(held);
+    batch.step(&machine.stream).unwrap().submit().unwrap();
+}
+
+#[test]
 fn a_rebound_batch_waits_for_the_work_of_its_old_stream() {
     let machine = machine(6, false);
     let mut model = Model::new(&machine.device, small(), 4, 2);

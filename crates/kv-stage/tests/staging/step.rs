@@ -1,7 +1,7 @@
 //! Steps: the contents of one copy, for every path with a table, and refused steps.
 
 use crate::rows::{row_at, rows_at};
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, DeviceError, Stream};
 use cuda_sim::RaceCheck;
 use kv_stage::{
     BlockTable, Staged, StagingPool, StepStager,
@@ -201,8 +201,25 @@ fn parts_and_streams_of_others_are_refused() {
     assert_eq!(refused, Err(StageError::OtherStream { bound, given }));
     let refused = stager.begin().unwrap().submit(&Stream::new(&far).unwrap()).map(|_| ());
     assert_eq!(refused, Err(StageError::OtherDevice { stager: 0, stream: 1 }));
+    let refused = stager.rebind(&Stream::new(&far).unwrap());
+    let call = "StepStager::rebind";
+    assert_eq!(refused, Err(DeviceError::OtherDevice { call, device: 0, stream: 1 }));
+    stager.begin().unwrap().submit(&machine.stream).unwrap();
     pool.drain().unwrap();
     assert_eq!(pool.live(), 0);
+}
+
+#[test]
+fn a_stager_that_was_bound_before_its_first_step_stays_so() {
+    let machine = Machine::new(6);
+    let pool = machine.pool(256, 2);
+    let mut stager = stager(&machine, &pool, 256);
+    let other = Stream::new(&machine.device).unwrap();
+    stager.rebind(&other).unwrap();
+    let refused = stager.begin().unwrap().submit(&machine.stream).map(|_| ());
+    let (bound, given) = (other.raw(), machine.stream.raw());
+    assert_eq!(refused, Err(StageError::OtherStream { bound, given }));
+    stager.begin().unwrap().submit(&other).unwrap();
 }
 
 #[test]

@@ -6,8 +6,10 @@
 
 #![deny(dead_code)] // A case that no table names.
 
+pub(crate) mod atomics;
 pub(crate) mod batches;
 pub(crate) mod bound;
+pub(crate) mod captures;
 pub(crate) mod contexts;
 pub(crate) mod copies;
 pub(crate) mod devices;
@@ -124,6 +126,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         launches::SIMULATED,
         graphs::CASES,
         graphs::SIMULATED,
+        captures::CASES,
+        atomics::CASES,
+        atomics::PAIRS,
         faults::PROCESS,
         peers::CASES,
         peers::PROCESS,

@@ -66,13 +66,13 @@ const SHARED: HostRegisterFlags = HostRegisterFlags::SHARED;
 const PAGE: u64 = 4096;
 
 /// Pages of the program, of zeros; unregistered by the case.
-struct Pages {
+pub(super) struct Pages {
     first: *mut u8,
     layout: Layout,
 }
 
 impl Pages {
-    fn new(pages: u64) -> Self {
+    pub(super) fn new(pages: u64) -> Self {
         let layout = Layout::from_size_align((pages * PAGE) as usize, PAGE as usize).unwrap();
         // SAFETY: the layout has a size.
         let first = unsafe { std::alloc::alloc_zeroed(layout) };
@@ -81,7 +81,7 @@ impl Pages {
         Self { first, layout }
     }
 
-    fn at(&self, offset: u64) -> u64 {
+    pub(super) fn at(&self, offset: u64) -> u64 {
         self.first.addr() as u64 + offset
     }
 

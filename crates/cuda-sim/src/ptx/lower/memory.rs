@@ -2,14 +2,13 @@
 
 use super::super::alu;
 use super::super::error::Loaded;
-use super::super::op::{Access, AccessOrder, AtomicRule, Op, Register, Space, special};
+use super::super::op::{Access, AccessOrder, AtomicRule, Op, Register, Scope, Space, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;
 use super::Lowerer;
 use super::modifiers::Modifiers;
 use super::names::Meaning;
 
-const SCOPES: &[&str] = &["cta", "cluster", "gpu", "sys"];
 const SPACES: &[&str] = &[
     "global",
     "shared",
@@ -54,14 +53,21 @@ impl Lowerer<'_> {
         }
     }
 
-    /// Reads the modifiers for the state space and the memory order. Returns the space, and whether
-    /// the access synchronises. A volatile access does, because it counts as relaxed.
-    pub(super) fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, AccessOrder) {
-        let strong = ["relaxed", "acquire", "release", "acq_rel", "mmio", "volatile"];
-        let is_strong = modifiers.take_any(&strong).is_some();
-        let order = if is_strong { AccessOrder::Strong } else { AccessOrder::Plain };
+    /// Reads the modifiers for the state space and the memory order. Returns the space, and the scope
+    /// if one is said; and whether the access synchronises. A volatile access does, because it counts
+    /// as relaxed, with the whole system.
+    fn place(&mut self, modifiers: &mut Modifiers<'_>) -> (Space, Option<Scope>, bool) {
+        let with_system = modifiers.take_any(&["mmio", "volatile"]).is_some();
+        let strong = ["relaxed", "acquire", "release", "acq_rel"];
+        let is_strong = modifiers.take_any(&strong).is_some() || with_system;
         modifiers.skip(&["weak"]);
-        modifiers.skip(SCOPES);
+        let scope = match modifiers.take_any(&["cta", "cluster", "gpu", "sys"]) {
+            _ if with_system => Some(Scope::System),
+            Some("cta" | "cluster") => Some(Scope::Block),
+            Some("gpu") => Some(Scope::Device),
+            Some(_) => Some(Scope::System),
+            None => None,
+        };
         modifiers.skip_prefixed("L1::");
         let space = match modifiers.take_any(SPACES) {
             None => Space::Generic,
@@ -71,7 +77,7 @@ impl Lowerer<'_> {
             Some("param" | "param::entry") => Space::Param,
             Some(_) => Space::Shared,
         };
-        (space, order)
+        (space, scope, is_strong)
     }
 
     /// The base register and the offset of address operand `index`.
@@ -93,11 +99,13 @@ impl Lowerer<'_> {
     }
 
     fn load_or_store(&mut self, stores: bool, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
-        let (space, order) = self.place(modifiers);
+        let (space, scope, is_strong) = self.place(modifiers);
         modifiers.skip(&["ca", "cg", "cs", "lu", "cv", "wb", "wt"]);
-        if !stores {
-            modifiers.skip(&["nc"]);
-        }
+        let order = match (is_strong, !stores && modifiers.take("nc")) {
+            (true, _) => AccessOrder::Strong(scope.unwrap_or(Scope::System)),
+            (false, true) => AccessOrder::NonCoherent,
+            (false, false) => AccessOrder::Plain,
+        };
         let hinted = modifiers.take("L2::cache_hint");
         modifiers.skip_prefixed("L2::");
         let count = match modifiers.take_any(&["v2", "v4"]) {
@@ -153,7 +161,7 @@ impl Lowerer<'_> {
     fn atomic(&mut self, returns: bool, modifiers: &mut Modifiers<'_>) -> Loaded<bool> {
         let rule = modifiers
             .take_any(&["add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"]);
-        let (space, _) = self.place(modifiers);
+        let (space, scope, _) = self.place(modifiers);
         modifiers.skip(&["noftz"]);
         if modifiers.take_any(&["f16", "f16x2", "bf16", "bf16x2"]).is_some() {
             return Err(modifiers.unsupported());
@@ -179,7 +187,7 @@ impl Lowerer<'_> {
             count: 1,
             signed: false,
             register_bits: ty.bits() as u8,
-            order: AccessOrder::Strong,
+            order: AccessOrder::Atomic(scope.unwrap_or(Scope::Device)),
             base,
             offset,
         };

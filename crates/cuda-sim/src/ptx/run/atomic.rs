@@ -18,7 +18,11 @@ impl Spaces<'_> {
         let size = usize::from(access.bytes);
         let mut data = [0; 16];
         // For the conflict check this is a single access.
-        let load = Access { order: AccessOrder::AtomicLoad, ..*access };
+        let order = match access.order {
+            AccessOrder::Atomic(scope) => AccessOrder::AtomicLoad(scope),
+            other => other,
+        };
+        let load = Access { order, ..*access };
         self.load(&load, address, size as u32, by, &mut data)?;
         let mut word = [0; 8];
         word[..size].copy_from_slice(&data[..size]);

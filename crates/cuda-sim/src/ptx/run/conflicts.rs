@@ -104,10 +104,28 @@ impl Stretches {
 pub(super) enum Use {
     Read,
     Write,
-    /// A read that takes part in synchronisation. It does not conflict with writes of that kind.
-    StrongRead,
-    /// A write that takes part in synchronisation, or an atomic operation.
-    StrongWrite,
+    /// An access that takes part in synchronisation, or an atomic operation.
+    Strong {
+        writes: bool,
+        kind: StrongKind,
+    },
+}
+
+/// What decides with which others an access that takes part in synchronisation does not conflict.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct StrongKind {
+    /// Whether its scope is the block.
+    pub(super) of_block: bool,
+    /// Its length. Each access is aligned to it, so accesses of one length are of the same bytes.
+    pub(super) bytes: u8,
+}
+
+impl StrongKind {
+    /// Whether an access of this kind does not conflict with one of another kind, which is of
+    /// another block or not.
+    fn meets(self, other: Self, of_other_block: bool) -> bool {
+        self.bytes == other.bytes && !(of_other_block && (self.of_block || other.of_block))
+    }
 }
 
 /// The accesses to a word: its writer and two readers. Two special values of `writer` say that the
@@ -133,8 +151,15 @@ struct Unordered(Vec<StretchId>);
 struct Crowd {
     writer: StretchId,
     readers: Unordered,
-    strong_readers: Unordered,
-    strong_writers: Unordered,
+    strong: Vec<StrongGroup>,
+}
+
+/// Accesses of one kind that take part in synchronisation.
+#[derive(Clone, Debug)]
+struct StrongGroup {
+    kind: StrongKind,
+    readers: Unordered,
+    writers: Unordered,
 }
 
 /// The records of split and crowded words.
@@ -245,7 +270,7 @@ impl Word {
     ) -> Option<Conflict> {
         let conflicts =
             |earlier: StretchId| earlier != 0 && earlier != id && !stretches.is_before(earlier);
-        if self.writer >= CROWD || matches!(how, Use::StrongRead | Use::StrongWrite) {
+        if self.writer >= CROWD || matches!(how, Use::Strong { .. }) {
             return self.access_special(others, stretches, id, how);
         }
         let mut found = None;
@@ -331,7 +356,7 @@ impl Others {
 
 impl Crowd {
     fn access(&mut self, stretches: &Stretches, id: StretchId, how: Use) -> Option<Conflict> {
-        let Self { writer, readers, strong_readers, strong_writers } = self;
+        let Self { writer, readers, strong } = self;
         let wrote = |with| Conflict { with, wrote: true };
         let read = |with| Conflict { with, wrote: false };
         let unordered = Some(*writer).filter(|&by| by != 0 && !stretches.is_before(by));
@@ -339,28 +364,66 @@ impl Crowd {
         match how {
             Use::Read => {
                 readers.add(stretches, id);
-                by_writer.or_else(|| strong_writers.unordered(stretches).map(wrote))
+                by_writer.or_else(|| {
+                    strong.iter().find_map(|group| group.writers.unordered(stretches)).map(wrote)
+                })
             }
-            Use::StrongRead => {
-                strong_readers.add(stretches, id);
-                by_writer
-            }
-            Use::StrongWrite => {
-                strong_writers.add(stretches, id);
-                by_writer.or_else(|| readers.unordered(stretches).map(read))
+            Use::Strong { writes, kind } => {
+                let found = by_writer
+                    .or_else(|| readers.unordered(stretches).filter(|_| writes).map(read))
+                    .or_else(|| {
+                        strong.iter().find_map(|group| group.clash(stretches, kind, writes))
+                    });
+                let group = StrongGroup::of(strong, kind);
+                let list = if writes { &mut group.writers } else { &mut group.readers };
+                list.add(stretches, id);
+                found
             }
             Use::Write => {
                 *writer = id;
-                let found = by_writer.or_else(|| strong_writers.unordered(stretches).map(wrote));
+                let mut strong_lists = strong.iter();
+                let found = by_writer.or_else(|| {
+                    strong_lists.find_map(|group| group.writers.unordered(stretches)).map(wrote)
+                });
                 let found = found.or_else(|| readers.unordered(stretches).map(read));
-                let found = found.or_else(|| strong_readers.unordered(stretches).map(read));
+                let found = found.or_else(|| {
+                    strong.iter().find_map(|group| group.readers.unordered(stretches)).map(read)
+                });
                 // Accesses ordered before this write are covered by the write.
-                for group in [readers, strong_readers, strong_writers] {
-                    group.0.retain(|&earlier| !stretches.is_before(earlier));
+                let lists =
+                    strong.iter_mut().flat_map(|group| [&mut group.readers, &mut group.writers]);
+                for list in lists.chain([readers]) {
+                    list.0.retain(|&earlier| !stretches.is_before(earlier));
                 }
                 found
             }
         }
+    }
+}
+
+impl StrongGroup {
+    /// The accesses of a kind.
+    fn of(groups: &mut Vec<Self>, kind: StrongKind) -> &mut Self {
+        let place = groups.iter().position(|group| group.kind == kind).unwrap_or_else(|| {
+            let (readers, writers) = (Unordered::default(), Unordered::default());
+            groups.push(Self { kind, readers, writers });
+            groups.len() - 1
+        });
+        &mut groups[place]
+    }
+
+    /// An access of the group that conflicts with one of `kind`, of the running stretch.
+    fn clash(&self, stretches: &Stretches, kind: StrongKind, writes: bool) -> Option<Conflict> {
+        let find = |list: &Unordered| {
+            list.0.iter().copied().find(|&earlier| {
+                let is_other = stretches.is_of_other_block(earlier);
+                !stretches.is_before(earlier) && !self.kind.meets(kind, is_other)
+            })
+        };
+        let wrote = find(&self.writers).map(|with| Conflict { with, wrote: true });
+        wrote.or_else(|| {
+            find(&self.readers).filter(|_| writes).map(|with| Conflict { with, wrote: false })
+        })
     }
 }
 

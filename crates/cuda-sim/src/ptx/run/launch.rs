@@ -4,9 +4,10 @@ use std::collections::HashSet;
 
 use cuda_driver::{KernelArgs, LaunchConfig};
 
-use super::super::op::{Exchange, Op, Program, PtxStep, WarpOp};
+use super::super::op::{AccessOrder, Exchange, Op, Program, PtxStep, WarpOp};
 use super::block::ThreadBlock;
 use super::conflicts::{Conflicts, Stretches};
+use super::non_coherent::NonCoherent;
 use super::observation::{Observation, ObservationKind};
 use super::shared::SharedBytes;
 use super::spaces::Spaces;
@@ -102,6 +103,11 @@ pub(crate) struct Outcome {
 }
 
 impl Program {
+    fn loads_non_coherently(&self) -> bool {
+        let is_such = |step: &PtxStep| matches!(step.op, Op::Load { access, .. } if access.order == AccessOrder::NonCoherent);
+        self.steps.iter().any(is_such)
+    }
+
     /// Whether a part of a block's threads can meet without the rest.
     fn parts_meet(&self) -> bool {
         let is_of_lanes = |op: &WarpOp| matches!(op.exchange, Exchange::Barrier);
@@ -132,6 +138,7 @@ pub(crate) fn run(
         stretches: Stretches::new(threads as u32, program.parts_meet()),
         device_conflicts: Conflicts::new(),
         shared_conflicts: Conflicts::new(),
+        non_coherent: program.loads_non_coherently().then(NonCoherent::default),
         remarks: Vec::new(),
     };
     let mut notes = Notes::default();

@@ -11,6 +11,7 @@ mod conflicts;
 mod copies;
 mod launch;
 mod meeting;
+mod non_coherent;
 mod observation;
 mod shared;
 mod spaces;

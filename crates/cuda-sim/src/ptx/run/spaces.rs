@@ -1,11 +1,13 @@
 //! The state spaces as one thread sees them, with every access checked.
 
-use super::super::op::{Access, AccessOrder, Space};
-use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, Use};
+use super::super::op::{Access, AccessOrder, Scope, Space};
+use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, StrongKind, Use};
+use super::non_coherent::NonCoherent;
 use super::observation::{ObservationKind, Ran, Trouble};
 use super::shared::SharedBytes;
 use super::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
 use crate::memory::View;
+use crate::races::StrongMark;
 
 /// The location of an access.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +39,8 @@ pub(super) struct Spaces<'a> {
     pub(super) stretches: Stretches,
     pub(super) device_conflicts: Conflicts,
     pub(super) shared_conflicts: Conflicts,
+    /// Only of a kernel that loads so.
+    pub(super) non_coherent: Option<NonCoherent>,
     /// Mistakes of the last access that did not stop it.
     pub(super) remarks: Vec<Trouble>,
 }
@@ -62,7 +66,7 @@ impl Spaces<'_> {
         check_alignment(address, bytes)?;
         match place(access.space, address) {
             SpaceAddress::Device(address) => {
-                let found = self.view.load_as(address, bytes.into(), is_strong(access));
+                let found = self.view.load_as(address, bytes.into(), mark(access));
                 let found = found.map_err(|fault| {
                     let kind = ObservationKind::Illegal;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
@@ -117,7 +121,7 @@ impl Spaces<'_> {
         check_alignment(address, bytes)?;
         match place(access.space, address) {
             SpaceAddress::Device(address) => {
-                self.view.store_as(address, data, is_strong(access)).map_err(|fault| {
+                self.view.store_as(address, data, mark(access)).map_err(|fault| {
                     let kind = ObservationKind::Illegal;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
                 })?;
@@ -147,6 +151,12 @@ impl Spaces<'_> {
 
     #[inline]
     fn record(&mut self, access: &Access, range: (u64, u32), by: Accessor, writes: bool) {
+        if let Some(seen) = &mut self.non_coherent
+            && (writes || access.order == AccessOrder::NonCoherent)
+            && seen.access(range, writes)
+        {
+            self.remark_non_coherent(range, writes);
+        }
         let Some(how) = meant(access, writes) else { return };
         let found = self.device_conflicts.access(&self.stretches, by.stretch, range, how);
         if let Some(conflict) = found {
@@ -162,6 +172,17 @@ impl Spaces<'_> {
         if let Some(conflict) = found {
             self.remark_conflict(conflict, range, None, writes);
         }
+    }
+
+    #[cold]
+    fn remark_non_coherent(&mut self, (address, bytes): (u64, u32), writes: bool) {
+        let detail = match writes {
+            true => "writes bytes that the kernel reads by ld.global.nc",
+            false => "reads bytes by ld.global.nc that the kernel writes",
+        };
+        let (kind, address) = (ObservationKind::Conflict, Some(address));
+        let detail = format!("{detail}, whose cache is not kept up to date");
+        self.remarks.push(Trouble { kind, address, bytes: bytes.into(), detail });
     }
 
     #[cold]
@@ -192,19 +213,29 @@ impl Spaces<'_> {
 /// The kind under which the conflict check records an access; `None` if it is not recorded.
 #[inline]
 fn meant(access: &Access, writes: bool) -> Option<Use> {
-    Some(match (access.order, writes) {
-        (AccessOrder::Plain, false) => Use::Read,
-        (AccessOrder::Plain, true) => Use::Write,
-        (AccessOrder::Strong, false) => Use::StrongRead,
-        (AccessOrder::Strong, true) => Use::StrongWrite,
-        (AccessOrder::AtomicLoad, _) => return None,
+    Some(match access.order {
+        AccessOrder::Plain | AccessOrder::NonCoherent if writes => Use::Write,
+        AccessOrder::Plain | AccessOrder::NonCoherent => Use::Read,
+        AccessOrder::Strong(scope) | AccessOrder::Atomic(scope) => {
+            let of_block = scope == Scope::Block;
+            Use::Strong { writes, kind: StrongKind { of_block, bytes: access.bytes } }
+        }
+        AccessOrder::AtomicLoad(_) => return None,
     })
 }
 
-/// Whether an access takes part in synchronisation.
+/// How an access takes part in synchronisation with other launches, if it does. No other launch is
+/// in the scope of a block.
 #[inline]
-fn is_strong(access: &Access) -> bool {
-    matches!(access.order, AccessOrder::Strong | AccessOrder::AtomicLoad)
+fn mark(access: &Access) -> Option<StrongMark> {
+    let (scope, is_update) = match access.order {
+        AccessOrder::Plain | AccessOrder::NonCoherent => return None,
+        AccessOrder::Strong(scope) => (scope, false),
+        AccessOrder::Atomic(scope) | AccessOrder::AtomicLoad(scope) => (scope, true),
+    };
+    let size_log2 = access.bytes.trailing_zeros() as u8;
+    let is_system = scope == Scope::System;
+    (scope != Scope::Block).then_some(StrongMark { is_system, is_update, size_log2 })
 }
 
 #[inline]
