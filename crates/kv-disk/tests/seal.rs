@@ -386,28 +386,8 @@ fn nothing_of_a_key_that_is_forgotten_stays_in_the_file() {
     let all: Vec<u64> = (3..9).collect();
     opened.worker.store(0, &all);
     opened.worker.settle();
-    // Replaced, forgotten by itself, and cleared with all.
     opened.worker.store(0, &[3]);
-    opened.worker.settle();
     opened.worker.forget(0, &[4]);
-    opened.worker.clear();
-    opened.worker.store(0, &[5]);
-    opened.worker.settle();
-    drop(opened);
-    // An entry that is not believed; and a life that begins with nothing.
-    for keep in [Keep::Content, Keep::Nothing] {
-        let mut options = options(folder.path(), Some(&keys));
-        options.rules.keep = keep;
-        let mut opened = open_with(&options);
-        opened.worker.store(0, &[7]);
-        opened.worker.settle();
-        drop(opened);
-        let forgets = open(folder.path(), &keys);
-        drop(forgets);
-        forge(folder.path(), |entry| entry.generation = u64::MAX, |_| ());
-    }
-    let mut opened = open(folder.path(), &keys);
-    opened.worker.store(0, &[8]);
     opened.worker.settle();
     opened.tier.lock().unwrap().forget_key(1);
     behind(&mut opened);
@@ -415,4 +395,45 @@ fn nothing_of_a_key_that_is_forgotten_stays_in_the_file() {
     let bytes = fs::read(file_in(folder.path())).unwrap();
     let left: Vec<_> = all.into_iter().map(|name| (name, names(&bytes, name))).collect();
     assert!(left.iter().all(|(_, places)| places.is_empty()), "{left:?}");
+}
+
+#[test]
+fn a_name_that_has_a_key_leaves_the_file_with_its_record_whatever_becomes_of_that() {
+    type Ends = fn(&Path, DiskOptions);
+    let cases: [(&str, Ends, usize); 5] = [
+        ("it is found", |_, options| drop(open_with(&options)), 1),
+        ("it is cleared", |_, options| open_with(&options).worker.clear(), 0),
+        (
+            "it is not believed",
+            |folder, options| {
+                forge(folder, |entry| entry.generation = u64::MAX, |_| ());
+                drop(open_with(&options));
+            },
+            0,
+        ),
+        (
+            "the file begins with nothing",
+            |_, mut options| {
+                options.rules.keep = Keep::Nothing;
+                drop(open_with(&options));
+            },
+            0,
+        ),
+        (
+            "there is another record of the block",
+            |folder, options| {
+                forge(folder, |entry| entry.name = hash(3), |_| ());
+                drop(open_with(&options));
+            },
+            1,
+        ),
+    ];
+    for (what, ends, left) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path(), Some(&tenants_and(Some(1))));
+        fill(&options, &[3, 4, 5]);
+        ends(folder.path(), options);
+        let bytes = fs::read(file_in(folder.path())).unwrap();
+        assert_eq!(names(&bytes, 3).len(), left, "{what}");
+    }
 }
