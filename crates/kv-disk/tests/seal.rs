@@ -9,12 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash};
+use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, number_of, random};
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 use kv_disk::layout::{Entry, Geometry, Heading};
 use kv_disk::{
-    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Miss, Place, SlotFile, SlotRules,
-    Unstored,
+    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Miss, OpenError, Place, SlotFile,
+    SlotRules, Unstored,
 };
 use kv_manager::GroupId;
 use kv_manager::tiers::BlockFault;
@@ -436,4 +436,209 @@ fn a_name_that_has_a_key_leaves_the_file_with_its_record_whatever_becomes_of_tha
         let bytes = fs::read(file_in(folder.path())).unwrap();
         assert_eq!(names(&bytes, 3).len(), left, "{what}");
     }
+}
+
+/// The lives of one file in memory, whose keys go one by one, and which others copy, bring back and write.
+struct Lives {
+    image: Image,
+    keys: Arc<Tenants>,
+    /// Keys that are destroyed.
+    destroyed: BTreeSet<u64>,
+    /// An older copy.
+    copy: Option<Vec<u8>>,
+    worker: Option<Worker>,
+    tier: Option<Arc<Mutex<SlotFile>>>,
+    /// Each nonce that was seen in the file, with the record that it is of.
+    nonces: BTreeMap<Vec<u8>, Vec<u8>>,
+    state: u64,
+    loaded: u64,
+}
+
+const LIFE: Geometry = Geometry { slots: 6, slot_bytes: 8192 };
+
+/// The key of a name: every third has none.
+fn key_of(name: u64) -> Option<u64> {
+    Some(name % 3).filter(|key| *key > 0)
+}
+
+#[derive(Debug)]
+struct ByName(Arc<Tenants>);
+
+impl Keys for ByName {
+    fn key_of(&self, _: GroupId, name: BlockHash) -> Option<u64> {
+        (0..12).find(|of| hash(*of) == name).and_then(key_of)
+    }
+
+    fn key(&self, number: u64) -> Option<[u8; 32]> {
+        self.0.key(number)
+    }
+}
+
+/// Opens a file in memory, with keys or as who has none.
+fn open_life(
+    image: &Image,
+    keys: Option<&Arc<Tenants>>,
+    plan: FaultPlan,
+) -> Result<(Worker, Arc<Mutex<SlotFile>>), OpenError> {
+    let is_new = image.bytes().iter().all(|byte| *byte == 0);
+    let found_bytes = LIFE.bytes();
+    let (set, file) = (1, u128::from(plan.seed) + 5);
+    let place = Place { geometry: LIFE, stripe: 0, stripes: 1, set, file, found_bytes, is_new };
+    let keys = keys.map(|keys| Arc::new(ByName(Arc::clone(keys))) as Arc<dyn Keys>);
+    let rules = SlotRules { keys, ..SlotRules::new(b"a model") };
+    let memory = MemoryFile::new(image, plan, Crash::Sectors);
+    let tier = Arc::new(Mutex::new(SlotFile::open(Box::new(memory), &place, &rules)?));
+    let mut worker = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+    worker.has = worker.survivors(&tier);
+    Ok((worker, tier))
+}
+
+impl Lives {
+    fn pick(&mut self, below: u64) -> u64 {
+        random(&mut self.state) % below
+    }
+
+    fn worker(&mut self) -> &mut Worker {
+        self.worker.as_mut().unwrap()
+    }
+
+    fn begin(&mut self) {
+        let (percent, seed) = ([0, 0, 3][self.pick(3) as usize], self.pick(1 << 40));
+        let plan = FaultPlan { percent, seed, reorders: true, ..FaultPlan::default() };
+        let opened = open_life(&self.image, Some(&self.keys), plan).or_else(|_| {
+            // Its disk has failed; the next life's does not, unless the headings are gone.
+            open_life(&self.image, Some(&self.keys), FaultPlan::default())
+        });
+        let (mut worker, tier) = opened.unwrap_or_else(|_| {
+            self.image.change(|bytes| bytes.fill(0));
+            open_life(&self.image, Some(&self.keys), FaultPlan::default()).unwrap()
+        });
+        // Of a key that is destroyed, nothing may come from any file.
+        let names =
+            (0..12).filter(|name| key_of(*name).is_some_and(|key| self.destroyed.contains(&key)));
+        worker.gone = names.map(|name| (0, name)).collect();
+        (self.worker, self.tier) = (Some(worker), Some(tier));
+    }
+
+    fn end(&mut self) {
+        self.loaded += self.worker().loaded;
+        (self.worker, self.tier) = (None, None);
+        let bytes = self.image.bytes();
+        for slot in 0..LIFE.slots {
+            let slot = &bytes[LIFE.slot(slot) as usize..][..8192];
+            let Ok(entry) = Entry::parse(slot) else { continue };
+            let end = 128 + entry.length as usize;
+            // A slot that was torn has a record of one write and the entry of another.
+            if entry.key.is_none() || entry.sum != xxhash_rust::xxh3::xxh3_64(&slot[128..end]) {
+                continue;
+            }
+            let (record, nonce) = (slot[128..end].to_vec(), slot[end - 24..end].to_vec());
+            let before = self.nonces.insert(nonce, record.clone());
+            assert!(before.is_none_or(|before| before == record), "one nonce for two texts");
+        }
+    }
+
+    /// Others are at the file, between two lives.
+    fn others(&mut self) {
+        match self.pick(4) {
+            0 => self.copy = Some(self.image.bytes()),
+            1 => {
+                if let Some(copy) = self.copy.clone() {
+                    self.image.change(|bytes| *bytes = copy);
+                }
+            }
+            2 => {
+                // A file of the right model, made without keys, with other bytes under names that have one.
+                let image = Image::new(LIFE.bytes() as usize);
+                let (mut worker, tier) = open_life(&image, None, FaultPlan::default()).unwrap();
+                let host = Arc::clone(&worker.host);
+                for name in [1, 2, 4, 5] {
+                    worker.store_as(0, name, &|at| host.put(at, &[7; BLOCK_BYTES]));
+                    worker.settle();
+                }
+                assert_eq!(worker.has.len(), 4);
+                drop((worker, tier));
+                self.image.change(|bytes| *bytes = image.bytes());
+            }
+            _ => {
+                // A file of something else.
+                let whole = self.image.bytes();
+                let at = self.pick(whole.len() as u64) as usize;
+                self.image.change(|bytes| {
+                    bytes[..8192].fill(0);
+                    bytes[at.max(8192)] |= 1;
+                });
+                let seen = self.image.bytes();
+                let refused = open_life(&self.image, Some(&self.keys), FaultPlan::default());
+                assert!(matches!(refused, Err(OpenError::Hostile { .. })), "{:?}", refused.err());
+                assert!(self.image.bytes() == seen, "it is as it was");
+                self.image.change(|bytes| *bytes = whole);
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let names: BTreeSet<u64> = (0..1 + self.pick(3)).map(|_| self.pick(12)).collect();
+        let names: Vec<u64> = names.into_iter().collect();
+        match self.pick(16) {
+            0..6 => self.worker().store(0, &names),
+            6..12 => self.worker().load(0, &names),
+            12 => self.worker().forget(0, &names),
+            13 if self.pick(8) == 0 => self.worker().clear(),
+            14 if self.pick(12) == 0 => {
+                let key = 1 + self.pick(2);
+                self.keys.keys.lock().unwrap().remove(&key);
+                self.destroyed.insert(key);
+                self.tier.as_ref().unwrap().lock().unwrap().forget_key(key);
+                let gone = (0..12).filter(|name| key_of(*name) == Some(key)).map(|name| (0, name));
+                self.worker().gone.extend(gone);
+            }
+            15 if self.pick(3) == 0 => {
+                self.end();
+                self.others();
+                self.begin();
+            }
+            _ => {}
+        }
+        for _ in 0..self.pick(4) {
+            self.worker().poll();
+        }
+    }
+}
+
+#[test]
+fn random_lives_with_keys_older_copies_and_files_of_strangers() {
+    let (seeds, first) = (number_of("KV_DISK_SEEDS", 200), number_of("KV_DISK_SEED", 0));
+    let (mut loaded, mut nonces) = (0, 0);
+    for seed in first..first + seeds {
+        let image = Image::new(LIFE.bytes() as usize);
+        let (keys, copy, destroyed) = (tenants(), None, BTreeSet::new());
+        let (worker, tier, nonces_of) = (None, None, BTreeMap::new());
+        let state = seed;
+        let mut lives = Lives {
+            image,
+            keys,
+            destroyed,
+            copy,
+            worker,
+            tier,
+            nonces: nonces_of,
+            state,
+            loaded: 0,
+        };
+        lives.begin();
+        for _ in 0..80 {
+            lives.step();
+        }
+        lives.worker().settle();
+        for name in 0..12 {
+            // The worker compares the bytes, and what must be gone.
+            lives.worker().loads(0, name);
+        }
+        lives.end();
+        loaded += lives.loaded;
+        nonces += lives.nonces.len() as u64;
+    }
+    println!("{seeds} seeds, {loaded} blocks loaded, {nonces} nonces");
+    assert!(loaded > seeds && nonces > seeds, "{loaded} loaded, {nonces} nonces in {seeds} runs");
 }
