@@ -8,6 +8,7 @@ pub mod io;
 pub mod layout;
 mod limits;
 mod options;
+mod random;
 mod seal;
 mod slot_file;
 mod slots;
@@ -17,7 +18,7 @@ mod tier;
 
 pub use error::{Hostility, OpenError};
 pub use options::{BackendChoice, DiskOptions, Keep, Mismatch, SlotRules};
-pub use seal::{Keys, TAG_BYTES};
+pub use seal::{Keys, SEAL_BYTES};
 pub use slot_file::{Place, SlotFile};
 pub use stats::{DiskStats, Miss, Off, Unstored};
 pub use tier::{DiskTier, DiskWatch, FileReport};

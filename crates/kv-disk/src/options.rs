@@ -147,7 +147,7 @@ impl DiskOptions {
     #[must_use]
     pub fn geometry(&self) -> Option<Geometry> {
         let files = self.folders.len() as u64;
-        let sealed = if self.rules.keys.is_some() { crate::seal::TAG_BYTES as u64 } else { 0 };
+        let sealed = if self.rules.keys.is_some() { crate::seal::SEAL_BYTES as u64 } else { 0 };
         let slot_bytes = Geometry::slot_bytes_for(self.record_bytes.saturating_add(sealed));
         Geometry::within(self.bytes.checked_div(files)?, slot_bytes)
     }

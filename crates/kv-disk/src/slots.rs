@@ -65,10 +65,10 @@ impl Slots {
 
     /// Takes in records that were there when the file was opened; those that were written longest ago leave first. Of
     /// two records of one block, the older one is passed over.
-    pub(crate) fn restore(&mut self, records: Vec<Option<Kept>>) -> Vec<Key> {
+    pub(crate) fn restore(&mut self, records: &[Option<Kept>]) -> Vec<Key> {
         let mut found = Vec::new();
         let newest =
-            (0..).zip(&records).filter_map(|(slot, kept)| Some((kept.as_ref()?.generation, slot)));
+            (0..).zip(records).filter_map(|(slot, kept)| Some((kept.as_ref()?.generation, slot)));
         let Some((_, newest)) = newest.max() else { return found };
         let Ok(mut first) = self.pool.claim(records.len()) else { return found };
         // Slots are written in turn, so the oldest one is behind the newest one.
@@ -150,8 +150,16 @@ impl Slots {
 
     /// Blocks that loads find, and whose records are encrypted with a key.
     pub(crate) fn of_key(&self, key: u64) -> Vec<Key> {
-        let of_key = self.kept.iter().flatten().filter(|kept| kept.key == Some(key));
-        of_key.map(Kept::block).filter(|&block| self.slot_of(block).is_some()).collect()
+        let of_key = (0..).zip(&self.kept).filter_map(|(slot, kept)| Some((slot, kept.as_ref()?)));
+        let of_key = of_key.filter(|(_, kept)| kept.key == Some(key));
+        let found = of_key.filter(|(slot, kept)| self.slot_of(kept.block()) == Some(*slot));
+        found.map(|(_, kept)| kept.block()).collect()
+    }
+
+    /// Slots whose records are encrypted.
+    pub(crate) fn with_keys(&self) -> impl Iterator<Item = u64> {
+        let kept = (0..).zip(&self.kept);
+        kept.filter(|(_, kept)| kept.is_some_and(|kept| kept.key.is_some())).map(|(slot, _)| slot)
     }
 
     pub(crate) fn kept(&self, slot: u64) -> Option<&Kept> {

@@ -20,7 +20,7 @@ pub enum Miss {
     Foreign,
     /// The file could not be read.
     Failed,
-    /// The key of an encrypted record is gone, or it is not the right one.
+    /// The key of an encrypted record is gone or not the right one, or a record is not encrypted with the key that its block has.
     NoKey,
     /// The tier is off.
     Off,

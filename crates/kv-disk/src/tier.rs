@@ -12,10 +12,11 @@ use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_pool::BlockHash;
 use parking_lot::Mutex;
 
-use crate::folder::{self, Found};
+use crate::folder::{self, Ready};
 use crate::io::{Backend, FileIo, RingFile, ThreadFile};
 use crate::layout::Geometry;
-use crate::slot_file::Place;
+use crate::random::random;
+use crate::slot_file::{Old, Place, check_depths, judge};
 use crate::slots::Key;
 use crate::stats::DiskStats;
 use crate::{BackendChoice, DiskOptions, OpenError, SlotFile};
@@ -92,7 +93,8 @@ impl DiskTier {
     /// Opens or makes the files. May take time: their tables are read, side by side.
     ///
     /// # Errors
-    /// [`OpenError`]. Files that are refused are as they were.
+    /// [`OpenError`]. All files are looked at before one is made or changed: if any is refused, all are as they were. One that the
+    /// system refuses later leaves others that were made.
     pub fn open(options: &DiskOptions) -> Result<Self, OpenError> {
         let folders = &options.folders;
         if folders.is_empty() {
@@ -105,19 +107,37 @@ impl DiskTier {
         let too_small =
             || OpenError::TooSmall { bytes: options.bytes / folders.len() as u64, slot_bytes };
         let geometry = options.geometry().ok_or_else(too_small)?;
+        check_depths(&options.rules)?;
         let found = folders.iter().enumerate();
         let found = found.map(|(stripe, folder)| folder::find(folder, stripe, options));
         let found = found.collect::<Result<Vec<_>, _>>()?;
+        let new_number = || random().map(u128::from_le_bytes);
+        let new_number = || new_number().map_err(OpenError::system("reading random numbers"));
         // The first file says which others belong to it.
-        let set = found.first().and_then(|found| found.set);
-        let set = set.map_or_else(folder::random, Ok)?;
+        let first = found.first().and_then(|found| found.heading?.ok());
+        let set = first.map_or_else(new_number, |heading| Ok(heading.set))?;
+        let stripes = u16::try_from(folders.len()).unwrap_or(u16::MAX);
+        let mut places = Vec::new();
+        for (found, stripe) in found.iter().zip(0..) {
+            let (file, found_bytes) = (new_number()?, found.bytes);
+            let place = Place { geometry, stripe, stripes, set, file, found_bytes, is_new: true };
+            let old = found.heading.map_or(Ok(Old::Nothing), |heading| {
+                judge(heading, &place, &options.rules).map_err(|error| error.at(&found.path))
+            })?;
+            places.push(Place { is_new: !matches!(old, Old::Kept(_)), ..place });
+        }
+        let anew = found.iter().zip(&places).filter(|(_, place)| place.is_new);
+        folder::check_room(anew.map(|(found, _)| found), options, geometry.bytes())?;
+        let mut ready = Vec::new();
+        for (found, place) in found.into_iter().zip(places) {
+            let (path, anew) = (found.path.clone(), place.is_new.then_some(geometry.bytes()));
+            let prepared = folder::prepare(found, options, anew);
+            ready.push((prepared.map_err(|error| error.at(&path))?, place));
+        }
         let opened: Vec<_> = std::thread::scope(|scope| {
-            let opens: Vec<_> = found
+            let opens: Vec<_> = ready
                 .into_iter()
-                .zip(0..)
-                .map(|(found, stripe)| {
-                    scope.spawn(move || open_one(found, stripe, set, geometry, options))
-                })
+                .map(|(ready, place)| scope.spawn(move || open_one(ready, &place, options)))
                 .collect();
             opens.into_iter().map(|open| open.join()).collect()
         });
@@ -193,27 +213,17 @@ impl DiskTier {
 }
 
 fn open_one(
-    found: Found,
-    stripe: u16,
-    set: u128,
-    geometry: Geometry,
+    ready: Ready,
+    place: &Place,
     options: &DiskOptions,
 ) -> Result<(SlotFile, FileReport), OpenError> {
-    folder::make_room(&found, options, geometry.bytes())?;
-    let stripes = u16::try_from(options.folders.len()).unwrap_or(u16::MAX);
-    let file = folder::random()?;
-    let Found { path, file: opened, bytes: found_bytes, is_new, direct, .. } = found;
-    let rules = &options.rules;
-    let io = backend(opened, options).map_err(OpenError::system("setting up the file"))?;
-    // A file that was to be wiped has its length by now.
-    let place = Place { geometry, stripe, stripes, set, file, found_bytes, is_new };
-    let file = SlotFile::open(io, &place, rules).map_err(|error| match error {
-        OpenError::Hostile { reason, .. } => OpenError::Hostile { path, reason },
-        other => other,
-    })?;
-    let report = FileReport { backend: file.backend(), direct, geometry };
-    tracing::info!(backend = %report.backend, direct, slots = geometry.slots, "a file of slots");
-    Ok((file, report))
+    let Ready { path, file, direct } = ready;
+    let io = backend(file, options).map_err(OpenError::system("setting up the file"));
+    let opened = io.and_then(|io| SlotFile::open(io, place, &options.rules));
+    let file = opened.map_err(|error| error.at(&path))?;
+    let (backend, geometry) = (file.backend(), place.geometry);
+    tracing::info!(%backend, direct, slots = geometry.slots, "a file of slots");
+    Ok((file, FileReport { backend, direct, geometry }))
 }
 
 fn backend(file: File, options: &DiskOptions) -> io::Result<Box<dyn FileIo>> {

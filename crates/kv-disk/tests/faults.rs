@@ -178,7 +178,7 @@ impl Lives {
                     let typed = matches!(
                         error,
                         OpenError::System { .. }
-                            | OpenError::Heading(_)
+                            | OpenError::Heading { .. }
                             | OpenError::Hostile { .. }
                     );
                     assert!(typed, "{error}");
@@ -522,6 +522,37 @@ fn a_store_whose_slot_was_not_written_whole_has_failed() {
         let tier = lives.tier.as_ref().unwrap().lock().unwrap();
         assert_eq!(tier.stats().unstored_as(kv_disk::Unstored::Failed), 1, "{fault:?}");
         assert_eq!(tier.stats().stored, 0, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_block_that_is_stored_again_is_found_until_its_new_record_is() {
+    // The slot of the second record, or its page of the table.
+    for (position, fault, stored) in [
+        (4, DiskFault::Fails, 1),
+        (5, DiskFault::Fails, 1),
+        (4, DiskFault::Late, 2),
+        (5, DiskFault::Late, 2),
+    ] {
+        let plan = FaultPlan { at: vec![(position, fault)], ..FaultPlan::default() };
+        let mut lives = Lives::new(Copied, vec![plan], Crash::Nothing, false);
+        lives.step(Store(&[1]));
+        lives.settle();
+        lives.step(Store(&[1]));
+        assert!(!lives.is_idle() || fault == DiskFault::Fails, "{position}");
+        // What a process that is killed now leaves.
+        let image = Image::of(lives.image.bytes());
+        let file = MemoryFile::new(&image, FaultPlan::default(), Crash::Nothing);
+        let killed = SlotFile::open(Box::new(file), &place(false, Copied), &rules(false)).unwrap();
+        assert_eq!(killed.stats().survivors, 1, "{position} {fault:?}");
+        lives.settle();
+        assert!(lives.worker().loads(0, 1), "{position} {fault:?}");
+        let tier = lives.tier.as_ref().unwrap().lock().unwrap();
+        assert_eq!((tier.stats().stored, tier.stats().used_slots), (stored, 1), "{fault:?}");
+        drop(tier);
+        lives.end();
+        lives.begin();
+        assert!(lives.worker().loads(0, 1), "{position} {fault:?}: with its process");
     }
 }
 

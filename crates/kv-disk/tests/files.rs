@@ -5,13 +5,14 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, counted, random};
 use kv_disk::io::Backend;
+use kv_disk::layout::{Entry, Heading};
 use kv_disk::{
     BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Hostility, Keep, Mismatch, Miss,
     OpenError, Unstored,
@@ -43,6 +44,17 @@ fn open(options: &DiskOptions) -> Opened {
 
 fn file_in(folder: &Path) -> PathBuf {
     folder.join("kv-disk-000.slots")
+}
+
+fn mode_of(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+/// Stores block 1 in a file of its own.
+fn fill(options: &DiskOptions) {
+    let mut one = open(options);
+    one.worker.store(0, &[1]);
+    one.worker.settle();
 }
 
 #[test]
@@ -387,4 +399,294 @@ fn a_tier_that_is_dropped_with_stores_open_has_let_go_of_its_files() {
         let found: Vec<_> = last.found.iter().copied().collect();
         assert!(found.into_iter().all(|(group, name)| last.worker.loads(group, name)));
     }
+}
+
+#[test]
+fn a_file_is_its_owners_alone_and_one_that_others_may_read_becomes_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(folder.path(), 4);
+    fill(&options);
+    let path = file_in(folder.path());
+    assert_eq!(mode_of(&path), 0o600, "a new one");
+    // As of a file that was copied back.
+    for mode in [0o644, 0o640, 0o611, 0o755] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let mut one = open(&options);
+        assert_eq!(mode_of(&path), 0o600, "from {mode:o}");
+        assert!(one.worker.loads(0, 1));
+    }
+    // One that is refused stays as it is, in this too.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    let other = DiskOptions { rules: kv_disk::SlotRules::new(b"another"), ..options };
+    assert!(matches!(DiskTier::open(&other), Err(OpenError::Model { .. })));
+    assert_eq!(mode_of(&path), 0o644);
+}
+
+#[test]
+fn a_file_of_somebody_else_is_left_as_it_is_whatever_it_begins_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file_in(folder.path());
+    // Images of disks begin with zeros, and have holes.
+    for (length, at) in [(1 << 20, 65_536), (1 << 30, (1 << 30) - 1), (8193, 8192), (100, 99)] {
+        for mismatch in [Mismatch::Refuse, Mismatch::Wipe] {
+            let file = fs::File::create(&path).unwrap();
+            file.set_len(length).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, b"_", at).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            let mut options = options(folder.path(), 4);
+            options.rules.mismatch = mismatch;
+            let error = DiskTier::open(&options).unwrap_err();
+            let reason = Hostility::Foreign;
+            assert!(matches!(error, OpenError::Hostile { reason: of, .. } if of == reason));
+            let (seen, mut byte) = (fs::File::open(&path).unwrap(), [0]);
+            std::os::unix::fs::FileExt::read_exact_at(&seen, &mut byte, at).unwrap();
+            assert_eq!((seen.metadata().unwrap().len(), byte), (length, *b"_"));
+        }
+    }
+    // One whose making was cut short has nothing but zeros, in a hole or not.
+    for (length, written) in [(0, 0), (1 << 20, 0), (1 << 20, 1 << 20)] {
+        fs::write(&path, vec![0; written]).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        assert!(open(&options(folder.path(), 4)).found.is_empty(), "{length} {written}");
+    }
+}
+
+#[test]
+fn a_spoilt_file_that_is_wiped_has_its_length_and_its_room_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file_in(folder.path());
+    let mut options = options(folder.path(), 20);
+    fill(&options);
+    let whole = fs::read(&path).unwrap();
+    let part = &common::bytes_of(0, 1, BLOCK_BYTES)[1000..1064];
+    let shows = |bytes: &[u8]| bytes.windows(part.len()).any(|window| window == part);
+    assert!(shows(&whole));
+    options.rules.mismatch = Mismatch::Wipe;
+    for length in [8192, 100_000, whole.len(), 1 << 20] {
+        let mut bytes = whole.clone();
+        (bytes[100], bytes[4096 + 100]) = (1, 1);
+        bytes.resize(length, 0);
+        fs::write(&path, &bytes).unwrap();
+        drop(open(&options));
+        let seen = fs::metadata(&path).unwrap();
+        assert_eq!(seen.len(), whole.len() as u64, "from {length}");
+        assert!(seen.blocks() * 512 >= seen.len(), "{} blocks from {length}", seen.blocks());
+        assert!(!shows(&fs::read(&path).unwrap()), "from {length}");
+    }
+}
+
+fn heading_of(path: &Path) -> Heading {
+    let bytes = fs::read(path).unwrap();
+    Heading::newer(&bytes[..4096], &bytes[4096..8192]).unwrap()
+}
+
+#[test]
+fn no_two_files_and_no_two_sets_have_the_same_number() {
+    let folders = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let set = |folders: &[tempfile::TempDir]| {
+        let mut options = options(folders[0].path(), 4);
+        options.folders = folders.iter().map(|folder| folder.path().to_owned()).collect();
+        options.bytes *= 2;
+        drop(open(&options));
+        options
+    };
+    let (one, _) = (set(&folders[..2]), set(&folders[2..]));
+    let names = [0, 1, 0, 1].map(|stripe| format!("kv-disk-00{stripe}.slots"));
+    let paths: Vec<_> = folders.iter().zip(names).map(|(of, name)| of.path().join(name)).collect();
+    let headings: Vec<_> = paths.iter().map(|path| heading_of(path)).collect();
+    let files: BTreeSet<_> = headings.iter().map(|heading| heading.file).collect();
+    let sets: Vec<_> = headings.iter().map(|heading| heading.set).collect();
+    assert_eq!(files.len(), 4, "{files:x?}");
+    assert!(sets[0] == sets[1] && sets[2] == sets[3] && sets[0] != sets[2], "{sets:x?}");
+    // The second file of the other set is the right one in all but that.
+    fs::copy(&paths[3], &paths[1]).unwrap();
+    let error = DiskTier::open(&one).unwrap_err();
+    assert!(matches!(error, OpenError::Stripe { stripe: 1, expected: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_store_that_is_to_survive_a_loss_of_power_is_written_through() {
+    // linux/fcntl.h: O_DSYNC.
+    const DSYNC: u32 = 0o10_000;
+    for survives in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(folder.path(), 4);
+        options.survives_power_loss = survives;
+        options.backend = BackendChoice::Threads;
+        // A new file, and one that is there.
+        for _ in 0..2 {
+            let opened = open(&options);
+            let path = file_in(folder.path()).canonicalize().unwrap();
+            let open = fs::read_dir("/proc/self/fd")
+                .unwrap()
+                .flatten()
+                .filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path));
+            let flags: Vec<u32> = open
+                .map(|fd| {
+                    let info = Path::new("/proc/self/fdinfo").join(fd.file_name());
+                    let info = fs::read_to_string(info).unwrap();
+                    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+                    u32::from_str_radix(flags.unwrap().trim(), 8).unwrap()
+                })
+                .collect();
+            assert!(!flags.is_empty());
+            assert!(flags.iter().all(|flags| (flags & DSYNC != 0) == survives), "{flags:x?}");
+            drop(opened);
+        }
+    }
+}
+
+#[test]
+fn an_entry_of_a_later_write_or_of_more_than_a_slot_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = options(folder.path(), 4);
+    type Change = fn(&mut Entry, &Heading);
+    let cases: [(&str, Change, usize); 5] = [
+        ("as it is", |_, _| (), 1),
+        ("the last write", |entry, heading| entry.generation = heading.ceiling - 1, 1),
+        ("a write that is not yet", |entry, heading| entry.generation = heading.ceiling, 0),
+        ("a slot and a page", |entry, _| entry.length += 8192, 0),
+        ("all bytes there are", |entry, _| entry.length = u64::MAX, 0),
+    ];
+    for (what, change, survivors) in cases {
+        let _ = fs::remove_file(file_in(folder.path()));
+        fill(&options);
+        let heading = heading_of(&file_in(folder.path()));
+        let mut bytes = fs::read(file_in(folder.path())).unwrap();
+        let mut seen = 0;
+        for at in (heading.geometry.table_page(0)..heading.geometry.slot(0)).step_by(128) {
+            let at = at as usize;
+            if let Ok(mut entry) = Entry::parse(&bytes[at..]) {
+                change(&mut entry, &heading);
+                bytes[at..at + 128].copy_from_slice(&entry.to_bytes());
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, 1);
+        fs::write(file_in(folder.path()), &bytes).unwrap();
+        assert_eq!(open(&options).found.len(), survivors, "{what}");
+    }
+}
+
+/// What there is below a folder: each path, with its bytes and its mode.
+fn tree(folder: &Path) -> Vec<(PathBuf, Vec<u8>, u32)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        let kind = entry.file_type().unwrap();
+        if kind.is_symlink() {
+            found.push((path, Vec::new(), 0));
+            continue;
+        }
+        let bytes = if kind.is_dir() { Vec::new() } else { fs::read(&path).unwrap() };
+        found.push((path.clone(), bytes, mode_of(&path)));
+        if kind.is_dir() {
+            found.append(&mut tree(&path));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn when_one_file_is_refused_nothing_has_become_of_the_others() {
+    type Spoil = fn(&Path, &mut DiskOptions);
+    let cases: [(&str, Spoil); 8] = [
+        ("a link", |path, _| std::os::unix::fs::symlink("/nowhere", path).unwrap()),
+        ("another's file", |path, _| fs::write(path, b"somebody's letters").unwrap()),
+        ("zeros and more", |path, _| fs::write(path, [&[0; 9000][..], &[1]].concat()).unwrap()),
+        ("another model", |path, options| {
+            let beside = tempfile::tempdir().unwrap();
+            let mut other = options.clone();
+            other.rules = kv_disk::SlotRules::new(b"another");
+            other.folders = vec![beside.path().to_owned(), path.parent().unwrap().to_owned()];
+            drop(DiskTier::open(&other).unwrap());
+        }),
+        ("a spoilt heading", |path, _| fs::write(path, b"KVDISK01").unwrap()),
+        ("a depth of 0", |_, options| options.rules.read_depth = 0),
+        ("no room", |_, options| options.reserve_bytes = u64::MAX),
+        ("a folder that cannot be", |_, options| options.folders[1] = "/dev/null/kv".into()),
+    ];
+    for (what, spoil) in cases {
+        let whole = tempfile::tempdir().unwrap();
+        let [first, second] = ["first", "second"].map(|name| whole.path().join(name));
+        let mut options = options(&first, 4);
+        options.folders = vec![first, second.clone()];
+        options.bytes *= 2;
+        // The first is new, or is one that would be wiped, or one of the right model.
+        for before in ["new", "wiped", "right"] {
+            for folder in &options.folders {
+                let _ = fs::remove_dir_all(folder);
+            }
+            if before != "new" {
+                let mut earlier = options.clone();
+                earlier.folders.truncate(1);
+                earlier.bytes /= if before == "wiped" { 1 } else { 2 };
+                fill(&earlier);
+                fs::set_permissions(
+                    file_in(&earlier.folders[0]),
+                    fs::Permissions::from_mode(0o644),
+                )
+                .unwrap();
+            }
+            fs::create_dir(&second).unwrap();
+            let mut wrong = options.clone();
+            spoil(&second.join("kv-disk-001.slots"), &mut wrong);
+            // Only what is none of this crate's is refused by one that wipes.
+            let wipes = ["a link", "another's file", "zeros and more", "a depth of 0"];
+            if wipes.contains(&what) || before == "wiped" {
+                wrong.rules.mismatch = Mismatch::Wipe;
+            }
+            if ["another model", "a spoilt heading"].contains(&what) && before == "wiped" {
+                continue;
+            }
+            let seen = tree(whole.path());
+            let error = DiskTier::open(&wrong).map(drop).unwrap_err();
+            assert!(tree(whole.path()) == seen, "{what}, {before}: {error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_refusal_names_the_file_and_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = file_in(folder.path());
+    let right = options(folder.path(), 4);
+    fill(&right);
+    let says = |options: &DiskOptions, remedy: &str| {
+        let error = DiskTier::open(options).map(drop).unwrap_err();
+        let told = format!("{error:?}");
+        let named = told.contains(&folder.path().display().to_string());
+        assert!(named && told.contains(remedy), "{told}");
+    };
+    let other = DiskOptions { rules: kv_disk::SlotRules::new(b"another"), ..right.clone() };
+    says(&other, "Mismatch::Wipe");
+    says(&options(folder.path(), 5), "Mismatch::Wipe");
+    let full = DiskOptions { reserve_bytes: u64::MAX, bytes: right.bytes * 2, ..right.clone() };
+    let _ = fs::rename(&path, folder.path().join("away"));
+    says(&full, "reserve_bytes");
+    fs::write(&path, b"letters").unwrap();
+    says(&right, "move it away");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o622)).unwrap();
+    says(&right, "chmod 600");
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink("/nowhere", &path).unwrap();
+    says(&right, "name the folder");
+    fs::remove_file(&path).unwrap();
+    fs::rename(folder.path().join("away"), &path).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    (bytes[8], bytes[4096 + 8]) = (9, 9);
+    let whole = std::mem::replace(&mut bytes, fs::read(&path).unwrap());
+    fs::write(&path, whole).unwrap();
+    says(&right, "Mismatch::Wipe");
+    fs::write(&path, &bytes).unwrap();
+    let held = open(&right);
+    let at_once = DiskOptions { lock_wait: Duration::ZERO, ..right.clone() };
+    says(&at_once, "another folder");
+    drop(held);
+    let below = folder.path().join("away");
+    fs::write(&below, b"").unwrap();
+    says(&DiskOptions { folders: vec![below.join("folder")], ..right }, "opening the file failed");
+    let small = DiskTier::open(&DiskOptions::new("x", 8192, RECORD_BYTES, b"")).map(drop);
+    assert!(format!("{:?}", small.unwrap_err()).contains("at least 20480"));
 }

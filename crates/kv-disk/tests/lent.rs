@@ -228,3 +228,21 @@ fn a_slot_holds_nothing_of_the_block_that_its_buffer_had_before() {
     }
     assert_eq!(seen, 3);
 }
+
+#[test]
+fn a_slot_holds_nothing_of_a_longer_block_behind_a_shorter_one() {
+    let (mut paged, tier, image) = over_memory(None);
+    paged.host.lends.store(false, Relaxed);
+    paged.store(0, &[1]);
+    paged.settle();
+    let mut shorter = Worker::new(Seen(Arc::clone(&tier)), BLOCK_BYTES);
+    shorter.store(0, &[3]);
+    shorter.settle();
+    let bytes = image.bytes();
+    let behind = ENTRY_BYTES + HEADER_BYTES + BLOCK_BYTES;
+    let slots: Vec<_> = bytes[3 * 4096..].chunks(12_288).collect();
+    let short = slots
+        .iter()
+        .find(|slot| slot[ENTRY_BYTES + HEADER_BYTES..behind] == bytes_of(0, 3, BLOCK_BYTES));
+    assert!(short.unwrap()[behind..8192].iter().all(|byte| *byte == 0));
+}

@@ -53,6 +53,8 @@ impl Client {
     pub(crate) fn new(endpoints: Vec<String>, call_max: Duration) -> Self {
         let config = ureq::Agent::config_builder();
         let config = config.timeout_global(Some(call_max)).http_status_as_error(false);
+        // An endpoint that sends callers elsewhere would have another one believed.
+        let config = config.max_redirects(0);
         Self { agent: config.build().new_agent(), endpoints, answered: 0 }
     }
 

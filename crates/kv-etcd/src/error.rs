@@ -30,6 +30,16 @@ pub enum EtcdError {
         /// What is missing or wrong.
         field: &'static str,
     },
+    /// Another node has this node's name. This one is not listed until the other's key has gone.
+    #[error(
+        "the name {name:?} is another node's, at {address}: nodes of a prefix need different names"
+    )]
+    Taken {
+        /// The name.
+        name: String,
+        /// The other node's address.
+        address: String,
+    },
 }
 
 /// Options with which no membership is kept.

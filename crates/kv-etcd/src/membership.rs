@@ -36,8 +36,8 @@ type Take = Box<dyn FnMut(&[Member]) -> bool + Send>;
 pub struct EtcdOptions {
     /// URLs of etcd, such as `http://127.0.0.1:2379`. If one does not answer, the next is asked.
     pub endpoints: Vec<String>,
-    /// What the keys of all nodes begin with, such as `/kv/prod/`. Nodes of one prefix are one cache. Keys with a slash behind it are no
-    /// members.
+    /// The folder of the keys of all nodes, such as `/kv/prod/`. Nodes of one prefix are one cache. A slash at its end is added where there
+    /// is none, so that `/kv/prod-eu/` is another cache than `/kv/prod`. Keys with a slash behind it are no members.
     pub prefix: String,
     /// A node that does not renew its key for so long, in whole seconds, has gone. At least 2 s.
     pub lease: Duration,
@@ -101,7 +101,7 @@ pub struct EtcdStats {
     pub foreign: u64,
     /// Calls that have failed.
     pub failed: u64,
-    /// Why the last one has failed.
+    /// Why the last one has failed, or that the name is another node's.
     pub last_error: Option<EtcdError>,
 }
 
@@ -152,15 +152,22 @@ impl Membership {
         Self::start(options, None, Box::new(take))
     }
 
-    fn start(options: EtcdOptions, own: Option<Member>, take: Take) -> Result<Self, OptionsError> {
+    fn start(
+        mut options: EtcdOptions,
+        own: Option<Member>,
+        take: Take,
+    ) -> Result<Self, OptionsError> {
         options.check()?;
+        if !options.prefix.ends_with('/') {
+            options.prefix.push('/');
+        }
         if let Some(own) = own.as_ref().filter(|own| !is_name(&own.name)) {
             return Err(OptionsError::Name { name: own.name.clone(), max: NAME_MAX });
         }
         let shared = Arc::<Shared>::default();
         let client = Client::new(options.endpoints.clone(), options.call_max.min(CALL_LONGEST));
-        let keeper =
-            Keeper { options, own, take, client, lease: None, shared: Arc::clone(&shared) };
+        let (lease, is_taken, held) = (None, false, Arc::clone(&shared));
+        let keeper = Keeper { options, own, take, client, lease, is_taken, shared: held };
         let thread = std::thread::Builder::new().name("kv-etcd".to_owned());
         let thread = thread.spawn(move || keeper.run());
         let thread = thread.map_err(|error| OptionsError::Thread { reason: error.to_string() })?;
@@ -214,6 +221,8 @@ struct Keeper {
     client: Client,
     /// The lease of this node's key, and when it was renewed.
     lease: Option<(Lease, Instant)>,
+    /// Another node has the name, which came later. Two that both wrote it again would do so for ever.
+    is_taken: bool,
     shared: Arc<Shared>,
 }
 
@@ -260,7 +269,7 @@ impl Keeper {
 
     /// Has this node's key be there: renews its lease, or writes it under a new one.
     fn keep(&mut self) -> Result<(), EtcdError> {
-        let Some(own) = self.own.clone() else { return Ok(()) };
+        let Some(own) = self.own.clone().filter(|_| !self.is_taken) else { return Ok(()) };
         let now = Instant::now();
         if let Some((lease, renewed)) = self.lease {
             if now.duration_since(renewed) < self.options.lease / 3 {
@@ -271,7 +280,8 @@ impl Keeper {
                 self.shared.state.lock().stats.renewed += 1;
                 return Ok(());
             }
-            self.lose();
+            self.lease = None;
+            self.shared.state.lock().stats.is_listed = false;
         }
         let seconds = self.options.lease.min(LEASE_LONGEST).as_secs();
         let lease = self.client.grant(seconds)?;
@@ -287,16 +297,20 @@ impl Keeper {
         Ok(())
     }
 
+    /// Gives back the lease of a key that is there no more, so that etcd does not keep it for its whole time.
     fn lose(&mut self) {
-        self.lease = None;
-        self.shared.state.lock().stats.is_listed = false;
+        if let Some((lease, _)) = self.lease.take() {
+            self.shared.state.lock().stats.is_listed = false;
+            let revoked = self.client.revoke(lease);
+            self.note(revoked);
+        }
     }
 
     /// The members that etcd has, by name.
     fn list(&mut self) -> Result<Vec<Member>, EtcdError> {
         let entries = self.client.list(&self.options.prefix)?;
         let (mut members, mut foreign) = (BTreeMap::new(), 0);
-        let mut is_there = self.own.is_none();
+        let mut found = None;
         for (key, value) in entries {
             let member = || {
                 let key = String::from_utf8(key).ok()?;
@@ -306,7 +320,10 @@ impl Keeper {
             };
             let member = member();
             // Also where its name is behind those that are taken.
-            is_there |= member == self.own;
+            let is_own = |own: &Member| member.as_ref().is_some_and(|of| of.name == own.name);
+            if self.own.as_ref().is_some_and(is_own) {
+                found.clone_from(&member);
+            }
             match member {
                 Some(member) if members.len() < MEMBERS_MAX => {
                     drop(members.insert(member.name.clone(), member));
@@ -318,11 +335,23 @@ impl Keeper {
         state.stats.lists += 1;
         state.stats.foreign += foreign;
         drop(state);
-        if !is_there && self.lease.is_some() {
-            // etcd has lost it, or another node has taken the name: it is written again.
-            self.lose();
-        }
+        self.look(found);
         Ok(members.into_values().collect())
+    }
+
+    /// Takes in who has this node's name in a list: the node itself, another one, or nobody.
+    fn look(&mut self, found: Option<Member>) {
+        if found == self.own {
+            self.is_taken = false;
+            return;
+        }
+        // Of one whose key etcd has lost, it is written again, under another lease.
+        self.lose();
+        self.is_taken = found.is_some();
+        if let Some(Member { name, address }) = found {
+            let taken = EtcdError::Taken { name, address: address.to_string() };
+            self.shared.state.lock().stats.last_error = Some(taken);
+        }
     }
 
     /// Tells of a list that is another one than was taken last.

@@ -9,13 +9,14 @@
 mod server;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base64::Engine as _;
 use kv_etcd::{EtcdError, EtcdOptions, EtcdStats, Membership, OptionsError};
 use kv_remote::Member;
 use libtest_mimic::{Arguments, Trial};
@@ -42,6 +43,9 @@ const WITHOUT: &[(&str, fn())] = &[
     ("answers_that_are_none_are_counted_and_change_nothing", answers_that_are_none),
     ("answers_that_are_too_long_are_given_up", answers_that_are_too_long),
     ("a_membership_ends_while_nobody_answers", ends_while_nobody_answers),
+    ("a_name_that_another_node_takes_is_left_to_it_and_costs_one_lease", name_is_taken),
+    ("nodes_of_a_prefix_that_begins_in_the_same_way_are_no_members", another_prefix),
+    ("an_endpoint_does_not_send_a_node_elsewhere", sent_elsewhere),
 ];
 
 fn main() {
@@ -332,4 +336,126 @@ fn ends_while_nobody_answers() {
     until("a call is late", || one.stats().failed > 0);
     one.leave();
     drop(join("http://127.0.0.1:1", "b"));
+}
+
+/// A gateway that answers each path by a function, with status 200 or as it says; and what it was asked.
+fn gateway(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> (String, Asked) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (answer, asked) = (Arc::new(answer), Asked::default());
+    let told = asked.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { return };
+            let (answer, told) = (Arc::clone(&answer), told.clone());
+            std::thread::spawn(move || serve(stream, &*answer, &told));
+        }
+    });
+    (endpoint, asked)
+}
+
+#[derive(Clone, Default)]
+struct Asked(Arc<Mutex<Vec<String>>>);
+
+impl Asked {
+    fn count(&self, path: &str) -> usize {
+        self.0.lock().unwrap().iter().filter(|of| *of == path).count()
+    }
+}
+
+fn serve(stream: TcpStream, answer: &dyn Fn(&str) -> String, asked: &Asked) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let (mut path, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            if reader.read_line(&mut line).unwrap_or(0) == 0 {
+                return;
+            }
+            if path.is_empty() {
+                line.split(' ').nth(1).unwrap_or_default().clone_into(&mut path);
+            }
+            if let Some(of) = line.to_lowercase().strip_prefix("content-length:") {
+                length = of.trim().parse().unwrap();
+            }
+            if line.trim().is_empty() {
+                break;
+            }
+        }
+        reader.read_exact(&mut vec![0; length]).unwrap();
+        asked.0.lock().unwrap().push(path.clone());
+        let mut text = answer(&path);
+        if !text.starts_with("HTTP") {
+            text = format!("HTTP/1.1 200 x\r\nContent-Length: {}\r\n\r\n{text}", text.len());
+        }
+        if reader.get_mut().write_all(text.as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+/// The answer to a list of one key.
+fn one_key(key: &str, member: &Member) -> String {
+    let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+    let (key, value) = (encode(key), encode(&member.address.to_string()));
+    format!("{{\"header\":{{}},\"kvs\":[{{\"key\":\"{key}\",\"value\":\"{value}\"}}]}}")
+}
+
+const GRANT: &str = "/v3/lease/grant";
+const REVOKE: &str = "/v3/lease/revoke";
+
+fn name_is_taken() {
+    let leases = AtomicU64::new(0);
+    let (has_gone, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (gone, listed) = (Arc::clone(&has_gone), Arc::clone(&seen));
+    let (endpoint, asked) = gateway(move |path| match path {
+        GRANT => format!("{{\"ID\":\"{}\"}}", leases.fetch_add(1, Ordering::SeqCst) + 1),
+        "/v3/kv/range" if listed.load(Ordering::SeqCst) => one_key("/kv/test/a", &member("a")),
+        "/v3/kv/range" if gone.load(Ordering::SeqCst) => {
+            listed.store(true, Ordering::SeqCst);
+            "{\"header\":{}}".to_owned()
+        }
+        "/v3/kv/range" => one_key("/kv/test/a", &member("another")),
+        _ => "{\"header\":{},\"result\":{\"TTL\":\"9\"}}".to_owned(),
+    });
+    let mut options = options(&endpoint);
+    (options.lease, options.every) = (Duration::from_secs(3600), Duration::from_millis(1));
+    let one = Membership::join(options, member("a"), |_| true).unwrap();
+    until("the list is read again and again", || one.stats().lists > 50);
+    assert_eq!((asked.count(GRANT), asked.count(REVOKE)), (1, 1));
+    let stats = one.stats();
+    let taken = matches!(&stats.last_error, Some(EtcdError::Taken { name, .. }) if name == "a");
+    assert!(taken && !stats.is_listed, "{stats:?}");
+    // The other one has gone.
+    has_gone.store(true, Ordering::SeqCst);
+    until("it is listed again", || one.stats().is_listed);
+    let lists = one.stats().lists;
+    until("the list is read again and again", || one.stats().lists > lists + 50);
+    assert_eq!((asked.count(GRANT), asked.count(REVOKE)), (2, 1));
+    one.leave();
+    assert_eq!(asked.count(REVOKE), 2);
+}
+
+fn another_prefix() {
+    for (key, expected) in [("/kv/prod-euhost", 0), ("/kv/prodhost", 0), ("/kv/prod/host", 1)] {
+        let (endpoint, _) = gateway(move |_| one_key(key, &member("host")));
+        for prefix in ["/kv/prod", "/kv/prod/"] {
+            let mut options = options(&endpoint);
+            options.prefix = prefix.to_owned();
+            let looks = Membership::follow(options, |_| true).unwrap();
+            until("a list is read, and told", || looks.stats().lists > 1);
+            assert_eq!(looks.members().len(), expected, "{key} below {prefix}");
+        }
+    }
+}
+
+fn sent_elsewhere() {
+    for status in [301, 302, 303, 307, 308] {
+        let (evil, asked) = gateway(move |_| one_key("/kv/test/evil", &member("evil")));
+        let (endpoint, _) = gateway(move |path| {
+            format!("HTTP/1.1 {status} x\r\nLocation: {evil}{path}\r\nContent-Length: 0\r\n\r\n")
+        });
+        let stats = failed(&endpoint);
+        assert_eq!((stats.lists, asked.0.lock().unwrap().len()), (0, 0), "{status}: {stats:?}");
+    }
 }

@@ -1,17 +1,23 @@
 //! Where a node listens: a Unix socket or a TCP port, and streams to it with deadlines.
 
 use std::fmt;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::leases::PeerHost;
 use crate::{AddressError, PeerError};
+
+/// How long a folder is waited for in which another node is about to listen.
+const FOLDER_MAX: Duration = Duration::from_secs(2);
 
 /// Where a node listens. Written as `unix:PATH` or `tcp:HOST:PORT`, with a number for the host.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -143,6 +149,14 @@ impl Stream {
         Ok(())
     }
 
+    /// From where the connection comes.
+    pub(crate) fn host(&self) -> io::Result<PeerHost> {
+        match self {
+            Self::Unix(_) => Ok(PeerHost::Local),
+            Self::Tcp(stream) => Ok(PeerHost::of(stream.peer_addr()?.ip())),
+        }
+    }
+
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         match self {
             Self::Unix(stream) => stream.try_clone().map(Self::Unix),
@@ -161,18 +175,63 @@ impl Stream {
 }
 
 /// Connects without waiting: to a process that accepts nothing, a blocking call would wait for ever.
-fn connect_unix(path: &PathBuf) -> io::Result<UnixStream> {
+fn connect_unix(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(UnixStream::from(socket))
 }
 
-/// A socket that listens. Dropping it removes a Unix socket's file.
+/// Listens at a path. A socket that a process has left there that is no more is taken away; one at which somebody listens is not, nor is
+/// what is no socket.
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    // So that of two nodes that find such a socket, one does not take away the other's new one.
+    let _held = hold_folder(path)?;
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left(path) => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }
+}
+
+/// Holds the lock of the folder of a path; none if it cannot be opened.
+fn hold_folder(path: &Path) -> io::Result<Option<File>> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let Ok(folder) = File::open(folder.unwrap_or(Path::new("."))) else { return Ok(None) };
+    let since = Instant::now();
+    loop {
+        match folder.try_lock() {
+            Ok(()) => return Ok(Some(folder)),
+            Err(TryLockError::WouldBlock) if since.elapsed() < FOLDER_MAX => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+}
+
+/// Whether a path is a socket at which nobody listens.
+fn is_left(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|seen| seen.file_type().is_socket());
+    is_socket
+        && connect_unix(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// What tells a file from another one that came to its place.
+fn number_of(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|seen| (seen.dev(), seen.ino()))
+}
+
+/// A socket that listens. Dropping it removes a Unix socket's file, if it is still its own.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
     address: Address,
+    /// The number of a Unix socket's file.
+    file: Option<(u64, u64)>,
 }
 
 #[derive(Debug)]
@@ -183,21 +242,22 @@ enum Socket {
 
 impl Listener {
     pub(crate) fn bind(address: &Address) -> io::Result<Self> {
-        let (socket, address) = match address {
+        let (socket, address, file) = match address {
             Address::Unix(path) => {
-                (Socket::Unix(UnixListener::bind(path)?), Address::Unix(path.clone()))
+                let listener = bind_unix(path)?;
+                (Socket::Unix(listener), address.clone(), number_of(path).ok())
             }
             Address::Tcp(at) => {
                 let listener = TcpListener::bind(at)?;
                 let at = listener.local_addr()?;
-                (Socket::Tcp(listener), Address::Tcp(at))
+                (Socket::Tcp(listener), Address::Tcp(at), None)
             }
         };
         match &socket {
             Socket::Unix(listener) => listener.set_nonblocking(true)?,
             Socket::Tcp(listener) => listener.set_nonblocking(true)?,
         }
-        Ok(Self { socket, address })
+        Ok(Self { socket, address, file })
     }
 
     /// Where it listens, with the port that was free.
@@ -230,9 +290,12 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
+        if let Address::Unix(path) = &self.address
+            && self.file.is_some()
+            && number_of(path).ok() == self.file
+        {
             // Its folder may be gone already.
-            drop(std::fs::remove_file(path));
+            drop(fs::remove_file(path));
         }
     }
 }

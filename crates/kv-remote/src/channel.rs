@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::{Address, Stream, after};
 use crate::auth::{NONCE_BYTES, PROOF_BYTES, Role, TAG_BYTES, Tags, Transcript, random};
-use crate::{FrameError, HandshakeError, Key, PeerError};
+use crate::{FrameError, HandshakeError, Key, PeerError, Refusal};
 
 const MAGIC: [u8; 4] = *b"KVRM";
 /// The version of the protocol.
@@ -68,6 +68,13 @@ pub(crate) fn room(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
         *buffer = vec![0; bytes];
     }
     buffer.get_mut(..bytes).unwrap_or_default()
+}
+
+/// Gives up room that is much.
+fn trim(buffer: &mut Vec<u8>) {
+    if buffer.len() > KEPT_MAX {
+        *buffer = Vec::new();
+    }
 }
 
 fn head() -> [u8; HEAD] {
@@ -153,14 +160,14 @@ impl Channel {
         }
     }
 
-    /// Lets a client in.
+    /// Lets a client in, if it proves the key and there is `room` for it then.
     pub(crate) fn accept(
         mut stream: Stream,
-        name: &str,
-        facts: Facts,
+        (name, facts): (&str, Facts),
         key: &Key,
         body_max: usize,
         deadline: Instant,
+        room: impl FnOnce() -> bool,
     ) -> Result<Self, PeerError> {
         let mut theirs = [0; HEAD];
         stream.read_exact(&mut theirs, deadline)?;
@@ -181,6 +188,9 @@ impl Channel {
         let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof, deadline)?;
         said.check(key, Role::Client, &proof)?;
+        if !room() {
+            return Err(Refusal::Busy.into());
+        }
         let mut channel = Self {
             stream,
             sends: said.tags(key, Role::Server),
@@ -217,6 +227,12 @@ impl Channel {
         self.stream.write_all(frame, deadline)
     }
 
+    /// Bytes of room that is kept.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        self.inbox.len() + self.outbox.len()
+    }
+
     /// Receives a frame, all of it by the deadline; its body.
     pub(crate) fn receive(&mut self, deadline: Instant) -> Result<&[u8], PeerError> {
         let mut length = [0; LENGTH];
@@ -233,7 +249,12 @@ impl Channel {
         let mut length = [0; LENGTH];
         let read = match self.stream.read(&mut length, idle) {
             Ok(read) => read,
-            Err(PeerError::Late) => return Ok(None),
+            Err(PeerError::Late) => {
+                // Who says nothing has no use of much room.
+                trim(&mut self.inbox);
+                trim(&mut self.outbox);
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let deadline = after(rest);

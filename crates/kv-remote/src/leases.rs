@@ -1,18 +1,56 @@
 //! The leases of a node's readers: each ends once, by its reader, by the reader's end, or by time (H30).
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
 
 use kv_manager::HostLoan;
-use kv_pool::BlockPool;
 use kv_pool::loan::{Loan, LoanId};
+use kv_pool::{BlockId, BlockPool};
 
 use crate::message::LeaseId;
 
 /// Who reads: a connection, or a thread of the same process.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ReaderId(pub u64);
+
+/// From where a connection comes. What one host holds is counted together, however many connections it has.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) enum PeerHost {
+    /// This host, by a Unix socket.
+    Local,
+    /// An address; of version 6, the network of the host, which may have as many addresses as it likes.
+    Net(IpAddr),
+}
+
+impl PeerHost {
+    pub(crate) fn of(address: IpAddr) -> Self {
+        Self::Net(match address.to_canonical() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => {
+                Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into()
+            }
+        })
+    }
+}
+
+/// What a reader may hold yet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Left {
+    pub(crate) leases: usize,
+    pub(crate) slots: usize,
+    pub(crate) host_bytes: u64,
+}
+
+/// What the open leases of a host hold.
+#[derive(Debug, Default)]
+struct Held {
+    leases: usize,
+    /// How often each slot is pinned.
+    slots: HashMap<u64, u32>,
+    host_bytes: u64,
+}
 
 /// Leases that have ended, by what has ended them, and those that have not.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -34,6 +72,9 @@ pub struct LeaseCounts {
 pub(crate) struct Leases {
     open: HashMap<u64, Lease>,
     by_deadline: BTreeSet<(Duration, u64)>,
+    /// Where the readers of connections are. Those of this process are not listed.
+    readers: HashMap<ReaderId, PeerHost>,
+    held: HashMap<PeerHost, Held>,
     /// Of the host tier, that all of them pin.
     host_bytes: u64,
     counts: LeaseCounts,
@@ -43,6 +84,7 @@ pub(crate) struct Leases {
 #[derive(Debug)]
 pub(crate) struct Lease {
     reader: ReaderId,
+    host: Option<PeerHost>,
     deadline: Duration,
     loans: Vec<LoanId>,
     /// The slots that it pins, in order.
@@ -83,6 +125,10 @@ impl Lease {
         }
     }
 
+    fn host_bytes(&self) -> u64 {
+        self.hosts.iter().map(HostLoan::bytes).sum()
+    }
+
     /// Gives back what it pins.
     fn give_back(self, pool: &BlockPool) {
         // The loans are open as long as the lease is, and the host's end with it.
@@ -99,6 +145,39 @@ impl Leases {
         LeaseCounts { open: self.open.len() as u64, ..self.counts }
     }
 
+    /// Has what a reader holds counted with what others of its host do.
+    pub(crate) fn join(&mut self, reader: ReaderId, host: PeerHost) {
+        self.readers.insert(reader, host);
+    }
+
+    /// The host of a reader; none for a reader of this process.
+    pub(crate) fn host(&self, reader: ReaderId) -> Option<PeerHost> {
+        self.readers.get(&reader).copied()
+    }
+
+    /// Leases, slots, and bytes of the host tier that a host holds.
+    pub(crate) fn held(&self, host: PeerHost) -> Left {
+        let held = self.held.get(&host);
+        let of = |held: &Held| Left {
+            leases: held.leases,
+            slots: held.slots.len(),
+            host_bytes: held.host_bytes,
+        };
+        held.map_or(Left { leases: 0, slots: 0, host_bytes: 0 }, of)
+    }
+
+    /// Whether the host of a reader pins a slot.
+    pub(crate) fn pins(&self, reader: ReaderId, slot: BlockId) -> bool {
+        let held = self.host(reader).and_then(|host| self.held.get(&host));
+        held.is_some_and(|held| held.slots.contains_key(&(slot.index() as u64)))
+    }
+
+    /// Slots of loans that the host of a reader does not pin.
+    pub(crate) fn more(&self, reader: ReaderId, loans: &[Loan]) -> usize {
+        let blocks = loans.iter().flat_map(|loan| &loan.blocks);
+        blocks.filter(|at| !self.pins(reader, at.id)).count()
+    }
+
     /// Notes what is lent to a reader until a deadline; none if nothing is.
     pub(crate) fn grant(
         &mut self,
@@ -112,8 +191,16 @@ impl Leases {
         let mut slots: Vec<_> = blocks.map(|at| at.id.index() as u64).collect();
         slots.sort_unstable();
         let loans = loans.into_iter().map(|loan| loan.id).collect();
-        self.host_bytes += hosts.iter().map(HostLoan::bytes).sum::<u64>();
-        self.open.insert(number, Lease { reader, deadline, loans, slots, hosts });
+        let host = self.host(reader);
+        let lease = Lease { reader, host, deadline, loans, slots, hosts };
+        self.host_bytes += lease.host_bytes();
+        if let Some(host) = host {
+            let held = self.held.entry(host).or_default();
+            held.leases += 1;
+            lease.slots.iter().for_each(|slot| *held.slots.entry(*slot).or_default() += 1);
+            held.host_bytes += lease.host_bytes();
+        }
+        self.open.insert(number, lease);
         self.by_deadline.insert((deadline, number));
         self.counts.granted += 1;
         Some(LeaseId(number))
@@ -137,7 +224,24 @@ impl Leases {
     fn take(&mut self, number: u64, pool: &BlockPool) -> bool {
         let Some(lease) = self.open.remove(&number) else { return false };
         self.by_deadline.remove(&(lease.deadline, number));
-        self.host_bytes -= lease.hosts.iter().map(HostLoan::bytes).sum::<u64>();
+        self.host_bytes -= lease.host_bytes();
+        if let Some(host) = lease.host
+            && let Some(held) = self.held.get_mut(&host)
+        {
+            held.leases -= 1;
+            held.host_bytes -= lease.host_bytes();
+            for slot in &lease.slots {
+                if let Some(count) = held.slots.get_mut(slot) {
+                    *count -= 1;
+                    if *count == 0 {
+                        held.slots.remove(slot);
+                    }
+                }
+            }
+            if held.leases == 0 {
+                self.held.remove(&host);
+            }
+        }
         lease.give_back(pool);
         true
     }
@@ -153,6 +257,7 @@ impl Leases {
 
     /// Ends all leases of a reader that is gone.
     pub(crate) fn end_reader(&mut self, reader: ReaderId, pool: &BlockPool) {
+        self.readers.remove(&reader);
         let gone = self.open.iter().filter(|(_, lease)| lease.reader == reader);
         for number in gone.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.counts.cancelled += 1;

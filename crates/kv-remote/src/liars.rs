@@ -44,7 +44,9 @@ fn node(serve: impl FnOnce(&mut Channel) + Send + 'static) -> (Peer, std::thread
             }
             std::thread::yield_now();
         };
-        serve(&mut Channel::accept(stream, "a", FACTS, &key(), 1 << 20, far()).unwrap());
+        serve(
+            &mut Channel::accept(stream, ("a", FACTS), &key(), 16 << 20, far(), || true).unwrap(),
+        );
     });
     let member = Member { name: "a".to_owned(), address };
     (Peer::connect(&member, &key(), far()).unwrap(), thread)
@@ -218,6 +220,99 @@ fn room_for_a_frame_is_kept_unless_it_is_much() {
         assert_eq!(room(&mut buffer, bytes).len(), bytes);
         assert_eq!(buffer.len(), kept);
     }
+}
+
+#[test]
+fn room_for_a_long_frame_is_given_up_when_nothing_is_said() {
+    let (mut peer, thread) = node(|channel| {
+        let long = channel.receive(far()).unwrap().len();
+        channel.send(&vec![3; long], far()).unwrap();
+        assert!(channel.kept() > 2 * long);
+        let idle = Instant::now() + Duration::from_millis(1);
+        assert!(matches!(channel.receive_within(idle, Duration::ZERO), Ok(None)));
+        assert_eq!(channel.kept(), 0);
+        // What is not much is kept.
+        channel.send(&[3], far()).unwrap();
+        let idle = Instant::now() + Duration::from_millis(1);
+        assert!(matches!(channel.receive_within(idle, Duration::ZERO), Ok(None)));
+        assert!(channel.kept() > 0);
+    });
+    // The answer is none; what counts is on the other side.
+    let put = peer.put(block(1), vec![7; 9 << 20], far());
+    assert!(put.is_err());
+    thread.join().unwrap();
+}
+
+/// A node that says of more and more blocks that it has them, and counts how often it was asked.
+fn boaster(asked: &std::sync::Arc<std::sync::atomic::AtomicUsize>) -> Member {
+    use crate::message::{Change, Changes, Cursor, LIST_MAX};
+    use std::sync::atomic::Ordering::SeqCst;
+    let listener = Listener::bind(&"tcp:127.0.0.1:0".parse().unwrap()).unwrap();
+    let address: Address = listener.address().clone();
+    let asked = std::sync::Arc::clone(asked);
+    std::thread::spawn(move || {
+        let stream = loop {
+            if let Some(stream) = listener.accept().unwrap() {
+                break stream;
+            }
+            std::thread::yield_now();
+        };
+        let mut channel =
+            Channel::accept(stream, ("a", FACTS), &key(), 16 << 20, far(), || true).unwrap();
+        while let Ok(body) = channel.receive(far()) {
+            let reply = match Request::parse(body).unwrap() {
+                Request::Changes { from, .. } => {
+                    let names = from.read..from.read + LIST_MAX as u64;
+                    let next = Cursor { log: 1, read: names.end };
+                    let change = |name: u64| {
+                        let (group, name) = block(name.into());
+                        Change { is_there: true, group, name }
+                    };
+                    asked.fetch_add(1, SeqCst);
+                    Reply::Changes(Changes { next, changes: names.map(change).collect() })
+                }
+                Request::Find { .. } => Reply::Found(Found::default()),
+                _ => Reply::Done,
+            };
+            if channel.send(&reply.body(), far()).is_err() {
+                return;
+            }
+        }
+    });
+    Member { name: "a".to_owned(), address }
+}
+
+#[test]
+fn a_member_that_boasts_is_believed_what_it_has_room_for_and_asked_no_more_than_is_taken_in() {
+    use crate::{RemoteOptions, RemoteTier};
+    use kv_manager::tiers::LowerTier as _;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    let asked = std::sync::Arc::<AtomicUsize>::default();
+    let until = |count: usize| {
+        while asked.load(SeqCst) < count {
+            std::thread::park_timeout(Duration::from_micros(100));
+        }
+    };
+    let mut options = RemoteOptions::new(vec![boaster(&asked)], key());
+    options.follow_every = Duration::ZERO;
+    let mut tier = RemoteTier::new(options).unwrap();
+    let max = crate::tier::NEWS_MAX;
+    until(max);
+    // Each of these is an order that it has carried out, behind which it would have asked again.
+    for _ in 0..20 {
+        tier.forget(&[block(9)]);
+        std::thread::park_timeout(Duration::from_micros(300));
+    }
+    assert!(asked.load(SeqCst) <= max + 1, "{} answers are kept", asked.load(SeqCst));
+    let (mut gained, mut dropped) = (Vec::new(), Vec::new());
+    for turn in 1..4 {
+        tier.poll(&mut dropped);
+        tier.gained(&mut gained);
+        until(max + turn);
+    }
+    let room = FACTS.memory_bytes / 64;
+    assert_eq!((gained.len() as u64, dropped.len()), (room, 0), "of {}", asked.load(SeqCst));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kv_manager::{CacheEvent, HostLoan, HostShare};
 use kv_pool::clock::Clock;
+use kv_pool::loan::Loan;
 use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier};
 use parking_lot::Mutex;
 
@@ -14,7 +15,7 @@ use crate::auth::random;
 use crate::channel::NAME_MAX;
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::host_tier::{HostTier, Hosted, host_tier_address};
-use crate::leases::{Lease, LeaseCounts, Leases, Lent, ReaderId};
+use crate::leases::{Lease, LeaseCounts, Leases, Left, Lent, PeerHost, ReaderId};
 use crate::log::Log;
 use crate::memory::Memory;
 use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Located, Span};
@@ -37,10 +38,12 @@ pub struct NodeOptions {
     /// Bytes of the host tier that the node will [share](Node::share); 0 for none.
     pub host_bytes: u64,
     /// Bytes of the host tier that all leases together pin, at most; a quarter of it without a number. What is beyond is not found.
+    /// The connections of one host together have half of that.
     pub host_lent_max: Option<u64>,
     /// How long a lease may be. A longer one is cut.
     pub lease_max: Duration,
-    /// Leases that are open at most.
+    /// Leases that are open at most. The connections of one host together have half of them, and pin half of the slots: more slots
+    /// are not found.
     pub leases_max: usize,
 }
 
@@ -340,7 +343,7 @@ impl Node {
     /// first ones are looked for.
     ///
     /// # Errors
-    /// [`Refusal::Busy`] if no lease is left.
+    /// [`Refusal::Busy`] if no lease is left, or what was left has been given to others meanwhile.
     pub fn find_and_pin(
         &self,
         reader: ReaderId,
@@ -352,14 +355,18 @@ impl Node {
         let now = self.clock.now();
         let mut state = self.state.lock();
         state.leases.end_overdue(&self.pool, now);
+        let mut left = self.left(&state, reader);
+        if left.leases == 0 {
+            return Err(Refusal::Busy);
+        }
         let names: Vec<_> = blocks.iter().map(|&block| pool_name(block)).collect();
         let (mut lent, mut located) = (Lent::default(), Vec::new());
-        let mut host_left = self.host_left(&state);
         loop {
             let at = located.len();
             let (rest, names) = (blocks.get(at..).unwrap_or_default(), names.get(at..));
             // A run in the slots, and one in the host tier, until there is neither.
-            let loan = self.pool.lend(names.unwrap_or_default(), Tier::Primary, lasts);
+            let names = names.unwrap_or_default();
+            let loan = self.lend_slots(&state, reader, (names, lasts), &mut left.slots);
             let slots = loan.iter().flat_map(|loan| &loan.blocks).zip(rest);
             located.extend(slots.map_while(|(at, of)| {
                 let slot = at.id.index();
@@ -375,16 +382,18 @@ impl Node {
             let Some(host) = self.host.get().filter(|_| !rest.is_empty()) else { break };
             // Headers may have to be summed up: nobody waits for that.
             drop(state);
-            let hosted = host.lend(rest, host_left);
+            let hosted = host.lend(rest, left.host_bytes);
             state = self.state.lock();
             let Some((loan, mut more)) = hosted else { break };
-            host_left = host_left.saturating_sub(loan.bytes());
+            left.host_bytes = left.host_bytes.saturating_sub(loan.bytes());
             lent.hosts.push(loan);
             located.append(&mut more);
         }
         // While nobody waited, others may have been given what was left.
         let host_bytes: u64 = lent.hosts.iter().map(HostLoan::bytes).sum();
-        if state.leases.len() >= self.leases_max || host_bytes > self.host_left(&state) {
+        let slots = state.leases.more(reader, &lent.loans);
+        let left = self.left(&state, reader);
+        if left.leases == 0 || slots > left.slots || host_bytes > left.host_bytes {
             lent.give_back(&self.pool);
             return Err(Refusal::Busy);
         }
@@ -399,11 +408,53 @@ impl Node {
         Ok(Found { lease, blocks: located })
     }
 
-    /// Bytes of the host tier that may be lent beside what is.
-    fn host_left(&self, state: &State) -> u64 {
-        let Some(host) = self.host.get() else { return 0 };
-        let max = self.host_lent_max.unwrap_or_else(|| host.share.bytes() / 4);
-        max.saturating_sub(state.leases.host_bytes())
+    /// Lends the longest run of slots that a reader may pin: those that its host pins already cost nothing.
+    fn lend_slots(
+        &self,
+        state: &State,
+        reader: ReaderId,
+        (names, lasts): (&[BlockHash], Duration),
+        left: &mut usize,
+    ) -> Option<Loan> {
+        let loan = self.pool.lend(names, Tier::Primary, lasts)?;
+        let leases = &state.leases;
+        let more: Vec<_> = (0..loan.blocks.len())
+            .filter(|at| loan.blocks.get(*at).is_some_and(|of| !leases.pins(reader, of.id)))
+            .collect();
+        let Some(&end) = more.get(*left) else {
+            *left -= more.len();
+            return Some(loan);
+        };
+        *left = 0;
+        drop(self.pool.end_loan(loan.id));
+        self.pool.lend(names.get(..end)?, Tier::Primary, lasts)
+    }
+
+    /// What a reader may hold beside what it does.
+    fn left(&self, state: &State, reader: ReaderId) -> Left {
+        let leases = self.leases_max.saturating_sub(state.leases.len());
+        let (mut host_max, mut block_max) = (0, 0);
+        if let Some(host) = self.host.get() {
+            host_max = self.host_lent_max.unwrap_or_else(|| host.share.bytes() / 4);
+            block_max = host.share.block_bytes_max() as u64;
+        }
+        let host_bytes = host_max.saturating_sub(state.leases.host_bytes());
+        // A reader of this process is no other host.
+        let Some(host) = state.leases.host(reader) else {
+            return Left { leases, slots: usize::MAX, host_bytes };
+        };
+        let held = state.leases.held(host);
+        let host_share = host_max.div_ceil(2).max(block_max.min(host_max));
+        Left {
+            leases: leases.min(self.leases_max.div_ceil(2).saturating_sub(held.leases)),
+            slots: state.kept.len().div_ceil(2).saturating_sub(held.slots),
+            host_bytes: host_bytes.min(host_share.saturating_sub(held.host_bytes)),
+        }
+    }
+
+    /// Has what a connection's reader holds counted with what others of its host do, until the reader [ends](Self::end_reader).
+    pub(crate) fn join(&self, reader: ReaderId, host: PeerHost) {
+        self.state.lock().leases.join(reader, host);
     }
 
     /// Copies bytes of blocks that a lease pins, of one span behind the other, to the end of `into`.
@@ -523,7 +574,8 @@ impl Node {
     /// [`Refusal::Length`]; [`Refusal::NoRoom`] if all slots are pinned or being written.
     pub fn put(&self, block: Block, record: &[u8]) -> Result<(), Refusal> {
         let bytes = u32::try_from(record.len()).map_err(|_| Refusal::Length)?;
-        let place = self.claim(block, bytes)?;
+        self.check_length(bytes)?;
+        let place = self.claim(&[(block, bytes)])?.pop().ok_or(Refusal::NoRoom)?;
         let entry = Entry::of(block, place.generation, record);
         let written = self.memory.write(place.address, &entry.bytes())
             && self.memory.write(place.address + ENTRY_BYTES as u64, record);
@@ -541,16 +593,16 @@ impl Node {
     /// [stale](crate::Unfit::Stale).
     ///
     /// # Errors
-    /// [`Refusal::Length`]; [`Refusal::NoRoom`] if there are not as many slots that are not pinned or being written. Other records may
-    /// have made room then, unless there are not as many slots at all.
+    /// [`Refusal::Length`]; [`Refusal::NoRoom`] if there are not as many slots that are not pinned or being written. No record has
+    /// made room then.
     pub fn reserve(self: &Arc<Self>, records: &[(Block, u32)]) -> Result<Reserved, Refusal> {
         records.iter().try_for_each(|&(_, bytes)| self.check_length(bytes))?;
-        if records.len() > self.state.lock().kept.len() {
-            return Err(Refusal::NoRoom);
-        }
-        let claim = |&(block, bytes): &_| self.claim(block, bytes);
-        let places = records.iter().map(claim).collect::<Result<Vec<_>, _>>()?;
-        Ok(Reserved { node: Arc::clone(self), places })
+        Ok(Reserved { node: Arc::clone(self), places: self.claim(records)? })
+    }
+
+    /// Refuses more records than slots can be had for now.
+    pub(crate) fn check_room(&self, records: usize) -> Result<(), Refusal> {
+        if records <= self.pool.claimable() { Ok(()) } else { Err(Refusal::NoRoom) }
     }
 
     fn check_length(&self, bytes: u32) -> Result<(), Refusal> {
@@ -560,19 +612,23 @@ impl Node {
         Ok(())
     }
 
-    /// A slot for a record. What it held is found no more.
-    fn claim(&self, block: Block, bytes: u32) -> Result<Claim, Refusal> {
-        self.check_length(bytes)?;
+    /// A slot for each record, or none at all. What they held is found no more.
+    fn claim(&self, records: &[(Block, u32)]) -> Result<Vec<Claim>, Refusal> {
         let mut state = self.state.lock();
-        let claimed = self.pool.claim_one().map_err(|_| Refusal::NoRoom)?;
-        let slot = claimed.ids().next().map(|id| id.index()).ok_or(Refusal::NoRoom)?;
-        if state.take(slot).is_some() {
-            state.stats.evicted += 1;
+        let mut claimed = self.pool.claim(records.len()).map_err(|_| Refusal::NoRoom)?;
+        let mut places = Vec::new();
+        for &(block, bytes) in records {
+            let claimed = claimed.take_first().ok_or(Refusal::NoRoom)?;
+            let slot = claimed.ids().next().map(|id| id.index()).ok_or(Refusal::NoRoom)?;
+            if state.take(slot).is_some() {
+                state.stats.evicted += 1;
+            }
+            state.generation = state.generation.wrapping_add(1);
+            let (generation, epoch) = (state.generation, state.epoch);
+            let address = slot as u64 * self.slot_bytes;
+            places.push(Claim { claimed, block, slot, address, bytes, generation, epoch });
         }
-        state.generation = state.generation.wrapping_add(1);
-        let (generation, epoch) = (state.generation, state.epoch);
-        let address = slot as u64 * self.slot_bytes;
-        Ok(Claim { claimed, block, slot, address, bytes, generation, epoch })
+        Ok(places)
     }
 
     /// Names what was written, unless all was cleared meanwhile. Nobody is told of a slot before it is whole.

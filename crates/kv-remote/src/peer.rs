@@ -49,6 +49,13 @@ impl Peer {
         self.facts.memory_bytes
     }
 
+    /// Blocks that the node has room for at most: those of a host tier that it shares may be some times smaller than a slot.
+    pub(crate) fn blocks_max(&self) -> u64 {
+        const SMALLER: u64 = 64;
+        let smallest = self.facts.slot_bytes.div_ceil(SMALLER).max(ENTRY_BYTES as u64);
+        self.facts.memory_bytes / smallest
+    }
+
     /// What a one-sided [`Transfer`] has to know of the node's memory; empty if bytes come over the connection alone. The node
     /// is asked once.
     ///

@@ -3,22 +3,27 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::{Address, Listener, Stream, after};
 use crate::channel::{Channel, Facts};
-use crate::leases::ReaderId;
+use crate::leases::{PeerHost, ReaderId};
 use crate::message::{BYTES, LeaseId, Reply, Request, Span};
 use crate::node::FRAME_MAX;
 use crate::{FrameError, HandshakeError, Key, Node, PeerError, Refusal};
 
 /// How long threads wait before they look whether they are to end.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// Connections that have not proved the key: of one host, and of all. One more ends the one that has waited longest, so that who has
+/// the key gets in, however many others say nothing.
+const HANDSHAKES_A_HOST: usize = 16;
+const HANDSHAKES_MAX: usize = 64;
 
 /// How a node is served.
 #[derive(Clone, Debug)]
@@ -27,20 +32,23 @@ pub struct ServerOptions {
     pub address: Address,
     /// The key that peers have.
     pub key: Key,
-    /// Connections that are open at most.
+    /// Connections with the key that are open at most. Those that have not proved it are not counted: they have limits of their own.
     pub connections_max: usize,
     /// How long a handshake may take.
     pub handshake_max: Duration,
     /// How long a frame may take once it has begun, and an answer until the peer has taken it.
     pub frame_max: Duration,
+    /// How long a connection may be open without a request.
+    pub idle_max: Duration,
 }
 
 impl ServerOptions {
-    /// At most 256 connections, with 2 s for a handshake and 10 s for a frame.
+    /// At most 256 connections, with 2 s for a handshake, 10 s for a frame, and 10 minutes without a request.
     #[must_use]
     pub fn new(address: Address, key: Key) -> Self {
         let (handshake_max, frame_max) = (Duration::from_secs(2), Duration::from_secs(10));
-        Self { address, key, connections_max: 256, handshake_max, frame_max }
+        let idle_max = Duration::from_secs(600);
+        Self { address, key, connections_max: 256, handshake_max, frame_max, idle_max }
     }
 }
 
@@ -56,10 +64,12 @@ pub struct ServerStats {
     pub wrong_version: u64,
     /// Peers of another protocol.
     pub foreign: u64,
-    /// Peers that were not let in in time, or went before.
+    /// Peers that were not let in in time, went before, or made room for others that had not proved the key either.
     pub unfinished: u64,
     /// Connections beyond the most.
     pub too_many: u64,
+    /// Connections that ended because nothing was asked.
+    pub idle: u64,
     /// Frames with a wrong tag. Each has ended its connection, as the next three have.
     pub wrong_tags: u64,
     /// Frames that were too long.
@@ -90,6 +100,8 @@ struct Shared {
     options: ServerOptions,
     /// Set once. Threads look at it after each wait; it orders no other memory.
     ends: AtomicBool,
+    /// Connections that have proved the key. It orders no other memory.
+    let_in: AtomicUsize,
     stats: Mutex<ServerStats>,
 }
 
@@ -102,7 +114,8 @@ impl Server {
         let listener = Listener::bind(&options.address)?;
         let address = listener.address().clone();
         let stats = Mutex::default();
-        let shared = Arc::new(Shared { node, options, ends: AtomicBool::new(false), stats });
+        let (ends, let_in) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { node, options, ends, let_in, stats });
         let threads = Arc::clone(&shared);
         let acceptor = std::thread::Builder::new().name("kv-remote".to_owned());
         let acceptor = acceptor.spawn(move || accept_all(&listener, &threads))?;
@@ -139,7 +152,43 @@ impl Drop for Server {
 }
 
 /// A connection's thread, and what ends its waits.
-type Connection = (Option<Stream>, JoinHandle<()>);
+#[derive(Debug)]
+struct Connection {
+    host: PeerHost,
+    stream: Option<Stream>,
+    /// Whether it has proved the key. Set once; it orders no other memory.
+    is_let_in: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Connection {
+    fn shut(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            stream.shut();
+        }
+    }
+}
+
+/// Ends a handshake if there are as many as may be: of this host, or of the one that has most of all, the one that has waited longest.
+fn make_room(connections: &mut [Connection], host: PeerHost) {
+    let mut waiting: Vec<_> = connections
+        .iter_mut()
+        .filter(|of| of.stream.is_some() && !of.is_let_in.load(Ordering::Relaxed))
+        .collect();
+    let of =
+        |host: PeerHost, all: &[&mut Connection]| all.iter().filter(|of| of.host == host).count();
+    let host = if of(host, &waiting) >= HANDSHAKES_A_HOST {
+        Some(host)
+    } else if waiting.len() >= HANDSHAKES_MAX {
+        waiting.iter().map(|one| one.host).max_by_key(|host| of(*host, &waiting))
+    } else {
+        None
+    };
+    // They are in the order in which they came.
+    if let Some(longest) = waiting.iter_mut().find(|of| Some(of.host) == host) {
+        longest.shut();
+    }
+}
 
 fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
     let mut connections: Vec<Connection> = Vec::new();
@@ -150,7 +199,7 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
         // A wait that is interrupted is as good as one that has ended.
         let _ = poll(&mut waits, Some(&wait));
         shared.node.end_overdue();
-        connections.retain(|(_, thread)| !thread.is_finished());
+        connections.retain(|of| !of.thread.is_finished());
         shared.stats.lock().open = connections.len() as u64;
         let stream = match listener.accept() {
             Ok(Some(stream)) => stream,
@@ -162,33 +211,68 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        if connections.len() >= shared.options.connections_max {
+        if shared.let_in.load(Ordering::Relaxed) >= shared.options.connections_max {
             shared.stats.lock().too_many += 1;
             continue;
         }
+        // One that cannot be ended could not be made room for others.
+        let (Ok(host), Ok(ender)) = (stream.host(), stream.try_clone()) else { continue };
+        make_room(&mut connections, host);
         let reader = ReaderId(next);
         next += 1;
-        let (ender, shared) = (stream.try_clone().ok(), Arc::clone(shared));
+        let is_let_in = Arc::<AtomicBool>::default();
+        let (flag, shared) = (Arc::clone(&is_let_in), Arc::clone(shared));
         let thread = std::thread::Builder::new().name("kv-remote-peer".to_owned());
-        match thread.spawn(move || serve(stream, reader, &shared)) {
-            Ok(thread) => connections.push((ender, thread)),
+        match thread.spawn(move || serve(stream, (reader, host), &flag, &shared)) {
+            Ok(thread) => {
+                connections.push(Connection { host, stream: Some(ender), is_let_in, thread });
+            }
             Err(error) => tracing::warn!(%error, "a connection has no thread"),
         }
     }
-    connections.iter().filter_map(|(ender, _)| ender.as_ref()).for_each(Stream::shut);
-    for (_, thread) in connections {
-        drop(thread.join());
+    connections.iter_mut().for_each(Connection::shut);
+    for connection in connections {
+        drop(connection.thread.join());
     }
 }
 
-fn serve(stream: Stream, reader: ReaderId, shared: &Shared) {
+/// The place of a connection that has proved the key, which dropping it gives back.
+struct LetIn<'a>(&'a AtomicUsize);
+
+impl<'a> LetIn<'a> {
+    fn take(count: &'a AtomicUsize, max: usize) -> Option<Self> {
+        let taken = Self(count);
+        (count.fetch_add(1, Ordering::Relaxed) < max).then_some(taken)
+    }
+}
+
+impl Drop for LetIn<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn serve(
+    stream: Stream,
+    (reader, host): (ReaderId, PeerHost),
+    is_let_in: &AtomicBool,
+    shared: &Shared,
+) {
     let Shared { node, options, .. } = shared;
     let facts = Facts { memory_bytes: node.memory_bytes(), slot_bytes: node.slot_bytes() };
     let deadline = after(options.handshake_max);
     let (name, key, max) = (node.name(), &options.key, FRAME_MAX as usize);
-    match Channel::accept(stream, name, facts, key, max, deadline) {
+    // Others may have got in while it proved itself.
+    let mut place = None;
+    let room = || {
+        is_let_in.store(true, Ordering::Relaxed);
+        place = LetIn::take(&shared.let_in, options.connections_max);
+        place.is_some()
+    };
+    match Channel::accept(stream, (name, facts), key, max, deadline, room) {
         Ok(channel) => {
             shared.stats.lock().let_in += 1;
+            node.join(reader, host);
             let ended = answer_all(channel, reader, shared);
             // A reader that is gone returns nothing itself (H30).
             node.end_reader(reader);
@@ -202,10 +286,17 @@ fn serve(stream: Stream, reader: ReaderId, shared: &Shared) {
 
 /// Answers one request after the other, until the peer goes.
 fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result<(), PeerError> {
-    let frame_max = shared.options.frame_max;
+    let (frame_max, idle_max) = (shared.options.frame_max, shared.options.idle_max);
+    let mut since = Instant::now();
     while !shared.ends.load(Ordering::Relaxed) {
         let idle = after(20 * LOOK);
-        let Some(body) = channel.receive_within(idle, frame_max)? else { continue };
+        let Some(body) = channel.receive_within(idle, frame_max)? else {
+            if since.elapsed() < idle_max {
+                continue;
+            }
+            shared.stats.lock().idle += 1;
+            return Ok(());
+        };
         let request = Request::parse(body)?;
         let answer = answer(&mut channel, &shared.node, reader, request);
         let mut stats = shared.stats.lock();
@@ -223,6 +314,7 @@ fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result
             Answer::Body(bytes) => channel.send_body(bytes, deadline)?,
             Answer::None => {}
         }
+        since = Instant::now();
     }
     Ok(())
 }
@@ -296,6 +388,7 @@ impl Shared {
             PeerError::Handshake(HandshakeError::Version { .. }) => stats.wrong_version += 1,
             PeerError::Handshake(HandshakeError::Foreign { .. }) => stats.foreign += 1,
             PeerError::Handshake(_) => stats.wrong_key += 1,
+            PeerError::Refused(_) => stats.too_many += 1,
             _ => stats.unfinished += 1,
         }
     }

@@ -17,8 +17,8 @@ use kv_remote::handover::{
 };
 use kv_remote::message::{Found, Span};
 use kv_remote::{
-    HostMemory, Member, Node, NodeOptions, Peer, PeerError, Refusal, Server, ServerOptions,
-    SocketTransfer,
+    HostMemory, Member, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
+    ServerOptions, SocketTransfer,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -349,8 +349,12 @@ fn what_is_given_stays_as_long_as_the_offer_whatever_else_is_stored() {
 fn an_offer_that_does_not_fit_is_refused_and_leaves_nothing() {
     let (node, _server, _) = served(12);
     let whole = sheet(4, 1);
+    let other = common::block(3);
+    node.put(other, b"another record").unwrap();
     let mut offer = Offer::new(&node, ID, whole.clone(), 10 * SECOND).unwrap();
     let refused = give(&mut offer, &whole.parts());
+    let found = node.find_and_pin(ReaderId(1), &[other], SECOND).unwrap();
+    node.end(ReaderId(1), found.lease.expect("no record has made room")).unwrap();
     assert!(matches!(refused, Err(HandoverError::Node(Refusal::NoRoom))), "{refused:?}");
     drop(offer);
     no_lease(&node);

@@ -8,8 +8,8 @@ mod manager;
 mod worker;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{block, far, key, number_of, random, until};
@@ -217,6 +217,97 @@ fn readers_take_no_more_of_the_engine_than_they_may() {
         node.end(ONE, lease).unwrap();
         assert_eq!(find().blocks.len(), blocks, "it is given back");
     }
+}
+
+/// Host memory in whose first read something else happens.
+struct Between {
+    bytes: Bytes,
+    happens: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    read: AtomicUsize,
+}
+
+impl std::fmt::Debug for Between {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Between").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl HostBlocks for Between {
+    fn block_bytes(&self) -> usize {
+        self.bytes.block_bytes()
+    }
+
+    fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
+        self.read.fetch_add(1, Ordering::Relaxed);
+        let happens = self.happens.lock().unwrap().take();
+        if let Some(happens) = happens {
+            happens();
+        }
+        self.bytes.read(block, offset, into)
+    }
+
+    fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
+        unreachable!("a reader writes nothing")
+    }
+}
+
+#[test]
+fn what_is_lent_while_headers_are_summed_is_counted() {
+    let mut engine =
+        Engine::with(ManagerOptions { steps_in_flight_max: 4, events_max: 4096, ..options(8, 8) });
+    engine.name = name;
+    let bytes = Bytes(engine.host.clone());
+    let memory = Arc::new(Between { bytes, happens: Mutex::default(), read: AtomicUsize::new(0) });
+    let memories: Vec<Arc<dyn HostBlocks>> = vec![memory.clone()];
+    let share = engine.manager.share_host(FORMAT, memories).unwrap();
+    engine.compute(&evens(0..8));
+    engine.compute(&evens(100..108));
+    let mut options = NodeOptions::new("a", RECORD_BYTES);
+    options.host_bytes = share.bytes();
+    options.host_lent_max = Some(3 * BLOCK_BYTES as u64);
+    options.leases_max = 2;
+    let slots = Arc::new(HostMemory::new(1 << 12).unwrap());
+    let node = Arc::new(Node::new(&options, slots, Arc::new(ManualClock::new())).unwrap());
+    node.share(share).unwrap();
+    // Another reader comes while the first one's blocks are read, and is given all that may be lent.
+    let (other, given) = (Arc::clone(&node), Arc::new(Mutex::new(None)));
+    let told = Arc::clone(&given);
+    *memory.happens.lock().unwrap() = Some(Box::new(move || {
+        *told.lock().unwrap() = Some(other.find_and_pin(TWO, &wanted(&evens(4..7)), SECOND));
+    }));
+    let refused = node.find_and_pin(ONE, &wanted(&evens(0..2)), SECOND);
+    let given = given.lock().unwrap().take().unwrap().unwrap();
+    assert_eq!((given.blocks.len(), refused), (3, Err(Refusal::Busy)));
+    node.end(TWO, given.lease.unwrap()).unwrap();
+    // Who is refused for want of a lease has had nothing read.
+    let one = |at: u64| node.find_and_pin(ONE, &wanted(&evens(at..at + 1)), SECOND).unwrap();
+    assert!(one(0).lease.is_some() && one(1).lease.is_some());
+    let read = memory.read.load(Ordering::Relaxed);
+    assert_eq!(node.find_and_pin(TWO, &wanted(&evens(7..8)), SECOND), Err(Refusal::Busy));
+    assert_eq!(memory.read.load(Ordering::Relaxed), read);
+}
+
+#[test]
+fn the_readers_of_another_host_take_half_of_what_the_engine_lends() {
+    let (mut engine, share) = engine(8, 8);
+    engine.compute(&evens(0..8));
+    engine.compute(&evens(100..108));
+    let mut options = NodeOptions::new("a", RECORD_BYTES);
+    options.host_bytes = share.bytes();
+    options.host_lent_max = Some(6 * BLOCK_BYTES as u64);
+    let slots = Arc::new(HostMemory::new(1 << 12).unwrap());
+    let node = Arc::new(Node::new(&options, slots, Arc::new(SystemClock::new())).unwrap());
+    node.share(share).unwrap();
+    let at = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    let server = Server::start(Arc::clone(&node), at).unwrap();
+    let member = Member { name: "a".to_owned(), address: server.address().clone() };
+    let mut peers = [(); 2].map(|()| Peer::connect(&member, &key(), far()).unwrap());
+    let mut found = |at: usize, numbers: std::ops::Range<u64>| {
+        peers[at].find_and_pin(&wanted(&evens(numbers)), 10 * SECOND, far()).unwrap().blocks.len()
+    };
+    assert_eq!((found(0, 0..2), found(1, 2..8), found(0, 3..8)), (2, 1, 0));
+    let own = node.find_and_pin(ReaderId(1 << 40), &wanted(&evens(3..8)), SECOND).unwrap();
+    assert_eq!(own.blocks.len(), 3, "what is left is others'");
 }
 
 #[test]

@@ -306,6 +306,9 @@ fn room_that_is_being_written_is_nobody_elses_and_comes_back() {
     assert_eq!(node.reserve(&wrong).map(drop), Err(Refusal::Length));
     let five: Vec<_> = (2..7).map(|number| (block(number), 64)).collect();
     assert_eq!(node.reserve(&five).map(drop), Err(Refusal::NoRoom));
+    let pinned = node.find_and_pin(ONE, &blocks([8]), SECOND).unwrap().lease.unwrap();
+    assert_eq!(node.reserve(&five[..4]).map(drop), Err(Refusal::NoRoom), "three can be had");
+    node.end(ONE, pinned).unwrap();
     let found = node.find_and_pin(ONE, &blocks([8, 9]), SECOND).unwrap();
     assert_eq!(found.blocks.len(), 2);
     node.end(ONE, found.lease.unwrap()).unwrap();

@@ -16,7 +16,8 @@ use kv_pool::clock::SystemClock;
 use kv_remote::message::{Cursor, LIST_MAX, LeaseId, Span};
 use kv_remote::{
     Address, FrameError, HandshakeError, HostMemory, Key, Member, Memory, MemoryTransfer, Node,
-    NodeOptions, Peer, PeerError, Refusal, Server, ServerOptions, SocketTransfer, Transfer, Unfit,
+    NodeOptions, Peer, PeerError, ReaderId, Refusal, Server, ServerOptions, SocketTransfer,
+    Transfer, Unfit,
 };
 use proxy::{HANDSHAKE, Proxy, Tamper};
 
@@ -396,11 +397,19 @@ fn connections_and_leases_have_limits() {
     until("the second is counted", || small.stats().too_many == 1);
     let mut peer = connect(&member);
     peer.put(block(1), record(1), far()).unwrap();
-    for _ in 0..1024 {
+    // One host has half of the leases, and as many connections as it likes have no more.
+    for _ in 0..512 {
         peer.find_and_pin(&blocks([1]), SECOND * 10, far()).unwrap();
     }
     let busy = peer.find_and_pin(&blocks([1]), SECOND * 10, far());
     assert!(matches!(busy, Err(PeerError::Refused(Refusal::Busy))), "{busy:?}");
+    let busy = connect(&member).find_and_pin(&blocks([1]), SECOND * 10, far());
+    assert!(matches!(busy, Err(PeerError::Refused(Refusal::Busy))), "{busy:?}");
+    let (node, own) = (server.node(), ReaderId(1 << 40));
+    let others = (0..512).map(|_| node.find_and_pin(own, &blocks([1]), SECOND * 10));
+    assert!(others.into_iter().all(|found| found.is_ok_and(|found| found.lease.is_some())));
+    assert_eq!(node.find_and_pin(own, &blocks([1]), SECOND), Err(Refusal::Busy));
+    node.end_reader(own);
     let long = peer.put(block(1), vec![1; 301], far());
     assert!(matches!(long, Err(PeerError::Refused(Refusal::Length))), "{long:?}");
     // More names than a list takes are cut; the connection goes on.
@@ -425,4 +434,103 @@ fn a_frame_of_no_message_ends_its_connection_and_is_told() {
     assert_eq!(Reply::parse(&[5, 77]), Err(FrameError::Value { field: "refusal", value: 77 }));
     let unpinned = [vec![1], vec![0; 8], 1_u32.to_le_bytes().to_vec(), vec![0; 32]].concat();
     assert_eq!(Reply::parse(&unpinned), Err(FrameError::Value { field: "lease", value: 0 }));
+}
+
+#[test]
+fn the_connections_of_one_host_pin_half_of_the_slots_and_no_more() {
+    let (server, member) = serve("a", 8);
+    let mut peers = [connect(&member), connect(&member)];
+    for number in 0..8 {
+        peers[0].put(block(number), record(number), far()).unwrap();
+    }
+    let found = peers[0].find_and_pin(&blocks(0..3), SECOND * 10, far()).unwrap();
+    assert_eq!(found.blocks.len(), 3);
+    let more = peers[1].find_and_pin(&blocks(3..8), SECOND * 10, far()).unwrap();
+    assert_eq!(more.blocks.len(), 1, "the fourth of eight");
+    for peer in &mut peers {
+        assert_eq!(peer.find_and_pin(&blocks(4..8), SECOND, far()).unwrap().lease, None);
+    }
+    // Others store what they like, and what is given back may be had again.
+    for number in 20..40 {
+        peers[1].put(block(number), record(number), far()).unwrap();
+    }
+    peers[0].end(found.lease.unwrap(), far()).unwrap();
+    let again = peers[1].find_and_pin(&blocks(0..3), SECOND * 10, far()).unwrap();
+    assert_eq!(again.blocks.len(), 3);
+    // With its connections, what a host held has gone.
+    let [first, second] = peers;
+    drop(second);
+    until("its leases have ended", || server.node().stats().leases.open == 0);
+    let mut first = first;
+    let found = first.find_and_pin(&blocks(36..40), SECOND * 10, far()).unwrap();
+    assert_eq!(found.blocks.len(), 4);
+}
+
+/// A server at which a handshake may take for ever.
+fn patient(connections_max: usize, idle_max: Duration) -> (Server, Member) {
+    let node = Arc::new(common::node_with("a", 8, Arc::new(SystemClock::new())));
+    let mut options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
+    options.handshake_max = Duration::from_secs(3600);
+    (options.connections_max, options.idle_max) = (connections_max, idle_max);
+    let server = Server::start(node, options).unwrap();
+    let member = Member { name: "a".to_owned(), address: server.address().clone() };
+    (server, member)
+}
+
+#[test]
+fn who_has_not_proved_the_key_keeps_out_nobody_who_has() {
+    let (server, member) = patient(4, Duration::from_secs(3600));
+    let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(port(&server)).unwrap()).collect();
+    let mut peers: Vec<_> = (0..4).map(|_| connect(&member)).collect();
+    for peer in &mut peers {
+        store_and_read(peer, 1..3);
+    }
+    assert!(Peer::connect(&member, &key(), far()).is_err(), "four with the key");
+    // Of those that say nothing, as many are left as one host may have, less those that the four have ended.
+    until("the others are ended", || (84..=88).contains(&server.stats().unfinished));
+    until("few are left", || server.stats().open <= 20);
+    drop(silent);
+    until("all are gone", || server.stats().open == 4);
+    assert_eq!(server.stats().too_many, 1);
+}
+
+#[test]
+fn a_connection_that_asks_nothing_ends() {
+    let (server, member) = patient(4, Duration::ZERO);
+    let mut peer = connect(&member);
+    until("it is idle", || server.stats().idle == 1);
+    assert!(peer.clear(far()).is_err());
+    until("it is gone", || server.stats().open == 0);
+    let (server, member) = patient(4, Duration::MAX);
+    let mut peer = connect(&member);
+    store_and_read(&mut peer, 1..3);
+    assert_eq!(server.stats().idle, 0);
+}
+
+#[test]
+fn a_socket_that_a_killed_node_has_left_is_no_obstacle_and_a_living_ones_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.sock");
+    // A listener of the standard library leaves its file, as a process does that is killed.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let (first, member) = serve_at("a", 8, Address::Unix(path.clone()));
+    store_and_read(&mut connect(&member), 1..3);
+    let node = Arc::clone(first.node());
+    let at = || ServerOptions::new(Address::Unix(path.clone()), key());
+    let taken = Server::start(Arc::clone(&node), at()).map(drop).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+    store_and_read(&mut connect(&member), 1..3);
+    // Somebody has taken its file away, and another node has come to its place.
+    std::fs::remove_file(&path).unwrap();
+    let (second, _) = serve_at("a", 8, Address::Unix(path.clone()));
+    drop(first);
+    store_and_read(&mut connect(&member), 1..3);
+    drop(second);
+    assert!(!path.exists(), "its own file goes with a server");
+    // What is no socket is nobody's to take away.
+    std::fs::write(&path, b"letters").unwrap();
+    let taken = Server::start(node, at()).map(drop).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
+    assert_eq!(std::fs::read(&path).unwrap(), b"letters");
 }

@@ -76,6 +76,7 @@ fn servers_of_any_limits_serve_or_refuse_and_end() {
             options.connections_max = connections_max;
             options.handshake_max = limit;
             options.frame_max = limit;
+            options.idle_max = limit;
             let server = Server::start(Arc::new(node), options).unwrap();
             let member =
                 kv_remote::Member { name: "a".to_owned(), address: server.address().clone() };

@@ -29,10 +29,10 @@ const CHECKSUM: usize = 120;
 /// The record is encrypted with the key of the entry.
 const SEALED: u16 = 1;
 
-/// What a slot says of its record. A copy stands in the table.
+/// What a slot says of its record. A copy stands in the table; the slot of an encrypted record leaves out its name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// The block's name.
+    /// The block's name; 0 in the slot of an encrypted record.
     pub name: BlockHash,
     /// The block's group.
     pub group: GroupId,

@@ -1,8 +1,11 @@
 //! What is forgotten: one block, those of a key, or all.
 
+use kv_manager::tiers::BlockSource;
+
 use super::{Job, SlotFile};
 use crate::io::Act;
-use crate::slots::Key;
+use crate::layout::ENTRIES_A_PAGE;
+use crate::slots::{Kept, Key};
 use crate::stats::{Miss, Unstored};
 
 impl SlotFile {
@@ -20,45 +23,39 @@ impl SlotFile {
     }
 
     pub(super) fn forget_block(&mut self, block: Key) {
-        let is_it = |group, name| (group, name) == block;
-        for source in self.take_stores(|source| is_it(source.group(), source.name())) {
-            self.fail_store(source, Unstored::Forgotten);
-        }
-        // What is being written comes to nothing.
+        self.fail_stores(|source| (source.group(), source.name()) == block);
+        self.void_stores(|kept| kept.block() == block);
+        self.stats.forgotten += u64::from(self.replace(block));
+    }
+
+    /// Has stores that have not begun fail.
+    fn fail_stores(&mut self, which: impl Fn(&BlockSource) -> bool) {
+        let (gone, stay): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.stores).into_iter().partition(which);
+        self.stores = Vec::into(stay);
+        gone.into_iter().for_each(|source| self.fail_store(source, Unstored::Forgotten));
+    }
+
+    /// Has what is being written come to nothing.
+    fn void_stores(&mut self, which: impl Fn(&Kept) -> bool) {
         let written = self.jobs.values_mut().filter_map(|job| match job {
             Job::Store(store) => Some(&mut **store),
             _ => None,
         });
         let parked = self.parked.values_mut().map(|(store, _)| store);
         for store in written.chain(parked).chain(self.table.stores_mut()) {
-            store.void |= store.kept.block() == block;
+            store.void |= which(&store.kept);
         }
-        self.stats.forgotten += u64::from(self.replace(block));
     }
 
-    fn take_stores(
-        &mut self,
-        which: impl Fn(&kv_manager::tiers::BlockSource) -> bool,
-    ) -> Vec<kv_manager::tiers::BlockSource> {
-        let (gone, stay) = std::mem::take(&mut self.stores).into_iter().partition(which);
-        self.stores = Vec::into(stay);
-        gone
-    }
-
-    /// Forgets all blocks whose records are encrypted with a key, and says so with the next
-    /// [`poll`](kv_manager::tiers::LowerTier::poll). With the key destroyed, they could not be read anyway.
+    /// Forgets all blocks whose records are encrypted with a key or are to be, and says so with the next
+    /// [`poll`](kv_manager::tiers::LowerTier::poll). With the key destroyed, they could not be read anyway. The file has none of
+    /// their names any more once it is [idle](Self::is_idle).
     pub fn forget_key(&mut self, number: u64) {
-        for store in self.table.stores_mut() {
-            store.void |= store.kept.key == Some(number);
-        }
-        for job in self.jobs.values_mut() {
-            if let Job::Store(store) = job {
-                store.void |= store.kept.key == Some(number);
-            }
-        }
-        for (store, _) in self.parked.values_mut() {
-            store.void |= store.kept.key == Some(number);
-        }
+        let keys = self.rules.keys.clone();
+        let key_of = |of: &BlockSource| keys.as_ref()?.key_of(of.group(), of.name());
+        self.fail_stores(|source| key_of(source) == Some(number));
+        self.void_stores(|kept| kept.key == Some(number));
         for block in self.slots.of_key(number) {
             self.replace(block);
             self.stats.forgotten += 1;
@@ -73,7 +70,8 @@ impl SlotFile {
         for sink in std::mem::take(&mut self.loads) {
             self.miss(sink, Miss::Forgotten);
         }
-        // Entries of an earlier epoch are not believed, so the table needs no change.
+        // Entries of an earlier epoch are not believed, so the table needs no change but for names of keys.
+        self.slots.with_keys().for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None));
         self.heading.epoch += 1;
         self.heading_due = 2;
         self.stats.forgotten += self.slots.clear().len() as u64;

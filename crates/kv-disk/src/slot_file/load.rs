@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{Job, Load, SlotFile};
 use crate::io::{Act, Body, Buffer, Io};
 use crate::layout::{ENTRY_BYTES, Entry, EntryFault};
-use crate::seal::{self, Binding, TAG_BYTES};
+use crate::seal::{self, Binding, SEAL_BYTES};
 use crate::slots::Kept;
 use crate::stats::Miss;
 
@@ -17,6 +17,12 @@ impl SlotFile {
         let Some((pin, slot, kept)) = self.slots.find((sink.group(), sink.name())) else {
             return self.miss(sink, Miss::Absent);
         };
+        // Its sums are no secret: who can write the file can make a record of a block that is to be encrypted.
+        if kept.key != self.key_of(kept.block()) {
+            drop(pin);
+            self.lose(slot);
+            return self.miss(sink, Miss::NoKey);
+        }
         let Some(buffer) = self.read_buffers.pop() else { return self.loads.push_front(sink) };
         let bytes = kept.bytes();
         self.read_rate.take(bytes as u64);
@@ -79,7 +85,7 @@ impl SlotFile {
             EntryFault::Short => Miss::Short,
             EntryFault::Foreign | EntryFault::Version { .. } | EntryFault::Field => Miss::Foreign,
         })?;
-        let expected = self.entry(slot, kept);
+        let expected = self.slot_entry(slot, kept);
         if found != expected {
             let here = |entry: &Entry| (entry.file, entry.model, entry.slot);
             // A slot of this file holds what was there before, or what an older life of the process has written.
@@ -98,7 +104,7 @@ impl SlotFile {
         let opened = self.rules.keys.as_ref();
         let opened =
             opened.is_some_and(|keys| seal::open(keys, number, self.binding(kept), record));
-        let text = length.checked_sub(TAG_BYTES).filter(|_| opened).ok_or(Miss::NoKey)?;
+        let text = length.checked_sub(SEAL_BYTES).filter(|_| opened).ok_or(Miss::NoKey)?;
         Ok([&record[..text], &[]])
     }
 

@@ -6,6 +6,7 @@ mod open;
 mod store;
 
 pub use open::Place;
+pub(crate) use open::{Old, check_depths, judge};
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -22,6 +23,9 @@ use crate::limits::{Daily, Rate};
 use crate::slots::{ClaimedSlot, Kept, Key, Slots};
 use crate::stats::{DiskStats, Miss, Off, Unstored};
 use crate::table::Table;
+
+/// Operations that are open when one more page of the table is written, at most. Each has a buffer.
+const JOBS_MAX: usize = 4096;
 
 /// A file of slots as a tier: works in the calls of [`poll`](LowerTier::poll), without a thread of its own.
 ///
@@ -212,6 +216,7 @@ impl SlotFile {
             // A store of a new epoch has not ended before the epoch has begun in the file.
             while self.heading_due == 0
                 && !self.heading_open
+                && self.jobs.len() < JOBS_MAX
                 && let Some(page) = self.table.begin()
             {
                 self.write_page(page);
@@ -281,6 +286,21 @@ impl SlotFile {
         let &Kept { name, group, generation, length, head, sum, key } = kept;
         let Heading { file, model, epoch, .. } = self.heading;
         Entry { name, group, file, model, epoch, generation, slot, length, head, sum, key }
+    }
+
+    /// What a slot says of its record. The name of an encrypted one is in the table alone, which is written anew when it is
+    /// forgotten: it follows from the block's tokens, so that prompts can be tried.
+    fn slot_entry(&self, slot: u64, kept: &Kept) -> Entry {
+        let entry = self.entry(slot, kept);
+        match kept.key {
+            Some(_) => Entry { name: BlockHash::from_u128(0), ..entry },
+            None => entry,
+        }
+    }
+
+    /// The key that a block's record is to be encrypted with.
+    fn key_of(&self, (group, name): Key) -> Option<u64> {
+        self.rules.keys.as_ref()?.key_of(group, name)
     }
 
     /// Has the table say again what a slot holds.

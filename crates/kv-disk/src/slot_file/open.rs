@@ -2,13 +2,17 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::SlotFile;
 use crate::error::Hostility;
 use crate::io::{Act, Buffer, Ended, FileIo, Io, PAGE_BYTES};
-use crate::layout::{ENTRY_BYTES, Entry, EntryFault, Geometry, Heading, HeadingFault, bytes_of};
+use crate::layout::{
+    ENTRIES_A_PAGE, ENTRY_BYTES, Entry, EntryFault, Geometry, Heading, HeadingFault, bytes_of,
+};
 use crate::limits::{Daily, Rate};
+use crate::random::random;
 use crate::slots::{Kept, Slots};
 use crate::stats::DiskStats;
 use crate::table::Table;
@@ -56,11 +60,7 @@ impl SlotFile {
         place: &Place,
         rules: &SlotRules,
     ) -> Result<Self, OpenError> {
-        let depths = [rules.read_depth, rules.write_depth];
-        if depths.iter().any(|depth| !(1..=DEPTH_MAX).contains(depth)) {
-            let [reads, writes] = depths;
-            return Err(OpenError::Depth { reads, writes, max: DEPTH_MAX });
-        }
+        check_depths(rules)?;
         if !place.geometry.is_valid() || place.stripe >= place.stripes {
             let Geometry { slots, slot_bytes } = place.geometry;
             return Err(OpenError::TooSmall {
@@ -72,6 +72,10 @@ impl SlotFile {
         let mut file = Self::new(io, heading, rules)?;
         if is_old && rules.keep == Keep::Content {
             file.read_table()?;
+        } else if !place.is_new && rules.keys.is_some() {
+            // Nobody knows whose names are in the table.
+            let pages = heading.geometry.table_pages();
+            (0..pages).for_each(|page| file.table.touch(page, None));
         }
         Ok(file)
     }
@@ -95,7 +99,7 @@ impl SlotFile {
             stores: VecDeque::new(),
             jobs: HashMap::new(),
             next_token: 0,
-            next_generation: heading.ceiling - GENERATIONS,
+            next_generation: first_generation(&heading)?,
             read_buffers,
             write_buffers,
             read_rate: Rate::new(rules.read_bytes_per_second),
@@ -163,7 +167,13 @@ impl SlotFile {
                 spare.push(buffer);
             }
         }
-        self.survivors = self.slots.restore(records);
+        self.survivors = self.slots.restore(&records);
+        // Of two records of a block, the table is to have one.
+        for (slot, _) in (0..).zip(&records).filter(|(_, record)| record.is_some()) {
+            if self.slots.kept(slot).is_none() {
+                self.touch(slot, None);
+            }
+        }
         self.stats.survivors = self.survivors.len() as u64;
         tracing::debug!(survivors = self.survivors.len(), elapsed = ?started.elapsed(), "table read");
         Ok(())
@@ -182,17 +192,36 @@ impl SlotFile {
                     *record = Some(Kept { name, group, generation, length, head, sum, key });
                 }
                 Err(EntryFault::Empty) => {}
-                Ok(_) | Err(_) => self.stats.discarded += 1,
+                Ok(_) | Err(_) => {
+                    self.stats.discarded += 1;
+                    // It may have a name that is to be forgotten with its key.
+                    self.table.touch(slot / ENTRIES_A_PAGE, None);
+                }
             }
         }
     }
 
     fn is_own(&self, entry: &Entry, slot: u64) -> bool {
-        let Heading { file, model, epoch, geometry, .. } = self.heading;
+        let Heading { file, model, epoch, geometry, ceiling, .. } = self.heading;
         (entry.file, entry.model, entry.epoch, entry.slot) == (file, model, epoch, slot)
             && bytes_of(entry.length, entry.head).is_some_and(|bytes| bytes <= geometry.slot_bytes)
-            && entry.generation < self.next_generation
+            && entry.generation < ceiling - GENERATIONS
+            && entry.key == self.key_of((entry.group, entry.name))
     }
+}
+
+/// Refuses depths that cannot be.
+pub(crate) fn check_depths(rules: &SlotRules) -> Result<(), OpenError> {
+    let (reads, writes, max) = (rules.read_depth, rules.write_depth, DEPTH_MAX);
+    let fits = [reads, writes].iter().all(|depth| (1..=max).contains(depth));
+    if fits { Ok(()) } else { Err(OpenError::Depth { reads, writes, max }) }
+}
+
+/// The first generation of a life: above all earlier ones, and not the same in two lives that begin with copies of one file.
+fn first_generation(heading: &Heading) -> Result<u64, OpenError> {
+    let random = random().map(u64::from_le_bytes);
+    let random = random.map_err(OpenError::system("reading random numbers"))?;
+    Ok(heading.ceiling - GENERATIONS + random % (GENERATIONS / 2))
 }
 
 /// The heading that the file has now, and whether what is in the file counts.
@@ -202,28 +231,21 @@ fn heading_of(
     rules: &SlotRules,
 ) -> Result<(Heading, bool), OpenError> {
     let mut buffer = Buffer::new(2 * PAGE_BYTES);
-    if !place.is_new {
+    let found = if place.is_new {
+        None
+    } else {
         let read =
             one(io, Act::Read, 0, &mut buffer).map_err(OpenError::system("reading the heading"))?;
         buffer.bytes_mut()[read..].fill(0);
-    }
-    let (first, second) = buffer.bytes().split_at(PAGE_BYTES);
-    let old = match Heading::newer(first, second) {
-        _ if place.is_new => None,
-        // Wiping is for our own files.
-        Err(HeadingFault::Foreign) => return Err(foreign()),
-        Err(fault) => match rules.mismatch {
-            Mismatch::Refuse => return Err(fault.into()),
-            Mismatch::Wipe => None,
-        },
-        Ok(old) => match (fits(&old, place, rules), rules.mismatch) {
-            (Ok(()), _) => Some((old, true)),
-            (Err(error), Mismatch::Refuse) => return Err(error),
-            (Err(_), Mismatch::Wipe) => Some((old, false)),
-        },
+        let (first, second) = buffer.bytes().split_at(PAGE_BYTES);
+        Some(Heading::newer(first, second))
+    };
+    let old = match found {
+        None => Old::Nothing,
+        Some(found) => judge(found, place, rules)?,
     };
     let mut heading = match old {
-        Some((old, true)) => next_life(old, rules)?,
+        Old::Kept(next) => next,
         old => Heading {
             set: place.set,
             file: place.file,
@@ -234,7 +256,7 @@ fn heading_of(
             epoch: 1,
             ceiling: GENERATIONS,
             // Newer than the one that it takes the place of.
-            sequence: old.map_or(1, |(old, _)| old.sequence.min(u64::MAX / 2)),
+            sequence: old.sequence(),
         },
     };
     // Both places are written, so that one that is spoilt later loses nothing, and nothing of an older file is left.
@@ -249,36 +271,79 @@ fn heading_of(
         });
         written.map_err(OpenError::system("writing the heading"))?;
     }
-    Ok((heading, old.is_some_and(|(_, fits)| fits)))
+    Ok((heading, matches!(old, Old::Kept(_))))
 }
 
-fn foreign() -> OpenError {
-    OpenError::Hostile { path: Default::default(), reason: Hostility::Foreign }
+/// What becomes of what a file says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Old {
+    /// There is nothing.
+    Nothing,
+    /// The content counts: the heading of the next life.
+    Kept(Heading),
+    /// The content is given up, with this heading if it can be read.
+    Wiped(Option<Heading>),
+}
+
+impl Old {
+    fn sequence(&self) -> u64 {
+        match self {
+            Self::Wiped(Some(old)) => old.sequence.min(u64::MAX / 2),
+            _ => 1,
+        }
+    }
+}
+
+/// Decides what becomes of a file that is there, or refuses it. Changes nothing.
+pub(crate) fn judge(
+    found: Result<Heading, HeadingFault>,
+    place: &Place,
+    rules: &SlotRules,
+) -> Result<Old, OpenError> {
+    let path = PathBuf::new;
+    let refused = match found {
+        // Wiping is for our own files.
+        Err(HeadingFault::Foreign) => {
+            return Err(OpenError::Hostile { path: path(), reason: Hostility::Foreign });
+        }
+        Err(fault) => OpenError::Heading { path: path(), source: fault },
+        Ok(old) => match fits(&old, place, rules).and_then(|()| next_life(old, rules)) {
+            Ok(next) => return Ok(Old::Kept(next)),
+            Err(error) => error,
+        },
+    };
+    match rules.mismatch {
+        Mismatch::Refuse => Err(refused),
+        Mismatch::Wipe => Ok(Old::Wiped(found.ok())),
+    }
 }
 
 fn fits(old: &Heading, place: &Place, rules: &SlotRules) -> Result<(), OpenError> {
     if old.model != rules.model {
-        return Err(OpenError::Model { found: old.model, expected: rules.model });
+        let (path, found, expected) = (PathBuf::new(), old.model, rules.model);
+        return Err(OpenError::Model { path, found, expected });
     }
     if old.geometry != place.geometry || place.found_bytes < place.geometry.bytes() {
         let (bytes, found, expected) = (place.found_bytes, old.geometry, place.geometry);
-        return Err(OpenError::Geometry { bytes, found, expected });
+        return Err(OpenError::Geometry { path: PathBuf::new(), bytes, found, expected });
     }
     if (old.stripe, old.stripes) != (place.stripe, place.stripes) || old.set != place.set {
         let Heading { stripe, stripes, .. } = *old;
         let (expected, count) = (place.stripe, place.stripes);
-        return Err(OpenError::Stripe { stripe, stripes, expected, count });
+        let path = PathBuf::new();
+        return Err(OpenError::Stripe { path, stripe, stripes, expected, count });
     }
     Ok(())
 }
 
 /// The heading of a file whose process begins anew: its generations are all new.
 fn next_life(old: Heading, rules: &SlotRules) -> Result<Heading, OpenError> {
-    let ceiling = old.ceiling.checked_add(GENERATIONS).ok_or(HeadingFault::Field)?;
+    let spent = || OpenError::Heading { path: PathBuf::new(), source: HeadingFault::Field };
+    let ceiling = old.ceiling.checked_add(GENERATIONS).ok_or_else(spent)?;
     let epoch = old.epoch.checked_add(u64::from(rules.keep == Keep::Nothing));
-    let epoch = epoch.filter(|&epoch| epoch < u64::MAX).ok_or(HeadingFault::Field)?;
+    let epoch = epoch.filter(|&epoch| epoch < u64::MAX).ok_or_else(spent)?;
     if old.sequence >= u64::MAX / 2 {
-        return Err(HeadingFault::Field.into());
+        return Err(spent());
     }
     Ok(Heading { ceiling, epoch, ..old })
 }
@@ -300,4 +365,22 @@ fn one(io: &mut dyn FileIo, act: Act, offset: u64, buffer: &mut Buffer) -> io::R
         *buffer = back;
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_somebody_else_is_refused_by_one_that_wipes() {
+        let geometry = Geometry { slots: 4, slot_bytes: 8192 };
+        let (stripe, stripes, set, file, found_bytes) = (0, 1, 1, 2, geometry.bytes());
+        let place = Place { geometry, stripe, stripes, set, file, found_bytes, is_new: false };
+        let rules = SlotRules { mismatch: Mismatch::Wipe, ..SlotRules::new(b"a model") };
+        let judged = |fault| judge(Err(fault), &place, &rules);
+        let foreign = judged(HeadingFault::Foreign);
+        let reason = Hostility::Foreign;
+        assert!(matches!(foreign, Err(OpenError::Hostile { reason: of, .. }) if of == reason));
+        assert!(matches!(judged(HeadingFault::Checksum), Ok(Old::Wiped(None))));
+    }
 }

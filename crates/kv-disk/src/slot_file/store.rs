@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{Job, Memory, SlotFile, Store};
 use crate::io::{Act, Body, Io};
 use crate::layout::{ENTRY_BYTES, bytes_of};
-use crate::seal::{self, TAG_BYTES};
+use crate::seal::{self, SEAL_BYTES};
 use crate::slots::Kept;
 use crate::stats::{Off, Unstored};
 
@@ -14,10 +14,10 @@ impl SlotFile {
     /// Begins or ends a store; returns one that has to wait for a slot.
     pub(super) fn begin_store(&mut self, source: BlockSource) -> Option<BlockSource> {
         let (block, now) = ((source.group(), source.name()), self.rules.clock.now());
-        let key = self.rules.keys.as_ref().and_then(|keys| keys.key_of(block.0, block.1));
+        let key = self.key_of(block);
         // What is encrypted is one piece, whose parts say nothing.
         let (length, head) = match key {
-            Some(_) => (source.len() + TAG_BYTES, Some(0)),
+            Some(_) => (source.len() + SEAL_BYTES, Some(0)),
             None => (source.len(), u32::try_from(source.header_bytes()).ok()),
         };
         let room = self.heading.geometry.slot_bytes;
@@ -52,9 +52,7 @@ impl SlotFile {
             self.stats.evicted += 1;
             self.dropped.push(evicted);
         }
-        // What is there under the name is replaced.
-        self.replace(block);
-        let entry = self.entry(slot.slot, &kept).to_bytes();
+        let entry = self.slot_entry(slot.slot, &kept).to_bytes();
         memory.buffer.bytes_mut()[..ENTRY_BYTES].copy_from_slice(&entry);
         self.next_generation += 1;
         self.daily.take(bytes);
@@ -158,7 +156,7 @@ impl SlotFile {
                 self.end_unwritten(store, Unstored::Forgotten);
             } else {
                 let Store { source, slot, kept, uncopied, .. } = store;
-                // Nobody stores a block twice at a time. If somebody did, the later one counts.
+                // What was there under the name has been found until now.
                 self.replace(kept.block());
                 self.slots.set(slot.slot, Some(kept));
                 self.slots.publish(slot);

@@ -81,6 +81,7 @@ impl Offer {
         let named = (0..).zip(&records);
         let named: Vec<_> =
             named.map(|(at, record)| (name(id, Kind::Sheet(at)), record.as_slice())).collect();
+        node.check_room(named.len())?;
         // The first piece comes last: a reader that finds it finds all.
         let (first, others) = named.split_at(1);
         for records in others.chunks(LIST_MAX).chain([first]) {
@@ -113,6 +114,7 @@ impl Offer {
         let new = self.check(lengths)?;
         let of = |&(part, bytes): &(Part, _)| (name(self.id, Kind::Part(part)), bytes);
         let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
+        self.node.check_room(records.len())?;
         // First, so that whatever is kept of them is forgotten with the offer.
         self.given.extend(new);
         records.chunks(LIST_MAX).try_for_each(|records| self.keep(records))

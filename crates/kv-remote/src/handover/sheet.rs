@@ -221,3 +221,19 @@ impl Sheet {
         Ok(Some(Self { tokens, draft_tokens, ids, shards, readers, chunk_places, groups }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sheet_has_as_many_bytes_as_are_taken_and_no_more() {
+        let record = |length: usize| [(length as u32).to_le_bytes().as_slice(), b"piece"].concat();
+        for (length, is_taken) in [(BYTES_MAX, true), (BYTES_MAX + 1, false), (5, true), (4, false)]
+        {
+            let record = record(length);
+            let piece = Sheet::piece(&record);
+            assert_eq!(piece.is_ok_and(|piece| piece == (length, b"piece")), is_taken, "{length}");
+        }
+    }
+}

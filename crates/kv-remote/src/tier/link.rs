@@ -42,6 +42,8 @@ pub(super) struct Link {
     owed: Owed,
     cursor: Cursor,
     followed: Instant,
+    /// Blocks that the member has room for, as far as is known.
+    room: u64,
 }
 
 /// What a member is told to forget before anything else.
@@ -62,6 +64,9 @@ impl Owed {
         matches!(self, Self::Blocks(blocks) if blocks.is_empty())
     }
 }
+
+/// Answers of members that wait to be taken in, at which they are asked no more.
+pub(crate) const NEWS_MAX: usize = 256;
 
 /// Blocks that a member is told one by one to forget, when it comes back. Of more, it forgets everything.
 const OWED_MAX: usize = 1 << 16;
@@ -86,6 +91,7 @@ impl Link {
             owed,
             cursor: Cursor::default(),
             followed: Instant::now(),
+            room: u64::MAX,
         }
     }
 
@@ -173,7 +179,9 @@ impl Link {
             return Ok(peer);
         }
         let options = &self.shared.options;
-        Peer::connect(&self.member, &options.key, self.deadline())
+        let peer = Peer::connect(&self.member, &options.key, self.deadline())?;
+        self.room = peer.blocks_max();
+        Ok(peer)
     }
 
     fn pay_to(&mut self, peer: &mut Peer) -> Result<(), PeerError> {
@@ -287,11 +295,16 @@ impl Link {
     }
 
     fn say(&self, anew: bool, changes: Vec<(bool, Block)>) {
-        self.shared.news.lock().push(News { member: self.place, anew, changes });
+        let (member, room) = (self.place, self.room);
+        self.shared.news.lock().push(News { member, anew, changes, room });
     }
 
     /// Asks what has come to the member and gone.
     fn follow(&mut self) {
+        // What nobody has taken in is not added to, however much the member says.
+        if self.shared.news.lock().len() >= NEWS_MAX {
+            return;
+        }
         // What lies in this host's own memory, its manager knows.
         let hosted = self.shared.options.own.as_ref() != Some(&self.member.name);
         let from = (self.cursor, hosted);

@@ -23,6 +23,8 @@ use crate::{Key, SocketTransfer, Transfer};
 
 use blocks::{Loading, Storing};
 use holders::{Holders, MEMBERS_MAX};
+#[cfg(test)]
+pub(crate) use link::NEWS_MAX;
 use link::{Link, Order, Owed};
 use roster::{Current, Roster};
 pub use stats::{Miss, RemoteStats};
@@ -154,6 +156,8 @@ struct News {
     member: usize,
     anew: bool,
     changes: Vec<(bool, Block)>,
+    /// Blocks that the member has room for.
+    room: u64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -296,7 +300,7 @@ impl RemoteTier {
     /// Takes in what members have said.
     fn take_news(&mut self, dropped: &mut Vec<Block>) {
         let news = std::mem::take(&mut *self.shared.news.lock());
-        for News { member, anew, changes } in news {
+        for News { member, anew, changes, room } in news {
             let mut gone = Vec::new();
             if anew {
                 self.holders.forget_member(member, &mut gone);
@@ -305,7 +309,7 @@ impl RemoteTier {
             let mut gone: HashSet<Block> = gone.into_iter().collect();
             for (is_there, block) in changes {
                 match is_there {
-                    true if self.holders.add(member, block) => {
+                    true if self.holders.add(member, block, room) => {
                         if !gone.remove(&block) {
                             self.gained.push(block);
                         }
@@ -410,5 +414,27 @@ impl Drop for RemoteTier {
         for thread in threads {
             drop(thread.join());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_manager::GroupId;
+    use kv_pool::BlockHash;
+
+    use super::*;
+
+    #[test]
+    fn what_is_forgotten_is_not_gained() {
+        let key = Key::new(&[7; 32]).unwrap();
+        let mut tier = RemoteTier::new(RemoteOptions::new(Vec::new(), key)).unwrap();
+        let block = |name| (GroupId(0), BlockHash::from_u128(name));
+        let changes = vec![(true, block(1)), (true, block(2))];
+        tier.shared.news.lock().push(News { member: 0, anew: true, changes, room: 9 });
+        tier.poll(&mut Vec::new());
+        tier.forget(&[block(1)]);
+        let mut gained = Vec::new();
+        tier.gained(&mut gained);
+        assert_eq!(gained, [block(2)]);
     }
 }
