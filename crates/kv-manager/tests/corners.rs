@@ -281,6 +281,11 @@ fn the_last_twin_writes_its_block_without_a_copy() {
 /// Stages the next token of a sequence; the step.
 fn stage_one(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
     manager.reserve(sequence, 1).unwrap();
+    staged(manager, sequence)
+}
+
+/// Stages what is reserved of a sequence; the step.
+fn staged(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
     let open = manager.begin_step().unwrap();
     let number = manager.stage(&open, &mut [sequence]).unwrap().step;
     manager.finish_step(open).unwrap();
@@ -526,4 +531,53 @@ fn a_twin_of_before_a_forgetting_takes_over_nothing() {
     assert_eq!(names(&manager), []);
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 0);
     check_empty(&mut manager);
+}
+
+/// A prompt of seven tokens, and a step that begins with the token that its step samples.
+fn overlapped(manager: &mut Manager) -> Sequence {
+    let mut sequence = admit(manager, 0..7);
+    staged(manager, &mut sequence);
+    stage_one(manager, &mut sequence);
+    sequence
+}
+
+#[test]
+fn what_is_computed_behind_an_ignored_id_is_stale() {
+    for is_complete in [false, true] {
+        let mut manager = manager(16, 0);
+        let mut sequence = overlapped(&mut manager);
+        if is_complete {
+            done(&mut manager, 2);
+        }
+        // An end that the engine ignores, and with it what comes behind.
+        assert_eq!(manager.commit(&mut sequence, 1, &[]), Ok(Committed::Taken));
+        assert_eq!(manager.commit(&mut sequence, 2, &[77]), Ok(Committed::Stale));
+        assert_eq!((sequence.known(), sequence.resolved(), sequence.upper()), (7, 7, 7));
+        assert_eq!(names(&manager).len(), 1, "the KV at position 7 is the ignored id's");
+        // It goes on with an id of the engine's.
+        manager.extend(&mut sequence, &[77]).unwrap();
+        done(&mut manager, 2);
+        let last = stage_one(&mut manager, &mut sequence);
+        assert_eq!(manager.commit(&mut sequence, last, &[78]), Ok(Committed::Taken));
+        assert_eq!(
+            (sequence.ids().unwrap()[7..].to_vec(), names(&manager).len()),
+            (vec![77, 78], 2)
+        );
+        done(&mut manager, last);
+        drop(sequence);
+        check_empty(&mut manager);
+    }
+}
+
+#[test]
+fn what_is_computed_behind_an_ignored_id_in_the_middle_is_stale() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut sequence = overlapped(&mut manager);
+    stage_one(&mut manager, &mut sequence);
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
+    assert_eq!(manager.commit(&mut sequence, 2, &[]), Ok(Committed::Taken));
+    assert_eq!(manager.commit(&mut sequence, 3, &[77]), Ok(Committed::Stale));
+    assert_eq!((sequence.known(), sequence.to_compute()), (8, 1), "id 7 is the engine's");
+    assert!(matches!(manager.extend(&mut sequence, &[8]), Ok(())), "no id is to come");
 }

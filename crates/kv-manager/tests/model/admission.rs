@@ -221,6 +221,7 @@ impl Engine {
             blocks,
             commits: Vec::new(),
             drafted: Vec::new(),
+            late_drafted: Vec::new(),
             hit_max: request.hit_max,
         };
         self.next_key += 1;

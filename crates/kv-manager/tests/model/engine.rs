@@ -477,7 +477,7 @@ impl Engine {
             let blocks = blocks_of(&run.sequence);
             assert_eq!(blocks, run.blocks, "staging changes no block");
             let start = run.ideal.kv.len() as u64;
-            let ids = run.compute(step, tokens, self.generation, &mut self.random);
+            let ids = run.compute(batch, step, self.generation, &mut self.random);
             run.steps.push(step);
             if void && let Some(output) = run.outputs.back_mut().filter(|out| out.step == step) {
                 output.void = true;
