@@ -31,6 +31,8 @@ impl Manager {
     /// behind the others: it [truncates](Self::truncate) the sequence to what is known. No call can tell these ids from drafts
     /// that were rejected. With a recurrent state, it truncates instead of committing them.
     ///
+    /// What stands behind placeholder ids among them is said with them, by [`Tokens::With`].
+    ///
     /// The commits of a sequence come in the order of its steps. They may come after later steps were
     /// staged. A step that computes part of a prompt only needs no commit.
     ///
@@ -62,8 +64,7 @@ impl Manager {
         sequence.known.check(&self.namer, &tokens)?;
         let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());
         let ended = sequence.ends.commit(step, tokens.len(), known)?;
-        // It was checked a moment ago.
-        sequence.known.push(&self.namer, tokens)?;
+        sequence.known.add(&self.namer, tokens);
         if ended {
             // A state, and KV behind the end, are of tokens that are none of the sequence's.
             let resolved = sequence.ends.resolved();

@@ -33,6 +33,7 @@ mod check;
 mod commit;
 mod draft;
 mod ends;
+mod eras;
 mod error;
 mod events;
 mod export;

@@ -581,3 +581,67 @@ fn what_is_computed_behind_an_ignored_id_in_the_middle_is_stale() {
     assert_eq!((sequence.known(), sequence.to_compute()), (8, 1), "id 7 is the engine's");
     assert!(matches!(manager.extend(&mut sequence, &[8]), Ok(())), "no id is to come");
 }
+
+/// What is forgotten, by a sequence that has the content without the names; a part of the names.
+fn forgotten(manager: &mut Manager) -> (Sequence, Vec<BlockHash>) {
+    let (second, gone) = twin(manager);
+    assert_eq!(manager.forget(&gone), 2);
+    (second, gone)
+}
+
+#[test]
+fn a_resumed_twin_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 16);
+    let (mut twin, gone) = forgotten(&mut manager);
+    manager.commit(&mut twin, 1, &[70]).unwrap();
+    manager.suspend(&mut twin).unwrap();
+    step(&mut manager, &mut []);
+    assert_eq!(manager.resume(&mut twin), Ok(10));
+    manager.extend(&mut twin, &[71, 72]).unwrap();
+    manager.reserve(&mut twin, 3).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    let named = names(&manager);
+    assert!(named.iter().all(|name| !gone.contains(name)), "{named:?} of {gone:?}");
+    assert_eq!(named.len(), 1, "what comes behind is named as always");
+    drop(twin);
+    assert_eq!(names(&manager), named);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_prompt_of_before_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 0);
+    let mut requests = [Request::new((0..13).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 4).pop().unwrap());
+    let block = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
+    let next = BlockHash::chain(block, &[4, 5, 6, 7]);
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager), [block]);
+    assert_eq!(manager.forget(&[block, next]), 1);
+    manager.reserve(&mut sequence, 9).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let last = BlockHash::chain(next, &[8, 9, 10, 11]);
+    assert_eq!(names(&manager), [last], "the block between is forgotten");
+    drop(sequence);
+    assert_eq!(names(&manager), [last]);
+    // One that comes later may cache it again.
+    let mut later = admit(&mut manager, 0..13);
+    step(&mut manager, &mut [&mut later]);
+    drop(later);
+    assert_eq!(admit(&mut manager, 0..13).cached_tokens(), 12);
+}
+
+#[test]
+fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
+    let mut manager = manager(16, 0);
+    let (mut twin, gone) = twin(&mut manager);
+    manager.commit(&mut twin, 1, &[70]).unwrap();
+    manager.reserve(&mut twin, 1).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    drop(computed(&mut manager, 100..105));
+    let other = BlockHash::chain(BlockHash::ROOT, &[100, 101, 102, 103]);
+    assert_eq!(manager.forget(&[other]), 1);
+    evict(&mut manager);
+    drop(twin);
+    assert!(gone.iter().all(|name| names(&manager).contains(name)), "it was not forgotten");
+}

@@ -150,8 +150,9 @@ fn drafted(plan: &kv_manager::StepPlan, row: Row) -> std::ops::Range<u64> {
 /// Adds up to two tenants, some of which may not hold many blocks.
 fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<TenantId> {
     let mut tenants = vec![TenantId::NOBODY];
-    for _ in 0..random.below(3) {
-        let tenant = manager.add_tenant().unwrap();
+    for key in 0..random.below(3) {
+        // A salt that is drawn would make schedules unlike that decide by names.
+        let tenant = manager.add_tenant_with_key(&key.to_le_bytes()).unwrap();
         if random.chance(30) {
             let most = random.from(3, device);
             let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
