@@ -29,6 +29,7 @@ mod admit_groups;
 mod blocks;
 mod budget;
 mod bytes;
+mod chains;
 mod check;
 mod commit;
 mod draft;

@@ -311,7 +311,7 @@ impl Engine {
         self.check();
     }
 
-    fn compare_mirror(&mut self) {
+    pub fn compare_mirror(&mut self) {
         if self.random.chance(2) {
             self.mirror.reopen(&self.manager);
         }
@@ -322,6 +322,7 @@ impl Engine {
         self.saw_if(met.moved, "events of moved content");
         self.saw_if(met.below, "events of a lower tier");
         self.saw_if(met.withheld, "content that was withheld");
+        self.saw_if(met.orphans, "content behind what is nowhere");
         self.saw_if(met.withdrawn, "content that was withdrawn before it was told");
     }
 
