@@ -166,12 +166,23 @@ impl KvCache {
     }
 
     /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
-    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](KvCache::pool).
+    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](KvCache::pool). Nobody else finds its
+    /// content, and nobody at all after a restart or on other hosts; see
+    /// [`Manager::add_tenant`](kv_manager::Manager::add_tenant).
     ///
     /// # Errors
     /// [`TenantError::TooMany`].
     pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
         self.manager.add_tenant()
+    }
+
+    /// The same for a tenant that is known by `key` after a restart and on other hosts; see
+    /// [`Manager::add_tenant_with_key`](kv_manager::Manager::add_tenant_with_key).
+    ///
+    /// # Errors
+    /// [`TenantError::TooMany`].
+    pub fn add_tenant_with_key(&mut self, key: &[u8]) -> Result<TenantId, TenantError> {
+        self.manager.add_tenant_with_key(key)
     }
 
     /// Bounds the blocks that a tenant may hold and have cached in one tier, and reserves blocks

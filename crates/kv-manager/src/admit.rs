@@ -444,9 +444,10 @@ impl Manager {
 
     /// What is known of a request, unless the request has it and it is up to date.
     fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
-        let mut content = request.content.clone();
-        if content.salt.is_empty() && request.tenant != TenantId::NOBODY {
-            content.salt = request.tenant.number().to_le_bytes().to_vec();
+        let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
+        let salted_by_tenant = content.salt.is_empty();
+        if salted_by_tenant {
+            content.salt = own.to_vec();
         }
         let tokens = match &request.tokens {
             Wanted::Ids(ids) => Tokens::Ids(ids),
@@ -456,7 +457,7 @@ impl Manager {
             }
             Wanted::Known(_) | Wanted::Taken => return Ok(None),
         };
-        Ok(Some(Known::new(&self.namer, tokens, content)?))
+        Ok(Some(Known::new(&self.namer, tokens, content, salted_by_tenant)?))
     }
 
     /// Names of a request that may be found in the cache.
@@ -529,6 +530,7 @@ impl Manager {
         let frontier = known.names().get(next).map(|&name| self.frontiers.enter((next, name)));
         Sequence {
             number: self.next_number - 1,
+            era: self.eras.present(),
             home: self.home.clone(),
             row: None,
             held: Holding::new(held),
@@ -541,7 +543,7 @@ impl Manager {
             onboarded_blocks: far,
             depends: depends.into(),
             copied: self.copied_by(),
-            failures_seen: self.failures.len(),
+            failures_seen: self.failures.count(),
             frontier,
             load: None,
             arrives: false,

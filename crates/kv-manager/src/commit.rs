@@ -1,6 +1,5 @@
 //! Commits: the ids that came out of a step.
 
-use crate::group::Group;
 use crate::{CommitError, Manager, Sequence, SequenceError, Tokens};
 
 /// What became of committed ids.
@@ -15,8 +14,8 @@ pub enum Committed {
     /// [admitted with](crate::Request::by_layers). The ids are void, as are those
     /// from void steps before. The sequence has been set back: its KV ends at `from`.
     ///
-    /// Or no id was committed of a step that began with a sampled token, of a sequence with a recurrent state, which cannot
-    /// go back by that token. Results of later steps are stale, and the KV ends at `from`.
+    /// Or no id was committed of a step behind whose sampled token a later step, or that step itself, has computed a
+    /// recurrent state, which cannot go back by that token. The KV ends at `from`.
     Redo {
         /// The first token to be computed again.
         from: u64,
@@ -25,10 +24,14 @@ pub enum Committed {
 
 impl Manager {
     /// Takes in the token ids that came out of a step: the accepted drafts, then the id that was sampled
-    /// behind them. None is possible: an end that the engine has ignored.
+    /// behind them. None is possible: an end that the engine has ignored. Steps that were staged later have gone on behind
+    /// that end, so their results are [stale](Committed::Stale).
     ///
-    /// With a recurrent state, fewer ids than the device has accepted are possible only if no later step was staged, which
-    /// has gone on behind those: [truncate](Self::truncate) the sequence instead.
+    /// An engine that keeps fewer ids than came out, and some, has to say so where a later step was staged, which has gone on
+    /// behind the others: it [truncates](Self::truncate) the sequence to what is known. No call can tell these ids from drafts
+    /// that were rejected. With a recurrent state, it truncates instead of committing them.
+    ///
+    /// What stands behind placeholder ids among them is said with them, by [`Tokens::With`].
     ///
     /// The commits of a sequence come in the order of its steps. They may come after later steps were
     /// staged. A step that computes part of a prompt only needs no commit.
@@ -60,14 +63,15 @@ impl Manager {
         }
         sequence.known.check(&self.namer, &tokens)?;
         let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());
-        let lost = sequence.ends.commit(step, tokens.len(), known)?;
-        // It was checked a moment ago.
-        sequence.known.push(&self.namer, tokens)?;
-        if lost && self.groups.iter().any(Group::is_state) {
-            // A state has gone on with tokens that are none of the sequence's.
+        let ended = sequence.ends.commit(step, tokens.len(), known)?;
+        sequence.known.add(&self.namer, tokens);
+        if ended {
+            // A state, and KV behind the end, are of tokens that are none of the sequence's.
+            let resolved = sequence.ends.resolved();
             let from = self.cut_behind(sequence, upper);
             self.leave_when_resolved(sequence);
-            return Ok(Committed::Redo { from });
+            let is_whole = from == resolved;
+            return Ok(if is_whole { Committed::Taken } else { Committed::Redo { from } });
         }
         if self.has_unnamed(sequence) {
             // A later step may begin, by its plan, before where this one has ended: if it fails, it has

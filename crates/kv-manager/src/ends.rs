@@ -41,6 +41,8 @@ pub(crate) struct Ends {
     staged: SmallVec<[Staged; 3]>,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
+    /// The last step that was staged, which is known after its entry is forgotten.
+    last: u64,
     /// Results of steps up to this one change nothing.
     stale: u64,
     /// Tokens of the step that was staged last, before its drafts.
@@ -106,6 +108,7 @@ impl Ends {
     pub(crate) fn stage(&mut self, step: u64, known: u64) {
         let tokens = self.next;
         self.sure = tokens - self.drafts_of(tokens, known);
+        self.last = step;
         self.entry = 0;
         self.next = 0;
         let (start, upper) = (self.resolved, self.upper());
@@ -152,8 +155,8 @@ impl Ends {
         Ok(at)
     }
 
-    /// Takes in that `count` ids came out of `step`, when `known` tokens were known. Whether the KV ends before all that
-    /// the step has computed: its first token is not the sequence's either.
+    /// Takes in that `count` ids came out of `step`, when `known` tokens were known. Whether something was computed behind
+    /// an id that is none of the sequence's: by a later step, or by this one if that id was to be its first token.
     pub(crate) fn commit(
         &mut self,
         step: u64,
@@ -161,7 +164,8 @@ impl Ends {
         known: u64,
     ) -> Result<bool, CommitError> {
         let at = self.open(step, count)?;
-        if at + 1 == self.staged.len() {
+        let is_last = at + 1 == self.staged.len();
+        if is_last {
             // Each id but the last is an accepted draft's.
             self.entry = count.saturating_sub(1) as u32;
         }
@@ -171,7 +175,8 @@ impl Ends {
         self.unknown -= u64::from(staged.unknown);
         // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
         self.resolved += if staged.led { count.saturating_sub(1) } else { count };
-        Ok(count == 0 && !staged.led)
+        // Every step that is waited for has sampled an id, at least.
+        Ok(count == 0 && !(staged.led && is_last))
     }
 
     /// Tokens whose KV was written by steps that are complete and have not failed, at least.
@@ -196,7 +201,7 @@ impl Ends {
     /// staged are stale.
     pub(crate) fn truncate(&mut self, tokens: u64, known: u64) {
         self.resolved = self.resolved.min(tokens);
-        self.stale = self.staged.iter().map(|staged| staged.step).fold(self.stale, u64::max);
+        self.stale = self.last;
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.
         for staged in &mut self.staged {

@@ -104,6 +104,22 @@ pub enum TokensError {
     /// The inputs of a request come in the order of their tokens.
     #[error("the inputs of a request are not in the order of their tokens")]
     InputsUnordered,
+    /// An input stands behind none of the ids that it was given with.
+    #[error("an input begins with token {at} of {tokens} that it was given with")]
+    InputOutside {
+        /// The position of its first token among these.
+        at: u64,
+        /// Tokens given.
+        tokens: u64,
+    },
+    /// An id [stands for something else](crate::ManagerOptions::placeholder_ids), and nothing says for what.
+    #[error("id {id} of token {at} is a placeholder: no input was given that begins there")]
+    Placeholder {
+        /// The id.
+        id: u32,
+        /// The position of the token in the sequence.
+        at: u64,
+    },
 }
 
 /// Blocks that are missing.
@@ -169,6 +185,9 @@ pub enum AdmitError {
     /// The tokens and their names do not fit together.
     #[error("the request's tokens were not taken")]
     Tokens(#[from] TokensError),
+    /// Another manager has added its tenant.
+    #[error("the request's tenant is none of this manager")]
+    Tenant(#[from] kv_pool::tenants::TenantError),
     /// The request was admitted before.
     #[error("the request was admitted before")]
     Admitted,

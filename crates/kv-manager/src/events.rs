@@ -2,17 +2,17 @@
 //!
 //! An [`EventReader`] turns the logs of the block pools into [`CacheEvent`]s, on whichever thread reads. It
 //! publishes a block when the step that writes it is complete on all workers, and never one that was withdrawn
-//! before. A reader that lags is told so, and its next read begins with all content that there is then.
+//! before. A reader that lags is told so, and its next read begins with all content that is found then.
 
-use std::collections::{HashMap, HashSet};
-use std::hash::Hash;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use kv_pool::events::{EventReader as PoolReader, PoolEvent, Reading};
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Tier};
 
-use crate::feed::{Feed, GroupNotes, LowerEvent, Note};
+use crate::chains::Chains;
+use crate::feed::{Feed, LowerKey, Note};
 use crate::rows::Home;
 use crate::{Content, GroupId, GroupKind, Manager};
 
@@ -31,7 +31,7 @@ pub struct StoredBlocks {
     /// recurrent state has the name of all tokens that it is behind.
     pub names: Vec<BlockHash>,
     /// The name of the block before the first; `None` at the start of a prefix, and if it is not
-    /// [known](Self::is_placed). It may not be cached.
+    /// [known](Self::is_placed). In a group that keeps all, it was told of before.
     pub parent: Option<BlockHash>,
     /// Tokens of the prefix before the first of these blocks. `None` if that is not known: a tier dropped the content
     /// while it was loaded, or has had it since before its workers began.
@@ -56,6 +56,10 @@ impl StoredBlocks {
 
 /// Something that happened to what is cached.
 ///
+/// A reader that takes the events in in their order knows what lookups find. In a group that keeps all, a lookup ends at the
+/// first block that is nowhere: what follows it is told of as removed with it, and as stored again when it is back, though it lay
+/// where it was.
+///
 /// A mirror holds names by group and tier. It is a set: `Stored` adds to it, `Removed` takes away, `Moved` does
 /// both, `Cleared` empties it. Tiers of the manager's pools hold a name once among them; a lower tier holds copies
 /// beside.
@@ -64,7 +68,7 @@ impl StoredBlocks {
 pub enum CacheEvent {
     /// Lookups find these blocks in this tier, and all workers have completed writing them.
     Stored(StoredBlocks),
-    /// Lookups do not find these names in this tier any more.
+    /// Lookups do not find these names in this tier any more, because they have left it or what comes before them is gone.
     Removed {
         /// The group of the blocks.
         group: GroupId,
@@ -109,7 +113,8 @@ pub struct EventReader {
     /// How often content was cleared that this reader knows of.
     clears: u64,
     queue: Vec<Entry>,
-    /// The entry of a block that is not published, or moved.
+    chains: Chains,
+    /// The entry of a block that has come to a tier and is not published there.
     open: HashMap<(usize, RecordId), usize>,
     readings: Vec<Reading>,
 }
@@ -132,18 +137,12 @@ struct Entry {
 
 #[derive(Clone, Copy, Debug)]
 enum What {
+    /// It is in this tier, in this block, for the first time or elsewhere before.
     Stored {
         record: RecordId,
         tier: Tier,
     },
-    Removed {
-        tier: Tier,
-    },
-    Moved {
-        record: RecordId,
-        from: Tier,
-        to: Tier,
-    },
+    Removed,
     /// Nothing is to be told of it.
     Void,
 }
@@ -161,6 +160,7 @@ impl Manager {
             lower: 0,
             clears,
             queue: Vec::new(),
+            chains: Chains::default(),
             open: HashMap::new(),
             readings: Vec::new(),
         })
@@ -189,7 +189,9 @@ impl EventReader {
         let Some(feed) = home.feed() else { return Ok(0) };
         let feed = &*feed;
         if self.pools.is_empty() {
-            self.begin(feed, into);
+            into.push(CacheEvent::Cleared);
+            self.begin(feed);
+            self.chains.tell(feed, into);
             return Ok(into.len() - before);
         }
         if self.clears != feed.clear.count {
@@ -202,24 +204,24 @@ impl EventReader {
             into.truncate(before);
             return Err(EventsLost { events: lost });
         }
-        self.publish(feed, into);
-        self.read_lower(feed, into);
+        self.publish(feed);
+        self.read_lower(feed);
+        self.chains.tell(feed, into);
         Ok(into.len() - before)
     }
 
     /// Takes all content as it is now, and follows the events from there on.
-    fn begin(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+    fn begin(&mut self, feed: &Feed) {
         self.queue.clear();
+        self.chains = Chains::default();
         self.open.clear();
         self.clears = feed.clear.count;
         self.lower = feed.lower_log.next();
-        into.push(CacheEvent::Cleared);
         for (group, notes) in feed.groups.iter().enumerate() {
             // Without a log the manager has no feed.
             let Some(log) = notes.pool.events() else { continue };
             let snapshot = notes.pool.snapshot();
             self.pools.push(Position { log, from: snapshot.next_event });
-            let (mut complete, mut pending) = (Vec::new(), Vec::new());
             for view in &snapshot.blocks {
                 let record = view.block;
                 let (name, tier) = match (view.hash, view.expected) {
@@ -228,31 +230,20 @@ impl EventReader {
                     (None, None) => continue,
                 };
                 match notes.note(record).is_some_and(|note| note.step > feed.completed) {
-                    true => pending.push((record, name, tier)),
-                    false => complete.push((record, name, tier)),
+                    true => self.push_stored(group, record, name, tier),
+                    false => self.put(feed, (group, name), record, tier),
                 }
             }
-            let parent = |record| notes.note(record).and_then(|note| note.parent);
-            for (record, name, tier) in in_chains(complete, |of| of.1, |of| parent(of.0)) {
-                push_block(into, None, notes, record, name, tier);
-            }
-            for (record, name, tier) in in_chains(pending, |of| of.1, |of| parent(of.0)) {
-                self.push_stored(group, record, name, tier);
-            }
         }
-        let lower = feed.lower.iter().collect();
-        for (&key, lower) in in_chains(
-            lower,
-            |(key, _)| **key,
-            |(key, lower)| lower.note.parent.map(|parent| (key.0, key.1, parent)),
-        ) {
-            push_told(into, None, &feed.groups[key.0], key.1, (key.2, &lower.note, &lower.tokens));
+        for (&key, lower) in &feed.lower {
+            self.put_below(feed, key, &lower.note);
         }
     }
 
     fn go_on_after_clear(&mut self, feed: &Feed) {
         self.clears = feed.clear.count;
         self.queue.clear();
+        self.chains = Chains::default();
         self.open.clear();
         for (position, log) in self.pools.iter_mut().zip(&feed.clear.readers) {
             *position = Position { log: log.clone(), from: 0 };
@@ -290,38 +281,22 @@ impl EventReader {
             PoolEvent::Stored { block, hash, location, .. } => {
                 self.push_stored(group, block, hash, location.tier);
             }
-            PoolEvent::Removed { block, hash, location } => {
-                let tier = location.tier;
-                let known = match self.open.remove(&(group, block)) {
-                    None => Some(tier),
-                    Some(at) => match std::mem::replace(&mut self.queue[at].what, What::Void) {
-                        // It was never published.
-                        What::Stored { .. } | What::Void => None,
-                        What::Moved { from, .. } => Some(from),
-                        What::Removed { tier } => Some(tier),
-                    },
-                };
-                if let Some(tier) = known {
-                    self.queue.push(Entry { group, name: hash, what: What::Removed { tier } });
-                }
+            PoolEvent::Removed { block, hash, .. } => {
+                self.void(group, block);
+                self.queue.push(Entry { group, name: hash, what: What::Removed });
             }
-            PoolEvent::Moved { block, hash, from, to } => {
-                // What was not told yet is told once, at its last place, and behind what moved there before.
-                let untold = self.open.remove(&(group, block));
-                let untold =
-                    untold.map(|at| std::mem::replace(&mut self.queue[at].what, What::Void));
-                if let Some(What::Stored { .. }) = untold {
-                    return self.push_stored(group, block, hash, to.tier);
-                }
-                let from = match untold {
-                    Some(What::Moved { from: first, .. }) => first,
-                    _ => from.tier,
-                };
-                self.open.insert((group, block), self.queue.len());
-                let what = What::Moved { record: block, from, to: to.tier };
-                self.queue.push(Entry { group, name: hash, what });
+            PoolEvent::Moved { block, hash, to, .. } => {
+                self.void(group, block);
+                self.push_stored(group, block, hash, to.tier);
             }
             _ => {}
+        }
+    }
+
+    /// Takes back what was not told yet of where a block is.
+    fn void(&mut self, group: usize, record: RecordId) {
+        if let Some(at) = self.open.remove(&(group, record)) {
+            self.queue[at].what = What::Void;
         }
     }
 
@@ -330,8 +305,8 @@ impl EventReader {
         self.queue.push(Entry { group, name, what: What::Stored { record, tier } });
     }
 
-    /// Hands out what is in the queue, in order, but blocks whose step is not complete.
-    fn publish(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+    /// Takes in what is in the queue, in order, but blocks whose step is not complete.
+    fn publish(&mut self, feed: &Feed) {
         self.open.clear();
         let mut kept = 0;
         for at in 0..self.queue.len() {
@@ -346,135 +321,35 @@ impl EventReader {
                     self.queue[kept] = self.queue[at];
                     kept += 1;
                 }
-                What::Stored { record, tier } => {
-                    push_block(into, None, notes, record, name, tier);
-                }
-                What::Moved { from, to, .. } if from == to => {}
-                What::Moved { record, from, to } => {
-                    push_block(into, Some(from), notes, record, name, to);
-                }
-                What::Removed { tier } => push_removed(into, notes.id, tier, name),
+                What::Stored { record, tier } => self.put(feed, (group, name), record, tier),
+                What::Removed => self.chains.take((group, name), None),
             }
         }
         self.queue.truncate(kept);
     }
 
-    fn read_lower(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
-        let mut gone = HashSet::new();
-        for &(key, event) in feed.lower_log.from(self.lower).0 {
-            match (event, feed.lower.get(&key)) {
-                (LowerEvent::Stored, Some(lower)) => {
-                    let content = (key.2, &lower.note, &*lower.tokens);
-                    push_told(into, None, &feed.groups[key.0], key.1, content);
-                }
-                // It has gone since: neither is told.
-                (LowerEvent::Stored, None) => {
-                    gone.insert(key);
-                }
-                (LowerEvent::Removed, _) if gone.remove(&key) => {}
-                (LowerEvent::Removed, _) => {
-                    push_removed(into, feed.groups[key.0].id, key.1, key.2);
-                }
+    /// Takes in what lower tiers have stored and removed, as it is now.
+    fn read_lower(&mut self, feed: &Feed) {
+        for &(key, _) in feed.lower_log.from(self.lower).0 {
+            let (group, tier, name) = key;
+            match feed.lower.get(&key) {
+                Some(lower) => self.put_below(feed, key, &lower.note),
+                None => self.chains.take((group, name), Some(tier)),
             }
         }
         self.lower = feed.lower_log.next();
     }
-}
 
-/// Puts content in an order in which each follows the one before it in its prefix, if that is there too. Routers that
-/// keep prefixes as trees do not know where to put what comes before its parent.
-fn in_chains<T, K: Copy + Eq + Hash>(
-    found: Vec<T>,
-    name: impl Fn(&T) -> K,
-    parent: impl Fn(&T) -> Option<K>,
-) -> Vec<T> {
-    let there: HashSet<K> = found.iter().map(&name).collect();
-    let mut children: HashMap<K, Vec<T>> = HashMap::new();
-    let (mut next, mut ordered) = (Vec::new(), Vec::with_capacity(found.len()));
-    for content in found {
-        match parent(&content).filter(|parent| there.contains(parent)) {
-            Some(parent) => children.entry(parent).or_default().push(content),
-            None => next.push(content),
-        }
+    fn put_below(&mut self, feed: &Feed, (group, tier, name): LowerKey, note: &Note) {
+        let chained = feed.groups[group].is_chained();
+        self.chains.put((group, name), (tier, None), note.parent, chained);
     }
-    while let Some(content) = next.pop() {
-        next.extend(children.remove(&name(&content)).unwrap_or_default());
-        ordered.push(content);
-    }
-    ordered
-}
 
-/// Adds a block to the events.
-fn push_block(
-    into: &mut Vec<CacheEvent>,
-    moved_from: Option<Tier>,
-    notes: &GroupNotes,
-    record: RecordId,
-    name: BlockHash,
-    tier: Tier,
-) {
-    let unknown = Note::default();
-    let note = notes.note(record).filter(|note| note.name == Some(name)).unwrap_or(&unknown);
-    let tokens = if note.name.is_some() { notes.tokens(record) } else { &[] };
-    push_told(into, moved_from, notes, tier, (name, note, tokens));
-}
-
-/// Adds content to the events: to the last one, if it follows the last block of that.
-fn push_told(
-    into: &mut Vec<CacheEvent>,
-    moved_from: Option<Tier>,
-    notes: &GroupNotes,
-    tier: Tier,
-    (name, note, tokens): (BlockHash, &Note, &[u32]),
-) {
-    let last = match (into.last_mut(), moved_from) {
-        (Some(CacheEvent::Stored(last)), None) => Some(last),
-        (Some(CacheEvent::Moved { from, to }), Some(here)) if *from == here => Some(to),
-        _ => None,
-    };
-    if let Some(last) = last
-        && last.group == notes.id
-        && last.tier == tier
-        && last.names.last().is_some_and(|last| note.parent == Some(*last))
-        && last.token_ids.is_empty() == tokens.is_empty()
-        && last.content == note.content
-    {
-        last.names.push(name);
-        last.token_ids.extend_from_slice(tokens);
-        return;
-    }
-    let stored = stored(notes, tier, name, note, tokens);
-    into.push(match moved_from {
-        None => CacheEvent::Stored(stored),
-        Some(from) => CacheEvent::Moved { from, to: stored },
-    });
-}
-
-fn push_removed(into: &mut Vec<CacheEvent>, group: GroupId, tier: Tier, name: BlockHash) {
-    match into.last_mut() {
-        Some(CacheEvent::Removed { group: g, tier: t, names }) if (*g, *t) == (group, tier) => {
-            names.push(name);
-        }
-        _ => into.push(CacheEvent::Removed { group, tier, names: vec![name] }),
-    }
-}
-
-fn stored(
-    notes: &GroupNotes,
-    tier: Tier,
-    name: BlockHash,
-    note: &Note,
-    tokens: &[u32],
-) -> StoredBlocks {
-    StoredBlocks {
-        group: notes.id,
-        kind: notes.kind,
-        tier,
-        names: vec![name],
-        parent: note.parent,
-        first_token: note.index.map(|index| u64::from(index) * u64::from(notes.block_tokens)),
-        token_ids: tokens.to_vec(),
-        block_tokens: notes.block_tokens,
-        content: note.content.clone(),
+    /// Notes content of a tier of the pool, whose step is complete.
+    fn put(&mut self, feed: &Feed, key: (usize, BlockHash), record: RecordId, tier: Tier) {
+        let notes = &feed.groups[key.0];
+        let note = notes.note(record).filter(|note| note.name == Some(key.1));
+        let parent = note.and_then(|note| note.parent);
+        self.chains.put(key, (tier, Some(record)), parent, notes.is_chained());
     }
 }

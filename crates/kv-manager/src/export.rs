@@ -60,6 +60,12 @@ impl Export {
         self.sequence.ids()
     }
 
+    /// What stands behind placeholders among them: the [inputs](crate::Content::inputs) of the request that adopts them.
+    #[must_use]
+    pub fn inputs(&self) -> &[(u64, Vec<u8>)] {
+        self.sequence.inputs()
+    }
+
     /// Tokens that have KV.
     #[must_use]
     pub fn tokens(&self) -> u64 {

@@ -48,6 +48,11 @@ impl GroupNotes {
         Ok(Self { id, kind, block_tokens, pool, notes, tokens })
     }
 
+    /// Whether content is found by what comes before it.
+    pub(crate) fn is_chained(&self) -> bool {
+        self.kind == GroupKind::Full
+    }
+
     pub(crate) fn note(&self, record: RecordId) -> Option<&Note> {
         self.notes.get(record.index())
     }

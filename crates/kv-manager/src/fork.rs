@@ -39,6 +39,7 @@ impl Manager {
         self.next_number += 1;
         Ok(Sequence {
             number: self.next_number - 1,
+            era: sequence.era.clone(),
             home: sequence.home.clone(),
             row: Some(row),
             held: Holding::new(held),

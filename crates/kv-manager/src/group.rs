@@ -30,8 +30,9 @@ pub(crate) struct Group {
     aligned: u64,
     pub(crate) capacity: u64,
     pub(crate) watermark: usize,
-    /// The tenants as this pool knows them, by number.
-    pub(crate) tenants: Vec<TenantId>,
+    /// The tenants by number, each as the manager gives it out, which is as the first group's pool knows it, and as this pool
+    /// knows it.
+    pub(crate) tenants: Vec<(TenantId, TenantId)>,
     /// Names that the tokens of a block have: those of blocks of the smallest size.
     pub(crate) stride: usize,
     pub(crate) pool: BlockPool,
@@ -99,7 +100,7 @@ impl Group {
             aligned,
             capacity: own.pool.primary_blocks,
             watermark: own.watermark_blocks as usize,
-            tenants: vec![TenantId::NOBODY],
+            tenants: vec![(TenantId::NOBODY, TenantId::NOBODY)],
             stride: (own.block_tokens / options.unit()) as usize,
             pool,
             table: Table::new(id, options.sequences_max, width)?,
@@ -198,9 +199,12 @@ impl Group {
         if last > tokens { next.min(last) } else { next }
     }
 
-    /// The tenant as this pool knows it.
+    /// The tenant as this pool knows it. One of another manager stays what it is, and no pool takes it.
     pub(crate) fn tenant(&self, tenant: TenantId) -> TenantId {
-        self.tenants.get(usize::from(tenant.number())).copied().unwrap_or(tenant)
+        match self.tenants.get(usize::from(tenant.number())) {
+            Some(&(given, own)) if given == tenant => own,
+            _ => tenant,
+        }
     }
 
     /// Tokens of so many full blocks.
@@ -212,6 +216,14 @@ impl Group {
     /// Begins the epoch of a step.
     pub(crate) fn begin_epoch(&mut self, step: u64) {
         self.epochs.push_back((step, self.pool.begin_epoch()));
+    }
+
+    /// Takes the epochs of all steps behind this one for one, since they end together.
+    pub(crate) fn join_epochs(&mut self, step: u64) {
+        let last = self.epochs.len().saturating_sub(1);
+        if let Some(at) = last.checked_sub(1).filter(|&at| self.epochs[at].0 > step) {
+            self.epochs.remove(at);
+        }
     }
 
     /// Ends the epochs of all steps up to this one.
@@ -332,5 +344,36 @@ pub(crate) fn names_of(
             let parts = all.get(first * stride..end * stride).unwrap_or_default();
             Cow::Owned(parts.chunks_exact(stride).map(|parts| parts[stride - 1]).collect())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_pool::PoolConfig;
+
+    use crate::{Manager, ManagerOptions};
+
+    #[test]
+    fn an_idle_engine_behind_a_worker_that_says_nothing_keeps_no_epochs() {
+        let pool = PoolConfig::primary_only(8);
+        let mut manager =
+            Manager::new(ManagerOptions { pool, ..ManagerOptions::default() }).unwrap();
+        for _ in 0..100 {
+            let open = manager.begin_step().unwrap();
+            manager.finish_step(open).unwrap();
+            assert_eq!(manager.groups[0].epochs.len(), 0, "nothing is in flight");
+        }
+        for staged in 0..2 {
+            let open = manager.begin_step().unwrap();
+            manager.stage(&open, &mut []).unwrap();
+            drop(open);
+            manager.end_dropped_step();
+            for _ in 0..100 * (1 - staged) {
+                drop(manager.begin_step().unwrap());
+                manager.end_dropped_step();
+                assert_eq!(manager.groups[0].epochs.len(), 2, "the plan's, and one behind it");
+            }
+        }
+        assert_eq!(manager.groups[0].epochs.len(), 3);
     }
 }

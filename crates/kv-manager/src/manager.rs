@@ -1,6 +1,7 @@
 //! The manager's state, and what can be asked of it at any time.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::budget::Reach;
 use crate::ends::Redo;
+use crate::eras::{Eras, Failures};
 use crate::feed::Feed;
 use crate::frontier::Frontiers;
 use crate::group::{Group, names_of};
@@ -74,8 +76,11 @@ pub struct Manager {
     /// The latest step whose plan makes copies.
     pub(crate) copied: u64,
     pub(crate) latest: Arc<Mutex<Latest>>,
+    pub(crate) eras: Eras,
     /// Steps that have failed.
-    pub(crate) failures: Vec<u64>,
+    pub(crate) failures: Failures,
+    /// The tenants' own salts, by number.
+    salts: Vec<Box<[u8]>>,
     /// Sequences below this number are lost, with this worker.
     pub(crate) lost: Option<(u64, WorkerId)>,
     pub(crate) next_number: u64,
@@ -118,7 +123,12 @@ impl Manager {
         };
         Ok(Self {
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
-            namer: Namer { hasher: options.hasher, block_tokens: options.unit(), generation: 0 },
+            namer: Namer {
+                hasher: options.hasher,
+                block_tokens: options.unit(),
+                generation: 0,
+                placeholders: options.placeholder_ids.clone(),
+            },
             home: Home::new(options.sequences_max, &groups, feed)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
@@ -130,7 +140,9 @@ impl Manager {
             completed: 0,
             copied: 0,
             latest: Arc::default(),
-            failures: Vec::new(),
+            eras: Eras::default(),
+            failures: Failures::default(),
+            salts: vec![Box::default()],
             lost: None,
             next_number: 0,
             frontiers: Frontiers::default(),
@@ -180,18 +192,49 @@ impl Manager {
         self.home.free_rows()
     }
 
-    /// Adds a tenant, whose blocks are counted apart and whose names are salted.
+    /// Adds a tenant, whose blocks are counted apart and whose content nobody else finds: its names have a salt of its own,
+    /// which is drawn at random. So nobody finds its content after a restart either, or on other hosts, not even the tenant:
+    /// [a key](Self::add_tenant_with_key) says who it is there.
     ///
     /// # Errors
     /// [`TenantError`].
     pub fn add_tenant(&mut self) -> Result<TenantId, TenantError> {
-        for group in self.groups.iter_mut().rev() {
-            // Each pool has as many tenants as the others.
-            let tenant = group.pool.add_tenant()?;
-            group.tenants.push(tenant);
+        // A number would be another's in another manager, with whom files and other hosts may be shared.
+        let random = RandomState::new();
+        let drawn = [0, 1].map(|part: u8| random.hash_one(part).to_le_bytes());
+        self.add_salted([&[0], &drawn[0][..], &drawn[1]].concat())
+    }
+
+    /// Adds a tenant that is known by this key wherever names are shared: in files that are opened again, and on other
+    /// hosts. It is not secret, must not be given to two tenants, and is as it is whatever other tenants there are: the number
+    /// of a customer, say. Two tenants with the same key find each other's content.
+    ///
+    /// # Errors
+    /// [`TenantError`].
+    pub fn add_tenant_with_key(&mut self, key: &[u8]) -> Result<TenantId, TenantError> {
+        self.add_salted([&[1], key].concat())
+    }
+
+    fn add_salted(&mut self, salt: Vec<u8>) -> Result<TenantId, TenantError> {
+        let added = self.groups.iter().rev().map(|group| group.pool.add_tenant());
+        // The last one is of the first group, whose numbers are those of salts.
+        let added: SmallVec<[TenantId; 4]> = added.collect::<Result<_, _>>()?;
+        let tenant = added.last().copied().unwrap_or_default();
+        for (group, own) in self.groups.iter_mut().rev().zip(added) {
+            group.tenants.push((tenant, own));
         }
-        let newest = self.groups[0].tenants.last();
-        Ok(newest.copied().unwrap_or(TenantId::NOBODY))
+        self.salts.push(salt.into());
+        Ok(tenant)
+    }
+
+    /// The salt of a tenant; empty for nobody.
+    pub(crate) fn tenant_salt(&self, tenant: TenantId) -> Result<&[u8], TenantError> {
+        let number = usize::from(tenant.number());
+        let is_own = |group: &Group| group.tenants.get(number).is_some_and(|of| of.0 == tenant);
+        match self.salts.get(number).filter(|_| is_own(&self.groups[0])) {
+            Some(salt) => Ok(salt),
+            None => Err(TenantError::Foreign { tenant }),
+        }
     }
 
     /// Bounds what a tenant may hold in a tier of the first group.
@@ -309,9 +352,11 @@ impl Manager {
     }
 
     /// Forgets the content with these names, in every tier and on its way; how many there were. Those who hold
-    /// blocks of it keep them, and no sequence of before names them again.
+    /// blocks of it keep them, and no sequence of before names them again, nor a twin of one. As long as there are such
+    /// sequences, the names are kept for that.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
-        self.home.void_below(self.next_number);
+        let oldest = self.eras.begin(self.next_number);
+        self.home.void_names(names, self.next_number, oldest);
         let mut forget = |name| {
             let pools = self.groups.iter().map(|group| group.pool.remove(name));
             // In all groups.
@@ -337,13 +382,16 @@ impl Manager {
     }
 
     /// Says what a sequence's named blocks are worth from their release on, and their copies in tiers below host
-    /// memory when they come back.
+    /// memory when they come back. Nothing of another manager's sequence.
     pub fn retain(
         &mut self,
         sequence: &Sequence,
         retention: impl Into<kv_pool::retention::Retention>,
     ) {
         let retention = retention.into();
+        if !self.home.is(&sequence.home) {
+            return;
+        }
         for (group, held) in self.groups.iter().zip(sequence.held.iter()) {
             for pinned in held.blocks.shared() {
                 group.pool.retain(pinned, retention);
@@ -365,7 +413,8 @@ impl Manager {
     /// Checks that the sequence is of this manager and not lost, and sets it back if a step of it failed.
     pub(crate) fn look_at(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
         self.check_whole(sequence)?;
-        if (sequence.failures_seen < self.failures.len() || sequence.has_loaded(self.latest_staged))
+        if (sequence.failures_seen < self.failures.count()
+            || sequence.has_loaded(self.latest_staged))
             && let Some(from) = self.set_back(sequence)
         {
             return Err(SequenceError::Redo { from });
@@ -404,7 +453,7 @@ impl Manager {
     fn set_back(&mut self, sequence: &mut Sequence) -> Option<u64> {
         let mut parts: SmallVec<[Redo; 2]> = self.end_layers(sequence).into_iter().collect();
         let known = sequence.known.tokens();
-        for &step in &self.failures[sequence.failures_seen..] {
+        for step in self.failures.since(sequence.failures_seen) {
             sequence.draft.fail(step);
             let own = sequence.ends.redo(step, known);
             let read = sequence.depends.iter().filter(|(on, _)| *on == step);
@@ -412,7 +461,7 @@ impl Manager {
             let read = read.map(|from| sequence.ends.redo_from(from, step, known));
             parts.extend(own.into_iter().chain(read));
         }
-        sequence.failures_seen = self.failures.len();
+        sequence.failures_seen = self.failures.count();
         let redo = parts.iter().map(|part| part.from).min();
         for part in parts {
             sequence.known.truncate(&self.namer, part.known);

@@ -1,5 +1,6 @@
 //! Names of a sequence's blocks: what its content depends on, and how far it is known.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use kv_pool::{BlockHash, BlockHasher, ExtraKey};
@@ -10,8 +11,16 @@ use crate::TokensError;
 /// Token ids, or names for an engine that names blocks itself.
 #[derive(Clone, Copy, Debug)]
 pub enum Tokens<'a> {
-    /// The ids. The manager names the blocks.
+    /// The ids, each of which stands for itself. The manager names the blocks.
     Ids(&'a [u32]),
+    /// The ids, some of which are placeholders: a picture, say, that comes in a later turn. Ids that stand for something
+    /// else are given with it at every call that takes ids, or other content of the same ids is found under their names.
+    With {
+        /// The ids.
+        ids: &'a [u32],
+        /// What stands behind placeholders, as in [`Content::inputs`], with positions counted from the first of these ids.
+        inputs: &'a [(u64, Vec<u8>)],
+    },
     /// So many tokens, and the names of all blocks that they fill, in order. The names chain everything
     /// that decides the content: ids, adapter, images.
     Named {
@@ -27,7 +36,7 @@ impl Tokens<'_> {
     #[must_use]
     pub fn len(&self) -> u64 {
         match self {
-            Self::Ids(ids) => ids.len() as u64,
+            Self::Ids(ids) | Self::With { ids, .. } => ids.len() as u64,
             Self::Named { count, .. } => *count,
         }
     }
@@ -63,10 +72,11 @@ pub struct Content {
     /// The adapter (LoRA) that computes the KV. Empty for none.
     pub adapter: Vec<u8>,
     /// What stands behind placeholder tokens: the position of the first of them, and what tells the
-    /// content from other content, such as a hash of an image. In ascending order.
+    /// content from other content, such as a hash of an image. In ascending order. What stands behind ids that come later is
+    /// given [with them](Tokens::With).
     pub inputs: Vec<(u64, Vec<u8>)>,
-    /// Keeps the content apart from that of others. Empty for the tenant's own salt, or none without a
-    /// tenant.
+    /// Keeps the content apart from that of others. Empty for the [tenant's own](crate::Manager::add_tenant), which no salt
+    /// that is given here is like, or none without a tenant. Events tell of the tenant's own as a salt.
     pub salt: Vec<u8>,
     /// The first tokens that are shared with all who declare them shared too, such as a system prompt.
     /// The salt enters at the first block that is not wholly inside.
@@ -77,6 +87,12 @@ impl Content {
     /// Whether names depend on token ids alone.
     fn is_plain(&self) -> bool {
         self.adapter.is_empty() && self.inputs.is_empty() && self.salt.is_empty()
+    }
+
+    /// Its salt as names have it. That of a tenant is of a kind of its own, so no salt that a request gives is the same.
+    fn salt(&self, is_tenants: bool) -> Option<ExtraKey<'_>> {
+        let kind = if is_tenants { ExtraKey::Other } else { ExtraKey::TenantSalt };
+        (!self.salt.is_empty()).then(|| kind(&self.salt))
     }
 
     /// The first block that the salt enters.
@@ -92,9 +108,34 @@ pub(crate) struct Namer {
     /// Tokens of the smallest block of any group.
     pub(crate) block_tokens: u32,
     pub(crate) generation: u64,
+    /// Ids that stand for something else.
+    pub(crate) placeholders: Vec<RangeInclusive<u32>>,
 }
 
 impl Namer {
+    /// Checks that something is said of each run of placeholders in `ids`, which follow `known` tokens: that one of the
+    /// inputs begins with it. A run does not go on with what was said before of others, which may have been cut.
+    fn check_inputs(
+        &self,
+        known: u64,
+        ids: &[u32],
+        inputs: &[(u64, Vec<u8>)],
+    ) -> Result<(), TokensError> {
+        if self.placeholders.is_empty() {
+            return Ok(());
+        }
+        let mut runs = false;
+        for (&id, at) in ids.iter().zip(0_u64..) {
+            let stands = self.placeholders.iter().any(|range| range.contains(&id));
+            let begins = stands && !std::mem::replace(&mut runs, stands);
+            runs = stands;
+            if begins && inputs.binary_search_by_key(&at, |(at, _)| *at).is_err() {
+                return Err(TokensError::Placeholder { id, at: known + at });
+            }
+        }
+        Ok(())
+    }
+
     /// What sets the names of a generation apart: the names of the same content with other upper 64 bits.
     ///
     /// The lower 64 bits are what [routers](crate::vllm::block_hash) know. They stay those of the content, since routers
@@ -118,31 +159,45 @@ pub(crate) struct Known {
     names: Vec<BlockHash>,
     generation: u64,
     content: Option<Arc<Content>>,
+    /// Its salt is the tenant's own, which is of another kind than those that requests have.
+    salted_by_tenant: bool,
+    /// Those of its inputs that came with ids behind the prompt: they go with these.
+    later: Vec<(u64, Vec<u8>)>,
     /// What the caller's names are mixed with, for its unsalted blocks and for the others; `None` for ids.
     masks: Option<Box<[u128; 2]>>,
 }
 
 impl Known {
-    /// What is known of a prompt. `content` has its salt.
+    /// What is known of a prompt. `content` has its salt, which is the tenant's own or one that was given.
     pub(crate) fn new(
         namer: &Namer,
         tokens: Tokens<'_>,
         content: Content,
+        salted_by_tenant: bool,
     ) -> Result<Self, TokensError> {
         if !content.inputs.is_sorted_by_key(|(at, _)| *at) {
             return Err(TokensError::InputsUnordered);
         }
-        let mask = |salt: &[u8]| mask_of(salt, namer.generation, namer);
+        if let Tokens::Ids(ids) = tokens {
+            namer.check_inputs(0, ids, &content.inputs)?;
+        }
+        let mask = |salt| mask_of(salt, namer.generation, namer);
+        let salt = content.salt(salted_by_tenant);
         let named = matches!(tokens, Tokens::Named { .. });
         let mut known = Self {
             ids: (!named).then(Vec::new),
             tokens: 0,
             names: Vec::new(),
-            masks: named.then(|| Box::new([mask(&[]), mask(&content.salt)])),
+            masks: named.then(|| Box::new([mask(None), mask(salt)])),
+            salted_by_tenant,
+            later: Vec::new(),
             content: (!content.is_plain()).then(|| Arc::new(content)),
             generation: namer.generation,
         };
-        known.push(namer, tokens)?;
+        if let Tokens::Named { count, names } = tokens {
+            known.check_names(namer, count, names)?;
+        }
+        known.add(namer, tokens);
         Ok(known)
     }
 
@@ -180,13 +235,34 @@ impl Known {
 
     /// Whether `tokens` can follow.
     pub(crate) fn check(&self, namer: &Namer, tokens: &Tokens<'_>) -> Result<(), TokensError> {
-        let Tokens::Named { count, names } = tokens else {
-            return if self.ids.is_some() { Ok(()) } else { Err(TokensError::NamesExpected) };
+        let (ids, inputs): (_, &[_]) = match *tokens {
+            Tokens::Ids(ids) => (ids, &[]),
+            Tokens::With { ids, inputs } => (ids, inputs),
+            Tokens::Named { count, names } => return self.check_names(namer, count, names),
         };
+        if self.ids.is_none() {
+            return Err(TokensError::NamesExpected);
+        }
+        if !inputs.is_sorted_by_key(|(at, _)| *at) {
+            return Err(TokensError::InputsUnordered);
+        }
+        let tokens = ids.len() as u64;
+        if let Some(&(at, _)) = inputs.last().filter(|(at, _)| *at >= tokens) {
+            return Err(TokensError::InputOutside { at, tokens });
+        }
+        namer.check_inputs(self.tokens, ids, inputs)
+    }
+
+    fn check_names(
+        &self,
+        namer: &Namer,
+        count: u64,
+        names: &[BlockHash],
+    ) -> Result<(), TokensError> {
         if self.ids.is_some() {
             return Err(TokensError::IdsExpected);
         }
-        let full = self.tokens.saturating_add(*count) / u64::from(namer.block_tokens);
+        let full = self.tokens.saturating_add(count) / u64::from(namer.block_tokens);
         let blocks = full - self.names.len() as u64;
         match names.len() as u64 == blocks {
             true => Ok(()),
@@ -194,12 +270,15 @@ impl Known {
         }
     }
 
-    /// Adds tokens, and names the blocks that become full.
-    pub(crate) fn push(&mut self, namer: &Namer, tokens: Tokens<'_>) -> Result<(), TokensError> {
-        self.check(namer, &tokens)?;
+    /// Adds tokens that were [checked](Self::check), and names the blocks that become full.
+    pub(crate) fn add(&mut self, namer: &Namer, tokens: Tokens<'_>) {
+        let before = self.tokens;
         self.tokens += tokens.len();
         match tokens {
-            Tokens::Ids(more) => {
+            Tokens::Ids(more) | Tokens::With { ids: more, .. } => {
+                if let Tokens::With { inputs, .. } = tokens {
+                    self.add_inputs(before, inputs);
+                }
                 if let Some(ids) = &mut self.ids {
                     match more {
                         [id] => ids.push(*id),
@@ -221,7 +300,19 @@ impl Known {
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Notes what stands behind ids that follow `known` tokens.
+    fn add_inputs(&mut self, known: u64, inputs: &[(u64, Vec<u8>)]) {
+        for (at, input) in inputs {
+            let input = (known + at, input.clone());
+            let content = Arc::make_mut(self.content.get_or_insert_default());
+            if !content.inputs.contains(&input) {
+                let behind = content.inputs.partition_point(|(at, _)| *at <= input.0);
+                content.inputs.insert(behind, input.clone());
+                self.later.push(input);
+            }
+        }
     }
 
     /// Forgets all but the first tokens.
@@ -231,6 +322,12 @@ impl Known {
             ids.truncate(self.tokens as usize);
         }
         self.names.truncate((self.tokens / u64::from(namer.block_tokens)) as usize);
+        // Other ids may come in the place of those that inputs came with.
+        let kept = self.later.partition_point(|(at, _)| *at < self.tokens);
+        let gone = self.later.split_off(kept);
+        if let Some(content) = self.content.as_mut().filter(|_| !gone.is_empty()) {
+            Arc::make_mut(content).inputs.retain(|input| !gone.contains(input));
+        }
     }
 
     fn name_full(&mut self, namer: &Namer) {
@@ -248,7 +345,9 @@ impl Known {
             let index = self.names.len() as u64;
             parent = match &self.content {
                 None => namer.hasher.chain(parent, tokens),
-                Some(content) => content.chain(namer, parent, tokens, index),
+                Some(content) => {
+                    content.chain(namer, self.salted_by_tenant, (parent, index), tokens)
+                }
             };
             self.names.push(masked(parent));
         }
@@ -257,14 +356,20 @@ impl Known {
 
 impl Content {
     /// The name of block `index`, which depends on those of these keys that enter there.
-    fn chain(&self, namer: &Namer, parent: BlockHash, tokens: &[u32], index: u64) -> BlockHash {
+    fn chain(
+        &self,
+        namer: &Namer,
+        salted_by_tenant: bool,
+        (parent, index): (BlockHash, u64),
+        tokens: &[u32],
+    ) -> BlockHash {
         let first = index * u64::from(namer.block_tokens);
         let mut keys: SmallVec<[ExtraKey<'_>; 4]> = SmallVec::new();
         if index == 0 && !self.adapter.is_empty() {
             keys.push(ExtraKey::Adapter(&self.adapter));
         }
-        if index == self.salted_from(namer.block_tokens) && !self.salt.is_empty() {
-            keys.push(ExtraKey::TenantSalt(&self.salt));
+        if index == self.salted_from(namer.block_tokens) {
+            keys.extend(self.salt(salted_by_tenant));
         }
         let from = self.inputs.partition_point(|(at, _)| *at < first);
         for (at, content) in &self.inputs[from..] {
@@ -282,8 +387,8 @@ impl Known {
     /// The same tokens, with the names of the present generation.
     pub(crate) fn renamed(&self, namer: &Namer) -> Self {
         let content = self.content.as_deref().cloned().unwrap_or_default();
-        let [plain, salted] =
-            [mask_of(&[], self.generation, namer), mask_of(&content.salt, self.generation, namer)];
+        let salt = content.salt(self.salted_by_tenant);
+        let [plain, salted] = [None, salt].map(|salt| mask_of(salt, self.generation, namer));
         let salted_from = content.salted_from(namer.block_tokens);
         let unmasked = self.names.iter().zip(0_u64..).map(|(name, at)| {
             let mask = if at >= salted_from { salted } else { plain };
@@ -295,12 +400,15 @@ impl Known {
             None => Tokens::Named { count: self.tokens, names: &names },
         };
         // They were taken before.
-        Self::new(namer, tokens, content).unwrap_or_else(|_| self.clone())
+        Self::new(namer, tokens, content, self.salted_by_tenant).unwrap_or_else(|_| self.clone())
     }
 }
 
 /// What an engine's names are mixed with in a generation, where content has this salt.
-fn mask_of(salt: &[u8], generation: u64, namer: &Namer) -> u128 {
-    let salt = if salt.is_empty() { 0 } else { namer.hasher.salted(salt).to_u128() };
-    salt ^ namer.mask(generation)
+fn mask_of(salt: Option<ExtraKey<'_>>, generation: u64, namer: &Namer) -> u128 {
+    let salt = salt.map_or(BlockHash::ROOT, |salt| match salt {
+        ExtraKey::TenantSalt(given) => namer.hasher.salted(given),
+        own => namer.hasher.chain_with(BlockHash::ROOT, &[], &[own]),
+    });
+    salt.to_u128() ^ namer.mask(generation)
 }

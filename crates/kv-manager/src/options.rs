@@ -1,5 +1,7 @@
 //! How large a manager is.
 
+use std::ops::RangeInclusive;
+
 use kv_pool::{BlockHasher, PoolConfig};
 
 use crate::lower::TIERS_MAX;
@@ -179,6 +181,9 @@ pub struct ManagerOptions {
     pub events_max: usize,
     /// How blocks are named. Managers that exchange names use the same.
     pub hasher: BlockHasher,
+    /// Ids that stand for something else, such as those of pictures, and mean nothing by themselves. Where ids are given, it
+    /// is refused that such come without an [input](crate::Tokens::With) that begins with the first of them.
+    pub placeholder_ids: Vec<RangeInclusive<u32>>,
     /// The tiers below host memory.
     pub lower: LowerOptions,
     /// Device memory that two groups or more share; `None` where each group has memory of its own. The pool of each
@@ -204,6 +209,7 @@ impl Default for ManagerOptions {
             scrubs: false,
             events_max: 0,
             hasher: BlockHasher::FAST,
+            placeholder_ids: Vec::new(),
             lower: LowerOptions::default(),
             shared: None,
         }

@@ -1,11 +1,15 @@
 //! What sequences share with their manager: the rows of the block table, and what is void.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
+use kv_pool::BlockHash;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::OptionsError;
+use crate::eras::Era;
 use crate::feed::Feed;
 use crate::group::Group;
 use crate::options::repeated;
@@ -70,13 +74,23 @@ struct Inner {
     feed: Option<Mutex<Feed>>,
 }
 
-/// What sequences may name nothing of, when they are dropped.
-#[derive(Clone, Copy, Debug, Default)]
+/// What sequences may not name.
+#[derive(Debug, Default)]
 struct Void {
-    /// Sequences below this number are lost, or were admitted before content was forgotten.
+    /// Sequences below this number are lost.
     void_below: u64,
     /// Sequences of other generations of names are void too.
     generation: u64,
+    /// Names that were forgotten, each with the number of the first sequence that came later.
+    forgotten: HashMap<BlockHash, u64>,
+    /// So many are looked through for those that concern no sequence any more.
+    forgotten_max: usize,
+}
+
+impl Void {
+    fn may_name(&self, era: &Era, name: &BlockHash) -> bool {
+        !self.forgotten.get(name).is_some_and(|&later| era.is_before(later))
+    }
 }
 
 impl Home {
@@ -117,7 +131,7 @@ impl Home {
         self.inner.feed.as_ref().map(Mutex::lock)
     }
 
-    /// Lets no sequence below this number name anything from now on when it is dropped. What they have named is
+    /// Lets no sequence below this number, all of which are lost, name anything when it is dropped. What they have named is
     /// forgotten after this call.
     pub(crate) fn void_below(&self, number: u64) {
         self.inner.void.lock().void_below = number;
@@ -128,12 +142,41 @@ impl Home {
         self.inner.void.lock().generation = generation;
     }
 
-    /// Calls `name` unless the sequence with this number, and names of this generation, is void. It does not
-    /// become so meanwhile.
-    pub(crate) fn unless_void(&self, number: u64, generation: u64, name: impl FnOnce()) {
+    /// Lets no sequence before the one with number `next` give these names from now on. There are sequences from number
+    /// `oldest` on. What they have named is forgotten after this call.
+    pub(crate) fn void_names(&self, names: &[BlockHash], next: u64, oldest: u64) {
+        let mut void = self.inner.void.lock();
+        if void.forgotten.len() >= void.forgotten_max {
+            void.forgotten.retain(|_, later| *later > oldest);
+            void.forgotten_max = 2 * (void.forgotten.len() + names.len());
+        }
+        if oldest < next {
+            void.forgotten.extend(names.iter().map(|&name| (name, next)));
+        }
+    }
+
+    /// Calls `name` with each range of `names` that a sequence with this number, of this era, whose names are of this
+    /// generation, may give to its blocks. None of them becomes void meanwhile.
+    pub(crate) fn name_valid(
+        &self,
+        (number, era, generation): (u64, &Era, u64),
+        names: &[BlockHash],
+        mut name: impl FnMut(Range<usize>),
+    ) {
         let void = self.inner.void.lock();
-        if number >= void.void_below && generation == void.generation {
-            name();
+        if number < void.void_below || generation != void.generation {
+            return;
+        }
+        if void.forgotten.is_empty() {
+            return name(0..names.len());
+        }
+        let mut first = 0;
+        while first < names.len() {
+            let valid = names[first..].iter().take_while(|of| void.may_name(era, of)).count();
+            if valid > 0 {
+                name(first..first + valid);
+            }
+            first += valid + 1;
         }
     }
 }

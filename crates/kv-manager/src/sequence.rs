@@ -1,9 +1,10 @@
 //! A sequence: one request's blocks, how far they are filled, and its row of the block table.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::{
-    BlockId,
+    BlockHash, BlockId,
     retention::{Retention, RetentionPolicy},
     tenants::TenantId,
 };
@@ -11,6 +12,7 @@ use smallvec::SmallVec;
 
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
+use crate::eras::Era;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
 use crate::group::names_of;
@@ -55,6 +57,8 @@ pub struct Sequence {
     pub(crate) depends: SmallVec<[(u64, u64); 2]>,
     /// Counts the sequences of a manager.
     pub(crate) number: u64,
+    /// When it was admitted, or the sequence that it is a twin of.
+    pub(crate) era: Era,
     pub(crate) prompt_tokens: u64,
     /// The longest prefix that may come from the cache, in tokens.
     pub(crate) hit_max: u64,
@@ -78,6 +82,14 @@ impl Sequence {
     #[must_use]
     pub fn ids(&self) -> Option<&[u32]> {
         self.known.ids()
+    }
+
+    /// What stands behind placeholders among its tokens, with the positions of their first ones: what its request has said,
+    /// and what came [with ids](crate::Tokens::With) since. A request for the same content gives it as
+    /// [`Content::inputs`](crate::Content::inputs).
+    #[must_use]
+    pub fn inputs(&self) -> &[(u64, Vec<u8>)] {
+        self.known.content().map_or(&[], |content| &content.inputs)
     }
 
     /// Tokens that have KV, or get it for certain from a step that is staged.
@@ -191,7 +203,7 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let all_written = self.ends.written();
         let draft_written = self.draft.written().min(all_written);
-        let Self { held, known, retention, prompt_tokens, home, number, .. } = self;
+        let Self { held, known, retention, prompt_tokens, home, number, era, .. } = self;
         for (index, (held, shape)) in held.iter_mut().zip(home.shapes()).enumerate() {
             let (first, block_tokens) = (held.blocks.shared_len(), shape.block_tokens);
             let written = if shape.is_draft { draft_written } else { all_written };
@@ -206,15 +218,26 @@ impl Drop for Sequence {
             let worth = |index| {
                 retention_of(retention.as_deref(), *prompt_tokens, index as u64 * block_tokens)
             };
-            home.unless_void(*number, known.generation(), || {
-                let mut noting = Noting::new(home.feed(), index, 0, (first, &names), parent, known);
+            home.name_valid((*number, era, known.generation()), &names, |part| {
+                let (first, parent) = (first + part.start, parent_of(&names, &part, parent));
+                let part = (first, &names[part]);
+                let mut noting = Noting::new(home.feed(), index, 0, part, parent, known);
                 let named = |record, name| noting.named(record, name);
                 let parent = parent.filter(|_| shape.chained);
-                held.blocks.name(first, &names, parent, worth, named);
+                held.blocks.name(first, part.1, parent, worth, named);
             });
         }
         self.tell_reuse();
     }
+}
+
+/// The name before a part of `names`, before which comes `parent`.
+pub(crate) fn parent_of(
+    names: &[BlockHash],
+    part: &Range<usize>,
+    parent: Option<BlockHash>,
+) -> Option<BlockHash> {
+    part.start.checked_sub(1).map(|before| names[before]).or(parent)
 }
 
 /// The retention of the block that begins with token `first` of a sequence, once it is cached, and the number of

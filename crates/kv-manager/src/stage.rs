@@ -8,7 +8,7 @@ use crate::group::names_of;
 use crate::manager::InFlight;
 use crate::options::GroupKind;
 use crate::plan::{BatchRow, Start, StepPlan};
-use crate::sequence::retention_of;
+use crate::sequence::{parent_of, retention_of};
 use crate::steps::Latest;
 use crate::{Manager, OpenStep, Sequence, StageError};
 
@@ -131,7 +131,8 @@ impl Manager {
         if self.is_at_checkpoint(sequence, all_certain) {
             self.settle_states(sequence);
         }
-        let Sequence { held, known, ends, draft, retention, prompt_tokens, .. } = sequence;
+        let Sequence { held, known, ends, draft, retention, prompt_tokens, number, era, .. } =
+            sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
             let certain = if group.is_draft { all_certain.min(draft.end) } else { all_certain };
             // The place of the first block to be named, and of which blocks it has the content.
@@ -160,17 +161,22 @@ impl Manager {
                 retention_of(retention.as_deref(), *prompt_tokens, token)
             };
             let own = names_of(all, group.stride, first, full);
-            let mut noting =
-                Noting::new(self.home.feed(), index, step, (first, &own), parent, known);
-            let (written, before) = (&mut group.written, names.len());
-            let parent = parent.filter(|_| group.kind == GroupKind::Full);
-            held.blocks.name(place, &own, parent, worth, |record, name| {
-                written[record.index()] = step;
-                names.push((index, name));
-                noting.named(record, name);
+            let (written, before, mut offered) = (&mut group.written, names.len(), 0);
+            let chained = group.kind == GroupKind::Full;
+            self.home.name_valid((*number, era, known.generation()), &own, |part| {
+                let (at, parent) = (part.start, parent_of(&own, &part, parent));
+                let part = (first + at, &own[part]);
+                let mut noting = Noting::new(self.home.feed(), index, step, part, parent, known);
+                let parent = parent.filter(|_| chained);
+                held.blocks.name(place + at, part.1, parent, worth, |record, name| {
+                    written[record.index()] = step;
+                    names.push((index, name));
+                    noting.named(record, name);
+                });
+                offered += part.1.len();
             });
             if index == 0 {
-                let twice = full - first - (names.len() - before);
+                let twice = offered - (names.len() - before);
                 self.stats.twice_tokens += twice as u64 * block_tokens;
             }
             held.named = group.full_blocks(certain);

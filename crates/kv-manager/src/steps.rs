@@ -133,7 +133,10 @@ impl Manager {
         // No worker is told of a step without a plan: its epoch ends with the last plan. What was decided in
         // it is in the next plan, before every later use of the blocks that it concerns.
         match self.in_flight.back_mut() {
-            Some(last) => last.ends = self.latest_step,
+            Some(last) => {
+                last.ends = self.latest_step;
+                self.groups.iter_mut().for_each(|group| group.join_epochs(last.step));
+            }
             None => self.end_epochs(self.latest_step),
         }
     }
@@ -164,12 +167,14 @@ impl Manager {
 
     /// Withdraws what a failed step has named, and those after it, which may have read its KV.
     pub(crate) fn fail(&mut self, step: u64) {
+        let (next, mut oldest) = (self.next_number, None);
         for staged in self.in_flight.iter_mut().filter(|staged| staged.step >= step) {
             // Another worker may have said so before.
             if std::mem::replace(&mut staged.failed, true) {
                 continue;
             }
-            self.failures.push(staged.step);
+            let oldest = *oldest.get_or_insert_with(|| self.eras.begin(next));
+            self.failures.note(staged.step, next, oldest);
             self.stats.failed_steps += 1;
             for (group, name) in staged.names.drain(..) {
                 self.groups[group].pool.remove_with_successors(name);

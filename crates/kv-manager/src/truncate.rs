@@ -25,7 +25,8 @@ impl Manager {
     }
 
     /// Adds tokens that did not come out of a step: the next turn of a conversation. The next steps
-    /// compute them as they compute a prompt.
+    /// compute them as they compute a prompt. What stands behind placeholder ids among them, such as a picture, is said with
+    /// them, by [`Tokens::With`].
     ///
     /// # Errors
     /// [`TruncateError`]; the sequence is as it was.
@@ -38,6 +39,9 @@ impl Manager {
         if sequence.ends.is_open() {
             return Err(TruncateError::Later);
         }
-        Ok(sequence.known.push(&self.namer, tokens.into())?)
+        let tokens = tokens.into();
+        sequence.known.check(&self.namer, &tokens)?;
+        sequence.known.add(&self.namer, tokens);
+        Ok(())
     }
 }

@@ -281,6 +281,11 @@ fn the_last_twin_writes_its_block_without_a_copy() {
 /// Stages the next token of a sequence; the step.
 fn stage_one(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
     manager.reserve(sequence, 1).unwrap();
+    staged(manager, sequence)
+}
+
+/// Stages what is reserved of a sequence; the step.
+fn staged(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
     let open = manager.begin_step().unwrap();
     let number = manager.stage(&open, &mut [sequence]).unwrap().step;
     manager.finish_step(open).unwrap();
@@ -526,4 +531,117 @@ fn a_twin_of_before_a_forgetting_takes_over_nothing() {
     assert_eq!(names(&manager), []);
     assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 0);
     check_empty(&mut manager);
+}
+
+/// A prompt of seven tokens, and a step that begins with the token that its step samples.
+fn overlapped(manager: &mut Manager) -> Sequence {
+    let mut sequence = admit(manager, 0..7);
+    staged(manager, &mut sequence);
+    stage_one(manager, &mut sequence);
+    sequence
+}
+
+#[test]
+fn what_is_computed_behind_an_ignored_id_is_stale() {
+    for is_complete in [false, true] {
+        let mut manager = manager(16, 0);
+        let mut sequence = overlapped(&mut manager);
+        if is_complete {
+            done(&mut manager, 2);
+        }
+        // An end that the engine ignores, and with it what comes behind.
+        assert_eq!(manager.commit(&mut sequence, 1, &[]), Ok(Committed::Taken));
+        assert_eq!(manager.commit(&mut sequence, 2, &[77]), Ok(Committed::Stale));
+        assert_eq!((sequence.known(), sequence.resolved(), sequence.upper()), (7, 7, 7));
+        assert_eq!(names(&manager).len(), 1, "the KV at position 7 is the ignored id's");
+        // It goes on with an id of the engine's.
+        manager.extend(&mut sequence, &[77]).unwrap();
+        done(&mut manager, 2);
+        let last = stage_one(&mut manager, &mut sequence);
+        assert_eq!(manager.commit(&mut sequence, last, &[78]), Ok(Committed::Taken));
+        assert_eq!(
+            (sequence.ids().unwrap()[7..].to_vec(), names(&manager).len()),
+            (vec![77, 78], 2)
+        );
+        done(&mut manager, last);
+        drop(sequence);
+        check_empty(&mut manager);
+    }
+}
+
+#[test]
+fn what_is_computed_behind_an_ignored_id_in_the_middle_is_stale() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut sequence = overlapped(&mut manager);
+    stage_one(&mut manager, &mut sequence);
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
+    assert_eq!(manager.commit(&mut sequence, 2, &[]), Ok(Committed::Taken));
+    assert_eq!(manager.commit(&mut sequence, 3, &[77]), Ok(Committed::Stale));
+    assert_eq!((sequence.known(), sequence.to_compute()), (8, 1), "id 7 is the engine's");
+    assert!(matches!(manager.extend(&mut sequence, &[8]), Ok(())), "no id is to come");
+}
+
+/// What is forgotten, by a sequence that has the content without the names; a part of the names.
+fn forgotten(manager: &mut Manager) -> (Sequence, Vec<BlockHash>) {
+    let (second, gone) = twin(manager);
+    assert_eq!(manager.forget(&gone), 2);
+    (second, gone)
+}
+
+#[test]
+fn a_resumed_twin_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 16);
+    let (mut twin, gone) = forgotten(&mut manager);
+    manager.commit(&mut twin, 1, &[70]).unwrap();
+    manager.suspend(&mut twin).unwrap();
+    step(&mut manager, &mut []);
+    assert_eq!(manager.resume(&mut twin), Ok(10));
+    manager.extend(&mut twin, &[71, 72]).unwrap();
+    manager.reserve(&mut twin, 3).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    let named = names(&manager);
+    assert!(named.iter().all(|name| !gone.contains(name)), "{named:?} of {gone:?}");
+    assert_eq!(named.len(), 1, "what comes behind is named as always");
+    drop(twin);
+    assert_eq!(names(&manager), named);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_prompt_of_before_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 0);
+    let mut requests = [Request::new((0..13).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 4).pop().unwrap());
+    let block = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
+    let next = BlockHash::chain(block, &[4, 5, 6, 7]);
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager), [block]);
+    assert_eq!(manager.forget(&[block, next]), 1);
+    manager.reserve(&mut sequence, 9).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let last = BlockHash::chain(next, &[8, 9, 10, 11]);
+    assert_eq!(names(&manager), [last], "the block between is forgotten");
+    drop(sequence);
+    assert_eq!(names(&manager), [last]);
+    // One that comes later may cache it again.
+    let mut later = admit(&mut manager, 0..13);
+    step(&mut manager, &mut [&mut later]);
+    drop(later);
+    assert_eq!(admit(&mut manager, 0..13).cached_tokens(), 12);
+}
+
+#[test]
+fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
+    let mut manager = manager(16, 0);
+    let (mut twin, gone) = twin(&mut manager);
+    manager.commit(&mut twin, 1, &[70]).unwrap();
+    manager.reserve(&mut twin, 1).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    drop(computed(&mut manager, 100..105));
+    let other = BlockHash::chain(BlockHash::ROOT, &[100, 101, 102, 103]);
+    assert_eq!(manager.forget(&[other]), 1);
+    evict(&mut manager);
+    drop(twin);
+    assert!(gone.iter().all(|name| names(&manager).contains(name)), "it was not forgotten");
 }

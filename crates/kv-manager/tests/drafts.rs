@@ -320,3 +320,62 @@ fn what_arrives_of_a_draft_model_is_what_was_said() {
         assert_eq!((sequence.draft_end(), named(&manager, FURTHER)), (end, (end / 4) as usize));
     }
 }
+
+/// What the draft model has computed of a step is complete, and no call has looked at it yet. Then comes the cut.
+fn cut_behind_a_draft(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
+    let (at, _) = draft(manager, sequence, 18);
+    complete(manager, at, Outcome::Done);
+    manager.commit(sequence, at, &[19]).unwrap();
+    // A reservation that needs blocks looks at what is complete.
+    manager.reserve(sequence, 8).unwrap();
+    assert_eq!(manager.truncate(sequence, 8).unwrap(), 8);
+    assert_eq!((sequence.draft_end(), sequence.block_count_of(FURTHER)), (0, 0));
+    at
+}
+
+#[test]
+fn a_late_draft_result_of_a_cut_step_is_stale() {
+    let (mut manager, mut sequence) = with_draft_model(18);
+    let at = cut_behind_a_draft(&mut manager, &mut sequence);
+    assert_eq!(manager.commit_draft(&mut sequence, at, 8), Ok(Committed::Stale));
+    assert_eq!(sequence.draft_end(), 0);
+    // A step that computes nothing by the draft model makes it no younger.
+    manager.extend(&mut sequence, &[80, 81]).unwrap();
+    manager.reserve(&mut sequence, 2).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(manager.commit_draft(&mut sequence, at, 8), Ok(Committed::Stale));
+    // And one that does is taken.
+    let last = sequence.awaits().unwrap();
+    manager.commit(&mut sequence, last, &[82]).unwrap();
+    let (next, _) = draft(&mut manager, &mut sequence, 10);
+    assert_eq!(manager.commit_draft(&mut sequence, at, 8), Ok(Committed::Stale));
+    assert_eq!(manager.commit_draft(&mut sequence, next, 10), Ok(Committed::Taken));
+}
+
+#[test]
+fn draft_blocks_that_nobody_has_written_are_found_by_no_name() {
+    let (mut manager, mut sequence) = with_draft_model(18);
+    let at = cut_behind_a_draft(&mut manager, &mut sequence);
+    let _ = manager.commit_draft(&mut sequence, at, 8).unwrap();
+    manager.extend(&mut sequence, &[80, 81]).unwrap();
+    manager.reserve(&mut sequence, 2).unwrap();
+    assert_eq!(sequence.block_count_of(FURTHER), 3, "blocks of others, perhaps");
+    let next = step(&mut manager, &mut [&mut sequence]);
+    assert!(next.draft_batch.is_empty(), "the draft model computes nothing in these blocks");
+    drop(sequence);
+    assert_eq!(named(&manager, FURTHER), 0);
+}
+
+#[test]
+fn a_late_draft_result_of_a_suspended_step_is_stale() {
+    let (mut manager, mut sequence) = with_draft_model(18);
+    let (at, _) = draft(&mut manager, &mut sequence, 18);
+    complete(&mut manager, at, Outcome::Done);
+    manager.commit(&mut sequence, at, &[19]).unwrap();
+    manager.reserve(&mut sequence, 8).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    step(&mut manager, &mut []);
+    manager.resume(&mut sequence).unwrap();
+    assert_eq!(manager.commit_draft(&mut sequence, at, 18), Ok(Committed::Stale));
+    assert_eq!(sequence.draft_end(), 0);
+}

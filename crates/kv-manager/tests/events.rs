@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use common::{admit, admitted, complete, computed, done, options, step};
 use kv_manager::{
     CacheEvent, Completion, Content, EventReader, GroupId, GroupKind, Manager, ManagerOptions,
-    Outcome, Request, StoredBlocks, Tokens, WorkerId, vllm,
+    Outcome, Request, Sequence, StoredBlocks, Tokens, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
 
@@ -381,4 +381,117 @@ fn a_reader_on_another_thread_sees_every_name_with_its_ids() {
     let there = blocks.iter().filter_map(|view| Some((view.hash?, view.location.tier)));
     assert_eq!(mirror, there.collect());
     done(&mut manager, 0);
+}
+
+/// A router's tree: what is stored behind a parent that it does not know is dropped, as NVIDIA Dynamo and llm-d do.
+#[derive(Default)]
+struct Router {
+    known: HashSet<(BlockHash, Tier)>,
+    dropped: usize,
+}
+
+impl Router {
+    fn take(&mut self, reader: &mut EventReader) {
+        for event in read(reader) {
+            match event {
+                CacheEvent::Stored(stored) => self.store(&stored),
+                CacheEvent::Moved { from, to } => {
+                    self.store(&to);
+                    to.names.iter().for_each(|&name| _ = self.known.remove(&(name, from)));
+                }
+                CacheEvent::Removed { tier, names, .. } => {
+                    names.iter().for_each(|&name| _ = self.known.remove(&(name, tier)));
+                }
+                CacheEvent::Cleared => self.known.clear(),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn store(&mut self, stored: &StoredBlocks) {
+        if stored.parent.is_none_or(|parent| self.knows(parent)) {
+            self.known.extend(stored.names.iter().map(|&name| (name, stored.tier)));
+        } else {
+            self.dropped += stored.names.len();
+        }
+    }
+
+    fn knows(&self, name: BlockHash) -> bool {
+        Tier::ALL.iter().any(|&tier| self.known.contains(&(name, tier)))
+    }
+
+    /// Blocks of these ids that it takes for cached.
+    fn score(&self, ids: std::ops::Range<u32>) -> usize {
+        names(ids).into_iter().take_while(|&name| self.knows(name)).count()
+    }
+}
+
+fn found(manager: &mut Manager, ids: std::ops::Range<u32>) -> usize {
+    let mut request = Request::new(ids.chain([u32::MAX]).collect());
+    request.waits = false;
+    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens() as usize / 4
+}
+
+/// Decodes these ids, of which `at` has sampled the first.
+fn decode(
+    manager: &mut Manager,
+    sequence: &mut Sequence,
+    at: u64,
+    ids: std::ops::Range<u32>,
+) -> u64 {
+    ids.fold(at, |at, id| {
+        manager.commit(sequence, at, &[id]).unwrap();
+        manager.reserve(sequence, 1).unwrap();
+        step(manager, &mut [sequence]).step
+    })
+}
+
+/// A short prompt decodes what a longer one has cached, whose names go then. What is decoded behind them has no parent, and
+/// a lookup does not find it, before the short one's first blocks take the names over.
+#[test]
+fn h40_what_follows_a_name_that_has_gone_is_told_when_a_twin_takes_that_over() {
+    let mut manager = watched(32, 0, 4096);
+    let (mut reader, mut router) = (reader(&manager), Router::default());
+    let mut short = admit(&mut manager, 0..9);
+    let at = step(&mut manager, &mut [&mut short]).step;
+    let long = computed(&mut manager, 0..17);
+    drop(long);
+    let at = decode(&mut manager, &mut short, at, 9..17);
+    router.take(&mut reader);
+    assert_eq!(router.score(0..16), 4);
+    let free = manager.pool().claimable() as u32;
+    drop(admit(&mut manager, 1000..1000 + 4 * free));
+    decode(&mut manager, &mut short, at, 17..30);
+    router.take(&mut reader);
+    assert_eq!((router.score(0..28), found(&mut manager, 0..28)), (2, 2));
+    drop(short);
+    step(&mut manager, &mut []);
+    router.take(&mut reader);
+    assert_eq!((router.score(0..28), found(&mut manager, 0..28)), (7, 7));
+    assert_eq!(router.dropped, 0, "blocks were told of behind a parent that is cached nowhere");
+}
+
+#[test]
+fn h40_what_follows_a_name_that_goes_is_found_no_more() {
+    let mut manager = watched(16, 0, 64);
+    let (mut reader, mut router) = (reader(&manager), Router::default());
+    let sequence = computed(&mut manager, 0..17);
+    router.take(&mut reader);
+    assert_eq!(router.score(0..16), 4);
+    assert_eq!(manager.forget(&names(0..4)), 1);
+    let removed = |names| CacheEvent::Removed { group: GroupId(0), tier: Tier::Primary, names };
+    let mut late = manager.events().unwrap();
+    assert_eq!(read(&mut late), [CacheEvent::Cleared], "nothing of it is found");
+    assert_eq!(read(&mut reader), [removed(names(0..16))]);
+    assert_eq!(found(&mut manager, 0..16), 0);
+    // Another one computes the first block again.
+    drop(sequence);
+    drop(computed(&mut manager, 0..5));
+    for reader in [&mut reader, &mut late] {
+        let events = read(reader);
+        assert_eq!(events.len(), 1, "{events:?}");
+        assert_eq!(stored(&events[0]).names, names(0..16));
+        assert_eq!(stored(&events[0]).token_ids, (0..16).collect::<Vec<_>>());
+    }
+    assert_eq!(found(&mut manager, 0..16), 4);
 }

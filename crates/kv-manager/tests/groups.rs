@@ -6,11 +6,11 @@ mod common;
 
 use common::{BLOCK, admit, admitted, complete, computed, options, step};
 use kv_manager::{
-    AdmitError, Answer, Committed, ExportError, GroupId, GroupKind, GroupOptions, Manager,
-    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
-    SuspendError,
+    AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupKind, GroupOptions,
+    Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError,
+    Start, SuspendError,
 };
-use kv_pool::tenants::TenantQuota;
+use kv_pool::tenants::{TenantError, TenantQuota};
 use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
@@ -675,4 +675,34 @@ fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
     assert_eq!(refused.reason, ExportError::Later { step: manager.completed_step() + 1 });
     settle(&mut manager);
     assert_eq!(manager.export(refused.sequence).unwrap().blocks(GroupId(1)).len(), 2);
+}
+
+#[test]
+fn a_tenant_of_another_manager_is_none_of_this_one() {
+    let mut both = [0, 1].map(|_| manager([group(GroupKind::Full, 64)]));
+    let [foreign, own] = both.each_mut().map(|manager| manager.add_tenant().unwrap());
+    let [_, manager] = &mut both;
+    let quota = TenantQuota { held_max: 1, ..TenantQuota::default() };
+    for group in [GroupId(0), GroupId(1)] {
+        let refused = manager.set_quota_of(group, foreign, Tier::Primary, quota).unwrap_err();
+        let expected = BudgetError::Tenant(TenantError::Foreign { tenant: foreign });
+        assert_eq!(refused, expected, "{group:?}");
+        manager.set_quota_of(group, own, Tier::Primary, TenantQuota::default()).unwrap();
+    }
+    let mut request = Request::new((0..4).collect());
+    request.tenant = foreign;
+    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
+}
+
+#[test]
+fn a_hint_for_another_managers_sequence_changes_nothing() {
+    let mut other = manager([group(GroupKind::Full, 64)]);
+    let foreign = computed(&mut other, 0..8);
+    let mut one_group = common::manager(8, 0);
+    let before = computed(&mut one_group, 0..8);
+    one_group.retain(&foreign, kv_pool::retention::Retention::default());
+    assert_eq!(one_group.blocks_to_reserve(&foreign, 1), 1);
+    assert_eq!(one_group.block_ids(&foreign), []);
+    drop(before);
 }

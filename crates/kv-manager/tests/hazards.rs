@@ -4,11 +4,15 @@
 
 mod common;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use common::{BLOCK, admit, admitted, check_empty, computed, manager, options, step};
-use kv_manager::{Content, ForkError, Manager, Request, Sequence, StepPlan, SuspendError};
-use kv_pool::{Location, Tier};
+use kv_manager::{
+    AdmitError, Answer, CommitError, Content, ForkError, Manager, ManagerOptions, Request,
+    Sequence, StepPlan, SuspendError, Tokens, TokensError, TruncateError,
+};
+use kv_pool::tenants::TenantId;
+use kv_pool::{BlockHash, Location, Tier};
 
 fn cached(manager: &mut Manager, ids: &[u32]) -> u64 {
     let mut request = Request::new([ids, &[u32::MAX]].concat());
@@ -161,6 +165,217 @@ fn h28_tenants_share_what_both_declare_shared_and_no_more() {
     assert_eq!(hit(1, 11), 8, "the third block is not wholly inside");
     assert_eq!(hit(1, 8), 16, "the same two blocks are inside");
     assert_eq!(hit(1, 7), 4);
+}
+
+/// The names of a prompt that a tenant, or nobody, has computed, and is forgotten then.
+fn names_of(manager: &mut Manager, tenant: TenantId, content: Content) -> Vec<BlockHash> {
+    let mut request = with(0..9, content);
+    request.tenant = tenant;
+    drop(request_computed(manager, request));
+    let blocks = manager.pool().snapshot().blocks;
+    let names: Vec<_> = blocks.iter().filter_map(|view| view.hash).collect();
+    assert_eq!((names.len(), manager.forget(&names)), (2, 2));
+    names
+}
+
+fn request_computed(manager: &mut Manager, request: Request) -> Sequence {
+    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    step(manager, &mut [&mut sequence]);
+    sequence
+}
+
+#[test]
+fn h28_no_salt_that_a_request_can_give_is_a_tenants_own() {
+    let mut manager = manager(64, 0);
+    let tenant = manager.add_tenant().unwrap();
+    let mut own = with(0..9, Content::default());
+    own.tenant = tenant;
+    own.content.shared_tokens = 0;
+    drop(request_computed(&mut manager, own));
+    let number = tenant.number().to_le_bytes().to_vec();
+    for salt in [number, vec![1], Vec::new()] {
+        let request = with(0..9, Content { salt, ..Content::default() });
+        let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        assert_eq!(other.cached_tokens(), 0, "another's content was found");
+    }
+}
+
+/// What is on disk, and on other hosts, has names of tenants that were added there in another order.
+#[test]
+fn h28_the_order_of_tenants_decides_no_name() {
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let mut manager = manager(64, 0);
+        for _ in 0..2 {
+            let tenant = manager.add_tenant().unwrap();
+            all.extend(names_of(&mut manager, tenant, Content::default()));
+        }
+    }
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), 4 * 2);
+}
+
+#[test]
+fn h28_a_tenants_key_names_it_in_every_manager() {
+    let names = |keys: &[&[u8]], asked: &[u8]| {
+        let mut manager = manager(64, 0);
+        let add = |key: &&[u8]| manager.add_tenant_with_key(key).unwrap();
+        let tenants: Vec<_> = keys.iter().map(add).collect();
+        let at = keys.iter().position(|key| *key == asked).unwrap();
+        names_of(&mut manager, tenants[at], Content::default())
+    };
+    let one = names(&[b"one", b"other"], b"one");
+    assert_eq!(one, names(&[b"other", b"third", b"one"], b"one"), "whatever its number");
+    assert_ne!(one, names(&[b"one", b"other"], b"other"));
+    let mut manager = manager(64, 0);
+    let salt = Content { salt: b"one".to_vec(), ..Content::default() };
+    assert_ne!(one, names_of(&mut manager, TenantId::NOBODY, salt.clone()));
+    let tenant = manager.add_tenant_with_key(b"other").unwrap();
+    let given = names_of(&mut manager, tenant, salt.clone());
+    assert_eq!(
+        given,
+        names_of(&mut manager, TenantId::NOBODY, salt),
+        "a salt that is given counts"
+    );
+}
+
+#[test]
+fn h28_names_that_an_engine_gives_are_apart_for_tenants_as_well() {
+    let given: Vec<_> = [1, 2].map(BlockHash::from_u128).to_vec();
+    let mut manager = manager(64, 0);
+    let tenants = [
+        TenantId::NOBODY,
+        manager.add_tenant().unwrap(),
+        manager.add_tenant().unwrap(),
+        manager.add_tenant_with_key(b"key").unwrap(),
+    ];
+    let salts: [&[u8]; 4] = [b"", b"\x01\0", b"key", b"\x01key"];
+    for (at, tenant) in tenants.into_iter().chain([TenantId::NOBODY; 3]).enumerate() {
+        let mut request = Request::named(9, given.clone());
+        request.waits = false;
+        request.tenant = tenant;
+        request.content.salt = salts[at.saturating_sub(3)].to_vec();
+        let sequence = request_computed(&mut manager, request);
+        assert_eq!(sequence.cached_tokens(), 0, "{at}");
+        drop(sequence);
+    }
+}
+
+/// A conversation of ten tokens, computed, and its next turn.
+fn next_turn(manager: &mut Manager, turn: Tokens<'_>) -> Result<Sequence, TruncateError> {
+    let mut sequence = admit(manager, 0..9);
+    let at = step(manager, &mut [&mut sequence]).step;
+    manager.commit(&mut sequence, at, &[9]).unwrap();
+    manager.extend(&mut sequence, turn)?;
+    let left = sequence.to_compute() as u32;
+    manager.reserve(&mut sequence, left).unwrap();
+    step(manager, &mut [&mut sequence]);
+    Ok(sequence)
+}
+
+fn hit(manager: &mut Manager, ids: &[u32], inputs: &[(u64, Vec<u8>)]) -> u64 {
+    let mut request = Request::new([ids, &[u32::MAX]].concat());
+    request.content.inputs = inputs.to_vec();
+    request.waits = false;
+    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+}
+
+#[test]
+fn h33_a_picture_of_a_later_turn_is_part_of_the_name() {
+    let mut manager = manager(64, 0);
+    let turn: Vec<u32> = [10, 11].into_iter().chain([777; 8]).collect();
+    let inputs = [(2, b"cat".to_vec())];
+    let mut sequence =
+        next_turn(&mut manager, Tokens::With { ids: &turn, inputs: &inputs }).unwrap();
+    let all: Vec<u32> = (0..10).chain(turn).collect();
+    let at = |at: u64, input: &[u8]| vec![(at, input.to_vec())];
+    assert_eq!(sequence.inputs(), at(12, b"cat"));
+    assert_eq!(hit(&mut manager, &all, &[]), 12, "equal ids without the picture");
+    assert_eq!(hit(&mut manager, &all, &at(12, b"dog")), 12, "another picture");
+    assert_eq!(hit(&mut manager, &all, &at(12, b"cat")), 20, "a prompt that has it all");
+    // What a model gives out can stand for something else, too.
+    let last = sequence.awaits().unwrap();
+    let inputs = at(0, b"sound");
+    let sampled = Tokens::With { ids: &[888], inputs: &inputs };
+    manager.commit(&mut sequence, last, sampled).unwrap();
+    manager.extend(&mut sequence, &[1, 2, 3]).unwrap();
+    manager.reserve(&mut sequence, 4).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let all = [&all[..], &[888, 1, 2, 3]].concat();
+    let both = [at(12, b"cat"), at(20, b"sound")].concat();
+    assert_eq!(sequence.inputs(), both);
+    assert_eq!(hit(&mut manager, &all, &at(12, b"cat")), 20);
+    assert_eq!(hit(&mut manager, &all, &both), 24);
+}
+
+#[test]
+fn h33_what_stands_behind_ids_is_cut_with_them() {
+    let mut manager = manager(64, 0);
+    let inputs = [(2, b"cat".to_vec())];
+    let turn: Vec<u32> = (10..20).collect();
+    let mut sequence =
+        next_turn(&mut manager, Tokens::With { ids: &turn, inputs: &inputs }).unwrap();
+    manager.truncate(&mut sequence, 13).unwrap();
+    assert_eq!(sequence.inputs().len(), 1, "the first of its ids is there");
+    manager.truncate(&mut sequence, 12).unwrap();
+    assert_eq!(sequence.inputs(), []);
+    // The same ids come as what they are.
+    manager.extend(&mut sequence, &turn[2..]).unwrap();
+    manager.reserve(&mut sequence, 8).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let all: Vec<u32> = (0..20).collect();
+    assert_eq!(hit(&mut manager, &all, &[]), 20);
+}
+
+#[test]
+fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
+    let placeholder_ids = vec![700..=799, 900..=900];
+    let mut manager = Manager::new(ManagerOptions { placeholder_ids, ..options(64, 0) }).unwrap();
+    let at = |at: u64| vec![(at, b"cat".to_vec())];
+    let refused = |id, at| TokensError::Placeholder { id, at };
+    // A request.
+    for (inputs, expected) in [(vec![], Some(1)), (at(2), Some(1)), (at(1), None)] {
+        let content = Content { inputs, ..Content::default() };
+        let mut request = Request::new(vec![1, 700, 799, 2]);
+        request.content = content;
+        match (manager.admit(&mut [request], u64::MAX).pop().unwrap(), expected) {
+            (Answer::Refused(AdmitError::Tokens(error)), Some(at)) => {
+                assert_eq!(error, refused(700, at));
+            }
+            (answer, expected) => assert!(expected.is_none(), "{answer:?}"),
+        }
+    }
+    // A turn: each run of placeholders begins with an input, and so does one that goes on with what was there.
+    let turns: [(&[u32], Vec<_>, Option<TokensError>); 6] = [
+        (&[1, 900, 2], vec![], Some(refused(900, 11))),
+        (&[1, 900, 2, 701], at(1), Some(refused(701, 13))),
+        (&[1, 900, 2, 701], [at(1), at(3)].concat(), None),
+        (&[701, 702], at(0), None),
+        (&[699, 800, 899, 901], vec![], None),
+        (&[1, 2], at(2), Some(TokensError::InputOutside { at: 2, tokens: 2 })),
+    ];
+    for (ids, inputs, expected) in turns {
+        let turn = next_turn(&mut manager, Tokens::With { ids, inputs: &inputs });
+        match (turn, expected) {
+            (Err(TruncateError::Tokens(error)), Some(expected)) => assert_eq!(error, expected),
+            (turn, expected) => assert!(turn.is_ok() && expected.is_none(), "{ids:?}: {turn:?}"),
+        }
+    }
+    let inputs = [at(1), at(0)].concat();
+    let turn = next_turn(&mut manager, Tokens::With { ids: &[1, 2], inputs: &inputs });
+    assert_eq!(turn.unwrap_err(), TruncateError::Tokens(TokensError::InputsUnordered));
+    // What is left of a picture that was cut says nothing of the ids that follow, nor does one that was cut off.
+    let inputs = at(0);
+    let turn = Tokens::With { ids: &[701, 702, 703], inputs: &inputs };
+    let mut sequence = next_turn(&mut manager, turn).unwrap();
+    let last = sequence.awaits().unwrap();
+    let error = manager.commit(&mut sequence, last, &[704]).unwrap_err();
+    assert_eq!(error, CommitError::Tokens(refused(704, 13)));
+    for end in [12, 10] {
+        manager.truncate(&mut sequence, end).unwrap();
+        let error = manager.extend(&mut sequence, &[702]).unwrap_err();
+        assert_eq!(error, TruncateError::Tokens(refused(702, end)));
+        assert_eq!((sequence.known(), sequence.resolved()), (end, end));
+    }
 }
 
 #[test]

@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use kv_manager::{AdmitError, Answer, Request, Sequence, Waiting};
-use kv_pool::ClaimError;
+use kv_pool::{BlockHash, ClaimError};
 
 use crate::engine::{Engine, Wish};
+use crate::mirror::mask;
 use crate::random::Random;
 use crate::run::{Run, blocks_of};
 use crate::truth::{Facts, Ideal};
@@ -91,6 +92,26 @@ impl Engine {
         Wish { request, ideal: Ideal { facts: Rc::new(facts), ids, kv: Vec::new() } }
     }
 
+    /// The tokens that the next request finds, as a mirror of the events knows it; more if steps are not complete.
+    fn foresee_hit(&mut self) -> Option<u64> {
+        self.compare_mirror();
+        let Wish { request, ideal } = self.wishes.first()?;
+        let facts = &ideal.facts;
+        if facts.salt != 0
+            || facts.tenant != 0
+            || !self.size.further.is_empty()
+            || self.size.tiers > 0
+        {
+            return None;
+        }
+        let most = request.hit_max.min(request.tokens().saturating_sub(1));
+        let mask = mask(self.generation);
+        let names = facts.names(&ideal.ids).into_iter().map(|name| name.to_u128() ^ mask);
+        let names = names.take((most / facts.block_tokens) as usize).map(BlockHash::from_u128);
+        let score = self.mirror.score(&names.collect::<Vec<_>>())?;
+        Some(score as u64 * facts.block_tokens)
+    }
+
     pub fn admit(&mut self) {
         while self.wishes.len() < self.random.from(1, 3) as usize {
             let wish = self.wish();
@@ -103,6 +124,7 @@ impl Engine {
         let most = self.size.block_tokens * self.size.width;
         let budget = self.random.from(0, 2 * most as u64);
         let rows = self.manager.free_rows();
+        let foreseen = if self.random.chance(20) { self.foresee_hit() } else { None };
         let mut requests: Vec<_> = self.wishes.iter().map(|wish| wish.request.clone()).collect();
         let answers = self.manager.admit(&mut requests, budget);
         assert!(answers.len() <= requests.len());
@@ -115,6 +137,12 @@ impl Engine {
             match answer {
                 Answer::Admitted(sequence) => {
                     self.saw("an admission");
+                    if let Some(foreseen) = foreseen.filter(|_| at == 0) {
+                        let cached = sequence.cached_tokens();
+                        let exact = self.completed() >= self.latest_staged();
+                        assert!(cached == foreseen || cached > foreseen && !exact, "{foreseen}");
+                        self.saw_if(exact && foreseen > 0, "a lookup that a mirror foresees");
+                    }
                     left -= u64::from(sequence.next());
                     admitted.push((at, sequence));
                 }
@@ -221,6 +249,7 @@ impl Engine {
             blocks,
             commits: Vec::new(),
             drafted: Vec::new(),
+            late_drafted: Vec::new(),
             hit_max: request.hit_max,
         };
         self.next_key += 1;

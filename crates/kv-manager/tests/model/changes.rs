@@ -117,7 +117,8 @@ impl Engine {
         };
         assert!(!run.is_open());
         assert_eq!(twin.draft_end(), run.sequence.draft_end());
-        let drafted = std::mem::take(&mut run.drafted);
+        let drafted = !run.drafted.is_empty();
+        run.void_drafts();
         assert_eq!(blocks_of(&run.sequence), run.blocks, "a fork replaces no block");
         let resolved = run.sequence.resolved();
         assert_eq!((twin.resolved(), twin.known()), (resolved, run.sequence.known()));
@@ -140,12 +141,13 @@ impl Engine {
             blocks,
             commits: run.commits.clone(),
             drafted: Vec::new(),
+            late_drafted: Vec::new(),
             hit_max: run.hit_max,
         };
         self.next_key += 1;
         self.accepted(at);
         self.saw("a fork");
-        self.saw_if(!drafted.is_empty(), "a fork of what a draft model has computed");
+        self.saw_if(drafted, "a fork of what a draft model has computed");
         self.saw_if(self.size.has_state(), "a fork of a state");
         self.saw_if(reserved > 0, "a fork of a sequence with tokens reserved");
         self.runs.push(twin);

@@ -150,8 +150,9 @@ fn drafted(plan: &kv_manager::StepPlan, row: Row) -> std::ops::Range<u64> {
 /// Adds up to two tenants, some of which may not hold many blocks.
 fn add_tenants(manager: &mut Manager, device: u64, random: &mut Random) -> Vec<TenantId> {
     let mut tenants = vec![TenantId::NOBODY];
-    for _ in 0..random.below(3) {
-        let tenant = manager.add_tenant().unwrap();
+    for key in 0..random.below(3) {
+        // A salt that is drawn would make schedules unlike that decide by names.
+        let tenant = manager.add_tenant_with_key(&key.to_le_bytes()).unwrap();
         if random.chance(30) {
             let most = random.from(3, device);
             let quota = TenantQuota { held_max: most, ..TenantQuota::NONE };
@@ -310,7 +311,7 @@ impl Engine {
         self.check();
     }
 
-    fn compare_mirror(&mut self) {
+    pub fn compare_mirror(&mut self) {
         if self.random.chance(2) {
             self.mirror.reopen(&self.manager);
         }
@@ -321,6 +322,7 @@ impl Engine {
         self.saw_if(met.moved, "events of moved content");
         self.saw_if(met.below, "events of a lower tier");
         self.saw_if(met.withheld, "content that was withheld");
+        self.saw_if(met.orphans, "content behind what is nowhere");
         self.saw_if(met.withdrawn, "content that was withdrawn before it was told");
     }
 
@@ -477,7 +479,7 @@ impl Engine {
             let blocks = blocks_of(&run.sequence);
             assert_eq!(blocks, run.blocks, "staging changes no block");
             let start = run.ideal.kv.len() as u64;
-            let ids = run.compute(step, tokens, self.generation, &mut self.random);
+            let ids = run.compute(batch, step, self.generation, &mut self.random);
             run.steps.push(step);
             if void && let Some(output) = run.outputs.back_mut().filter(|out| out.step == step) {
                 output.void = true;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, Manager, StoredBlocks};
+use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, GroupKind, Manager, StoredBlocks};
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Location, Tier};
 
@@ -17,6 +17,10 @@ pub struct Mirror {
     names: HashSet<(BlockHash, Tier)>,
     /// The same of groups beside the first.
     further: HashSet<(GroupId, BlockHash, Tier)>,
+    /// What each name follows that was told of once, as far as its place is known; `None` at the start of a prefix.
+    parents: HashMap<(GroupId, BlockHash), Option<BlockHash>>,
+    /// Of each group, whether a lookup finds content by what comes before it.
+    chained: Vec<bool>,
     /// Tokens of a name.
     unit: u32,
     /// The blocks of the pool that have names, as of the last look.
@@ -34,6 +38,8 @@ pub struct Met {
     pub moved: bool,
     pub withheld: bool,
     pub withdrawn: bool,
+    /// Content was cached behind content that is nowhere.
+    pub orphans: bool,
     /// A lower tier lost something.
     pub below: bool,
 }
@@ -44,8 +50,18 @@ impl Mirror {
         let options = manager.options();
         let further = options.further_groups.iter().map(|group| group.block_tokens);
         let unit = further.fold(options.block_tokens, u32::min);
-        let (names, further) = (HashSet::new(), HashSet::new());
-        Self { reader, names, further, unit, bounds: HashMap::new(), lost: false }
+        let kinds = std::iter::once(options.kind)
+            .chain(options.further_groups.iter().map(|group| group.kind));
+        Self {
+            reader,
+            names: HashSet::new(),
+            further: HashSet::new(),
+            parents: HashMap::new(),
+            chained: kinds.map(|kind| kind == GroupKind::Full).collect(),
+            unit,
+            bounds: HashMap::new(),
+            lost: false,
+        }
     }
 
     /// Begins anew.
@@ -121,21 +137,57 @@ impl Mirror {
                 other => panic!("{other:?}"),
             }
         }
-        met.withheld = self.compare(manager);
+        self.check_chains();
+        (met.withheld, met.orphans) = self.compare(manager);
         met
+    }
+
+    /// Whether it has been told of a name, in any tier.
+    fn knows(&self, group: GroupId, name: BlockHash) -> bool {
+        Tier::ALL.into_iter().any(|tier| match group {
+            GroupId(0) => self.names.contains(&(name, tier)),
+            group => self.further.contains(&(group, name, tier)),
+        })
+    }
+
+    /// How many of these names a lookup finds in the pool of the first group; `None` if that is not known for events that
+    /// were lost.
+    pub fn score(&self, names: &[BlockHash]) -> Option<usize> {
+        let near = [Tier::Primary, Tier::Secondary];
+        let there = |name: &&BlockHash| near.iter().any(|&at| self.names.contains(&(**name, at)));
+        (!self.lost).then(|| names.iter().take_while(there).count())
+    }
+
+    /// Of all that a mirror has been told, it knows what that follows: a lookup finds it.
+    fn check_chains(&self) {
+        let names = self.names.iter().map(|&(name, _)| (GroupId(0), name));
+        for key in names.chain(self.further.iter().map(|&(group, name, _)| (group, name))) {
+            if self.chained[usize::from(key.0.0)]
+                && let Some(&Some(parent)) = self.parents.get(&key)
+            {
+                assert!(self.knows(key.0, parent), "{key:?} is told of behind what is nowhere");
+            }
+        }
     }
 
     fn store(&mut self, stored: &StoredBlocks) {
         let StoredBlocks { names, token_ids, block_tokens, content, .. } = stored;
         let len = *block_tokens as usize;
         assert!(token_ids.is_empty() || token_ids.len() == names.len() * len);
-        let mut parent = stored.parent;
+        let (mut parent, group) = (stored.parent, stored.group);
+        if let (Some(before), true) = (parent, self.chained[usize::from(group.0)]) {
+            assert!(self.knows(group, before), "{names:?} come before what they follow");
+        }
         for (at, &name) in names.iter().enumerate() {
             let new = match stored.group {
                 GroupId(0) => self.names.insert((name, stored.tier)),
                 group => self.further.insert((group, name, stored.tier)),
             };
             assert!(new, "{name:?} is there already");
+            match stored.is_placed() {
+                true => self.parents.insert((group, name), parent),
+                false => self.parents.remove(&(group, name)),
+            };
             if content.is_none() && !token_ids.is_empty() && *block_tokens == self.unit {
                 let ids = &token_ids[at * len..][..len];
                 let named = |parent: Option<BlockHash>, generation: u64| {
@@ -151,19 +203,33 @@ impl Mirror {
         }
     }
 
-    /// Whether blocks were there that the mirror may not know of yet.
-    fn compare(&self, manager: &Manager) -> bool {
+    /// Whether a lookup finds a block of the first group's pool, as far as is known what it follows.
+    fn is_found(&self, name: BlockHash, before: Option<BlockHash>) -> Option<bool> {
+        match self.parents.get(&(GroupId(0), name)) {
+            Some(None) => Some(true),
+            Some(&Some(parent)) => Some(self.knows(GroupId(0), parent)),
+            None => before.map(|parent| self.knows(GroupId(0), parent)),
+        }
+    }
+
+    /// Whether blocks were there that the mirror may not know of yet, and such that no lookup finds.
+    fn compare(&self, manager: &Manager) -> (bool, bool) {
         let completed = manager.completed_step();
         let mut there = HashMap::new();
-        let mut withheld = false;
-        for view in manager.pool().snapshot().blocks {
+        let (mut withheld, mut orphans) = (false, false);
+        let blocks = manager.pool().snapshot().blocks;
+        let bearers: HashMap<_, _> = blocks.iter().map(|view| (view.block, view.hash)).collect();
+        for view in &blocks {
             let Some(name) = view.hash else { continue };
+            let before = view.parent.and_then(|before| bearers.get(&before).copied().flatten());
             there.insert(name, view.location.tier);
             let (_, (earliest, latest)) = self.bounds[&(view.block, name)];
             let told = self.names.contains(&(name, view.location.tier));
-            if completed >= latest {
+            let found = self.is_found(name, before);
+            if completed >= latest && found == Some(true) {
                 assert!(told, "{name:?} is not told of");
             }
+            orphans |= found == Some(false);
             if completed < earliest {
                 assert!(!told, "{name:?} is told of before step {earliest} is complete");
                 withheld = true;
@@ -190,12 +256,17 @@ impl Mirror {
             }
             assert_eq!(there.get(&name), Some(&tier), "{name:?} is not there");
         }
-        assert_eq!(below, manager.lower_stats().names, "names below host memory");
-        withheld
+        // What follows content that is nowhere is not found there either.
+        let names = manager.lower_stats().names;
+        assert!(
+            below.into_iter().zip(names).all(|(told, names)| told <= names),
+            "{below:?} of {names:?}"
+        );
+        (withheld, orphans)
     }
 }
 
-/// In a repair, no content is told of before the content that it follows in the same tier.
+/// In a repair, no content is told of before the content that it follows in the same tier, whatever its group keeps.
 fn assert_parents_first(events: &[CacheEvent]) {
     let mut awaited = HashSet::new();
     for event in events {
@@ -210,7 +281,7 @@ fn assert_parents_first(events: &[CacheEvent]) {
 }
 
 /// What sets the names of a generation apart: other upper 64 bits.
-fn mask(generation: u64) -> u128 {
+pub fn mask(generation: u64) -> u128 {
     match generation {
         0 => 0,
         generation => BlockHash::salted(&generation.to_le_bytes()).to_u128() >> 64 << 64,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
-use kv_manager::{Manager, Row, Sequence, Tokens};
+use kv_manager::{BatchRow, Manager, Row, Sequence, Start, Tokens};
 use kv_pool::{BlockHash, BlockId};
 
 use crate::random::Random;
@@ -23,6 +23,8 @@ pub struct Failures {
 pub struct Output {
     pub step: u64,
     pub ids: Vec<u32>,
+    /// The step began with known tokens.
+    pub led: bool,
     /// The step is void: whatever comes of it is garbage.
     pub void: bool,
 }
@@ -56,6 +58,8 @@ pub struct Run {
     pub hit_max: u64,
     /// Steps in which the draft model computes tokens, and those.
     pub drafted: Vec<(u64, Range<u64>)>,
+    /// The same of steps whose results are stale.
+    pub late_drafted: Vec<(u64, Range<u64>)>,
 }
 
 /// Everything of a sequence that a failed call leaves as it was.
@@ -126,7 +130,7 @@ impl Run {
         self.known.truncate(known as usize);
         self.ideal.cut(known, resolved);
         self.stale.extend(self.outputs.drain(..));
-        self.drafted.clear();
+        self.late_drafted.append(&mut self.drafted);
         assert!(resolved <= self.ideal.kv.len() as u64, "KV up to {resolved} was never computed");
         assert_eq!(sequence.upper(), resolved, "nothing is open behind a cut");
         assert_eq!(sequence.next(), 0);
@@ -194,6 +198,11 @@ impl Run {
         }
     }
 
+    /// What the draft model has computed is the sequence's no more.
+    pub fn void_drafts(&mut self) {
+        self.late_drafted.append(&mut self.drafted);
+    }
+
     /// Whether ids of a step are to come.
     pub fn is_open(&self) -> bool {
         !self.outputs.is_empty()
@@ -208,11 +217,13 @@ impl Run {
     /// returns the ids of all of them.
     pub fn compute(
         &mut self,
+        batch: &BatchRow,
         step: u64,
-        tokens: u32,
         generation: u64,
         random: &mut Random,
     ) -> Vec<u32> {
+        let tokens = batch.tokens;
+        let led = matches!(batch.start, Start::At(start) if start < self.known.len() as u64);
         let ideal = &mut self.ideal;
         assert!(ideal.kv.len() < ideal.ids.len(), "sequence {}: no id to go on with", self.key);
         let (start, before) = (ideal.kv.len(), ideal.ids.len());
@@ -240,7 +251,7 @@ impl Run {
         if ideal.kv.len() == ideal.ids.len() {
             ideal.ids.push(sampled(ideal.kv[ideal.kv.len() - 1]));
             let ids = ideal.ids[before..].to_vec();
-            self.outputs.push_back(Output { step, ids, void: false });
+            self.outputs.push_back(Output { step, ids, led, void: false });
         }
         ids
     }

@@ -136,6 +136,9 @@ impl Engine {
 
     /// Says how far the draft model has come.
     fn commit_draft(&mut self, at: usize) {
+        if self.random.chance(30) {
+            return self.commit_late_draft(at);
+        }
         let run = &mut self.runs[at];
         if run.drafted.is_empty() || run.tainted || run.sequence.is_suspended() || run.arriving {
             return;
@@ -161,6 +164,23 @@ impl Engine {
         assert_eq!(self.runs[at].sequence.draft_end(), end);
         self.saw("an end of a draft model");
         self.saw_if(step <= self.completed(), "an end of a draft model after its step");
+    }
+
+    /// What the draft model has computed before a cut changes nothing, however late it comes.
+    fn commit_late_draft(&mut self, at: usize) {
+        let before = self.runs[at].view(&self.manager);
+        let run = &mut self.runs[at];
+        let Some((step, tokens)) = run.late_drafted.pop() else { return };
+        let end = run.sequence.draft_end();
+        match self.manager.commit_draft(&mut run.sequence, step, tokens.end) {
+            Ok(Committed::Stale) => {}
+            Ok(Committed::Redo { from }) => return self.refused(at, SequenceError::Redo { from }),
+            Err(DraftError::Sequence(error)) => return self.refused(at, error),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!((run.view(&self.manager), run.sequence.draft_end()), (before, end));
+        self.accepted(at);
+        self.saw("a late end of a draft model");
     }
 
     /// Checks which blocks a sequence has got that had `before`, and whose KV ended at `resolved`.
@@ -274,13 +294,15 @@ impl Engine {
         }
         // An engine may stop at an id in the middle.
         let leaves = self.runs[at].sequence.is_suspended();
-        // A state goes back to any draft of the last step, and to none that a later step has gone on behind.
-        let state = self.size.has_state();
-        let stops = !state || self.runs[at].outputs.len() == 1;
-        let stops = stops && !output.void && !leaves && self.random.chance(8);
+        let last = self.runs[at].outputs.len() == 1;
+        let stops = !output.void && !leaves && self.random.chance(8);
         if stops {
-            ids.truncate(self.random.index(ids.len() + 1).max(state.into()));
+            // A state goes back to any draft of the last step, and to none that a later step has gone on behind.
+            let most = if self.size.has_state() && !last { 0 } else { ids.len() };
+            ids.truncate(self.random.index(most + 1));
         }
+        // Something was computed behind the end that is ignored.
+        let ends = ids.is_empty() && !(last && output.led);
         self.mirror.look(&self.manager, 0);
         let run = &mut self.runs[at];
         let names = run.names_behind(&ids);
@@ -305,6 +327,12 @@ impl Engine {
         run.outputs.pop_front();
         if leaves && run.outputs.is_empty() {
             self.has_left(at);
+        }
+        let run = &mut self.runs[at];
+        if ends {
+            run.cut();
+            self.saw("an end that was ignored");
+            return self.supply(at);
         }
         let run = &self.runs[at];
         assert_eq!(blocks_of(&run.sequence), run.blocks, "a commit changes no block");
@@ -338,20 +366,19 @@ impl Engine {
         self.saw("a stop in the middle");
         let run = &mut self.runs[at];
         let cuts = self.random.chance(50);
+        let late = !run.outputs.is_empty();
         if cuts {
             let known = run.sequence.known();
             match self.manager.truncate(&mut run.sequence, known) {
                 Ok(end) => assert_eq!(end, run.sequence.resolved()),
                 Err(error) => panic!("{error:?}"),
             }
-        } else {
-            for later in run.outputs.clone() {
-                let run = &mut self.runs[at];
-                let nothing = run.tokens(&[], &[]);
-                let taken = self.manager.commit(&mut run.sequence, later.step, nothing).unwrap();
-                assert_eq!(taken, Committed::Taken);
-            }
-            self.runs[at].outputs.clear();
+        } else if let Some(next) = run.outputs.pop_front() {
+            // No id of the next step is taken, so those of the steps behind it are stale.
+            let nothing = run.tokens(&[], &[]);
+            let taken = self.manager.commit(&mut run.sequence, next.step, nothing).unwrap();
+            assert_eq!(taken, Committed::Taken);
+            run.stale.push(next);
         }
         let run = &mut self.runs[at];
         let (known, resolved) = (run.sequence.known(), run.sequence.resolved());
@@ -359,8 +386,8 @@ impl Engine {
         run.forget_commits();
         run.ideal.cut(known, resolved);
         run.stale.extend(run.outputs.drain(..));
-        if cuts {
-            run.drafted.clear();
+        if cuts || late {
+            run.void_drafts();
         }
         // What the draft model was given behind is not what was taken.
         run.drafted.iter_mut().for_each(|(_, tokens)| tokens.end = tokens.end.min(resolved));

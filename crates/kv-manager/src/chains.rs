@@ -1,0 +1,294 @@
+//! What of the cached content a lookup finds, as a reader of events has it.
+//!
+//! A lookup of a prefix ends at the first block that is nowhere, so what follows a block that has gone is found no more, though it
+//! lies where it was; and it is found again once the block is back, under whichever owner. Routers that keep prefixes as trees
+//! refuse what comes behind a parent that they do not know. So readers are told of what is found, and of the rest when it is.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+
+use kv_pool::policy::RecordId;
+use kv_pool::{BlockHash, Tier};
+use smallvec::SmallVec;
+
+use crate::events::{CacheEvent, StoredBlocks};
+use crate::feed::{Feed, GroupNotes, Note};
+use crate::tiers::{index_of, tier_at};
+
+/// A name in a group.
+type Key = (usize, BlockHash);
+
+/// The tiers that have a name: one of the pool's, and any below.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct Places {
+    pool: Option<Tier>,
+    below: [bool; 2],
+}
+
+impl Places {
+    const NONE: Self = Self { pool: None, below: [false; 2] };
+
+    fn set_below(&mut self, tier: Tier, is_there: bool) {
+        if let Some(below) = index_of(tier).and_then(|at| self.below.get_mut(at)) {
+            *below = is_there;
+        }
+    }
+
+    /// The tiers below of these that `other` is not in.
+    fn below_without(self, other: Self) -> impl Iterator<Item = Tier> {
+        let each = self.below.into_iter().zip(other.below).enumerate();
+        each.filter(|(_, (here, other))| *here && !other).filter_map(|(at, _)| tier_at(at))
+    }
+}
+
+/// A name that is somewhere, was told of, or is followed by such.
+#[derive(Debug, Default)]
+struct Node {
+    parent: Option<BlockHash>,
+    /// What follows it and is somewhere; nothing where content is not found by what comes before it.
+    followers: SmallVec<[BlockHash; 2]>,
+    /// The block of the pool that bears it.
+    record: Option<RecordId>,
+    there: Places,
+    told: Places,
+    found: bool,
+    /// It is noted as changed.
+    changed: bool,
+}
+
+/// The content of all groups by what it follows.
+#[derive(Debug, Default)]
+pub(crate) struct Chains {
+    nodes: HashMap<Key, Node>,
+    /// What has come or gone since readers were told, in order.
+    changed: Vec<Key>,
+}
+
+impl Chains {
+    /// Notes that content behind `parent` is in a tier of the pool, in this block, or in one below.
+    pub(crate) fn put(
+        &mut self,
+        key: Key,
+        (tier, record): (Tier, Option<RecordId>),
+        parent: Option<BlockHash>,
+        chained: bool,
+    ) {
+        let node = self.change(key);
+        if node.there == Places::NONE {
+            node.parent = None;
+        }
+        match record {
+            Some(_) => (node.there.pool, node.record) = (Some(tier), record),
+            None => node.there.set_below(tier, true),
+        }
+        // Of some content it is known later than that it is there.
+        if let (None, Some(parent)) = (node.parent, parent) {
+            node.parent = Some(parent);
+            if chained {
+                self.nodes.entry((key.0, parent)).or_default().followers.push(key.1);
+            }
+        }
+    }
+
+    /// Notes that content is not in a tier below any more, or in the pool.
+    pub(crate) fn take(&mut self, key: Key, below: Option<Tier>) {
+        let node = self.change(key);
+        match below {
+            Some(tier) => node.there.set_below(tier, false),
+            None => node.there.pool = None,
+        }
+        if node.there == Places::NONE
+            && let Some(parent) = node.parent
+            && let Some(before) = self.nodes.get_mut(&(key.0, parent))
+        {
+            before.followers.retain(|follower| *follower != key.1);
+        }
+    }
+
+    fn change(&mut self, key: Key) -> &mut Node {
+        let node = self.nodes.entry(key).or_default();
+        if !std::mem::replace(&mut node.changed, true) {
+            self.changed.push(key);
+        }
+        node
+    }
+
+    /// Finds out what is found now, and appends what has changed for readers to `into`. What is found all the time is told of in
+    /// another tier before it is gone from one, and nothing before what it follows.
+    pub(crate) fn tell(&mut self, feed: &Feed, into: &mut Vec<CacheEvent>) {
+        self.judge(feed);
+        let (mut moved, mut stored, mut left) = (Vec::new(), Vec::new(), Vec::new());
+        for &key in &self.changed {
+            let Some(node) = self.nodes.get_mut(&key) else { continue };
+            let now = if node.found { node.there } else { Places::NONE };
+            let before = std::mem::replace(&mut node.told, now);
+            node.changed = false;
+            let mut new: SmallVec<[(Tier, Option<RecordId>); 2]> = SmallVec::new();
+            let mut gone: SmallVec<[Tier; 2]> = before.below_without(now).collect();
+            match (before.pool, now.pool) {
+                (None, Some(tier)) => new.push((tier, node.record)),
+                (Some(tier), None) => gone.push(tier),
+                (Some(from), Some(to)) if from != to => moved.push((key, from, (to, node.record))),
+                _ => {}
+            }
+            new.extend(now.below_without(before).map(|tier| (tier, None)));
+            let gone = gone.into_iter().map(|tier| (key, tier));
+            match now == Places::NONE {
+                true => gone.for_each(|of| push_removed(feed, into, of)),
+                false => left.extend(gone),
+            }
+            if !new.is_empty() {
+                stored.push((key, new));
+            }
+        }
+        let parent = |key: Key| Some((key.0, self.nodes.get(&key)?.parent?));
+        for (key, from, to) in in_chains(moved, |of| of.0, |of| parent(of.0)) {
+            let last = into.len().checked_sub(1);
+            push(feed, into, (Some(from), last), key, to);
+        }
+        // The event that ends with a name, so far.
+        let mut ends: HashMap<(Tier, Key), usize> = HashMap::new();
+        for (key, tiers) in in_chains(stored, |of| of.0, |of| parent(of.0)) {
+            for (tier, record) in tiers {
+                let before = parent(key).and_then(|parent| ends.remove(&(tier, parent)));
+                if let Some(at) = push(feed, into, (None, before), key, (tier, record)) {
+                    ends.insert((tier, key), at);
+                }
+            }
+        }
+        left.into_iter().for_each(|of| push_removed(feed, into, of));
+        self.sweep();
+    }
+
+    /// Finds out of everything that has changed, and of all that follows it, whether it is found.
+    fn judge(&mut self, feed: &Feed) {
+        let mut at = 0;
+        while let Some(&key) = self.changed.get(at) {
+            at += 1;
+            let Some(node) = self.nodes.get(&key) else { continue };
+            let chained = feed.groups[key.0].is_chained();
+            let before = node.parent.filter(|_| chained).map(|parent| (key.0, parent));
+            let behind =
+                before.is_none_or(|before| self.nodes.get(&before).is_some_and(|of| of.found));
+            let found = node.there != Places::NONE && behind;
+            let Some(node) = self.nodes.get_mut(&key) else { continue };
+            if std::mem::replace(&mut node.found, found) != found {
+                // Those that were looked at before are looked at again.
+                let followers = node.followers.clone();
+                self.changed.extend(followers.into_iter().map(|name| (key.0, name)));
+            }
+        }
+    }
+
+    /// Forgets names of which there is nothing more to be told.
+    fn sweep(&mut self) {
+        while let Some(key) = self.changed.pop() {
+            let mut next = Some(key);
+            while let Some(key) = next
+                && let Some(node) = self.nodes.get(&key)
+                && node.there == Places::NONE
+                && node.followers.is_empty()
+            {
+                next = node.parent.map(|parent| (key.0, parent));
+                self.nodes.remove(&key);
+            }
+        }
+    }
+}
+
+/// Tells of content that is in a tier now, of the pool in this block or below, by the given event if it is of what comes before;
+/// by which event.
+fn push(
+    feed: &Feed,
+    into: &mut Vec<CacheEvent>,
+    (moved_from, event): (Option<Tier>, Option<usize>),
+    (group, name): Key,
+    (tier, record): (Tier, Option<RecordId>),
+) -> Option<usize> {
+    let notes = &feed.groups[group];
+    let unknown = Note::default();
+    let (note, tokens): (_, &[u32]) = match record {
+        Some(record) => match notes.note(record).filter(|note| note.name == Some(name)) {
+            Some(note) => (note, notes.tokens(record)),
+            None => (&unknown, &[]),
+        },
+        None => {
+            let lower = feed.lower.get(&(group, tier, name))?;
+            (&lower.note, &lower.tokens)
+        }
+    };
+    let last = match (event.and_then(|at| into.get_mut(at)), moved_from) {
+        (Some(CacheEvent::Stored(last)), None) => Some(last),
+        (Some(CacheEvent::Moved { from, to }), Some(here)) if *from == here => Some(to),
+        _ => None,
+    };
+    if let Some(last) = last
+        && last.group == notes.id
+        && last.tier == tier
+        && last.names.last().is_some_and(|last| note.parent == Some(*last))
+        && last.token_ids.is_empty() == tokens.is_empty()
+        && last.content == note.content
+    {
+        last.names.push(name);
+        last.token_ids.extend_from_slice(tokens);
+        return event;
+    }
+    let stored = stored(notes, tier, name, note, tokens);
+    into.push(match moved_from {
+        None => CacheEvent::Stored(stored),
+        Some(from) => CacheEvent::Moved { from, to: stored },
+    });
+    Some(into.len() - 1)
+}
+
+fn push_removed(feed: &Feed, into: &mut Vec<CacheEvent>, ((group, name), tier): (Key, Tier)) {
+    let group = feed.groups[group].id;
+    match into.last_mut() {
+        Some(CacheEvent::Removed { group: g, tier: t, names }) if (*g, *t) == (group, tier) => {
+            names.push(name);
+        }
+        _ => into.push(CacheEvent::Removed { group, tier, names: vec![name] }),
+    }
+}
+
+/// Puts content in an order in which each follows the one before it in its prefix, if that is there too.
+fn in_chains<T, K: Copy + Eq + Hash>(
+    found: Vec<T>,
+    name: impl Fn(&T) -> K,
+    parent: impl Fn(&T) -> Option<K>,
+) -> Vec<T> {
+    let there: HashSet<K> = found.iter().map(&name).collect();
+    let mut children: HashMap<K, Vec<T>> = HashMap::new();
+    let (mut next, mut ordered) = (Vec::new(), Vec::with_capacity(found.len()));
+    for content in found.into_iter().rev() {
+        match parent(&content).filter(|parent| there.contains(parent)) {
+            Some(parent) => children.entry(parent).or_default().push(content),
+            None => next.push(content),
+        }
+    }
+    while let Some(content) = next.pop() {
+        next.extend(children.remove(&name(&content)).unwrap_or_default());
+        ordered.push(content);
+    }
+    ordered
+}
+
+fn stored(
+    notes: &GroupNotes,
+    tier: Tier,
+    name: BlockHash,
+    note: &Note,
+    tokens: &[u32],
+) -> StoredBlocks {
+    StoredBlocks {
+        group: notes.id,
+        kind: notes.kind,
+        tier,
+        names: vec![name],
+        parent: note.parent,
+        first_token: note.index.map(|index| u64::from(index) * u64::from(notes.block_tokens)),
+        token_ids: tokens.to_vec(),
+        block_tokens: notes.block_tokens,
+        content: note.content.clone(),
+    }
+}
