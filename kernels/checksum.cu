@@ -81,7 +81,7 @@ static __device__ __forceinline__ u64 sum_of_thread(u64 block, u64 tokens, const
     return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(KV_SUM_THREADS)
+extern "C" __global__ void __launch_bounds__(KV_SUM_THREADS, KV_SUM_READERS)
 paged_checksum(const i32* block_table, u64 table_stride, const u32* seq_lens, u32 sequences,
                const u64* plane_ptrs, u32 planes, u64 row_bytes, u64 block_tokens,
                u64 block_stride_bytes, u64 token_stride_bytes, u64 num_blocks, u64* checksums) {

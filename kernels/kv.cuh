@@ -40,8 +40,10 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 // The same two for sums of blocks.
 #define KV_SUM_UNROLL 4
 #define KV_SUM_BLOCKS 5
-// Threads of a block, at most, for the reader, whose blocks each sum one KV block.
+// Threads of a block, at most, for the reader, whose blocks each sum one KV block, and the blocks that a
+// multiprocessor holds at least: with a fourth, registers are too few; without the bound, loads wait longer.
 #define KV_SUM_THREADS 512
+#define KV_SUM_READERS 3
 // Threads of a warp.
 #define KV_WARP 32
 
