@@ -1,8 +1,10 @@
 //! The proof that no work uses a range any more. Unmapping needs this proof.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use cuda_driver::DeviceError;
 use cuda_driver::messages::{Chain, one_line_debug};
 use smallvec::SmallVec;
 
@@ -166,8 +168,8 @@ impl Users {
 
 impl Done {
     /// Queries the fences of `users`. Does not wait.
-    pub(crate) fn check(users: Arc<Quiescence>) -> Option<Self> {
-        match users.check() {
+    pub(crate) fn check(users: Arc<Quiescence>, look: &mut Look) -> Option<Self> {
+        match users.check_in(look) {
             Ok(AtRest(())) => Some(Self(users)),
             Err(Unrest::Device(error)) => {
                 tracing::warn!(%error, "a fence cannot be queried: the memory behind it stays in use");
@@ -184,6 +186,26 @@ impl Done {
     }
 }
 
+/// One look at many users, during which no fence is queried twice.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// The fences that were found to be incomplete, by their identity. Their users keep them.
+    incomplete: BTreeSet<usize>,
+}
+
+impl Look {
+    pub(crate) fn is_at_rest(&mut self, fence: &Fence) -> Result<bool, DeviceError> {
+        if self.incomplete.contains(&fence.identity()) {
+            return Ok(false);
+        }
+        let at_rest = fence.is_at_rest()?;
+        if !at_rest {
+            self.incomplete.insert(fence.identity());
+        }
+        Ok(at_rest)
+    }
+}
+
 /// Proof that a [`Quiescence`] was reached. Only this module creates it, and unmapping consumes it.
 #[derive(Debug)]
 pub(crate) struct AtRest(());
@@ -196,14 +218,19 @@ impl Quiescence {
 
     /// The proof, if all users are done. Does not wait.
     pub(crate) fn check(&self) -> Result<AtRest, Unrest> {
+        self.check_in(&mut Look::default())
+    }
+
+    /// Does the same as a part of a look at many users.
+    pub(crate) fn check_in(&self, look: &mut Look) -> Result<AtRest, Unrest> {
         let mut pending = 0;
         for fence in &self.fences {
-            pending += u64::from(!fence.is_at_rest()?);
+            pending += u64::from(!look.is_at_rest(fence)?);
         }
         if pending > 0 {
             return Err(Unrest::Events { pending });
         }
-        self.point.check()?;
+        self.point.check(look)?;
         match self.covered {
             Covered::Yes => Ok(AtRest(())),
             Covered::No => Err(Unrest::Unknown),
