@@ -102,6 +102,12 @@ const UNASKED_MAX: usize = 16;
 impl Users {
     /// Adds users of the units before `end`.
     pub(crate) fn add(&mut self, end: u64, users: Quiescence) {
+        // Who waits for the leases up to a later point waits for those up to an earlier one too. So
+        // nothing gathers while a lease stays open, or a dropped one uncovered.
+        self.groups.retain(|old| {
+            let Quiescence { fences, covered, .. } = &*old.users;
+            old.end > end || !fences.is_empty() || *covered == Covered::No
+        });
         self.groups.push(Group { end, users: Arc::new(users) });
     }
 

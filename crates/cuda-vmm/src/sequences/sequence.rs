@@ -217,10 +217,16 @@ impl Sequence {
         Demand { ready: tokens <= ready, more }
     }
 
+    /// Whether more memory was requested than `tokens` tokens need.
+    pub(super) fn asks_beyond(&self, tokens: u64) -> bool {
+        self.asked > self.core.shape.cover(tokens.min(self.core.shape.tokens_max))
+    }
+
     /// Lowers the request here, but not yet in the seat: from now on the sequence relies on nothing
     /// beyond it.
     pub(super) fn want_less(&mut self, tokens: u64) -> u64 {
-        self.asked = self.core.shape.cover(tokens);
+        let tokens = tokens.min(self.core.shape.tokens_max);
+        self.asked = self.asked.min(self.core.shape.cover(tokens));
         self.quiet_until = self.quiet_until.min(self.core.shape.quiet_until(self.asked));
         self.asked
     }
