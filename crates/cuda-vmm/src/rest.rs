@@ -75,8 +75,8 @@ pub(crate) enum Covered {
 /// The possible users of some memory, in the one place where they are kept until they are seen to be
 /// done. The memory counts in units from its start, such as rows or blocks.
 ///
-/// A group of users leaves the list in two ways only: by [`Done`], or all together with the memory
-/// that they use, by [`joined`](Users::joined).
+/// A group of users leaves the list by [`Done`], for another that waits for the same and more, or
+/// all together with the memory that they use, by [`joined`](Users::joined).
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     groups: Vec<Group>,

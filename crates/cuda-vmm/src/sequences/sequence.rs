@@ -312,9 +312,13 @@ impl Sequence {
         let unused = fences.is_none() && !self.is_exposed();
         let fences = fences.unwrap_or_default();
         let covered = self.covers(fences);
+        // Fences that do not cover the users say nothing about them.
+        let (fences, end) = match covered {
+            Covered::Yes => (fences, self.rows_asked()),
+            Covered::No => (&[][..], u64::MAX),
+        };
         // The handle is consumed, so no new user finds the addresses from here on.
         let users = Quiescence::new(self.core.reservation.gate(), fences, covered);
-        let end = if covered == Covered::Yes { self.rows_asked() } else { u64::MAX };
         let place = &self.core.lengths[self.place as usize];
         let none = {
             let mut book = self.core.book.lock();
