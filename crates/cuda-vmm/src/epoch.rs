@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use crate::Fence;
 use crate::pages::access::AccessList;
+use crate::rest::Look;
 
 /// Hands out leases, and reports when all leases older than a retire point are closed.
 ///
@@ -431,7 +432,7 @@ impl RetirePoint {
     }
 
     /// Whether the point is passed. Does not wait.
-    pub(crate) fn check(&self) -> Result<(), Unrest> {
+    pub(crate) fn check(&self, look: &mut Look) -> Result<(), Unrest> {
         let (open, submitted, left) = {
             let state = self.gate.inner.state.lock();
             let (last, left) = (self.last, state.left.through(self.last));
@@ -442,7 +443,7 @@ impl RetirePoint {
         }
         let mut pending = 0;
         for fence in &submitted {
-            pending += u64::from(!fence.is_at_rest()?);
+            pending += u64::from(!look.is_at_rest(fence)?);
         }
         self.gate.forget_over();
         if pending > 0 {
@@ -520,7 +521,7 @@ mod tests {
         }
         sim.release_hold(long.raw());
         long.synchronize().unwrap();
-        assert_eq!(gate.retire_point().check(), Ok(()));
+        assert_eq!(gate.retire_point().check(&mut Look::default()), Ok(()));
         assert_eq!(held(&gate), 0);
     }
 
@@ -568,11 +569,14 @@ mod tests {
         let second = gate.lease();
         let late = gate.retire_point();
         over(second);
-        assert_eq!(early.check(), Err(Unrest::Leases { open: 1 }));
-        assert_eq!(late.check(), Err(Unrest::Leases { open: 1 }));
+        assert_eq!(early.check(&mut Look::default()), Err(Unrest::Leases { open: 1 }));
+        assert_eq!(late.check(&mut Look::default()), Err(Unrest::Leases { open: 1 }));
         over(first);
         let third = gate.lease();
-        assert_eq!((early.check(), late.check()), (Ok(()), Ok(())));
+        assert_eq!(
+            (early.check(&mut Look::default()), late.check(&mut Look::default())),
+            (Ok(()), Ok(()))
+        );
         assert_eq!(gate.open_leases(), 1);
         over(third);
     }

@@ -1,8 +1,10 @@
 //! The proof that no work uses a range any more. Unmapping needs this proof.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use cuda_driver::DeviceError;
 use cuda_driver::messages::{Chain, one_line_debug};
 use smallvec::SmallVec;
 
@@ -73,8 +75,8 @@ pub(crate) enum Covered {
 /// The possible users of some memory, in the one place where they are kept until they are seen to be
 /// done. The memory counts in units from its start, such as rows or blocks.
 ///
-/// A group of users leaves the list in two ways only: by [`Done`], or all together with the memory
-/// that they use, by [`joined`](Users::joined).
+/// A group of users leaves the list by [`Done`], for another that waits for the same and more, or
+/// all together with the memory that they use, by [`joined`](Users::joined).
 #[derive(Debug, Default)]
 pub(crate) struct Users {
     groups: Vec<Group>,
@@ -100,6 +102,12 @@ const UNASKED_MAX: usize = 16;
 impl Users {
     /// Adds users of the units before `end`.
     pub(crate) fn add(&mut self, end: u64, users: Quiescence) {
+        // Who waits for the leases up to a later point waits for those up to an earlier one too. So
+        // nothing gathers while a lease stays open, or a dropped one uncovered.
+        self.groups.retain(|old| {
+            let Quiescence { fences, covered, .. } = &*old.users;
+            old.end > end || !fences.is_empty() || *covered == Covered::No
+        });
         self.groups.push(Group { end, users: Arc::new(users) });
     }
 
@@ -166,8 +174,8 @@ impl Users {
 
 impl Done {
     /// Queries the fences of `users`. Does not wait.
-    pub(crate) fn check(users: Arc<Quiescence>) -> Option<Self> {
-        match users.check() {
+    pub(crate) fn check(users: Arc<Quiescence>, look: &mut Look) -> Option<Self> {
+        match users.check_in(look) {
             Ok(AtRest(())) => Some(Self(users)),
             Err(Unrest::Device(error)) => {
                 tracing::warn!(%error, "a fence cannot be queried: the memory behind it stays in use");
@@ -184,6 +192,26 @@ impl Done {
     }
 }
 
+/// One look at many users, during which no fence is queried twice.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    /// The fences that were found to be incomplete, by their identity. Their users keep them.
+    incomplete: BTreeSet<usize>,
+}
+
+impl Look {
+    pub(crate) fn is_at_rest(&mut self, fence: &Fence) -> Result<bool, DeviceError> {
+        if self.incomplete.contains(&fence.identity()) {
+            return Ok(false);
+        }
+        let at_rest = fence.is_at_rest()?;
+        if !at_rest {
+            self.incomplete.insert(fence.identity());
+        }
+        Ok(at_rest)
+    }
+}
+
 /// Proof that a [`Quiescence`] was reached. Only this module creates it, and unmapping consumes it.
 #[derive(Debug)]
 pub(crate) struct AtRest(());
@@ -196,14 +224,19 @@ impl Quiescence {
 
     /// The proof, if all users are done. Does not wait.
     pub(crate) fn check(&self) -> Result<AtRest, Unrest> {
+        self.check_in(&mut Look::default())
+    }
+
+    /// Does the same as a part of a look at many users.
+    pub(crate) fn check_in(&self, look: &mut Look) -> Result<AtRest, Unrest> {
         let mut pending = 0;
         for fence in &self.fences {
-            pending += u64::from(!fence.is_at_rest()?);
+            pending += u64::from(!look.is_at_rest(fence)?);
         }
         if pending > 0 {
             return Err(Unrest::Events { pending });
         }
-        self.point.check()?;
+        self.point.check(look)?;
         match self.covered {
             Covered::Yes => Ok(AtRest(())),
             Covered::No => Err(Unrest::Unknown),

@@ -8,7 +8,7 @@ mod common;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
-use common::{Machine, PAGE, machine, refusals};
+use common::{DEVICE_PAGES, Machine, PAGE, machine, refusals};
 use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
@@ -446,28 +446,81 @@ fn parked_blocks_at_rest_go_to_others_though_more_are_parked_in_each_step() {
 
 #[test]
 fn the_users_of_parked_blocks_do_not_grow_with_the_steps_though_nobody_looks() {
-    let events = |steps| {
+    for shrinks in [false, true] {
         let (machine, mut before) = (machine(), None::<Fence>);
-        let pool = machine.pool(PAGE / 4, 8, 8);
+        // All blocks on one page, so that a shrink leaves them mapped.
+        let pool = machine.pool(PAGE / 1_024, 1_000, 1_000);
         let stream = machine.stream();
-        for step in 0..steps {
-            // Blocks of one page, so that a shrink leaves them mapped.
+        for left in (200..1_000).rev() {
             let fence = Fence::record(&stream).unwrap();
+            let fences = std::slice::from_ref(&fence);
             machine.sim.hold(stream.raw());
-            match step % 2 {
-                0 => _ = pool.park_to(7, std::slice::from_ref(&fence)).unwrap(),
-                _ => _ = pool.shrink_to(6, std::slice::from_ref(&fence)).unwrap(),
-            }
+            let refused = match shrinks {
+                false => pool.park_to(left, fences).is_err(),
+                true => pool.shrink_to(left, fences).is_err(),
+            };
             machine.sim.release_hold(stream.raw());
             if let Some(before) = before.replace(fence) {
                 before.wait().unwrap();
             }
-            if step % 2 == 1 {
-                before.as_ref().unwrap().wait().unwrap();
-                assert_eq!(pool.grow_to(8), Ok(8));
-            }
+            let events = machine.sim.check_leaks().events;
+            assert!(!refused && events < 24, "{events} events with {left} blocks left");
         }
-        machine.sim.check_leaks().events
+    }
+}
+
+/// The events that one look of the worker, an admission and a poll query while the work before one
+/// fence runs, for which `count` sequences and as many retirements wait.
+fn asked_while_many_wait(count: u64, leased: bool) -> [u64; 3] {
+    let (machine, worker) = (machine(), Worker::manual());
+    let options = SpaceOptions {
+        sequences: count,
+        planes: 1,
+        token_bytes: PAGE,
+        tokens_max: 1,
+        ..SpaceOptions::default()
     };
-    assert!(events(400) <= events(40) + 4);
+    let (gate, pages) = (EpochGate::new(), machine.pages(DEVICE_PAGES));
+    let space = SequenceSpace::with_gate(&pages, &worker, options, gate.clone()).unwrap();
+    let addresses = machine.reservation_at(count, gate.clone());
+    addresses.map_range(0, pages.take_many(count).unwrap()).unwrap();
+    let stream = machine.stream();
+    let lease = gate.lease();
+    let mut sequences: Vec<_> = (0..count).map(|_| space.admit(1).unwrap()).collect();
+    for sequence in &mut sequences {
+        sequence.extend_blocking(1).unwrap();
+        stream.fill(sequence.plane(0).unwrap().span(0..1).unwrap(), 1).unwrap();
+    }
+    while worker.poll() {}
+    machine.sim.hold(stream.raw());
+    let fence = Fence::record(&stream).unwrap();
+    lease.submitted(std::slice::from_ref(&fence)).unwrap();
+    let fences = if leased { &[] } else { std::slice::from_ref(&fence) };
+    sequences.into_iter().for_each(|sequence| sequence.finish(fences));
+    for page in 0..count {
+        drop(addresses.retire(page..page + 1, fences).unwrap());
+    }
+    let asked = |act: &dyn Fn() -> bool| {
+        let before = machine.calls("cuEventQuery");
+        assert!(!act(), "nothing is at rest");
+        machine.calls("cuEventQuery") - before
+    };
+    let all = [
+        asked(&|| worker.poll()),
+        asked(&|| space.admit(1).is_ok()),
+        asked(&|| !addresses.poll_retired().pages.is_empty()),
+    ];
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    assert_eq!(addresses.poll_retired().pages.len() as u64, count);
+    all
+}
+
+#[test]
+fn a_look_asks_a_fence_once_however_many_wait_for_it() {
+    for leased in [false, true] {
+        for count in [1, 30] {
+            assert_eq!(asked_while_many_wait(count, leased), [1, 1, 1], "{count} wait, {leased}");
+        }
+    }
 }

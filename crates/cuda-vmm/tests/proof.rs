@@ -85,6 +85,8 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_no_proof() {
     // rest.
     let stranger = space.retire(0..1, &[fence_of(&machine, 2)]).map(drop);
     assert_eq!(stranger, Err(RetireError::UsersUnknown(UsersUnknown { fences: 1, foreign: 1 })));
+    let nobody = space.retire(0..1, &[]).map(drop);
+    assert_eq!(nobody, Err(RetireError::UsersUnknown(UsersUnknown { fences: 0, foreign: 0 })));
     assert!(matches!(space.page_state(0), PageState::Mapped(_)), "{:?}", space.page_state(0));
     let peer = fence_of(&machine, 1);
     peer.wait().unwrap();
@@ -144,9 +146,10 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_refused_whatever_else_co
              give fences of its own device and of its peers"
         );
     }
-    // Also where somebody says later who the users were.
+    // An end cannot be refused, but such a fence covers nothing. Who says later who the users were
+    // can be.
     let _ = sequence.plane(0).unwrap();
-    drop(sequence);
+    sequence.finish(&[fence_of(&machine, 1)]);
     let fences = [recorded(&own), fence_of(&machine, 1)];
     assert_eq!(space.recover(&fences), Err(UsersUnknown { fences: 2, foreign: 1 }));
     assert_eq!((space.stats().abandoned, space.recover(&fences[..1])), (1, Ok(1)));

@@ -345,16 +345,15 @@ impl Seats {
     }
 
     fn shrink(&mut self, index: usize, tokens: u64) {
-        let one = &self.live[index];
-        if tokens >= one.sequence.tokens() {
+        let (one, rows) = (&self.live[index], self.rows(tokens));
+        if tokens >= one.sequence.tokens() && rows >= one.rows {
             return;
         }
         let (seat, end) = (one.sequence.seat(), one.rows);
         let fences = self.tell(seat, end);
-        let rows = self.rows(tokens);
         let one = &mut self.live[index];
         one.sequence.shrink_to(tokens, &fences).unwrap();
-        (one.rows, one.shrunk) = (rows, true);
+        (one.rows, one.shrunk) = (one.rows.min(rows), true);
     }
 
     fn leave(&mut self, index: usize, named: bool) {

@@ -474,12 +474,15 @@ fn a_pool_that_closes_or_retires_its_parked_blocks_waits_for_all_their_users() {
         machine.sim.hold(long.raw());
         long.fill(pool.block_span(3).unwrap(), 1).unwrap();
         pool.park_to(3, &[recorded(&long)]).unwrap();
+        machine.sim.hold(short.raw());
+        short.fill(pool.block_span(1).unwrap(), 1).unwrap();
         pool.park_to(1, &[recorded(&short)]).unwrap();
-        short.synchronize().unwrap();
         if retires {
             assert_eq!((pool.trim(0), pool.stats().retiring_bytes), (0, 3 * PAGE));
-            assert_eq!(pool.poll_retired().unmapped_pages, 0);
         }
+        machine.sim.release_hold(short.raw());
+        short.synchronize().unwrap();
+        assert_eq!(pool.poll_retired().unmapped_pages, 0);
         let closing = pool.close(&[recorded(&short)]);
         short.synchronize().unwrap();
         let refused = closing.try_complete().unwrap_err();

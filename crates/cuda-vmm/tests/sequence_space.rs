@@ -682,6 +682,28 @@ fn what_is_to_spare_counts_as_parked() {
 }
 
 #[test]
+fn a_sequence_that_got_shorter_first_gives_its_memory_up_too() {
+    let t = setup(options(), 64);
+    let mut sequence = t.space.admit(16).unwrap();
+    sequence.extend_blocking(16).unwrap();
+    sequence.extend_to(3).unwrap();
+    t.work();
+    assert_eq!(t.space.stats().mapped_bytes, 8 * PAGE);
+    // More tokens than it has: their number stays, and so does memory for as many.
+    sequence.shrink_to(5, &[]).unwrap();
+    t.work();
+    assert_eq!((sequence.tokens(), sequence.ready_tokens()), (3, 8));
+    assert_eq!(t.space.stats().mapped_bytes, 4 * PAGE);
+    sequence.shrink_to(3, &[]).unwrap();
+    t.work();
+    assert_eq!((sequence.tokens(), t.space.stats().mapped_bytes), (3, 2 * PAGE));
+    sequence.shrink_to(u64::MAX, &[]).unwrap();
+    sequence.extend_to(4).unwrap();
+    sequence.finish(&[]);
+    t.close();
+}
+
+#[test]
 fn what_is_given_up_is_not_to_spare() {
     let t = setup(options(), 64);
     let stream = t.machine.stream();

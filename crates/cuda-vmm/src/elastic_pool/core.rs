@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::{PollReport, Shrink};
 use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport};
-use crate::rest::{Covered, Done, Quiescence, Users};
+use crate::rest::{Covered, Done, Look, Quiescence, Users};
 use crate::{Fence, GrowError, gate::UsersUnknown};
 
 /// The state shared by the pool's handle and the worker's thread.
@@ -257,7 +257,8 @@ impl PoolCore {
     /// driver calls.
     pub(super) fn settle(&self) -> bool {
         let pending: Vec<_> = self.size.lock().users.pending().collect();
-        for done in pending.into_iter().filter_map(Done::check) {
+        let mut look = Look::default();
+        for done in pending.into_iter().filter_map(|users| Done::check(users, &mut look)) {
             self.size.lock().users.forget(&done);
         }
         !self.size.lock().users.are_none()
@@ -283,8 +284,11 @@ impl PoolCore {
     /// Retires all parked pages, to be unmapped when their users are done. The caller holds
     /// `growing`.
     pub(super) fn retire_parked(&self) {
-        let keep = self.pages_for(self.ready_blocks());
-        let before = self.retire_from(&mut self.size.lock(), keep);
+        let before = {
+            let mut size = self.size.lock();
+            let keep = self.pages_for(self.ready_blocks());
+            self.retire_from(&mut size, keep)
+        };
         drop(before);
     }
 

@@ -10,7 +10,7 @@ use crate::gate::{NotAtRest, Unrest};
 use crate::pages::Page;
 use crate::pages::reservation::Inner;
 use crate::pages::table::{Retirement, Ticket};
-use crate::rest::{AtRest, Quiescence};
+use crate::rest::{AtRest, Look, Quiescence};
 
 /// The unmapped pages, and the refused ones.
 #[derive(Debug, Default)]
@@ -148,7 +148,8 @@ impl Inner {
     }
 
     pub(crate) fn poll_retired(&self) -> UnmapReport {
-        self.unmap_retired(|retirement| match retirement.users.check() {
+        let mut look = Look::default();
+        self.unmap_retired(|retirement| match retirement.users.check_in(&mut look) {
             Ok(proof) => Some(proof),
             Err(Unrest::Device(error)) => {
                 tracing::warn!(%error, "a fence cannot be queried: its pages stay mapped");

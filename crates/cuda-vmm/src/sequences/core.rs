@@ -15,7 +15,7 @@ use crate::pages::{
     MapError, MapRefusal, Page, PageError, PagePool, PhysicalPage, Reservation, UnmapFailure,
     UnmapReport,
 };
-use crate::rest::{AtRest, Done, Quiescence};
+use crate::rest::{AtRest, Done, Look, Quiescence};
 use crate::worker::{Fault, Progress, WorkSource};
 
 /// A space, as shared by its sequences and its worker.
@@ -64,9 +64,9 @@ impl SpaceCore {
     /// Forgets the users of all seats that are done; returns whether others are left.
     pub(super) fn settle(&self) -> bool {
         let pending = self.book.lock().pending();
-        let mut waiting = false;
+        let (mut waiting, mut look) = (false, Look::default());
         for (place, users) in pending {
-            match self.check_done(users) {
+            match self.check_done(users, &mut look) {
                 Some(done) => self.book.lock().seat(place).users.forget(&done),
                 None => waiting = true,
             }
@@ -74,12 +74,12 @@ impl SpaceCore {
         waiting
     }
 
-    fn check_done(&self, users: Arc<Quiescence>) -> Option<Done> {
+    fn check_done(&self, users: Arc<Quiescence>, look: &mut Look) -> Option<Done> {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.sabotage.rests_at_once() {
             return Some(Done::sabotage(users));
         }
-        Done::check(users)
+        Done::check(users, look)
     }
 
     /// Tries again to unmap pages in quarantine.

@@ -217,10 +217,16 @@ impl Sequence {
         Demand { ready: tokens <= ready, more }
     }
 
+    /// Whether more memory was requested than `tokens` tokens need.
+    pub(super) fn asks_beyond(&self, tokens: u64) -> bool {
+        self.asked > self.core.shape.cover(tokens.min(self.core.shape.tokens_max))
+    }
+
     /// Lowers the request here, but not yet in the seat: from now on the sequence relies on nothing
     /// beyond it.
     pub(super) fn want_less(&mut self, tokens: u64) -> u64 {
-        self.asked = self.core.shape.cover(tokens);
+        let tokens = tokens.min(self.core.shape.tokens_max);
+        self.asked = self.asked.min(self.core.shape.cover(tokens));
         self.quiet_until = self.quiet_until.min(self.core.shape.quiet_until(self.asked));
         self.asked
     }
@@ -306,9 +312,13 @@ impl Sequence {
         let unused = fences.is_none() && !self.is_exposed();
         let fences = fences.unwrap_or_default();
         let covered = self.covers(fences);
+        // Fences that do not cover the users say nothing about them.
+        let (fences, end) = match covered {
+            Covered::Yes => (fences, self.rows_asked()),
+            Covered::No => (&[][..], u64::MAX),
+        };
         // The handle is consumed, so no new user finds the addresses from here on.
         let users = Quiescence::new(self.core.reservation.gate(), fences, covered);
-        let end = if covered == Covered::Yes { self.rows_asked() } else { u64::MAX };
         let place = &self.core.lengths[self.place as usize];
         let none = {
             let mut book = self.core.book.lock();

@@ -16,15 +16,16 @@ impl Sequence {
     /// Memory that the sequence [extends](Sequence::extend_to) over before that stays mapped. Calls
     /// no driver, except to query the fences of earlier calls if very many have gathered.
     ///
-    /// From now on the sequence has `tokens` tokens: work on later tokens must follow an extension
-    /// that returned `Ok`. If the sequence has fewer tokens, nothing is given up.
+    /// From now on the sequence has at most `tokens` tokens: work on later tokens must follow an
+    /// extension that returned `Ok`.
     ///
     /// # Errors
     /// [`UsersUnknown`]; the sequence is unchanged.
     #[track_caller]
     pub fn shrink_to(&mut self, tokens: u64, fences: &[Fence]) -> Result<(), UsersUnknown> {
         let _site = cuda_driver::site::enter();
-        if tokens >= self.tokens() {
+        let left = tokens.min(self.tokens());
+        if left == self.tokens() && !self.asks_beyond(tokens) {
             return Ok(());
         }
         self.check_covers(fences)?;
@@ -37,7 +38,7 @@ impl Sequence {
         let many = {
             let mut book = core.book.lock();
             // In one step: memory that is not wanted has these users, or was never used.
-            place.used.store(tokens, Ordering::Relaxed);
+            place.used.store(left, Ordering::Relaxed);
             place.wanted.store(wanted, Ordering::SeqCst);
             let seat = book.seat(self.seat());
             seat.shrunk = true;
@@ -180,6 +181,24 @@ mod tests {
         assert!(sequence.extend_to(2).is_err());
         assert_eq!(sequence.ready_tokens(), 1);
         sequence.finish(&[]);
+    }
+
+    #[test]
+    fn users_that_leases_cover_do_not_gather_while_a_lease_is_open_or_dropped() {
+        let (space, mut sequence) = given_up();
+        let lease = space.gate().lease();
+        for step in 0..1_000 {
+            sequence.extend_to(2).unwrap();
+            sequence.shrink_to(1, &[]).unwrap();
+            assert_eq!(space.core.book.lock().pending().len(), 1, "step {step}");
+        }
+        drop(lease);
+        sequence.extend_to(2).unwrap();
+        sequence.shrink_to(0, &[]).unwrap();
+        // The dropped lease is waited for, as the first of them was told.
+        assert_eq!((space.core.settle(), lower(&space)), (true, None));
+        sequence.finish(&[]);
+        assert!(space.admit(1).is_err());
     }
 
     #[test]

@@ -39,8 +39,9 @@ pub enum Fault {
         /// The panic message.
         message: Arc<str>,
     },
-    /// The worker was closed. No work ahead of need is done any more.
-    #[error("the worker is closed")]
+    /// The worker was closed, or the space of the sequence was dropped. No work ahead of need is
+    /// done any more.
+    #[error("the worker was closed, or the space dropped")]
     Stopped,
 }
 
