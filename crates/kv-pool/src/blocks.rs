@@ -237,8 +237,6 @@ impl Blocks {
 
     #[inline]
     fn kin_mut(&mut self, id: RecordId) -> &mut Kin {
-        #[cfg(test)]
-        crate::steps::step();
         &mut self.kin[id.index()]
     }
 
@@ -590,8 +588,6 @@ impl Blocks {
     /// Whether there is such a block, and the hash is in its record.
     #[inline]
     pub(crate) fn has_hash(&self, id: RecordId, hash: BlockHash) -> bool {
-        #[cfg(test)]
-        crate::steps::step();
         let hash = hash.to_u128();
         let halves = [hash as u64, (hash >> 64) as u64];
         self.hashes.get(id.index()).is_some_and(|own| *own == halves)

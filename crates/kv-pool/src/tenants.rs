@@ -265,7 +265,7 @@ impl Tenants {
         Self { pool, shares, wholes, batch: Batch::default() }
     }
 
-    /// Adds a tenant without bounds.
+    /// Adds one without bounds.
     pub(crate) fn add(&mut self) -> Result<Tenant, TenantError> {
         let count = self.shares.len();
         let number = u16::try_from(count).map_err(|_| TenantError::TooMany { count })?;
