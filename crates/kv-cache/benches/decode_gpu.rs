@@ -56,11 +56,13 @@ const REST: Duration = Duration::from_millis(700);
 /// Bytes of noise, of which each block begins at a place of its own.
 const NOISE_BYTES: u64 = 64 << 20;
 
+#[allow(dead_code, reason = "tests run it another way")]
 fn main() -> ExitCode {
     common::run(|rig| drop(measure(rig)))
 }
 
 /// What came back in all of a way's rounds beside transfers, and what would have if all had been evicted before.
+#[allow(dead_code, reason = "tests look at it")]
 pub(crate) struct Moved {
     pub(crate) way: &'static str,
     pub(crate) blocks: u64,
