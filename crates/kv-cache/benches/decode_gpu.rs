@@ -4,7 +4,9 @@
 //! sequences that run, by the checksum kernel, through the block table of the step's batch. In every other step,
 //! or in every one, a further sequence is admitted, is in the batch two steps later, and ends. Alone, all of
 //! these sequences are cached on the device. Beside transfers there are so many that each was evicted before it
-//! is asked for again: its blocks come back, and as many go to host memory. The plain copies move as many bytes,
+//! is asked for again: its blocks come back, and as many go to host memory. That is so where the oldest goes first.
+//! The policy that a cache has unless told otherwise keeps a part of such a round on the device, so that less comes
+//! back: the last line has it. Nothing is computed twice in either. The plain copies move as many bytes,
 //! on a stream for each direction, from the start of the step's kernel on, while the cache moves nothing.
 //!
 //! Times are by events on the compute stream: the kernel's, and from the end of one step's kernel to the end of
@@ -21,13 +23,15 @@ use std::collections::{HashMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
+pub(crate) use common::Rig;
+use common::{BLOCK_TOKENS, admit, chain, quantile};
 use cuda_driver::{DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_cache::{
-    HostPinning, KvCache, KvCacheOptions, Request, Sequence, TransportChoice, TransportRules,
+    Eviction, HostPinning, KvCache, KvCacheOptions, PoolRules, Request, Sequence, TransportChoice,
+    TransportRules,
 };
 use kv_kernels::{link::Transport, verify::ChecksumArgs};
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, policy::PolicyKind};
 
 /// What runs: name, layers, bytes of a row, sequences, blocks of each, and blocks of a further sequence.
 type Load = (&'static str, u32, u64, u32, u32, u32);
@@ -38,7 +42,8 @@ const LOADS: [Load; 3] = [
     ("256 sequences of 256 tokens, blocks of 2 MiB", 32, 2048, 256, 16, 36),
     ("64 sequences of 16,384 tokens, blocks of 128 KiB", 8, 512, 64, 1024, 576),
 ];
-const SIMULATED: [Load; 1] = [("simulated", 1, 64, 4, 4, 3)];
+/// A small one, and as many further blocks as on a card.
+const SIMULATED: [Load; 2] = [("simulated", 1, 64, 4, 4, 3), ("simulated, long", 1, 64, 2, 2, 36)];
 
 /// Further sequences, so many that each is evicted before it comes again, and that all stay on the device.
 const OTHERS: [usize; 2] = [20, 8];
@@ -51,34 +56,52 @@ const REST: Duration = Duration::from_millis(700);
 /// Bytes of noise, of which each block begins at a place of its own.
 const NOISE_BYTES: u64 = 64 << 20;
 
+#[allow(dead_code, reason = "tests run it another way")]
 fn main() -> ExitCode {
-    common::run(|rig| {
-        for load in rig.either(&LOADS[..], &SIMULATED) {
-            println!("\n{}, further sequences of {} blocks", load.0, load.5);
-            println!(
-                "| beside | each way, GB/s | kernel alone, us (p50 / p99) | beside | of alone | step alone | beside | of alone |"
-            );
-            println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-            for (name, transport) in ways() {
-                let mut bench = Bench::new(rig, *load, transport);
-                bench.report(name);
-                bench.cache.close().unwrap();
-            }
-        }
-    })
+    common::run(|rig| drop(measure(rig)))
 }
 
-/// What is beside the loop: transfers of the cache, or plain copies.
-fn ways() -> [(&'static str, Option<TransportRules>); 4] {
+/// What came back in all of a way's rounds beside transfers, and what would have if all had been evicted before.
+#[allow(dead_code, reason = "tests look at it")]
+pub(crate) struct Moved {
+    pub(crate) way: &'static str,
+    pub(crate) blocks: u64,
+    pub(crate) most: u64,
+}
+
+pub(crate) fn measure(rig: &Rig) -> Vec<Moved> {
+    let mut moved = Vec::new();
+    for load in rig.either(&LOADS[..], &SIMULATED) {
+        println!("\n{}, further sequences of {} blocks", load.0, load.5);
+        println!(
+            "| beside | each way, GB/s | kernel alone, us (p50 / p99) | beside | of alone | step alone | beside | of alone |"
+        );
+        println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+        for (way, transport, eviction) in ways() {
+            let mut bench = Bench::new(rig, *load, (transport, eviction));
+            let [blocks, most] = bench.report(way);
+            moved.push(Moved { way, blocks, most });
+            bench.cache.close().unwrap();
+        }
+    }
+    moved
+}
+
+/// The line whose cache evicts as one does that is told nothing.
+pub(crate) const BY_DEFAULT: &str = "auto, default eviction";
+
+/// What is beside the loop, transfers of the cache or plain copies, and what leaves first.
+fn ways() -> [(&'static str, Option<TransportRules>, Eviction); 5] {
     let only = |transport| TransportRules {
         choice: TransportChoice::Only(transport),
         ..TransportRules::default()
     };
     [
-        ("plain copies", None),
-        ("auto", Some(TransportRules::default())),
-        ("kernel", Some(only(Transport::DirectKernel))),
-        ("two hops", Some(only(Transport::TwoHop))),
+        ("plain copies", None, PolicyKind::Lru.into()),
+        ("auto", Some(TransportRules::default()), PolicyKind::Lru.into()),
+        ("kernel", Some(only(Transport::DirectKernel)), PolicyKind::Lru.into()),
+        ("two hops", Some(only(Transport::TwoHop)), PolicyKind::Lru.into()),
+        (BY_DEFAULT, Some(TransportRules::default()), Eviction::default()),
     ]
 }
 
@@ -89,11 +112,15 @@ struct Times {
     step: Vec<f64>,
     /// Blocks that came back, in all steps.
     moved: u64,
+    /// Blocks that would have come back if all had been evicted before.
+    most: u64,
 }
 
 struct Bench<'a> {
     rig: &'a Rig,
     load: Load,
+    /// Whether what is oldest leaves first, so that of a round too long for the device nothing stays there.
+    oldest_first: bool,
     cache: KvCache,
     running: Vec<Sequence>,
     names: Vec<Vec<BlockHash>>,
@@ -134,7 +161,11 @@ impl Plain {
 }
 
 impl<'a> Bench<'a> {
-    fn new(rig: &'a Rig, load: Load, transport: Option<TransportRules>) -> Self {
+    fn new(
+        rig: &'a Rig,
+        load: Load,
+        (transport, eviction): (Option<TransportRules>, Eviction),
+    ) -> Self {
         let (_, layers, row_bytes, sequences, blocks, others) = load;
         let all = u32::try_from(OTHERS[0]).unwrap() * others;
         let device_blocks = sequences * blocks + u32::try_from(OTHERS[1]).unwrap() * others + 16;
@@ -145,6 +176,7 @@ impl<'a> Bench<'a> {
         let cache = rig.cache(KvCacheOptions {
             transport: transport.unwrap_or_default(),
             pinning: HostPinning::BACKGROUND,
+            pool: PoolRules { eviction, ..PoolRules::default() },
             sequences_max: sequences + 2 * AHEAD as u32,
             blocks_per_sequence_max: width,
             ..common::options(shape, device_blocks, all + 64)
@@ -157,6 +189,7 @@ impl<'a> Bench<'a> {
         let mut bench = Self {
             rig,
             load,
+            oldest_first: matches!(eviction, Eviction::Kind(PolicyKind::Lru)),
             cache,
             running: Vec::new(),
             names: (0..OTHERS[0]).map(|n| chain(n as u32, others.into())).collect(),
@@ -320,24 +353,33 @@ impl<'a> Bench<'a> {
         self.cache.drain().unwrap();
         let after = self.cache.manager().stats();
         let moved = after.onboarded_blocks - before.onboarded_blocks;
-        let due = if stays { 0 } else { steps.div_ceil(every) as u64 };
-        assert_eq!(moved, due * u64::from(self.load.5), "blocks that came back");
+        let asked = steps.div_ceil(every) as u64 * u64::from(self.load.5);
+        let found = after.cached_tokens - before.cached_tokens;
+        assert_eq!(found, asked * u64::from(BLOCK_TOKENS), "tokens that were not computed again");
+        let most = if stays { 0 } else { asked };
+        if self.oldest_first {
+            assert_eq!(moved, most, "blocks that came back");
+        }
         let out = after.offloaded_blocks - before.offloaded_blocks;
         assert!(out.abs_diff(moved) <= 2 * u64::from(self.load.5), "{out} out, {moved} back");
         times.moved += moved;
+        times.most += most;
         let us = |end: &Event, start| f64::from(end.elapsed_ms_since(start).unwrap()) * 1e3;
         times.kernel.extend(events.iter().map(|[start, end]| us(end, start)));
         times.step.extend(events.windows(2).map(|two| us(&two[1][1], &two[0][1])));
         self.check(&staged);
     }
 
-    fn report(&mut self, name: &str) {
+    /// Prints a line for each number of further sequences; what came back in all, and what would have at most.
+    fn report(&mut self, name: &str) -> [u64; 2] {
+        let mut blocks = [0; 2];
         for every in [2, 1] {
             let [mut beside, mut alone] = [Times::default(), Times::default()];
             for _ in 0..ROUNDS {
                 self.play(true, every, &mut alone);
                 self.play(false, every, &mut beside);
             }
+            blocks = [blocks[0] + beside.moved, blocks[1] + beside.most];
             let bytes = beside.moved * self.cache.shape().block_bytes();
             let rate = bytes as f64 / beside.step.iter().sum::<f64>() / 1e3;
             print!("| {name} | {rate:.1} |");
@@ -352,6 +394,7 @@ impl<'a> Bench<'a> {
             }
             println!();
         }
+        blocks
     }
 }
 

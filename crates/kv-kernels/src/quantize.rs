@@ -232,7 +232,8 @@ impl KvKernels {
     /// these scales.
     ///
     /// # Errors
-    /// [`BlocksError::SharedScales`] where blocks share scales, and as of
+    /// [`BlocksError::SharedScales`] where blocks share scales; [`BlocksError::TooMany`] (`parts of a row`) where rows are in two
+    /// parts, or where several heads are in pieces finer than a head on one side and whole on the other; and as of
     /// [`quantize_blocks`](KvKernels::quantize_blocks).
     #[track_caller]
     pub fn measure_scales(

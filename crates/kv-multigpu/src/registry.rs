@@ -123,6 +123,15 @@ struct KnownGpu {
     uuid: [u8; 16],
     ordinal: i32,
     instance: Instance,
+    /// The loss of an earlier instance: the first, for there are others where the GPU was opened again.
+    earlier: Option<Loss>,
+}
+
+impl KnownGpu {
+    /// Of this instance and of earlier ones.
+    fn losses(&self) -> impl Iterator<Item = (i32, Loss)> {
+        self.earlier.into_iter().chain(self.instance.loss()).map(|loss| (self.ordinal, loss))
+    }
 }
 
 /// Hands out one instance per physical GPU of a driver.
@@ -204,6 +213,15 @@ impl DeviceRegistry {
         if self.instance_per_call.load(std::sync::atomic::Ordering::Relaxed) {
             return self.open(ordinal);
         }
+        self.instance_of((ordinal, uuid), false)
+    }
+
+    /// The open instance of a GPU, opened if there is none; a lost one anew only if `again`.
+    fn instance_of(
+        &self,
+        (ordinal, uuid): (i32, [u8; 16]),
+        again: bool,
+    ) -> Result<Device, RegistryError> {
         // Opening a device takes a fraction of a second, once. The lock is not on the step path.
         let mut known = self.known.lock();
         let index = known.iter().position(|known| known.uuid == uuid);
@@ -213,6 +231,7 @@ impl DeviceRegistry {
             Some(Instance::Draining(_) | Instance::Closing) => {
                 return Err(RegistryError::Draining { ordinal });
             }
+            Some(Instance::Closed { lost: Some(_) }) if again => {}
             Some(Instance::Closed { lost: Some(loss) }) => {
                 return Err(RegistryError::Lost { ordinal, first: loss.error });
             }
@@ -222,17 +241,15 @@ impl DeviceRegistry {
         Ok(device)
     }
 
-    /// Opens a device again that was closed after it had been lost.
+    /// Opens a device again that was closed after it had been lost. The [first loss](Self::first_loss) in the process is
+    /// remembered.
     ///
     /// # Errors
     /// Like [`device`](DeviceRegistry::device); [`RegistryError::Open`] if the driver reports that
-    /// the device is lost for the process.
+    /// the device is lost for the process. It counts as lost then, as before.
     pub fn reopen(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
-        self.known.lock().retain(|known| {
-            known.uuid != uuid || !matches!(known.instance, Instance::Closed { .. })
-        });
-        self.device(ordinal)
+        self.instance_of((ordinal, uuid), true)
     }
 
     /// Registers a context that the host program already has as the instance of its GPU.
@@ -322,7 +339,7 @@ impl DeviceRegistry {
     #[must_use]
     pub fn first_loss(&self) -> Option<(i32, DriverError)> {
         let known = self.known.lock();
-        let losses = known.iter().filter_map(|known| Some((known.ordinal, known.instance.loss()?)));
+        let losses = known.iter().flat_map(KnownGpu::losses);
         losses.min_by_key(|(_, loss)| loss.order).map(|(ordinal, loss)| (ordinal, loss.error))
     }
 
@@ -503,21 +520,24 @@ impl DeviceRegistry {
 
 /// The device that was lost first by the error of `loss`, if it was lost before.
 fn lost_before(known: &[KnownGpu], loss: Loss) -> Option<i32> {
-    let losses = known.iter().filter_map(|known| Some((known.ordinal, known.instance.loss()?)));
+    let losses = known.iter().flat_map(KnownGpu::losses);
     losses
         .filter(|(_, other)| other.error.code == loss.error.code && other.order < loss.order)
         .min_by_key(|(_, other)| other.order)
         .map(|(ordinal, _)| ordinal)
 }
 
-/// Adds an instance at the end of the list, replacing a closed one of the same GPU.
+/// Adds an instance at the end of the list, replacing a closed one of the same GPU, whose loss is remembered.
 fn register(known: &mut Vec<KnownGpu>, device: &Device) {
     let uuid = device.info().uuid;
+    let losses = known.iter().filter(|known| known.uuid == uuid).flat_map(KnownGpu::losses);
+    let earlier = losses.map(|(_, loss)| loss).min_by_key(|loss| loss.order);
     known.retain(|known| known.uuid != uuid);
     known.push(KnownGpu {
         uuid,
         ordinal: device.ordinal(),
         instance: Instance::Open(device.clone()),
+        earlier,
     });
 }
 

@@ -6,11 +6,12 @@
 
 mod common;
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use common::machine;
@@ -281,6 +282,129 @@ fn several_threads_close_at_once() {
         }
     });
     assert!(thread.is_closed());
+}
+
+/// Says that a thread has ended, a while after its last task.
+struct Slow(Arc<AtomicUsize>);
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        (0..2000).for_each(|_| std::thread::yield_now());
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Slow>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn who_closes_beside_another_waits_for_the_threads_end_too() {
+    let (_sim, device) = open();
+    for _ in 0..10 {
+        let thread = spawn(&device, 2);
+        let ended = Arc::new(AtomicUsize::new(0));
+        let slow = Slow(Arc::clone(&ended));
+        // What a thread keeps for itself is dropped at its very end.
+        let task = thread.submit(move |_| KEPT.with(|kept| *kept.borrow_mut() = Some(slow)));
+        task.unwrap().wait().unwrap();
+        let start = Barrier::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    start.wait();
+                    thread.close().unwrap();
+                    assert_eq!(ended.load(SeqCst), 1, "the thread has not ended");
+                });
+            }
+        });
+    }
+}
+
+/// Notes, when it is dropped, whether its task's receiver was told before.
+struct Asks(Arc<Wakes>, Sender<usize>);
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        self.1.send(self.0.0.load(SeqCst)).unwrap();
+    }
+}
+
+#[test]
+fn a_cancelled_task_is_told_of_when_its_values_are_gone() {
+    let (sim, device) = open();
+    let thread = spawn(&device, 4);
+    for lost in [false, true] {
+        let (go, busy) = occupy(&thread);
+        let wakes = Arc::new(Wakes::default());
+        let (tell, told) = channel();
+        let asks = Asks(Arc::clone(&wakes), tell);
+        let mut task = pin!(thread.submit(move |_| drop(asks)).unwrap());
+        let waker = Waker::from(wakes);
+        assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        if lost {
+            sim.lose_device(0, 0, ErrorCode::ILLEGAL_ADDRESS);
+            assert!(device.synchronize().is_err());
+        } else {
+            assert_eq!(thread.cancel_waiting(), 1);
+        }
+        drop(go);
+        assert_eq!(told.recv().unwrap(), 0, "told before the values were dropped");
+        busy.wait().unwrap();
+        if lost {
+            thread.close().unwrap();
+        }
+        let outcome = task.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(matches!(outcome, Poll::Ready(Err(_))), "{outcome:?}");
+    }
+}
+
+/// Threads in a circle, each with a task that waits for one of the next: the last to wait is refused, and all end.
+#[test]
+fn threads_that_wait_for_each_other_in_a_circle_do_not_hang() {
+    for count in [2, 3] {
+        let (_sim, device) = open();
+        let threads: Vec<_> = (0..count).map(|_| Arc::new(spawn(&device, 4))).collect();
+        let start = Arc::new(Barrier::new(count));
+        let outcomes: Vec<_> = (0..count)
+            .map(|i| {
+                let (next, start) = (Arc::clone(&threads[(i + 1) % count]), Arc::clone(&start));
+                let task = move |_: &Device| {
+                    start.wait();
+                    next.submit(|_| 7).unwrap().wait()
+                };
+                threads[i].submit(task).unwrap()
+            })
+            .collect();
+        let outcomes: Vec<_> = outcomes.into_iter().map(|task| task.wait().unwrap()).collect();
+        let refused = outcomes.iter().filter(|outcome| **outcome != Ok(7)).collect::<Vec<_>>();
+        assert_eq!(refused, [&Err(TaskError::WaitsForItself)], "{outcomes:?}");
+    }
+}
+
+#[test]
+fn a_task_cannot_close_a_thread_that_waits_for_its_own() {
+    let (_sim, device) = open();
+    let [first, second] = [0, 1].map(|_| Arc::new(spawn(&device, 4)));
+    let (here, other) = (Arc::clone(&first), Arc::clone(&second));
+    let (begun, is_begun) = channel();
+    // A task of the first waits for one of the second, which closes the first.
+    let outcome = first.submit(move |_| {
+        let task = other.submit(move |_| {
+            is_begun.recv().unwrap();
+            here.close()
+        });
+        begun.send(()).unwrap();
+        task.unwrap().wait()
+    });
+    let outcome = outcome.unwrap().wait().unwrap();
+    // Whichever waits last is refused.
+    match outcome {
+        Ok(closed) => assert_eq!(closed, Err(CloseThreadError::FromItsOwnTask)),
+        Err(error) => assert_eq!(error, TaskError::WaitsForItself),
+    }
+    second.close().unwrap();
+    first.close().unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod common;
 use common::pipeline::{Plan, run_on};
 use common::{kernel, machine};
 use cuda_driver::{DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event, Stream};
+use cuda_sim::Pace;
 use kv_multigpu::{CloseDeviceError, DeviceState, RegistryError};
 
 const PLAN: Plan =
@@ -46,6 +47,25 @@ fn a_device_is_drained_then_closed_and_opened_anew() {
     assert!(sim.check_leaks().is_clean());
     registry.device(0).unwrap().synchronize().unwrap();
     assert_eq!(registry.entry(0).unwrap().state, DeviceState::Open);
+}
+
+/// What is in use is not closed, but its work is waited for, and what was dropped is freed.
+#[test]
+fn a_device_that_is_in_use_is_drained_when_it_is_not_closed() {
+    let (sim, registry) = machine(1, true);
+    // A query advances nothing.
+    sim.set_pace(Pace::Slowest);
+    let device = registry.device(0).unwrap();
+    let (stream, kept) = (Stream::new(&device).unwrap(), DeviceBuffer::alloc(&device, 64).unwrap());
+    let dropped = DeviceBuffer::alloc(&device, 64).unwrap();
+    stream.fill(kept.span(), 1).unwrap();
+    drop(dropped);
+    assert!(!stream.is_idle().unwrap() && device.alive().retired == 1);
+    assert!(matches!(registry.close(0), Err(CloseDeviceError::InUse { ordinal: 0, .. })));
+    assert!(stream.is_idle().unwrap(), "its work was not waited for");
+    assert_eq!(device.alive().retired, 0, "what was dropped is not freed");
+    drop((stream, kept, device));
+    registry.close(0).unwrap();
 }
 
 #[test]
@@ -108,6 +128,37 @@ fn a_lost_device_is_drained_and_closed_while_the_others_serve() {
         assert!(registry.close_all().is_complete());
         assert!(sim.findings().is_empty(), "{:?}", sim.findings());
         assert!(sim.check_leaks().is_clean(), "{}", sim.check_leaks());
+    }
+}
+
+/// A device that the driver does not open again stays lost, and one that it does open is no reason to forget the loss.
+#[test]
+fn a_loss_is_remembered_whether_the_device_opens_again_or_not() {
+    let (sim, registry) = machine(2, true);
+    // A fault that the driver forgets with the context.
+    let first = DriverError::new("cuLaunchKernel", ErrorCode::ILLEGAL_ADDRESS);
+    assert!(registry.device(0).unwrap().run(|_| Err::<(), _>(first)).is_err());
+    assert_eq!(registry.close(0).unwrap().lost, Some(first));
+    let again = registry.reopen(0).unwrap();
+    assert_eq!(registry.entry(0).unwrap().state, DeviceState::Open);
+    assert_eq!(registry.first_loss(), Some((0, first)), "opened again");
+    // The same fault of another device comes after it.
+    registry.device(1).unwrap();
+    sim.lose_device(1, 0, ErrorCode::ILLEGAL_ADDRESS);
+    let echo = DriverError::new("cuMemGetInfo", ErrorCode::ILLEGAL_ADDRESS);
+    assert_eq!(registry.probe(1).unwrap(), DeviceState::Lost { first: echo, after: Some(0) });
+    // A second loss of the first device, which the driver does not forget.
+    sim.lose_device(0, 0, ErrorCode::ECC_UNCORRECTABLE);
+    let second = again.synchronize().unwrap_err().driver_error();
+    drop(again);
+    assert_eq!(registry.close(0).unwrap().lost, Some(second));
+    for _ in 0..2 {
+        assert!(matches!(registry.reopen(0), Err(RegistryError::Open { ordinal: 0, .. })));
+        let state = registry.entry(0).unwrap().state;
+        assert_eq!(state, DeviceState::Closed { lost: Some(second) });
+        let refused = registry.device(0).unwrap_err();
+        assert_eq!(refused, RegistryError::Lost { ordinal: 0, first: second });
+        assert_eq!(registry.first_loss(), Some((0, first)));
     }
 }
 

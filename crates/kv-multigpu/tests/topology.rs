@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use cuda_driver::Device;
+use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{Profile, SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
 use kv_multigpu::topology::{LinkKind, LinkMeter, LinkSource, PcieDistance, Sources, Topology};
@@ -135,4 +135,16 @@ fn links_are_measured_once_in_virtual_time() {
     assert_eq!((placement.crossings().count(), slow), (3, 1));
     drop(devices);
     assert!(sim.check_leaks().is_clean() && sim.findings().is_empty());
+}
+
+/// What a driver does not know is left out. That a device is lost is no such thing.
+#[test]
+fn a_lost_device_is_no_device_of_which_little_is_known() {
+    let (sim, devices) = machine(SimConfig::default());
+    let discover = || Topology::discover(&devices, &Sources::default());
+    sim.fail_nth("cuDeviceGetAttribute", 1, ErrorCode::INVALID_VALUE);
+    assert_eq!(discover().unwrap().gpus()[0].memory_bytes_per_second, None);
+    let first = DriverError::new("cuLaunchKernel", ErrorCode::ILLEGAL_ADDRESS);
+    assert!(devices[0].run(|_| Err::<(), _>(first)).is_err());
+    assert_eq!(discover(), Err(DeviceError::Poisoned { first }));
 }

@@ -207,9 +207,12 @@ impl StridedRows {
 
 /// The sum of words whose indices follow each other, the first of which has this key.
 fn sum_words(bytes: &[u8], first: u64) -> u64 {
-    let keys = std::iter::successors(Some(first), |key| Some(key.wrapping_add(GOLDEN)));
-    let words = bytes.chunks_exact(8).map(load_word);
-    words.zip(keys).fold(0, |sum, (word, key)| sum.wrapping_add(mixed(word, key)))
+    let (mut sum, mut key) = (0u64, first);
+    for word in bytes.chunks_exact(8) {
+        sum = sum.wrapping_add(mixed(load_word(word), key));
+        key = key.wrapping_add(GOLDEN);
+    }
+    sum
 }
 
 /// The word in 8 bytes.

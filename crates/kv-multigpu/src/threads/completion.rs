@@ -11,6 +11,7 @@ use std::thread::ThreadId;
 use cuda_driver::{DeviceError, DriverError};
 
 use super::queue::Cancel;
+use super::waits::{Awaited, Waiting};
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// The reason why a task has no result.
@@ -35,9 +36,11 @@ pub enum TaskError {
     /// The device's context could not be bound; the task was not run.
     #[error("the device's context could not be bound")]
     Device(#[source] DeviceError),
-    /// A task waited on its own thread for a later task, which would never have begun. The later
-    /// task will run, and its result is dropped.
-    #[error("a task of a device's thread cannot wait for another one of the same thread")]
+    /// A task waited on its own thread for a later task, or on another device's thread whose task waits for this
+    /// thread: the later task would never have begun. It will run, and its result is dropped.
+    #[error(
+        "a task of a device's thread cannot wait for another one of the same thread, or of one that waits for it"
+    )]
     WaitsForItself,
     /// The result was taken before: a ready future returns it once.
     #[error("the result was taken before")]
@@ -137,6 +140,12 @@ impl<T> ResultCell<T> {
     }
 }
 
+impl<T: Send> Awaited for ResultCell<T> {
+    fn is_over(&self) -> bool {
+        self.is_done()
+    }
+}
+
 /// The result, unless it is not there yet.
 fn take<T>(state: &mut ResultState<T>) -> Option<Result<T, TaskError>> {
     match state {
@@ -170,6 +179,24 @@ impl<T> Drop for Filler<T> {
         if let Some(cell) = self.0.take() {
             cell.fill(Err(TaskError::Cancelled));
         }
+    }
+}
+
+/// A task and the end of its cell. Dropped in this order: who is told that the task was cancelled finds its captured
+/// values gone.
+pub(crate) struct Task<F, T> {
+    task: F,
+    filler: Filler<T>,
+}
+
+impl<F, T> Task<F, T> {
+    pub(crate) fn new(task: F, filler: Filler<T>) -> Self {
+        Self { task, filler }
+    }
+
+    pub(crate) fn run(self, run: impl FnOnce(F) -> Result<T, TaskError>) {
+        let Self { task, filler } = self;
+        filler.fill(run(task));
     }
 }
 
@@ -224,16 +251,20 @@ impl<T> Completion<T> {
     /// Waits on the host until the task has ended.
     ///
     /// # Errors
-    /// [`TaskError`]; [`TaskError::WaitsForItself`] at once on the thread that runs the task,
-    /// unless the task has ended.
-    pub fn wait(mut self) -> Result<T, TaskError> {
+    /// [`TaskError`]; [`TaskError::WaitsForItself`] at once on the thread that runs the task, and on a device's thread
+    /// for which that one waits, unless the task has ended.
+    pub fn wait(mut self) -> Result<T, TaskError>
+    where
+        T: Send + 'static,
+    {
         let Some(cell) = self.cell.take() else { return Err(TaskError::Taken) };
-        if self.worker.get() == Some(&std::thread::current().id()) {
+        let Some(&worker) = self.worker.get() else { return cell.wait() };
+        let Some(_waiting) = Waiting::begin(worker, Arc::clone(&cell) as Arc<dyn Awaited>) else {
             return cell.take().unwrap_or_else(|| {
                 cell.abandon();
                 Err(TaskError::WaitsForItself)
             });
-        }
+        };
         cell.wait()
     }
 

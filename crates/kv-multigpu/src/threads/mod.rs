@@ -3,6 +3,7 @@
 mod completion;
 mod queue;
 mod room;
+mod waits;
 
 #[cfg(loom)]
 pub mod model;
@@ -17,9 +18,10 @@ use cuda_driver::{Device, DriverError};
 use parking_lot::Mutex;
 
 pub use completion::{Completion, TaskError};
-use completion::{Filler, ResultCell, message_of, quietly};
+use completion::{Filler, ResultCell, Task, message_of, quietly};
 use queue::{PushRefused, Queue};
 pub use room::Room;
+use waits::{Awaited, Waiting};
 
 /// Options of a device thread.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -112,8 +114,11 @@ impl<F> fmt::Debug for SubmitError<F> {
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseThreadError {
-    /// A task of the thread asked for it, and would wait for itself. Nothing has changed.
-    #[error("a task of a device's thread cannot wait for the thread's end")]
+    /// A task of the thread asked for it, or one of a device's thread for which a task of this thread waits: it would
+    /// wait for itself. Nothing has changed.
+    #[error(
+        "a task of a device's thread cannot wait for the end of its thread, or of one that waits for it"
+    )]
     FromItsOwnTask,
 }
 
@@ -127,8 +132,10 @@ cuda_driver::messages::one_line_debug!(CloseThreadError);
 ///
 /// # Nesting
 /// A task may submit tasks to its own thread. That never waits, and a full queue is refused there
-/// too. A task cannot wait for tasks of its own thread ([`TaskError::WaitsForItself`]). One
-/// deadlock cannot be detected: a task that blocks on a runtime which waits for such tasks.
+/// too. A task cannot wait for tasks of its own thread, nor for those of another device's thread whose task waits for
+/// this thread ([`TaskError::WaitsForItself`]): of threads that wait for each other in a circle, the last is refused.
+/// That holds for [`Completion::wait`] and [`close`](DeviceThread::close). One deadlock cannot be detected: a task that
+/// blocks on a runtime, or on a channel, which waits for such tasks.
 ///
 /// # Loss
 /// Once the device is lost, tasks are refused. Waiting tasks are not run: their completions return
@@ -202,9 +209,10 @@ impl DeviceThread {
         }
         let cell = Arc::new(ResultCell::new());
         let filler = Filler::new(&cell);
-        let pushed = self
-            .queue
-            .push(task, |task| Box::new(move |device: &Device| filler.fill(run(device, task))));
+        let pushed = self.queue.push(task, |task| {
+            let work = Task::new(task, filler);
+            Box::new(move |device: &Device| work.run(|task| run(device, task)))
+        });
         match pushed {
             Ok(id) => {
                 let queue = Arc::clone(&self.queue);
@@ -242,13 +250,16 @@ impl DeviceThread {
     /// # Errors
     /// [`CloseThreadError::FromItsOwnTask`].
     pub fn close(&self) -> Result<(), CloseThreadError> {
-        if self.worker.get() == Some(&thread::current().id()) {
+        let queue = Arc::clone(&self.queue) as Arc<dyn Awaited>;
+        let waiting = self.worker.get().map(|&worker| Waiting::begin(worker, queue));
+        if let Some(None) = waiting {
             return Err(CloseThreadError::FromItsOwnTask);
         }
         self.queue.close();
         self.queue.wait_finished();
-        let handle = self.handle.lock().take();
-        if let Some(handle) = handle {
+        // Held meanwhile, so that others who close wait for the thread's end too. No task runs any more.
+        let mut handle = self.handle.lock();
+        if let Some(handle) = handle.take() {
             // The thread cannot have panicked: `work_off` catches panics of its tasks.
             let _ = handle.join();
         }

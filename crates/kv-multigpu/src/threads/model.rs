@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use super::completion::{Completion, Filler, ResultCell, TaskError, quietly};
+use super::completion::{Completion, Filler, ResultCell, Task, TaskError, quietly};
 use super::queue::Queue;
 use super::room::Room;
 
@@ -29,8 +29,10 @@ impl ModelThread {
     {
         let cell = Arc::new(ResultCell::new());
         let filler = Filler::new(&cell);
-        let boxed =
-            |task: F| Box::new(move |(): &()| filler.fill(Ok(task()))) as super::queue::Work<()>;
+        let boxed = |task: F| {
+            let work = Task::new(task, filler);
+            Box::new(move |(): &()| work.run(|task| Ok(task()))) as super::queue::Work<()>
+        };
         let id = self.0.push(task, boxed).map_err(|(_, task)| task)?;
         let queue = Arc::clone(&self.0);
         Ok(Completion::new(cell, queue, id, Arc::new(OnceLock::new())))

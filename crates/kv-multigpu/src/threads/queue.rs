@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 
 use super::completion::quietly;
+use super::waits::Awaited;
 use crate::sync::{Condvar, Mutex, lock, wait};
 
 /// A task, boxed. A task is cancelled by dropping it without calling it.
@@ -197,6 +198,12 @@ impl<C> Queue<C> {
     }
 }
 
+impl<C> Awaited for Queue<C> {
+    fn is_over(&self) -> bool {
+        lock(&self.state).is_finished
+    }
+}
+
 /// The calls that a completion makes on the queue of its task.
 pub(crate) trait Cancel: Send + Sync {
     /// Removes and drops the task, unless it has begun; returns whether it was removed.
@@ -208,5 +215,43 @@ impl<C> Cancel for Queue<C> {
         // Dropped here, without the lock: dropping the task's captured values may take long, or
         // submit tasks.
         self.take(id).is_some()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Who waits for room learns of both, though no task begins.
+    #[test]
+    fn who_waits_for_room_is_woken_by_the_end_and_when_tasks_are_taken_back() {
+        let full = || {
+            let queue = Queue::<()>::new(1);
+            assert!(queue.push((), |()| Box::new(|(): &()| ())).is_ok());
+            queue
+        };
+        let ends: [fn(&Queue<()>); 2] = [Queue::close, |queue| drop(queue.take_all())];
+        for end in ends {
+            let (queue, wakes) = (full(), Arc::new(Wakes::default()));
+            let waker = Waker::from(Arc::clone(&wakes));
+            let mut place = None;
+            assert!(queue.poll_room(&mut place, &waker).is_pending());
+            end(&queue);
+            assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+            assert!(queue.poll_room(&mut place, &waker).is_ready());
+        }
     }
 }

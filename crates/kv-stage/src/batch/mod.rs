@@ -150,7 +150,8 @@ impl DeviceBatch {
     ///
     /// # Errors
     /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Block`],
-    /// [`BatchError::Backlog`]. Nothing is changed then; after a backlog, [`forget_edits`](Self::forget_edits)
+    /// [`BatchError::Backlog`] where more than twice as many ids as the tables have entries, in all rows, would wait for
+    /// a step. Nothing is changed then; after a backlog, [`forget_edits`](Self::forget_edits)
     /// and the whole tables go on.
     pub fn edit(
         &mut self,
