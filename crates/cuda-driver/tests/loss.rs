@@ -7,15 +7,16 @@
 #[allow(dead_code, reason = "what the kernel writes is another test's")]
 mod kernel;
 
+use std::any::Any;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::HostPages;
 use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, CloseError, CopyError, Device, DeviceAttribute, DeviceBuffer,
-    DeviceError, DriverError, ErrorCode, Event, HostAllocFlags, HostRegisterFlags, Kernel,
-    KernelArgs, LaunchConfig, Module, PeerAttribute, PhysicalMemory, PinnedBuffer, PreparedLaunch,
-    Stream, StreamPriority,
+    DeviceError, Driver, DriverError, ErrorCode, Event, HostAllocFlags, HostRegisterFlags, Kernel,
+    KernelArgs, LaunchConfig, LiveHandles, Module, ModuleError, PeerAttribute, PhysicalMemory,
+    PinnedBuffer, PreparedLaunch, Stream, StreamPriority,
 };
 use cuda_sim::{LeakReport, SimConfig, SimDriver};
 
@@ -486,4 +487,80 @@ fn a_call_that_meets_two_losses_tells_both_devices() {
     }
     stream.wait(&event).unwrap_err();
     assert!(here.poison().is_some() && there.poison().is_some());
+}
+
+/// What is there, and what is current: all that a refused call must leave as it was.
+fn state(sim: &SimDriver, device: &Device) -> (LeakReport, LiveHandles, u64) {
+    (sim.check_leaks(), device.alive(), sim.ctx_get_current().unwrap())
+}
+
+/// An operation, whose result is kept until the state was looked at.
+type Makes = fn(&Handles, &Device) -> Result<Box<dyn Any>, DeviceError>;
+
+fn kept<T: Any, E: Into<DeviceError>>(made: Result<T, E>) -> Result<Box<dyn Any>, DeviceError> {
+    made.map(|made| Box::new(made) as Box<dyn Any>).map_err(Into::into)
+}
+
+const MAKES: [(&str, Makes); 15] = [
+    ("Stream::new", |_, device| kept(Stream::new(device))),
+    ("with_priority", |_, device| kept(Stream::with_priority(device, StreamPriority::Least))),
+    ("Event::new", |_, device| kept(Event::new(device))),
+    ("with_timing", |_, device| kept(Event::with_timing(device))),
+    ("alloc", |_, device| kept(DeviceBuffer::alloc(device, BYTES))),
+    ("PinnedBuffer::alloc", |_, device| {
+        kept(PinnedBuffer::alloc(device, BYTES, HostAllocFlags::CACHED))
+    }),
+    ("register", |_, device| {
+        let pages = Box::new(HostPages::map(BYTES, false, None).unwrap());
+        let made = PinnedBuffer::register(device, pages, HostRegisterFlags::SHARED);
+        kept(made.map_err(|refused| refused.source))
+    }),
+    ("reserve", |on, device| kept(AddressRange::reserve(device, on.page))),
+    ("create", |on, device| kept(PhysicalMemory::create(device, on.page))),
+    ("import", |on, device| {
+        let exported = on.physical.export(ShareableKind::PosixFd)?;
+        kept(PhysicalMemory::import(device, exported.borrow(), on.page))
+    }),
+    ("Module::load", |_, device| {
+        kept(Module::load(device, kernel::PTX).map_err(|error| match error {
+            ModuleError::Load { source, .. } | ModuleError::Kernel { source, .. } => source,
+            error => panic!("{error}"),
+        }))
+    }),
+    // SAFETY: the kernel's three parameters.
+    ("prepare", |on, _| kept(unsafe { on.kernel.prepare(&CONFIG, &args(&on.memory)) })),
+    ("capture", |on, _| kept(on.stream.capture(|| Ok::<_, DeviceError>(())))),
+    ("map", |on, _| kept(on.range.map(0, &on.physical))),
+    ("wait_for", |on, _| kept(on.stream.wait_for(&on.stream, &on.events[0]))),
+];
+
+#[test]
+fn a_call_that_is_refused_at_any_of_its_calls_of_the_driver_leaves_all_as_it_was() {
+    for (name, makes) in MAKES {
+        let (sim, device) = machine();
+        let on = Handles::new(&device);
+        let before = sim.calls();
+        drop(makes(&on, &device));
+        // Of each call of the driver, how often the operation and the end of its result make it.
+        let made = sim
+            .calls()
+            .into_iter()
+            .map(|(call, count)| (call, count - before.get(call).copied().unwrap_or(0)));
+        let made: Vec<_> = made.filter(|(_, count)| *count > 0).collect();
+        let mut refusals = 0;
+        for (call, nth) in
+            made.into_iter().flat_map(|(call, count)| (1..=count).map(move |nth| (call, nth)))
+        {
+            let (sim, device) = machine();
+            let on = Handles::new(&device);
+            let before = state(&sim, &device);
+            sim.fail_nth(call, nth, ErrorCode::OUT_OF_MEMORY);
+            let made = makes(&on, &device);
+            if made.is_err() {
+                refusals += 1;
+                assert_eq!(state(&sim, &device), before, "{name}, {call} {nth}");
+            }
+        }
+        assert!(refusals > 0, "{name} was never refused");
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use kv_stage::error::{BatchError, StagingError};
-use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row};
+use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row, RowStates};
 
 use crate::model::{Model, Sends, pool, read, small};
 use crate::steps::machine;
@@ -27,6 +27,10 @@ fn what_is_refused_leaves_the_step_as_it_was() {
     // The second table has blocks for 35 tokens.
     let beyond = step.row(fourth, 0, 35, 1);
     assert_eq!(beyond, Err(BatchError::End { row: fourth, end: 36, max: 35 }));
+    for (drafts, tokens) in [(1, 1), (2, 1), (u32::MAX, 3)] {
+        let all = step.row_with_states(fourth, (0, 0), tokens, RowStates { drafts, input: 0 });
+        assert_eq!(all, Err(BatchError::Drafts { row: fourth, drafts, tokens }));
+    }
     let tokens = step.row(fourth, 0, 0, 40);
     assert_eq!(tokens, Err(BatchError::Tokens { tokens: 41, max: 40 }));
     let array = step.array(2, &[1_u8]);

@@ -218,6 +218,17 @@ fn after_a_step_that_was_dropped_or_refused_all_is_sent_anew() {
     assert_eq!(rig.pool.leaked(), 1, "of the event that could not be recorded");
 }
 
+/// Rows that do not fit with room to grow are shorter than those on the device, so that no change of these tells of them.
+#[test]
+fn rows_of_another_length_than_the_last_steps_are_sent_whole() {
+    let mut rig = Rig::new(15, 4000, 3);
+    let table = filled(16, 100, 40);
+    let slots: Vec<usize> = (0..16).collect();
+    rig.stage(&table, &slots[..15], 40, &[1]);
+    assert_eq!(rig.stage(&table, &slots[..15], 40, &[2]).words, 1);
+    assert_eq!(rig.stage(&table, &slots, 40, &[3]).words, 0);
+}
+
 /// A step without a table writes arrays over the last step's rows, also if not all of it was sent.
 #[test]
 fn after_a_refused_step_without_a_table_all_is_sent_anew() {

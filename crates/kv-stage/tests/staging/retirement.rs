@@ -1,8 +1,12 @@
 //! When buffers are returned to the pool, and what does not delay them.
 
+use std::sync::{Arc, Mutex};
+
 use cuda_driver::{
-    CopyError, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan, ReaderError, Stream,
+    CopyError, CountingDriver, Device, DeviceBuffer, DeviceError, DeviceSpan, PinnedSpan,
+    ReaderError, Stream,
 };
+use cuda_sim::Pace;
 use kv_stage::{
     StagingBuffer, StagingOptions, StagingPool,
     error::{AcquireError, StagingError, SubmitError},
@@ -302,6 +306,36 @@ fn drain_waits_for_all_streams_and_close_gives_the_memory_back() {
     let mut expected = [0, 1, 2, 3].map(|number| pattern(number, BYTES)).concat();
     expected[3 * BYTES] ^= 0xFF;
     assert_eq!(machine.read(target.span()), expected);
+}
+
+/// While a drain waits, another thread submits what will not be read soon.
+#[test]
+fn drain_waits_for_nothing_that_was_submitted_after_it_began() {
+    let later = Arc::new(Mutex::new(None::<(StagingPool, Stream, DeviceBuffer)>));
+    let submits = Arc::clone(&later);
+    let mut machine = Machine::new(11);
+    let counting = CountingDriver::watched(Arc::new(machine.sim.clone()), move |call| {
+        let taken = (call == "cuEventSynchronize").then(|| submits.lock().unwrap().take());
+        if let Some((pool, stream, target)) = taken.flatten() {
+            let buffer = pool.acquire().unwrap();
+            buffer.submit(&stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+        }
+    });
+    machine.device = Device::open(Arc::new(counting), 0).unwrap();
+    machine.stream = Stream::new(&machine.device).unwrap();
+    machine.sim.set_pace(Pace::Slowest);
+    let pool = machine.pool(BYTES as u64, 2);
+    let (target, other) = (machine.memory(BYTES as u64), Stream::new(&machine.device).unwrap());
+    let buffer = filled(&pool, 0);
+    buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+    machine.sim.hold(other.raw());
+    let elsewhere = machine.memory(BYTES as u64);
+    *later.lock().unwrap() = Some((pool.clone(), other.clone(), elsewhere));
+    pool.drain().unwrap();
+    assert_eq!((pool.live(), later.lock().unwrap().is_none()), (1, true));
+    machine.sim.release_hold(other.raw());
+    pool.drain().unwrap();
+    assert_eq!(pool.live(), 0);
 }
 
 #[test]
