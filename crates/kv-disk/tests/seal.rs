@@ -7,7 +7,9 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, number_of, random};
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
@@ -436,6 +438,33 @@ fn a_name_that_has_a_key_leaves_the_file_with_its_record_whatever_becomes_of_tha
         let bytes = fs::read(file_in(folder.path())).unwrap();
         assert_eq!(names(&bytes, 3).len(), left, "{what}");
     }
+}
+
+#[test]
+fn few_pages_of_a_long_table_are_written_at_a_time() {
+    let geometry = Geometry { slots: 200 * 32, slot_bytes: 4096 };
+    let found_bytes = geometry.bytes();
+    let image = Image::new(found_bytes as usize);
+    let open = |is_new| {
+        let (stripe, stripes, set, file) = (0, 1, 1, 2);
+        let place = Place { geometry, stripe, stripes, set, file, found_bytes, is_new };
+        let keys: Option<Arc<dyn Keys>> = Some(tenants());
+        let keep = Keep::Nothing;
+        let rules = SlotRules { read_depth: 1, write_depth: 1, keep, keys, ..SlotRules::default() };
+        let at = (3..400).map(|position| (position, DiskFault::Late)).collect();
+        let file = MemoryFile::new(&image, FaultPlan { at, ..FaultPlan::default() }, Crash::All);
+        let begun = file.operations();
+        (SlotFile::open(Box::new(file), &place, &rules).unwrap(), begun)
+    };
+    drop(open(true));
+    let (mut file, begun) = open(false);
+    file.work(Duration::ZERO);
+    // The headings are read and written, and 200 pages may have names.
+    assert_eq!(begun.load(Ordering::Relaxed), 3 + 66);
+    while !file.is_idle() {
+        file.work(Duration::from_secs(1));
+    }
+    assert_eq!(begun.load(Ordering::Relaxed), 3 + 200);
 }
 
 /// The lives of one file in memory, whose keys go one by one, and which others copy, bring back and write.
