@@ -635,38 +635,34 @@ impl Lives {
     }
 }
 
+/// Blocks that were loaded, and nonces that were seen.
+fn random_lives(seed: u64) -> (u64, u64) {
+    let image = Image::new(LIFE.bytes() as usize);
+    let (keys, copy, destroyed) = (tenants(), None, BTreeSet::new());
+    let (worker, tier, nonces, state) = (None, None, BTreeMap::new(), seed);
+    let mut lives = Lives { image, keys, destroyed, copy, worker, tier, nonces, state, loaded: 0 };
+    lives.begin();
+    for _ in 0..80 {
+        lives.step();
+    }
+    lives.worker().settle();
+    for name in 0..12 {
+        // The worker compares the bytes, and what must be gone.
+        lives.worker().loads(0, name);
+    }
+    lives.end();
+    (lives.loaded, lives.nonces.len() as u64)
+}
+
 #[test]
 fn random_lives_with_keys_older_copies_and_files_of_strangers() {
     let (seeds, first) = (number_of("KV_DISK_SEEDS", 200), number_of("KV_DISK_SEED", 0));
     let (mut loaded, mut nonces) = (0, 0);
     for seed in first..first + seeds {
-        let image = Image::new(LIFE.bytes() as usize);
-        let (keys, copy, destroyed) = (tenants(), None, BTreeSet::new());
-        let (worker, tier, nonces_of) = (None, None, BTreeMap::new());
-        let state = seed;
-        let mut lives = Lives {
-            image,
-            keys,
-            destroyed,
-            copy,
-            worker,
-            tier,
-            nonces: nonces_of,
-            state,
-            loaded: 0,
-        };
-        lives.begin();
-        for _ in 0..80 {
-            lives.step();
-        }
-        lives.worker().settle();
-        for name in 0..12 {
-            // The worker compares the bytes, and what must be gone.
-            lives.worker().loads(0, name);
-        }
-        lives.end();
-        loaded += lives.loaded;
-        nonces += lives.nonces.len() as u64;
+        let ran = std::panic::catch_unwind(|| random_lives(seed));
+        let Ok((of, seen)) = ran else { panic!("seed {seed}") };
+        loaded += of;
+        nonces += seen;
     }
     println!("{seeds} seeds, {loaded} blocks loaded, {nonces} nonces");
     assert!(loaded > seeds && nonces > seeds, "{loaded} loaded, {nonces} nonces in {seeds} runs");
