@@ -24,7 +24,7 @@ pub(crate) struct Args {
 }
 
 /// Tests of `kv-disk`, which take their numbers from the environment.
-const CAMPAIGNS: &[&str] = &["faults", "kills", "fuzz"];
+const CAMPAIGNS: &[&str] = &["faults", "seal", "kills", "fuzz"];
 
 /// Runs every campaign in the release profile, and prints the time of each.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {

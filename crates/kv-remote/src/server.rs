@@ -22,8 +22,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// Connections that have not proved the key: of one host, and of all. One more ends the one that has waited longest, so that who has
 /// the key gets in, however many others say nothing.
-const HANDSHAKES_A_HOST: usize = 16;
-const HANDSHAKES_MAX: usize = 64;
+const HANDSHAKES_A_HOST: usize = 32;
+const HANDSHAKES_MAX: usize = 128;
 
 /// How a node is served.
 #[derive(Clone, Debug)]

@@ -24,8 +24,8 @@ use crate::slots::{ClaimedSlot, Kept, Key, Slots};
 use crate::stats::{DiskStats, Miss, Off, Unstored};
 use crate::table::Table;
 
-/// Operations that are open when one more page of the table is written, at most. Each has a buffer.
-const JOBS_MAX: usize = 4096;
+/// Pages of the table that are written at a time, beside slots. Each has a buffer.
+const PAGES_OPEN_MAX: u32 = 64;
 
 /// A file of slots as a tier: works in the calls of [`poll`](LowerTier::poll), without a thread of its own.
 ///
@@ -212,11 +212,13 @@ impl SlotFile {
     /// Begins what can be begun: what others wait for first.
     fn begin_ready(&mut self) {
         if self.off.is_none() {
+            let slots = self.rules.read_depth.saturating_add(self.rules.write_depth);
+            let jobs_max = slots.saturating_add(PAGES_OPEN_MAX) as usize;
             self.write_heading();
             // A store of a new epoch has not ended before the epoch has begun in the file.
             while self.heading_due == 0
                 && !self.heading_open
-                && self.jobs.len() < JOBS_MAX
+                && self.jobs.len() < jobs_max
                 && let Some(page) = self.table.begin()
             {
                 self.write_page(page);
