@@ -44,7 +44,9 @@ impl Places {
 /// A name that is somewhere, was told of, or is followed by such.
 #[derive(Debug, Default)]
 struct Node {
-    parent: Option<BlockHash>,
+    /// What it follows: one name, but of names that an engine gives, which salts of requests are part of or not. None at the
+    /// start of a prefix, and if its place is not known.
+    parents: SmallVec<[BlockHash; 1]>,
     /// What follows it and is somewhere; nothing where content is not found by what comes before it.
     followers: SmallVec<[BlockHash; 2]>,
     /// The block of the pool that bears it.
@@ -74,19 +76,22 @@ impl Chains {
         chained: bool,
     ) {
         let node = self.change(key);
-        if node.there == Places::NONE {
-            node.parent = None;
-        }
+        let is_new = node.there == Places::NONE;
         match record {
             Some(_) => (node.there.pool, node.record) = (Some(tier), record),
             None => node.there.set_below(tier, true),
         }
         // Of some content it is known later than that it is there.
-        if let (None, Some(parent)) = (node.parent, parent) {
-            node.parent = Some(parent);
-            if chained {
-                self.nodes.entry((key.0, parent)).or_default().followers.push(key.1);
-            }
+        let mut more: SmallVec<[BlockHash; 1]> = parent.into_iter().collect();
+        match is_new {
+            true => more.extend(
+                std::mem::take(&mut node.parents).into_iter().filter(|of| Some(*of) != parent),
+            ),
+            false => more.retain(|of| !node.parents.contains(of)),
+        }
+        node.parents.extend_from_slice(&more);
+        for parent in more.into_iter().filter(|_| chained) {
+            self.nodes.entry((key.0, parent)).or_default().followers.push(key.1);
         }
     }
 
@@ -97,11 +102,12 @@ impl Chains {
             Some(tier) => node.there.set_below(tier, false),
             None => node.there.pool = None,
         }
-        if node.there == Places::NONE
-            && let Some(parent) = node.parent
-            && let Some(before) = self.nodes.get_mut(&(key.0, parent))
-        {
-            before.followers.retain(|follower| *follower != key.1);
+        if node.there == Places::NONE {
+            for parent in node.parents.clone() {
+                if let Some(before) = self.nodes.get_mut(&(key.0, parent)) {
+                    before.followers.retain(|follower| *follower != key.1);
+                }
+            }
         }
     }
 
@@ -141,17 +147,25 @@ impl Chains {
                 stored.push((key, new));
             }
         }
-        let parent = |key: Key| Some((key.0, self.nodes.get(&key)?.parent?));
+        // Of several, one that readers know.
+        let parent = |key: Key| {
+            let mut parents = self.nodes.get(&key)?.parents.iter().map(|&parent| (key.0, parent));
+            let first = parents.clone().next();
+            parents.find(|before| self.is_found(before)).or(first)
+        };
         for (key, from, to) in in_chains(moved, |of| of.0, |of| parent(of.0)) {
             let last = into.len().checked_sub(1);
-            push(feed, into, (Some(from), last), key, to);
+            let before = parent(key).map(|(_, parent)| parent);
+            push(feed, into, (Some(from), last), (key, before), to);
         }
         // The event that ends with a name, so far.
         let mut ends: HashMap<(Tier, Key), usize> = HashMap::new();
         for (key, tiers) in in_chains(stored, |of| of.0, |of| parent(of.0)) {
+            let before = parent(key);
             for (tier, record) in tiers {
-                let before = parent(key).and_then(|parent| ends.remove(&(tier, parent)));
-                if let Some(at) = push(feed, into, (None, before), key, (tier, record)) {
+                let last = before.and_then(|parent| ends.remove(&(tier, parent)));
+                let of = (key, before.map(|(_, parent)| parent));
+                if let Some(at) = push(feed, into, (None, last), of, (tier, record)) {
                     ends.insert((tier, key), at);
                 }
             }
@@ -166,10 +180,9 @@ impl Chains {
         while let Some(&key) = self.changed.get(at) {
             at += 1;
             let Some(node) = self.nodes.get(&key) else { continue };
-            let chained = feed.groups[key.0].is_chained();
-            let before = node.parent.filter(|_| chained).map(|parent| (key.0, parent));
-            let behind =
-                before.is_none_or(|before| self.nodes.get(&before).is_some_and(|of| of.found));
+            let behind = !feed.groups[key.0].is_chained()
+                || node.parents.is_empty()
+                || node.parents.iter().any(|&parent| self.is_found(&(key.0, parent)));
             let found = node.there != Places::NONE && behind;
             let Some(node) = self.nodes.get_mut(&key) else { continue };
             if std::mem::replace(&mut node.found, found) != found {
@@ -180,17 +193,18 @@ impl Chains {
         }
     }
 
+    fn is_found(&self, key: &Key) -> bool {
+        self.nodes.get(key).is_some_and(|node| node.found)
+    }
+
     /// Forgets names of which there is nothing more to be told.
     fn sweep(&mut self) {
         while let Some(key) = self.changed.pop() {
-            let mut next = Some(key);
-            while let Some(key) = next
-                && let Some(node) = self.nodes.get(&key)
-                && node.there == Places::NONE
-                && node.followers.is_empty()
+            let is_over = |node: &Node| node.there == Places::NONE && node.followers.is_empty();
+            if self.nodes.get(&key).is_some_and(is_over)
+                && let Some(node) = self.nodes.remove(&key)
             {
-                next = node.parent.map(|parent| (key.0, parent));
-                self.nodes.remove(&key);
+                self.changed.extend(node.parents.iter().map(|&parent| (key.0, parent)));
             }
         }
     }
@@ -202,7 +216,7 @@ fn push(
     feed: &Feed,
     into: &mut Vec<CacheEvent>,
     (moved_from, event): (Option<Tier>, Option<usize>),
-    (group, name): Key,
+    ((group, name), parent): (Key, Option<BlockHash>),
     (tier, record): (Tier, Option<RecordId>),
 ) -> Option<usize> {
     let notes = &feed.groups[group];
@@ -225,7 +239,7 @@ fn push(
     if let Some(last) = last
         && last.group == notes.id
         && last.tier == tier
-        && last.names.last().is_some_and(|last| note.parent == Some(*last))
+        && last.names.last().is_some_and(|last| parent == Some(*last))
         && last.token_ids.is_empty() == tokens.is_empty()
         && last.content == note.content
     {
@@ -233,7 +247,7 @@ fn push(
         last.token_ids.extend_from_slice(tokens);
         return event;
     }
-    let stored = stored(notes, tier, name, note, tokens);
+    let stored = StoredBlocks { parent, ..stored(notes, tier, name, note, tokens) };
     into.push(match moved_from {
         None => CacheEvent::Stored(stored),
         Some(from) => CacheEvent::Moved { from, to: stored },

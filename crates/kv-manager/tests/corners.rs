@@ -645,3 +645,21 @@ fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
     drop(twin);
     assert!(gone.iter().all(|name| names(&manager).contains(name)), "it was not forgotten");
 }
+
+#[test]
+fn a_fork_of_before_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 16);
+    let (mut first, _) = forgotten(&mut manager);
+    manager.commit(&mut first, 1, &[70]).unwrap();
+    // It is made after the forgetting, of what was computed before.
+    let mut second = manager.fork(&mut first).unwrap();
+    drop(first);
+    manager.suspend(&mut second).unwrap();
+    step(&mut manager, &mut []);
+    assert_eq!(manager.resume(&mut second), Ok(10));
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    assert_eq!(names(&manager), []);
+    drop(second);
+    assert_eq!(names(&manager), []);
+}

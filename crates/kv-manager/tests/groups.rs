@@ -706,3 +706,60 @@ fn a_hint_for_another_managers_sequence_changes_nothing() {
     assert_eq!(one_group.block_ids(&foreign), []);
     drop(before);
 }
+
+/// A sequence of 40 tokens whose window has moved on, and names that others have given to the same blocks since: those are
+/// being computed.
+fn cut_back_to_pending(manager: &mut Manager) -> (kv_manager::Sequence, kv_manager::Sequence) {
+    let mut first = computed_in_chunks(manager, 0..40);
+    let all = manager.pool_of(GroupId(1)).unwrap().snapshot().blocks;
+    let names: Vec<_> = all.iter().filter_map(|view| view.hash).collect();
+    assert_eq!(manager.forget(&names), 10);
+    let mut request = Request::new((0..40).collect());
+    (request.waits, request.hit_max) = (false, 0);
+    let mut second = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let at = manager.completed_step() + 1;
+    let open = manager.begin_step().unwrap();
+    assert_eq!(manager.stage(&open, &mut [&mut second]).unwrap().step, at);
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut first, at - 1, &[40]).unwrap();
+    manager.reserve(&mut first, 1).unwrap();
+    assert_eq!(row(manager, 1, &first, 10)[..8], [false; 8]);
+    assert_eq!(manager.truncate(&mut first, 24).unwrap(), 24, "its window is found again");
+    assert_eq!(row(manager, 1, &first, 6), [false, false, false, false, true, true]);
+    (first, second)
+}
+
+#[test]
+fn a_cut_sequence_depends_on_the_steps_whose_blocks_it_found() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let (mut first, _second) = cut_back_to_pending(&mut manager);
+    let at = manager.completed_step() + 1;
+    complete(&mut manager, at, Outcome::Failed);
+    manager.extend(&mut first, &[24]).unwrap_err();
+    let told = manager.reserve(&mut first, 1);
+    assert!(told.is_ok(), "it was told once: {told:?}");
+    assert_eq!(first.resolved(), 0, "what its window was is void");
+}
+
+#[test]
+fn a_window_moves_on_behind_a_cut() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let (mut first, _second) = cut_back_to_pending(&mut manager);
+    let at = manager.completed_step() + 1;
+    complete(&mut manager, at, Outcome::Done);
+    let ids: Vec<u32> = (100..116).collect();
+    manager.extend(&mut first, &ids).unwrap();
+    for _ in 0..4 {
+        manager.reserve(&mut first, 4).unwrap();
+        step(&mut manager, &mut [&mut first]);
+    }
+    settle(&mut manager);
+    let last = manager.last_plan().step;
+    assert!(first.awaits().is_some_and(|awaits| awaits < last));
+    let open = first.awaits().unwrap();
+    manager.commit(&mut first, open, &[116]).unwrap();
+    manager.reserve(&mut first, 1).unwrap();
+    step(&mut manager, &mut [&mut first]);
+    let expected = [vec![false; 8], vec![true; 3]].concat();
+    assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");
+}

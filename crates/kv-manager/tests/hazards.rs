@@ -187,13 +187,16 @@ fn request_computed(manager: &mut Manager, request: Request) -> Sequence {
 #[test]
 fn h28_no_salt_that_a_request_can_give_is_a_tenants_own() {
     let mut manager = manager(64, 0);
-    let tenant = manager.add_tenant().unwrap();
-    let mut own = with(0..9, Content::default());
-    own.tenant = tenant;
-    own.content.shared_tokens = 0;
-    drop(request_computed(&mut manager, own));
-    let number = tenant.number().to_le_bytes().to_vec();
-    for salt in [number, vec![1], Vec::new()] {
+    let tenants = [manager.add_tenant().unwrap(), manager.add_tenant_with_key(b"key").unwrap()];
+    for tenant in tenants {
+        let mut own = with(0..9, Content::default());
+        own.tenant = tenant;
+        drop(request_computed(&mut manager, own));
+    }
+    // The last one is what a key is made into.
+    let numbers = tenants.map(|tenant| tenant.number().to_le_bytes().to_vec());
+    let others = [vec![1], Vec::new(), b"key".to_vec(), b"\x01key".to_vec()];
+    for salt in numbers.into_iter().chain(others) {
         let request = with(0..9, Content { salt, ..Content::default() });
         let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
         assert_eq!(other.cached_tokens(), 0, "another's content was found");

@@ -304,3 +304,16 @@ fn a_block_of_a_sequence_that_has_gone_is_not_loaded_for_its_next_owner() {
     let plan = rig.step(&mut [&mut next]);
     assert_eq!(plan.layer_loads, [], "it would come at any time of the next owner's step");
 }
+
+#[test]
+fn a_worker_that_joins_is_told_of_no_load_from_before() {
+    let Entered { mut rig, sequence, .. } = Entered::new();
+    let worker = WorkerId(1);
+    rig.manager.lose_worker(worker).unwrap();
+    rig.manager.fence_worker(worker).unwrap();
+    rig.manager.join_worker(worker).unwrap();
+    // The blocks are the lost sequence's still, so nobody else takes the loads off the plan.
+    let plan = rig.step(&mut []);
+    assert_eq!(plan.layer_loads, [], "of a ticket that it does not know");
+    drop(sequence);
+}

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kv_manager::{ForkError, SequenceError, SuspendError, TruncateError};
+use kv_manager::{ForkError, SequenceError, SuspendError, Tokens, TruncateError};
 
 use crate::engine::Engine;
 use crate::run::{Run, blocks_of};
@@ -50,6 +50,7 @@ impl Engine {
         self.accepted(at);
         let open = self.runs[at].is_open();
         let run = &mut self.runs[at];
+        let input_cut = run.ideal.later.iter().any(|&at| at >= tokens);
         assert_eq!(run.sequence.known(), tokens);
         run.forget_commits();
         run.cut();
@@ -57,6 +58,7 @@ impl Engine {
         self.saw_if(end < resolved.min(tokens), "a cut that goes back further");
         self.saw_if(end > 0 && end < resolved.min(tokens), "a cut back to a checkpoint or window");
         self.saw("a cut");
+        self.saw_if(input_cut, "an input that was cut");
         self.saw_if(open, "a cut with ids to come");
         self.supply(at);
     }
@@ -74,8 +76,21 @@ impl Engine {
         let base = self.random.below(3) as u32 * 100;
         let run = &mut self.runs[at];
         let more: Vec<u32> = (0..count).map(|index| base + index as u32).collect();
-        let names = run.names_behind(&more);
-        let tokens = run.tokens(&more, &names);
+        // A picture, say, where nothing was said of before.
+        let (known, offset) = (run.known.len() as u64, self.random.below(count as u64));
+        let is_new = run.ideal.facts.inputs.iter().all(|(at, _)| *at != known + offset);
+        let input = (is_new && !run.tainted && !run.is_open() && self.random.chance(30))
+            .then(|| (offset, self.random.below(2) as u8));
+        let mut ideal = run.ideal.clone();
+        if let Some((at, content)) = input {
+            ideal.add_input(known + at, content);
+        }
+        let inputs: Vec<_> = input.iter().map(|&(at, content)| (at, vec![content])).collect();
+        let names = run.names_behind(&ideal.facts, &more);
+        let tokens = match run.tokens(&more, &names) {
+            Tokens::Ids(ids) if input.is_some() => Tokens::With { ids, inputs: &inputs },
+            tokens => tokens,
+        };
         match self.manager.extend(&mut run.sequence, tokens) {
             Ok(()) => {}
             Err(TruncateError::Sequence(error)) => return self.refused(at, error),
@@ -87,6 +102,7 @@ impl Engine {
             Err(error) => panic!("{error:?}"),
         }
         assert!(!run.is_open());
+        run.ideal = ideal;
         run.known.extend(&more);
         if run.tainted {
             // Garbage is before it, so all of it is forgotten.
@@ -96,6 +112,7 @@ impl Engine {
         }
         self.accepted(at);
         self.saw("a next turn");
+        self.saw_if(input.is_some(), "a turn with an input");
     }
 
     fn fork(&mut self, at: usize) {

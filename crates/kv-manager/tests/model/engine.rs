@@ -11,8 +11,9 @@ use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockId, Location, PoolBuilder, PoolConfig, Tier};
+use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, PoolConfig, Priority, Tier};
 
+use crate::foreign::Foreign;
 use crate::mirror::Mirror;
 use crate::random::Random;
 use crate::run::{Failures, Run, blocks_of};
@@ -91,6 +92,9 @@ pub struct Engine {
     pub failures: Failures,
     pub departures: Vec<Departure>,
     pub arrivals: Vec<Arrival>,
+    pub foreign: Foreign,
+    /// Names that no sequence may give to what it has, before another one is admitted.
+    pub forgotten: Vec<BlockHash>,
     pub mirror: Mirror,
     /// How often it is read, in percent of the turns.
     mirrors: u64,
@@ -225,7 +229,10 @@ impl Engine {
         let noise = random.next();
         let workers = (0..workers).map(|at| Some(Worker::new(at, &size, noise))).collect();
         let mirror = Mirror::new(&manager);
+        let foreign = Foreign::new(manager.options());
         Self {
+            foreign,
+            forgotten: Vec::new(),
             random,
             mirror,
             mirrors,
@@ -295,6 +302,9 @@ impl Engine {
         if self.random.chance(8) {
             self.transfer();
         }
+        if self.random.chance(2) {
+            self.confuse();
+        }
         if self.random.chance(3) {
             self.manager.pool().check_integrity().unwrap();
         }
@@ -328,6 +338,11 @@ impl Engine {
 
     /// Content comes back from host memory before anybody asks for it, or is forgotten.
     fn hint(&mut self) {
+        if let Some(at) = self.pick().filter(|_| self.random.chance(10)) {
+            let priority = Priority::new(self.random.below(100) as u8).unwrap();
+            self.manager.retain(&self.runs[at].sequence, priority);
+            return self.saw("a retention of a sequence");
+        }
         let blocks = self.manager.pool().snapshot().blocks;
         let far = |at: Location| at.tier != Tier::Primary;
         let forgets = self.random.chance(20);
@@ -339,7 +354,8 @@ impl Engine {
         let name = names[self.random.index(names.len())];
         if forgets {
             assert!(self.manager.forget(&[name]) >= 1);
-            return;
+            self.forgotten.push(name);
+            return self.saw("a name that was forgotten");
         }
         let back = self.manager.prefetch(&[name]);
         assert!(back <= 1 + self.size.further.len());
@@ -735,6 +751,15 @@ impl Engine {
         }
         let with_rows = self.runs.iter().filter(|run| run.sequence.row().is_some()).count();
         assert_eq!(self.manager.free_rows() + with_rows, self.size.rows);
+        if self.forgotten.is_empty() {
+            return;
+        }
+        for group in (0..=self.size.further.len() as u16).map(GroupId) {
+            let blocks = self.manager.pool_of(group).unwrap().snapshot().blocks;
+            let mut names = blocks.iter().filter_map(|view| view.hash);
+            let found = names.find(|name| self.forgotten.contains(name));
+            assert_eq!(found, None, "it was forgotten, in group {group:?}");
+        }
     }
 
     /// Has all workers carry out and tell of all plans.

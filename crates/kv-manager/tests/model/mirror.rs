@@ -18,7 +18,8 @@ pub struct Mirror {
     /// The same of groups beside the first.
     further: HashSet<(GroupId, BlockHash, Tier)>,
     /// What each name follows that was told of once, as far as its place is known; `None` at the start of a prefix.
-    parents: HashMap<(GroupId, BlockHash), Option<BlockHash>>,
+    /// Names that an engine gives can follow several.
+    parents: HashMap<(GroupId, BlockHash), HashSet<Option<BlockHash>>>,
     /// Of each group, whether a lookup finds content by what comes before it.
     chained: Vec<bool>,
     /// Tokens of a name.
@@ -163,9 +164,10 @@ impl Mirror {
         let names = self.names.iter().map(|&(name, _)| (GroupId(0), name));
         for key in names.chain(self.further.iter().map(|&(group, name, _)| (group, name))) {
             if self.chained[usize::from(key.0.0)]
-                && let Some(&Some(parent)) = self.parents.get(&key)
+                && let Some(parents) = self.parents.get(&key)
             {
-                assert!(self.knows(key.0, parent), "{key:?} is told of behind what is nowhere");
+                let known = |of: &Option<BlockHash>| of.is_none_or(|of| self.knows(key.0, of));
+                assert!(parents.iter().any(known), "{key:?} is told of behind what is nowhere");
             }
         }
     }
@@ -185,9 +187,9 @@ impl Mirror {
             };
             assert!(new, "{name:?} is there already");
             match stored.is_placed() {
-                true => self.parents.insert((group, name), parent),
-                false => self.parents.remove(&(group, name)),
-            };
+                true => _ = self.parents.entry((group, name)).or_default().insert(parent),
+                false => _ = self.parents.remove(&(group, name)),
+            }
             if content.is_none() && !token_ids.is_empty() && *block_tokens == self.unit {
                 let ids = &token_ids[at * len..][..len];
                 let named = |parent: Option<BlockHash>, generation: u64| {
@@ -203,11 +205,11 @@ impl Mirror {
         }
     }
 
-    /// Whether a lookup finds a block of the first group's pool, as far as is known what it follows.
+    /// Whether a lookup finds a block of the first group's pool behind whatever it is known to follow.
     fn is_found(&self, name: BlockHash, before: Option<BlockHash>) -> Option<bool> {
+        let known = |of: &Option<BlockHash>| of.is_none_or(|of| self.knows(GroupId(0), of));
         match self.parents.get(&(GroupId(0), name)) {
-            Some(None) => Some(true),
-            Some(&Some(parent)) => Some(self.knows(GroupId(0), parent)),
+            Some(parents) => Some(parents.iter().all(known)),
             None => before.map(|parent| self.knows(GroupId(0), parent)),
         }
     }

@@ -7,7 +7,7 @@ use kv_manager::{BatchRow, Manager, Row, Sequence, Start, Tokens};
 use kv_pool::{BlockHash, BlockId};
 
 use crate::random::Random;
-use crate::truth::{Ideal, sampled};
+use crate::truth::{Facts, Ideal, sampled};
 
 /// Steps that have failed or will.
 #[derive(Debug, Default)]
@@ -105,13 +105,13 @@ impl Run {
     }
 
     /// The names of the blocks that become full with `ids`, if the engine names them.
-    pub fn names_behind(&self, ids: &[u32]) -> Vec<BlockHash> {
-        if !self.ideal.facts.named {
+    pub fn names_behind(&self, facts: &Facts, ids: &[u32]) -> Vec<BlockHash> {
+        if !facts.named {
             return Vec::new();
         }
         let all: Vec<u32> = self.known.iter().chain(ids).copied().collect();
-        let full = self.known.len() as u64 / self.ideal.facts.block_tokens;
-        self.ideal.facts.names(&all).split_off(full as usize)
+        let full = self.known.len() as u64 / facts.block_tokens;
+        facts.names(&all).split_off(full as usize)
     }
 
     /// Ids as the manager takes them for this sequence.
@@ -180,6 +180,10 @@ impl Run {
         assert_eq!(known, self.known.len() as u64);
         if let Some(ids) = sequence.ids() {
             assert_eq!(ids, self.known);
+            let inputs = self.ideal.facts.inputs.iter();
+            assert!(
+                inputs.map(|&(at, content)| (at, vec![content])).eq(sequence.inputs().to_vec())
+            );
         }
         assert!(sequence.resolved() <= self.ideal.kv.len() as u64);
         if !self.tainted {

@@ -44,7 +44,7 @@ pub fn is_private_to_others(cell: Cell, tenant: u8, salt: u8) -> bool {
 }
 
 /// Everything that decides the KV of a sequence beside its ids, and who may read it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Facts {
     pub block_tokens: u64,
     /// 0 for none.
@@ -141,9 +141,20 @@ pub struct Ideal {
     pub ids: Vec<u32>,
     /// The KV of the first tokens.
     pub kv: Vec<u64>,
+    /// Positions of inputs that came with ids behind the prompt.
+    pub later: Vec<u64>,
 }
 
 impl Ideal {
+    /// Notes that something else stands behind the id at a position, which came with it.
+    pub fn add_input(&mut self, at: u64, content: u8) {
+        let mut facts = Facts::clone(&self.facts);
+        facts.inputs.push((at, content));
+        facts.inputs.sort_by_key(|(at, _)| *at);
+        self.facts = Rc::new(facts);
+        self.later.push(at);
+    }
+
     /// Adds the KV of known tokens up to `end`, which others have computed.
     pub fn fill(&mut self, end: u64, generation: u64) {
         while (self.kv.len() as u64) < end {
@@ -159,6 +170,12 @@ impl Ideal {
     }
 
     pub fn cut(&mut self, ids: u64, kv: u64) {
+        if self.later.iter().any(|&at| at >= ids) {
+            let mut facts = Facts::clone(&self.facts);
+            facts.inputs.retain(|(at, _)| *at < ids || !self.later.contains(at));
+            self.facts = Rc::new(facts);
+            self.later.retain(|&at| at < ids);
+        }
         self.ids.truncate(ids as usize);
         self.kv.truncate(kv as usize);
     }

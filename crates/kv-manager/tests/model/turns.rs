@@ -305,7 +305,7 @@ impl Engine {
         let ends = ids.is_empty() && !(last && output.led);
         self.mirror.look(&self.manager, 0);
         let run = &mut self.runs[at];
-        let names = run.names_behind(&ids);
+        let names = run.names_behind(&run.ideal.facts, &ids);
         let tokens = run.tokens(&ids, &names);
         match self.manager.commit(&mut run.sequence, output.step, tokens) {
             Ok(Committed::Taken) => {
