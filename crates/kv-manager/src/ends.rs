@@ -39,6 +39,8 @@ pub(crate) struct Ends {
     /// The sum of `unknown` over the steps whose ids are to come.
     unknown: u64,
     staged: SmallVec<[Staged; 3]>,
+    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
+    pub(crate) offered: u64,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
     /// Results of steps up to this one change nothing.
@@ -196,6 +198,7 @@ impl Ends {
     /// staged are stale.
     pub(crate) fn truncate(&mut self, tokens: u64, known: u64) {
         self.resolved = self.resolved.min(tokens);
+        self.offered = self.offered.min(tokens);
         self.stale = self.staged.iter().map(|staged| staged.step).fold(self.stale, u64::max);
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.

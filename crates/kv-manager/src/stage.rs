@@ -33,7 +33,7 @@ impl Manager {
         }
         for (index, sequence) in batch.iter_mut().enumerate() {
             self.look_at_running(sequence)
-                .map_err(|source| StageError::Sequence { index, source })?;
+                .map_err(|reason| StageError::Sequence { index, reason })?;
             if sequence.ends.next == 0 {
                 return Err(StageError::NothingReserved { index });
             }
@@ -170,8 +170,10 @@ impl Manager {
                 noting.named(record, name);
             });
             if index == 0 {
-                let twice = full - first - (names.len() - before);
-                self.stats.twice_tokens += twice as u64 * block_tokens;
+                let counted = (ends.offered / block_tokens) as usize;
+                let new = own.get(counted.saturating_sub(first)..).unwrap_or_default();
+                self.stats.twice_tokens += twins(new, &names[before..]) * block_tokens;
+                ends.offered = ends.offered.max(full as u64 * block_tokens);
             }
             held.named = group.full_blocks(certain);
         }
@@ -247,6 +249,13 @@ impl Manager {
             _ => None,
         };
     }
+}
+
+/// How many blocks have not got the names that they were offered, in order; `named` have got theirs, or blocks before.
+fn twins(offered: &[BlockHash], named: &[(usize, BlockHash)]) -> u64 {
+    let mut named = named.iter().rev().map(|(_, name)| name).peekable();
+    let twins = offered.iter().rev().filter(|name| named.next_if_eq(name).is_none());
+    twins.count() as u64
 }
 
 /// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.
