@@ -62,10 +62,11 @@ fn computed(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
     sequence
 }
 
+type Prepare = fn(&mut KvCache) -> Vec<Sequence>;
 type Call = fn(&mut KvCache, &mut Vec<Sequence>) -> Result<(), String>;
 
 /// Calls that map memory, each with what comes before it.
-const CALLS: [(&str, fn(&mut KvCache) -> Vec<Sequence>, Call); 6] = [
+const CALLS: [(&str, Prepare, Call); 6] = [
     (
         "admit",
         |cache| vec![computed(cache, 0..9)],
