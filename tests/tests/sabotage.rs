@@ -39,7 +39,8 @@ impl Machine {
         let sim = SimDriver::new(config).unwrap();
         sim.register_kernels(kv_kernels::references());
         sim.register_kernels(kv_stage::references());
-        let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
+        let driver = Arc::new(sim.clone());
+        let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
         let devices: Vec<Device> = (0..devices as i32).map(open).collect();
         let engine = Engine::new(&streams(&devices), options(shape(3, 64, 4), 32, 8));
         Self { sim, engine }

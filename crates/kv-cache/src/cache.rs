@@ -16,13 +16,14 @@ use crate::{BuildError, CloseError, KvCacheOptions, KvWorker, PoolRules, Transpo
 /// [manager](KvCache::manager).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct CacheStats {
-    /// Blocks with device memory, in use or ready for use.
+    /// Blocks of the first group with device memory, in use or ready for use. Those of further groups have it from the
+    /// start.
     pub ready_blocks: u64,
-    /// Host blocks that can be used: those that are pinned, within the budget.
+    /// Host blocks of the first group that can be used: those that are pinned, within the budget.
     pub host_blocks: u64,
-    /// Pages that were mapped ahead of need, on all devices.
+    /// Pages of the first group that were mapped ahead of need, on all devices.
     pub pages_ahead: u64,
-    /// Pages that were mapped by calls that needed them, on all devices.
+    /// Pages of the first group that were mapped by calls that needed them, on all devices.
     pub pages_inline: u64,
     /// Calls that found too few blocks ready and mapped pages themselves.
     pub growth_stalls: u64,
@@ -71,7 +72,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// A cache on the devices of `compute`, one stream each, which the
+    /// A cache on the devices of `compute`, one stream each, all of one driver, which the
     /// [placement](KvCacheOptions::placement) names in the same order. Without one, the layers are split
     /// over them in contiguous runs of nearly equal length.
     ///
@@ -132,12 +133,6 @@ impl KvCache {
     }
 
     /// The deciding half: counts, the block table, names. It cannot be changed from here.
-    ///
-    /// ```compile_fail,E0596
-    /// # fn change(cache: kv_cache::KvCache) {
-    /// cache.manager().reset();
-    /// # }
-    /// ```
     #[must_use]
     pub fn manager(&self) -> &Manager {
         &self.manager
@@ -152,24 +147,6 @@ impl KvCache {
 
     /// A view of the block pool: statistics, events and lookups. It cannot release blocks that the
     /// cache uses.
-    ///
-    /// ```compile_fail,E0599
-    /// # fn view(cache: kv_cache::KvCache) {
-    /// cache.pool().begin_epoch();
-    /// # }
-    /// ```
-    ///
-    /// ```compile_fail,E0599
-    /// # fn view(cache: kv_cache::KvCache, epoch: kv_pool::Epoch) {
-    /// cache.pool().complete_epoch(epoch);
-    /// # }
-    /// ```
-    ///
-    /// ```compile_fail,E0599
-    /// # fn view(cache: kv_cache::KvCache) {
-    /// cache.pool().add_primary_blocks(1);
-    /// # }
-    /// ```
     #[must_use]
     pub fn pool(&self) -> PoolView {
         self.manager.pool()
@@ -201,10 +178,15 @@ impl KvCache {
     }
 
     fn way_bytes(&self) -> WayBytes {
-        let lower = self.manager.lower_stats();
-        let bytes = |blocks: u64| blocks * self.shape().block_bytes();
-        let (stored, loaded) = (lower.stored_blocks.map(bytes), lower.loaded_blocks.map(bytes));
-        WayBytes { stored, loaded, ..self.worker.ways }
+        let mut ways = self.worker.ways;
+        for (of, id) in self.options().groups().zip(0..) {
+            let moved = self.manager.lower_blocks_of(GroupId(id)).unwrap_or_default();
+            for tier in 0..ways.stored.len() {
+                ways.stored[tier] += moved.stored[tier] * of.shape.block_bytes();
+                ways.loaded[tier] += moved.loaded[tier] * of.shape.block_bytes();
+            }
+        }
+        ways
     }
 
     /// Batches and blocks enqueued between the devices and host memory, by way, summed over the

@@ -235,7 +235,10 @@ impl KvCache {
     pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
         if self.can_grow() {
             let _site = cuda_driver::site::enter();
-            self.make_room(names.len())?;
+            // Names are those of the smallest blocks of any group.
+            let unit = self.manager.formats().iter().map(|group| group.block_tokens).min();
+            let tokens = names.len() as u64 * u64::from(unit.unwrap_or(1));
+            self.make_room(self.blocks_for(tokens))?;
         }
         Ok(self.manager.prefetch(names))
     }

@@ -122,11 +122,11 @@ pub enum GranuleError {
 #[non_exhaustive]
 pub enum DemandError {
     /// The driver refused, though memory is left.
-    #[error("memory could not be mapped under device blocks")]
-    Grow(#[from] GrowError),
+    #[error("memory could not be mapped under device blocks: {0:?}")]
+    Grow(GrowError),
     /// The worker that maps memory ahead of need has ended, by a panic or with the device.
-    #[error("the worker that maps device memory ahead of need has stopped")]
-    Ahead(#[from] AheadError),
+    #[error("the worker that maps device memory ahead of need has stopped: {0:?}")]
+    Ahead(AheadError),
 }
 
 /// Why a sequence got no room. It is as it was.
@@ -134,11 +134,11 @@ pub enum DemandError {
 #[non_exhaustive]
 pub enum ReserveError {
     /// There is no room, or the sequence cannot go on as it is.
-    #[error(transparent)]
-    Refused(#[from] kv_manager::ReserveError),
+    #[error("{0}")]
+    Refused(kv_manager::ReserveError),
     /// Memory could not be mapped, though some is left.
-    #[error("no room was reserved")]
-    Memory(#[from] DemandError),
+    #[error("no room was reserved: {0}")]
+    Memory(DemandError),
 }
 
 /// Why a sequence was not resumed. It is suspended as it was.
@@ -146,11 +146,11 @@ pub enum ReserveError {
 #[non_exhaustive]
 pub enum ResumeError {
     /// There is no room, or the sequence cannot be resumed.
-    #[error(transparent)]
-    Refused(#[from] kv_manager::SuspendError),
+    #[error("{0:?}")]
+    Refused(kv_manager::SuspendError),
     /// Memory could not be mapped, though some is left.
-    #[error("the sequence was not resumed")]
-    Memory(#[from] DemandError),
+    #[error("the sequence was not resumed: {0}")]
+    Memory(DemandError),
 }
 
 /// Why a tenant was not given a quota.
@@ -158,11 +158,11 @@ pub enum ResumeError {
 #[non_exhaustive]
 pub enum QuotaError {
     /// There is no such tenant, or more blocks would be reserved than exist.
-    #[error("the tenant's quota was not set")]
-    Tenant(#[from] TenantError),
+    #[error("the tenant's quota was not set: {0:?}")]
+    Tenant(TenantError),
     /// The memory under the reserved blocks could not be mapped.
-    #[error("the tenant's quota was not set: the blocks to keep have no memory")]
-    Memory(#[from] DemandError),
+    #[error("the tenant's quota was not set: the blocks to keep have no memory: {0}")]
+    Memory(DemandError),
 }
 
 /// Why copies between device and host memory were not enqueued. They are enqueued when the step ends or
@@ -171,8 +171,8 @@ pub enum QuotaError {
 #[non_exhaustive]
 pub enum HostCopyError {
     /// The copy of one block was refused.
-    #[error("a block was not copied between device and host memory")]
-    Block(#[from] CopyError),
+    #[error("a block was not copied between device and host memory: {0:?}")]
+    Block(CopyError),
     /// The layers of a block lie in several pieces, which only a kernel copies.
     #[error("block {block} lies in several pieces, and cannot be copied by one call")]
     BlockInPieces {
@@ -180,14 +180,14 @@ pub enum HostCopyError {
         block: usize,
     },
     /// The transfer of several blocks was refused.
-    #[error("a list of blocks was not copied between device and host memory")]
-    Blocks(#[from] TransportError),
+    #[error("a list of blocks was not copied between device and host memory: {0:?}")]
+    Blocks(TransportError),
     /// No buffer is left for the list of blocks.
-    #[error("no staging buffer for a list of blocks to copy")]
-    List(#[from] AcquireError),
+    #[error("no staging buffer for a list of blocks to copy: {0:?}")]
+    List(AcquireError),
     /// The device refused: to be bound, or an event for the list.
-    #[error("a device refused a call that copies blocks")]
-    Device(#[from] DeviceError),
+    #[error("a device refused a call that copies blocks: {0:?}")]
+    Device(DeviceError),
 }
 
 impl HostCopyError {
@@ -209,17 +209,17 @@ impl HostCopyError {
 #[non_exhaustive]
 pub enum StepError {
     /// The batch of a device could not be put together or sent.
-    #[error("the step's batch was not sent")]
-    Batch(#[from] BatchError),
+    #[error("the step's batch was not sent: {0:?}")]
+    Batch(BatchError),
     /// The manager refused the batch. Nothing was staged.
-    #[error("the batch was not staged")]
-    Refused(#[from] kv_manager::StageError),
+    #[error("the batch was not staged: {0:?}")]
+    Refused(kv_manager::StageError),
     /// The step before is open, or the step is of another cache.
-    #[error(transparent)]
-    Step(#[from] kv_manager::StepError),
+    #[error("{0:?}")]
+    Step(kv_manager::StepError),
     /// A plan does not follow the last one, or names what is not there. Nothing was carried out.
-    #[error("the plan was not carried out")]
-    Plan(#[from] kv_manager::PlanError),
+    #[error("the plan was not carried out: {0:?}")]
+    Plan(kv_manager::PlanError),
     /// There is no such layer.
     #[error("layer {layer} of group {} is waited for, which has {layers}", group.0)]
     Layer {
@@ -232,8 +232,8 @@ pub enum StepError {
     },
     /// A granule of shared memory could not be mapped for the group that got it. It is mapped when the step ends,
     /// before anything is enqueued that uses it.
-    #[error("the step was not staged: a group's memory was not mapped")]
-    Granule(#[from] GranuleError),
+    #[error("the step was not staged: a group's memory was not mapped: {0:?}")]
+    Granule(GranuleError),
     /// Tiers below host memory have not given back blocks that they read or write by themselves.
     #[error("tiers below host memory still have blocks of it after {} ms", waited.as_millis())]
     Lent {
@@ -241,11 +241,11 @@ pub enum StepError {
         waited: std::time::Duration,
     },
     /// Blocks could not be sent between device and host memory.
-    #[error("the step was not staged: blocks were not copied between device and host memory")]
-    HostCopy(#[from] HostCopyError),
+    #[error("the step was not staged: {0}")]
+    HostCopy(HostCopyError),
     /// The device refused or is lost.
-    #[error("the device refused a call of the step")]
-    Device(#[from] DeviceError),
+    #[error("the device refused a call of the step: {0:?}")]
+    Device(DeviceError),
 }
 
 /// Why a cache could not be closed in full.
@@ -277,6 +277,39 @@ pub enum CloseError {
     #[error("the cache's pinned memory was not freed")]
     Staging(#[from] StagingError),
 }
+
+/// Causes that stand in the message whole, and so are no sources beside it.
+macro_rules! told_whole {
+    ($($error:ident::$variant:ident($cause:ty)),+ $(,)?) => {$(
+        impl From<$cause> for $error {
+            fn from(cause: $cause) -> Self {
+                Self::$variant(cause)
+            }
+        }
+    )+};
+}
+
+told_whole!(
+    DemandError::Grow(GrowError),
+    DemandError::Ahead(AheadError),
+    ReserveError::Refused(kv_manager::ReserveError),
+    ReserveError::Memory(DemandError),
+    ResumeError::Refused(kv_manager::SuspendError),
+    ResumeError::Memory(DemandError),
+    QuotaError::Tenant(TenantError),
+    QuotaError::Memory(DemandError),
+    HostCopyError::Block(CopyError),
+    HostCopyError::Blocks(TransportError),
+    HostCopyError::List(AcquireError),
+    HostCopyError::Device(DeviceError),
+    StepError::Batch(BatchError),
+    StepError::Refused(kv_manager::StageError),
+    StepError::Step(kv_manager::StepError),
+    StepError::Plan(kv_manager::PlanError),
+    StepError::Granule(GranuleError),
+    StepError::HostCopy(HostCopyError),
+    StepError::Device(DeviceError),
+);
 
 one_line_debug!(
     BuildError,

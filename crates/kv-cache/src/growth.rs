@@ -105,14 +105,14 @@ impl KvCache {
         }
     }
 
-    /// Has a tier hand out only `blocks` blocks from now on: fewer than before, or more, up to as many as the
+    /// Has a tier hand out only `blocks` blocks of the first group from now on: fewer than before, or more, up to as many as the
     /// options say. Memory beyond the budget is given back by later steps, as soon as no sequence, copy or
     /// step in flight uses it: on the device page by page, on the host in slabs of up to 512 MiB. What is
     /// cached on the device and not in use goes to host memory, as far as that has room. Nothing is moved to
     /// another block, and no sequence is disturbed: to have a sequence release its blocks, suspend or drop
     /// it. Content that is in use then is lost to later requests when it is released. A larger budget is
     /// mapped when it is needed, and pinned in the background. Device memory that groups share has a budget of
-    /// [granules](Self::set_granules) instead.
+    /// [granules](Self::set_granules) instead. Tiers below host memory have no budget of blocks.
     ///
     /// # Ordering
     /// Does not wait. Without [threads that pin](crate::HostPinning::threads), more host memory is pinned now.
@@ -122,8 +122,11 @@ impl KvCache {
     #[track_caller]
     pub fn set_budget(&mut self, tier: Tier, blocks: u64) -> Result<Budgeted, BudgetError> {
         let _site = cuda_driver::site::enter();
-        if tier != Tier::Primary {
-            return self.set_host_budget(blocks);
+        match tier {
+            Tier::Primary => {}
+            Tier::Secondary => return self.set_host_budget(blocks),
+            // The manager has no blocks there, and says so.
+            _ => return self.manager.set_budget(GroupId::default(), tier, blocks),
         }
         let most = u64::from(self.options().device_blocks);
         let ready = self.worker.ready_blocks();

@@ -225,8 +225,13 @@ impl KvWorker {
             let section = sections[usize::from(group.0)];
             let here = match tiers.arrived(ticket, from) {
                 Some(Arrived::Sections(right)) => right as u64 * section,
-                // What has ended is as it will be, right or not.
-                _ => u64::MAX,
+                // What is not right is of another owner, or of nobody: it stays where it is.
+                Some(Arrived::Wrong) => {
+                    load.sent = u64::MAX;
+                    continue;
+                }
+                // What has ended is as it will be: right, or zeros.
+                Some(Arrived::Right) | None => u64::MAX,
             };
             let mut first = 0;
             for part in parts.iter_mut() {

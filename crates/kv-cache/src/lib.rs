@@ -38,6 +38,12 @@
 //! what it reads, and for nothing else. The compute stream waits for the copies that touch a block of the
 //! batch.
 //!
+//! # Whose bytes memory holds
+//! With [`scrubs`](KvCacheOptions::scrubs), a device block is overwritten with zeros before another tenant's sequence writes it. A host
+//! block needs no scrub: it is read only after all of it was written, by a whole copy or by a load that was checked, and what a load
+//! has not brought right is overwritten with zeros before the block is anybody's. Staging buffers hold tables and lengths, and the
+//! ring of two hops holds whole blocks on their way: no call reads either.
+//!
 //! # Features
 //! - `cuda-defaults` (default), `cuda`: the real driver, as in `cuda-driver`.
 //! - `sabotage`: for tests. In builds with debug assertions it adds switches that take protections out.
@@ -100,3 +106,31 @@ pub use worker::KvWorker;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeDoctests;
+
+/// What a caller looks at cannot be changed from there.
+///
+/// ```compile_fail,E0596
+/// # fn change(cache: kv_cache::KvCache) {
+/// cache.manager().reset();
+/// # }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # fn view(cache: kv_cache::KvCache) {
+/// cache.pool().begin_epoch();
+/// # }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # fn view(cache: kv_cache::KvCache, epoch: kv_pool::Epoch) {
+/// cache.pool().complete_epoch(epoch);
+/// # }
+/// ```
+///
+/// ```compile_fail,E0599
+/// # fn view(cache: kv_cache::KvCache) {
+/// cache.pool().add_primary_blocks(1);
+/// # }
+/// ```
+#[cfg(doctest)]
+struct LookedAtOnly;

@@ -86,6 +86,9 @@ pub struct KvCacheOptions {
     /// The layers of each device, or its heads of all layers. `None` splits the layers over the
     /// devices in contiguous runs of nearly equal length.
     pub placement: Option<Placement>,
+    /// Whether compute streams may be of one device, which then has a part for each: a test of several parts on a machine with
+    /// one GPU. Otherwise a device that is given twice is taken for a mistake.
+    pub parts_share_devices: bool,
     /// Most blocks on the device. Memory is mapped under them as `growth` says.
     pub device_blocks: u32,
     /// How memory is mapped under device blocks.
@@ -278,6 +281,28 @@ pub enum OptionsError {
         /// Name of the option.
         field: &'static str,
     },
+    /// A cache is on one device at least.
+    #[error("a cache on no device: give a compute stream for each that it is to be on")]
+    NoDevices,
+    /// A device would have two parts, and do the work of two.
+    #[error(
+        "compute streams {first} and {second} are both of GPU {ordinal}: give one for each device, \
+         or set parts_share_devices"
+    )]
+    DeviceTwice {
+        /// Position of one stream.
+        first: usize,
+        /// Position of the other.
+        second: usize,
+        /// Ordinal of the device.
+        ordinal: i32,
+    },
+    /// Streams, events and memory of two drivers do not know each other.
+    #[error("compute stream {position} is of another driver than the first one")]
+    TwoDrivers {
+        /// Position of the stream.
+        position: usize,
+    },
     /// The host would run too many steps ahead, with a staging buffer for each.
     #[error("overlap_depth is {overlap_depth}, more than {OVERLAP_DEPTH_MAX}")]
     OverlapDepth {
@@ -457,6 +482,7 @@ impl KvCacheOptions {
             further_groups: Vec::new(),
             shared: None,
             placement: None,
+            parts_share_devices: false,
             device_blocks,
             growth: Growth::OnDemand,
             host_blocks: 0,
@@ -537,11 +563,13 @@ impl KvCacheOptions {
 
     /// Checks what can be checked without a device.
     pub(crate) fn check(&self, devices: usize) -> Result<(), OptionsError> {
+        if devices == 0 {
+            return Err(OptionsError::NoDevices);
+        }
         for (field, value) in [
             ("sequences_max", self.sequences_max),
             ("step_tokens_max", self.step_tokens_max),
             ("overlap_depth", self.overlap_depth),
-            ("devices", devices as u32),
         ] {
             if value == 0 {
                 return Err(OptionsError::Zero { field });

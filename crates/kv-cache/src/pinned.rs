@@ -205,8 +205,9 @@ impl KvWorker {
         let ends =
             plan.copies.iter().flat_map(|copy| [(copy.group, copy.from), (copy.group, copy.to)]);
         let far = ends.filter(|(_, end)| end.tier != Tier::Primary);
-        let moved = plan.transfers.iter().flat_map(|transfer| &transfer.blocks);
-        let moved = moved.map(|&(_, id)| (GroupId(0), id.index()));
+        let moved = plan.transfers.iter().flat_map(|transfer| {
+            transfer.blocks.iter().map(|&(_, id)| (transfer.group, id.index()))
+        });
         let loaded = plan.layer_loads.iter().map(|load| (load.group, load.from.index()));
         let mut ids = far.map(|(group, end)| (group, end.id.index())).chain(moved).chain(loaded);
         ids.find(|&(group, id)| id as u64 >= self.host_blocks_of(group))

@@ -105,15 +105,8 @@ impl KvCache {
         let sequences = batch.len();
         let _span = tracing::debug_span!("stage", step = step.number(), sequences).entered();
         let _site = cuda_driver::site::enter();
-        let tokens = batch.iter().map(|sequence| u64::from(sequence.next())).sum();
-        let max = self.options().step_tokens_max;
-        if tokens > max.into() {
-            return Err(BatchError::Tokens { tokens, max }.into());
-        }
-        let tokens = batch.iter().map(|sequence| sequence.next_draft()).sum();
-        if tokens > max.into() {
-            return Err(BatchError::Tokens { tokens, max }.into());
-        }
+        self.worker.check_tokens(batch.iter().map(|sequence| u64::from(sequence.next())))?;
+        self.worker.check_tokens(batch.iter().map(|sequence| sequence.next_draft()))?;
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;

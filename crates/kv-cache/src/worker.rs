@@ -2,6 +2,7 @@
 //! process.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use cuda_driver::{DeviceError, Stream};
 use cuda_vmm::{EpochGate, Fence, Lease};
@@ -117,6 +118,7 @@ impl KvWorker {
         options.check(compute.len())?;
         // The plans may come from a manager in another process.
         options.manager().check()?;
+        check_devices(&options, compute)?;
         check_placed(&options, compute)?;
         if adopted.is_some() && options.shared.is_some() {
             return Err(OptionsError::SharedAdopted.into());
@@ -167,6 +169,8 @@ impl KvWorker {
         if let Some(memory) = &options.shared {
             table = table.sharing(memory)?;
         }
+        let drafts = groups.iter().zip(0..).filter(|(group, _)| group.draft_model);
+        let table = table.drafting(drafts.map(|(_, id)| GroupId(id)));
         Ok(Self {
             parts,
             gate,
@@ -269,6 +273,9 @@ impl KvWorker {
         let widths: SmallVec<[_; 4]> = groups.iter().map(|of| of.width() as usize).collect();
         let device: SmallVec<[_; 4]> = groups.iter().map(|of| of.device_blocks.into()).collect();
         snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
+        // Taken on before anything of the steps before is given up: a snapshot that is refused means nothing.
+        let mut table = self.table.clone();
+        table.restore(snapshot)?;
         // Before another manager gives the blocks to others.
         let waited = self.options.tiers.rules.wait_max;
         if !self.tiers.take_back(waited) {
@@ -280,7 +287,7 @@ impl KvWorker {
         self.leave(Outcome::Failed)?;
         self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
         self.tiers.restore(snapshot.step);
-        self.table.restore(snapshot)?;
+        self.table = table;
         if self.options.shared.is_some() {
             // Plans that were missed may have given any granule to another group, and back: what copies have left
             // there, and work, is overwritten before the next plan's.
@@ -324,6 +331,9 @@ impl KvWorker {
     {
         let _site = cuda_driver::site::enter();
         self.check(plan)?;
+        for batch in [&plan.batch, &plan.draft_batch] {
+            self.check_tokens(batch.iter().map(|row| u64::from(row.tokens)))?;
+        }
         self.check_pinned(plan)?;
         // Of a step that is open, nobody has said that its work is enqueued.
         self.leave(Outcome::Failed)?;
@@ -364,6 +374,13 @@ impl KvWorker {
             part.stage(plan, |step| add(index, step))?;
         }
         Ok(())
+    }
+
+    /// Checks that a step has room for the tokens of the rows of a batch.
+    pub(crate) fn check_tokens(&self, rows: impl Iterator<Item = u64>) -> Result<(), BatchError> {
+        let max = self.options.step_tokens_max;
+        let tokens = rows.fold(0, u64::saturating_add);
+        if tokens > max.into() { Err(BatchError::Tokens { tokens, max }) } else { Ok(()) }
     }
 
     /// Checks a plan against the last one, the table and the tiers.
@@ -675,6 +692,24 @@ impl KvWorker {
         let groups = self.parts.iter_mut().flat_map(|part| &mut part.groups);
         groups.for_each(GroupPart::sabotage_ignore_lanes);
     }
+}
+
+/// Checks that the streams are of one driver, and each of a device of its own, unless the options say otherwise.
+fn check_devices(options: &KvCacheOptions, compute: &[Stream]) -> Result<(), OptionsError> {
+    // By address: one driver's table of methods may exist twice.
+    let driver = |stream: &Stream| Arc::as_ptr(stream.device().driver()).addr();
+    let ordinal = |stream: &Stream| stream.device().ordinal();
+    for (position, stream) in compute.iter().enumerate() {
+        if driver(stream) != driver(&compute[0]) {
+            return Err(OptionsError::TwoDrivers { position });
+        }
+        let before = compute[..position].iter().position(|of| ordinal(of) == ordinal(stream));
+        if let Some(first) = before.filter(|_| !options.parts_share_devices) {
+            let ordinal = ordinal(stream);
+            return Err(OptionsError::DeviceTwice { first, second: position, ordinal });
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the placement is for these devices.

@@ -55,7 +55,8 @@ impl Machine {
         sim.register_kernels(kv_kernels::references());
         sim.register_kernels(kv_stage::references());
         sim.set_pace(Pace::Slowest);
-        let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
+        let driver = Arc::new(sim.clone());
+        let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
         let devices: Vec<Device> = (0..devices as i32).map(open).collect();
         let options = KvCacheOptions { overlap_depth, ..options(shape(2, 8, 4), 24, 24) };
         Self { sim, cache: KvCache::new(&streams(&devices), options).unwrap(), lives: Vec::new() }

@@ -48,7 +48,8 @@ fn machine(devices: u32) -> (SimDriver, Vec<Stream>) {
     let sim = SimDriver::new(SimConfig { devices, ..SimConfig::default() }).unwrap();
     sim.register_kernels(kv_kernels::references());
     sim.register_kernels(kv_stage::references());
-    let open = |ordinal| Device::open(Arc::new(sim.clone()), ordinal).unwrap();
+    let driver = Arc::new(sim.clone());
+    let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
     let devices: Vec<Device> = (0..devices as i32).map(open).collect();
     let streams = streams(&devices);
     (sim, streams)

@@ -314,7 +314,9 @@ impl Manager {
         for ((at, row, found, load), blocks) in entered.into_iter().zip(held) {
             let held = Held { named: found.blocks, blocks, ..Held::default() };
             let cached = self.groups[0].tokens_of(found.blocks + load.blocks());
-            let gotten = Gotten { held: smallvec![held], far: found.far, depends: found.depends };
+            let Found { far, depends, .. } = found;
+            let far_tokens = self.groups[0].tokens_of(far);
+            let gotten = Gotten { held: smallvec![held], far, far_tokens, depends };
             let mut sequence = self.sequence(&mut requests[at], cached, gotten);
             sequence.row = Some(row);
             if load.blocks() > 0 {
@@ -522,7 +524,7 @@ impl Manager {
         let group = &self.groups[0];
         let most = group.tokens_of(group.table.width());
         known.reserve(&self.namer, request.tokens_max.min(most));
-        let Gotten { held, far, depends } = gotten;
+        let Gotten { held, far, far_tokens, depends } = gotten;
         self.stats.prompt_tokens += known.tokens();
         self.stats.cached_tokens += cached;
         self.next_number += 1;
@@ -541,12 +543,13 @@ impl Manager {
             draft: DraftEnd::cached(cached),
             cached_tokens: cached,
             onboarded_blocks: far,
+            host_tokens: far_tokens,
             depends: depends.into(),
             copied: self.copied_by(),
             failures_seen: self.failures.count(),
             frontier,
             load: None,
-            arrives: false,
+            arrives: None,
             suspended: false,
             tenant: request.tenant,
             retention: request.retention.clone(),

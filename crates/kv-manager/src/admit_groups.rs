@@ -14,10 +14,13 @@ use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, Manager, Missing};
 
 /// What a sequence gets of all groups.
+#[derive(Default)]
 pub(crate) struct Gotten {
     pub(crate) held: SmallVec<[Held; 1]>,
     /// Blocks of these that came from host memory.
     pub(crate) far: usize,
+    /// Tokens of these blocks, in the group that has most of them.
+    pub(crate) far_tokens: u64,
     /// The steps that its blocks depend on, each with the first token of its blocks.
     pub(crate) depends: Vec<(u64, u64)>,
 }
@@ -290,10 +293,11 @@ impl Manager {
         all: SmallVec<[Claimed; 4]>,
         prompt: u64,
     ) -> Gotten {
-        let mut gotten = Gotten { held: SmallVec::new(), far: 0, depends: Vec::new() };
+        let mut gotten = Gotten::default();
         for (index, (found, mut claimed)) in hit.found.into_iter().zip(all).enumerate() {
             self.plan_claimed(index, tenant, &mut claimed);
             gotten.far += found.far();
+            gotten.far_tokens = gotten.far_tokens.max(self.groups[index].tokens_of(found.far()));
             self.note_depends(index, &found, hit.tokens, &mut gotten.depends);
             // What a load brings has no name here before it has ended.
             let full = self.groups[index].full_blocks(hit.tokens);

@@ -32,6 +32,7 @@ impl Run {
     }
 
     fn id(&self, index: usize) -> Option<BlockId> {
+        looked_at(index + 1);
         match self {
             Self::Shared(pinned) => pinned.ids().nth(index),
             Self::Own(claimed) => claimed.ids().nth(index),
@@ -62,6 +63,7 @@ impl Run {
     }
 
     fn push_ids(&self, from: usize, ids: &mut impl FnMut(Option<BlockId>)) {
+        looked_at(self.len());
         match self {
             Self::Shared(pinned) => pinned.ids().skip(from).map(Some).for_each(ids),
             Self::Own(claimed) => claimed.ids().skip(from).map(Some).for_each(ids),
@@ -71,6 +73,19 @@ impl Run {
             Self::Gone(count) => (from..*count).map(|_| None).for_each(ids),
         }
     }
+}
+
+#[cfg(test)]
+std::thread_local! {
+    /// Ids that lists were looked through for, so that tests can count them.
+    pub(crate) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// So many ids of a list are looked through.
+#[inline]
+fn looked_at(_ids: usize) {
+    #[cfg(test)]
+    LOOKS.set(LOOKS.get() + _ids);
 }
 
 /// Names the first of the sequence's own blocks behind those that have names; how many, up to the first whose
@@ -135,6 +150,14 @@ impl Blocks {
             }
             start += len;
         }
+    }
+
+    /// The same ids as a list, for places that are looked up one after the other: [`id`](Self::id) looks at all before
+    /// one.
+    pub(crate) fn ids_from(&self, first: usize) -> Vec<Option<BlockId>> {
+        let mut ids = Vec::with_capacity(self.len.saturating_sub(first));
+        self.for_each_id(first, |id| ids.push(id));
+        ids
     }
 
     pub(crate) fn push_shared(&mut self, pinned: Pinned) {

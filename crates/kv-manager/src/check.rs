@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use kv_pool::{BlockId, Tier};
+use smallvec::SmallVec;
 
 use crate::Row;
-use crate::plan::{BlockScrub, GroupId, LayerLoad, Snapshot, StepPlan};
+use crate::plan::{BatchRow, BlockScrub, GroupId, LayerLoad, Snapshot, Start, StepPlan};
 use crate::tickets::{Direction, Forget, TicketId, Transfer};
 use crate::tiers::index_of;
 
@@ -75,6 +76,46 @@ pub enum PlanError {
         row: Row,
         /// The end of the tokens.
         end: u64,
+    },
+    /// A batch has a row twice: two would write the same slots.
+    #[error("plan {step} has row {row} twice in a batch")]
+    RowTwice {
+        /// The plan.
+        step: u64,
+        /// The row.
+        row: Row,
+    },
+    /// A draft model computes tokens of a row that the batch has not.
+    #[error("plan {step} has a draft model compute row {row}, which is not in its batch")]
+    DraftRow {
+        /// The plan.
+        step: u64,
+        /// The row.
+        row: Row,
+    },
+    /// The least number of tokens before a row's is above the most.
+    #[error("plan {step} begins row {row} behind at least {resolved} tokens and at most {upper}")]
+    Start {
+        /// The plan.
+        step: u64,
+        /// The row.
+        row: Row,
+        /// The least.
+        resolved: u64,
+        /// The most.
+        upper: u64,
+    },
+    /// A row has no token before its drafts: the first token of a row is none.
+    #[error("plan {step} computes {tokens} tokens of row {row}, of which {drafts} are drafts")]
+    Drafts {
+        /// The plan.
+        step: u64,
+        /// The row.
+        row: Row,
+        /// Its tokens.
+        tokens: u32,
+        /// Its drafts.
+        drafts: u32,
     },
     /// A copy, a scrub or an edit names a block that its tier does not have.
     #[error("plan {step} names block {id} of the {tier:?} tier, which has {blocks}")]
@@ -254,6 +295,31 @@ impl StepPlan {
         }
     }
 
+    /// Checks that the rows of the batches can be computed together, whatever the tables say: each once, with a start
+    /// and drafts that can be, and those of the draft model in the batch.
+    pub(crate) fn check_rows(&self) -> Result<(), PlanError> {
+        let step = self.step;
+        let rows = sorted_rows(step, &self.batch)?;
+        for &row in &sorted_rows(step, &self.draft_batch)? {
+            if rows.binary_search(&row).is_err() {
+                return Err(PlanError::DraftRow { step, row });
+            }
+        }
+        for &BatchRow { row, start, tokens, drafts, .. } in
+            self.batch.iter().chain(&self.draft_batch)
+        {
+            if let Start::Open { resolved, upper } = start
+                && resolved > upper
+            {
+                return Err(PlanError::Start { step, row, resolved, upper });
+            }
+            if drafts > 0 && drafts >= tokens {
+                return Err(PlanError::Drafts { step, row, tokens, drafts });
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that copies, loads, scrubs and edits name blocks of tiers with so many blocks, of each group on the device
     /// and in host memory.
     ///
@@ -430,6 +496,16 @@ impl Snapshot {
             check_ids(self.step, &table.ids, device.get(group).copied().unwrap_or(0))?;
         }
         Ok(())
+    }
+}
+
+/// The rows of a batch in order, each of which is there once.
+fn sorted_rows(step: u64, batch: &[BatchRow]) -> Result<SmallVec<[Row; 64]>, PlanError> {
+    let mut rows: SmallVec<[Row; 64]> = batch.iter().map(|row| row.row).collect();
+    rows.sort_unstable();
+    match rows.windows(2).find(|two| two[0] == two[1]) {
+        Some(two) => Err(PlanError::RowTwice { step, row: two[0] }),
+        None => Ok(rows),
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct Ends {
     /// The sum of `unknown` over the steps whose ids are to come.
     unknown: u64,
     staged: SmallVec<[Staged; 3]>,
+    /// Tokens whose blocks of the first group were offered to the prefix index: what came of it is counted once.
+    pub(crate) offered: u64,
     /// Tokens that the next step stages.
     pub(crate) next: u32,
     /// The last step that was staged, which is known after its entry is forgotten.
@@ -202,6 +204,7 @@ impl Ends {
     pub(crate) fn truncate(&mut self, tokens: u64, known: u64) {
         self.resolved = self.resolved.min(tokens);
         self.stale = self.last;
+        self.offered = self.offered.min(tokens);
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.
         for staged in &mut self.staged {

@@ -124,7 +124,7 @@ pub enum TokensError {
 
 /// Blocks that are missing.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
-#[error("group {}: {reason}", group.0)]
+#[error("group {}: {reason:?}", group.0)]
 pub struct Missing {
     /// The group that lacks room.
     pub group: GroupId,
@@ -183,11 +183,11 @@ pub enum AdmitError {
         max: u64,
     },
     /// The tokens and their names do not fit together.
-    #[error("the request's tokens were not taken")]
-    Tokens(#[from] TokensError),
+    #[error("the request's tokens were not taken: {0}")]
+    Tokens(TokensError),
     /// Another manager has added its tenant.
-    #[error("the request's tenant is none of this manager")]
-    Tenant(#[from] kv_pool::tenants::TenantError),
+    #[error("the request's tenant is none of this manager: {0}")]
+    Tenant(kv_pool::tenants::TenantError),
     /// The request was admitted before.
     #[error("the request was admitted before")]
     Admitted,
@@ -233,11 +233,11 @@ pub enum SequenceError {
 #[non_exhaustive]
 pub enum ReserveError {
     /// The sequence cannot go on as it is.
-    #[error("no room was reserved")]
-    Sequence(#[from] SequenceError),
+    #[error("no room was reserved: {0}")]
+    Sequence(SequenceError),
     /// There are too few blocks.
-    #[error("no room was reserved")]
-    NoRoom(#[from] Missing),
+    #[error("no room was reserved: {0}")]
+    NoRoom(Missing),
     /// The sequence needs more entries than a row of the block table has.
     #[error("a sequence of {blocks} blocks is too long: a row of the block table has {max}")]
     TooLong {
@@ -263,8 +263,8 @@ pub enum ReserveError {
 #[non_exhaustive]
 pub enum CommitError {
     /// The sequence cannot go on as it is.
-    #[error("no ids were committed")]
-    Sequence(#[from] SequenceError),
+    #[error("no ids were committed: {0}")]
+    Sequence(SequenceError),
     /// The sequence was not in the step, or nothing comes out of it, or it was committed before.
     #[error("the sequence waits for no ids of step {step}")]
     NotStaged {
@@ -290,8 +290,8 @@ pub enum CommitError {
         max: u64,
     },
     /// The ids and their names do not fit together.
-    #[error("the ids were not taken")]
-    Tokens(#[from] TokensError),
+    #[error("the ids were not taken: {0}")]
+    Tokens(TokensError),
 }
 
 /// Why the end of a draft model's KV stays where it was. The sequence is as it was.
@@ -299,8 +299,8 @@ pub enum CommitError {
 #[non_exhaustive]
 pub enum DraftError {
     /// The sequence cannot go on as it is.
-    #[error("the end of the draft model's KV was not taken")]
-    Sequence(#[from] SequenceError),
+    #[error("the end of the draft model's KV was not taken: {0}")]
+    Sequence(SequenceError),
     /// No group is of a draft model.
     #[error("no group is of a draft model")]
     NoDraftModel,
@@ -351,12 +351,12 @@ pub enum StageError {
         step: u64,
     },
     /// A sequence cannot go on as it is.
-    #[error("sequence {index} of the batch cannot be staged")]
+    #[error("sequence {index} of the batch cannot be staged: {reason}")]
     Sequence {
         /// Its position in the batch.
         index: usize,
         /// The reason.
-        source: SequenceError,
+        reason: SequenceError,
     },
     /// No tokens were reserved for a sequence.
     #[error("sequence {index} of the batch has no tokens reserved for the step")]
@@ -399,11 +399,11 @@ pub enum BudgetError {
         most: u32,
     },
     /// The pool refuses a tenant's bounds.
-    #[error("the bounds of a tenant were not changed")]
-    Tenant(#[from] kv_pool::tenants::TenantError),
+    #[error("the bounds of a tenant were not changed: {0}")]
+    Tenant(kv_pool::tenants::TenantError),
     /// The pool refuses the budget.
-    #[error("the budget was not changed")]
-    Pool(#[from] kv_pool::BudgetError),
+    #[error("the budget was not changed: {0}")]
+    Pool(kv_pool::BudgetError),
 }
 
 /// Why a step was not begun or finished.
@@ -471,8 +471,8 @@ pub enum CompletionError {
 #[non_exhaustive]
 pub enum ForkError {
     /// The sequence cannot go on as it is.
-    #[error("the sequence was not forked")]
-    Sequence(#[from] SequenceError),
+    #[error("the sequence was not forked: {0}")]
+    Sequence(SequenceError),
     /// The ids of a step are to come: commit them first.
     #[error("the sequence was not forked: the ids of a step that it is in are to come")]
     Later,
@@ -489,8 +489,8 @@ pub enum ForkError {
 #[non_exhaustive]
 pub enum TruncateError {
     /// The sequence cannot go on as it is.
-    #[error("the sequence was not changed")]
-    Sequence(#[from] SequenceError),
+    #[error("the sequence was not changed: {0}")]
+    Sequence(SequenceError),
     /// The sequence has fewer tokens.
     #[error("a sequence of {known} tokens cannot be cut to {tokens}")]
     Beyond {
@@ -503,8 +503,8 @@ pub enum TruncateError {
     #[error("no tokens can follow while the ids of a step are to come")]
     Later,
     /// The tokens and their names do not fit together.
-    #[error("the tokens were not taken")]
-    Tokens(#[from] TokensError),
+    #[error("the tokens were not taken: {0}")]
+    Tokens(TokensError),
 }
 
 /// Why a prefix was not pinned.
@@ -528,14 +528,15 @@ pub enum PinError {
 #[non_exhaustive]
 pub enum SuspendError {
     /// The sequence cannot go on as it is.
-    #[error("the sequence was not suspended or resumed")]
-    Sequence(#[from] SequenceError),
+    #[error("the sequence was not suspended or resumed: {0}")]
+    Sequence(SequenceError),
     /// It is not suspended.
     #[error("the sequence is not suspended")]
     NotSuspended,
-    /// There are too few blocks: in host memory to suspend, on the device to resume.
-    #[error("the sequence was not suspended or resumed")]
-    NoRoom(#[from] Missing),
+    /// There are too few blocks: in host memory to suspend, on the device to resume. A group that was made without host
+    /// blocks says [`NoTier`](ClaimError::NoTier).
+    #[error("the sequence was not suspended or resumed: {0}")]
+    NoRoom(Missing),
     /// All rows of the block table are in use.
     #[error("the sequence was not resumed: all {rows} rows are in use")]
     NoRow {
@@ -546,6 +547,34 @@ pub enum SuspendError {
     #[error("the pool refused to bring blocks back")]
     Onboard(#[from] OnboardError),
 }
+
+/// Causes that stand in the message whole, and so are no sources beside it.
+macro_rules! told_whole {
+    ($($error:ident::$variant:ident($cause:ty)),+ $(,)?) => {$(
+        impl From<$cause> for $error {
+            fn from(cause: $cause) -> Self {
+                Self::$variant(cause)
+            }
+        }
+    )+};
+}
+
+told_whole!(
+    AdmitError::Tokens(TokensError),
+    AdmitError::Tenant(kv_pool::tenants::TenantError),
+    ReserveError::Sequence(SequenceError),
+    ReserveError::NoRoom(Missing),
+    CommitError::Sequence(SequenceError),
+    CommitError::Tokens(TokensError),
+    DraftError::Sequence(SequenceError),
+    BudgetError::Tenant(kv_pool::tenants::TenantError),
+    BudgetError::Pool(kv_pool::BudgetError),
+    ForkError::Sequence(SequenceError),
+    TruncateError::Sequence(SequenceError),
+    TruncateError::Tokens(TokensError),
+    SuspendError::Sequence(SequenceError),
+    SuspendError::NoRoom(Missing),
+);
 
 one_line_debug!(
     OptionsError,

@@ -1,5 +1,6 @@
 //! Sequences that leave for another process, and such that come from one.
 
+use std::fmt;
 use std::sync::Arc;
 
 use kv_pool::{BlockHash, BlockId, Claimed};
@@ -16,7 +17,6 @@ use crate::{AdmitError, GroupId, Manager, Sequence, SequenceError};
 ///
 /// Drop it when the transfer has ended, however it ended: its blocks are released then. A deadline that has
 /// passed is no end (rule of tickets): as long as a transport may read the blocks, keep it.
-#[derive(Debug)]
 #[must_use = "dropping it releases the blocks that a transfer reads"]
 pub struct Export {
     sequence: Sequence,
@@ -42,16 +42,33 @@ pub enum ExportError {
 
 /// A refused export, with the sequence, which is unharmed.
 #[derive(thiserror::Error)]
-#[error("the sequence was not exported")]
+#[error("the sequence was not exported: {reason}")]
 pub struct ExportRefused {
     /// The reason.
-    #[source]
     pub reason: ExportError,
     /// The sequence.
     pub sequence: Sequence,
 }
 
 kv_pool::one_line_debug!(ExportError, ExportRefused);
+
+/// One line, however many blocks it has.
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+/// One line, however many blocks it has.
+impl fmt::Debug for Adoption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adoption")
+            .field("sequence", &self.number)
+            .field("tokens", &self.tokens)
+            .field("blocks", &self.block_count())
+            .finish_non_exhaustive()
+    }
+}
 
 impl Export {
     /// The ids of the tokens; `None` if the engine names its blocks itself.
@@ -98,9 +115,8 @@ impl Export {
 /// The blocks of a sequence that a transfer fills.
 ///
 /// Give it back by [`Manager::adopted`] when the transfer has ended. Dropping it says that the transfer has
-/// ended and nothing of it is right. While it lives, nobody else is given the blocks, even if the sequence
+/// ended and nothing of it is right: the sequence can then be reserved and staged, and computes its tokens itself. While it lives, nobody else is given the blocks, even if the sequence
 /// is dropped.
-#[derive(Debug)]
 #[must_use = "dropping it says that nothing writes the blocks any more"]
 pub struct Adoption {
     number: u64,
@@ -109,10 +125,11 @@ pub struct Adoption {
     lent: Vec<Lent>,
     tokens: u64,
     draft_tokens: u64,
+    /// The sequence has it, too: dropped after the blocks, it says that the transfer has ended.
+    arrives: Arc<()>,
 }
 
 /// Consecutive blocks of a group that a transfer fills.
-#[derive(Debug)]
 struct Lent {
     group: GroupId,
     /// The place of the first.
@@ -312,8 +329,27 @@ impl Manager {
         }
         sequence.ends.next = 0;
         sequence.frontier = None;
-        sequence.arrives = true;
-        Adoption { number: sequence.number, home: self.home.clone(), lent, tokens, draft_tokens: 0 }
+        let arrives = Arc::default();
+        sequence.arrives = Some(Arc::clone(&arrives));
+        let (number, home) = (sequence.number, self.home.clone());
+        Adoption { number, home, lent, tokens, draft_tokens: 0, arrives }
+    }
+
+    /// Checks that no transfer fills the blocks of a sequence. Of one whose [`Adoption`] was dropped, nothing is right.
+    pub(crate) fn look_at_arriving(
+        &mut self,
+        sequence: &mut Sequence,
+    ) -> Result<(), SequenceError> {
+        let Some(arrives) = &mut sequence.arrives else { return Ok(()) };
+        // Its other holder is gone for good, and the blocks that it had lent with it.
+        if Arc::get_mut(arrives).is_none() {
+            return Err(SequenceError::Arriving);
+        }
+        sequence.end_transfer();
+        if !self.keeps_all {
+            self.cut(sequence, 0);
+        }
+        Ok(())
     }
 
     /// Takes in the end of a transfer: the first `right` of its blocks, counted through the groups in their order,
@@ -334,15 +370,14 @@ impl Manager {
     ) -> Result<u64, SequenceError> {
         let count = adoption.block_count();
         let right = right.min(count);
-        let Adoption { number, home, lent, tokens, draft_tokens } = adoption;
+        let Adoption { number, home, lent, tokens, draft_tokens, arrives } = adoption;
         let first = lent.first().map_or(0, |lent| lent.first);
-        drop(lent);
+        drop((lent, arrives));
         self.check_whole(sequence)?;
         if number != sequence.number || !self.home.is(&home) {
             return Err(SequenceError::Foreign);
         }
-        sequence.arrives = false;
-        sequence.held.iter_mut().for_each(|held| held.blocks.claim_all_back());
+        sequence.end_transfer();
         self.look_at(sequence)?;
         let group = &self.groups[0];
         let (begins, filled) = match self.keeps_all {

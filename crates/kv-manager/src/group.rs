@@ -29,6 +29,8 @@ pub(crate) struct Group {
     /// A common multiple of the block sizes of all groups.
     aligned: u64,
     pub(crate) capacity: u64,
+    /// Whether it was made with host blocks.
+    pub(crate) has_host: bool,
     pub(crate) watermark: usize,
     /// The tenants by number, each as the manager gives it out, which is as the first group's pool knows it, and as this pool
     /// knows it.
@@ -99,6 +101,7 @@ impl Group {
             is_draft: own.draft_model,
             aligned,
             capacity: own.pool.primary_blocks,
+            has_host: own.pool.secondary_blocks > 0,
             watermark: own.watermark_blocks as usize,
             tenants: vec![(TenantId::NOBODY, TenantId::NOBODY)],
             stride: (own.block_tokens / options.unit()) as usize,
@@ -248,6 +251,10 @@ impl Group {
         tenant: TenantId,
         count: usize,
     ) -> Result<(), Missing> {
+        if tier == Tier::Secondary && count > 0 && !self.has_host {
+            let reason = ClaimError::NoTier { tier, requested: count };
+            return Err(Missing { group: self.id, reason });
+        }
         let checked = self.pool.check_claim(tier, self.tenant(tenant), count);
         checked.map_err(|reason| Missing { group: self.id, reason })
     }

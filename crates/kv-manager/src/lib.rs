@@ -52,6 +52,7 @@ mod options;
 mod owners;
 mod pins;
 mod plan;
+mod prefetch;
 mod replica;
 mod reserve;
 mod reuse;
@@ -84,7 +85,7 @@ pub use error::{
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
 pub use host_share::{HostLoan, HostShare, LentHostBlock};
-pub use lower::{ComputeRate, LowerOptions, LowerStats};
+pub use lower::{ComputeRate, LowerBlocks, LowerOptions, LowerStats};
 pub use manager::Manager;
 pub use names::{Content, Tokens};
 pub use options::{GroupFormat, GroupKind, GroupOptions, ManagerOptions, SharedMemory};
@@ -109,3 +110,13 @@ pub use workers::WorkerId;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeDoctests;
+
+/// What a caller looks at cannot be changed from there.
+///
+/// ```compile_fail,E0599
+/// # fn view(manager: kv_manager::Manager) {
+/// manager.pool().begin_epoch();
+/// # }
+/// ```
+#[cfg(doctest)]
+struct LookedAtOnly;

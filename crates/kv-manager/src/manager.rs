@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{Admitted, BlockHash, Claimed, Location, PoolBuilder, PoolView, Tier};
+use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, Tier};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -163,12 +163,6 @@ impl Manager {
 
     /// A view of the block pool of the first group: statistics, events and lookups. It cannot release blocks in
     /// use.
-    ///
-    /// ```compile_fail,E0599
-    /// # fn view(manager: kv_manager::Manager) {
-    /// manager.pool().begin_epoch();
-    /// # }
-    /// ```
     #[must_use]
     pub fn pool(&self) -> PoolView {
         self.groups[0].pool.view()
@@ -322,35 +316,6 @@ impl Manager {
         self.forget_all_below();
     }
 
-    /// Brings content nearer before a request asks for it: the first blocks of a prefix, up to one that is cached
-    /// nowhere. Content in host memory comes back to the device, as far as there are blocks without content
-    /// there. What follows it in a tier below is loaded into host memory, as far as tickets are left.
-    /// How many blocks are on their way.
-    pub fn prefetch(&mut self, names: &[BlockHash]) -> usize {
-        self.prefetch_below(names) + self.prefetch_host(names)
-    }
-
-    fn prefetch_host(&mut self, names: &[BlockHash]) -> usize {
-        let mut prefix = self.groups[0].pool.match_prefix(names);
-        let room = self.groups[0].pool.empty();
-        let is_far = |at: &Location| at.tier != Tier::Primary;
-        let far = prefix.locations().enumerate().filter(|(_, at)| is_far(at));
-        let without_room = far.map(|(index, _)| index).nth(room);
-        prefix.truncate(without_room.unwrap_or(usize::MAX));
-        let far = prefix.locations().filter(is_far).count();
-        if far == 0 {
-            return 0;
-        }
-        let Ok(claimed) = self.claim(0, TenantId::NOBODY, far) else { return 0 };
-        let writers = &mut self.groups[0].writers;
-        if !writers.is_empty() {
-            // The content's tenant is not known here, so the next one finds the block scrubbed.
-            claimed.ids().for_each(|id| writers[id.index()] = Writer::Unknown);
-        }
-        let held = self.hold(0, vec![Admitted { prefix, claimed, partial: None }]);
-        if held.is_ok() { far } else { 0 }
-    }
-
     /// Forgets the content with these names, in every tier and on its way; how many there were. Those who hold
     /// blocks of it keep them, and no sequence of before names them again, nor a twin of one. As long as there are such
     /// sequences, the names are kept for that.
@@ -427,8 +392,8 @@ impl Manager {
         if sequence.suspended && self.home.is(&sequence.home) {
             return Err(SequenceError::Suspended);
         }
-        if sequence.arrives && self.home.is(&sequence.home) {
-            return Err(SequenceError::Arriving);
+        if self.home.is(&sequence.home) {
+            self.look_at_arriving(sequence)?;
         }
         self.look_at(sequence)
     }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::options::{check_groups, check_table, repeated};
 use crate::owners::Owners;
-use crate::plan::{GroupId, RowEdit, Snapshot, Start, StepPlan};
+use crate::plan::{BatchRow, GroupId, RowEdit, Snapshot, Start, StepPlan};
 use crate::table::NO_BLOCK;
 use crate::{GroupKind, OptionsError, PlanError, Row, SharedMemory};
 
@@ -27,6 +27,8 @@ pub struct Replica {
     rows: usize,
     groups: Vec<Copied>,
     owners: Owners,
+    /// Those of a draft model; `None` if that was not said.
+    drafts: Option<SmallVec<[GroupId; 2]>>,
     /// What the changes of the last plan have replaced.
     before: Vec<i32>,
 }
@@ -67,8 +69,8 @@ impl Replica {
         };
         let groups = groups.into_iter().map(table).collect::<Result<Vec<_>, OptionsError>>()?;
         check_groups(groups.len())?;
-        let owners = Owners::default();
-        Ok(Self { step: 0, rows: rows as usize, groups, owners, before: Vec::new() })
+        let (rows, owners) = (rows as usize, Owners::default());
+        Ok(Self { step: 0, rows, groups, owners, drafts: None, before: Vec::new() })
     }
 
     /// The same where the groups share [memory](SharedMemory), of which nobody has a granule yet.
@@ -81,6 +83,13 @@ impl Replica {
             return Err(OptionsError::SharedGroups { given, groups });
         }
         Ok(Self { owners: Owners::new(memory)?, ..self })
+    }
+
+    /// The same where it is known which groups a draft model writes, maybe none: its
+    /// [batch](StepPlan::draft_batch) must have its blocks in each of them. Else one group that keeps all must have them.
+    #[must_use]
+    pub fn drafting(self, groups: impl IntoIterator<Item = GroupId>) -> Self {
+        Self { drafts: Some(groups.into_iter().collect()), ..self }
     }
 
     /// Whose each granule of shared memory is.
@@ -141,8 +150,9 @@ impl Replica {
         Ok(())
     }
 
-    /// The same, and every row of the plan's batch must then have, in each group, the blocks that it writes and
-    /// reads, among those that have memory. `memory` says of each group how many tokens a block has, and how many
+    /// The same, and the rows of the plan's batches must be such as can be computed together: each once in a batch, and those
+    /// of the draft model in the batch. Every row must then have, in each group, the blocks that it writes and
+    /// reads, among those that have memory; the draft model's, in [its groups](Self::drafting). `memory` says of each group how many tokens a block has, and how many
     /// of the device's first blocks have memory.
     ///
     /// # Errors
@@ -154,6 +164,7 @@ impl Replica {
     ) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
         plan.check_table(self.rows, &self.widths())?;
+        plan.check_rows()?;
         self.owners.apply(plan)?;
         self.write(plan);
         let checked = self.owners.check_blocks(plan).and_then(|()| self.check_batch(plan, memory));
@@ -191,30 +202,54 @@ impl Replica {
 
     fn check_batch(&self, plan: &StepPlan, memory: &[(u32, u64)]) -> Result<(), PlanError> {
         let step = plan.step;
-        for (group, table) in (0..).map(GroupId).zip(&self.groups) {
-            let memory = memory.get(usize::from(group.0)).copied();
-            let (block_tokens, blocks) = memory.unwrap_or_default();
-            for batch in &plan.batch {
-                let (lower, upper) = match batch.start {
-                    Start::At(start) => (start, start),
-                    Start::Open { resolved, upper } => (resolved, upper),
-                };
-                let end = upper.saturating_add(batch.tokens.into());
-                let row = self.row_of(group, batch.row).unwrap_or_default();
-                let is_ready = |&id: &i32| {
-                    u64::try_from(id).is_ok_and(|id| id < blocks && self.owners.has(group, id))
-                };
-                let there = |(first, end): (u64, u64)| {
-                    let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
-                    Some(row.get(first..end)?.iter().all(is_ready))
-                };
-                let needs = table.kind.needs(batch, (lower, end), block_tokens.max(1).into());
-                if !needs.into_iter().all(|range| there(range) == Some(true)) {
-                    return Err(PlanError::NoBlocks { step, row: batch.row, end });
-                }
+        let groups = || (0..self.groups.len() as u16).map(GroupId);
+        let lacks = |batch: &BatchRow| {
+            let (Start::At(upper) | Start::Open { upper, .. }) = batch.start;
+            PlanError::NoBlocks {
+                step,
+                row: batch.row,
+                end: upper.saturating_add(batch.tokens.into()),
+            }
+        };
+        for batch in &plan.batch {
+            if !groups().all(|group| self.has_blocks(group, batch, memory)) {
+                return Err(lacks(batch));
+            }
+        }
+        for batch in &plan.draft_batch {
+            let has = |group: &GroupId| self.has_blocks(*group, batch, memory);
+            let keeps_all =
+                |group: &GroupId| self.groups[usize::from(group.0)].kind == GroupKind::Full;
+            let there = match &self.drafts {
+                Some(drafts) => !drafts.is_empty() && drafts.iter().all(has),
+                None => groups().filter(keeps_all).any(|group| has(&group)),
+            };
+            if !there {
+                return Err(lacks(batch));
             }
         }
         Ok(())
+    }
+
+    /// Whether a row has the blocks in a group that it writes and reads, among those that have memory.
+    fn has_blocks(&self, group: GroupId, batch: &BatchRow, memory: &[(u32, u64)]) -> bool {
+        let Some(table) = self.groups.get(usize::from(group.0)) else { return false };
+        let memory = memory.get(usize::from(group.0)).copied();
+        let (block_tokens, blocks) = memory.unwrap_or_default();
+        let (lower, upper) = match batch.start {
+            Start::At(start) => (start, start),
+            Start::Open { resolved, upper } => (resolved, upper),
+        };
+        let end = upper.saturating_add(batch.tokens.into());
+        let row = self.row_of(group, batch.row).unwrap_or_default();
+        let is_ready =
+            |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks && self.owners.has(group, id));
+        let there = |(first, end): (u64, u64)| {
+            let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
+            Some(row.get(first..end)?.iter().all(is_ready))
+        };
+        let needs = table.kind.needs(batch, (lower, end), block_tokens.max(1).into());
+        needs.into_iter().all(|range| there(range) == Some(true))
     }
 }
 

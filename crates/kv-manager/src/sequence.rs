@@ -1,5 +1,6 @@
 //! A sequence: one request's blocks, how far they are filled, and its row of the block table.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -30,7 +31,6 @@ use crate::{GroupId, Reuse, Row};
 ///
 /// A decode step touches the first fields only. They lie side by side, because a scheduler's caches are cold
 /// when it comes back to its sequences.
-#[derive(Debug)]
 #[must_use = "dropping a sequence releases its blocks"]
 #[repr(C)]
 pub struct Sequence {
@@ -47,8 +47,8 @@ pub struct Sequence {
     /// How far the KV of a draft model reaches.
     pub(crate) draft: DraftEnd,
     pub(crate) known: Known,
-    /// A transfer fills its blocks.
-    pub(crate) arrives: bool,
+    /// A transfer fills its blocks, as long as its [adoption](crate::Adoption) has this, too.
+    pub(crate) arrives: Option<Arc<()>>,
     pub(crate) suspended: bool,
     /// What it has of each group.
     pub(crate) held: Holding,
@@ -64,6 +64,8 @@ pub struct Sequence {
     pub(crate) hit_max: u64,
     pub(crate) cached_tokens: u64,
     pub(crate) onboarded_blocks: usize,
+    /// Tokens found that lay in host memory.
+    pub(crate) host_tokens: u64,
     /// The step whose plan makes the last copy to its blocks, or an earlier one.
     pub(crate) copied: u64,
     pub(crate) tenant: TenantId,
@@ -194,6 +196,31 @@ impl Sequence {
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended
+    }
+}
+
+impl Sequence {
+    /// No transfer fills its blocks any more: they are its own again.
+    pub(crate) fn end_transfer(&mut self) {
+        self.arrives = None;
+        self.held.iter_mut().for_each(|held| held.blocks.claim_all_back());
+    }
+}
+
+/// One line, however many blocks it has.
+impl fmt::Debug for Sequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let blocks: SmallVec<[usize; 4]> = self.held.iter().map(|held| held.blocks.len()).collect();
+        f.debug_struct("Sequence")
+            .field("number", &self.number)
+            .field("row", &self.row().map(Row::index))
+            .field("known", &self.known())
+            .field("resolved", &self.resolved())
+            .field("upper", &self.upper())
+            .field("next", &self.next())
+            .field("blocks", &blocks)
+            .field("suspended", &self.suspended)
+            .finish_non_exhaustive()
     }
 }
 

@@ -33,7 +33,7 @@ impl Manager {
         }
         for (index, sequence) in batch.iter_mut().enumerate() {
             self.look_at_running(sequence)
-                .map_err(|source| StageError::Sequence { index, source })?;
+                .map_err(|reason| StageError::Sequence { index, reason })?;
             if sequence.ends.next == 0 {
                 return Err(StageError::NothingReserved { index });
             }
@@ -161,23 +161,26 @@ impl Manager {
                 retention_of(retention.as_deref(), *prompt_tokens, token)
             };
             let own = names_of(all, group.stride, first, full);
-            let (written, before, mut offered) = (&mut group.written, names.len(), 0);
+            let (written, counted) = (&mut group.written, (ends.offered / block_tokens) as usize);
+            let mut twice = 0;
             let chained = group.kind == GroupKind::Full;
             self.home.name_valid((*number, era, known.generation()), &own, |part| {
                 let (at, parent) = (part.start, parent_of(&own, &part, parent));
                 let part = (first + at, &own[part]);
                 let mut noting = Noting::new(self.home.feed(), index, step, part, parent, known);
-                let parent = parent.filter(|_| chained);
+                let (parent, before) = (parent.filter(|_| chained), names.len());
                 held.blocks.name(place + at, part.1, parent, worth, |record, name| {
                     written[record.index()] = step;
                     names.push((index, name));
                     noting.named(record, name);
                 });
-                offered += part.1.len();
+                // What was offered before, and taken back since, was counted then.
+                let new = part.1.get(counted.saturating_sub(part.0)..).unwrap_or_default();
+                twice += twins(new, &names[before..]);
             });
             if index == 0 {
-                let twice = offered - (names.len() - before);
-                self.stats.twice_tokens += twice as u64 * block_tokens;
+                self.stats.twice_tokens += twice * block_tokens;
+                ends.offered = ends.offered.max(full as u64 * block_tokens);
             }
             held.named = group.full_blocks(certain);
         }
@@ -253,6 +256,13 @@ impl Manager {
             _ => None,
         };
     }
+}
+
+/// How many blocks have not got the names that they were offered, in order; `named` have got theirs, or blocks before.
+fn twins(offered: &[BlockHash], named: &[(usize, BlockHash)]) -> u64 {
+    let mut named = named.iter().rev().map(|(_, name)| name).peekable();
+    let twins = offered.iter().rev().filter(|name| named.next_if_eq(name).is_none());
+    twins.count() as u64
 }
 
 /// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.

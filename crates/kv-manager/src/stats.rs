@@ -21,9 +21,11 @@ pub struct ManagerStats {
     /// Of these, tokens that were found in the cache, in any tier.
     pub cached_tokens: u64,
     /// Of these, tokens that lay in host memory. What was loaded from a tier below for the request is among them;
-    /// [`LowerStats::loaded_blocks`](crate::LowerStats::loaded_blocks) counts that. The others lay on the device.
+    /// [`LowerStats::loaded_blocks`](crate::LowerStats::loaded_blocks) counts that. The others lay on the device. With
+    /// several groups, those of the group that had most of them there.
     pub host_tokens: u64,
-    /// Tokens that were computed though they were cached: when their block became full, another block bore its name.
+    /// Tokens that were computed though they were cached: when their block of the first group became full, another block
+    /// bore its name.
     pub twice_tokens: u64,
     /// Blocks copied to host memory because they were evicted from the device.
     pub offloaded_blocks: u64,
@@ -105,12 +107,10 @@ impl Manager {
 
     /// Counts what came of requests.
     pub(crate) fn counted(&mut self, answers: Vec<Answer>) -> Vec<Answer> {
-        let (stats, block_tokens) = (&mut self.stats, u64::from(self.options.block_tokens));
+        let stats = &mut self.stats;
         for answer in &answers {
             match answer {
-                Answer::Admitted(sequence) => {
-                    stats.host_tokens += sequence.onboarded_blocks() as u64 * block_tokens;
-                }
+                Answer::Admitted(sequence) => stats.host_tokens += sequence.host_tokens,
                 Answer::Waiting(Waiting::Prefix { .. }) => stats.stalls.prefix += 1,
                 Answer::Waiting(Waiting::Load { .. }) => stats.stalls.load += 1,
                 Answer::NoRoom(_) => stats.stalls.room += 1,

@@ -71,8 +71,9 @@ impl Manager {
             // There was room for the longest outcome.
             drop(held.host.split_off(held.blocks.unnamed(end).count()));
             let block_tokens = u64::from(group.block_tokens);
+            let ids = held.blocks.ids_from(first);
             for (to, index) in held.host.ids().zip(held.blocks.unnamed(end)) {
-                let Some(from) = held.blocks.id(index) else { continue };
+                let Some(&Some(from)) = ids.get(index - first) else { continue };
                 let filled = match group.is_state() {
                     true => block_tokens,
                     false => (resolved - index as u64 * block_tokens).min(block_tokens),
@@ -150,8 +151,8 @@ impl Manager {
         let whole = found == first;
         let end = if whole { resolved } else { resolved.min(found as u64 * block_tokens) };
         if whole {
-            for (from, index) in host.ids().zip(first..) {
-                let Some(to) = back.id(index) else { continue };
+            for ((from, to), index) in host.ids().zip(back.ids_from(first)).zip(first..) {
+                let Some(to) = to else { continue };
                 let filled = resolved - index as u64 * block_tokens;
                 let from = Location { tier: Tier::Secondary, id: from };
                 let to = Location { tier: Tier::Primary, id: to };
@@ -261,8 +262,10 @@ impl Group {
     ) -> SmallVec<[BlockCopy; 4]> {
         let block_tokens = u64::from(self.block_tokens);
         let places = (own.host_first..).filter(|place| !own.host_gone.contains(place));
+        let ids = back.blocks.ids_from(own.host_first);
         let copy = |(from, index): (kv_pool::BlockId, usize)| {
-            let to = Location { tier: Tier::Primary, id: back.blocks.id(index)? };
+            let to = *ids.get(index - own.host_first)?;
+            let to = Location { tier: Tier::Primary, id: to? };
             let from = Location { tier: Tier::Secondary, id: from };
             let tokens = match self.is_state() {
                 true => block_tokens,
@@ -340,5 +343,58 @@ impl Group {
     fn gone_behind(&self, held: &Held, end: u64) -> Range<usize> {
         let blocks = self.blocks_for(end);
         held.host_gone.start.min(blocks)..held.host_gone.end.min(blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kv_pool::PoolConfig;
+
+    use crate::blocks::LOOKS;
+    use crate::{Answer, GroupKind, GroupOptions, Manager, ManagerOptions, Request};
+
+    /// Ids that are looked at while a sequence of so many blocks without names is suspended and resumed.
+    fn looks(blocks: u32, further_groups: Vec<GroupOptions>) -> usize {
+        let pool = PoolConfig { secondary_blocks: 4096, ..PoolConfig::primary_only(4096) };
+        let block_tokens = 4;
+        let options = ManagerOptions { block_tokens, pool, further_groups, ..Default::default() };
+        let mut manager = Manager::new(options).unwrap();
+        let mut requests = [Request::new((0..4 * blocks).collect())];
+        let answer = manager.admit(&mut requests, u64::MAX).pop().unwrap();
+        let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+        // Weights that have changed: what it computes gets no names.
+        manager.reset();
+        let step = manager.begin_step().unwrap();
+        manager.stage(&step, &mut [&mut sequence]).unwrap();
+        manager.finish_step(step).unwrap();
+        manager.commit(&mut sequence, 1, &[0]).unwrap();
+        LOOKS.set(0);
+        manager.suspend(&mut sequence).unwrap();
+        let step = manager.begin_step().unwrap();
+        manager.stage(&step, &mut []).unwrap();
+        manager.finish_step(step).unwrap();
+        assert_eq!(manager.last_plan().copies.len() as u64, manager.stats().suspended_blocks);
+        assert_eq!(manager.resume(&mut sequence), Ok(u64::from(4 * blocks)));
+        LOOKS.get()
+    }
+
+    #[test]
+    fn a_suspension_looks_at_each_block_a_few_times_however_many_there_are() {
+        let full = GroupOptions {
+            kind: GroupKind::Full,
+            block_tokens: 4,
+            pool: PoolConfig { secondary_blocks: 4096, ..PoolConfig::primary_only(4096) },
+            blocks_per_sequence_max: 2048,
+            watermark_blocks: 0,
+            draft_model: false,
+        };
+        for further in [vec![], vec![full]] {
+            let groups = 1 + further.len();
+            for blocks in [64, 1024] {
+                let looks = looks(blocks, further.clone());
+                let most = 4 * groups * blocks as usize;
+                assert!(looks <= most, "{looks} of at most {most} for {blocks} blocks");
+            }
+        }
     }
 }

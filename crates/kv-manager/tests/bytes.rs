@@ -217,3 +217,39 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
     replica.apply_to_memory(&overlapping, &[(2, 5)]).unwrap();
     assert_eq!(replica.row(row).unwrap(), [3, 2, 1, 4]);
 }
+
+#[test]
+fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
+    let mut manager = manager(8, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let plan = common::step(&mut manager, &mut [&mut sequence]);
+    let replica = Replica::new(256, 2048).unwrap();
+    let (step, row) = (1, sequence.row().unwrap());
+    let with = |change: fn(&mut StepPlan)| {
+        let mut wrong = plan.clone();
+        change(&mut wrong);
+        wrong
+    };
+    let refused = [
+        (with(|plan| plan.batch.push(plan.batch[0])), PlanError::RowTwice { step, row }),
+        (with(|plan| plan.draft_batch = vec![plan.batch[0]; 2]), PlanError::RowTwice { step, row }),
+        (
+            with(|plan| plan.draft_batch = std::mem::take(&mut plan.batch)),
+            PlanError::DraftRow { step, row },
+        ),
+        (
+            with(|plan| plan.batch[0].start = Start::Open { resolved: 9, upper: 0 }),
+            PlanError::Start { step, row, resolved: 9, upper: 0 },
+        ),
+        (
+            with(|plan| plan.batch[0].drafts = plan.batch[0].tokens),
+            PlanError::Drafts { step, row, tokens: 10, drafts: 10 },
+        ),
+    ];
+    for (wrong, error) in refused {
+        let mut here = replica.clone();
+        assert_eq!(here.apply_to_memory(&wrong, &[(common::BLOCK, 8)]), Err(error));
+        assert_eq!(format!("{here:?}"), format!("{replica:?}"), "{error}");
+        here.apply_to_memory(&plan, &[(common::BLOCK, 8)]).unwrap();
+    }
+}

@@ -7,7 +7,8 @@ mod common;
 use common::{BLOCK, admit, admitted, complete, options, step};
 use kv_manager::{
     BatchRow, Committed, DraftError, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions,
-    OptionsError, Outcome, Request, ReserveError, Row, Sequence, SequenceError, Start,
+    OptionsError, Outcome, PlanError, Replica, Request, ReserveError, Row, Sequence, SequenceError,
+    Start,
 };
 use kv_pool::{PoolConfig, Tier};
 
@@ -378,4 +379,35 @@ fn a_late_draft_result_of_a_suspended_step_is_stale() {
     manager.resume(&mut sequence).unwrap();
     assert_eq!(manager.commit_draft(&mut sequence, at, 18), Ok(Committed::Stale));
     assert_eq!(sequence.draft_end(), 0);
+}
+
+#[test]
+fn a_worker_computes_drafts_only_in_blocks_that_the_draft_models_groups_have() {
+    let (mut manager, mut sequence) = with_draft_model(6);
+    let widths = manager.snapshot().tables.into_iter().map(|table| (GroupKind::Full, table.width));
+    let mut replica = Replica::of_groups(256, widths).unwrap();
+    replica.restore(&manager.snapshot()).unwrap();
+    // It writes ahead of the model.
+    manager.reserve(&mut sequence, 1).unwrap();
+    manager.reserve_draft(&mut sequence, 18).unwrap();
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut [&mut sequence]).unwrap().clone();
+    manager.finish_step(open).unwrap();
+    let memory = [(BLOCK, 64), (BLOCK, 64)];
+    let drafting = |groups: &[GroupId]| replica.clone().drafting(groups.iter().copied());
+    replica.clone().apply_to_memory(&plan, &memory).unwrap();
+    drafting(&[FURTHER]).apply_to_memory(&plan, &memory).unwrap();
+    let row = sequence.row().unwrap();
+    let lacks = |end| Err(PlanError::NoBlocks { step: plan.step, row, end });
+    assert_eq!(drafting(&[GroupId(0)]).apply_to_memory(&plan, &memory), lacks(18));
+    assert_eq!(drafting(&[GroupId(0), FURTHER]).apply_to_memory(&plan, &memory), lacks(18));
+    assert_eq!(drafting(&[]).apply_to_memory(&plan, &memory), lacks(18), "there is no draft model");
+    assert_eq!(drafting(&[GroupId(9)]).apply_to_memory(&plan, &memory), lacks(18));
+    let mut far = plan.clone();
+    far.draft_batch[0].start = Start::At(1 << 40);
+    for mut replica in [replica.clone(), drafting(&[FURTHER])] {
+        let before = format!("{replica:?}");
+        assert_eq!(replica.apply_to_memory(&far, &memory), lacks((1 << 40) + 18));
+        assert_eq!(format!("{replica:?}"), before);
+    }
 }

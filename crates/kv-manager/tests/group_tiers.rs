@@ -261,6 +261,22 @@ fn groups_take_turns_with_the_tickets_of_stores() {
 }
 
 #[test]
+fn blocks_that_tiers_move_are_counted_by_group() {
+    let mut rig = rig(lower());
+    rig.store_all();
+    let stored = GROUPS.map(|group| rig.manager.lower_blocks_of(group).unwrap().stored);
+    assert_eq!(stored, [[5, 0], [5, 0], [3, 0]]);
+    assert_eq!(rig.manager.lower_blocks_of(GroupId(3)), None);
+    let mut wanted = request(0..22);
+    let loads = rig.loads(&mut wanted);
+    loads.iter().for_each(|load| rig.settle(0, load.ticket, &[]));
+    let loaded = GROUPS.map(|group| rig.manager.lower_blocks_of(group).unwrap().loaded);
+    assert_eq!(loaded, [[5, 0], [2, 0], [1, 0]]);
+    let all = rig.manager.lower_stats();
+    assert_eq!((all.stored_blocks, all.loaded_blocks), ([13, 0], [8, 0]));
+}
+
+#[test]
 fn a_prefetch_loads_what_all_groups_need() {
     let mut rig = rig(lower());
     let names = rig.store_all();

@@ -250,8 +250,8 @@ fn a_redo_is_told_by_the_call_that_comes_first() {
     (0..2).for_each(|worker| entered.complete(worker, plan.step));
     let step = entered.rig.manager.begin_step().unwrap();
     let refused = entered.rig.manager.stage(&step, &mut [&mut entered.sequence]).unwrap_err();
-    let source = SequenceError::Redo { from: 0 };
-    assert_eq!(refused, StageError::Sequence { index: 0, source });
+    let reason = SequenceError::Redo { from: 0 };
+    assert_eq!(refused, StageError::Sequence { index: 0, reason });
 }
 
 #[test]

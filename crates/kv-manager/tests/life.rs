@@ -116,3 +116,44 @@ fn errors_say_in_one_line_what_was_to_be_done_and_the_numbers() {
     let zero = ManagerOptions { block_tokens: 0, ..ManagerOptions::default() };
     assert_eq!(format!("{:?}", Manager::new(zero).unwrap_err()), "block_tokens is 0");
 }
+
+#[test]
+fn errors_name_their_cause_wherever_they_are_printed() {
+    let mut manager = manager(2, 0);
+    let mut requests = [Request::new((0..7).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let step = manager.begin_step().unwrap();
+    let number = manager.stage(&step, &mut [&mut sequence]).unwrap().step;
+    manager.finish_step(step).unwrap();
+    done(&mut manager, number);
+    manager.commit(&mut sequence, number, &[7]).unwrap();
+    let no_room = manager.reserve(&mut sequence, 9).unwrap_err();
+    let no_host = manager.suspend(&mut sequence).unwrap_err();
+    let mut other = Manager::new(manager.options().clone()).unwrap();
+    let foreign = other.fork(&mut sequence).unwrap_err();
+    let printed = [no_room.to_string(), no_host.to_string(), foreign.to_string()];
+    assert_eq!(
+        printed,
+        [
+            "no room was reserved: group 0: 2 blocks were asked for, 0 can be claimed and 0 more once the work \
+             that uses them is complete",
+            "the sequence was not suspended or resumed: group 0: 1 blocks were asked for of the Secondary tier, \
+             which was made without blocks",
+            "the sequence was not forked: the sequence belongs to another manager",
+        ]
+    );
+    // Nor do they say it twice.
+    let chains = [format!("{no_room:?}"), format!("{no_host:?}"), format!("{foreign:?}")];
+    assert_eq!(chains, printed);
+}
+
+#[test]
+fn a_sequence_is_printed_in_one_short_line() {
+    let mut manager = manager(1024, 0);
+    let mut requests = [Request::new((0..4000).collect())];
+    let sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let line = format!("{sequence:?}");
+    assert!(line.len() < 200 && !line.contains('\n'), "{line}");
+    assert!(line.contains("number: 0") && line.contains("known: 4000"), "{line}");
+    assert!(format!("{:?}", Answer::Admitted(sequence)).len() < 220);
+}

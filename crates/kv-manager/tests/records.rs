@@ -278,7 +278,11 @@ fn a_load_that_is_given_up_is_late_and_writes_nothing_more() {
     assert_eq!(settled, [Settled { worker: WorkerId(0), ticket: TicketId(2), wrong }]);
     let at = header_bytes(4) + 30;
     assert_eq!(held.sink.write_at(at, &record[at..]), Err(BlockFault::Fenced));
-    assert_eq!(held.host.block(3)[30..], [3; 70]);
+    assert_eq!(
+        held.host.block(3)[30..],
+        [0; 70],
+        "nothing of the record, or of what was there before"
+    );
     // It has ended, and does not end again.
     drop(held.sink);
     assert_eq!((poll(&mut held.tiers), held.tiers.open()), (Vec::new(), 0));
@@ -443,4 +447,47 @@ fn layer_loads_of_a_faulty_sender_are_refused() {
         "plan 9 copies two blocks to device block 0 as they arrive"
     );
     assert!(copies(&[(2, 8, 0)], Vec::new()).is_err(), "there are 8 blocks");
+}
+
+#[test]
+fn what_a_load_has_not_brought_right_is_zero_before_its_memory_is_anybodys() {
+    let host = Host::new(6, 100);
+    let shared: Arc<dyn HostBlocks> = host.clone();
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let records = Arc::new(Mutex::new(Vec::new()));
+    let tier =
+        |holds| Liar { holds, held: held.clone(), answers: records.clone(), ..Liar::default() };
+    let mut stores = TierTransfers::new(vec![Box::new(tier(false))], 7);
+    stores.begin(&transfer(1, Direction::Store, &[(0, 0), (1, 1), (2, 2)]), &shared).unwrap();
+    assert_eq!(poll(&mut stores)[0].wrong, []);
+    let mut loads = TierTransfers::new(vec![Box::new(tier(true))], 7);
+    loads.begin(&transfer(1, Direction::Load, &[(0, 3), (1, 4), (2, 5)]), &shared).unwrap();
+    let records = records.lock().unwrap().clone();
+    let mut sinks = std::mem::take(&mut *held.lock().unwrap()).into_iter();
+    let (mut right, mut short, mut foreign) =
+        (sinks.next().unwrap(), sinks.next().unwrap(), sinks.next().unwrap());
+    right.write_at(0, &records[0]).unwrap();
+    right.done().unwrap();
+    // Two sections, a part of the third, and a record of another block.
+    let two = short.header_bytes() + 60;
+    short.write_at(0, &records[1][..two + 11]).unwrap();
+    assert!(foreign.write_at(0, &records[0]).is_err());
+    assert_eq!(poll(&mut loads), [], "the others have not ended");
+    assert_eq!(
+        host.block(4)[60..],
+        [&[1; 11][..], &[4; 29][..]].concat(),
+        "as it was, and as it came"
+    );
+    drop((short, foreign));
+    let settled = poll(&mut loads);
+    assert_eq!(settled[0].wrong.len(), 2);
+    assert_eq!(host.block(3), vec![0; 100]);
+    assert_eq!(host.block(4), [&[1; 60][..], &[0; 40][..]].concat(), "what was right stays");
+    assert_eq!(host.block(5), vec![0; 100], "another block's bytes");
+    // What is stored is read only.
+    let mut stores = TierTransfers::new(vec![Box::new(tier(true))], 7);
+    stores.begin(&transfer(1, Direction::Store, &[(1, 1)]), &shared).unwrap();
+    stores.give_up(TicketId(1));
+    poll(&mut stores);
+    assert_eq!(host.block(1), vec![1; 100]);
 }

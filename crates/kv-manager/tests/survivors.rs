@@ -26,6 +26,14 @@ fn told(worker: u16, names: &[BlockHash]) -> Survivors {
     Survivors { worker: WorkerId(worker), tier: Tier::Third, blocks: blocks_of(names) }
 }
 
+fn stored(events: &[CacheEvent]) -> Vec<StoredBlocks> {
+    let of = |event: &CacheEvent| match event {
+        CacheEvent::Stored(of) => Some(of.clone()),
+        _ => None,
+    };
+    events.iter().filter_map(of).collect()
+}
+
 #[test]
 fn a_survivor_is_found_when_all_workers_have_told_of_it_and_loaded_like_any_block() {
     let names = names(0..12);
@@ -118,13 +126,6 @@ fn readers_of_events_are_told_of_survivors_and_of_their_place_when_they_are_load
     assert_eq!(events, [], "the other worker has not told");
     rig.manager.take_survivors(&told(1, &all[..2])).unwrap();
     reader.read(&mut events).unwrap();
-    let stored = |events: &[CacheEvent]| -> Vec<StoredBlocks> {
-        let of = |event: &CacheEvent| match event {
-            CacheEvent::Stored(of) => Some(of.clone()),
-            _ => None,
-        };
-        events.iter().filter_map(of).collect()
-    };
     let found = stored(&events);
     let mut told_of: Vec<_> = found.iter().flat_map(|of| of.names.clone()).collect();
     told_of.sort_unstable();
@@ -157,6 +158,33 @@ fn readers_of_events_are_told_of_survivors_and_of_their_place_when_they_are_load
     reader.read(&mut events).unwrap();
     let names = all[..1].to_vec();
     assert_eq!(events, [CacheEvent::Removed { group: GroupId(0), tier: Tier::Third, names }]);
+}
+
+#[test]
+fn readers_of_events_are_told_of_what_a_tier_gains_once() {
+    let mut all = names(0..12);
+    all.sort_unstable();
+    let mut rig = Rig::with(ManagerOptions { events_max: 64, lower: lower(), ..options(8, 8) });
+    let mut reader = rig.manager.events().unwrap();
+    let gained = |names: &[BlockHash]| Gained {
+        worker: WorkerId(0),
+        tier: Tier::Third,
+        blocks: blocks_of(names),
+    };
+    let mut events = Vec::new();
+    rig.manager.take_gained(&gained(&all[..2])).unwrap();
+    rig.manager.take_gained(&gained(&all)).unwrap();
+    reader.read(&mut events).unwrap();
+    let mut told: Vec<_> = stored(&events).into_iter().flat_map(|stored| stored.names).collect();
+    told.sort_unstable();
+    assert_eq!(told, all, "each of them once");
+    assert!(all.iter().all(|&name| rig.is_stored(name)));
+    events.clear();
+    let blocks = blocks_of(&all);
+    rig.manager.dropped(&Dropped { worker: WorkerId(0), tier: Tier::Third, blocks }).unwrap();
+    reader.read(&mut events).unwrap();
+    let group = GroupId(0);
+    assert_eq!(events, [CacheEvent::Removed { group, tier: Tier::Third, names: all }]);
 }
 
 /// A tier that has had blocks.

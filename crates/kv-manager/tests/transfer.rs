@@ -7,7 +7,8 @@ mod common;
 use common::{admit, admitted, check_empty, computed, manager, step};
 use kv_manager::{
     AdmitError, Adoption, Answer, Committed, ExportError, GroupFormat, GroupId, GroupKind,
-    GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, SequenceError, Start,
+    GroupOptions, Manager, ManagerOptions, Outcome, Request, ReserveError, Sequence, SequenceError,
+    Start,
 };
 use kv_pool::PoolConfig;
 use kv_pool::events::BlockUse;
@@ -80,12 +81,37 @@ fn an_adopted_sequence_goes_on_behind_what_arrived_right() {
         let (mut sequence, adoption) = (admitted(answer), adoption.unwrap());
         assert_eq!((places(&adoption), adoption.tokens()), (0..3, 10));
         let early = manager.reserve(&mut sequence, 1).unwrap_err();
-        assert!(matches!(early, kv_manager::ReserveError::Sequence(SequenceError::Arriving)));
+        assert!(matches!(early, ReserveError::Sequence(SequenceError::Arriving)));
         assert_eq!(manager.adopted(&mut sequence, adoption, right).unwrap(), end);
         let left = 11 - end as u32;
         manager.reserve(&mut sequence, left).unwrap();
         step(&mut manager, &mut [&mut sequence]);
         // What arrived is found by others.
+        assert_eq!(admit(&mut manager, 0..11).cached_tokens(), 8);
+        drop(sequence);
+        check_empty(&mut manager);
+    }
+}
+
+#[test]
+fn a_transfer_whose_adoption_is_dropped_has_ended_and_its_sequence_computes_everything() {
+    for several_groups in [false, true] {
+        let mut manager = if several_groups { several() } else { manager(8, 0) };
+        let mut request = Request::new((0..11).collect());
+        let (answer, adoption) = adopt(&mut manager, &mut request, 10);
+        let mut sequence = admitted(answer);
+        let arriving = ReserveError::Sequence(SequenceError::Arriving);
+        assert_eq!(manager.reserve(&mut sequence, 1), Err(arriving));
+        drop(adoption);
+        manager.reserve(&mut sequence, 4).unwrap();
+        let plan = step(&mut manager, &mut [&mut sequence]);
+        assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 4));
+        assert!(plan.copies.is_empty(), "it writes its own blocks");
+        while sequence.to_compute() > 0 {
+            let left = sequence.to_compute() as u32;
+            manager.reserve(&mut sequence, left).unwrap();
+            step(&mut manager, &mut [&mut sequence]);
+        }
         assert_eq!(admit(&mut manager, 0..11).cached_tokens(), 8);
         drop(sequence);
         check_empty(&mut manager);
@@ -134,7 +160,10 @@ fn a_transfer_belongs_to_one_sequence() {
     let (mut one, mut other) = (admitted(one), admitted(other));
     let foreign = manager.adopted(&mut other, adoption.unwrap(), 3).unwrap_err();
     assert_eq!(foreign, SequenceError::Foreign);
-    assert!(manager.reserve(&mut one, 1).is_err(), "what its transfer did is not known");
+    // Its own transfer has ended, and nothing of it is right.
+    manager.reserve(&mut one, 11).unwrap();
+    assert_eq!(step(&mut manager, &mut [&mut one]).batch[0].start, Start::At(0));
+    assert!(manager.reserve(&mut other, 1).is_err(), "the other one's goes on");
 }
 
 #[test]

@@ -8,12 +8,12 @@ impl Exposition {
     /// Adds the bytes that a cache has moved and the memory that it has mapped. Blocks and tokens are its
     /// [manager's](Self::manager).
     pub fn cache(&mut self, stats: &CacheStats, transports: &TransportStats) -> &mut Self {
-        let ready = "Device blocks that have memory.";
+        let ready = "Blocks of the first group that have memory, by tier.";
         self.gauge("kv_cache_ready_blocks", ready, &[("tier", "device")], stats.ready_blocks);
         self.gauge("kv_cache_ready_blocks", ready, &[("tier", "host")], stats.host_blocks);
         for (when, pages) in [("ahead", stats.pages_ahead), ("inline", stats.pages_inline)] {
             let help =
-                "Pages of device memory mapped, ahead of need or by the call that needed them.";
+                "Pages mapped for the first group, ahead of need or by the call that needed them.";
             self.counter("kv_cache_mapped_pages_total", help, &[("when", when)], pages);
         }
         let help = "Calls that found too few blocks ready and mapped pages themselves.";

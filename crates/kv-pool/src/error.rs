@@ -41,6 +41,17 @@ pub enum ClaimError {
         /// come back.
         retiring: usize,
     },
+    /// The tier was made without blocks, so that no wait helps. A pool says [`Exhausted`](Self::Exhausted); those say this that
+    /// know what the tier is for.
+    #[error(
+        "{requested} blocks were asked for of the {tier:?} tier, which was made without blocks"
+    )]
+    NoTier {
+        /// The tier.
+        tier: Tier,
+        /// Blocks asked for.
+        requested: usize,
+    },
     /// The tenant may not hold so many.
     #[error("no blocks claimed: the tenant has no room for them")]
     Tenant(#[from] TenantError),

@@ -92,6 +92,7 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         shape,
         tiers: Default::default(),
         placement: None,
+        parts_share_devices: false,
         device_blocks,
         growth: Growth::OnDemand,
         host_blocks,

@@ -3,18 +3,22 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cuda_driver::{DeviceBuffer, PinnedBuffer, Stream};
+use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer, Stream};
 use kv_cache::LowerTiers;
 use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, Direction, GroupId, Outcome, Row, RowEdit, Snapshot,
-    SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
+    BatchRow, BlockCopy, BlockScrub, Direction, GroupId, LayerLoad, Outcome, PlanError, Row,
+    RowEdit, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
 };
-use kv_cache::{BuildError, KvCache, KvCacheOptions, KvWorker, OptionsError, StepError};
+use kv_cache::{
+    BuildError, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, OptionsError,
+    StepError, TransportChoice,
+};
 use kv_kernels::{PagedKv, PagedLayout};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_stage::error::BatchError;
 
-use crate::common::engine::{options, shape, streams};
+use crate::common::engine::{by, options, shape, streams};
 use crate::machine::{Machine, small};
 
 /// A worker whose first four of eight device blocks have memory.
@@ -189,6 +193,183 @@ fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
     drop(lent);
     worker.restore(&empty_snapshot(&worker, 1)).unwrap();
     drop(sink);
+    worker.close().unwrap();
+    drop(streams);
+    machine.assert_clean();
+}
+
+/// A tier that keeps what it is asked for.
+#[derive(Clone, Debug, Default)]
+struct Patient {
+    stores: Arc<Mutex<Vec<BlockSource>>>,
+    loads: Arc<Mutex<Vec<BlockSink>>>,
+}
+
+impl LowerTier for Patient {
+    fn store(&mut self, blocks: Vec<BlockSource>) {
+        self.stores.lock().unwrap().extend(blocks);
+    }
+    fn load(&mut self, blocks: Vec<BlockSink>) {
+        self.loads.lock().unwrap().extend(blocks);
+    }
+    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
+    fn clear(&mut self) {}
+    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
+}
+
+impl Patient {
+    /// A worker over this tier, whose first four of eight device blocks have memory.
+    fn worker(&self, machine: &Machine, choice: TransportChoice) -> (Vec<Stream>, KvWorker) {
+        let mut tiers = LowerTiers::new(b"a model");
+        let tier = self.clone();
+        tiers.push(move || Box::new(tier.clone()));
+        let streams = streams(&machine.rig.devices);
+        let options =
+            KvCacheOptions { tiers, overlap_depth: 3, ..by(choice, options(small(), 8, 8)) };
+        let mut worker = KvWorker::new(&streams, options).unwrap();
+        assert_eq!(worker.grow_to(4).unwrap(), 4);
+        (streams, worker)
+    }
+}
+
+fn transfer(ticket: u64, direction: Direction, block: u32) -> Transfer {
+    let blocks = vec![(BlockHash::ROOT, BlockId::new(block))];
+    let (tier, group) = (Tier::Third, GroupId(0));
+    Transfer { ticket: TicketId(ticket), tier, group, direction, blocks }
+}
+
+fn finished(worker: &mut KvWorker, plan: &StepPlan) {
+    worker.carry_out(plan, |_, _| Ok(())).unwrap();
+    worker.finish(Outcome::Done).unwrap();
+}
+
+#[test]
+fn a_load_by_layers_to_a_block_without_memory_is_refused() {
+    let machine = Machine::new(1, 1, small());
+    let tier = Patient::default();
+    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
+    let load = transfer(1, Direction::Load, 3);
+    finished(&mut worker, &StepPlan { step: 1, transfers: vec![load], ..StepPlan::default() });
+    assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
+    let (ticket, group, from) = (TicketId(1), GroupId(0), BlockId::new(3));
+    let to = |id| LayerLoad { ticket, group, from, to: BlockId::new(id) };
+    let plan = |to| StepPlan { step: 2, after: 1, layer_loads: vec![to], ..StepPlan::default() };
+    let refused = worker.carry_out(&plan(to(4)), |_, _| Ok(())).unwrap_err();
+    let StepError::Plan(PlanError::Block { tier: Tier::Primary, id: 4, blocks: 4, .. }) = refused
+    else {
+        panic!("{refused}")
+    };
+    worker.carry_out(&plan(to(3)), |_, _| Ok(())).unwrap();
+    tier.loads.lock().unwrap().clear();
+    worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
+    tier.loads.lock().unwrap().clear();
+    worker.finish(Outcome::Done).unwrap();
+    worker.close().unwrap();
+    drop(streams);
+    machine.assert_clean();
+}
+
+#[test]
+fn a_restored_worker_stores_no_block_before_the_copies_of_before_are_done() {
+    let machine = Machine::new(1, 1, small());
+    let tier = Patient::default();
+    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
+    machine.sim.hold(streams[0].raw());
+    finished(&mut worker, &row_of(&[0, 1]));
+    // Behind the work of the step before, which is held.
+    let copies =
+        vec![BlockCopy { written_by: 1, ..copy((Tier::Primary, 3), (Tier::Secondary, 7)) }];
+    finished(&mut worker, &StepPlan { step: 2, after: 1, copies, ..StepPlan::default() });
+    worker.restore(&empty_snapshot(&worker, 2)).unwrap();
+    let transfers = vec![transfer(1, Direction::Store, 7)];
+    finished(&mut worker, &StepPlan { step: 3, after: 2, transfers, ..StepPlan::default() });
+    let begun = |worker: &mut KvWorker| {
+        worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
+        tier.stores.lock().unwrap().len()
+    };
+    assert_eq!(worker.poll().unwrap(), None);
+    assert_eq!(begun(&mut worker), 0, "the copy has not been made");
+    machine.sim.release_hold(streams[0].raw());
+    assert_eq!(worker.wait().unwrap(), Some((3, Outcome::Done)));
+    assert_eq!(begun(&mut worker), 1);
+    tier.stores.lock().unwrap().clear();
+    worker.close().unwrap();
+    drop(streams);
+    machine.assert_clean();
+}
+
+#[test]
+fn copies_that_were_refused_before_a_snapshot_are_never_made() {
+    let machine = Machine::new(1, 1, small());
+    let (streams, mut worker) = Patient::default().worker(&machine, TransportChoice::EachBlock);
+    let copies = vec![copy((Tier::Primary, 3), (Tier::Secondary, 7))];
+    machine.sim.fail_nth("cuMemcpyDtoHAsync", 1, ErrorCode::UNKNOWN);
+    let plan = StepPlan { step: 1, copies, ..StepPlan::default() };
+    let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
+    assert!(matches!(refused, StepError::HostCopy(_)), "{refused}");
+    let copies = machine.calls("cuMemcpyDtoHAsync");
+    worker.restore(&empty_snapshot(&worker, 1)).unwrap();
+    finished(&mut worker, &StepPlan { step: 2, after: 1, ..StepPlan::default() });
+    assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)));
+    assert_eq!(machine.calls("cuMemcpyDtoHAsync"), copies);
+    worker.close().unwrap();
+    drop(streams);
+    machine.assert_clean();
+}
+
+/// The host waits of the compute stream for copies, if a copy to the third block of a draft model's row is made, and the
+/// draft model computes up to token `end`.
+fn waits(end: u32) -> u64 {
+    let machine = Machine::new(1, 1, small());
+    let mut options = options(small(), 8, 8);
+    let draft = GroupOptions {
+        kind: GroupKind::Full,
+        shape: small(),
+        device_blocks: 8,
+        host_blocks: 8,
+        blocks_per_sequence_max: options.blocks_per_sequence_max,
+        watermark_blocks: 0,
+        draft_model: true,
+    };
+    options.further_groups = vec![draft];
+    let streams = streams(&machine.rig.devices);
+    let mut worker = KvWorker::new(&streams, options).unwrap();
+    worker.grow_to(8).unwrap();
+    let mut plan = row_of(&[0, 1]);
+    let (row, group) = (Row::new(1), GroupId(1));
+    plan.edits.push(RowEdit { group, row, first: 0, count: 3 });
+    plan.edit_ids.extend([0, 1, 2]);
+    let (start, drafts, input) = (Start::At(5), 0, 0);
+    plan.draft_batch = vec![BatchRow { row, start, tokens: end - 5, drafts, input }];
+    let back = BlockCopy { group, ..copy((Tier::Secondary, 0), (Tier::Primary, 2)) };
+    plan.copies = vec![back];
+    let before = machine.calls("cuStreamWaitEvent");
+    finished(&mut worker, &plan);
+    let waits = machine.calls("cuStreamWaitEvent") - before;
+    worker.close().unwrap();
+    drop(streams);
+    machine.assert_clean();
+    waits
+}
+
+#[test]
+fn work_waits_for_copies_to_blocks_that_only_the_draft_model_reads() {
+    assert_eq!(waits(8), waits(6));
+    assert_eq!(waits(9), waits(8) + 1, "the third block is the draft model's alone");
+}
+
+#[test]
+fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carried_out() {
+    let machine = Machine::new(1, 1, small());
+    let (streams, mut worker) = worker(&machine);
+    let most = worker.options().step_tokens_max;
+    let mut plan = row_of(&[0, 1]);
+    plan.batch[0].tokens = most + 1;
+    let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
+    let StepError::Batch(BatchError::Tokens { tokens, max }) = refused else { panic!("{refused}") };
+    assert_eq!((tokens, max), (u64::from(most) + 1, most));
+    finished(&mut worker, &row_of(&[0, 1]));
+    assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
     worker.close().unwrap();
     drop(streams);
     machine.assert_clean();

@@ -115,7 +115,8 @@ fn a_lost_device_is_told_and_cleaned_up() {
                 first = first.or(outcome.err());
             }
             let first = first.unwrap();
-            assert!(first.source().is_some(), "{call}: {first}");
+            let told = cuda_driver::messages::Chain(&*first).to_string();
+            assert!(told.contains(call), "{call}: {told}");
             // Every later step names the cause.
             let cause = machine.rig.devices.iter().find_map(|device| device.poison()).unwrap();
             assert_eq!((cause.call, cause.code), (call, ErrorCode::ILLEGAL_ADDRESS));

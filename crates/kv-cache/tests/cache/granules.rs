@@ -335,3 +335,39 @@ fn memory_that_cannot_be_shared_is_refused_by_name() {
     let many = own.sharing(1 << 30, 5).unwrap_err();
     assert_eq!(many, OptionsError::DevicesOverLayers { devices: 5, layers: 4 });
 }
+
+#[test]
+fn a_snapshot_that_is_refused_changes_nothing() {
+    for open in [false, true] {
+        let machine = Machine::new(1, 1, small());
+        let (streams, mut worker) = worker(&machine);
+        machine.sim.hold(streams[0].raw());
+        worker.carry_out(&moving(1, 3, &[None, Some(FULL)]), |_, _| Ok(())).unwrap();
+        if !open {
+            worker.finish(Outcome::Done).unwrap();
+        }
+        let good = snapshot(&worker, 7, &[None; 6]);
+        let mut wrong = vec![good.clone(); 4];
+        wrong[0].granules.pop();
+        wrong[1].granules[2] = Some(GroupId(2));
+        wrong[2].tables.pop();
+        wrong[3].tables[1].ids[0] = 6;
+        let calls = machine.sim.calls();
+        for wrong in &wrong {
+            let refused = worker.restore(wrong);
+            assert!(matches!(refused, Err(StepError::Plan(_))), "{refused:?}");
+            assert_eq!(worker.in_flight(), usize::from(!open));
+        }
+        assert_eq!(machine.sim.calls(), calls, "no device hears of it");
+        machine.sim.release_hold(streams[0].raw());
+        if open {
+            worker.finish(Outcome::Done).unwrap();
+        }
+        assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)), "it was carried out");
+        carry_out(&mut worker, &moving(2, 3, &[Some(FULL), Some(WINDOW)]));
+        worker.restore(&good).unwrap();
+        worker.close().unwrap();
+        drop(streams);
+        machine.assert_clean();
+    }
+}

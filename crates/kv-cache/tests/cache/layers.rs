@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use cuda_driver::DeviceSpan;
 use kv_cache::kv_manager::tiers::{
     Background, BlockFault, BlockSink, BlockSource, FaultRules, LowerTier, MemoryTier,
     MemoryTierOptions, header_bytes,
@@ -232,6 +233,26 @@ impl Entered {
         }
     }
 
+    fn block(&self, index: usize) -> DeviceSpan {
+        let block = self.sequence.block(index).unwrap().index() as u64;
+        self.engine.cache.parts()[0].paged().block_span(block).unwrap().unwrap()
+    }
+
+    /// Overwrites a loaded block on the first device.
+    fn fill(&self, index: usize, byte: u8) {
+        let compute = self.engine.cache.parts()[0].compute();
+        compute.fill(self.block(index), byte).unwrap();
+        compute.synchronize().unwrap();
+    }
+
+    /// A loaded block on the first device, as the compute stream finds it.
+    fn read(&self, index: usize) -> Vec<u8> {
+        let span = self.block(index);
+        let mut found = vec![0; span.bytes() as usize];
+        self.engine.cache.parts()[0].compute().download(&mut found, span).unwrap();
+        found
+    }
+
     /// Has the sequence computed from where it is; the last block of its prompt has no KV yet.
     fn commit(&mut self) -> Committed {
         let step = self.sequence.awaits().unwrap();
@@ -350,4 +371,44 @@ fn a_layer_that_there_is_not_is_refused() {
     entered.engine.cache.finish_step(step).unwrap();
     assert_eq!(entered.commit(), Committed::Taken);
     entered.close();
+}
+
+#[test]
+fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
+    for is_late in [false, true] {
+        let wait_max = Duration::from_millis(if is_late { 20 } else { 60_000 });
+        let mut entered = Entered::new(1, wait_max);
+        let step = entered.stage();
+        let mark = |index: usize| entered.fill(index, 0xEE);
+        (0..3).for_each(mark);
+        entered.tier.deliver(0, 1);
+        entered.engine.cache.wait_for_layer(0).unwrap();
+        entered.check_layer(0);
+        // Nothing more comes of one block, or of any; host memory has content of others there.
+        let failed = match is_late {
+            true => None,
+            false => {
+                let block = entered.tier.held.lock().unwrap().remove(0);
+                let failed = block.name();
+                block.failed(BlockFault::Failed);
+                entered.tier.deliver(1, LAYERS);
+                Some(failed)
+            }
+        };
+        (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+        let names = entered.prompt.hashes(4).into_iter().take(3).enumerate();
+        for (index, _) in names.filter(|(_, name)| failed.is_none_or(|failed| failed == *name)) {
+            let rest = entered.read(index).split_off(layer_bytes());
+            assert!(rest.iter().all(|&byte| byte == 0xEE || is_late && byte == 0), "block {index}");
+        }
+        if !is_late {
+            entered.tier.end();
+        }
+        entered.engine.cache.finish_step(step).unwrap();
+        entered.engine.drain().unwrap();
+        assert!(matches!(entered.commit(), Committed::Redo { .. }));
+        drop(entered.tier.held.lock().unwrap().drain(..).collect::<Vec<_>>());
+        entered.idle();
+        entered.close();
+    }
 }

@@ -33,6 +33,8 @@ mod sites;
 mod tenants;
 mod tiers;
 mod transports;
+mod unchanged;
+mod unequal;
 mod unrecorded;
 #[path = "../../../cuda-driver/tests/common/watch.rs"]
 mod watch;

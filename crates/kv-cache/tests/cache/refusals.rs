@@ -138,8 +138,8 @@ fn batches_that_cannot_be_staged() {
     assert_eq!(refused, StageError::NothingReserved { index: 1 });
     engine.suspend(second).unwrap();
     let refused = refuse(&mut engine, &mut [&mut first.sequence, &mut second.sequence]);
-    let source = SequenceError::Suspended;
-    assert_eq!(refused, StageError::Sequence { index: 1, source });
+    let reason = SequenceError::Suspended;
+    assert_eq!(refused, StageError::Sequence { index: 1, reason });
     engine.resume(second).unwrap();
     engine.enqueue(step, &mut lives.each_mut()).unwrap();
     let step = engine.begin().unwrap();
@@ -174,7 +174,7 @@ fn sequences_and_steps_of_another_cache() {
     let step = other.begin_step().unwrap();
     let staged = other.stage(&step, &mut [sequence], |_, _| Ok(()));
     let Err(StepError::Refused(refused)) = staged else { panic!("{staged:?}") };
-    assert_eq!(refused, StageError::Sequence { index: 0, source: foreign });
+    assert_eq!(refused, StageError::Sequence { index: 0, reason: foreign });
     // It has lost nothing.
     assert_eq!((sequence.next(), sequence.block_count()), (30, 8));
 
@@ -327,4 +327,49 @@ fn a_refusal_is_one_line_with_its_causes_in_debug_too() {
     let host = line(KvCacheOptions { host_blocks: 4 << 10, ..good });
     let parts = ["cuMemHostAlloc", "on GPU 0", "CUDA_ERROR_OUT_OF_MEMORY (2)"];
     assert!(parts.iter().all(|part| host.contains(part)) && !host.contains('\n'), "{host}");
+}
+
+#[test]
+fn a_cache_has_each_device_once_and_one_driver() {
+    let machine = Machine::new(1, 2, small());
+    let other = Machine::new(1, 2, small());
+    let options = KvCacheOptions { parts_share_devices: false, ..options(small(), 8, 8) };
+    let refused = |devices: [&cuda_driver::Device; 2]| {
+        let streams = streams(&devices.map(Clone::clone));
+        let built = KvCache::new(&streams, options.clone()).map(drop).unwrap_err();
+        let BuildError::Options(refused) = built else { panic!("{built}") };
+        refused
+    };
+    let devices = &machine.rig.devices;
+    assert_eq!(
+        refused([&devices[1], &devices[1]]),
+        OptionsError::DeviceTwice { first: 0, second: 1, ordinal: 1 }
+    );
+    assert_eq!(
+        refused([&devices[0], &other.rig.devices[1]]),
+        OptionsError::TwoDrivers { position: 1 }
+    );
+    let built = KvCache::new(&[], options.clone()).map(drop).unwrap_err();
+    assert!(matches!(built, BuildError::Options(OptionsError::NoDevices)), "{built}");
+    machine.assert_clean();
+    other.assert_clean();
+}
+
+#[test]
+fn refusals_name_their_cause_wherever_they_are_printed() {
+    let machine = Machine::new(1, 1, small());
+    let mut engine = machine.rig.engine(2, 0);
+    let mut live = engine.admit(&Prompt::new(1, 7)).unwrap();
+    engine.run(&mut [&mut live]).unwrap();
+    let no_room = engine.cache.reserve(&mut live.sequence, 30).unwrap_err();
+    assert!(no_room.to_string().starts_with("no room was reserved: group 0: "), "{no_room}");
+    assert_eq!(format!("{no_room:?}"), no_room.to_string());
+    let step = engine.begin().unwrap();
+    let refused = engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap_err();
+    assert!(refused.to_string().starts_with("the batch was not staged: sequence 0"), "{refused}");
+    assert_eq!(format!("{refused:?}"), refused.to_string());
+    drop(step);
+    drop(live);
+    engine.close();
+    machine.assert_clean();
 }

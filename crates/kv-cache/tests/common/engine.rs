@@ -219,6 +219,8 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         shared: None,
         shape,
         placement: None,
+        // Many machines have one GPU.
+        parts_share_devices: true,
         device_blocks,
         growth: Growth::OnDemand,
         host_blocks,

@@ -214,8 +214,9 @@ impl Manager {
             // A state is the only block of its group.
             let first = if self.groups[group].is_state() { 0 } else { part.place };
             let from = ticket.claimed.iter().flat_map(Claimed::ids).skip(part.from);
-            for (index, from) in from.take(part.count).enumerate() {
-                let Some(to) = sequence.held[group].blocks.id(first + index) else { continue };
+            let to = sequence.held[group].blocks.ids_from(first);
+            for (from, to) in from.take(part.count).zip(to) {
+                let Some(to) = to else { continue };
                 let (ticket, group) = (part.ticket, part.group);
                 self.plan.layer_loads.push(LayerLoad { ticket, group, from, to });
                 // Parts of it are there before all of it is known to be right, whoever's it is.

@@ -93,7 +93,7 @@ impl Manager {
                 self.lower.want_in(tier, key, false);
                 continue;
             }
-            self.lower.stats.loaded_blocks[tier] += 1;
+            self.lower.moved[of].loaded[tier] += 1;
             self.lower.note_used(tier, key);
             let retention = self.lower.tiers[tier].index.get(&key).copied().unwrap_or_default();
             let own = block.records().next();

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 pub(crate) use layers::OpenLoad;
 use layers::{Read, Readers};
 pub(crate) use options::TIERS_MAX;
-pub use options::{LowerOptions, LowerStats};
+pub use options::{LowerBlocks, LowerOptions, LowerStats};
 pub use worth::ComputeRate;
 use worth::{Compute, LoadRate};
 
@@ -71,7 +71,10 @@ pub(crate) struct Lower {
     compute: Compute,
     /// The time of the latest step.
     now: Duration,
+    /// Without the blocks that were moved.
     stats: LowerStats,
+    /// Of each group.
+    moved: Vec<LowerBlocks>,
 }
 
 #[derive(Debug, Default)]
@@ -190,6 +193,7 @@ impl Lower {
             compute: Compute::default(),
             now: Duration::ZERO,
             stats: LowerStats::default(),
+            moved: vec![LowerBlocks::default(); groups],
         }
     }
 
@@ -293,8 +297,12 @@ impl Manager {
     /// Counts of the tiers below host memory.
     #[must_use]
     pub fn lower_stats(&self) -> LowerStats {
-        let Lower { tiers, open, kept, now, stats, .. } = &self.lower;
+        let Lower { tiers, open, kept, now, stats, moved, .. } = &self.lower;
         let mut stats = *stats;
+        for (at, of) in (0..tiers.len()).flat_map(|at| moved.iter().map(move |of| (at, of))) {
+            stats.stored_blocks[at] += of.stored[at];
+            stats.loaded_blocks[at] += of.loaded[at];
+        }
         for (names, tier) in stats.names.iter_mut().zip(tiers) {
             *names = tier.index.len() as u64;
         }
@@ -310,6 +318,12 @@ impl Manager {
         stats.open_tickets = open.len() as u64;
         stats.kept_blocks = kept.iter().map(|kept| kept.blocks.len() as u64).sum();
         stats
+    }
+
+    /// What tiers below host memory have stored and loaded of a group so far; `None` if there is no such group.
+    #[must_use]
+    pub fn lower_blocks_of(&self, group: GroupId) -> Option<LowerBlocks> {
+        self.lower.moved.get(usize::from(group.0)).copied()
     }
 
     /// Whether a tier below host memory has a block of the first group, on all workers, and which.

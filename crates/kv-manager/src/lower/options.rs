@@ -47,12 +47,22 @@ impl Default for LowerOptions {
     }
 }
 
+/// Blocks of one group that were moved to tiers below host memory and back: the nearer tier first.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct LowerBlocks {
+    /// Blocks that were stored, on all workers.
+    pub stored: [u64; 2],
+    /// Blocks that were loaded and are right, on all workers.
+    pub loaded: [u64; 2],
+}
+
 /// Counts of the tiers below host memory. Arrays have an entry for [`Tier::Third`](kv_pool::Tier::Third) and one for the fourth.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct LowerStats {
     /// Names that can be loaded now.
     pub names: [u64; 2],
-    /// Blocks that were stored, on all workers.
+    /// Blocks that were stored, on all workers, of all groups together: see
+    /// [`Manager::lower_blocks_of`](crate::Manager::lower_blocks_of).
     pub stored_blocks: [u64; 2],
     /// Blocks that were loaded and are right, on all workers.
     pub loaded_blocks: [u64; 2],

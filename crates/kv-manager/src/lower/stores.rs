@@ -192,7 +192,7 @@ impl Manager {
             self.lower.tiers[tier].asked.remove(&key);
             if !void && fault.is_none() {
                 self.lower.tiers[tier].index.insert(key, worth);
-                self.lower.stats.stored_blocks[tier] += 1;
+                self.lower.moved[usize::from(group.0)].stored[tier] += 1;
                 if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(tier)) {
                     feed.stored_below(group.0.into(), tier, name);
                 }

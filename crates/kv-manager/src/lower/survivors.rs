@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kv_pool::retention::Retention;
+use kv_pool::{Tier, retention::Retention};
 use smallvec::SmallVec;
 
 use super::Key;
@@ -63,17 +63,14 @@ impl Manager {
                 self.forget_in(at, key);
                 continue;
             }
-            state.index.insert(key, Retention::default());
-            if let Some(mut feed) = self.home.feed() {
-                feed.survived_below(group.into(), tier, key.1);
-            }
+            self.find_from_now(at, tier, key);
         }
         Ok(())
     }
 
     /// Takes in what has come to a tier of a worker otherwise than by a store of this manager. The blocks are found there,
     /// on the word of one worker: where another one does not have a block, its load is a miss. Blocks of groups that
-    /// there are not are passed over.
+    /// there are not are passed over. Readers of events are told as of [survivors](Self::take_survivors).
     ///
     /// # Errors
     /// [`TicketError`]; nothing was taken in.
@@ -81,14 +78,23 @@ impl Manager {
         let &Gained { worker, tier, ref blocks } = gained;
         self.check_runs(worker)?;
         let at = self.check_tier(tier)?;
-        let groups = self.groups.len();
-        let state = &mut self.lower.tiers[at];
         for &key in blocks {
+            let state = &self.lower.tiers[at];
             // What is being stored will be known.
-            if usize::from(key.0.0) < groups && !state.asked.contains(&key) {
-                state.index.entry(key).or_default();
+            let told = state.index.contains_key(&key) || state.asked.contains(&key);
+            if !told && usize::from(key.0.0) < self.groups.len() {
+                self.find_from_now(at, tier, key);
             }
         }
         Ok(())
+    }
+
+    /// Content that this manager has not stored is found in a tier from now on, and readers of events are told.
+    fn find_from_now(&mut self, at: usize, tier: Tier, key: Key) {
+        self.lower.tiers[at].index.insert(key, Retention::default());
+        if let Some(mut feed) = self.home.feed() {
+            let GroupId(group) = key.0;
+            feed.survived_below(group.into(), tier, key.1);
+        }
     }
 }

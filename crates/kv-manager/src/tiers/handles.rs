@@ -87,6 +87,8 @@ struct State {
     left: usize,
     blocks: Vec<Arrived>,
     wrong: Vec<(u32, BlockFault)>,
+    /// Of these, how many of their first sections are right.
+    right: Vec<(u32, usize)>,
     /// Blocks whose memory a tier has borrowed.
     lent: Vec<u32>,
 }
@@ -105,8 +107,8 @@ pub enum Arrived {
 impl Batch {
     pub(crate) fn new(host: Arc<dyn HostBlocks>, blocks: usize) -> Arc<Self> {
         let arrived = vec![Arrived::Sections(0); blocks];
-        let (wrong, lent) = (Vec::new(), Vec::new());
-        let state = Mutex::new(State { left: blocks, blocks: arrived, wrong, lent });
+        let (wrong, right, lent) = (Vec::new(), Vec::new(), Vec::new());
+        let state = Mutex::new(State { left: blocks, blocks: arrived, wrong, right, lent });
         let sections = Sections::new(host.block_bytes(), host.section_bytes());
         Arc::new(Self { host, sections, fenced: RwLock::new(false), state })
     }
@@ -115,6 +117,20 @@ impl Batch {
     pub(crate) fn ended(&self) -> Option<Vec<(u32, BlockFault)>> {
         let mut state = self.state.lock();
         (state.left == 0 && state.lent.is_empty()).then(|| std::mem::take(&mut state.wrong))
+    }
+
+    /// Overwrites with zeros what is not right of the blocks at these places that were to be loaded, once all have
+    /// [ended](Self::ended): the memory has bytes of former owners there, or of a record that is another one's.
+    pub(crate) fn clear_wrong(&self, places: &[BlockId]) {
+        let zeros = [0; PIECE];
+        for (index, right) in std::mem::take(&mut self.state.lock().right) {
+            let Some(&block) = places.get(index as usize) else { continue };
+            let rest = self.sections.end_of(right)..self.sections.block_bytes;
+            for start in rest.clone().step_by(PIECE) {
+                // Memory that is not there any more has no bytes.
+                let _ = self.host.write(block, start, &zeros[..PIECE.min(rest.end - start)]);
+            }
+        }
     }
 
     /// Whether a tier has memory of it.
@@ -153,12 +169,14 @@ impl Batch {
     /// Ends a block, unless it has ended.
     fn end(&self, index: u32, outcome: Result<(), BlockFault>) {
         let mut state = self.state.lock();
-        let Some(block @ Arrived::Sections(_)) = state.blocks.get_mut(index as usize) else {
-            return;
-        };
-        *block = if outcome.is_ok() { Arrived::Right } else { Arrived::Wrong };
+        let Some(&Arrived::Sections(right)) = state.blocks.get(index as usize) else { return };
+        let ended = if outcome.is_ok() { Arrived::Right } else { Arrived::Wrong };
+        state.blocks[index as usize] = ended;
         state.left -= 1;
-        state.wrong.extend(outcome.err().map(|fault| (index, fault)));
+        if let Err(fault) = outcome {
+            state.wrong.push((index, fault));
+            state.right.push((index, right));
+        }
     }
 }
 

@@ -182,7 +182,9 @@ impl TierTransfers {
         }
     }
 
-    /// Lets the tiers work, and appends tickets that have ended, and blocks that tiers have dropped by themselves.
+    /// Lets the tiers work, and appends tickets that have ended, and blocks that tiers have dropped by themselves. What is not
+    /// right of a block that was to be loaded is overwritten with zeros before its ticket is told of: whoever gets the memory
+    /// next finds nothing of its former owners there.
     pub fn poll(
         &mut self,
         worker: WorkerId,
@@ -196,8 +198,11 @@ impl TierTransfers {
                 dropped.push(Dropped { worker, tier, blocks });
             }
         }
-        self.open.retain(|Open { ticket, batch, .. }| match batch.ended() {
+        self.open.retain(|Open { ticket, direction, blocks, batch, .. }| match batch.ended() {
             Some(wrong) => {
+                if *direction == Direction::Load {
+                    batch.clear_wrong(blocks);
+                }
                 settled.push(Settled { worker, ticket: *ticket, wrong });
                 false
             }

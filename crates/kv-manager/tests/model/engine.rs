@@ -452,7 +452,7 @@ impl Engine {
         self.mirror.look(&self.manager, 0);
         let plan = match self.manager.stage(step, &mut batch) {
             Ok(plan) => plan.clone(),
-            Err(StageError::Sequence { index, source: SequenceError::Redo { from } }) => {
+            Err(StageError::Sequence { index, reason: SequenceError::Redo { from } }) => {
                 self.runs[chosen[index]].set_back(from, &self.failures);
                 self.saw("a redo at stage");
                 return;

@@ -116,7 +116,7 @@ impl Engine {
         if let Some(own) = self.open.as_ref().filter(|open| self.manager.is_unstaged(open)) {
             let refused = self.manager.stage(own, &mut [sequence]).unwrap_err();
             let source = SequenceError::Foreign;
-            assert_eq!(refused, StageError::Sequence { index: 0, source });
+            assert_eq!(refused, StageError::Sequence { index: 0, reason: source });
         }
     }
 

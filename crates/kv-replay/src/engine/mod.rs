@@ -171,6 +171,7 @@ fn options(
         further_groups: groups::further(config, blocks)?,
         shared: None,
         placement,
+        parts_share_devices: false,
         device_blocks: counted("--device-blocks", config.device_blocks)?,
         growth: Growth::OnDemand,
         host_blocks: counted("--host-blocks", config.host_blocks)?,

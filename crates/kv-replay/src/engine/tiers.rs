@@ -6,7 +6,7 @@ use kv_cache::LowerTiers;
 use kv_cache::kv_manager::tiers::{
     BlockFault, FaultRules, MemoryTier, MemoryTierOptions, header_bytes,
 };
-use kv_cache::kv_manager::{ComputeRate, LowerOptions, Manager};
+use kv_cache::kv_manager::{ComputeRate, GroupId, LowerOptions, Manager};
 
 use kv_pool::Tier;
 use kv_pool::store::{StoreKind, StoreRules};
@@ -118,7 +118,9 @@ const DEVICES_MOST: usize = 16;
 pub(super) fn saved_tokens(config: &RunConfig, manager: &Manager) -> u64 {
     // Files are behind a tier in memory.
     let at = usize::from(config.tier_faults.is_some());
-    manager.lower_stats().loaded_blocks[at] * u64::from(config.block_tokens)
+    // Every group loads the same tokens.
+    let moved = manager.lower_blocks_of(GroupId::default()).unwrap_or_default();
+    moved.loaded[at] * u64::from(config.block_tokens)
 }
 
 /// Records what came of the tiers below the host.

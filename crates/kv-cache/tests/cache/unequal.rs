@@ -1,0 +1,121 @@
+//! Groups with blocks of unequal sizes and numbers: what is checked, counted and bounded is each group's own.
+
+use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
+use kv_cache::kv_manager::{Direction, Outcome, PlanError, StepPlan, TicketId, Transfer};
+use kv_cache::{
+    Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, LowerTiers,
+    Request, StepError,
+};
+use kv_kernels::KvShape;
+use kv_pool::{BlockHash, BlockId, Tier};
+
+use crate::common::engine::{options, shape, streams};
+use crate::machine::Machine;
+
+const SECOND: GroupId = GroupId(1);
+
+/// Blocks of eight tokens, and of four.
+fn shapes() -> [KvShape; 2] {
+    [shape(2, 32, 8), shape(1, 32, 4)]
+}
+
+/// Two groups that keep all, with so many host blocks, and a tier below.
+fn unequal(host: [u32; 2]) -> KvCacheOptions {
+    let mut tiers = LowerTiers::new(b"a model");
+    tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
+    let [first, second] = shapes();
+    let options = options(first, 8, host[0]);
+    let group = GroupOptions {
+        kind: GroupKind::Full,
+        shape: second,
+        device_blocks: 16,
+        host_blocks: host[1],
+        blocks_per_sequence_max: options.blocks_per_sequence_max,
+        watermark_blocks: 0,
+        draft_model: false,
+    };
+    KvCacheOptions { further_groups: vec![group], tiers, ..options }
+}
+
+#[test]
+fn a_plan_may_name_the_host_blocks_of_each_group_and_no_others() {
+    for (host, group) in [([2, 8], SECOND), ([8, 2], SECOND), ([8, 2], GroupId(0))] {
+        let machine = Machine::new(1, 1, shapes()[0]);
+        let mut worker = KvWorker::new(&streams(&machine.rig.devices), unequal(host)).unwrap();
+        worker.grow_to(8).unwrap();
+        let blocks = u64::from(host[usize::from(group.0)]);
+        let store = |step, id: u64| {
+            let blocks = vec![(BlockHash::from_u128(7), BlockId::new(id as u32))];
+            let (tier, direction) = (Tier::Third, Direction::Store);
+            let transfer = Transfer { ticket: TicketId(step), tier, group, direction, blocks };
+            StepPlan { step, after: step - 1, transfers: vec![transfer], ..StepPlan::default() }
+        };
+        let beyond = worker.carry_out(&store(1, blocks), |_, _| Ok(())).unwrap_err();
+        let StepError::Plan(PlanError::Block { tier, id, blocks: there, .. }) = beyond else {
+            panic!("{beyond}")
+        };
+        assert_eq!((tier, id, there), (Tier::Secondary, blocks as i64, blocks));
+        worker.carry_out(&store(1, blocks - 1), |_, _| Ok(())).unwrap();
+        worker.finish(Outcome::Done).unwrap();
+        assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
+        worker.close().unwrap();
+        machine.assert_clean();
+    }
+}
+
+fn idle(cache: &mut KvCache) {
+    for _ in 0..8 {
+        let step = cache.begin_step().unwrap();
+        cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
+        cache.finish_step(step).unwrap();
+        cache.drain().unwrap();
+    }
+}
+
+#[test]
+fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
+    let machine = Machine::new(1, 1, shapes()[0]);
+    let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
+    let mut request = Request::new((0..16).collect());
+    let step = cache.begin_step().unwrap();
+    let answer = cache.admit(std::slice::from_mut(&mut request), 64).unwrap().remove(0);
+    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.finish_step(step).unwrap();
+    idle(&mut cache);
+    assert_eq!(cache.manager().lower_stats().stored_blocks, [2 + 4, 0]);
+    let [first, second] = shapes().map(|shape| shape.block_bytes());
+    let ways = cache.stats().ways;
+    assert_eq!((ways.stored, ways.loaded), ([2 * first + 4 * second, 0], [0, 0]));
+    drop(sequence);
+    cache.close().unwrap();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
+    let machine = Machine::new(1, 1, shapes()[0]);
+    let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
+    for tier in [Tier::Third, Tier::Fourth] {
+        let refused = cache.set_budget(tier, 1).unwrap_err().to_string();
+        assert!(refused.contains("more than the 0"), "{refused}");
+        // It has none, so it keeps none.
+        cache.set_budget(tier, 0).unwrap();
+        idle(&mut cache);
+        let host = cache.pool().stats().secondary;
+        assert_eq!((cache.stats().host_blocks, host.empty), (8, 8));
+    }
+    cache.close().unwrap();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
+    let machine = Machine::new(1, 1, shapes()[0]);
+    let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
+    let names: Vec<_> = (0..8).map(BlockHash::from_u128).collect();
+    assert_eq!(cache.prefetch(&names).unwrap(), 0);
+    assert_eq!(cache.stats().ready_blocks, 4, "of eight tokens each");
+    cache.close().unwrap();
+    machine.assert_clean();
+}
