@@ -173,7 +173,7 @@ fn blocks_are_read_as_they_were_stored() {
 /// Of 200 KiB each, so that some are read together, and several pieces are on their way.
 fn blocks_of_several_pieces_are_read_as_they_were_stored() {
     const BYTES: usize = 200 << 10;
-    let node = NodeProcess::start_with("a", 40, BYTES as u64);
+    let node = NodeProcess::start_with("a", 48, BYTES as u64);
     let (mut peer, mut transfer) = (node.connect(), transfer());
     let long = |number: u64| -> Vec<u8> {
         let mut state = number;
@@ -242,7 +242,7 @@ fn a_peer_that_dies_costs_a_miss() {
 }
 
 fn a_late_read_keeps_its_memory() {
-    let node = NodeProcess::start("a", 8);
+    let node = NodeProcess::start("a", 10);
     let (mut peer, mut transfer) = (node.connect(), transfer());
     put(&mut peer, 0..8);
     check(&read_within(&mut peer, &mut transfer, &[1], 20 * SECOND).unwrap(), &[1]);
@@ -262,7 +262,7 @@ fn a_late_read_keeps_its_memory() {
 }
 
 fn a_reader_goes_while_its_reads_are_late() {
-    let node = NodeProcess::start("a", 8);
+    let node = NodeProcess::start("a", 10);
     let (mut peer, mut transfer) = (node.connect(), transfer());
     put(&mut peer, 0..8);
     let wanted = blocks(0..8);
@@ -318,7 +318,7 @@ fn read_for_ever(member: &Member) {
 
 fn readers_that_are_killed_cost_the_node_nothing() {
     const BYTES: u64 = 200 << 10;
-    let node = NodeProcess::start_with("a", 40, BYTES);
+    let node = NodeProcess::start_with("a", 48, BYTES);
     let mut peer = node.connect();
     (0..40).for_each(|of| peer.put(block(of), vec![of as u8; BYTES as usize], far()).unwrap());
     let mut state = 5;

@@ -42,8 +42,8 @@ pub struct NodeOptions {
     pub host_lent_max: Option<u64>,
     /// How long a lease may be. A longer one is cut.
     pub lease_max: Duration,
-    /// Leases that are open at most. The connections of one host together have half of them, and pin half of the slots: more slots
-    /// are not found.
+    /// Leases that are open at most. The connections of one host together have half of them. They leave an eighth of the slots unpinned:
+    /// what is beyond is not found.
     pub leases_max: usize,
 }
 
@@ -447,7 +447,7 @@ impl Node {
         let host_share = host_max.div_ceil(2).max(block_max.min(host_max));
         Left {
             leases: leases.min(self.leases_max.div_ceil(2).saturating_sub(held.leases)),
-            slots: state.kept.len().div_ceil(2).saturating_sub(held.slots),
+            slots: (state.kept.len() - state.kept.len() / 8).saturating_sub(held.slots),
             host_bytes: host_bytes.min(host_share.saturating_sub(held.host_bytes)),
         }
     }

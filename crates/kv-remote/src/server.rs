@@ -211,7 +211,8 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        if shared.let_in.load(Ordering::Relaxed) >= shared.options.connections_max {
+        let let_in = shared.let_in.load(Ordering::Relaxed);
+        if LetIn::is_full(let_in, shared.options.connections_max) {
             shared.stats.lock().too_many += 1;
             continue;
         }
@@ -240,9 +241,13 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
 struct LetIn<'a>(&'a AtomicUsize);
 
 impl<'a> LetIn<'a> {
+    fn is_full(count: usize, max: usize) -> bool {
+        count >= max
+    }
+
     fn take(count: &'a AtomicUsize, max: usize) -> Option<Self> {
-        let taken = Self(count);
-        (count.fetch_add(1, Ordering::Relaxed) < max).then_some(taken)
+        let (before, taken) = (count.fetch_add(1, Ordering::Relaxed), Self(count));
+        (!Self::is_full(before, max)).then_some(taken)
     }
 }
 

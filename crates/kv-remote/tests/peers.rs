@@ -437,33 +437,37 @@ fn a_frame_of_no_message_ends_its_connection_and_is_told() {
 }
 
 #[test]
-fn the_connections_of_one_host_pin_half_of_the_slots_and_no_more() {
+fn the_connections_of_one_host_leave_an_eighth_of_the_slots() {
     let (server, member) = serve("a", 8);
     let mut peers = [connect(&member), connect(&member)];
     for number in 0..8 {
         peers[0].put(block(number), record(number), far()).unwrap();
     }
-    let found = peers[0].find_and_pin(&blocks(0..3), SECOND * 10, far()).unwrap();
-    assert_eq!(found.blocks.len(), 3);
-    let more = peers[1].find_and_pin(&blocks(3..8), SECOND * 10, far()).unwrap();
-    assert_eq!(more.blocks.len(), 1, "the fourth of eight");
+    let found = peers[0].find_and_pin(&blocks(0..6), SECOND * 10, far()).unwrap();
+    assert_eq!(found.blocks.len(), 6);
+    let more = peers[1].find_and_pin(&blocks(5..8), SECOND * 10, far()).unwrap();
+    assert_eq!(
+        more.blocks.len(),
+        2,
+        "the sixth again, which costs nothing, and the seventh of eight"
+    );
     for peer in &mut peers {
-        assert_eq!(peer.find_and_pin(&blocks(4..8), SECOND, far()).unwrap().lease, None);
+        assert_eq!(peer.find_and_pin(&blocks(7..8), SECOND, far()).unwrap().lease, None);
     }
     // Others store what they like, and what is given back may be had again.
     for number in 20..40 {
         peers[1].put(block(number), record(number), far()).unwrap();
     }
     peers[0].end(found.lease.unwrap(), far()).unwrap();
-    let again = peers[1].find_and_pin(&blocks(0..3), SECOND * 10, far()).unwrap();
-    assert_eq!(again.blocks.len(), 3);
+    let again = peers[1].find_and_pin(&blocks(0..5), SECOND * 10, far()).unwrap();
+    assert_eq!(again.blocks.len(), 5);
     // With its connections, what a host held has gone.
     let [first, second] = peers;
     drop(second);
     until("its leases have ended", || server.node().stats().leases.open == 0);
     let mut first = first;
-    let found = first.find_and_pin(&blocks(36..40), SECOND * 10, far()).unwrap();
-    assert_eq!(found.blocks.len(), 4);
+    let found = first.find_and_pin(&blocks(39..40), SECOND * 10, far()).unwrap();
+    assert_eq!(found.blocks.len(), 1);
 }
 
 /// A server at which a handshake may take for ever.

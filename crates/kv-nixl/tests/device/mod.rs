@@ -209,7 +209,8 @@ pub(crate) fn run_alone(name: &str) -> Result<(), String> {
 
 /// A node on a device of this process.
 fn node(device: &Device, slots: u64) -> (Arc<NixlDeviceMemory>, Arc<Node>, Server) {
-    let bytes = slots * (BLOCK_BYTES + 64);
+    // One host does not pin all slots at a time.
+    let bytes = 2 * slots * (BLOCK_BYTES + 64);
     let memory = NixlDeviceMemory::new(&Library::open().unwrap(), device, bytes).unwrap();
     let memory = Arc::new(memory);
     let shared = Arc::clone(&memory) as Arc<dyn Memory>;

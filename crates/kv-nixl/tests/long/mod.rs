@@ -20,7 +20,7 @@ fn record(number: u64) -> Vec<u8> {
 }
 
 fn stored() -> (NodeProcess, Peer, NixlTransfer) {
-    let node = NodeProcess::start_with("a", COUNT, BYTES as u64);
+    let node = NodeProcess::start_with("a", 2 * COUNT, BYTES as u64);
     let mut peer = node.connect();
     (0..COUNT).for_each(|of| peer.put(block(of), record(of), far()).unwrap());
     (node, peer, transfer())
