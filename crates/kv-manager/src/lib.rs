@@ -50,6 +50,9 @@ mod options;
 mod owners;
 mod pins;
 mod plan;
+#[cfg(test)]
+mod proportion;
+mod ready;
 mod replica;
 mod reserve;
 mod reuse;
@@ -67,6 +70,8 @@ mod tickets;
 pub mod tiers;
 mod truncate;
 pub mod vllm;
+#[cfg(test)]
+mod work;
 mod workers;
 
 pub use admit::{Answer, Request, Waiting};

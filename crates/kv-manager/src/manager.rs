@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{Admitted, BlockHash, Claimed, Location, PoolBuilder, PoolView, Tier};
+use kv_pool::{Admitted, BlockHash, Claimed, Pinned, PoolBuilder, PoolView, Tier};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -288,23 +288,39 @@ impl Manager {
     }
 
     fn prefetch_host(&mut self, names: &[BlockHash]) -> usize {
-        let mut prefix = self.groups[0].pool.match_prefix(names);
-        let room = self.groups[0].pool.empty();
-        let is_far = |at: &Location| at.tier != Tier::Primary;
-        let far = prefix.locations().enumerate().filter(|(_, at)| is_far(at));
-        let without_room = far.map(|(index, _)| index).nth(room);
-        prefix.truncate(without_room.unwrap_or(usize::MAX));
-        let far = prefix.locations().filter(is_far).count();
-        if far == 0 {
+        let tokens = self.reach(names, u64::MAX);
+        (0..self.groups.len()).map(|group| self.prefetch_group(group, names, tokens)).sum()
+    }
+
+    /// The same of one group, of a prefix of `tokens` tokens that is cached. What lies on the device is not pinned: given
+    /// back, it could not be claimed until the step is complete.
+    fn prefetch_group(&mut self, index: usize, names: &[BlockHash], tokens: u64) -> usize {
+        let group = &self.groups[index];
+        let needed = group.needed_names(names, group.whole_blocks(tokens), 0);
+        let far = needed.filter_map(|(_, name)| {
+            let (_, at) = group.pool.locate(name)?;
+            (at.tier != Tier::Primary).then_some((name, at.tier))
+        });
+        let far: SmallVec<[(BlockHash, Tier); 16]> = far.take(group.pool.empty()).collect();
+        if far.is_empty()
+            || group.check_claimable(Tier::Primary, TenantId::NOBODY, far.len()).is_err()
+        {
             return 0;
         }
-        let Ok(claimed) = self.claim(0, TenantId::NOBODY, far) else { return 0 };
-        let writers = &mut self.groups[0].writers;
+        let mut prefix = Pinned::default();
+        for (name, tier) in far {
+            let found = group.pool.find_and_pin(name, tier).unwrap_or_default();
+            // Lists of one pool are joined.
+            drop(prefix.append(found));
+        }
+        let far = prefix.len();
+        let Ok(claimed) = self.claim(index, TenantId::NOBODY, far) else { return 0 };
+        let writers = &mut self.groups[index].writers;
         if !writers.is_empty() {
             // The content's tenant is not known here, so the next one finds the block scrubbed.
             claimed.ids().for_each(|id| writers[id.index()] = Writer::Unknown);
         }
-        let held = self.hold(0, vec![Admitted { prefix, claimed, partial: None }]);
+        let held = self.hold(index, vec![Admitted { prefix, claimed, partial: None }]);
         if held.is_ok() { far } else { 0 }
     }
 

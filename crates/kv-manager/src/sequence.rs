@@ -13,7 +13,7 @@ use crate::draft::DraftEnd;
 use crate::ends::Ends;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
-use crate::group::names_of;
+use crate::group::{Marks, names_of};
 use crate::holding::Holding;
 use crate::lower::OpenLoad;
 use crate::names::Known;
@@ -56,6 +56,8 @@ pub struct Sequence {
     /// Counts the sequences of a manager.
     pub(crate) number: u64,
     pub(crate) prompt_tokens: u64,
+    /// Tokens that its request has declared to be shared.
+    pub(crate) shared_tokens: u64,
     /// The longest prefix that may come from the cache, in tokens.
     pub(crate) hit_max: u64,
     pub(crate) cached_tokens: u64,
@@ -68,6 +70,10 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    pub(crate) fn marks(&self) -> Marks {
+        Marks { prompt: self.prompt_tokens, shared: self.shared_tokens }
+    }
+
     /// Tokens whose ids are known.
     #[must_use]
     pub fn known(&self) -> u64 {

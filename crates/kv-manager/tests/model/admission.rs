@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use kv_manager::{AdmitError, Answer, Request, Sequence, Waiting};
+use kv_manager::{AdmitError, Answer, Missing, Request, Sequence, Waiting};
 use kv_pool::ClaimError;
+use kv_pool::tenants::{TenantError, TenantId};
 
 use crate::engine::{Engine, Wish};
+use crate::hints::reuse;
 use crate::random::Random;
 use crate::run::{Run, blocks_of};
 use crate::truth::{Facts, Ideal};
@@ -48,6 +50,11 @@ fn plain(block_tokens: u64) -> Facts {
     }
 }
 
+/// Whether a tenant holds as much as it may.
+fn is_bound(missing: &Missing) -> bool {
+    matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }))
+}
+
 impl Engine {
     /// Makes up a request.
     pub fn wish(&mut self) -> Wish {
@@ -85,6 +92,7 @@ impl Engine {
         request.waits = random.chance(if self.size.tiers > 0 { 80 } else { 60 });
         request.by_layers = random.chance(85);
         request.tokens_max = random.below(2 * most);
+        request.reuse = reuse(random);
         if random.chance(15) {
             request.hit_max = if random.chance(50) { 0 } else { random.below(tokens + 1) };
         }
@@ -108,7 +116,12 @@ impl Engine {
         assert!(answers.len() <= requests.len());
         let mut left = budget;
         let (mut admitted, mut waiting, mut loads) = (Vec::new(), 0, false);
-        let ended = answers.iter().position(|one| matches!(one, Answer::NoRoom(_) | Answer::NoRow));
+        let ends = |one: &Answer| match one {
+            // A tenant's bound stops nobody else.
+            Answer::NoRoom(missing) => !is_bound(missing),
+            answer => matches!(answer, Answer::NoRow),
+        };
+        let ended = answers.iter().position(ends);
         assert!(ended.is_none_or(|at| at + 1 == answers.len()), "an answer behind the last one");
         for (at, answer) in answers.into_iter().enumerate() {
             self.wishes[at].request = requests[at].clone();
@@ -138,6 +151,7 @@ impl Engine {
                     if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
                         assert!(requested > claimable, "{missing:?}");
                     }
+                    self.saw_if(is_bound(&missing), "a request of a tenant at its bound");
                     self.saw("no room for a request");
                 }
                 Answer::Refused(error) => self.check_refusal(at, &error),
@@ -183,6 +197,10 @@ impl Engine {
                 assert!(granules > capacity && self.size.shared.is_some());
             }
             AdmitError::NeverFits { .. } => assert!(further || blocks > self.size.device),
+            AdmitError::NeverFitsTenant { blocks, most, .. } => {
+                assert!(blocks > most && self.wishes[at].request.tenant != TenantId::NOBODY);
+                self.saw("a request beyond its tenant's bound");
+            }
             other => panic!("{other:?}"),
         }
         // Nobody asks again.

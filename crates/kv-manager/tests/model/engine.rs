@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use kv_manager::{
     Completion, CompletionError, Direction, GroupId, GroupKind, Manager, ManagerOptions, OpenStep,
-    Outcome, Request, Row, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
+    Outcome, PinnedPrefix, Request, Row, Sequence, SequenceError, StageError, Start, StepError,
+    WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
@@ -91,6 +92,7 @@ pub struct Engine {
     pub failures: Failures,
     pub departures: Vec<Departure>,
     pub arrivals: Vec<Arrival>,
+    pub pins: Vec<PinnedPrefix>,
     pub mirror: Mirror,
     /// How often it is read, in percent of the turns.
     mirrors: u64,
@@ -207,6 +209,7 @@ impl Engine {
             workers: workers as u16,
             steps_in_flight_max: random.from(1, 4) as u32,
             watermark_blocks: [0, 0, 1, 3][random.index(4)],
+            pinned_blocks_max: random.below(8),
             scrubs: random.chance(50),
             lower: lower_options(size.tiers, &mut random),
             shared: size.shared.clone(),
@@ -249,6 +252,7 @@ impl Engine {
             failures: Failures::default(),
             departures: Vec::new(),
             arrivals: Vec::new(),
+            pins: Vec::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -290,6 +294,7 @@ impl Engine {
         }
         if self.random.chance(4) {
             self.hint();
+            self.hint_more();
         }
         if self.random.chance(8) {
             self.transfer();
@@ -756,6 +761,7 @@ impl Engine {
         self.end_transfers();
         self.runs.clear();
         self.wishes.clear();
+        self.end_hints();
         for tier in [Tier::Primary, Tier::Secondary] {
             self.budget(tier, self.size.of(tier));
         }

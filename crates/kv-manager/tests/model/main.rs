@@ -12,6 +12,7 @@ mod budget;
 mod changes;
 mod engine;
 mod further;
+mod hints;
 mod mirror;
 mod random;
 mod run;
@@ -30,7 +31,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 103] = [
+const EXPECTED: [&str; 110] = [
     "a departure with a draft model behind",
     "a draft model that catches up",
     "a draft model that computes",
@@ -79,8 +80,15 @@ const EXPECTED: [&str; 103] = [
     "a lost worker",
     "a next turn",
     "a prefetch",
+    "a prefetch of a prefix",
+    "a pin",
+    "a pin that was refused",
+    "a hint of reuse",
+    "a smaller budget of a further group",
     "a redo",
     "a redo at stage",
+    "a request beyond its tenant's bound",
+    "a request of a tenant at its bound",
     "a request that waits",
     "a reservation with ids to come",
     "a reset",
