@@ -8,15 +8,15 @@ use kv_pool::{
 };
 use smallvec::SmallVec;
 
-use crate::admit::{Answer, Request, Waiting};
+use crate::admit::{Answer, Request};
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks};
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::lower::Entering;
-use crate::ready::Queue;
+use crate::ready::{Prepared, Queue};
 use crate::rows::RowLease;
 use crate::shared::{Wanted, Wants};
-use crate::{AdmitError, BlockCopy, Manager, Missing, Sequence};
+use crate::{BlockCopy, Manager, Missing, Sequence};
 
 /// What a sequence gets of all groups.
 pub(crate) struct Gotten {
@@ -38,7 +38,7 @@ struct Sight {
 struct Call {
     queue: Queue,
     /// Those behind the next that were looked at before anything was claimed: what came of it, and what they have pinned.
-    ahead: VecDeque<(Result<Option<Waiting>, AdmitError>, Option<Hit>)>,
+    ahead: VecDeque<(Prepared, Option<Hit>)>,
     leaves: bool,
     /// Tokens of the budget.
     left: u64,

@@ -20,6 +20,17 @@ pub(crate) struct Ready {
     pub(crate) rows: Vec<RowLease>,
 }
 
+/// What was seen of a request: what it waits for, if it does.
+pub(crate) type Prepared = Result<Option<Waiting>, AdmitError>;
+
+/// What comes of a request because of those before it.
+enum Turn {
+    /// It writes so many blocks at least.
+    Writes(usize),
+    Waits(Waiting),
+    Lacks(Missing),
+}
+
 /// What earlier requests of a call leave to those behind them.
 #[derive(Default)]
 pub(crate) struct Queue {
@@ -85,44 +96,47 @@ impl Manager {
             let answer = match self.prepare(&mut requests[at]) {
                 Err(error) => Answer::Refused(error),
                 Ok(Some(waiting)) => Answer::Waiting(waiting),
-                // There is nobody whom one request could stop, or find its prefix with.
-                Ok(None) => match alone
-                    .then_some(Ok(0))
-                    .unwrap_or_else(|| self.take_turn(&requests[at], &mut queue))
-                {
-                    Err(answer) => answer,
-                    Ok(blocks) => match self.home.lease() {
-                        None => {
-                            ready.answers.push(Answer::NoRow);
-                            break;
-                        }
-                        Some(row) => {
-                            to_write = to_write.saturating_add(blocks);
-                            ready.places.push(at);
-                            ready.rows.push(row);
-                            Answer::NoRow
-                        }
-                    },
-                },
+                Ok(None) => {
+                    // There is nobody whom one request could stop, or find its prefix with.
+                    let turn = match alone {
+                        true => Turn::Writes(0),
+                        false => self.take_turn(&requests[at], &mut queue),
+                    };
+                    match turn {
+                        Turn::Waits(waiting) => Answer::Waiting(waiting),
+                        Turn::Lacks(missing) => Answer::NoRoom(missing),
+                        Turn::Writes(blocks) => match self.home.lease() {
+                            None => {
+                                ready.answers.push(Answer::NoRow);
+                                break;
+                            }
+                            Some(row) => {
+                                to_write = to_write.saturating_add(blocks);
+                                ready.places.push(at);
+                                ready.rows.push(row);
+                                Answer::NoRow
+                            }
+                        },
+                    }
+                }
             };
             ready.answers.push(answer);
         }
         ready
     }
 
-    /// Where there is one group, which keeps all: the blocks that a request writes at least; or what it waits for, or
-    /// lacks, because of those before it.
-    fn take_turn(&self, request: &Request, queue: &mut Queue) -> Result<usize, Answer> {
+    /// What comes of a request behind those before it, where there is one group, which keeps all.
+    fn take_turn(&self, request: &Request, queue: &mut Queue) -> Turn {
         let (group, tenant) = (&self.groups[0], request.tenant);
         if let Some(missing) = queue.bar(tenant) {
-            return Err(Answer::NoRoom(missing));
+            return Turn::Lacks(missing);
         }
         let names = self.names_of(request);
         let near = group.prefix_len(names);
         let loads = if request.enters() { self.open_load(request, near).blocks() } else { 0 };
         let cached = group.tokens_of(near + loads);
         if let Some(waiting) = queue.computes(self, request, cached) {
-            return Err(Answer::Waiting(waiting));
+            return Turn::Waits(waiting);
         }
         let blocks = group.blocks_for(request.tokens()) - near;
         let claims = queue.claims.entry(tenant).or_default();
@@ -130,12 +144,12 @@ impl Manager {
         if let Err(reason) = group.pool.check_quota(tenant, &[&names[..near]], wanted, 0) {
             let missing = Missing { group: group.id, reason: reason.into() };
             if queue.passes(tenant, &missing) {
-                return Err(Answer::NoRoom(missing));
+                return Turn::Lacks(missing);
             }
         }
         *queue.claims.entry(tenant).or_default() = wanted;
         queue.enter(self, request, cached);
-        Ok(blocks)
+        Turn::Writes(blocks)
     }
 
     /// Begins the loads of requests whose turn has not come: of as many as loads may be open. One that has no names yet
@@ -152,7 +166,7 @@ impl Manager {
     }
 
     /// Names the blocks of a request, and looks at whether it can be admitted now.
-    pub(crate) fn prepare(&mut self, request: &mut Request) -> Result<Option<Waiting>, AdmitError> {
+    pub(crate) fn prepare(&mut self, request: &mut Request) -> Prepared {
         let tokens = request.tokens();
         if matches!(request.tokens, Wanted::Taken) {
             return Err(AdmitError::Admitted);

@@ -231,7 +231,7 @@ fn the_owner_takes_its_own_kept_blocks_and_a_move_down_takes_all() {
 fn a_look_at_the_quotas_says_what_a_claim_behind_pins_is_answered() {
     let mut met = [0; 3];
     let cases = (0..192_u64)
-        .map(|at| (at % 4 + 1, at / 4 % 4, (at / 16 % 3) as u32, (at / 48 + 1) as usize));
+        .map(|at| (at % 4 + 1, at / 4 % 4 * 2, (at / 16 % 3) as u32, (at / 48 + 1) as usize));
     for (held_max, kept, pinned, count) in cases {
         let pool = pool(8, 0);
         let [one, other] = [0; 2].map(|_| pool.add_tenant().unwrap());

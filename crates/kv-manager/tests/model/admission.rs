@@ -55,6 +55,14 @@ fn is_bound(missing: &Missing) -> bool {
     matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }))
 }
 
+/// Whether requests behind one with this answer have none. A tenant's bound stops nobody else.
+fn ends(answer: &Answer) -> bool {
+    match answer {
+        Answer::NoRoom(missing) => !is_bound(missing),
+        answer => matches!(answer, Answer::NoRow),
+    }
+}
+
 impl Engine {
     /// Makes up a request.
     pub fn wish(&mut self) -> Wish {
@@ -116,11 +124,6 @@ impl Engine {
         assert!(answers.len() <= requests.len());
         let mut left = budget;
         let (mut admitted, mut waiting, mut loads) = (Vec::new(), 0, false);
-        let ends = |one: &Answer| match one {
-            // A tenant's bound stops nobody else.
-            Answer::NoRoom(missing) => !is_bound(missing),
-            answer => matches!(answer, Answer::NoRow),
-        };
         let ended = answers.iter().position(ends);
         assert!(ended.is_none_or(|at| at + 1 == answers.len()), "an answer behind the last one");
         for (at, answer) in answers.into_iter().enumerate() {
@@ -147,13 +150,7 @@ impl Engine {
                     assert!(admitted.len() + waiting >= rows, "there was a row");
                     self.saw("no row");
                 }
-                Answer::NoRoom(missing) => {
-                    if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
-                        assert!(requested > claimable, "{missing:?}");
-                    }
-                    self.saw_if(is_bound(&missing), "a request of a tenant at its bound");
-                    self.saw("no room for a request");
-                }
+                Answer::NoRoom(missing) => self.check_missing(&missing),
                 Answer::Refused(error) => self.check_refusal(at, &error),
             }
         }
@@ -177,6 +174,14 @@ impl Engine {
             self.admit();
             self.stage();
         }
+    }
+
+    fn check_missing(&mut self, missing: &Missing) {
+        if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
+            assert!(requested > claimable, "{missing:?}");
+        }
+        self.saw_if(is_bound(missing), "a request of a tenant at its bound");
+        self.saw("no room for a request");
     }
 
     /// Checks that another sequence, or an earlier request of the call, computes what a request waits for.
