@@ -252,13 +252,12 @@ fn a_look_at_the_quotas_says_what_a_claim_behind_pins_is_answered() {
             }
             claimed => {
                 met[if claimed.is_ok() { 0 } else { 2 }] += 1;
-                let reason = claimed.clone().err();
-                assert_eq!(checked.clone().err().map(ClaimError::from).is_some(), reason.is_some());
+                assert_eq!(checked.is_err(), claimed.is_err(), "{checked:?}, {claimed:?}");
             }
         }
         drop(pins);
     }
-    assert!(met.iter().all(|&met| met > 10), "{met:?}");
+    assert!(met.iter().all(|&met| met > 5), "{met:?}");
 }
 
 #[test]
