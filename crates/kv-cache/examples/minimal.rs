@@ -33,12 +33,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             kv.reserve(sequence, sequence.to_compute().min(32) as u32)?;
         }
         // The first request computes the shared prefix, and the others wait for it.
-        for answer in kv.admit(&mut waiting, 32)? {
-            if let Answer::Admitted(sequence) = answer {
+        let mut answers = kv.admit(&mut waiting, 32)?.into_iter();
+        waiting.retain(|_| match answers.next() {
+            Some(Answer::Admitted(sequence)) => {
                 running.push(sequence);
+                false
             }
-        }
-        waiting.retain(|request| request.tokens() > 0);
+            Some(Answer::Refused(error)) => {
+                eprintln!("a request can never be admitted: {error}");
+                false
+            }
+            _ => true,
+        });
         let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
         kv.stage(&step, &mut batch, |_, _| Ok(()))?;
         // Enqueue the model on `kv.parts()[0].compute()`: it reads `kv.parts()[0].batch()`.

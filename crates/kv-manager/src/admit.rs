@@ -16,11 +16,11 @@ use crate::admit_groups::Gotten;
 use crate::blocks::Blocks;
 use crate::draft::DraftEnd;
 use crate::ends::Ends;
-use crate::group::Held;
+use crate::group::{Held, Marks};
 use crate::holding::Holding;
 use crate::lower::LoadWait;
 use crate::names::Known;
-use crate::rows::RowLease;
+use crate::ready::Ready;
 use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, TicketId, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
@@ -36,7 +36,7 @@ use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tic
 /// ```
 #[derive(Clone, Debug)]
 pub struct Request {
-    tokens: Wanted,
+    pub(crate) tokens: Wanted,
     /// What the content depends on beside token ids.
     pub content: Content,
     /// The tenant whose block counts include the sequence.
@@ -65,7 +65,7 @@ pub struct Request {
 
 /// The tokens of a request, in the form that the latest call has left.
 #[derive(Clone, Debug)]
-enum Wanted {
+pub(crate) enum Wanted {
     Ids(Vec<u32>),
     Named(u64, Vec<BlockHash>),
     /// With names, of a generation.
@@ -115,6 +115,10 @@ impl Request {
         }
     }
 
+    pub(crate) fn marks(&self) -> Marks {
+        Marks { prompt: self.tokens(), shared: self.content.shared_tokens }
+    }
+
     /// Whether it is admitted with the loads that are open.
     pub(crate) fn enters(&self) -> bool {
         self.load.as_ref().is_some_and(|load| load.enters)
@@ -148,6 +152,10 @@ pub enum Answer {
     /// Nothing has changed. Ask again in a later step.
     Waiting(Waiting),
     /// So much is missing. No request behind it was looked at.
+    ///
+    /// If it is the bound of the request's tenant
+    /// ([`TenantError::HeldMax`](kv_pool::tenants::TenantError::HeldMax)), those of other tenants behind it were, and
+    /// all of the same tenant have the same answer.
     NoRoom(Missing),
     /// All rows of the block table are in use. No request behind it was looked at.
     NoRow,
@@ -222,7 +230,9 @@ impl Fars {
 impl Manager {
     /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and
     /// answers for each. Requests behind the first for which there is no room, or behind the budget, get no
-    /// answer.
+    /// answer, but for what a [tenant's bound](Answer::NoRoom) leaves to other tenants. A request that is not
+    /// admitted takes nothing and changes nothing that is cached. What gets no answer is not looked at, but for as many
+    /// requests as loads may be open, whose loads begin.
     ///
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
@@ -261,16 +271,18 @@ impl Manager {
         budget: u64,
         grow: Option<Grow<'_, E>>,
     ) -> Result<Vec<Answer>, E> {
-        let (mut answers, places, rows) = self.prepare_all(requests);
         if !self.keeps_all {
-            let prepared = places.into_iter().zip(rows).collect();
-            self.admit_to_groups(requests, prepared, budget, &mut answers);
-            return Ok(answers);
+            return Ok(self.admit_to_groups(requests, budget));
         }
-        let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
         let blocks = budget.div_ceil(u64::from(self.options.block_tokens));
-        let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
-        let budget_blocks = Budget { to_write_max: blocks, leave: self.watermark(rows.len()) };
+        let to_write_max = usize::try_from(blocks).unwrap_or(usize::MAX);
+        let budget_blocks = Budget { to_write_max, leave: self.watermark(0) };
+        let room = match grow {
+            Some(_) => usize::try_from(self.groups[0].capacity).unwrap_or(usize::MAX),
+            None => self.groups[0].pool.claimable().saturating_sub(budget_blocks.leave),
+        };
+        let Ready { mut answers, places, rows } = self.ready(requests, to_write_max, room);
+        let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
         let mut admission = self.admit_to_pool(&batch, budget_blocks, grow)?;
         for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
             self.plan_claimed(0, requests[at].tenant, &mut admitted.claimed);
@@ -286,24 +298,12 @@ impl Manager {
             );
         }
         let (mut kept, mut entered) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        let mut nexts = HashSet::new();
         for ((admitted, &at), row) in admission.admitted.into_iter().zip(&places).zip(rows) {
             let found = self.found(&admitted.prefix);
             let load = requests[at].enters().then(|| self.open_load(&requests[at], found.blocks));
-            let load = load.unwrap_or_default();
-            let blocks = found.blocks + load.blocks();
-            // An earlier request of this call computes the same block.
-            if let Some(next) = self.next_block(&requests[at], self.groups[0].tokens_of(blocks))
-                && !nexts.insert(next)
-                && requests[at].waits
-            {
-                let tokens = next.0 as u64 * u64::from(self.options.block_tokens);
-                answers[at] = Answer::Waiting(Waiting::Prefix { tokens });
-                continue;
-            }
             self.end_wait(&mut requests[at]);
             kept.push(admitted);
-            entered.push((at, row, found, load));
+            entered.push((at, row, found, load.unwrap_or_default()));
         }
         let held = match self.hold(0, kept) {
             Ok(held) => held,
@@ -329,37 +329,6 @@ impl Manager {
             answers[at] = Answer::Admitted(sequence);
         }
         Ok(answers)
-    }
-
-    /// Leases rows for the requests that can be admitted now, up to the first without one: their positions and
-    /// rows, and answers for the others.
-    pub(crate) fn prepare_all(
-        &mut self,
-        requests: &mut [Request],
-    ) -> (Vec<Answer>, Vec<usize>, Vec<RowLease>) {
-        let mut answers: Vec<Answer> = Vec::with_capacity(requests.len());
-        let mut places = Vec::with_capacity(requests.len());
-        let mut rows = Vec::new();
-        for (at, request) in requests.iter_mut().enumerate() {
-            // Filled in below, if the request is admitted.
-            let mut answer = Answer::NoRow;
-            match self.prepare(request) {
-                Err(error) => answer = Answer::Refused(error),
-                Ok(Some(waiting)) => answer = Answer::Waiting(waiting),
-                Ok(None) => match self.home.lease() {
-                    None => {
-                        answers.push(answer);
-                        break;
-                    }
-                    Some(row) => {
-                        places.push(at);
-                        rows.push(row);
-                    }
-                },
-            }
-            answers.push(answer);
-        }
-        (answers, places, rows)
     }
 
     /// Has the pool admit as many of a batch as fit. Where blocks without content do not suffice, memory
@@ -412,40 +381,8 @@ impl Manager {
         if self.leaves(leased) { self.options.watermark_blocks as usize } else { 0 }
     }
 
-    /// Names the blocks of a request, and looks at whether it can be admitted now.
-    fn prepare(&mut self, request: &mut Request) -> Result<Option<Waiting>, AdmitError> {
-        let tokens = request.tokens();
-        if matches!(request.tokens, Wanted::Taken) {
-            return Err(AdmitError::Admitted);
-        }
-        if tokens == 0 {
-            return Err(AdmitError::NoTokens);
-        }
-        for group in &self.groups {
-            let (blocks, max) = (group.blocks_for(tokens) as u64, group.table.width() as u64);
-            if blocks > max {
-                return Err(AdmitError::TooLong { blocks, max });
-            }
-            let (blocks, capacity) = (group.peak(tokens, 1) as u64, group.capacity);
-            if blocks > capacity {
-                return Err(AdmitError::NeverFits { blocks, capacity });
-            }
-        }
-        if let Some((granules, capacity)) = self.never_fits(tokens) {
-            return Err(AdmitError::NeverFitsShared { granules, capacity });
-        }
-        if let Some(known) = self.known(request)? {
-            request.tokens = Wanted::Known(known);
-        }
-        let names = self.names_of(request);
-        let waiting = request.waits.then(|| self.frontiers.find(names)).flatten();
-        let block_tokens = u64::from(self.namer.block_tokens);
-        let waiting = waiting.map(|block| Waiting::Prefix { tokens: block as u64 * block_tokens });
-        Ok(waiting.or_else(|| self.await_load(request)))
-    }
-
     /// What is known of a request, unless the request has it and it is up to date.
-    fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
+    pub(crate) fn known(&self, request: &Request) -> Result<Option<Known>, AdmitError> {
         let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
         let salted_by_tenant = content.salt.is_empty();
         if salted_by_tenant {
@@ -537,6 +474,7 @@ impl Manager {
             row: None,
             held: Holding::new(held),
             prompt_tokens: known.tokens(),
+            shared_tokens: request.content.shared_tokens,
             hit_max: request.hit_max,
             known,
             ends: Ends::cached(cached),

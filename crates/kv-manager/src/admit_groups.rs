@@ -1,17 +1,22 @@
 //! Admission to several groups, or to one that does not keep all: one hit for all, and blocks of all or none.
 
-use std::collections::HashSet;
+use std::borrow::Cow;
+use std::collections::{HashSet, VecDeque};
 
-use kv_pool::{Admitted, Claimed, Location, Pinned, Tier, tenants::TenantId};
+use kv_pool::{
+    Admitted, BlockHash, ClaimError, Claimed, Location, Pinned, Tier, tenants::TenantId,
+};
 use smallvec::SmallVec;
 
-use crate::admit::{Answer, Request, Waiting};
+use crate::admit::{Answer, Request};
 use crate::blocks::Blocks;
-use crate::group::{Group, Held};
+use crate::group::{Group, Held, Marks};
 use crate::hit::{Extent, Extents, Found, Hit};
+use crate::lower::Entering;
+use crate::ready::{Prepared, Queue};
 use crate::rows::RowLease;
 use crate::shared::{Wanted, Wants};
-use crate::{BlockCopy, Manager, Missing};
+use crate::{BlockCopy, Manager, Missing, Sequence};
 
 /// What a sequence gets of all groups.
 #[derive(Default)]
@@ -25,91 +30,182 @@ pub(crate) struct Gotten {
     pub(crate) depends: Vec<(u64, u64)>,
 }
 
+/// What a request would find.
+struct Sight {
+    tokens: u64,
+    entering: Option<Entering>,
+    extents: Extents,
+}
+
+/// Requests that are admitted together.
+struct Call {
+    queue: Queue,
+    /// Those behind the next that were looked at before anything was claimed: what came of it, and what they have pinned.
+    ahead: VecDeque<(Prepared, Option<Hit>)>,
+    leaves: bool,
+    /// Tokens of the budget.
+    left: u64,
+    /// Nothing was claimed yet.
+    is_first: bool,
+}
+
 impl Manager {
-    /// Admits those requests, in order, that were prepared and have rows. `answers` has one for every request;
-    /// those behind the first for which there is no room, or behind the budget, are taken off.
-    pub(crate) fn admit_to_groups(
+    /// Admits requests in order, as [`admit`](Self::admit) says.
+    pub(crate) fn admit_to_groups(&mut self, requests: &mut [Request], budget: u64) -> Vec<Answer> {
+        let mut call = Call {
+            queue: Queue::default(),
+            ahead: VecDeque::new(),
+            leaves: self.leaves(0),
+            left: budget,
+            is_first: true,
+        };
+        let mut answers = Vec::with_capacity(requests.len());
+        for at in 0..requests.len() {
+            if call.left == 0 {
+                self.look_ahead(&mut requests[at + call.ahead.len()..]);
+                break;
+            }
+            let (prepared, hit) = match call.ahead.pop_front() {
+                Some(ahead) => ahead,
+                None => (self.prepare(&mut requests[at]), None),
+            };
+            let answer = match prepared {
+                Err(error) => Answer::Refused(error),
+                Ok(Some(waiting)) => Answer::Waiting(waiting),
+                Ok(None) => self.admit_next(&mut requests[at..], hit, &mut call),
+            };
+            let ends = match &answer {
+                Answer::NoRoom(missing) => !call.queue.passes(requests[at].tenant, missing),
+                Answer::NoRow => true,
+                _ => false,
+            };
+            answers.push(answer);
+            if ends {
+                break;
+            }
+        }
+        answers
+    }
+
+    /// Admits the first of these requests, if it can be.
+    fn admit_next(
         &mut self,
         requests: &mut [Request],
-        prepared: Vec<(usize, RowLease)>,
-        budget: u64,
-        answers: &mut Vec<Answer>,
-    ) {
-        let leaves = self.leaves(prepared.len());
-        let places: Vec<_> = prepared.iter().map(|&(at, _)| at).collect();
-        let mut hits: Vec<Option<Result<Hit, Missing>>> = prepared.iter().map(|_| None).collect();
-        let (mut left, mut nexts) = (budget, HashSet::new());
-        for (index, (at, row)) in prepared.into_iter().enumerate() {
-            if left == 0 {
-                return answers.truncate(at);
-            }
-            let hit = match hits[index].take() {
-                Some(hit) => hit,
-                None => self.hit_beside(&self.left_for_running(leaves), &requests[at]),
-            };
-            let mut hit = match hit {
-                Ok(hit) => hit,
-                Err(missing) => {
-                    answers.truncate(at);
-                    return answers.push(Answer::NoRoom(missing));
+        hit: Option<Hit>,
+        call: &mut Call,
+    ) -> Answer {
+        let (request, behind) = match requests {
+            [request, behind @ ..] => (request, behind),
+            [] => return Answer::NoRow,
+        };
+        if let Some(missing) = call.queue.bar(request.tenant) {
+            return Answer::NoRoom(missing);
+        }
+        let Some(row) = self.home.lease() else { return Answer::NoRow };
+        let hit = match hit {
+            Some(hit) => hit,
+            None => {
+                let sight = self.sight(request);
+                if let Some(waiting) = call.queue.computes(self, request, sight.tokens) {
+                    return Answer::Waiting(waiting);
                 }
-            };
-            // An earlier request of this call computes the same block.
-            if let Some(next) = self.next_block(&requests[at], hit.tokens)
-                && !nexts.insert(next)
-                && requests[at].waits
-            {
-                answers[at] = Answer::Waiting(Waiting::Prefix { tokens: hit.tokens });
-                continue;
-            }
-            let (prompt, tenant) = (requests[at].tokens(), requests[at].tenant);
-            let mut chunk = self.first_chunk(&hit, prompt, left, leaves);
-            if let (0, Ok(chunk)) = (index, &chunk) {
-                // Those behind it are pinned before anything is claimed, so no request evicts what another has
-                // found, as far as that leaves room.
-                let wants = self.wanted_of_all(&hit, prompt, hit.tokens + chunk, leaves);
-                for (hit, &at) in hits.iter_mut().zip(&places).skip(1) {
-                    let found = self.hit_beside(&wants, &requests[at]);
-                    // A group that shares memory may get more of it, and is asked in its turn.
-                    *hit = Some(found).filter(|found| found.is_ok() || self.shared.is_none());
+                match self.fitting(sight, request, call) {
+                    Ok(sight) => self.pinned_sight(sight, request),
+                    Err(missing) => return Answer::NoRoom(missing),
                 }
             }
-            if !self.has_room_for(&hit, prompt, chunk.as_ref().map_or(0, |chunk| *chunk), leaves) {
-                // Those behind it give back what they have found.
-                hits.iter_mut().for_each(|hit| *hit = None);
-                chunk = self.first_chunk(&hit, prompt, left, leaves);
-            }
-            let tokens = hit.tokens;
-            let load = std::mem::take(&mut hit.load);
-            let claimed = chunk.and_then(|chunk| {
-                let ends = (prompt, tokens + chunk);
-                Ok((chunk, self.claim_for(tenant, &hit, ends, leaves)?))
-            });
-            let (chunk, claimed) = match claimed {
-                Ok(claimed) => claimed,
-                Err(missing) => {
-                    answers.truncate(at);
-                    return answers.push(Answer::NoRoom(missing));
-                }
-            };
-            // Blocks that are kept for it would be copied to the device instead of moved.
-            self.end_wait(&mut requests[at]);
-            let gotten = self.take_over(tenant, hit, claimed, prompt);
-            let mut sequence = self.sequence(&mut requests[at], tokens, gotten);
-            sequence.row = Some(row);
-            if load.blocks() > 0 {
-                self.begin_layers(&mut sequence, load);
-            }
-            self.write_rows(&sequence);
-            sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
-            left -= chunk;
-            answers[at] = Answer::Admitted(sequence);
+        };
+        match self.admit_behind(hit, request, behind, row, call) {
+            Ok(sequence) => Answer::Admitted(sequence),
+            Err(missing) => Answer::NoRoom(missing),
         }
     }
 
-    /// What a request finds, pinned, if that leaves room for `wants` in every group and for its own first chunk;
-    /// without room, it has none behind them either.
-    fn hit_beside(&self, wants: &Wants, request: &Request) -> Result<Hit, Missing> {
+    /// Admits a request behind its hit. The first of a call has those behind it find and pin their prefixes before
+    /// anything is claimed, so no request evicts what another has found, as far as that leaves room.
+    fn admit_behind(
+        &mut self,
+        mut hit: Hit,
+        request: &mut Request,
+        behind: &mut [Request],
+        row: RowLease,
+        call: &mut Call,
+    ) -> Result<Sequence, Missing> {
+        let tenant = request.tenant;
+        let chunk = self.first_chunk(&hit, request, call.left, call.leaves)?;
+        let end = hit.tokens + chunk;
+        call.queue.enter(self, request, hit.tokens);
+        if std::mem::take(&mut call.is_first) {
+            let wants = self.wanted_of_all(&hit, request.tokens(), end, call.leaves);
+            self.pin_ahead(behind, wants, chunk, call);
+        }
+        let load = std::mem::take(&mut hit.load);
+        let marks = request.marks();
+        let claimed = self.claim_for(tenant, &hit, (marks.prompt, end), call.leaves)?;
+        // Blocks that are kept for it would be copied to the device instead of moved.
+        self.end_wait(request);
+        let tokens = hit.tokens;
+        let gotten = self.take_over(tenant, hit, claimed, marks);
+        let mut sequence = self.sequence(request, tokens, gotten);
+        sequence.row = Some(row);
+        if load.blocks() > 0 {
+            self.begin_layers(&mut sequence, load);
+        }
+        self.write_rows(&sequence);
+        sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
+        call.left -= chunk;
+        Ok(sequence)
+    }
+
+    /// Pins what requests find that may be admitted behind a first one, which is to claim `wants` and to compute `chunk`
+    /// tokens: as far as the budget and the rows may suffice, and there is room for all together.
+    fn pin_ahead(
+        &mut self,
+        requests: &mut [Request],
+        mut wants: Wants,
+        chunk: u64,
+        call: &mut Call,
+    ) {
+        let (mut left, mut rows) = (call.left - chunk, self.home.free_rows());
+        let mut nexts = HashSet::new();
+        for request in requests {
+            if left == 0 || rows == 0 {
+                break;
+            }
+            let prepared = self.prepare(request);
+            let mut ends = false;
+            let mut hit = None;
+            if let Ok(None) = prepared {
+                let sight = self.sight(request);
+                let next = self.next_block(request, sight.tokens).filter(|_| request.waits);
+                let waits = call.queue.computes(self, request, sight.tokens).is_some()
+                    || next.is_some_and(|next| !nexts.insert(next));
+                let fits = !waits && self.check_sight(&sight, &wants, request).is_ok();
+                if fits {
+                    let (prompt, tokens) = (request.tokens(), sight.tokens);
+                    let checkpoints = self.groups.iter().filter(|group| group.is_state());
+                    let ends = checkpoints.map(|at| at.next_checkpoint(tokens, request.marks()));
+                    left = left.saturating_sub(ends.fold(prompt, u64::min) - tokens);
+                    rows -= 1;
+                    for ((wants, group), extent) in
+                        wants.iter_mut().zip(&self.groups).zip(&sight.extents)
+                    {
+                        wants.count += group.to_claim(extent, prompt, (tokens + 1).min(prompt));
+                    }
+                    hit = Some(self.pinned_sight(sight, request));
+                }
+                // A group that shares memory may get more of it, and is asked in its turn.
+                ends = !waits && !fits && self.shared.is_none();
+            }
+            call.ahead.push_back((prepared, hit));
+            if ends {
+                break;
+            }
+        }
+    }
+
+    /// What a request would find.
+    fn sight(&self, request: &Request) -> Sight {
         let (names, most) = self.wanted(request);
         let entering = match request.enters() {
             true => self.entering(names, most),
@@ -121,48 +217,86 @@ impl Manager {
         };
         let loads = |index: usize| entering.as_ref().map_or([0; 2], |of| of.loads[index]);
         let shares = self.shared.is_some();
-        let each = || self.groups.iter().enumerate();
         let extent =
             |(index, group): (usize, &Group)| group.extent(names, tokens, loads(index), shares);
-        let extents: Extents = each().map(extent).collect();
-        let prompt = request.tokens();
-        self.foresee(&extents, (prompt, (tokens + 1).min(prompt)), wants)?;
-        if entering.is_none() {
-            return Ok(self.pinned_hit(names, tokens));
+        let extents = self.groups.iter().enumerate().map(extent).collect();
+        Sight { tokens, entering, extents }
+    }
+
+    /// Whether a request finds so many tokens, and there is room behind them.
+    pub(crate) fn finds(&self, request: &Request, tokens: u64) -> bool {
+        let sight = self.sight(request);
+        let wants = self.left_for_running(self.leaves(1));
+        sight.tokens >= tokens && self.check_sight(&sight, &wants, request).is_ok()
+    }
+
+    /// What a request would find, if there is room for it. A state that is copied takes a block more than one that is
+    /// computed. So where nothing runs, and nothing comes back, a request that has no room beside its prefix goes without.
+    fn fitting(&self, sight: Sight, request: &Request, call: &Call) -> Result<Sight, Missing> {
+        let wants = self.left_for_running(call.leaves);
+        let Err(missing) = self.check_sight(&sight, &wants, request) else { return Ok(sight) };
+        let is_final = matches!(missing.reason, ClaimError::Exhausted { retiring: 0, .. });
+        if call.leaves || !call.is_first || !is_final || sight.tokens == 0 {
+            return Err(missing);
         }
-        let found = each().map(|(at, group)| group.found_before_loads(names, tokens, loads(at)));
+        let extents = self.groups.iter().map(|_| Extent::default()).collect();
+        let nothing = Sight { tokens: 0, entering: None, extents };
+        self.check_sight(&nothing, &wants, request).map_err(|_| missing).map(|()| nothing)
+    }
+
+    /// Checks that what a request would find leaves room for `wants` in every group and for its own first chunk.
+    fn check_sight(&self, sight: &Sight, wants: &Wants, request: &Request) -> Result<(), Missing> {
+        let (names, prompt) = (self.wanted(request).0, request.tokens());
+        let ends = (prompt, (sight.tokens + 1).min(prompt));
+        self.foresee((request.tenant, names), &sight.extents, ends, wants)
+    }
+
+    /// What a request finds, pinned.
+    fn pinned_sight(&self, sight: Sight, request: &Request) -> Hit {
+        let (names, most) = self.wanted(request);
+        let Sight { tokens, entering: Some(entering), .. } = sight else {
+            return self.pinned_hit(names, sight.tokens);
+        };
+        let each = self.groups.iter().zip(&entering.loads);
+        let found = each.map(|(group, &loads)| group.found_before_loads(names, tokens, loads));
         let found: SmallVec<[Found; 4]> = found.collect();
-        Ok(match self.open_loads(names, tokens, &found) {
+        match self.open_loads(names, tokens, &found) {
             Some(load) => Hit { tokens, found, load },
             None => self.hit(names, most),
-        })
+        }
     }
 
     /// Checks, before anything is pinned, that a sequence can go on behind what it finds: that beside `wants`, each
-    /// group has the blocks that are claimed for a prompt whose first chunk ends behind `end` tokens. A pin that is
-    /// given back cannot be claimed until the step is complete, though nobody has used it: who asked in every
-    /// step, in vain, would keep the running sequences from blocks that are theirs. A tenant's quota is not looked at.
+    /// group has the blocks that are claimed for a prompt whose first chunk ends behind `end` tokens, and that the quotas
+    /// let its tenant have them. A pin that is given back cannot be claimed until the step is complete, though nobody has
+    /// used it: who asked in every step, in vain, would keep the running sequences from blocks that are theirs.
     pub(crate) fn foresee(
         &self,
+        (tenant, names): (TenantId, &[BlockHash]),
         extents: &[Extent],
         (prompt, end): (u64, u64),
         wants: &[Wanted],
     ) -> Result<(), Missing> {
-        let wanted = |((group, extent), wants): ((&Group, &Extent), &Wanted)| Wanted {
-            count: wants.count.saturating_add(group.to_claim(extent, prompt, end)),
+        let each = self.groups.iter().zip(extents);
+        let own: SmallVec<[usize; 4]> =
+            each.clone().map(|(group, extent)| group.to_claim(extent, prompt, end)).collect();
+        let wanted = |(wants, own): (&Wanted, &usize)| Wanted {
+            count: wants.count.saturating_add(*own),
             leave: wants.leave,
         };
-        let each = self.groups.iter().zip(extents);
-        let wanted: Wants = each.clone().zip(wants).map(wanted).collect();
+        let wanted: Wants = wants.iter().zip(&own).map(wanted).collect();
         if self.shared.is_some() {
-            return self.check_room_beside(extents, &wanted);
+            return self.check_room_beside((tenant, names), extents, &wanted);
         }
-        for ((group, extent), wanted) in each.zip(&wanted) {
+        for ((group, extent), wanted) in each.clone().zip(&wanted) {
             let room = group.pool.claimable().saturating_sub(wanted.leave);
             let needed = extent.unused.saturating_add(wanted.count);
             if needed > room {
                 return Err(group.exhausted(needed, room));
             }
+        }
+        for ((group, extent), own) in each.zip(own) {
+            group.check_quota(tenant, &group.pinned_names(names, extent), own, 0)?;
         }
         Ok(())
     }
@@ -174,17 +308,32 @@ impl Manager {
     }
 
     /// Tokens of a prompt's first chunk behind a hit: `left` at most, up to the first checkpoint, and as many as
-    /// the groups with a window have room for.
-    fn first_chunk(&self, hit: &Hit, prompt: u64, left: u64, leaves: bool) -> Result<u64, Missing> {
+    /// the groups with a window have room for, beside what else their tenant holds.
+    fn first_chunk(
+        &self,
+        hit: &Hit,
+        request: &Request,
+        left: u64,
+        leaves: bool,
+    ) -> Result<u64, Missing> {
+        let prompt = request.tokens();
         let mut chunk = (prompt - hit.tokens).min(left).min(u32::MAX.into());
         let shares = self.shared.is_some();
         for (group, found) in self.groups.iter().zip(&hit.found) {
             if group.is_state() {
-                chunk = chunk.min(group.next_checkpoint(hit.tokens, prompt) - hit.tokens);
-            } else if group.is_window() && !shares {
-                let room = group.pool.claimable().saturating_sub(group.leave(leaves));
-                let places = group.whole_blocks(hit.tokens) + room.saturating_sub(found.far());
+                chunk = chunk.min(group.next_checkpoint(hit.tokens, request.marks()) - hit.tokens);
+            } else if group.is_window() {
+                let room = match shares {
+                    true => usize::try_from(group.capacity).unwrap_or(usize::MAX),
+                    false => group.pool.claimable().saturating_sub(group.leave(leaves)),
+                };
+                let tenants = group.room_of(request.tenant, shares);
+                let places =
+                    group.whole_blocks(hit.tokens) + room.min(tenants).saturating_sub(found.far());
                 chunk = chunk.min(group.tokens_of(places).saturating_sub(hit.tokens));
+                if chunk == 0 && tenants < room {
+                    group.check_quota(request.tenant, &[], found.far() + 1, 0)?;
+                }
                 if chunk == 0 {
                     return Err(group.exhausted(found.far() + 1, room));
                 }
@@ -212,17 +361,6 @@ impl Manager {
         self.options.sequences_max as usize - self.home.free_rows() > leased
     }
 
-    fn has_room_for(&self, hit: &Hit, prompt: u64, chunk: u64, leaves: bool) -> bool {
-        let end = hit.tokens + chunk;
-        if self.shared.is_some() {
-            // The chunk is one that there is room for.
-            return chunk > 0;
-        }
-        let mut each = self.groups.iter().zip(&hit.found);
-        chunk > 0
-            && each.all(|(group, found)| self.check(group, found, prompt, end, leaves).is_ok())
-    }
-
     /// Checks that a group has room for a prompt whose first chunk ends behind `end` tokens; how many blocks that
     /// takes.
     fn check(
@@ -248,12 +386,11 @@ impl Manager {
         &mut self,
         tenant: TenantId,
         hit: Hit,
-        prompt: u64,
-        end: u64,
+        (marks, end): (Marks, u64),
         leaves: bool,
     ) -> Result<Gotten, Missing> {
-        let claimed = self.claim_for(tenant, &hit, (prompt, end), leaves)?;
-        Ok(self.take_over(tenant, hit, claimed, prompt))
+        let claimed = self.claim_for(tenant, &hit, (marks.prompt, end), leaves)?;
+        Ok(self.take_over(tenant, hit, claimed, marks))
     }
 
     /// Claims what a sequence needs of each group that goes on behind a hit: blocks for its whole prompt, or up to
@@ -266,7 +403,7 @@ impl Manager {
         leaves: bool,
     ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
         if self.shared.is_some() {
-            self.make_room(&self.wanted_of_all(hit, prompt, end, leaves))?;
+            self.make_room(tenant, &self.wanted_of_all(hit, prompt, end, leaves))?;
         }
         let mut counts: SmallVec<[usize; 4]> = SmallVec::new();
         for (group, found) in self.groups.iter().zip(&hit.found) {
@@ -291,7 +428,7 @@ impl Manager {
         tenant: TenantId,
         hit: Hit,
         all: SmallVec<[Claimed; 4]>,
-        prompt: u64,
+        marks: Marks,
     ) -> Gotten {
         let mut gotten = Gotten::default();
         for (index, (found, mut claimed)) in hit.found.into_iter().zip(all).enumerate() {
@@ -305,7 +442,7 @@ impl Manager {
             let mut held = Held { named, ..Held::default() };
             held.turn = match self.groups[index].is_window() {
                 true => 0,
-                false => self.groups[index].next_checkpoint(hit.tokens, prompt),
+                false => self.groups[index].next_checkpoint(hit.tokens, marks),
             };
             held.blocks = match self.groups[index].is_state() {
                 true => self.state_from(index, found, claimed),
@@ -384,6 +521,27 @@ fn take_first(claimed: &mut Claimed, count: usize) -> Claimed {
 }
 
 impl Group {
+    /// Checks that the quotas let a tenant claim so many blocks once content is pinned, in a pool that has `resized` blocks
+    /// more than now, or fewer.
+    pub(crate) fn check_quota(
+        &self,
+        tenant: TenantId,
+        pins: &[Cow<'_, [BlockHash]>],
+        count: usize,
+        resized: i64,
+    ) -> Result<(), Missing> {
+        let pins: SmallVec<[&[BlockHash]; 2]> = pins.iter().map(AsRef::as_ref).collect();
+        let checked = self.pool.check_quota(self.tenant(tenant), &pins, count, resized);
+        checked.map_err(|reason| Missing { group: self.id, reason: reason.into() })
+    }
+
+    /// Blocks that a tenant may hold beside what it holds; where groups share memory, there may be more than now.
+    fn room_of(&self, tenant: TenantId, shares: bool) -> usize {
+        let room = self.pool.tenant_room(self.tenant(tenant), Tier::Primary);
+        let room = room.map_or(0, |room| if shares { room.own } else { room.now });
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
     /// Blocks that admission leaves for running sequences.
     fn leave(&self, leaves: bool) -> usize {
         if leaves { self.watermark } else { 0 }

@@ -274,6 +274,21 @@ impl Blocks {
         self.is_own(index)
     }
 
+    /// Makes the first block the sequence's own, without its name, if nobody else holds it. Whether it is its own.
+    pub(crate) fn unname_first(&mut self) -> bool {
+        let behind = self.split_off(1);
+        for run in std::mem::take(&mut self.runs) {
+            self.len = 0;
+            self.push(match run {
+                Run::Shared(named) => named.unname().map_or_else(Run::Shared, Run::Own),
+                other => other,
+            });
+        }
+        self.append(behind);
+        self.find_own();
+        self.is_own(0)
+    }
+
     /// Lends the own blocks from `first` up to `end` to a transfer: they are not written before they are
     /// [claimed back](Self::claim_all_back), and not released before the transfer has ended.
     pub(crate) fn lend(&mut self, first: usize, end: usize) -> Arc<Claimed> {

@@ -155,6 +155,19 @@ pub enum AdmitError {
         /// Blocks of the device.
         capacity: u64,
     },
+    /// The sequence needs more blocks of a group than its tenant may ever hold: its
+    /// [quota](kv_pool::tenants::TenantQuota), and what is kept for other tenants, leave fewer.
+    #[error(
+        "a sequence of {blocks} blocks never fits: its tenant may hold {most} of group {}", group.0
+    )]
+    NeverFitsTenant {
+        /// The group.
+        group: GroupId,
+        /// Blocks needed.
+        blocks: u64,
+        /// Blocks that the tenant may hold.
+        most: u64,
+    },
     /// The sequence needs more granules of shared memory than there are.
     #[error("a sequence of {granules} granules never fits: the shared memory has {capacity}")]
     NeverFitsShared {

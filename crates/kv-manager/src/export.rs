@@ -1,17 +1,19 @@
 //! Sequences that leave for another process, and such that come from one.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use kv_pool::{BlockHash, BlockId, Claimed};
+use kv_pool::{BlockHash, BlockId, Claimed, Tier};
 use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request};
-use crate::group::Group;
-use crate::hit::{Found, Hit};
+use crate::admit_groups::Gotten;
+use crate::group::{Group, names_of};
+use crate::hit::{Extent, Extents, Found, Hit};
 use crate::options::GroupFormat;
 use crate::rows::Home;
-use crate::{AdmitError, GroupId, Manager, Sequence, SequenceError};
+use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
 
 /// A sequence on its way to another process, whose blocks nobody writes.
 ///
@@ -256,9 +258,16 @@ impl Manager {
         request: &mut Request,
         tokens: u64,
     ) -> (Answer, Option<Adoption>) {
-        let (answers, places, mut rows) = self.prepare_all(std::slice::from_mut(request));
-        let (Some(_), Some(row)) = (places.first(), rows.pop()) else {
-            return (self.counted(answers).pop().unwrap_or(Answer::NoRow), None);
+        let row = match self.prepare(request) {
+            Err(error) => Err(Answer::Refused(error)),
+            Ok(Some(waiting)) => Err(Answer::Waiting(waiting)),
+            Ok(None) => self.home.lease().ok_or(Answer::NoRow),
+        };
+        let row = match row {
+            Ok(row) => row,
+            Err(answer) => {
+                return (self.counted(vec![answer]).pop().unwrap_or(Answer::NoRow), None);
+            }
         };
         let prompt = request.tokens();
         // A state cannot go back, and a window that ends further ahead begins further ahead.
@@ -266,22 +275,14 @@ impl Manager {
         if tokens > max {
             return (Answer::Refused(AdmitError::Behind { tokens, max }), None);
         }
-        let (names, most) = self.wanted(request);
-        if self.reach(names, most) >= tokens {
+        if self.finds(request, tokens) {
             drop(row);
             let answer = self.admit(std::slice::from_mut(request), u64::MAX).pop();
             return (answer.unwrap_or(Answer::NoRow), None);
         }
-        let cached = tokens.min(most);
-        let found: SmallVec<[Found; 4]> = self
-            .groups
-            .iter()
-            .map(|group| self.found_before(group, names, cached, tokens))
-            .collect();
-        let firsts: SmallVec<[usize; 4]> = found.iter().map(|found| found.head.len()).collect();
-        let leaves = self.leaves(1);
-        let hit = Hit { found, ..Hit::default() };
-        let mut gotten = match self.get(request.tenant, hit, prompt, tokens, leaves) {
+        let cached = tokens.min(self.wanted(request).1);
+        let gotten = self.get_before(request, cached, tokens);
+        let (mut gotten, firsts) = match gotten {
             Ok(gotten) => gotten,
             Err(missing) => {
                 self.stats.stalls.room += 1;
@@ -298,20 +299,50 @@ impl Manager {
         (Answer::Admitted(sequence), Some(adoption))
     }
 
-    /// What a sequence has of a group before a transfer fills it up to `tokens` tokens: of a group that keeps all,
-    /// what is cached of the first `cached` tokens and not being computed; of a window, places without a block; of a draft
-    /// model, nothing.
-    fn found_before(&self, group: &Group, names: &[BlockHash], cached: u64, tokens: u64) -> Found {
-        if group.is_chained() && !group.is_draft {
-            let blocks = group.whole_blocks(cached).min(names.len() / group.stride);
-            let mut head = group.look(names, 0, blocks, true);
-            let ready = |&record: &_| group.pending(record, self.completed).is_none();
-            let ready = head.records().take_while(ready).count();
-            head.truncate(ready);
-            return Found::head(head);
+    /// What a sequence has before a transfer fills it up to `tokens` tokens, with what is cached of the first `cached`
+    /// ones, and the first place that is filled of each group. Nothing is pinned before there is room for all of it.
+    fn get_before(
+        &mut self,
+        request: &Request,
+        cached: u64,
+        tokens: u64,
+    ) -> Result<(Gotten, SmallVec<[usize; 4]>), Missing> {
+        let (names, leaves, prompt) = (self.wanted(request).0, self.leaves(1), request.tokens());
+        let firsts: SmallVec<[usize; 4]> =
+            self.groups.iter().map(|group| self.ready_blocks(group, names, cached)).collect();
+        let shares = self.shared.is_some();
+        let extent = |(group, &first): (&Group, &usize)| {
+            let gone = group.gone_before(tokens).len();
+            Extent { gone, ..group.extent_of(names, first, first..first, shares) }
+        };
+        let extents: Extents = self.groups.iter().zip(&firsts).map(extent).collect();
+        let wants = self.left_for_running(leaves);
+        self.foresee((request.tenant, names), &extents, (prompt, tokens), &wants)?;
+        let found = |(group, &first): (&Group, &usize)| {
+            let head = group.look(names, 0, first, true);
+            Found { gone: group.gone_before(tokens), ..Found::head(head) }
+        };
+        let found = self.groups.iter().zip(&firsts).map(found).collect();
+        let hit = Hit { found, ..Hit::default() };
+        let gotten = self.get(request.tenant, hit, (request.marks(), tokens), leaves)?;
+        Ok((gotten, firsts))
+    }
+
+    /// The first blocks of a group that keeps all that are on the device and not being computed, of the first `cached`
+    /// tokens; of another group, or a draft model's, none.
+    fn ready_blocks(&self, group: &Group, names: &[BlockHash], cached: u64) -> usize {
+        if !group.is_chained() || group.is_draft {
+            return 0;
         }
-        let (sinks, first) = group.needed_places(tokens);
-        Found { gone: sinks..first, ..Found::default() }
+        let blocks = group.whole_blocks(cached).min(names.len() / group.stride);
+        let names = names_of(names, group.stride, 0, blocks);
+        let is_ready = |&&name: &&BlockHash| {
+            group.pool.locate(name).is_some_and(|(record, at)| {
+                at.tier == Tier::Primary && group.pending(record, self.completed).is_none()
+            })
+        };
+        let cached = &names[..group.prefix_len(&names)];
+        cached.iter().take_while(is_ready).count()
     }
 
     /// Lends the blocks of a sequence that a transfer fills up to `tokens` tokens: of each group those from the
@@ -393,11 +424,11 @@ impl Manager {
         // The last token is computed in any case: its output is wanted.
         let last = sequence.known.tokens().saturating_sub(1);
         sequence.ends.skip(filled.min(tokens).min(last).saturating_sub(before));
-        let (end, prompt) = (sequence.ends.resolved(), sequence.prompt_tokens);
+        let (end, marks) = (sequence.ends.resolved(), sequence.marks());
         sequence.draft.end = draft_tokens.min(end);
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
             // A state that arrives where a checkpoint is due is one.
-            let due = group.next_checkpoint(end.saturating_sub(1), prompt);
+            let due = group.next_checkpoint(end.saturating_sub(1), marks);
             held.turn = if group.is_window() { 0 } else { due };
         }
         let mut names = Vec::new();
@@ -405,5 +436,13 @@ impl Manager {
         // The transfer was waited for, so it is complete.
         self.want_stored(&names);
         Ok(sequence.ends.resolved())
+    }
+}
+
+impl Group {
+    /// Places of a window without a block before a transfer fills it up to `tokens` tokens.
+    fn gone_before(&self, tokens: u64) -> Range<usize> {
+        let (sinks, first) = self.needed_places(tokens);
+        sinks..first
     }
 }

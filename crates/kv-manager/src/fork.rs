@@ -47,6 +47,7 @@ impl Manager {
             ends,
             draft: sequence.draft.fork(),
             prompt_tokens: sequence.prompt_tokens,
+            shared_tokens: sequence.shared_tokens,
             hit_max: sequence.hit_max,
             cached_tokens: sequence.cached_tokens,
             onboarded_blocks: 0,

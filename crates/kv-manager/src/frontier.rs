@@ -1,5 +1,6 @@
 //! Prompts that are being computed: the next block of each, so that requests with the same prefix wait.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kv_pool::BlockHash;
@@ -11,25 +12,32 @@ type Frontier = (usize, BlockHash);
 /// The frontiers of all prompts that are being computed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frontiers {
-    prompts: Arc<Mutex<Vec<Option<Frontier>>>>,
+    prompts: Arc<Mutex<Prompts>>,
+}
+
+#[derive(Debug, Default)]
+struct Prompts {
+    next: u64,
+    /// Only those that are being computed now, since every request that may wait looks at all of them.
+    all: BTreeMap<u64, Frontier>,
 }
 
 impl Frontiers {
     /// Notes a prompt whose next block is `frontier`.
     pub(crate) fn enter(&self, frontier: Frontier) -> FrontierLease {
         let mut prompts = self.prompts.lock();
-        let index = prompts.iter().position(Option::is_none).unwrap_or(prompts.len());
-        if index == prompts.len() {
-            prompts.push(None);
-        }
-        prompts[index] = Some(frontier);
-        FrontierLease { all: self.clone(), index }
+        let number = prompts.next;
+        prompts.next += 1;
+        prompts.all.insert(number, frontier);
+        FrontierLease { all: self.clone(), number }
     }
 
     /// Whether a prompt with these names is being computed: the position of the block that is next there.
     pub(crate) fn find(&self, names: &[BlockHash]) -> Option<usize> {
         let prompts = self.prompts.lock();
-        let mut here = prompts.iter().flatten().filter(|(at, name)| names.get(*at) == Some(name));
+        #[cfg(test)]
+        crate::work::looks(prompts.all.len());
+        let mut here = prompts.all.values().filter(|(at, name)| names.get(*at) == Some(name));
         here.next().map(|&(at, _)| at)
     }
 }
@@ -38,17 +46,17 @@ impl Frontiers {
 #[derive(Debug)]
 pub(crate) struct FrontierLease {
     all: Frontiers,
-    index: usize,
+    number: u64,
 }
 
 impl FrontierLease {
     pub(crate) fn advance(&self, frontier: Frontier) {
-        self.all.prompts.lock()[self.index] = Some(frontier);
+        self.all.prompts.lock().all.insert(self.number, frontier);
     }
 }
 
 impl Drop for FrontierLease {
     fn drop(&mut self) {
-        self.all.prompts.lock()[self.index] = None;
+        self.all.prompts.lock().all.remove(&self.number);
     }
 }

@@ -66,6 +66,14 @@ pub(crate) struct Held {
     pub(crate) host_tokens: u64,
 }
 
+/// Ends in the tokens of a sequence that others are to go on behind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Marks {
+    pub(crate) prompt: u64,
+    /// Tokens that are declared to be [shared](crate::Content::shared_tokens).
+    pub(crate) shared: u64,
+}
+
 impl Group {
     /// The groups of a manager. `options` were checked.
     pub(crate) fn all(
@@ -193,13 +201,14 @@ impl Group {
         gone.is_empty() || self.blocks_for(end) <= gone.start || self.first_read(end) >= gone.end
     }
 
-    /// The next position of a checkpoint behind `tokens` tokens, in a sequence with a prompt of `prompt` tokens.
-    pub(crate) fn next_checkpoint(&self, tokens: u64, prompt: u64) -> u64 {
+    /// The next position of a checkpoint behind `tokens` tokens, in a sequence with these marks.
+    pub(crate) fn next_checkpoint(&self, tokens: u64, marks: Marks) -> u64 {
         let GroupKind::State { checkpoint_tokens, .. } = self.kind else { return u64::MAX };
         let next = (tokens / u64::from(checkpoint_tokens) + 1) * u64::from(checkpoint_tokens);
         // The last token of a prompt is computed in any case.
-        let last = prompt.saturating_sub(1) / self.aligned * self.aligned;
-        if last > tokens { next.min(last) } else { next }
+        let last = marks.prompt.saturating_sub(1);
+        let ends = [marks.shared.min(last), last].map(|end| end / self.aligned * self.aligned);
+        ends.into_iter().filter(|&end| end > tokens).fold(next, u64::min)
     }
 
     /// The tenant as this pool knows it. One of another manager stays what it is, and no pool takes it.

@@ -1,5 +1,6 @@
 //! What of a prefix is cached, decided in one place for all groups.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier};
@@ -72,6 +73,8 @@ pub(crate) struct Extent {
     pub(crate) unused: usize,
     /// The device blocks, where groups share memory.
     pub(crate) near: Vec<BlockId>,
+    /// Places of blocks that a pin holds.
+    pub(crate) pins: [Range<usize>; 2],
 }
 
 /// The same of all groups.
@@ -132,8 +135,14 @@ impl Manager {
 
     /// The same of what is on the device.
     pub(crate) fn reach_near(&self, names: &[BlockHash], most: u64) -> u64 {
+        // As far as the tenants may hold all of it together.
+        let firsts = self.cached_first(names, most);
         self.agree(most, |index, end| {
             let group = &self.groups[index];
+            let end = match group.is_chained() {
+                true => end.min(group.tokens_of(firsts[index])),
+                false => end,
+            };
             let is_near =
                 |name| group.pool.locate(name).is_some_and(|(_, at)| at.tier == Tier::Primary);
             group.reach(names, end, 0, is_near)
@@ -145,7 +154,7 @@ impl Manager {
         let of = |group: &Group| {
             let blocks = group.whole_blocks(most).min(names.len() / group.stride);
             match group.is_chained() {
-                true => group.pool.prefix_len(&names_of(names, group.stride, 0, blocks)),
+                true => group.prefix_len(&names_of(names, group.stride, 0, blocks)),
                 false => 0,
             }
         };
@@ -169,6 +178,14 @@ impl Manager {
 }
 
 impl Group {
+    /// How many blocks of a prefix are cached, without a pin.
+    pub(crate) fn prefix_len(&self, names: &[BlockHash]) -> usize {
+        let cached = self.pool.prefix_len(names);
+        #[cfg(test)]
+        crate::work::looks(cached + 1);
+        cached
+    }
+
     /// The largest end, `end` or less, for which all blocks are there that a token behind it reads. The `first` are.
     pub(crate) fn reach(
         &self,
@@ -237,7 +254,11 @@ impl Group {
     ) -> impl Iterator<Item = (usize, BlockHash)> + 'a {
         let (head, tail) = self.needed(blocks);
         let places = (first.min(head)..head).chain(tail..blocks);
-        places.map(|place| (place, names[(place + 1) * self.stride - 1]))
+        places.map(|place| {
+            #[cfg(test)]
+            crate::work::looks(1);
+            (place, names[(place + 1) * self.stride - 1])
+        })
     }
 
     /// The places of the blocks that a sequence needs that goes on behind `end` tokens, a partly filled one included:
@@ -270,8 +291,9 @@ impl Group {
         tail: Range<usize>,
         shares: bool,
     ) -> Extent {
-        let mut extent = Extent { end: tail.end, ..Extent::default() };
-        for places in [0..head, tail] {
+        let pins = [0..head, tail];
+        let mut extent = Extent { end: pins[1].end, pins: pins.clone(), ..Extent::default() };
+        for places in pins {
             let names = names_of(names, self.stride, places.start, places.end);
             let cost = self.pool.pin_cost(&names);
             extent.unused += cost.unused;
@@ -283,6 +305,15 @@ impl Group {
             }
         }
         extent
+    }
+
+    /// The names of what a pin holds.
+    pub(crate) fn pinned_names<'a>(
+        &self,
+        names: &'a [BlockHash],
+        extent: &Extent,
+    ) -> [Cow<'a, [BlockHash]>; 2] {
+        extent.pins.clone().map(|places| names_of(names, self.stride, places.start, places.end))
     }
 
     /// Finds and pins what a sequence needs that goes on behind `end` tokens, or less: the end for which it is

@@ -53,6 +53,9 @@ mod owners;
 mod pins;
 mod plan;
 mod prefetch;
+#[cfg(test)]
+mod proportion;
+mod ready;
 mod replica;
 mod reserve;
 mod reuse;
@@ -70,6 +73,8 @@ mod tickets;
 pub mod tiers;
 mod truncate;
 pub mod vllm;
+#[cfg(test)]
+mod work;
 mod workers;
 
 pub use admit::{Answer, Request, Waiting};

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kv_pool::BlockHash;
 use smallvec::SmallVec;
 
+use crate::group::Group;
 use crate::hit::Found;
 use crate::{Manager, PinError};
 
@@ -57,12 +58,19 @@ impl Manager {
     /// # Errors
     /// [`PinError::TooMany`]; nothing was pinned.
     pub fn pin(&mut self, names: &[BlockHash]) -> Result<PinnedPrefix, PinError> {
-        let held = self.pinned_hit(names, self.reach_near(names, u64::MAX)).found;
-        let (more, pinned) = (blocks_of(&held), self.pinned_blocks());
+        let near = self.reach_near(names, u64::MAX);
+        // Nothing is pinned before it is known that all of it may be: what is given back could not be claimed.
+        let blocks = |group: &Group| {
+            let blocks = group.whole_blocks(near);
+            group.needed_names(names, blocks, 0).count() as u64
+        };
+        let (more, pinned) = (self.groups.iter().map(blocks).sum(), self.pinned_blocks());
         let max = self.options.pinned_blocks_max;
         if more > max.saturating_sub(pinned) {
             return Err(PinError::TooMany { more, pinned, max });
         }
+        let held = self.pinned_hit(names, near).found;
+        let more = blocks_of(&held);
         self.pinned.fetch_add(more, Ordering::Relaxed);
         Ok(PinnedPrefix { held, all: Arc::clone(&self.pinned) })
     }

@@ -1,11 +1,13 @@
 //! Room for the next tokens of running sequences, and copy-on-write.
 
+use std::cmp::Ordering;
+
 use kv_pool::tenants::TenantId;
-use kv_pool::{Claimed, Location, Pinned, Tier};
+use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
-use crate::shared::Wanted;
+use crate::shared::{Wanted, Wants};
 use crate::{BlockCopy, GroupKind, Manager, Missing, ReserveError, Sequence};
 
 /// What a sequence was given.
@@ -45,7 +47,7 @@ impl Manager {
         }
         // Nothing changes before all blocks are there.
         let computed = match self.keeps_all && sequence.frontier.is_some() && tokens > 0 {
-            true => self.find_computed(sequence),
+            true => self.find_computed(sequence, tokens)?,
             false => Pinned::default(),
         };
         let adopted = self.groups[0].tokens_of(computed.len());
@@ -68,6 +70,7 @@ impl Manager {
             }
             needs.push(need(group, held, (upper, tokens), (computed.len(), states))?);
         }
+        self.give_up_checkpoint(sequence, &mut needs);
         let claimed = self.claim_all(sequence.tenant, &needs)?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
@@ -125,8 +128,7 @@ impl Manager {
         needs: &[Need],
     ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
         if self.shared.is_some() {
-            let wanted = |need: &Need| Wanted { count: need.count(), leave: 0 };
-            self.make_room(&needs.iter().map(wanted).collect::<SmallVec<[_; 4]>>())?;
+            self.make_room(tenant, &wanted(needs))?;
         }
         let mut all: SmallVec<[Claimed; 4]> = SmallVec::new();
         if needs.iter().filter(|need| need.count() > 0).count() > 1 {
@@ -149,6 +151,40 @@ impl Manager {
         Ok(all)
     }
 
+    /// Checks that a tenant can claim what a sequence needs of each group.
+    fn check_claims(&self, tenant: TenantId, needs: &[Need]) -> Result<(), Missing> {
+        if self.shared.is_some() {
+            return self.room_for(tenant, &wanted(needs)).map(drop);
+        }
+        let mut each = self.groups.iter().zip(needs);
+        each.try_for_each(|(group, need)| {
+            group.check_claimable(Tier::Primary, tenant, need.count())
+        })
+    }
+
+    /// Where there is no block for the copy of a checkpoint, has the sequence write on in the checkpoint's own block, if
+    /// it alone holds that: a checkpoint is kept for others, and a sequence goes on without one.
+    fn give_up_checkpoint(&self, sequence: &mut Sequence, needs: &mut [Need]) {
+        let copies = |(group, need): (&Group, &Need)| group.is_state() && need.shared.is_some();
+        if !self.groups.iter().zip(&*needs).any(copies)
+            || self.check_claims(sequence.tenant, needs).is_ok()
+        {
+            return;
+        }
+        let mut fewer: SmallVec<[Need; 4]> = needs.iter().copied().collect();
+        for (need, _) in fewer.iter_mut().zip(&self.groups).filter(|(_, group)| group.is_state()) {
+            need.shared = None;
+        }
+        if self.check_claims(sequence.tenant, &fewer).is_err() {
+            return;
+        }
+        for ((need, fewer), held) in needs.iter_mut().zip(fewer).zip(sequence.held.iter_mut()) {
+            if need.shared.is_some() && fewer.shared.is_none() && held.blocks.unname_first() {
+                *need = fewer;
+            }
+        }
+    }
+
     /// Whether `tokens` more tokens fit into blocks that a sequence has and may write: the common case.
     fn has_room(&self, sequence: &mut Sequence, tokens: u32) -> bool {
         let bounds = sequence.held.bounds(&self.groups);
@@ -163,7 +199,7 @@ impl Manager {
         let (known, upper) = (sequence.known.tokens(), sequence.ends.upper());
         let mut next = tokens;
         for group in self.groups.iter().filter(|group| group.is_state()) {
-            let left = group.next_checkpoint(upper, sequence.prompt_tokens) - upper;
+            let left = group.next_checkpoint(upper, sequence.marks()) - upper;
             next = next.min(u32::try_from(left).unwrap_or(u32::MAX));
         }
         let drafts = sequence.ends.drafts_of(next, known);
@@ -212,8 +248,13 @@ impl Manager {
         self.stats.copied_on_write += 1;
     }
 
-    /// Finds cached blocks that begin where the KV of a prompt ends.
-    fn find_computed(&self, sequence: &Sequence) -> Pinned {
+    /// Finds cached blocks that begin where the KV of a prompt ends. They are pinned once it is known that there is
+    /// room for `tokens` tokens behind them.
+    fn find_computed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: u32,
+    ) -> Result<Pinned, ReserveError> {
         let group = &self.groups[0];
         let resolved = sequence.ends.resolved();
         let first = group.full_blocks(resolved);
@@ -223,12 +264,32 @@ impl Manager {
         let current = sequence.known.generation() == self.namer.generation;
         let begins = resolved == group.tokens_of(first) && sequence.held[0].named == first;
         if !begins || sequence.ends.is_uncertain() || first >= end || !current {
-            return Pinned::default();
+            return Ok(Pinned::default());
         }
-        let mut found = group.pool.match_prefix(&sequence.known.names()[first..end]);
-        let near = found.locations().take_while(|at| at.tier == Tier::Primary).count();
-        found.truncate(near);
-        found
+        let names = &sequence.known.names()[first..end];
+        let names = &names[..group.prefix_len(names)];
+        let is_near = |name: &&BlockHash| matches!(group.pool.locate(**name), Some((_, at)) if at.tier == Tier::Primary);
+        let names = &names[..names.iter().take_while(is_near).count()];
+        if names.is_empty() {
+            return Ok(Pinned::default());
+        }
+        let upper = sequence.ends.upper() + group.tokens_of(names.len());
+        let left = u32::try_from(sequence.known.tokens() - upper).unwrap_or(u32::MAX);
+        let held = &mut sequence.held[0];
+        let need = need(group, held, (upper, tokens.min(left)), (names.len(), 1))?;
+        let unused = group.pool.pin_cost(names).unused;
+        let fits = match need.count() {
+            0 => Ok(()),
+            count => match (unused + count).cmp(&group.pool.claimable()) {
+                Ordering::Greater => {
+                    Err(group.exhausted(count, group.pool.claimable().saturating_sub(unused)))
+                }
+                _ => group.check_quota(sequence.tenant, &[names.into()], count, 0),
+            },
+        };
+        self.stats.stalls.room += u64::from(fits.is_err());
+        fits?;
+        Ok(self.groups[0].pool.match_prefix(names))
     }
 
     /// Goes over to cached blocks that begin where the KV of a prompt ends.
@@ -298,6 +359,11 @@ impl Need {
     fn count(&self) -> usize {
         self.missing + usize::from(self.shared.is_some())
     }
+}
+
+/// What is to be claimed of each group.
+fn wanted(needs: &[Need]) -> Wants {
+    needs.iter().map(|need| Wanted { count: need.count(), leave: 0 }).collect()
 }
 
 /// What a sequence needs of a group for `tokens` tokens behind `upper`, if it goes over to `adopted` blocks; of a state, so

@@ -33,12 +33,13 @@ impl Manager {
         };
         sequence.ends.truncate(end, sequence.known.tokens());
         sequence.draft.truncate(end);
+        let marks = sequence.marks();
         for (index, found) in found.into_iter().enumerate() {
             let (group, held) = (&mut self.groups[index], &mut sequence.held[index]);
             let end = if group.is_draft { sequence.draft.end } else { end };
             let kept = group.blocks_for(end);
             held.named = held.named.min(group.full_blocks(end));
-            held.turn = group.next_checkpoint(end, sequence.prompt_tokens);
+            held.turn = group.next_checkpoint(end, marks);
             if group.is_window() {
                 held.turn = 0;
             }

@@ -16,7 +16,7 @@ use crate::ends::Ends;
 use crate::eras::Era;
 use crate::feed::Noting;
 use crate::frontier::FrontierLease;
-use crate::group::names_of;
+use crate::group::{Marks, names_of};
 use crate::holding::Holding;
 use crate::lower::OpenLoad;
 use crate::names::Known;
@@ -60,6 +60,8 @@ pub struct Sequence {
     /// When it was admitted, or the sequence that it is a twin of.
     pub(crate) era: Era,
     pub(crate) prompt_tokens: u64,
+    /// Tokens that its request has declared to be shared.
+    pub(crate) shared_tokens: u64,
     /// The longest prefix that may come from the cache, in tokens.
     pub(crate) hit_max: u64,
     pub(crate) cached_tokens: u64,
@@ -74,6 +76,10 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    pub(crate) fn marks(&self) -> Marks {
+        Marks { prompt: self.prompt_tokens, shared: self.shared_tokens }
+    }
+
     /// Tokens whose ids are known.
     #[must_use]
     pub fn known(&self) -> u64 {

@@ -6,7 +6,8 @@
 
 use std::collections::HashSet;
 
-use kv_pool::{BlockId, GranuleUse, Priority, Tier};
+use kv_pool::tenants::TenantId;
+use kv_pool::{BlockHash, BlockId, GranuleUse, Priority, Tier};
 use smallvec::SmallVec;
 
 use crate::group::Group;
@@ -48,7 +49,7 @@ pub(crate) type Wants = SmallVec<[Wanted; 4]>;
 
 /// What a group has, and could give.
 #[derive(Debug)]
-struct Has {
+pub(crate) struct Has {
     /// Blocks of a granule.
     blocks: usize,
     empty: usize,
@@ -67,14 +68,14 @@ struct Idle {
 
 /// What all groups have.
 #[derive(Debug)]
-struct Supply {
+pub(crate) struct Supply {
     free: usize,
     groups: SmallVec<[Has; 4]>,
 }
 
 /// Granules that groups get, and that they give.
 #[derive(Debug, Default)]
-struct Moves {
+pub(crate) struct Moves {
     gets: SmallVec<[usize; 4]>,
     gives: SmallVec<[usize; 4]>,
 }
@@ -366,30 +367,67 @@ impl Manager {
         if fits == 0 { Err(missing) } else { Ok(fits) }
     }
 
-    /// Moves granules so that so much can be claimed of each group, where groups share memory: all or nothing.
-    pub(crate) fn make_room(&mut self, wanted: &[Wanted]) -> Result<(), Missing> {
-        let Some(shared) = &self.shared else { return Ok(()) };
+    /// Moves granules so that a tenant can claim so much of each group, where groups share memory: all or nothing.
+    pub(crate) fn make_room(&mut self, tenant: TenantId, wanted: &[Wanted]) -> Result<(), Missing> {
+        match self.room_for(tenant, wanted)? {
+            Some((supply, moves)) => self.carry_out(&supply, &moves),
+            None => Ok(()),
+        }
+    }
+
+    /// The moves after which a tenant can claim so much of each group; none if it can already. A granule that is moved has
+    /// lost its content, so its quotas are looked at before.
+    pub(crate) fn room_for(
+        &self,
+        tenant: TenantId,
+        wanted: &[Wanted],
+    ) -> Result<Option<(Supply, Moves)>, Missing> {
+        let Some(shared) = &self.shared else { return Ok(None) };
         let is_there = |(group, wanted): (&Group, &Wanted)| {
             wanted.count.saturating_add(wanted.leave) <= group.pool.empty()
         };
         if self.groups.iter().zip(wanted).all(is_there) {
-            return Ok(());
+            return Ok(None);
         }
         let (supply, moves) = self.plan_moves(shared, wanted);
-        self.carry_out(&supply, &moves?)
+        let moves = moves?;
+        self.check_quotas((tenant, &[]), &[], wanted, (&supply, &moves))?;
+        Ok(Some((supply, moves)))
     }
 
-    /// Checks that so much can be claimed of each group once what `extents` say is pinned.
+    /// Checks that the quotas let a tenant claim so much of each group when what `extents` say is pinned and granules have
+    /// moved.
+    fn check_quotas(
+        &self,
+        (tenant, names): (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        wanted: &[Wanted],
+        (supply, moves): (&Supply, &Moves),
+    ) -> Result<(), Missing> {
+        for (index, (group, has)) in self.groups.iter().zip(&supply.groups).enumerate() {
+            let resized =
+                (moves.gets[index] as i64 - moves.gives[index] as i64) * has.blocks as i64;
+            let pins = extents.get(index).map(|extent| group.pinned_names(names, extent));
+            let pins = pins.as_ref().map_or(&[][..], |pins| &pins[..]);
+            group.check_quota(tenant, pins, wanted[index].count, resized)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that a tenant can claim so much of each group once what `extents` say is pinned.
     pub(crate) fn check_room_beside(
         &self,
+        of: (TenantId, &[BlockHash]),
         extents: &[Extent],
         wanted: &[Wanted],
     ) -> Result<(), Missing> {
         let Some(shared) = &self.shared else { return Ok(()) };
         let mut supply = self.supply(shared, true);
         supply.groups.iter_mut().zip(extents).for_each(|(has, extent)| has.pin(extent));
-        let planned = supply.plan(wanted).map(drop);
-        planned.map_err(|(group, room)| self.groups[group].exhausted(wanted[group].count, room))
+        let moves = supply.plan(wanted);
+        let moves = moves
+            .map_err(|(group, room)| self.groups[group].exhausted(wanted[group].count, room))?;
+        self.check_quotas(of, extents, wanted, (&supply, &moves))
     }
 
     fn carry_out(&mut self, supply: &Supply, moves: &Moves) -> Result<(), Missing> {
@@ -401,7 +439,8 @@ impl Manager {
             let granules: Vec<u64> =
                 has.idle[..gives].iter().map(|idle| idle.granule.into()).collect();
             if group.pool.vacate(Tier::Primary, &granules).is_err() {
-                // They hold what is kept for tenants.
+                // The quotas leave them, and nothing uses them.
+                debug_assert!(false, "granules of group {} were not vacated", group.id.0);
                 return Err(group.exhausted(has.claimable + 1, has.claimable));
             }
             for granule in granules {

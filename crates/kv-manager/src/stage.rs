@@ -131,6 +131,7 @@ impl Manager {
         if self.is_at_checkpoint(sequence, all_certain) {
             self.settle_states(sequence);
         }
+        let marks = sequence.marks();
         let Sequence { held, known, ends, draft, retention, prompt_tokens, number, era, .. } =
             sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
@@ -142,7 +143,7 @@ impl Manager {
                 true => {
                     // It is the state behind the longest outcome of what is staged. What is reserved writes it.
                     let exact = certain == held.turn && ends.upper() == certain && ends.next == 0;
-                    held.turn = group.next_checkpoint(certain, *prompt_tokens);
+                    held.turn = group.next_checkpoint(certain, marks);
                     let full = group.whole_blocks(certain);
                     if !exact || !held.blocks.is_own(0) {
                         continue;

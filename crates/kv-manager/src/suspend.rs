@@ -6,7 +6,7 @@ use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier, tenants::Tenant
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
-use crate::group::{Group, Held, names_of};
+use crate::group::{Group, Held, Marks, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
 use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
@@ -204,7 +204,8 @@ impl Manager {
             }
         };
         let leaves = self.leaves(1);
-        self.foresee(&extents, (end, end), &self.left_for_running(leaves))?;
+        let wants = self.left_for_running(leaves);
+        self.foresee((sequence.tenant, names), &extents, (end, end), &wants)?;
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
         let whole = match whole {
             true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
@@ -220,7 +221,9 @@ impl Manager {
             sequence.draft.end = end;
         }
         let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
-        let gotten = self.get(sequence.tenant, hit, end, end, self.leaves(1))?;
+        let marks = Marks { prompt: end, ..sequence.marks() };
+        let gotten = self.get(sequence.tenant, hit, (marks, end), self.leaves(1))?;
+        let marks = sequence.marks();
         sequence.depends.extend(gotten.depends.iter().copied());
         let held = sequence.held.iter_mut().zip(gotten.held);
         for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
@@ -236,7 +239,7 @@ impl Manager {
             back.named = group.full_blocks(named_end).min(first);
             back.turn = match group.is_window() {
                 true => 0,
-                false => group.next_checkpoint(end, sequence.prompt_tokens),
+                false => group.next_checkpoint(end, marks),
             };
             *own = back;
         }

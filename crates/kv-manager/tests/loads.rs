@@ -276,3 +276,60 @@ fn a_store_looks_at_few_blocks_that_have_to_wait() {
     rig.step(&mut []);
     assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 8);
 }
+
+#[test]
+fn a_load_without_room_in_host_memory_takes_none_from_others() {
+    let mut rig = Rig::new(8, 4);
+    rig.store(0..25);
+    rig.push_out();
+    // Two of the four blocks of host memory are those of suspended sequences.
+    let asleep = [600..602, 700..702].map(|ids| {
+        let mut sequence = admitted(rig.ask(ids).1);
+        let plan = rig.step(&mut [&mut sequence]);
+        rig.manager.commit(&mut sequence, plan.step, &[1]).unwrap();
+        rig.manager.suspend(&mut sequence).unwrap();
+        rig.step(&mut []);
+        sequence
+    });
+    let mut running = admitted(rig.ask(500..532).1);
+    rig.step(&mut [&mut running]);
+    // The other two hold the beginning of what is stored below, which nobody has come back for.
+    let load = rig.load(&mut request(0..9));
+    rig.settle(0, load.ticket, &[]);
+    rig.clock.advance(WAIT);
+    rig.step(&mut []);
+    rig.step(&mut []);
+    let open = rig.manager.begin_step().unwrap();
+    let claimable = |rig: &Rig| rig.manager.pool().stats().secondary.claimable();
+    assert_eq!(claimable(&rig), 2);
+    let mut wanted = request(0..26);
+    for _ in 0..3 {
+        let answer = rig.again(&mut wanted);
+        assert!(matches!(answer, Answer::NoRoom(_)), "{answer:?}");
+        assert_eq!(claimable(&rig), 2, "a question takes nothing");
+    }
+    drop((open, asleep));
+}
+
+#[test]
+fn loads_begin_for_as_many_requests_behind_those_that_are_admitted_as_may_be_open() {
+    let mut rig = small_tickets(3);
+    for first in [0, 100, 200, 300, 400] {
+        rig.store(first..first + 4);
+    }
+    rig.push_out();
+    // One is admitted, and uses the budget.
+    let mut requests: Vec<_> =
+        [900, 0, 100, 200, 300, 400].map(|first| request(first..first + 6)).into();
+    let answers = rig.manager.admit(&mut requests, 4);
+    assert_eq!(answers.len(), 1, "{answers:?}");
+    assert!(matches!(answers[0], Answer::Admitted(_)), "{answers:?}");
+    // The first of those behind is named now, the next one with the next call.
+    for (calls, loads) in [(1, 1), (2, 2), (3, 3), (4, 3)] {
+        assert_eq!(rig.manager.lower_stats().open_tickets, loads, "after {calls} calls");
+        let mut first = request(700 + calls * 10..704 + calls * 10);
+        first.waits = false;
+        let behind = std::mem::replace(&mut requests[0], first);
+        drop((behind, rig.manager.admit(&mut requests, 4)));
+    }
+}

@@ -11,6 +11,7 @@ use kv_manager::{
     ReserveError, Sequence, SharedMemory, Snapshot, StepPlan, SuspendError,
 };
 use kv_pool::clock::ManualClock;
+use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockId, ClaimError, Location, PoolBuilder, PoolConfig, Tier};
 
 const FULL: GroupId = GroupId(0);
@@ -450,4 +451,70 @@ fn a_resume_that_is_refused_takes_nothing_of_shared_memory() {
     let _running = computed(&mut manager, 100..108);
     step(&mut manager, &mut []);
     check_refused(&mut manager, &mut asleep);
+}
+
+/// Memory that is all used, of which the second group could give some that is cached; and a sequence whose tenant may hold
+/// no more of the second group.
+fn bound() -> (Manager, TenantId, [Sequence; 3]) {
+    let mut manager = manager(WINDOW, 12);
+    let tenant = manager.add_tenant().unwrap();
+    let mut request = Request::new((0..6).collect());
+    request.tenant = tenant;
+    let mut held = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let plan = step(&mut manager, &mut [&mut held]);
+    manager.commit(&mut held, plan.step, &[6]).unwrap();
+    // What has left their windows is cached.
+    let others = [300..332_u32, 100..124].map(|ids| {
+        let mut requests = [Request::new(ids.collect())];
+        let mut sequence = admitted(manager.admit(&mut requests, 4).pop().unwrap());
+        step(&mut manager, &mut [&mut sequence]);
+        while sequence.to_compute() > 0 {
+            manager.reserve(&mut sequence, 4).unwrap();
+            step(&mut manager, &mut [&mut sequence]);
+        }
+        sequence
+    });
+    step(&mut manager, &mut []);
+    step(&mut manager, &mut []);
+    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
+    manager.set_quota_of(OTHER, tenant, Tier::Primary, quota).unwrap();
+    assert_eq!((owned(&manager), manager.pool().claimable()), ([4, 8, 0], 0));
+    let [one, other] = others;
+    (manager, tenant, [held, one, other])
+}
+
+fn check_bound(missing: &Missing) {
+    assert_eq!(missing.group, OTHER, "{missing}");
+    assert!(matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. })), "{missing}");
+}
+
+#[test]
+fn a_request_that_its_tenants_bound_forbids_takes_no_granule() {
+    let (mut manager, tenant, _held) = bound();
+    let mut request = Request::new((200..204).collect());
+    request.tenant = tenant;
+    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
+    check_bound(&missing);
+    assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
+}
+
+#[test]
+fn a_reservation_that_its_tenants_bound_forbids_takes_no_granule() {
+    let (mut manager, _, [mut held, _one, _other]) = bound();
+    manager.extend(&mut held, &[1; 3]).unwrap();
+    let refused = manager.reserve(&mut held, 4).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    check_bound(&missing);
+    assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
+}
+
+#[test]
+fn granules_that_are_kept_for_a_tenant_are_not_taken() {
+    let (mut manager, tenant, _held) = bound();
+    let kept = TenantQuota { reserved: 16, ..TenantQuota::NONE };
+    manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
+    let answer = ask(&mut manager, 200..204);
+    assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
+    assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
 }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use crate::hold::{BlockAt, Hold, let_go, unpin};
 use crate::policy::ReuseHint;
 use crate::pool::Shared;
-use crate::state::PoolState;
+use crate::state::{Claim, PoolState};
 use crate::sync::{Arc, into_inner, is_sole};
-use crate::{BlockHash, BlockId, BlockPool, Location, RecordId};
+use crate::{BlockHash, BlockId, BlockPool, Claimed, Location, RecordId};
 
 /// Pinned blocks in their order, such as the cached prefix of a prompt. Others may read them; while the
 /// list lives, none is evicted or moved. One block is a list of one.
@@ -95,6 +95,38 @@ impl Pinned {
         let hold = state.spares.take_single(pool);
         drop(state);
         Some(Self::one(hold, at))
+    }
+
+    /// Takes the name off the only block of a list, if nobody else holds it, and makes it the caller's to write: its
+    /// content is forgotten.
+    ///
+    /// # Errors
+    /// Returns the list as it was: others hold the block, or there is not one block.
+    pub fn unname(mut self) -> Result<Claimed, Self> {
+        let (&[at], Some(pool)) = (self.blocks(), self.pool().cloned()) else { return Err(self) };
+        if self.sole_blocks().is_none() {
+            return Err(self);
+        }
+        let mut state = pool.state.lock();
+        if !state.unname_pinned(at.block()) {
+            drop(state);
+            return Err(self);
+        }
+        let claim = Claim::new(at.block(), at.location().id, false);
+        // The reference is the claim's now.
+        let hold = state.spares.take_single(&pool);
+        drop(state);
+        self.disown();
+        Ok(Claimed::one(hold, at.location().tier, claim))
+    }
+
+    /// Lets go of blocks whose references are counted no more.
+    fn disown(&mut self) {
+        let Some(mut hold) = self.hold.take() else { return };
+        if let Some(own) = Arc::get_mut(&mut hold) {
+            own.blocks.clear();
+        }
+        self.one = None;
     }
 
     /// Adds blocks behind those that are there. A list that has clones is given references of its own

@@ -10,10 +10,10 @@ use crate::pin::release_in_order;
 use crate::state::{Claim, PoolState};
 use crate::stats::{EvictionAges, PinCost, PoolStats};
 use crate::sync::{Arc, Mutex, MutexGuard};
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, TenantRoom};
 use crate::{
     BlockHash, ClaimError, Claimed, ConfigError, Epoch, EpochError, IntegrityError, Pinned,
-    PoolConfig, RecordId, Retention, TenantId, Tier,
+    PoolConfig, RecordId, Retention, TenantError, TenantId, Tier,
 };
 
 /// A pool of KV blocks in one or two tiers. Clones are handles of the same pool.
@@ -216,6 +216,49 @@ impl BlockPool {
         state.check_claimable(tier, by, count)
     }
 
+    /// Whether the quotas let a tenant claim `count` primary blocks once the content with these names is pinned, which
+    /// may be of several lists, in a tier that has `resized` blocks more than now, or fewer. Nothing changes. Whether there
+    /// are as many blocks is not looked at; see [`check_claim`](BlockPool::check_claim).
+    ///
+    /// # Errors
+    /// [`TenantError`].
+    pub fn check_quota(
+        &self,
+        tenant: TenantId,
+        pins: &[&[BlockHash]],
+        count: usize,
+        resized: i64,
+    ) -> Result<(), TenantError> {
+        let state = self.shared.state.lock();
+        let by = state.tenant(tenant)?;
+        let Some(tenancy) = &state.watch.tenancy else { return Ok(()) };
+        let mut pinned: Vec<(Tenant, u64)> = Vec::new();
+        let found = pins.iter().copied().flatten().filter_map(|&hash| state.find(hash));
+        for block in found.filter(|&block| state.is_unused_near(block)) {
+            let owner = Tenant(state.blocks.tenant(block));
+            // Mostly, one tenant has all of a prefix.
+            match pinned.iter_mut().find(|(of, _)| *of == owner) {
+                Some((_, count)) => *count += 1,
+                None => pinned.push((owner, 1)),
+            }
+        }
+        tenancy.tenants.check_behind((by, Tier::Primary), count as u64, &pinned, resized)
+    }
+
+    /// Blocks of a tier that a tenant may hold, at most.
+    ///
+    /// # Errors
+    /// [`TenantError::Foreign`].
+    pub fn tenant_room(&self, tenant: TenantId, tier: Tier) -> Result<TenantRoom, TenantError> {
+        let state = self.shared.state.lock();
+        let by = state.tenant(tenant)?;
+        let capacity = u64::from(state.tier(tier).capacity);
+        let Some(tenancy) = &state.watch.tenancy else {
+            return Ok(TenantRoom { own: u64::MAX, now: u64::MAX, ever: capacity });
+        };
+        Ok(tenancy.tenants.room(by, tier, capacity))
+    }
+
     fn claim_by(&self, tier: Tier, by: TenantId, count: usize) -> Result<Claimed, ClaimError> {
         let mut state = self.shared.state.lock();
         let by = state.tenant(by)?;
@@ -305,8 +348,10 @@ impl BlockPool {
         let state = self.shared.state.lock();
         let mut cost = PinCost::default();
         for block in hashes.iter().filter_map(|&hash| state.find(hash)) {
+            let far = state.blocks.location(block).tier != Tier::Primary;
             cost.unused += usize::from(state.is_unused_near(block));
-            cost.far += usize::from(state.blocks.location(block).tier != Tier::Primary);
+            cost.far += usize::from(far);
+            cost.far_unused += usize::from(far && state.is_unused(block));
         }
         cost
     }

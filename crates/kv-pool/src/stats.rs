@@ -41,6 +41,8 @@ pub struct PinCost {
     pub unused: usize,
     /// Blocks that do not lie on the device. For each of them a device block is claimed, to copy it to.
     pub far: usize,
+    /// Of these, blocks that nobody uses: fewer blocks of their tier can be claimed by so many.
+    pub far_unused: usize,
 }
 
 /// What a pool has done since it was made.

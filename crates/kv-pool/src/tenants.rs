@@ -120,6 +120,17 @@ pub struct TenantCounts {
     pub cached: u64,
 }
 
+/// How many blocks of one tier a tenant may hold.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct TenantRoom {
+    /// More than it holds now, by its own bound alone.
+    pub own: u64,
+    /// The same, beside what must stay for others. Whether there are as many is not looked at.
+    pub now: u64,
+    /// In all, if nobody else held any.
+    pub ever: u64,
+}
+
 /// Why a tenant does not get what it asks for.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -338,6 +349,15 @@ impl Tenants {
         quota.held_max.saturating_sub(counts.held).min(unkept)
     }
 
+    /// How many blocks a tenant may hold, now and at most, of a tier that was made for so many.
+    pub(crate) fn room(&self, tenant: Tenant, tier: Tier, capacity: u64) -> TenantRoom {
+        let Share { quota, counts, .. } = *self.share(tenant, tier);
+        let of_others = self.wholes[tier.index()].reserved - quota.reserved;
+        let ever = quota.held_max.min(capacity.saturating_sub(of_others));
+        let own = quota.held_max.saturating_sub(counts.held);
+        TenantRoom { own, now: self.most(tenant, tier), ever }
+    }
+
     /// Whether a tenant may hold `count` more blocks.
     pub(crate) fn admit(&self, tenant: Tenant, tier: Tier, count: u64) -> Result<(), TenantError> {
         if count == 0 || count <= self.most(tenant, tier) {
@@ -483,6 +503,47 @@ impl Tenants {
                 Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept })
             }
             (_, slack) => Ok(slack.unwrap_or(0)),
+        }
+    }
+
+    /// Whether a tenant may claim so many blocks once cached ones are in use, so many of each owner, in a tier that has
+    /// `resized` blocks more, or fewer.
+    pub(crate) fn check_behind(
+        &self,
+        (tenant, tier): (Tenant, Tier),
+        requested: u64,
+        pinned: &[(Tenant, u64)],
+        resized: i64,
+    ) -> Result<(), TenantError> {
+        let Whole { capacity, held, reserved, unmet, .. } = self.wholes[tier.index()];
+        let capacity = capacity.saturating_add_signed(resized);
+        if resized < 0 && reserved > capacity {
+            return Err(TenantError::OverReserved { tier, reserved, capacity });
+        }
+        let Share { quota, counts, .. } = *self.share(tenant, tier);
+        let (mut own, mut all, mut met) = (0, 0, 0);
+        for &(owner, count) in pinned {
+            all += count;
+            match owner == tenant {
+                true => own += count,
+                false => met += self.share(owner, tier).unmet().min(count),
+            }
+        }
+        let (own_held, held_max) = (counts.held, quota.held_max);
+        let needed = requested.saturating_add(own);
+        let id = self.id(tenant);
+        if requested > 0 && own_held.saturating_add(needed) > held_max {
+            let (tenant, held, requested) = (id, own_held, needed);
+            return Err(TenantError::HeldMax { tenant, tier, held, requested, held_max });
+        }
+        let kept = unmet - self.share(tenant, tier).unmet() - met;
+        let unheld = capacity.saturating_sub(held.saturating_add(all));
+        match requested > 0 && unheld < requested.saturating_add(kept) {
+            true => {
+                let tenant = id;
+                Err(TenantError::KeptForOthers { tenant, tier, requested, unheld, kept })
+            }
+            false => Ok(()),
         }
     }
 

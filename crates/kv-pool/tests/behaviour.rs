@@ -8,7 +8,8 @@ use common::{One, OneClaimed, Registration};
 use common::{cache, checked, claim, find, name, named, pool, priority, write};
 use kv_pool::{
     Admission, Admit, BLOCKS_MAX, BlockHash, BlockId, BlockPool, Budget, BudgetError, ClaimError,
-    ConfigError, EpochError, PoolConfig, Priority, Tier, policy::RecordId, stats::PinCost,
+    ConfigError, EpochError, Naming, Pinned, PoolConfig, Priority, Tier, policy::RecordId,
+    stats::PinCost,
 };
 
 mod eviction {
@@ -47,9 +48,41 @@ mod eviction {
         let names = [1, 2, 3, 9].map(name);
         let (before, cost) = (pool.claimable(), pool.pin_cost(&names));
         let _pins = [1, 2, 3].map(|content| find(&pool, content).unwrap());
-        assert_eq!((cost, before - pool.claimable()), (PinCost { unused: 2, far: 0 }, 2));
+        let two = PinCost { unused: 2, ..PinCost::default() };
+        assert_eq!((cost, before - pool.claimable()), (two, 2));
         assert_eq!(pool.pin_cost(&names), PinCost::default());
         drop(used);
+    }
+
+    #[test]
+    fn a_block_that_one_owner_has_pinned_can_be_made_its_claim_without_its_name() {
+        let pool = pool(8, 0);
+        cache(&pool, 1, Priority::DEFAULT);
+        let names = [name(1)];
+        let pin = pool.match_prefix(&names);
+        let id = pin.ids().next();
+        // Others hold it: with a clone, and with a reference of their own.
+        let clone = pin.clone();
+        let pin = pin.unname().unwrap_err();
+        drop(clone);
+        let other = find(&pool, 1).unwrap();
+        let pin = pin.unname().unwrap_err();
+        assert_eq!((pin.ids().next(), find(&pool, 1).is_some()), (id, true));
+        drop(other);
+        let claimed = pin.unname().unwrap();
+        assert_eq!((claimed.ids().next(), claimed.len()), (id, 1));
+        assert!(find(&pool, 1).is_none() && !claimed.evicted(0));
+        pool.check_integrity().unwrap();
+        // It can be named again, by what is written to it.
+        assert_eq!(claimed.cache(&[name(2)], Naming::default()), Ok(1));
+        assert_eq!(find(&pool, 2).unwrap().block_id().index(), id.unwrap().index());
+        assert_eq!((pool.claimable(), pool.stats().counters.misuses), (8, 0));
+        pool.check_integrity().unwrap();
+        cache(&pool, 3, Priority::DEFAULT);
+        let mut two = pool.match_prefix(&[name(2)]);
+        two.append(pool.match_prefix(&[name(3)])).unwrap();
+        assert_eq!(two.unname().unwrap_err().len(), 2, "one block at a time");
+        assert!(Pinned::default().unname().is_err());
     }
 
     #[test]

@@ -417,3 +417,66 @@ fn a_reserve_that_others_have_in_use_when_the_budget_falls_is_there_as_soon_as_t
     }
     checked(&pool);
 }
+
+#[test]
+fn a_look_at_the_quotas_says_what_a_claim_behind_pins_is_answered() {
+    let mut met = [0; 3];
+    let cases = (0..192_u64)
+        .map(|at| (at % 4 + 1, at / 4 % 4 * 2, (at / 16 % 3) as u32, (at / 48 + 1) as usize));
+    for (held_max, kept, pinned, count) in cases {
+        let pool = pool(8, 0);
+        let [one, other] = [0; 2].map(|_| pool.add_tenant().unwrap());
+        cache_for(&pool, one, 0..2);
+        pool.set_quota(one, Tier::Primary, at_most(held_max)).unwrap();
+        pool.set_quota(other, Tier::Primary, reserved(kept)).unwrap();
+        let names = names(0..pinned);
+        let checked = pool.check_quota(one, &[&names, &[name(99)]], count, 0);
+        let pins: Option<Vec<_>> =
+            names.iter().map(|&name| pool.find_and_pin(name, Tier::Primary)).collect();
+        let Some(pins) = pins else { continue };
+        let claimed = pool.claim_for(one, count).map(drop);
+        match &claimed {
+            Err(ClaimError::Exhausted { .. }) => continue,
+            Err(ClaimError::Tenant(TenantError::HeldMax { .. })) => {
+                met[1] += 1;
+                assert!(matches!(checked, Err(TenantError::HeldMax { .. })), "{checked:?}");
+            }
+            claimed => {
+                met[if claimed.is_ok() { 0 } else { 2 }] += 1;
+                assert_eq!(checked.is_err(), claimed.is_err(), "{checked:?}, {claimed:?}");
+            }
+        }
+        drop(pins);
+    }
+    assert!(met.iter().all(|&met| met > 5), "{met:?}");
+}
+
+#[test]
+fn the_quotas_of_a_tier_of_another_size_can_be_looked_at() {
+    let (pool, [first, second]) = beside_a_reserve();
+    // Four of eight blocks are kept for the second.
+    assert_eq!(pool.check_quota(first, &[], 4, 0), Ok(()));
+    assert!(matches!(pool.check_quota(first, &[], 5, 0), Err(TenantError::KeptForOthers { .. })));
+    assert_eq!(pool.check_quota(first, &[], 5, 1), Ok(()));
+    assert!(pool.check_quota(first, &[], 4, -1).is_err());
+    assert_eq!(pool.check_quota(second, &[], 4, -4), Ok(()));
+    let over = TenantError::OverReserved { tier: Tier::Primary, reserved: 4, capacity: 3 };
+    assert_eq!(pool.check_quota(second, &[], 0, -5), Err(over));
+    let room = pool.tenant_room(first, Tier::Primary).unwrap();
+    assert_eq!((room.ever, room.now, room.own), (4, 4, u64::MAX));
+    let held = pool.claim_for(first, 2).unwrap();
+    pool.set_quota(first, Tier::Primary, at_most(3)).unwrap();
+    let room = pool.tenant_room(first, Tier::Primary).unwrap();
+    assert_eq!((room.ever, room.now, room.own), (3, 1, 1));
+    assert_eq!(pool.tenant_room(second, Tier::Primary).unwrap().ever, 8);
+    let foreign = beside_a_reserve().1[0];
+    assert_eq!(
+        pool.tenant_room(foreign, Tier::Primary).unwrap_err(),
+        TenantError::Foreign { tenant: foreign }
+    );
+    assert_eq!(
+        pool.check_quota(foreign, &[], 0, 0).unwrap_err(),
+        TenantError::Foreign { tenant: foreign }
+    );
+    drop(held);
+}

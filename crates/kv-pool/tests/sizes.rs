@@ -7,7 +7,7 @@
 //! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
 //! | `PoolBuilder::granules`, `grant`, `withdraw`, `vacate`, `granule` | [`granules`] |
 //! | `ShardedPool::new`, `claim`, `set_budget` | [`shards`] |
-//! | `claim`, `claim_for`, `claim_in`, `check_claim`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
+//! | `claim`, `claim_for`, `claim_in`, `check_claim`, `check_quota`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
 //! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
 //! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
 //! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
@@ -316,6 +316,12 @@ fn counts_of_blocks() {
         let fits = count <= 8;
         for way in 0..3 {
             let answer = pool.check_claim(Tier::Primary, owner, count);
+            for resized in [0, 1, -1, i64::MAX, i64::MIN] {
+                let names = names(2);
+                let pins = [&names[..], &names[..1]];
+                let checked = pool.check_quota(owner, &pins, count, resized);
+                assert!(checked.is_ok() || count > 5 || resized < 0, "{checked:?}");
+            }
             let claimed = match way {
                 0 => pool.claim(count),
                 1 => pool.claim_for(owner, count),

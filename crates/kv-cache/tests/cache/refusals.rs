@@ -3,7 +3,7 @@
 use cuda_driver::{CopyError, ReaderError};
 use cuda_sim::SimConfig;
 use kv_cache::kv_manager::{
-    AdmitError, CommitError, Missing, ReserveError as Refusal, SequenceError, StageError,
+    AdmitError, CommitError, ReserveError as Refusal, SequenceError, StageError,
     StepError as StepRefusal, TokensError, TruncateError,
 };
 use kv_cache::{
@@ -203,9 +203,7 @@ fn tenants_of_another_cache() {
     let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
     for tenant in foreign {
         let refused = engine.admit_as(&Prompt::new(1, 30), tenant, None).unwrap_err();
-        let Refused::NoRoom(Missing { reason: ClaimError::Tenant(error), .. }) = &refused else {
-            panic!("{refused}")
-        };
+        let Refused::Never(AdmitError::Tenant(error)) = &refused else { panic!("{refused}") };
         assert_eq!(*error, TenantError::Foreign { tenant });
         let Err(QuotaError::Tenant(error)) = engine.cache.set_quota(tenant, Tier::Primary, quota)
         else {

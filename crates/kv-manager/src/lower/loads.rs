@@ -1,14 +1,12 @@
 //! Loads: what follows the cached part of a prefix comes back to host memory, while its request waits.
 
-use std::borrow::Cow;
-
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier};
 use smallvec::SmallVec;
 
-use super::{Kept, Key, LoadWait, Lower, Ticket, VAIN_LOADS_MAX};
+use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
 use crate::admit::{Request, Waiting};
-use crate::group::{Group, names_of};
+use crate::group::Group;
 use crate::tickets::{Direction, TicketId};
 use crate::tiers::{BlockFault, tier_at};
 use crate::{GroupId, Manager};
@@ -122,6 +120,11 @@ impl Manager {
         }
     }
 
+    /// Requests whose loads begin before their turn, at most: tickets that may be open.
+    pub(crate) fn loads_ahead(&self) -> usize {
+        if self.lower.tiers.is_empty() { 0 } else { self.lower.options.loads_open_max as usize }
+    }
+
     /// Whether a request is to wait for a load of its prefix, which begins now if it has not.
     pub(crate) fn await_load(&mut self, request: &mut Request) -> Option<Waiting> {
         if self.lower.tiers.is_empty() || !request.waits {
@@ -199,15 +202,17 @@ impl Manager {
     /// What a prefix of at most `most` tokens lacks to be cached in all groups, as far as tiers below have it. Nothing
     /// if that is no further than it is cached.
     pub(super) fn lacks(&self, names: &[BlockHash], most: u64) -> Option<Lacks> {
-        if !self.groups.iter().any(|group| self.lower.has_any_of(group, names)) {
-            return None;
-        }
         // Without a pin, which would keep the blocks from others in this step, however often a request asks.
         let firsts = self.cached_first(names, most);
         let is_below =
             |key| self.lower.arriving.contains_key(&key) || self.lower.tier_with(key).is_some();
-        let near = self.reach_with(names, most, &firsts, |_| false);
+        // Where a group that keeps all ends, nobody goes on: so most names are not looked up.
+        let mut most = most;
+        for (group, &first) in self.groups.iter().zip(&firsts).filter(|(at, _)| at.is_chained()) {
+            most = most.min(group.reach(names, most, first, |name| is_below((group.id, name))));
+        }
         let end = self.reach_with(names, most, &firsts, is_below);
+        let near = if end > 0 { self.reach_with(names, end, &firsts, |_| false) } else { 0 };
         let least = u64::from(self.lower.options.load_blocks_min.max(1));
         if end - near < least * u64::from(self.namer.block_tokens) {
             return None;
@@ -245,9 +250,11 @@ impl Manager {
     /// it stays until the tickets are opened.
     fn with_room(&self, names: &[BlockHash], mut lacks: Lacks) -> Option<Lacks> {
         for _ in 0..ROOM_TRIES {
-            // Claims must not evict what is there.
-            lacks.pinned = self.pin_in_host(names, lacks.end);
-            let Some(end) = self.without_room(&lacks) else { return Some(lacks) };
+            let Some(end) = self.without_room(names, &lacks) else {
+                // Claims must not evict what is there.
+                lacks.pinned = self.pin_in_host(names, lacks.end);
+                return Some(lacks);
+            };
             lacks = self.lacks(names, end)?;
         }
         None
@@ -264,16 +271,25 @@ impl Manager {
         pinned
     }
 
-    /// Tokens before the first block that host memory has no room for.
-    fn without_room(&self, lacks: &Lacks) -> Option<u64> {
+    /// Tokens before the first block that host memory has no room for beside what is cached there. Nothing is pinned for
+    /// the question: a request may ask in every step, and what is given back could not be claimed until it is complete.
+    fn without_room(&self, names: &[BlockHash], lacks: &Lacks) -> Option<u64> {
         let first = |(group, lacking): (&Group, &Vec<Lack>)| {
             let mut missing = lacking
                 .iter()
                 .filter(|lack| !self.lower.arriving.contains_key(&(group.id, lack.name)));
             let count = missing.clone().count();
-            match group.pool.check_claim(Tier::Secondary, TenantId::NOBODY, count) {
+            if count == 0 {
+                return None;
+            }
+            let reads = group.needed_names(names, group.whole_blocks(lacks.end), 0);
+            let reads: Vec<_> = reads.map(|(_, name)| name).collect();
+            let stays = group.pool.pin_cost(&reads).far_unused;
+            match group.pool.check_claim(Tier::Secondary, TenantId::NOBODY, count + stays) {
                 Ok(()) => None,
-                Err(ClaimError::Exhausted { claimable, .. }) => missing.nth(claimable),
+                Err(ClaimError::Exhausted { claimable, .. }) => {
+                    missing.nth(claimable.saturating_sub(stays))
+                }
                 Err(_) => missing.next(),
             }
             .map(|lack| group.tokens_of(lack.place))
@@ -344,22 +360,6 @@ impl Manager {
         }
         self.lower.kept.retain(|kept| kept.waiters > 0);
     }
-}
-
-impl Lower {
-    /// Whether a tier has one of these names of a group, or one is on its way.
-    fn has_any_of(&self, group: &Group, names: &[BlockHash]) -> bool {
-        let has = |&name: &BlockHash| {
-            let key = (group.id, name);
-            self.arriving.contains_key(&key) || self.tier_with(key).is_some()
-        };
-        names_of_all(names, group).iter().any(has)
-    }
-}
-
-/// The names of a group's whole blocks.
-fn names_of_all<'a>(names: &'a [BlockHash], group: &Group) -> Cow<'a, [BlockHash]> {
-    names_of(names, group.stride, 0, names.len() / group.stride)
 }
 
 fn waiting_for(ticket: &Ticket) -> Waiting {

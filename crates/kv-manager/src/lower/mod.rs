@@ -19,7 +19,7 @@ use kv_pool::store::StorePolicy;
 use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, retention::Retention};
 use smallvec::SmallVec;
 
-pub(crate) use layers::OpenLoad;
+pub(crate) use layers::{Entering, OpenLoad};
 use layers::{Read, Readers};
 pub(crate) use options::TIERS_MAX;
 pub use options::{LowerBlocks, LowerOptions, LowerStats};
@@ -204,6 +204,8 @@ impl Lower {
 
     /// The nearest tier that has a block.
     fn tier_with(&self, key: Key) -> Option<usize> {
+        #[cfg(test)]
+        crate::work::looks(1);
         self.tiers.iter().position(|tier| tier.index.contains_key(&key))
     }
 

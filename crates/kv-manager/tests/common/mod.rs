@@ -6,6 +6,7 @@
 pub(crate) mod below;
 pub(crate) mod ends;
 pub(crate) mod host;
+pub(crate) mod state;
 
 use kv_manager::{
     Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,

@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use kv_manager::{AdmitError, Answer, Request, Sequence, Waiting};
+use kv_manager::{AdmitError, Answer, Missing, Request, Sequence, Waiting};
+use kv_pool::tenants::{TenantError, TenantId};
 use kv_pool::{BlockHash, ClaimError};
 
 use crate::engine::{Engine, Wish};
+use crate::hints::reuse;
 use crate::mirror::mask;
 use crate::random::Random;
 use crate::run::{Run, blocks_of};
@@ -49,6 +51,19 @@ fn plain(block_tokens: u64) -> Facts {
     }
 }
 
+/// Whether a tenant holds as much as it may.
+fn is_bound(missing: &Missing) -> bool {
+    matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }))
+}
+
+/// Whether requests behind one with this answer have none. A tenant's bound stops nobody else.
+fn ends(answer: &Answer) -> bool {
+    match answer {
+        Answer::NoRoom(missing) => !is_bound(missing),
+        answer => matches!(answer, Answer::NoRow),
+    }
+}
+
 impl Engine {
     /// Makes up a request.
     pub fn wish(&mut self) -> Wish {
@@ -86,6 +101,7 @@ impl Engine {
         request.waits = random.chance(if self.size.tiers > 0 { 80 } else { 60 });
         request.by_layers = random.chance(85);
         request.tokens_max = random.below(2 * most);
+        request.reuse = reuse(random);
         if random.chance(15) {
             request.hit_max = if random.chance(50) { 0 } else { random.below(tokens + 1) };
         }
@@ -131,7 +147,7 @@ impl Engine {
         assert!(answers.len() <= requests.len());
         let mut left = budget;
         let (mut admitted, mut waiting, mut loads) = (Vec::new(), 0, false);
-        let ended = answers.iter().position(|one| matches!(one, Answer::NoRoom(_) | Answer::NoRow));
+        let ended = answers.iter().position(ends);
         assert!(ended.is_none_or(|at| at + 1 == answers.len()), "an answer behind the last one");
         for (at, answer) in answers.into_iter().enumerate() {
             self.wishes[at].request = requests[at].clone();
@@ -164,12 +180,7 @@ impl Engine {
                     assert!(admitted.len() + waiting >= rows, "there was a row");
                     self.saw("no row");
                 }
-                Answer::NoRoom(missing) => {
-                    if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
-                        assert!(requested > claimable, "{missing:?}");
-                    }
-                    self.saw("no room for a request");
-                }
+                Answer::NoRoom(missing) => self.check_missing(&missing),
                 Answer::Refused(error) => self.check_refusal(at, &error),
             }
         }
@@ -195,6 +206,14 @@ impl Engine {
         }
     }
 
+    fn check_missing(&mut self, missing: &Missing) {
+        if let ClaimError::Exhausted { requested, claimable, .. } = missing.reason {
+            assert!(requested > claimable, "{missing:?}");
+        }
+        self.saw_if(is_bound(missing), "a request of a tenant at its bound");
+        self.saw("no room for a request");
+    }
+
     /// Checks that another sequence, or an earlier request of the call, computes what a request waits for.
     fn check_waiting(&self, at: usize, tokens: usize) {
         let end = tokens + self.size.unit();
@@ -213,6 +232,10 @@ impl Engine {
                 assert!(granules > capacity && self.size.shared.is_some());
             }
             AdmitError::NeverFits { .. } => assert!(further || blocks > self.size.device),
+            AdmitError::NeverFitsTenant { blocks, most, .. } => {
+                assert!(blocks > most && self.wishes[at].request.tenant != TenantId::NOBODY);
+                self.saw("a request beyond its tenant's bound");
+            }
             other => panic!("{other:?}"),
         }
         // Nobody asks again.

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use kv_manager::{
     Completion, CompletionError, Direction, GroupId, GroupKind, Manager, ManagerOptions, OpenStep,
-    Outcome, Request, Row, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
+    Outcome, PinnedPrefix, Request, Row, Sequence, SequenceError, StageError, Start, StepError,
+    WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
@@ -95,6 +96,7 @@ pub struct Engine {
     pub foreign: Foreign,
     /// Names that no sequence may give to what it has, before another one is admitted.
     pub forgotten: Vec<BlockHash>,
+    pub pins: Vec<PinnedPrefix>,
     pub mirror: Mirror,
     /// How often it is read, in percent of the turns.
     mirrors: u64,
@@ -212,6 +214,7 @@ impl Engine {
             workers: workers as u16,
             steps_in_flight_max: random.from(1, 4) as u32,
             watermark_blocks: [0, 0, 1, 3][random.index(4)],
+            pinned_blocks_max: random.below(8),
             scrubs: random.chance(50),
             lower: lower_options(size.tiers, &mut random),
             shared: size.shared.clone(),
@@ -257,6 +260,7 @@ impl Engine {
             failures: Failures::default(),
             departures: Vec::new(),
             arrivals: Vec::new(),
+            pins: Vec::new(),
             seen: BTreeMap::new(),
         }
     }
@@ -298,6 +302,7 @@ impl Engine {
         }
         if self.random.chance(4) {
             self.hint();
+            self.hint_more();
         }
         if self.random.chance(8) {
             self.transfer();
@@ -783,6 +788,7 @@ impl Engine {
         self.end_transfers();
         self.runs.clear();
         self.wishes.clear();
+        self.end_hints();
         for tier in [Tier::Primary, Tier::Secondary] {
             self.budget(tier, self.size.of(tier));
         }

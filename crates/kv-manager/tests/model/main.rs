@@ -13,6 +13,7 @@ mod changes;
 mod engine;
 mod foreign;
 mod further;
+mod hints;
 mod mirror;
 mod random;
 mod run;
@@ -31,7 +32,7 @@ const EPISODES_DEEP: u64 = 40_000;
 const TURNS: u64 = 800;
 
 /// What every campaign is to meet: an engine that never gets into a corner shows nothing about it.
-const EXPECTED: [&str; 112] = [
+const EXPECTED: [&str; 119] = [
     "a call with another manager's",
     "a name that was forgotten",
     "a retention of a sequence",
@@ -89,8 +90,15 @@ const EXPECTED: [&str; 112] = [
     "a lost worker",
     "a next turn",
     "a prefetch",
+    "a prefetch of a prefix",
+    "a pin",
+    "a pin that was refused",
+    "a hint of reuse",
+    "a smaller budget of a further group",
     "a redo",
     "a redo at stage",
+    "a request beyond its tenant's bound",
+    "a request of a tenant at its bound",
     "a request that waits",
     "a reservation with ids to come",
     "a reset",

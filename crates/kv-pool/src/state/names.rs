@@ -297,6 +297,20 @@ impl PoolState {
         }
     }
 
+    /// Makes a block that one owner has pinned that owner's claim, without its name. Whether it was.
+    pub(crate) fn unname_pinned(&mut self, id: RecordId) -> bool {
+        let sole = self.blocks.place(id) == BlockPhase::Pinned && self.blocks.references(id) == 1;
+        if !sole || self.blocks.is(id, Flag::COPYING) {
+            return false;
+        }
+        if self.blocks.bears_a_name(id) {
+            self.forget(id);
+        }
+        self.blocks.set_references(id, 0);
+        self.put(id, BlockPhase::Claimed);
+        true
+    }
+
     /// Takes a name from a block that is in no queue.
     #[inline]
     pub(crate) fn unname(&mut self, id: RecordId) {
