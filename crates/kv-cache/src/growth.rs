@@ -1,5 +1,7 @@
 //! Memory under device blocks: mapped ahead of need, or by the call that needs it.
 
+use std::ops::RangeInclusive;
+
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
 use kv_manager::{BudgetError, Budgeted, GroupId};
@@ -186,6 +188,12 @@ impl KvCache {
     /// [`TenantError::TooMany`].
     pub fn add_tenant_with_key(&mut self, key: &[u8]) -> Result<TenantId, TenantError> {
         self.manager.add_tenant_with_key(key)
+    }
+
+    /// Has ids that stand for something else refused without it from now on; see
+    /// [`ManagerOptions::placeholder_ids`](kv_manager::ManagerOptions::placeholder_ids).
+    pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
+        self.manager.set_placeholder_ids(ids);
     }
 
     /// Bounds the blocks that a tenant may hold and have cached in one tier, and reserves blocks

@@ -1,6 +1,5 @@
 //! Options of a cache, checked before anything is allocated.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cuda_vmm::{MemoryRules, Worker};
@@ -172,9 +171,6 @@ pub struct PoolRules {
     pub clock: Option<Arc<dyn Clock>>,
     /// Device blocks that [pins](crate::KvCache::pin) hold at most, all together.
     pub pinned_blocks_max: u64,
-    /// Ids that stand for something else, and name no content by themselves; see
-    /// [`ManagerOptions::placeholder_ids`](kv_manager::ManagerOptions::placeholder_ids).
-    pub placeholder_ids: Vec<RangeInclusive<u32>>,
 }
 
 /// What of the evicted content is stored in host memory.
@@ -664,7 +660,6 @@ impl KvCacheOptions {
             scrubs: self.scrubs,
             events_max: self.pool.events.unwrap_or(0),
             hasher: self.hasher,
-            placeholder_ids: self.pool.placeholder_ids.clone(),
             lower: self.tiers.options(),
             shared: self.shared.clone(),
             ..ManagerOptions::default()

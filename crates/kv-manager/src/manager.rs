@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -219,6 +220,13 @@ impl Manager {
         }
         self.salts.push(salt.into());
         Ok(tenant)
+    }
+
+    /// Has other ids refused from now on that come without what they
+    /// [stand for](ManagerOptions::placeholder_ids).
+    pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
+        self.options.placeholder_ids.clone_from(&ids);
+        self.namer.placeholders = ids;
     }
 
     /// The salt of a tenant; empty for nobody.

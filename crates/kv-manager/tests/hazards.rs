@@ -332,6 +332,10 @@ fn h33_what_stands_behind_ids_is_cut_with_them() {
 #[test]
 fn h33_a_placeholder_is_not_given_without_what_it_stands_for() {
     let placeholder_ids = vec![700..=799, 900..=900];
+    let mut later = manager(64, 0);
+    later.set_placeholder_ids(vec![1..=1]);
+    let answer = later.admit(&mut [Request::new(vec![0, 1])], u64::MAX).pop().unwrap();
+    assert!(matches!(answer, Answer::Refused(AdmitError::Tokens(_))), "{answer:?}");
     let mut manager = Manager::new(ManagerOptions { placeholder_ids, ..options(64, 0) }).unwrap();
     let at = |at: u64| vec![(at, b"cat".to_vec())];
     let refused = |id, at| TokensError::Placeholder { id, at };

@@ -27,7 +27,6 @@ fn contents_are_right_under_every_policy_in_both_tiers() {
             let clock = ManualClock::new();
             let rules = [HostStore::All, HostStore::from(kv_pool::store::StoreKind::Evidence)];
             let pool = PoolRules {
-                placeholder_ids: Vec::new(),
                 eviction: kind.into(),
                 host_eviction: kind.into(),
                 store: rules[seed as usize],

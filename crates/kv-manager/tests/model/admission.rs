@@ -129,7 +129,8 @@ impl Engine {
         Some(score as u64 * facts.block_tokens)
     }
 
-    pub fn admit(&mut self) {
+    /// Sees to it that there are some requests.
+    fn wish_some(&mut self) {
         while self.wishes.len() < self.random.from(1, 3) as usize {
             let wish = self.wish();
             self.wishes.push(wish);
@@ -138,6 +139,18 @@ impl Engine {
             let at = self.random.index(self.wishes.len());
             self.wishes.remove(at);
         }
+    }
+
+    fn check_foreseen(&mut self, foreseen: Option<u64>, cached: u64) {
+        let Some(foreseen) = foreseen else { return };
+        let exact = self.completed() >= self.latest_staged();
+        let right = cached == foreseen || cached > foreseen && !exact;
+        assert!(right, "{cached} tokens were found, not {foreseen}; {exact}");
+        self.saw_if(exact && foreseen > 0, "a lookup that a mirror foresees");
+    }
+
+    pub fn admit(&mut self) {
+        self.wish_some();
         let most = self.size.block_tokens * self.size.width;
         let budget = self.random.from(0, 2 * most as u64);
         let rows = self.manager.free_rows();
@@ -154,12 +167,8 @@ impl Engine {
             match answer {
                 Answer::Admitted(sequence) => {
                     self.saw("an admission");
-                    if let Some(foreseen) = foreseen.filter(|_| at == 0) {
-                        let cached = sequence.cached_tokens();
-                        let exact = self.completed() >= self.latest_staged();
-                        let right = cached == foreseen || cached > foreseen && !exact;
-                        assert!(right, "{cached} tokens were found, not {foreseen}; {exact}");
-                        self.saw_if(exact && foreseen > 0, "a lookup that a mirror foresees");
+                    if at == 0 {
+                        self.check_foreseen(foreseen, sequence.cached_tokens());
                     }
                     left -= u64::from(sequence.next());
                     admitted.push((at, sequence));

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use kv_manager::{ForkError, SequenceError, SuspendError, Tokens, TruncateError};
+use kv_pool::{Location, Priority, Tier};
 
 use crate::engine::Engine;
 use crate::run::{Run, blocks_of};
@@ -22,6 +23,32 @@ impl Engine {
             7 => self.suspend(at),
             _ => self.resume(at),
         }
+    }
+
+    /// Content comes back from host memory before anybody asks for it, or is forgotten.
+    pub fn hint(&mut self) {
+        if let Some(at) = self.pick().filter(|_| self.random.chance(10)) {
+            let priority = Priority::new(self.random.below(100) as u8).unwrap();
+            self.manager.retain(&self.runs[at].sequence, priority);
+            return self.saw("a retention of a sequence");
+        }
+        let blocks = self.manager.pool().snapshot().blocks;
+        let far = |at: Location| at.tier != Tier::Primary;
+        let forgets = self.random.chance(20);
+        let named = blocks.iter().filter(|view| forgets || far(view.location));
+        let names: Vec<_> = named.filter_map(|view| view.hash).collect();
+        if names.is_empty() {
+            return;
+        }
+        let name = names[self.random.index(names.len())];
+        if forgets {
+            assert!(self.manager.forget(&[name]) >= 1);
+            self.forgotten.push(name);
+            return self.saw("a name that was forgotten");
+        }
+        let back = self.manager.prefetch(&[name]);
+        assert!(back <= 1 + self.size.further.len());
+        self.saw_if(back > 0, "a prefetch");
     }
 
     fn truncate(&mut self, at: usize) {

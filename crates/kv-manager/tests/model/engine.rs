@@ -12,7 +12,7 @@ use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::tenants::{TenantId, TenantQuota};
-use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, PoolConfig, Priority, Tier};
+use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, PoolConfig, Tier};
 
 use crate::foreign::Foreign;
 use crate::mirror::Mirror;
@@ -339,32 +339,6 @@ impl Engine {
         self.saw_if(met.withheld, "content that was withheld");
         self.saw_if(met.orphans, "content behind what is nowhere");
         self.saw_if(met.withdrawn, "content that was withdrawn before it was told");
-    }
-
-    /// Content comes back from host memory before anybody asks for it, or is forgotten.
-    fn hint(&mut self) {
-        if let Some(at) = self.pick().filter(|_| self.random.chance(10)) {
-            let priority = Priority::new(self.random.below(100) as u8).unwrap();
-            self.manager.retain(&self.runs[at].sequence, priority);
-            return self.saw("a retention of a sequence");
-        }
-        let blocks = self.manager.pool().snapshot().blocks;
-        let far = |at: Location| at.tier != Tier::Primary;
-        let forgets = self.random.chance(20);
-        let named = blocks.iter().filter(|view| forgets || far(view.location));
-        let names: Vec<_> = named.filter_map(|view| view.hash).collect();
-        if names.is_empty() {
-            return;
-        }
-        let name = names[self.random.index(names.len())];
-        if forgets {
-            assert!(self.manager.forget(&[name]) >= 1);
-            self.forgotten.push(name);
-            return self.saw("a name that was forgotten");
-        }
-        let back = self.manager.prefetch(&[name]);
-        assert!(back <= 1 + self.size.further.len());
-        self.saw_if(back > 0, "a prefetch");
     }
 
     pub fn begin(&mut self) {

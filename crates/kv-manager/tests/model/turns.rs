@@ -334,19 +334,24 @@ impl Engine {
             self.saw("an end that was ignored");
             return self.supply(at);
         }
+        self.saw_if(garbled, "garbage was committed");
+        self.check_commit(at, output.step, stops);
+        if stops {
+            self.stop(at);
+        }
+    }
+
+    /// Checks a sequence whose ids of a step were committed, all of them or the first ones.
+    fn check_commit(&mut self, at: usize, step: u64, stops: bool) {
         let run = &self.runs[at];
         assert_eq!(blocks_of(&run.sequence), run.blocks, "a commit changes no block");
         let resolved = run.sequence.resolved();
         if run.outputs.is_empty() && !stops && !run.tainted {
             assert_eq!(resolved, run.ideal.kv.len() as u64, "all ids are known");
         }
-        self.saw_if(garbled, "garbage was committed");
-        let known = self.completed() >= output.step;
+        let known = self.completed() >= step;
         self.saw_if(known, "a commit after the step was complete");
         self.saw_if(self.runs[at].is_open(), "a commit with later ids to come");
-        if stops {
-            self.stop(at);
-        }
     }
 
     /// A commit of a step that the sequence is not in.
