@@ -150,6 +150,7 @@ impl Machine {
     }
 
     pub(crate) fn graph_instantiate(&mut self, graph: u64) -> Answer<u64> {
+        self.may_wait()?;
         self.current()?;
         let graph = self.graphs.get(&graph).ok_or(ErrorCode::INVALID_VALUE)?.clone();
         let handle = self.new_handle();

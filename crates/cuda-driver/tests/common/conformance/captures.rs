@@ -58,7 +58,7 @@ fn a_call_that_may_wait_ends_the_capture_of_its_thread(on: &Subject) {
     const FLAGS: HostAllocFlags = HostAllocFlags::CACHED;
     const SHARED: HostRegisterFlags = HostRegisterFlags::SHARED;
     let bound = on.bind();
-    let (other, event) = (bound.stream(), bound.event());
+    let (other, event, graph) = (bound.stream(), bound.event(), bound.graph());
     bound.event_record(*event, *other).unwrap();
     bound.event_synchronize(*event).unwrap();
     let memory = bound.mem_alloc(64).unwrap();
@@ -80,6 +80,8 @@ fn a_call_that_may_wait_ends_the_capture_of_its_thread(on: &Subject) {
     let _ =
         answers.of("cuStreamSynchronize of another stream", || bound.stream_synchronize(*other));
     let _ = answers.of("cuCtxSynchronize", || bound.ctx_synchronize());
+    let instance = answers.of("cuGraphInstantiate", || bound.graph_instantiate(*graph));
+    instance.into_iter().for_each(|instance| bound.graph_exec_destroy(instance).unwrap());
     // What a refused call has left, and what one has made that was not.
     let frees = [freed.is_err().then_some(memory), allocated.ok()];
     frees.into_iter().flatten().for_each(|address| bound.mem_free(address).unwrap());
@@ -96,6 +98,7 @@ fn a_call_that_waits_for_nothing_leaves_a_capture_alone(on: &Subject) {
     let (memory, module, graph) = (bound.alloc(64), bound.module(), bound.graph());
     let (range, handle) = (bound.range(1), bound.physical(1));
     let (page, prop) = (bound.page(), bound.prop());
+    let instance = bound.graph_instantiate(*graph).unwrap();
     let mut answers = Answers::new(&bound, (Ok(()), Ok(())));
     let _ = answers.of("cuMemGetInfo", || bound.mem_get_info());
     let _ = answers.of("cuPointerGetAttributes", || bound.pointer_get_attributes(*memory));
@@ -130,9 +133,7 @@ fn a_call_that_waits_for_nothing_leaves_a_capture_alone(on: &Subject) {
     let _ = answers.of("cuModuleGetFunction", || {
         bound.module_get_function(*module, crate::common::kernel::NAME)
     });
-    let _ = answers.of("cuGraphInstantiate and cuGraphExecDestroy", || {
-        bound.graph_instantiate(*graph).and_then(|exec| bound.graph_exec_destroy(exec))
-    });
+    let _ = answers.of("cuGraphExecDestroy", || bound.graph_exec_destroy(instance));
     answers.check();
     bound.stream_synchronize(*other).unwrap();
 }
