@@ -295,6 +295,8 @@ fn requests() {
                     assert_eq!(u64::from(sequence.next()), tokens);
                 }
                 Some(Answer::Refused(error)) => assert!(!error.to_string().is_empty()),
+                // Without a budget nothing is looked at.
+                None => assert_eq!(tokens, 0, "{named}"),
                 answer => panic!("{tokens}, {named}: {answer:?}"),
             }
             let mut request = Request::named(tokens, names[..named].to_vec());
@@ -470,6 +472,14 @@ fn quotas() {
                 }
             }
         }
+    }
+    for length in [0, 1, 1 << 16] {
+        KvCache::add_tenant_with_key(&mut cache, &vec![0xFF; length]).unwrap();
+    }
+    for id in [0, 7, u32::MAX] {
+        KvCache::set_placeholder_ids(&mut cache, vec![id..=id]);
+        let answers = cache.admit(&mut [Request::new(vec![id; 9])], 9).unwrap();
+        assert!(matches!(answers[..], [Answer::Refused(_)]), "{id}: {answers:?}");
     }
     let none = TenantQuota::NONE;
     cache.set_quota(tenant, Tier::Primary, none).unwrap();

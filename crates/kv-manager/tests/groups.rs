@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "groups/checkpoints.rs"]
+mod checkpoints;
 mod common;
 
 use common::{BLOCK, admit, admitted, complete, computed, options, step};
@@ -762,68 +764,4 @@ fn a_window_moves_on_behind_a_cut() {
     step(&mut manager, &mut [&mut first]);
     let expected = [vec![false; 8], vec![true; 3]].concat();
     assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");
-}
-
-#[test]
-fn a_sequence_goes_on_without_a_checkpoint_where_there_is_no_block_for_one() {
-    for states in 1..4 {
-        let mut manager = manager([group(STATE, states)]);
-        let mut running: Vec<_> =
-            (0..states as u32).map(|at| admit(&mut manager, at * 1000..at * 1000 + 30)).collect();
-        for _ in 0..5 {
-            let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
-            step(&mut manager, &mut batch);
-            for sequence in running.iter_mut().filter(|sequence| sequence.to_compute() > 0) {
-                let left = sequence.to_compute() as u32;
-                manager.reserve(sequence, left).unwrap();
-            }
-        }
-        let left: Vec<_> = running.iter().map(kv_manager::Sequence::to_compute).collect();
-        assert!(left.iter().all(|&left| left == 0), "{states} states: {left:?}");
-        drop(running);
-        settle(&mut manager);
-        // Its own last checkpoint is in the only block, and no sequence runs that could give one back.
-        let mut again = Request::new((0..30).collect());
-        again.waits = false;
-        let answer = manager.admit(&mut [again], u64::MAX).pop().unwrap();
-        assert!(matches!(answer, Answer::Admitted(_)), "{states} states: {answer:?}");
-        manager.pool_of(GroupId(1)).unwrap().check_integrity().unwrap();
-    }
-}
-
-#[test]
-fn a_checkpoint_that_another_holds_is_not_written() {
-    let mut manager = manager([group(STATE, 2)]);
-    let mut sequence = admit(&mut manager, 0..30);
-    step(&mut manager, &mut [&mut sequence]);
-    // A twin begins with the same state, and the other block is in use.
-    let twin = manager.fork(&mut sequence).unwrap();
-    let _other = admit(&mut manager, 500..503);
-    let refused = manager.reserve(&mut sequence, 8).unwrap_err();
-    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
-    assert_eq!(missing.group, GroupId(1));
-    drop(twin);
-    manager.reserve(&mut sequence, 8).unwrap();
-}
-
-#[test]
-fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
-    // Checkpoints lie every 64 tokens; the shared prefix ends within its twelfth block.
-    let far = GroupKind::State { checkpoint_tokens: 64, drafts: 0 };
-    let mut manager = manager([group(far, 32)]);
-    let mut hits = Vec::new();
-    for user in 1..5 {
-        let mut request = Request::new((0..49).chain(1000 * user..1000 * user + 11).collect());
-        request.content.shared_tokens = 49;
-        let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
-        hits.push(sequence.cached_tokens());
-        while sequence.to_compute() > 0 {
-            let left = sequence.to_compute() as u32;
-            manager.reserve(&mut sequence, left).unwrap();
-            step(&mut manager, &mut [&mut sequence]);
-        }
-        drop(sequence);
-        settle(&mut manager);
-    }
-    assert_eq!(hits, [0, 48, 48, 48]);
 }

@@ -408,6 +408,22 @@ fn granules_of_any_number_are_shared_or_refused() {
 }
 
 #[test]
+fn keys_of_tenants_and_ids_of_placeholders_are_any_numbers() {
+    let mut manager = manager(8, 0);
+    for length in [0, 1, 16, 1 << 16] {
+        Manager::add_tenant_with_key(&mut manager, &vec![0xFF; length]).unwrap();
+    }
+    for first in NUMBERS {
+        for last in NUMBERS {
+            Manager::set_placeholder_ids(&mut manager, vec![first..=last, last..=first]);
+            let mut request = Request::new(vec![first, last]);
+            let answer = manager.admit(std::slice::from_mut(&mut request), u64::MAX).pop();
+            assert!(matches!(answer, Some(Answer::Refused(_))), "{first} to {last}: {answer:?}");
+        }
+    }
+}
+
+#[test]
 fn plans_and_snapshots_of_any_size_are_checked() {
     for number in LONG {
         let small = number as u32;
