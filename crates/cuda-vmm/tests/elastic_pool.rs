@@ -332,6 +332,54 @@ fn shrinking_twice_forgets_no_user() {
 }
 
 #[test]
+fn a_page_that_is_retired_is_retired_once() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    // Four blocks on a page: three are parked on the page that is kept.
+    let pool = machine.pool(PAGE / 4, 32, 32);
+    let stream = machine.stream();
+    stream.fill(pool.block_span(31).unwrap(), 1).unwrap();
+    let shrink = pool.shrink_to(1, &[recorded(&stream)]).unwrap();
+    assert_eq!(shrink, Shrink { ready_blocks: 1, retiring_pages: 7 });
+    for _ in 0..3 {
+        assert_eq!(pool.trim(0), 0);
+    }
+    stream.synchronize().unwrap();
+    let polled = pool.poll_retired();
+    assert_eq!((polled.unmapped_pages, polled.failed.len()), (7, 0));
+    assert_eq!(pool.grow_to(32), Ok(32));
+    for block in 0..32 {
+        stream.fill(pool.block_span(block).unwrap(), 7).unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    close(pool);
+    drop(stream);
+    machine.assert_no_leak();
+}
+
+#[test]
+fn users_of_a_block_that_straddles_pages_are_waited_for_by_every_later_shrink() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    // The second block lies on the second page and the third.
+    let pool = machine.pool(PAGE / 2 * 3, 2, 2);
+    let (slow, done) = (machine.stream(), machine.stream());
+    slow.fill(pool.block_span(1).unwrap(), 1).unwrap();
+    assert_eq!(pool.shrink_to(1, &[recorded(&slow)]).unwrap().retiring_pages, 1);
+    let quick = recorded(&done);
+    done.synchronize().unwrap();
+    assert_eq!(pool.shrink_to(0, &[quick]).unwrap().retiring_pages, 2);
+    assert_eq!(pool.poll_retired().unmapped_pages, 0, "the first half of the block is written");
+    slow.synchronize().unwrap();
+    assert_eq!(pool.poll_retired().unmapped_pages, 3);
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    close(pool);
+    drop((slow, done));
+    machine.assert_no_leak();
+}
+
+#[test]
 fn a_pool_that_was_refused_memory_grows_when_there_is_some_again() {
     let machine = machine();
     let worker = Worker::manual();

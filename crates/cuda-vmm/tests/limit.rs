@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{DEVICE_PAGES, Machine, PAGE, machine, machine_with, recorded, refusals};
 use cuda_driver::{Device, ErrorCode};
+use cuda_sim::Pace;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom, OverLimit, Reclaimed};
 use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PhysicalPage};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
@@ -554,4 +555,38 @@ fn idle_pages_under_a_limit_are_released_before_a_request_is_refused_for_the_dev
         assert_eq!(asks.take_many(DEVICE_PAGES - 4).unwrap().len() as u64, DEVICE_PAGES - 4);
         assert_eq!((taken.len(), elsewhere.stats().idle), (4, 3));
     }
+}
+
+#[test]
+fn a_limit_that_looks_at_parked_blocks_makes_nothing_mapped_that_was_retired() {
+    let machine = machine();
+    machine.sim.set_pace(Pace::Slowest);
+    let limit = MemoryLimit::new(8 * PAGE);
+    // Four blocks on a page: three are parked on the page that is kept.
+    let options = ElasticPoolOptions {
+        block_bytes: PAGE / 4,
+        capacity_blocks: 32,
+        page_bytes: None,
+        initial_blocks: 32,
+    };
+    let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+    let pool = ElasticPool::with_rules(&machine.device, options, EpochGate::new(), rules).unwrap();
+    let stream = machine.stream();
+    stream.fill(pool.block_span(31).unwrap(), 1).unwrap();
+    assert_eq!(pool.shrink_to(1, &[recorded(&stream)]).unwrap().retiring_pages, 7);
+    limit.set(PAGE);
+    assert_eq!(limit.reclaim().released_bytes, 0);
+    stream.synchronize().unwrap();
+    limit.reclaim();
+    limit.set(8 * PAGE);
+    pool.poll_retired();
+    assert_eq!(pool.grow_to(32), Ok(32));
+    for block in 0..32 {
+        stream.fill(pool.block_span(block).unwrap(), 7).unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
+    assert!(pool.close(&[]).wait().unwrap().is_clean());
+    drop(stream);
+    machine.assert_no_leak();
 }

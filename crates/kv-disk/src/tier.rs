@@ -16,10 +16,10 @@ use crate::folder::{self, Ready};
 use crate::io::{Backend, FileIo, RingFile, ThreadFile};
 use crate::layout::Geometry;
 use crate::random::random;
-use crate::slot_file::{Old, Place, check_depths, judge};
+use crate::slot_file::{Old, Place, Waiting, check_depths, judge, waiting};
 use crate::slots::Key;
 use crate::stats::DiskStats;
-use crate::{BackendChoice, DiskOptions, OpenError, SlotFile};
+use crate::{BackendChoice, DiskOptions, Keys, OpenError, SlotFile};
 
 /// Files, at most.
 const FILES_MAX: usize = 256;
@@ -46,6 +46,7 @@ pub struct DiskTier {
     stripes: Vec<Stripe>,
     watch: DiskWatch,
     survivors: Vec<Key>,
+    keys: Option<Arc<dyn Keys>>,
 }
 
 /// Shows what a tier does, wherever the tier itself has gone.
@@ -82,7 +83,7 @@ struct Stripe {
 
 #[derive(Debug)]
 enum Order {
-    Store(Vec<BlockSource>),
+    Store(Vec<Waiting>),
     Load(Vec<BlockSink>),
     Forget(Vec<Key>),
     ForgetKey(u64),
@@ -146,10 +147,13 @@ impl DiskTier {
             let died = || OpenError::system("opening a file")(io::ErrorKind::Other.into());
             files.push(opened.unwrap_or_else(|_| Err(died()))?);
         }
-        Self::start(files)
+        Self::start(files, options.rules.keys.clone())
     }
 
-    fn start(files: Vec<(SlotFile, FileReport)>) -> Result<Self, OpenError> {
+    fn start(
+        files: Vec<(SlotFile, FileReport)>,
+        keys: Option<Arc<dyn Keys>>,
+    ) -> Result<Self, OpenError> {
         let shared = |(file, _): &(SlotFile, FileReport)| {
             Mutex::new(Shared { stats: file.stats(), dropped: Vec::new() })
         };
@@ -157,7 +161,8 @@ impl DiskTier {
             shared: files.iter().map(shared).collect(),
             backends: files.iter().map(|(_, report)| *report).collect(),
         };
-        let mut tier = Self { stripes: Vec::new(), watch: watch.clone(), survivors: Vec::new() };
+        let mut tier =
+            Self { stripes: Vec::new(), watch: watch.clone(), survivors: Vec::new(), keys };
         for (at, (mut file, _)) in files.into_iter().enumerate() {
             file.survivors(&mut tier.survivors);
             let (orders, received) = mpsc::channel();
@@ -302,7 +307,7 @@ fn end(file: &mut SlotFile, shared: &Mutex<Shared>) {
 
 fn take(file: &mut SlotFile, order: Order) {
     match order {
-        Order::Store(blocks) => file.store(blocks),
+        Order::Store(blocks) => file.queue(blocks),
         Order::Load(blocks) => file.load(blocks),
         Order::Forget(blocks) => file.forget(&blocks),
         Order::ForgetKey(number) => file.forget_key(number),
@@ -328,7 +333,9 @@ impl DiskWatch {
 
 impl LowerTier for DiskTier {
     fn store(&mut self, blocks: Vec<BlockSource>) {
-        self.send_parts(self.divide(blocks, BlockSource::name), Order::Store);
+        let keys = self.keys.as_deref();
+        let blocks = blocks.into_iter().map(|source| waiting(keys, source)).collect();
+        self.send_parts(self.divide(blocks, |(source, _)| source.name()), Order::Store);
     }
 
     fn load(&mut self, blocks: Vec<BlockSink>) {
@@ -422,7 +429,7 @@ mod tests {
             let hangs = Hangs { file, answers: Arc::clone(&answers), in_call };
             let file = SlotFile::open(Box::new(hangs), &place, &SlotRules::new(b"")).unwrap();
             let report = FileReport { backend: Backend::Memory, direct: false, geometry };
-            let mut tier = DiskTier::start(vec![(file, report)]).unwrap();
+            let mut tier = DiskTier::start(vec![(file, report)], None).unwrap();
             let watch = tier.watch();
             answers.store(false, Ordering::Release);
             // Both headings are to be written.

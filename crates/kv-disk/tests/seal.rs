@@ -28,12 +28,12 @@ const GEOMETRY: Geometry = Geometry { slots: 20, slot_bytes: 8192 };
 #[derive(Debug)]
 struct Tenants {
     keys: Mutex<BTreeMap<u64, [u8; 32]>>,
-    others: Option<u64>,
+    others: Mutex<Option<u64>>,
 }
 
 impl Keys for Tenants {
     fn key_of(&self, _: GroupId, name: BlockHash) -> Option<u64> {
-        [1, 2].into_iter().find(|&tenant| hash(tenant) == name).or(self.others)
+        [1, 2].into_iter().find(|&tenant| hash(tenant) == name).or(*self.others.lock().unwrap())
     }
 
     fn key(&self, number: u64) -> Option<[u8; 32]> {
@@ -47,7 +47,7 @@ fn tenants() -> Arc<Tenants> {
 
 fn tenants_and(others: Option<u64>) -> Arc<Tenants> {
     let keys = Mutex::new(BTreeMap::from([(1, [1; 32]), (2, [2; 32])]));
-    Arc::new(Tenants { keys, others })
+    Arc::new(Tenants { keys, others: Mutex::new(others) })
 }
 
 struct Opened {
@@ -321,6 +321,9 @@ fn what_waits_to_be_stored_is_forgotten_with_its_key() {
     let names: Vec<u64> = (1..=12).collect();
     opened.worker.store(0, &names);
     opened.tier.lock().unwrap().forget_key(3);
+    // From here on nobody knows that the blocks had a key.
+    keys.keys.lock().unwrap().remove(&3);
+    *keys.others.lock().unwrap() = None;
     opened.worker.settle();
     let found: Vec<_> = names.into_iter().filter(|&name| opened.worker.loads(0, name)).collect();
     assert_eq!(found, [1, 2], "blocks of other keys, and no others");

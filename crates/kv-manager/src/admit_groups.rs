@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::collections::{HashSet, VecDeque};
 
-use kv_pool::{
-    Admitted, BlockHash, ClaimError, Claimed, Location, Pinned, Tier, tenants::TenantId,
-};
+use kv_pool::tenants::{TenantError, TenantId};
+use kv_pool::{Admitted, BlockHash, ClaimError, Claimed, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request};
@@ -65,14 +64,19 @@ impl Manager {
                 self.look_ahead(&mut requests[at + call.ahead.len()..]);
                 break;
             }
-            let (prepared, hit) = match call.ahead.pop_front() {
-                Some(ahead) => ahead,
-                None => (self.prepare(&mut requests[at]), None),
-            };
-            let answer = match prepared {
-                Err(error) => Answer::Refused(error),
-                Ok(Some(waiting)) => Answer::Waiting(waiting),
-                Ok(None) => self.admit_next(&mut requests[at..], hit, &mut call),
+            let ahead = call.ahead.pop_front();
+            // What cannot be its turn names nothing and loads nothing.
+            let answer = match call.queue.bar(requests[at].tenant) {
+                Some(missing) => Answer::NoRoom(missing),
+                None => {
+                    let (prepared, hit) =
+                        ahead.unwrap_or_else(|| (self.prepare(&mut requests[at]), None));
+                    match prepared {
+                        Err(error) => Answer::Refused(error),
+                        Ok(Some(waiting)) => Answer::Waiting(waiting),
+                        Ok(None) => self.admit_next(&mut requests[at..], hit, &mut call),
+                    }
+                }
             };
             let ends = match &answer {
                 Answer::NoRoom(missing) => !call.queue.passes(requests[at].tenant, missing),
@@ -98,9 +102,6 @@ impl Manager {
             [request, behind @ ..] => (request, behind),
             [] => return Answer::NoRow,
         };
-        if let Some(missing) = call.queue.bar(request.tenant) {
-            return Answer::NoRoom(missing);
-        }
         let Some(row) = self.home.lease() else { return Answer::NoRow };
         let hit = match hit {
             Some(hit) => hit,
@@ -235,7 +236,13 @@ impl Manager {
     fn fitting(&self, sight: Sight, request: &Request, call: &Call) -> Result<Sight, Missing> {
         let wants = self.left_for_running(call.leaves);
         let Err(missing) = self.check_sight(&sight, &wants, request) else { return Ok(sight) };
-        let is_final = matches!(missing.reason, ClaimError::Exhausted { retiring: 0, .. });
+        let is_final = matches!(
+            missing.reason,
+            ClaimError::Exhausted { retiring: 0, .. }
+                | ClaimError::Tenant(
+                    TenantError::HeldMax { .. } | TenantError::KeptForOthers { .. }
+                )
+        );
         if call.leaves || !call.is_first || !is_final || sight.tokens == 0 {
             return Err(missing);
         }

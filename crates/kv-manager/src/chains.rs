@@ -265,7 +265,8 @@ fn push_removed(feed: &Feed, into: &mut Vec<CacheEvent>, ((group, name), tier): 
     }
 }
 
-/// Puts content in an order in which each follows the one before it in its prefix, if that is there too.
+/// Puts content in an order in which each follows the one before it in its prefix, if that is there too. Names that an engine
+/// gives may follow each other in a circle, as different requests have it; none of them is left out.
 fn in_chains<T, K: Copy + Eq + Hash>(
     found: Vec<T>,
     name: impl Fn(&T) -> K,
@@ -284,6 +285,7 @@ fn in_chains<T, K: Copy + Eq + Hash>(
         next.extend(children.remove(&name(&content)).unwrap_or_default());
         ordered.push(content);
     }
+    ordered.extend(children.into_values().flatten());
     ordered
 }
 
@@ -304,5 +306,19 @@ fn stored(
         token_ids: tokens.to_vec(),
         block_tokens: notes.block_tokens,
         content: note.content.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_each_other_in_a_circle_is_not_left_out() {
+        let before = |of: &u32| [None, Some(0), Some(3), Some(2), Some(3)][*of as usize];
+        let mut ordered = in_chains(vec![4, 3, 2, 1, 0], |of| *of, before);
+        assert_eq!(ordered[..2], [0, 1]);
+        ordered.sort_unstable();
+        assert_eq!(ordered, [0, 1, 2, 3, 4]);
     }
 }

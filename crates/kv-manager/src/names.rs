@@ -181,6 +181,16 @@ impl Known {
         if let Tokens::Ids(ids) = tokens {
             namer.check_inputs(0, ids, &content.inputs)?;
         }
+        Self::checked(namer, tokens, content, salted_by_tenant)
+    }
+
+    /// The same of tokens whose inputs were looked at before.
+    fn checked(
+        namer: &Namer,
+        tokens: Tokens<'_>,
+        content: Content,
+        salted_by_tenant: bool,
+    ) -> Result<Self, TokensError> {
         let mask = |salt| mask_of(salt, namer.generation, namer);
         let salt = content.salt(salted_by_tenant);
         let named = matches!(tokens, Tokens::Named { .. });
@@ -401,8 +411,9 @@ impl Known {
             Some(ids) => Tokens::Ids(ids),
             None => Tokens::Named { count: self.tokens, names: &names },
         };
-        // They were taken before.
-        Self::new(namer, tokens, content, self.salted_by_tenant).unwrap_or_else(|_| self.clone())
+        // They were taken before, perhaps when fewer ids stood for something else.
+        Self::checked(namer, tokens, content, self.salted_by_tenant)
+            .unwrap_or_else(|_| self.clone())
     }
 }
 

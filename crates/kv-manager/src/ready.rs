@@ -93,6 +93,11 @@ impl Manager {
                 self.look_ahead(&mut requests[at..]);
                 break;
             }
+            // What cannot be its turn names nothing and loads nothing.
+            if let Some(missing) = queue.bar(requests[at].tenant) {
+                ready.answers.push(Answer::NoRoom(missing));
+                continue;
+            }
             let answer = match self.prepare(&mut requests[at]) {
                 Err(error) => Answer::Refused(error),
                 Ok(Some(waiting)) => Answer::Waiting(waiting),
@@ -128,9 +133,6 @@ impl Manager {
     /// What comes of a request behind those before it, where there is one group, which keeps all.
     fn take_turn(&self, request: &Request, queue: &mut Queue) -> Turn {
         let (group, tenant) = (&self.groups[0], request.tenant);
-        if let Some(missing) = queue.bar(tenant) {
-            return Turn::Lacks(missing);
-        }
         let names = self.names_of(request);
         let near = group.prefix_len(names);
         let loads = if request.enters() { self.open_load(request, near).blocks() } else { 0 };
@@ -140,7 +142,9 @@ impl Manager {
         }
         let blocks = group.blocks_for(request.tokens()) - near;
         let claims = queue.claims.entry(tenant).or_default();
-        let wanted = claims.saturating_add(blocks);
+        // What lies in host memory takes a device block each.
+        let far = group.pool.pin_cost(&names[..near]).far;
+        let wanted = claims.saturating_add(blocks + far);
         if let Err(reason) = group.pool.check_quota(tenant, &[&names[..near]], wanted, 0) {
             let missing = Missing { group: group.id, reason: reason.into() };
             if queue.passes(tenant, &missing) {

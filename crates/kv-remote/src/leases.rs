@@ -26,6 +26,10 @@ pub(crate) enum PeerHost {
 
 impl PeerHost {
     pub(crate) fn of(address: IpAddr) -> Self {
+        // This host has as many addresses of its own as it likes.
+        if address.to_canonical().is_loopback() {
+            return Self::Local;
+        }
         Self::Net(match address.to_canonical() {
             IpAddr::V4(address) => address.into(),
             IpAddr::V6(address) => {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -180,7 +180,8 @@ fn make_room(connections: &mut [Connection], host: PeerHost) {
     let host = if of(host, &waiting) >= HANDSHAKES_A_HOST {
         Some(host)
     } else if waiting.len() >= HANDSHAKES_MAX {
-        waiting.iter().map(|one| one.host).max_by_key(|host| of(*host, &waiting))
+        // Of several, the one whose first has waited longest.
+        waiting.iter().rev().map(|one| one.host).max_by_key(|host| of(*host, &waiting))
     } else {
         None
     };
@@ -190,10 +191,12 @@ fn make_room(connections: &mut [Connection], host: PeerHost) {
     }
 }
 
+/// Connections of this process, of all its servers: a node may have several.
+static CONNECTIONS: AtomicU64 = AtomicU64::new(1);
+
 fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
     let mut connections: Vec<Connection> = Vec::new();
     let wait = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-    let mut next = 1;
     while !shared.ends.load(Ordering::Relaxed) {
         let mut waits = [PollFd::new(listener, PollFlags::IN)];
         // A wait that is interrupted is as good as one that has ended.
@@ -219,8 +222,8 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
         // One that cannot be ended could not be made room for others.
         let (Ok(host), Ok(ender)) = (stream.host(), stream.try_clone()) else { continue };
         make_room(&mut connections, host);
-        let reader = ReaderId(next);
-        next += 1;
+        // Relaxed: the counter only has to give each connection of the process a number of its own.
+        let reader = ReaderId(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
         let is_let_in = Arc::<AtomicBool>::default();
         let (flag, shared) = (Arc::clone(&is_let_in), Arc::clone(shared));
         let thread = std::thread::Builder::new().name("kv-remote-peer".to_owned());

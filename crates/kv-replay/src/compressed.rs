@@ -15,6 +15,9 @@ const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
 /// The second to fourth byte of a zstd frame without content; the first is 0x50 to 0x5F.
 const ZSTD_SKIPPED: &[u8] = &[0x2A, 0x4D, 0x18];
 
+/// A zstd frame without text.
+const EMPTY: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD, 0x20, 0, 1, 0, 0];
+
 /// Bytes of text that a file may have, however small it is compressed.
 const TEXT_BYTES: u64 = 64 << 20;
 
@@ -104,6 +107,8 @@ impl<R: BufRead> Frames<R> {
     /// Reads the heading of the next frame, or passes over a frame without text.
     fn begin(&mut self) -> io::Result<()> {
         let mut decoder = FrameDecoder::new();
+        // The window, which a frame's heading says, is bounded by a decoder that has read a heading before.
+        decoder.init(EMPTY).map_err(|why| damaged(&why))?;
         match decoder.init(&mut self.reader) {
             Ok(()) => self.frame = Some((decoder, Xxh64::new(0))),
             Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {

@@ -79,7 +79,7 @@ pub fn join(
 ///
 /// # Errors
 ///
-/// [`ConvertError`]; nothing is written then.
+/// [`ConvertError`]; nothing is written then, but for the trace if only `json` cannot be.
 pub fn run(
     paths: &[PathBuf],
     options: &ReadOptions,
@@ -88,11 +88,9 @@ pub fn run(
 ) -> Result<String, ConvertError> {
     check_files(paths.iter().map(PathBuf::as_path), output.into_iter().chain(json))?;
     let trace = join(paths, options, tell)?;
-    if let Some(json) = json {
-        write_json(json, &trace.counts())?;
-    }
+    output.map_or(Ok(()), |output| trace.write(output))?;
+    json.map_or(Ok(()), |json| write_json(json, &trace.counts()))?;
     let Some(output) = output else { return Ok(trace.to_jsonl()) };
-    trace.write(output)?;
     let Trace { block_tokens, requests, .. } = &trace;
     let last_ms = requests.last().map_or(0, |request| request.timestamp_ms);
     let mut told = format!(

@@ -242,8 +242,9 @@ impl PlanArgs {
 
     /// The files that were read.
     pub(crate) fn reads(&self) -> Vec<PathBuf> {
-        // A model's name is that of no file, or of one that may as well stay.
-        self.trace.iter().cloned().chain(self.model.as_ref().map(PathBuf::from)).collect()
+        // The name of a model or GPU is that of no file, or of one that may as well stay.
+        let named = self.model.iter().chain([&self.gpu]).map(PathBuf::from);
+        self.trace.iter().cloned().chain(named).collect()
     }
 
     fn shape(&self, model: Option<&Model>) -> KvModelShape {

@@ -12,7 +12,7 @@
 //! | `input_length` or `input_tokens` | prompt tokens, at least 1 |
 //! | `output_length` or `output_tokens` | generated tokens, at least 1 |
 //! | `hash_ids` | one id for each block of [`block_tokens`](Trace::block_tokens) prompt tokens, the last of which may be part full; equal ids mean an equal prompt up to the end of that block. A prompt without this field shares nothing |
-//! | `session_id`, `delay` | a request without an arrival comes `delay` milliseconds behind the arrival of the one before it in its session; without a session, with the line above. Lines with a session may be in any order |
+//! | `session_id`, `delay` | a request without an arrival comes `delay` milliseconds behind the arrival of the one before it in its session, or behind the start; without a session, with the line above. Lines with a session may be in any order |
 //! | `tenant` | whose request it is, a text or a number; may be left out. Reports then have figures for each |
 //!
 //! Other fields are ignored. Not checked: whether the ids before equal ids are equal too. A policy
@@ -42,9 +42,9 @@ pub const LENGTH_MAX_TOKENS: u64 = 1 << 31;
 /// Latest arrival, in milliseconds: the largest integer that every JSON reader represents exactly.
 pub const TIMESTAMP_MAX_MS: u64 = 1 << 53;
 
-/// Maximum length of a line, in bytes: enough for a million ids. A file without line breaks is refused instead of filling
+/// Maximum length of a line, in bytes: enough for half a million ids. A file without line breaks is refused instead of filling
 /// the memory.
-pub const LINE_MAX_BYTES: u64 = 16 << 20;
+pub const LINE_MAX_BYTES: u64 = 8 << 20;
 
 /// Maximum number of hash ids of all requests together, those made for prompts without ids included: 1 GiB of memory.
 pub const IDS_MAX: u64 = 1 << 27;

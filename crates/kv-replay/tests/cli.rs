@@ -76,7 +76,7 @@ fn assert_says(message: &str, expected: &str) {
 fn a_bad_line_of_a_trace_is_named() {
     for (line, expected) in [
         ("{\"timestamp\": 6,", "not valid JSON: EOF while parsing"),
-        ("\n", "the line is empty, expected a JSON object"),
+        (&format!("\n{GOOD}"), "the line is empty, expected a JSON object"),
         (&GOOD.replace("52", "-3"), "output_length is -3, expected a positive integer"),
         (&GOOD.replace("700", "-700"), "input_length is -700, expected a positive integer"),
         (

@@ -55,6 +55,10 @@ fn no_result_takes_the_place_of_an_input_whatever_names_it() {
             "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --against in.json --json OUT",
             "in.json",
         ),
+        (
+            "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --gpu in.profile --json OUT",
+            "in.profile",
+        ),
         // Two results, too.
         ("convert in.jsonl --output new --json OUT", "new"),
         ("generate --requests 3 --output new --json OUT", "new"),

@@ -389,5 +389,5 @@ fn no_file_takes_more_memory_than_its_length_and_a_bound() {
     // A cell, also one that is quoted and has line breaks, and a session.
     assert_eq!(endless(AZURE, b"7"), too_long(4, 1 << 20));
     assert_eq!(endless(&format!("{AZURE}\""), b"\n"), too_long(4, 1 << 20));
-    assert_eq!(endless(&WEKA[..WEKA.len() - 2], b" "), too_long(1, 32 << 20));
+    assert_eq!(endless(&WEKA[..WEKA.len() - 2], b" "), too_long(1, 16 << 20));
 }

@@ -556,8 +556,8 @@ fn each_worker_has_files_of_its_own_which_are_found_again() {
     assert!(count(&drilled, "disk_stored") > 0, "{drilled}");
     assert_eq!(count(&drilled, "disk_survivors"), 0, "{drilled}");
     assert_eq!(count(&drilled["tiers"], "quarantined_at_end"), 0);
-    // Another division of the model has use for none of it.
-    let heads = ["--kv-heads", "2", "--place", "heads"];
+    // Another division of the model has use for none of it, and gives it up only when it is told to.
+    let heads = ["--kv-heads", "2", "--place", "heads", "--disk-fresh"];
     let divided = case.clean(&[&over[..], &heads].concat());
     assert_eq!(count(&divided, "disk_survivors"), 0, "{divided}");
 }

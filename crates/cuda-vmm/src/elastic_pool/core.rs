@@ -194,11 +194,9 @@ impl PoolCore {
         let retiring_pages = size.mapped_pages - keep;
         // The reservation keeps the retirement. `poll_retired` completes it. Blocks entirely on the
         // last kept page have the same users.
-        let before = self.retire_from(&mut size, keep);
+        self.retire_from(&mut size, keep);
         let many = size.users.are_many();
         drop(size);
-        // Dropped outside the lock, because it may hold the last reference to an event.
-        drop(before);
         if many {
             self.settle();
         }
@@ -272,6 +270,8 @@ impl PoolCore {
             let used = self.ready_blocks().max(size.users.end());
             let Some(proof) = size.users.rest_from(used) else { return 0 };
             let keep = self.pages_for(used).max(size.mapped_pages.saturating_sub(pages));
+            // Users may end beyond what is mapped: pages that were retired have them too.
+            let keep = keep.min(size.mapped_pages);
             let gone: Vec<u64> = (keep..size.mapped_pages).collect();
             size.mapped_pages = keep;
             (gone, proof)
@@ -284,24 +284,21 @@ impl PoolCore {
     /// Retires all parked pages, to be unmapped when their users are done. The caller holds
     /// `growing`.
     pub(super) fn retire_parked(&self) {
-        let before = {
-            let mut size = self.size.lock();
-            let keep = self.pages_for(self.ready_blocks());
-            self.retire_from(&mut size, keep)
-        };
-        drop(before);
+        let mut size = self.size.lock();
+        let keep = self.pages_for(self.ready_blocks());
+        self.retire_from(&mut size, keep);
     }
 
-    /// Retires the pages from `keep` on, with the users of the parked blocks. Returns those users if
-    /// no other block has them.
-    fn retire_from(&self, size: &mut Size, keep: u64) -> Option<Users> {
-        let users = size.users.joined()?;
+    /// Retires the pages from `keep` on, with the users of the parked blocks. These users stay: a
+    /// block may lie in part on the last page that is kept.
+    fn retire_from(&self, size: &mut Size, keep: u64) {
         let pages: Vec<u64> = (keep..size.mapped_pages).collect();
-        if !pages.is_empty() {
+        if !pages.is_empty()
+            && let Some(users) = size.users.joined()
+        {
             self.reservation.inner.retire_at(&pages, Arc::new(users));
             size.mapped_pages = keep;
         }
-        (!self.has_parked(size)).then(|| std::mem::take(&mut size.users))
     }
 
     /// Starts to close the reservation. `fences` or leases cover the users of ready blocks. The

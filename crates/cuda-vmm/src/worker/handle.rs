@@ -247,8 +247,8 @@ impl Drop for WorkHandle {
         // SeqCst: if the lock is taken now, its holder checks the flag after unlocking.
         self.waker.entry.detached.store(true, Ordering::SeqCst);
         // Others may hold wakers of the source. No step will ever do what they ask for.
+        self.waker.shared.forget(&self.waker.entry);
         self.waker.entry.fail(Fault::Stopped);
         self.waker.entry.let_go();
-        self.waker.shared.forget(&self.waker.entry);
     }
 }

@@ -1,8 +1,6 @@
 //! What is forgotten: one block, those of a key, or all.
 
-use kv_manager::tiers::BlockSource;
-
-use super::{Job, SlotFile};
+use super::{Job, SlotFile, Waiting};
 use crate::io::Act;
 use crate::layout::ENTRIES_A_PAGE;
 use crate::slots::{Kept, Key};
@@ -23,17 +21,17 @@ impl SlotFile {
     }
 
     pub(super) fn forget_block(&mut self, block: Key) {
-        self.fail_stores(|source| (source.group(), source.name()) == block);
+        self.fail_stores(|(source, _)| (source.group(), source.name()) == block);
         self.void_stores(|kept| kept.block() == block);
         self.stats.forgotten += u64::from(self.replace(block));
     }
 
     /// Has stores that have not begun fail.
-    fn fail_stores(&mut self, which: impl Fn(&BlockSource) -> bool) {
+    fn fail_stores(&mut self, which: impl Fn(&Waiting) -> bool) {
         let (gone, stay): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.stores).into_iter().partition(which);
         self.stores = Vec::into(stay);
-        gone.into_iter().for_each(|source| self.fail_store(source, Unstored::Forgotten));
+        gone.into_iter().for_each(|(source, _)| self.fail_store(source, Unstored::Forgotten));
     }
 
     /// Has what is being written come to nothing.
@@ -52,9 +50,7 @@ impl SlotFile {
     /// [`poll`](kv_manager::tiers::LowerTier::poll). With the key destroyed, they could not be read anyway. The file has none of
     /// their names any more once it is [idle](Self::is_idle).
     pub fn forget_key(&mut self, number: u64) {
-        let keys = self.rules.keys.clone();
-        let key_of = |of: &BlockSource| keys.as_ref()?.key_of(of.group(), of.name());
-        self.fail_stores(|source| key_of(source) == Some(number));
+        self.fail_stores(|(_, key)| *key == Some(number));
         self.void_stores(|kept| kept.key == Some(number));
         for block in self.slots.of_key(number) {
             self.replace(block);
@@ -64,7 +60,7 @@ impl SlotFile {
     }
 
     pub(super) fn clear_all(&mut self) {
-        for source in std::mem::take(&mut self.stores) {
+        for (source, _) in std::mem::take(&mut self.stores) {
             self.fail_store(source, Unstored::Forgotten);
         }
         for sink in std::mem::take(&mut self.loads) {

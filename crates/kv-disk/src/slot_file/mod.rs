@@ -16,13 +16,13 @@ use kv_manager::GroupId;
 use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier};
 use kv_pool::{BlockHash, Pinned};
 
-use crate::SlotRules;
 use crate::io::{Act, Backend, Body, Buffer, Ended, FileIo, Io, PAGE_BYTES};
 use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, Heading, block_at, bytes_of};
 use crate::limits::{Daily, Rate};
 use crate::slots::{ClaimedSlot, Kept, Key, Slots};
 use crate::stats::{DiskStats, Miss, Off, Unstored};
 use crate::table::Table;
+use crate::{Keys, SlotRules};
 
 /// Pages of the table that are written at a time, beside slots. Each has a buffer.
 const PAGES_OPEN_MAX: u32 = 64;
@@ -44,7 +44,7 @@ pub struct SlotFile {
     heading_due: u8,
     heading_open: bool,
     loads: VecDeque<BlockSink>,
-    stores: VecDeque<BlockSource>,
+    stores: VecDeque<Waiting>,
     /// What is open at the file, by token.
     jobs: HashMap<u64, Job>,
     next_token: u64,
@@ -242,8 +242,8 @@ impl SlotFile {
             if !may || !self.write_rate.allows(now) {
                 break;
             }
-            let Some(source) = self.stores.pop_front() else { break };
-            if let Some(later) = self.begin_store(source) {
+            let Some(waiting) = self.stores.pop_front() else { break };
+            if let Some(later) = self.begin_store(waiting) {
                 self.stores.push_front(later);
                 break;
             }
@@ -416,7 +416,7 @@ impl SlotFile {
 
     /// Ends what a file that is off does not do any more.
     fn give_up(&mut self) {
-        for source in std::mem::take(&mut self.stores) {
+        for (source, _) in std::mem::take(&mut self.stores) {
             self.fail_store(source, Unstored::Off);
         }
         for store in self.table.give_up() {
@@ -437,7 +437,7 @@ impl SlotFile {
 
     /// Gives up what has not begun.
     pub(crate) fn give_up_waiting(&mut self) {
-        for source in std::mem::take(&mut self.stores) {
+        for (source, _) in std::mem::take(&mut self.stores) {
             self.fail_store(source, Unstored::Off);
         }
         for sink in std::mem::take(&mut self.loads) {
@@ -456,20 +456,36 @@ impl SlotFile {
         });
     }
 
+    /// Takes blocks that are to be stored when their turn comes.
+    pub(crate) fn queue(&mut self, blocks: Vec<Waiting>) {
+        for waiting in blocks {
+            match self.off {
+                None => self.stores.push_back(waiting),
+                Some(_) => self.fail_store(waiting.0, Unstored::Off),
+            }
+        }
+    }
+
     fn fail_store(&mut self, source: BlockSource, reason: Unstored) {
         self.stats.unstored[reason as usize] += 1;
         source.failed(BlockFault::Failed);
     }
 }
 
+/// A block that is to be stored, and the key that it had when it was given: its tenant may be forgotten before its turn
+/// comes, and must not be taken for one without a key then.
+pub(crate) type Waiting = (BlockSource, Option<u64>);
+
+/// The same, by the keys of now.
+pub(crate) fn waiting(keys: Option<&dyn Keys>, source: BlockSource) -> Waiting {
+    let key = keys.and_then(|keys| keys.key_of(source.group(), source.name()));
+    (source, key)
+}
+
 impl LowerTier for SlotFile {
     fn store(&mut self, blocks: Vec<BlockSource>) {
-        for source in blocks {
-            match self.off {
-                None => self.stores.push_back(source),
-                Some(_) => self.fail_store(source, Unstored::Off),
-            }
-        }
+        let keys = self.rules.keys.clone();
+        self.queue(blocks.into_iter().map(|source| waiting(keys.as_deref(), source)).collect());
     }
 
     fn load(&mut self, blocks: Vec<BlockSink>) {

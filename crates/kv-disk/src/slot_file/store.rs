@@ -3,7 +3,7 @@
 use kv_manager::tiers::BlockSource;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Job, Memory, SlotFile, Store};
+use super::{Job, Memory, SlotFile, Store, Waiting};
 use crate::io::{Act, Body, Io};
 use crate::layout::{ENTRY_BYTES, bytes_of};
 use crate::seal::{self, SEAL_BYTES};
@@ -12,9 +12,12 @@ use crate::stats::{Off, Unstored};
 
 impl SlotFile {
     /// Begins or ends a store; returns one that has to wait for a slot.
-    pub(super) fn begin_store(&mut self, source: BlockSource) -> Option<BlockSource> {
+    pub(super) fn begin_store(&mut self, (source, key): Waiting) -> Option<Waiting> {
         let (block, now) = ((source.group(), source.name()), self.rules.clock.now());
-        let key = self.key_of(block);
+        if self.key_of(block) != key {
+            self.fail_store(source, Unstored::Forgotten);
+            return None;
+        }
         // What is encrypted is one piece, whose parts say nothing.
         let (length, head) = match key {
             Some(_) => (source.len() + SEAL_BYTES, Some(0)),
@@ -30,7 +33,7 @@ impl SlotFile {
             self.fail_store(source, Unstored::Daily);
             return None;
         }
-        let Some(buffer) = self.write_buffers.pop() else { return Some(source) };
+        let Some(buffer) = self.write_buffers.pop() else { return Some((source, key)) };
         let mut memory = Memory { buffer, body: None, bytes: bytes as usize };
         let (group, name, generation) = (block.0, block.1, self.next_generation);
         let kept = Kept { name, group, generation, length: length as u64, head, sum: 0, key };
@@ -43,7 +46,7 @@ impl SlotFile {
             self.write_buffers.push(memory.buffer);
             if !self.jobs.is_empty() || !self.parked.is_empty() {
                 // One of those that are open gives its slot back.
-                return Some(source);
+                return Some((source, key));
             }
             self.fail_store(source, Unstored::NoSlot);
             return None;
@@ -109,11 +112,11 @@ impl SlotFile {
         if self.is_void(&store) {
             return self.end_unwritten(store, Unstored::Forgotten);
         }
-        let Store { source, slot, .. } = store;
+        let Store { source, slot, kept, .. } = store;
         self.slots.set(slot.slot, None);
         self.touch(slot.slot, None);
         drop(slot);
-        self.stores.push_front(source);
+        self.stores.push_front((source, kept.key));
     }
 
     fn is_void(&self, store: &Store) -> bool {

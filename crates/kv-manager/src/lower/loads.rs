@@ -209,7 +209,8 @@ impl Manager {
         // Where a group that keeps all ends, nobody goes on: so most names are not looked up.
         let mut most = most;
         for (group, &first) in self.groups.iter().zip(&firsts).filter(|(at, _)| at.is_chained()) {
-            most = most.min(group.reach(names, most, first, |name| is_below((group.id, name))));
+            let is_there = |name| group.pool.locate(name).is_some() || is_below((group.id, name));
+            most = most.min(group.reach(names, most, first, is_there));
         }
         let end = self.reach_with(names, most, &firsts, is_below);
         let near = if end > 0 { self.reach_with(names, end, &firsts, |_| false) } else { 0 };

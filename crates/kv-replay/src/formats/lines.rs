@@ -94,8 +94,8 @@ fn row(
     Ok(row)
 }
 
-/// When a request arrives: by its own field; else `delay` behind the one before it in its session; else with the line
-/// above.
+/// When a request arrives: by its own field; else `delay` behind the one before it in its session, or behind the start of
+/// the trace; without a session, with the line above.
 fn arrival(
     fields: &Map<String, Value>,
     unit: Unit,
@@ -110,7 +110,11 @@ fn arrival(
         None | Some(Value::Null) => 0,
         Some(delay) => unit.ms(delay, "delay")?,
     };
-    Ok(before.map_or(last_ms, |&before| before.saturating_add(delay_ms)))
+    match (before, fields.contains_key("session_id")) {
+        (Some(&before), _) => Ok(before.saturating_add(delay_ms)),
+        (None, true) => Ok(delay_ms),
+        (None, false) => Ok(last_ms),
+    }
 }
 
 fn length(fields: &Map<String, Value>, names: [&'static str; 2]) -> Result<u64, LineProblem> {

@@ -12,8 +12,8 @@ use super::{ReadOptions, Unit, bad_value, field, hash_ids, not_json, shortened};
 use crate::rng::SplitMix64;
 use crate::trace::{LENGTH_MAX_TOKENS, LineProblem, POSITIVE, TIMESTAMP_MAX_MS, Trace, TraceError};
 
-/// Maximum length of a session, in bytes: a hundred times that of the largest in the collection.
-const SESSION_MAX_BYTES: u64 = 32 << 20;
+/// Maximum length of a session, in bytes. Read, it takes up to a hundred times as much memory.
+const SESSION_MAX_BYTES: u64 = 16 << 20;
 
 /// Reads sessions. Their requests are in the order of arrival.
 pub(super) fn parse(

@@ -37,8 +37,8 @@ pub const OVERLOADED: f64 = 0.05;
 /// Fewest requests whose waits have a trend.
 const TREND_MIN: usize = 16;
 
-/// By how much waits grow in each second of arrivals, from the median of the second quarter of all requests to that of the
-/// last; 0 for too few of them, or if all arrive at once.
+/// By how much waits grow in each second of arrivals, at most from one quarter of all requests to the next, by their medians; 0
+/// for too few of them, or if all arrive at once.
 ///
 /// Where work comes in `load` times as fast as it is done, a wait grows by `load - 1`. A busy server that keeps up has long
 /// waits, but no growth.
@@ -47,15 +47,17 @@ pub(crate) fn queue_growth(mut waits: Vec<(Duration, Duration)>) -> f64 {
         return 0.0;
     }
     waits.sort_unstable();
-    let quarter = waits.len() / 4;
     let medians = |part: &[(Duration, Duration)]| {
         let mut waits: Vec<_> = part.iter().map(|(_, wait)| wait.as_secs_f64()).collect();
         waits.sort_unstable_by(f64::total_cmp);
         (part[part.len() / 2].0.as_secs_f64(), waits[part.len() / 2])
     };
-    let (begun, before) = medians(&waits[quarter..2 * quarter]);
-    let (ended, after) = medians(&waits[3 * quarter..]);
-    if ended > begun { (after - before) / (ended - begun) } else { 0.0 }
+    let quarters: Vec<_> = waits.chunks_exact(waits.len() / 4).map(medians).collect();
+    let grown = |pair: &[(f64, f64)]| match pair {
+        &[(begun, before), (ended, after)] if ended > begun => (after - before) / (ended - begun),
+        _ => 0.0,
+    };
+    quarters.windows(2).map(grown).fold(0.0, f64::max)
 }
 
 /// The distribution of a time, in milliseconds.
@@ -108,6 +110,11 @@ mod tests {
         for (service_ms, expected) in [(10, 0.0), (990, 0.0), (1060, 0.06), (2000, 1.0)] {
             assert!((growth(service_ms) - expected).abs() < 1e-9, "{service_ms}");
         }
+        // A peak that has drained at the end counts.
+        let peak =
+            |at: u64| Duration::from_secs(if (500..750).contains(&at) { at - 499 } else { 1 });
+        let drained = (0..1000).map(|at| (Duration::from_secs(at), peak(at))).collect();
+        assert!(queue_growth(drained) > 0.4);
         let at_once = |count| vec![(Duration::ZERO, Duration::from_secs(5)); count];
         assert_eq!((queue_growth(at_once(0)), queue_growth(at_once(100))), (0.0, 0.0));
     }
