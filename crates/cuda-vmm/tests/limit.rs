@@ -575,7 +575,8 @@ fn a_limit_that_looks_at_parked_blocks_makes_nothing_mapped_that_was_retired() {
     stream.fill(pool.block_span(31).unwrap(), 1).unwrap();
     assert_eq!(pool.shrink_to(1, &[recorded(&stream)]).unwrap().retiring_pages, 7);
     limit.set(PAGE);
-    assert_eq!(limit.reclaim().released_bytes, 0);
+    let reclaimed = limit.reclaim();
+    assert_eq!((reclaimed.idle_bytes, reclaimed.parked_bytes), (0, 0));
     stream.synchronize().unwrap();
     limit.reclaim();
     limit.set(8 * PAGE);
