@@ -159,6 +159,7 @@ impl Machine {
     }
 
     pub(crate) fn graph_exec_destroy(&mut self, exec: u64) -> Answer<()> {
+        self.may_wait()?;
         let exec = self.graph_execs.remove(&exec).ok_or(ErrorCode::INVALID_VALUE)?;
         self.health(exec.device)
     }

@@ -110,31 +110,31 @@ fn shrinking_takes_blocks_away_at_once_and_pages_when_at_rest() {
     machine.sim.hold(stream.raw());
     stream.fill(pool.block_span(19).unwrap(), 5).unwrap();
 
-    // Six blocks cover 4.5 pages: five pages stay, ten are retired.
-    let shrink = pool.shrink_to(6, &[recorded(&stream)]).unwrap();
-    assert_eq!(shrink, Shrink { ready_blocks: 6, retiring_pages: 10 });
-    assert_eq!(pool.ready_blocks(), 6);
-    assert!(pool.block_span(6).is_err());
+    // Eight blocks cover six pages, which stay; nine are retired.
+    let shrink = pool.shrink_to(8, &[recorded(&stream)]).unwrap();
+    assert_eq!(shrink, Shrink { ready_blocks: 8, retiring_pages: 9 });
+    assert_eq!(pool.ready_blocks(), 8);
+    assert!(pool.block_span(8).is_err());
     assert_eq!(pool.poll_retired().unmapped_pages, 0);
     let stats = pool.stats();
-    assert_eq!((stats.mapped_bytes, stats.retiring_bytes), (5 * PAGE, 10 * PAGE));
-    assert_eq!(stats.waste_bytes, 5 * PAGE - 6 * STRADDLING);
+    assert_eq!((stats.mapped_bytes, stats.retiring_bytes), (6 * PAGE, 9 * PAGE));
+    assert_eq!(stats.waste_bytes, 0);
 
     // Growth returns at no cost to the pages that were kept, but not to those that still have a
     // user.
     let idle = machine.stream();
-    assert_eq!(pool.shrink_to(5, &[recorded(&idle)]).unwrap().retiring_pages, 1);
+    assert_eq!(pool.shrink_to(4, &[recorded(&idle)]).unwrap().retiring_pages, 3);
     idle.synchronize().unwrap();
-    assert_eq!(pool.grow_to(6), Ok(6));
-    let refused = GrowError::Retiring { index: 5, ready_blocks: 6 };
-    assert_eq!(pool.grow_to(8), Err(refused));
+    assert_eq!(pool.grow_to(8), Ok(8));
+    let refused = GrowError::Retiring { index: 6, ready_blocks: 8 };
+    assert_eq!(pool.grow_to(10), Err(refused));
     assert!(refused.is_retryable());
     assert_eq!(pool.pages().stats().in_use, 15);
 
     machine.sim.release_hold(stream.raw());
     stream.synchronize().unwrap();
-    assert_eq!(pool.poll_retired().unmapped_pages, 10);
-    assert_eq!(pool.stats().idle_bytes, 10 * PAGE);
+    assert_eq!(pool.poll_retired().unmapped_pages, 9);
+    assert_eq!(pool.stats().idle_bytes, 9 * PAGE);
     let created = machine.calls("cuMemCreate");
     assert_eq!(pool.grow_to(20), Ok(20));
     assert_eq!(machine.calls("cuMemCreate"), created);

@@ -194,9 +194,11 @@ impl PoolCore {
         let retiring_pages = size.mapped_pages - keep;
         // The reservation keeps the retirement. `poll_retired` completes it. Blocks entirely on the
         // last kept page have the same users.
-        self.retire_from(&mut size, keep);
+        let before = self.retire_from(&mut size, keep);
         let many = size.users.are_many();
         drop(size);
+        // Dropped outside the lock, because it may hold the last reference to an event.
+        drop(before);
         if many {
             self.settle();
         }
@@ -284,21 +286,26 @@ impl PoolCore {
     /// Retires all parked pages, to be unmapped when their users are done. The caller holds
     /// `growing`.
     pub(super) fn retire_parked(&self) {
-        let mut size = self.size.lock();
-        let keep = self.pages_for(self.ready_blocks());
-        self.retire_from(&mut size, keep);
+        let before = {
+            let mut size = self.size.lock();
+            let keep = self.pages_for(self.ready_blocks());
+            self.retire_from(&mut size, keep)
+        };
+        drop(before);
     }
 
-    /// Retires the pages from `keep` on, with the users of the parked blocks. These users stay: a
-    /// block may lie in part on the last page that is kept.
-    fn retire_from(&self, size: &mut Size, keep: u64) {
+    /// Retires the pages from `keep` on, with the users of the blocks that are not ready. Returns those
+    /// users if none of these blocks lies on a page that is kept, not even in part.
+    fn retire_from(&self, size: &mut Size, keep: u64) -> Option<Users> {
+        let users = size.users.joined()?;
         let pages: Vec<u64> = (keep..size.mapped_pages).collect();
-        if !pages.is_empty()
-            && let Some(users) = size.users.joined()
-        {
+        if !pages.is_empty() {
             self.reservation.inner.retire_at(&pages, Arc::new(users));
             size.mapped_pages = keep;
         }
+        let ready_bytes = self.ready_blocks() * self.block_bytes;
+        let is_apart = ready_bytes >= size.mapped_pages * self.pages.page_bytes();
+        is_apart.then(|| std::mem::take(&mut size.users))
     }
 
     /// Starts to close the reservation. `fences` or leases cover the users of ready blocks. The

@@ -80,8 +80,11 @@ fn a_call_that_may_wait_ends_the_capture_of_its_thread(on: &Subject) {
     let _ =
         answers.of("cuStreamSynchronize of another stream", || bound.stream_synchronize(*other));
     let _ = answers.of("cuCtxSynchronize", || bound.ctx_synchronize());
+    let made = bound.graph_instantiate(*graph).unwrap();
     let instance = answers.of("cuGraphInstantiate", || bound.graph_instantiate(*graph));
-    instance.into_iter().for_each(|instance| bound.graph_exec_destroy(instance).unwrap());
+    let destroyed = answers.of("cuGraphExecDestroy", || bound.graph_exec_destroy(made));
+    let left = [destroyed.is_err().then_some(made), instance.ok()];
+    left.into_iter().flatten().for_each(|instance| bound.graph_exec_destroy(instance).unwrap());
     // What a refused call has left, and what one has made that was not.
     let frees = [freed.is_err().then_some(memory), allocated.ok()];
     frees.into_iter().flatten().for_each(|address| bound.mem_free(address).unwrap());
@@ -95,10 +98,9 @@ fn a_call_that_may_wait_ends_the_capture_of_its_thread(on: &Subject) {
 fn a_call_that_waits_for_nothing_leaves_a_capture_alone(on: &Subject) {
     let bound = on.bind();
     let (other, event, host) = (bound.stream(), bound.event(), bound.pinned(64));
-    let (memory, module, graph) = (bound.alloc(64), bound.module(), bound.graph());
+    let (memory, module) = (bound.alloc(64), bound.module());
     let (range, handle) = (bound.range(1), bound.physical(1));
     let (page, prop) = (bound.page(), bound.prop());
-    let instance = bound.graph_instantiate(*graph).unwrap();
     let mut answers = Answers::new(&bound, (Ok(()), Ok(())));
     let _ = answers.of("cuMemGetInfo", || bound.mem_get_info());
     let _ = answers.of("cuPointerGetAttributes", || bound.pointer_get_attributes(*memory));
@@ -133,7 +135,6 @@ fn a_call_that_waits_for_nothing_leaves_a_capture_alone(on: &Subject) {
     let _ = answers.of("cuModuleGetFunction", || {
         bound.module_get_function(*module, crate::common::kernel::NAME)
     });
-    let _ = answers.of("cuGraphExecDestroy", || bound.graph_exec_destroy(instance));
     answers.check();
     bound.stream_synchronize(*other).unwrap();
 }
