@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 false
             }
             Some(Answer::Refused(error)) => {
-                eprintln!("a request can never be admitted: {error}");
+                println!("a request can never be admitted: {error}");
                 false
             }
             _ => true,
