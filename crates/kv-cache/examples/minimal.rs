@@ -39,10 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 running.push(sequence);
                 false
             }
-            Some(Answer::Refused(error)) => {
-                println!("a request can never be admitted: {error}");
-                false
-            }
+            // It can never be admitted: tell whoever has asked.
+            Some(Answer::Refused(_)) => false,
             _ => true,
         });
         let mut batch: Vec<_> = running.iter_mut().filter(|one| one.next() > 0).collect();
