@@ -196,6 +196,12 @@ fn a_driver_without_batches_makes_each_copy_by_a_call() {
 /// What belongs to two owners may touch on both sides: tensors that were allocated one after the other, and the memory of
 /// two chunks. A driver refuses a copy of both at once.
 #[test]
+#[allow(clippy::too_many_lines, reason = "two ways of copying over the same memory")]
+#[allow(
+    clippy::single_range_in_vec_init,
+    clippy::redundant_iter_cloned,
+    reason = "lists of one range"
+)]
 fn memory_of_two_owners_that_touches_is_copied_one_by_one() {
     for to_host in [true, false] {
         let machine = Machine::new(3);
