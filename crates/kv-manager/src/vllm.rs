@@ -24,7 +24,7 @@
 //! - what stands behind placeholder tokens that begin in the block, each with its offset there.
 //!
 //! NVIDIA Dynamo takes an extra key for a salt if it begins with `dynamo-cache-salt:`. Its engines give the cache
-//! such a salt; see [`Content::salt`](crate::Content::salt). Whoever may read events may read salts.
+//! such a salt. Whoever may read events may read salts.
 //!
 //! Msgpack needs six encodings here, so they are written out, and the crate has no dependency for them.
 
