@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use crate::leases::PeerHost;
 use crate::{AddressError, PeerError};
 
-/// How long a folder is waited for in which another node is about to listen.
+/// How long a folder is waited for in which another node takes away what was left there.
 const FOLDER_MAX: Duration = Duration::from_secs(2);
 
 /// Where a node listens. Written as `unix:PATH` or `tcp:HOST:PORT`, with a number for the host.
@@ -185,25 +185,32 @@ fn connect_unix(path: &Path) -> io::Result<UnixStream> {
 /// Listens at a path. A socket that a process has left there that is no more is taken away; one at which somebody listens is not, nor is
 /// what is no socket.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    // So that of two nodes that find such a socket, one does not take away the other's new one.
-    let _held = hold_folder(path)?;
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left(path) => {
-            fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        bound => bound,
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    // It gets its name when it listens: who sees the name can connect, and who is refused there sees one that was left.
+    let mut made = tempfile::Builder::new();
+    let made = made.prefix(".").make_in(folder, |path| UnixListener::bind(path))?;
+    let taken = match made.persist_noclobber(path) {
+        Ok(listener) => return Ok(listener),
+        Err(taken) if taken.error.kind() == io::ErrorKind::AlreadyExists => taken.file,
+        Err(other) => return Err(other.error),
+    };
+    // Of two nodes that find such a socket, one would take away the other's new one.
+    let held = File::open(folder)?;
+    hold(&held)?;
+    if !is_left(path) {
+        return Err(io::ErrorKind::AddrInUse.into());
     }
+    fs::remove_file(path)?;
+    Ok(taken.persist_noclobber(path)?)
 }
 
-/// Holds the lock of the folder of a path; none if it cannot be opened.
-fn hold_folder(path: &Path) -> io::Result<Option<File>> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let Ok(folder) = File::open(folder.unwrap_or(Path::new("."))) else { return Ok(None) };
+/// Locks a folder against other nodes that take away what was left there, until the lock is dropped.
+fn hold(folder: &File) -> io::Result<()> {
     let since = Instant::now();
     loop {
         match folder.try_lock() {
-            Ok(()) => return Ok(Some(folder)),
+            Ok(()) => return Ok(()),
             Err(TryLockError::WouldBlock) if since.elapsed() < FOLDER_MAX => {
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -532,15 +532,38 @@ fn a_socket_that_a_killed_node_has_left_is_no_obstacle_and_a_living_ones_is_kept
     store_and_read(&mut connect(&member), 1..3);
     drop(second);
     assert!(!path.exists(), "its own file goes with a server");
-    // While another node looks at what is there, this one does not.
+    // While somebody holds the folder, nothing is taken away; what has no need of that, starts.
     let held = std::fs::File::open(folder.path()).unwrap();
     held.lock().unwrap();
+    drop(Server::start(Arc::clone(&node), at()).unwrap());
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let waits = Server::start(Arc::clone(&node), at()).map(drop).unwrap_err();
     assert_eq!(waits.kind(), std::io::ErrorKind::WouldBlock);
     drop(held);
+    std::fs::remove_file(&path).unwrap();
     // What is no socket is nobody's to take away.
     std::fs::write(&path, b"letters").unwrap();
     let taken = Server::start(node, at()).map(drop).unwrap_err();
     assert_eq!(taken.kind(), std::io::ErrorKind::AddrInUse);
     assert_eq!(std::fs::read(&path).unwrap(), b"letters");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+}
+
+#[test]
+fn who_sees_a_nodes_socket_can_connect_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for turn in 0..200 {
+        let path = folder.path().join(format!("{turn}.sock"));
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                while !path.exists() {
+                    std::hint::spin_loop();
+                }
+                std::os::unix::net::UnixStream::connect(&path).map(drop)
+            });
+            let (server, _) = serve_at("a", 4, Address::Unix(path.clone()));
+            looks.join().unwrap().unwrap();
+            drop(server);
+        });
+    }
 }

@@ -1,6 +1,7 @@
 //! The drill of a network that parts: a node's connections, in both directions, go through this process, which stops passing
 //! bytes on for a while.
 
+use std::fs;
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -30,14 +31,23 @@ pub(crate) struct Wall {
 }
 
 impl Wall {
-    /// Listens at the first place of each route, and passes on to the second.
+    /// Listens at the first place of each route, and passes on to the second. As at a node without a wall, there is nothing at the
+    /// first place before somebody listens at the second.
     pub(crate) fn new(routes: impl IntoIterator<Item = (PathBuf, PathBuf)>) -> io::Result<Self> {
         let mut wall = Self { gate: Arc::default(), threads: Vec::new() };
         for (from, to) in routes {
-            let listener = UnixListener::bind(from)?;
+            let hidden = from.with_extension("wall");
+            let listener = UnixListener::bind(&hidden)?;
             listener.set_nonblocking(true)?;
             let gate = Arc::clone(&wall.gate);
-            let listens = thread::Builder::new().spawn(move || listen(&listener, &to, &gate))?;
+            let listens = thread::Builder::new().spawn(move || {
+                while !to.exists() && !gate.has_ended.load(Ordering::Acquire) {
+                    thread::park_timeout(LOOK);
+                }
+                // Without its name, the others find that the node is not there.
+                drop(fs::rename(hidden, from));
+                listen(&listener, &to, &gate);
+            })?;
             wall.threads.push(listens);
         }
         Ok(wall)
@@ -124,11 +134,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_place_is_seen_when_somebody_listens_behind_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let _behind = UnixListener::bind(place("there")).unwrap();
+        let routes = [("early", "nowhere"), ("late", "there")];
+        let _wall = Wall::new(routes.map(|(from, to)| (place(from), place(to)))).unwrap();
+        while !place("late").exists() {
+            thread::yield_now();
+        }
+        assert!(!place("early").exists());
+    }
+
+    #[test]
     fn bytes_pass_but_for_while_it_is_shut_and_connections_of_that_time_end() {
         let folder = tempfile::tempdir().unwrap();
         let (near, far) = (folder.path().join("near"), folder.path().join("far"));
         let behind = UnixListener::bind(&far).unwrap();
         let wall = Wall::new([(near.clone(), far)]).unwrap();
+        while !near.exists() {
+            thread::yield_now();
+        }
         let connect = || {
             let here = UnixStream::connect(&near).unwrap();
             let (there, _) = behind.accept().unwrap();

@@ -53,8 +53,8 @@ fn a_node_that_is_parted_for_a_while_goes_on_and_so_do_the_others() {
     assert_eq!(report["parted"], serde_json::json!([1]));
 }
 
-/// Prompts of a run that is split, and how many of them came from the nodes that compute them.
-fn split(turns: usize, more: &[&str]) -> (u64, u64) {
+/// Prompts of a run that is split, how many of them came from the nodes that compute them, and its report.
+fn split(turns: usize, more: &[&str]) -> (u64, u64, serde_json::Value) {
     let split = ["--prefill-nodes", "2", "--decode-nodes", "2"];
     let report = good(turns, &[&split[..], more].concat());
     let of = |name: &str| report[name].as_u64().unwrap();
@@ -64,12 +64,13 @@ fn split(turns: usize, more: &[&str]) -> (u64, u64) {
     let cancelled: u64 = cancelled.map(|node| node["handover_cancelled"].as_u64().unwrap()).sum();
     let told = of("handed_over") + of("handover_recomputed") + cancelled;
     assert_eq!(told, of("requests"), "{report}");
-    (of("requests"), of("handed_over"))
+    (of("requests"), of("handed_over"), report)
 }
 
 #[test]
 fn prompts_are_computed_on_some_nodes_and_continued_on_others() {
-    assert_eq!(split(3, &[]), (24, 24), "each of them");
+    let (requests, handed_over, report) = split(3, &[]);
+    assert_eq!((requests, handed_over), (24, 24), "each of them: {report}");
 }
 
 #[test]
@@ -77,12 +78,12 @@ fn prompts_that_do_not_come_are_computed_where_they_go_on() {
     // A node that computes prompts is killed, another one stopped: who waits for it goes on.
     let soon = ["--handover-ms", "1000"];
     let killed = [&soon[..], &["--kill-node", "0@0", "--stop-node", "1@10:400"]].concat();
-    let (requests, handed_over) = split(4, &killed);
+    let (requests, handed_over, _) = split(4, &killed);
     assert_eq!(requests, 32);
     assert!(handed_over < 32, "{handed_over}");
     // One that goes on with them is killed: those that compute them go on.
     let killed = [&soon[..], &["--kill-node", "2@20", "--cancel", "20"]].concat();
-    let (requests, _) = split(2, &killed);
+    let (requests, ..) = split(2, &killed);
     assert!(requests == 8 || requests == 16, "{requests}");
 }
 

@@ -83,6 +83,8 @@ impl Mixture {
             Self::Suspended | Self::Budget => (20 * most, 20 * most),
             Self::Restarted => (tight, 0),
         };
+        // The simulator's devices are as many as are asked for; a machine with one GPU has one.
+        options.parts_share_devices = self == Self::Split;
         if self != Self::Below {
             return None;
         }
