@@ -124,7 +124,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "kv-remote",
         below: &["kv-manager"],
-        others: &["blake3", "rustix", "xxhash-rust"],
+        others: &["blake3", "rustix", "tempfile", "xxhash-rust"],
         never: &[HEAVY, CUDA],
         may_be_unsafe: false,
     },
