@@ -13,7 +13,7 @@ use common::{
 };
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 use kv_disk::layout::Geometry;
-use kv_disk::{OpenError, Place, SlotFile, SlotRules};
+use kv_disk::{Off, OpenError, Place, SlotFile, SlotRules};
 use kv_pool::clock::ManualClock;
 
 const SLOTS: u64 = 6;
@@ -409,6 +409,47 @@ fn a_disk_that_is_full_or_read_only_ends_stores_and_not_loads() {
         let tier = lives.tier.as_ref().unwrap().lock().unwrap();
         assert!(tier.off().is_some() && tier.stats().off == 1);
         assert_eq!(tier.claimable_slots(), SLOTS);
+    }
+}
+
+/// Ways to forget block 1, and no other.
+const FORGETS: [&[Step]; 3] = [&[Forget(1)], &[Forget(1), Settle, Forget(9)], &[Clear]];
+
+#[test]
+fn what_is_forgotten_while_a_file_is_off_is_not_found_when_it_is_opened_again() {
+    let plans: [(Off, Vec<(u64, DiskFault)>); 4] = [
+        // The slot of block 2, and, of each, the page of the table that it was to be in.
+        (Off::Full, vec![(6, DiskFault::Full)]),
+        (Off::ReadOnly, vec![(6, DiskFault::ReadOnly)]),
+        (Off::Full, vec![(6, DiskFault::Full), (7, DiskFault::Full)]),
+        (Off::Failing, (6..15).map(|position| (position, DiskFault::Fails)).collect()),
+    ];
+    for (off, at) in plans {
+        for forgets in FORGETS {
+            let at = at.clone();
+            let plan = FaultPlan { at, ..FaultPlan::default() };
+            let mut lives = Lives::new(Copied, vec![plan], Crash::Nothing, false);
+            lives.step(Store(&[1, 3]));
+            lives.settle();
+            let operations = lives.counter.load(Ordering::Relaxed);
+            assert_eq!(operations, 6, "two headings, two slots, their page twice");
+            for name in 2..9 {
+                lives.worker().store(0, &[name]);
+                lives.settle();
+            }
+            assert_eq!(lives.tier.as_ref().unwrap().lock().unwrap().off(), Some(off));
+            forgets.iter().for_each(|step| lives.step(*step));
+            lives.settle();
+            // Whoever is told so ends a life with its last attempt.
+            lives.step(Forget(10));
+            lives.settle();
+            lives.end();
+            lives.begin();
+            let found = lives.worker().has.clone();
+            let kept = !matches!(forgets[0], Clear);
+            assert!(!lives.worker().loads(0, 1), "{off:?} {forgets:?}");
+            assert_eq!(lives.worker().loads(0, 3), kept, "{off:?} {forgets:?}: {found:?}");
+        }
     }
 }
 

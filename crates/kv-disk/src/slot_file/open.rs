@@ -111,6 +111,7 @@ impl SlotFile {
             punches: rules.punches,
             failures: 0,
             off: None,
+            stuck: false,
             direct: true,
             dropped: Vec::new(),
             survivors: Vec::new(),
@@ -252,6 +253,7 @@ fn heading_of(
             stripe: place.stripe,
             stripes: place.stripes,
             model: rules.model,
+            sealed: rules.seals(),
             geometry: place.geometry,
             epoch: 1,
             ceiling: GENERATIONS,
@@ -323,6 +325,10 @@ fn fits(old: &Heading, place: &Place, rules: &SlotRules) -> Result<(), OpenError
         let (path, found, expected) = (PathBuf::new(), old.model, rules.model);
         return Err(OpenError::Model { path, found, expected });
     }
+    // Without keys, its entries would not be believed, and would be taken out of the table.
+    if old.sealed && !rules.seals() {
+        return Err(OpenError::NoKeys { path: PathBuf::new() });
+    }
     if old.geometry != place.geometry || place.found_bytes < place.geometry.bytes() {
         let (bytes, found, expected) = (place.found_bytes, old.geometry, place.geometry);
         return Err(OpenError::Geometry { path: PathBuf::new(), bytes, found, expected });
@@ -345,7 +351,7 @@ fn next_life(old: Heading, rules: &SlotRules) -> Result<Heading, OpenError> {
     if old.sequence >= u64::MAX / 2 {
         return Err(spent());
     }
-    Ok(Heading { ceiling, epoch, ..old })
+    Ok(Heading { ceiling, epoch, sealed: rules.seals(), ..old })
 }
 
 /// Carries out one operation, and waits for it.
