@@ -85,6 +85,30 @@ fn a_small_file_that_unpacks_to_very_much_is_refused() {
 }
 
 #[test]
+fn a_compressed_trace_comes_through_a_pipe_however_long_it_is() {
+    use std::os::fd::AsRawFd as _;
+    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
+    let mut noise = (0_u32..).map(|number| number.wrapping_mul(2_654_435_761).to_string());
+    let mut text = Vec::new();
+    for _ in 0..7_000 {
+        let noise: String = noise.by_ref().take(20).collect();
+        text.push(line.replacen("{", &format!("{{\"more\": \"{noise}\", "), 1));
+    }
+    let text = text.concat();
+    assert!(text.len() > 64 << 20, "more than any file may have");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(text.as_bytes()).unwrap();
+    let bytes = encoder.finish().unwrap();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let writes = std::thread::spawn(move || writer.write_all(&bytes));
+    let trace = Trace::read(Path::new(&path));
+    drop(reader);
+    let _ = writes.join().unwrap();
+    assert_eq!(trace.unwrap().requests.len(), 7_000);
+}
+
+#[test]
 fn a_broken_line_is_named_with_its_value() {
     let with = |from: &str, to: &str| message(&GOOD.replace(from, to));
     for (found, expected) in [
