@@ -412,6 +412,22 @@ fn a_disk_that_is_full_or_read_only_ends_stores_and_not_loads() {
     }
 }
 
+#[test]
+fn what_is_forgotten_while_its_page_cannot_be_read_does_not_come_back_with_the_page() {
+    // The heading is read and written twice, before the table is read.
+    let plan = FaultPlan { at: vec![(3, DiskFault::Fails)], ..FaultPlan::default() };
+    let plans = vec![FaultPlan::default(), plan];
+    let mut lives = Lives::new(Copied, plans, Crash::Nothing, false);
+    for step in [Store(&[1, 2, 3, 4, 5, 6]), Settle, Restart] {
+        lives.step(step);
+    }
+    assert!(lives.worker().has.is_empty(), "{:?}", lives.worker().has);
+    for step in [Forget(1), Settle, Restart] {
+        lives.step(step);
+    }
+    assert!(!lives.worker().loads(0, 1));
+}
+
 /// Ways to forget block 1, and no other.
 const FORGETS: [&[Step]; 3] = [&[Forget(1)], &[Forget(1), Settle, Forget(9)], &[Clear]];
 

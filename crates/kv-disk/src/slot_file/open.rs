@@ -183,8 +183,10 @@ impl SlotFile {
     fn read_entries(&mut self, at: u64, read: &[u8], bytes: usize, records: &mut [Option<Kept>]) {
         let first = at / ENTRY_BYTES as u64;
         let whole = read.chunks_exact(ENTRY_BYTES);
-        // Entries that did not come are as bad as those that are spoilt.
-        self.stats.discarded += (bytes / ENTRY_BYTES - whole.len()) as u64;
+        // Entries that did not come are as bad as those that are spoilt, and are not to come back when they can be read.
+        let missing = first + whole.len() as u64..first + (bytes / ENTRY_BYTES) as u64;
+        self.stats.discarded += missing.end - missing.start;
+        missing.for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None));
         for (slot, bytes) in (first..).zip(whole) {
             let Some(record) = records.get_mut(slot as usize) else { return };
             match Entry::parse(bytes) {
