@@ -295,6 +295,7 @@ fn open_time(folder: &Path, slots: u64) {
         stripe: 0,
         stripes: 1,
         model,
+        sealed: false,
         geometry,
         epoch: 1,
         ceiling: 1 << 50,

@@ -79,6 +79,16 @@ pub enum OpenError {
         /// The number of this model.
         expected: u128,
     },
+    /// The file was opened with keys before, and is opened without, or without the feature `seal`.
+    #[error(
+        "{} may have encrypted records, and there are no keys: give it `SlotRules::keys` and the feature `seal`, name another \
+        folder, or give its content up with `Mismatch::Wipe`",
+        shown(path)
+    )]
+    NoKeys {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file has other slots, or has been cut off.
     #[error("{} of {bytes} bytes has {} slots of {} bytes, and this is of {} slots of {} bytes: name another folder, use the \
         options that it was made with, or give its content up with `Mismatch::Wipe`",
@@ -193,6 +203,7 @@ impl OpenError {
             Self::Hostile { path, .. }
             | Self::Heading { path, .. }
             | Self::Model { path, .. }
+            | Self::NoKeys { path }
             | Self::Geometry { path, .. }
             | Self::Stripe { path, .. }
             | Self::System { path, .. }

@@ -68,7 +68,7 @@ pub struct SlotRules {
     pub punches: bool,
     /// Decides which block makes room.
     pub policy: PolicyKind,
-    /// Keys for records that are to be encrypted.
+    /// Keys for records that are to be encrypted. A file that was opened with keys is refused without, as one of another model is.
     pub keys: Option<Arc<dyn Keys>>,
     /// The time that rates are measured by.
     pub clock: Arc<dyn Clock>,
@@ -79,6 +79,11 @@ impl SlotRules {
     #[must_use]
     pub fn new(model: &[u8]) -> Self {
         Self { model: BlockHash::salted(model).to_u128(), ..Self::default() }
+    }
+
+    /// Whether encrypted records can be told from others.
+    pub(crate) fn seals(&self) -> bool {
+        cfg!(feature = "seal") && self.keys.is_some()
     }
 }
 

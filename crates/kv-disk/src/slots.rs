@@ -138,9 +138,14 @@ impl Slots {
         same.then_some(slot)
     }
 
+    /// All blocks that there are.
+    pub(crate) fn blocks(&self) -> Vec<Key> {
+        self.kept.iter().flatten().map(Kept::block).collect()
+    }
+
     /// Forgets everything.
     pub(crate) fn clear(&mut self) -> Vec<Key> {
-        let blocks: Vec<_> = self.kept.iter().flatten().map(Kept::block).collect();
+        let blocks = self.blocks();
         for &block in &blocks {
             self.remove(block);
         }

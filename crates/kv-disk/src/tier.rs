@@ -302,6 +302,11 @@ fn end(file: &mut SlotFile, shared: &Mutex<Shared>) {
     while !file.is_idle() && since.elapsed() < LAST {
         file.work(LOOK);
     }
+    if !file.is_settled() {
+        tracing::error!(
+            "a file could not be told what was forgotten last, which may be found in it again: remove it"
+        );
+    }
     shared.lock().stats = file.stats();
 }
 
@@ -381,7 +386,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::io::{Crash, Ended, FaultPlan, Image, Io, MemoryFile};
+    use crate::io::{Crash, DiskFault, Ended, FaultPlan, Image, Io, MemoryFile};
+    use crate::layout::Heading;
     use crate::{Place, SlotRules};
 
     /// A disk that answers until it is told not to.
@@ -414,6 +420,27 @@ mod tests {
         fn open(&self) -> usize {
             self.file.open()
         }
+    }
+
+    #[test]
+    fn what_a_file_that_is_off_could_not_be_told_is_tried_again_when_its_tier_is_dropped() {
+        let geometry = Geometry { slots: 4, slot_bytes: 8192 };
+        let found_bytes = geometry.bytes();
+        let image = Image::new(found_bytes as usize);
+        let (set, file, is_new) = (1, 2, true);
+        let place = Place { geometry, stripe: 0, stripes: 1, set, file, found_bytes, is_new };
+        // The first heading that says that all is forgotten.
+        let plan = FaultPlan { at: vec![(2, DiskFault::Full)], ..FaultPlan::default() };
+        let file = MemoryFile::new(&image, plan, Crash::Nothing);
+        let begun = file.operations();
+        let file = SlotFile::open(Box::new(file), &place, &SlotRules::new(b"")).unwrap();
+        let report = FileReport { backend: Backend::Memory, direct: false, geometry };
+        let mut tier = DiskTier::start(vec![(file, report)], None).unwrap();
+        tier.clear();
+        drop(tier);
+        let bytes = image.bytes();
+        let heading = Heading::newer(&bytes[..4096], &bytes[4096..]).unwrap();
+        assert_eq!((heading.epoch, begun.load(Ordering::Relaxed)), (2, 5));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use common::{
 };
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 use kv_disk::layout::Geometry;
-use kv_disk::{OpenError, Place, SlotFile, SlotRules};
+use kv_disk::{Off, OpenError, Place, SlotFile, SlotRules};
 use kv_pool::clock::ManualClock;
 
 const SLOTS: u64 = 6;
@@ -153,6 +153,10 @@ impl Lives {
         self.tier.as_ref().unwrap().lock().unwrap().is_idle()
     }
 
+    fn is_off(&self) -> bool {
+        self.tier.as_ref().unwrap().lock().unwrap().off().is_some()
+    }
+
     /// Opens the file; a life whose disk fails at that ends at once, and the next one begins.
     fn begin(&mut self) {
         let new = self.image.bytes()[..8192].iter().all(|byte| *byte == 0);
@@ -268,6 +272,11 @@ fn run(
 ) -> (Vec<u64>, usize) {
     let mut lives = Lives::new(blocks, plans, crash, punches);
     for &step in program {
+        if matches!(step, Restart) && lives.is_off() && lives.is_idle() {
+            // One fault has turned it off: what it could not be told then, it is told with what is forgotten next.
+            lives.step(Forget(10));
+            lives.settle();
+        }
         if matches!(step, Restart) && (lies || !lives.is_idle()) {
             // What a disk has not written, or says so and has not, may be there again.
             lives.worker().gone.clear();
@@ -278,11 +287,6 @@ fn run(
     let last = lives.counter.load(Ordering::Relaxed);
     lives.operations.push(last);
     (lives.operations, lost)
-}
-
-/// Whether a disk may have written less than was told: it has lied, or takes no more writes.
-fn keeps(fault: DiskFault) -> bool {
-    fault.lies() || matches!(fault, DiskFault::Full | DiskFault::ReadOnly)
 }
 
 #[test]
@@ -309,7 +313,7 @@ fn every_fault_at_every_position_of_small_programs_gives_no_wrong_byte_and_loses
                             seed: position,
                             ..FaultPlan::default()
                         };
-                        let (_, lost) = run(blocks, program, plans, crash, punches, keeps(fault));
+                        let (_, lost) = run(blocks, program, plans, crash, punches, fault.lies());
                         let honest = matches!(
                             fault,
                             DiskFault::Fails
@@ -409,6 +413,63 @@ fn a_disk_that_is_full_or_read_only_ends_stores_and_not_loads() {
         let tier = lives.tier.as_ref().unwrap().lock().unwrap();
         assert!(tier.off().is_some() && tier.stats().off == 1);
         assert_eq!(tier.claimable_slots(), SLOTS);
+    }
+}
+
+#[test]
+fn what_is_forgotten_while_its_page_cannot_be_read_does_not_come_back_with_the_page() {
+    // The heading is read and written twice, before the table is read.
+    let plan = FaultPlan { at: vec![(3, DiskFault::Fails)], ..FaultPlan::default() };
+    let plans = vec![FaultPlan::default(), plan];
+    let mut lives = Lives::new(Copied, plans, Crash::Nothing, false);
+    for step in [Store(&[1, 2, 3, 4, 5, 6]), Settle, Restart] {
+        lives.step(step);
+    }
+    assert!(lives.worker().has.is_empty(), "{:?}", lives.worker().has);
+    for step in [Forget(1), Settle, Restart] {
+        lives.step(step);
+    }
+    assert!(!lives.worker().loads(0, 1));
+}
+
+/// Ways to forget block 1, and no other.
+const FORGETS: [&[Step]; 3] = [&[Forget(1)], &[Forget(1), Settle, Forget(9)], &[Clear]];
+
+#[test]
+fn what_is_forgotten_while_a_file_is_off_is_not_found_when_it_is_opened_again() {
+    let plans: [(Off, Vec<(u64, DiskFault)>); 4] = [
+        // The slot of block 2, and, of each, the page of the table that it was to be in.
+        (Off::Full, vec![(6, DiskFault::Full)]),
+        (Off::ReadOnly, vec![(6, DiskFault::ReadOnly)]),
+        (Off::Full, vec![(6, DiskFault::Full), (7, DiskFault::Full)]),
+        (Off::Failing, (6..15).map(|position| (position, DiskFault::Fails)).collect()),
+    ];
+    for (off, at) in plans {
+        for forgets in FORGETS {
+            let at = at.clone();
+            let plan = FaultPlan { at, ..FaultPlan::default() };
+            let mut lives = Lives::new(Copied, vec![plan], Crash::Nothing, false);
+            lives.step(Store(&[1, 3]));
+            lives.settle();
+            let operations = lives.counter.load(Ordering::Relaxed);
+            assert_eq!(operations, 6, "two headings, two slots, their page twice");
+            for name in 2..9 {
+                lives.worker().store(0, &[name]);
+                lives.settle();
+            }
+            assert_eq!(lives.tier.as_ref().unwrap().lock().unwrap().off(), Some(off));
+            forgets.iter().for_each(|step| lives.step(*step));
+            lives.settle();
+            // Whoever is told so ends a life with its last attempt.
+            lives.step(Forget(10));
+            lives.settle();
+            lives.end();
+            lives.begin();
+            let found = lives.worker().has.clone();
+            let kept = !matches!(forgets[0], Clear);
+            assert!(!lives.worker().loads(0, 1), "{off:?} {forgets:?}");
+            assert_eq!(lives.worker().loads(0, 3), kept, "{off:?} {forgets:?}: {found:?}");
+        }
     }
 }
 

@@ -38,6 +38,7 @@ fn heading(state: &mut u64) -> Heading {
         stripe: next() as u16 % stripes,
         stripes,
         model: next().into(),
+        sealed: next() % 2 == 0,
         geometry,
         epoch: next(),
         ceiling: next(),

@@ -15,8 +15,8 @@ use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, n
 use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 use kv_disk::layout::{Entry, Geometry, Heading};
 use kv_disk::{
-    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Miss, OpenError, Place, SlotFile,
-    SlotRules, Unstored,
+    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Mismatch, Miss, OpenError, Place,
+    SlotFile, SlotRules, Unstored,
 };
 use kv_manager::GroupId;
 use kv_manager::tiers::BlockFault;
@@ -118,6 +118,36 @@ fn a_block_with_a_key_is_not_in_the_file_as_it_is_and_comes_back_right() {
     let mut two = open(folder.path(), &keys);
     assert_eq!(two.worker.has, BTreeSet::from([(0, 1), (0, 2), (0, 3)]));
     assert!((1..=3).all(|name| two.worker.loads(0, name)));
+}
+
+#[test]
+fn a_file_of_who_has_keys_is_refused_by_who_has_none_and_stays_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = tenants();
+    // Somebody has begun without keys.
+    fill(&options(folder.path(), None), &[3]);
+    fill(&options(folder.path(), Some(&keys)), &[1, 2]);
+    let before = fs::read(file_in(folder.path())).unwrap();
+    for keep in [Keep::Content, Keep::Nothing] {
+        let mut without = options(folder.path(), None);
+        without.rules.keep = keep;
+        let refused = DiskTier::open(&without).unwrap_err();
+        assert!(matches!(refused, OpenError::NoKeys { .. }), "{refused}");
+        assert!(
+            refused.to_string().contains(file_in(folder.path()).to_str().unwrap()),
+            "{refused}"
+        );
+    }
+    assert!(fs::read(file_in(folder.path())).unwrap() == before, "it is as it was");
+    let mut with = open(folder.path(), &keys);
+    assert_eq!(with.worker.has, BTreeSet::from([(0, 1), (0, 2), (0, 3)]));
+    assert!((1..=3).all(|name| with.worker.loads(0, name)));
+    drop(with);
+    // Who gives its content up says so, and then it is nobody's with keys.
+    let mut wiping = options(folder.path(), None);
+    wiping.rules.mismatch = Mismatch::Wipe;
+    fill(&wiping, &[4]);
+    fill(&options(folder.path(), None), &[5]);
 }
 
 #[test]

@@ -22,7 +22,9 @@ const FOLDER_MAX: Duration = Duration::from_secs(2);
 /// Where a node listens. Written as `unix:PATH` or `tcp:HOST:PORT`, with a number for the host.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Address {
-    /// A socket in the file system, of this host only.
+    /// A socket in the file system, of this host only. In a folder that several hosts share, such as by NFS, a node of one takes the
+    /// socket of a living node of another one for one that was left, since it cannot connect to it, and takes its place: choose a folder
+    /// of the host's own, such as below `/run`.
     Unix(PathBuf),
     /// A TCP port. To listen on port 0 is to listen on one that is free.
     Tcp(SocketAddr),

@@ -21,7 +21,9 @@ const JOINED_MAX: u64 = 512 << 10;
 /// A connection to a node. Each call has a deadline.
 ///
 /// After an error that is no [refusal](PeerError::is_refusal), the connection is of no use: drop it. The
-/// node then ends its leases.
+/// node then ends its leases. A node ends a connection itself over which it is asked nothing for as long as
+/// [`idle_max`](crate::ServerOptions::idle_max), so who keeps one for later looks first whether it is still there, such as by
+/// [`find_and_pin`](Self::find_and_pin) of no block.
 #[derive(Debug)]
 pub struct Peer {
     channel: Channel,
@@ -49,11 +51,10 @@ impl Peer {
         self.facts.memory_bytes
     }
 
-    /// Blocks that the node has room for at most: those of a host tier that it shares may be some times smaller than a slot.
+    /// Blocks that the node has room for at most, of whatever group: a slot is as long as the longest record, and the host tier that it
+    /// shares may have blocks of any length.
     pub(crate) fn blocks_max(&self) -> u64 {
-        const SMALLER: u64 = 64;
-        let smallest = self.facts.slot_bytes.div_ceil(SMALLER).max(ENTRY_BYTES as u64);
-        self.facts.memory_bytes / smallest
+        self.facts.memory_bytes / ENTRY_BYTES as u64
     }
 
     /// What a one-sided [`Transfer`] has to know of the node's memory; empty if bytes come over the connection alone. The node

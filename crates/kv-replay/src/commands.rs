@@ -142,6 +142,8 @@ pub(crate) enum Failure {
     Node(#[from] NodeStartError),
     #[error("--node is for processes that a run with --nodes starts")]
     NoNode,
+    #[error("{} is no file, and each of the nodes reads the trace; write it to one", trace.display())]
+    TraceOfNodes { trace: PathBuf },
     #[error("cannot read the key of the nodes")]
     Stdin(#[source] io::Error),
     #[error("cannot make a folder for the nodes' sockets")]
@@ -478,6 +480,9 @@ fn fleet(
         return Err(ConfigError::TooLarge { option, value, limit }.into());
     }
     check_run_files(args)?;
+    if let Some(trace) = args.trace.as_ref().filter(|trace| trace.exists() && !trace.is_file()) {
+        return Err(Failure::TraceOfNodes { trace: trace.clone() });
+    }
     let is_simulated = matches!(args.device, DeviceSpec::Sim { .. });
     if args.node_transfer == NodeTransfer::NixlDevice && (prefill == 0 || is_simulated) {
         return Err(NodeStartError::NoDevice.into());
@@ -495,14 +500,15 @@ fn fleet(
         transfer: args.node_transfer,
         etcd: args.etcd.clone(),
         parts: args.part_node.clone(),
-        args: fleet::args_of_nodes(
-            all.iter().skip(1).map(|arg| arg.to_string_lossy().into_owned()),
-        ),
+        args: fleet::args_of_nodes(all.iter().skip(1).cloned()),
         kills: args.kill_node.clone(),
         stops: args.stop_node.clone(),
         timeout_s: args.node_timeout.into(),
     };
     let report = fleet.run(&folder.0, &interrupts)?;
+    // The nodes are gone; who takes the report may let it wait.
+    drop(folder);
+    interrupts.release()?;
     let written = args.json.as_deref().map_or(Ok(()), |path| write_json(path, &report));
     say(&report.summary())?;
     written?;

@@ -1,8 +1,10 @@
 //! Files that may be compressed, told by their first bytes.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::rc::Rc;
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
@@ -28,40 +30,58 @@ const TEXT_TIMES_MAX: u64 = 256;
 /// Reads `file` as text, out of gzip or zstd if it begins as they do.
 ///
 /// A file of several gzip members or zstd frames is read to its end, and their checksums are compared. Text that is more
-/// than [`TEXT_TIMES_MAX`] times as long as its file is an error at the byte where it passes [`TEXT_BYTES`].
+/// than [`TEXT_TIMES_MAX`] times as long as its file is an error at the byte where it passes [`TEXT_BYTES`]; of a pipe, what has come
+/// so far is its length.
 pub(crate) fn open(file: File) -> io::Result<Box<dyn BufRead>> {
-    let file_bytes = file.metadata()?.len();
-    let limit = TEXT_BYTES.max(file_bytes.saturating_mul(TEXT_TIMES_MAX));
-    let mut reader = BufReader::new(file);
+    let file_bytes = Rc::new(Cell::new(file.metadata()?.len()));
+    let counted = Counted { file, come: 0, bytes: Rc::clone(&file_bytes) };
+    let mut reader = BufReader::new(counted);
     let start = reader.fill_buf()?;
     if start.starts_with(GZIP) {
-        return Ok(Box::new(BufReader::new(Limited {
-            text: MultiGzDecoder::new(reader),
-            left: limit,
-        })));
+        let text = MultiGzDecoder::new(reader);
+        return Ok(Box::new(BufReader::new(Limited { text, text_bytes: 0, file_bytes })));
     }
     if start.starts_with(ZSTD) || start.get(1..4) == Some(ZSTD_SKIPPED) {
         let text = Frames { reader, frame: None };
-        return Ok(Box::new(BufReader::new(Limited { text, left: limit })));
+        return Ok(Box::new(BufReader::new(Limited { text, text_bytes: 0, file_bytes })));
     }
     Ok(Box::new(reader))
 }
 
-/// Text that may have so many more bytes.
+/// A file, and how many bytes it has: by its length, or as many as have come.
+struct Counted {
+    file: File,
+    come: u64,
+    bytes: Rc<Cell<u64>>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(into)?;
+        self.come = self.come.saturating_add(read as u64);
+        self.bytes.set(self.bytes.get().max(self.come));
+        Ok(read)
+    }
+}
+
+/// Text that is not much longer than its file.
 struct Limited<R> {
     text: R,
-    left: u64,
+    text_bytes: u64,
+    file_bytes: Rc<Cell<u64>>,
 }
 
 impl<R: Read> Read for Limited<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.text.read(into)?;
-        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
+        self.text_bytes = self.text_bytes.saturating_add(read as u64);
+        let file_bytes = self.file_bytes.get();
+        if self.text_bytes > TEXT_BYTES.max(file_bytes.saturating_mul(TEXT_TIMES_MAX)) {
             let why = format!(
                 "its text is more than {TEXT_TIMES_MAX} times as long as the file; unpack it if that is right"
             );
-            io::Error::new(io::ErrorKind::InvalidData, why)
-        })?;
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
         Ok(read)
     }
 }

@@ -1,6 +1,7 @@
 //! `run --nodes N`: starts the nodes, spreads the trace over them, kills or stops some, and sums up what they report.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -92,22 +93,34 @@ pub(crate) enum FleetError {
 const SIGNALS: [i32; 3] = [SIGTERM, SIGINT, SIGHUP];
 
 /// Signals to end, which are looked at between waits, so that whatever the run has made goes in order.
-pub(crate) struct Interrupts([Arc<AtomicBool>; SIGNALS.len()]);
+pub(crate) struct Interrupts {
+    came: [Arc<AtomicBool>; SIGNALS.len()],
+    /// Nothing is to be put in order any more: signals end the process by themselves again.
+    released: Arc<AtomicBool>,
+}
 
 impl Interrupts {
     /// From here on, these signals end the process no longer by themselves.
     pub(crate) fn catch() -> io::Result<Self> {
-        let flags = <[Arc<AtomicBool>; SIGNALS.len()]>::default();
-        for (signal, flag) in SIGNALS.into_iter().zip(&flags) {
+        let came = <[Arc<AtomicBool>; SIGNALS.len()]>::default();
+        let released = Arc::<AtomicBool>::default();
+        for (signal, flag) in SIGNALS.into_iter().zip(&came) {
             signal_hook::flag::register(signal, Arc::clone(flag))?;
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&released))?;
         }
-        Ok(Self(flags))
+        Ok(Self { came, released })
+    }
+
+    /// From here on, these signals end the process by themselves again, whatever it waits for.
+    pub(crate) fn release(self) -> Result<(), FleetError> {
+        // Sequentially consistent, as the handler is: it sets the flag and then looks here, so that one of the two is seen.
+        self.released.store(true, Ordering::SeqCst);
+        self.check()
     }
 
     fn check(&self) -> Result<(), FleetError> {
-        // Relaxed: the flag orders nothing else.
-        let came = |flag: &Arc<AtomicBool>| flag.load(Ordering::Relaxed);
-        match SIGNALS.into_iter().zip(&self.0).find(|(_, flag)| came(flag)) {
+        let came = |flag: &Arc<AtomicBool>| flag.load(Ordering::SeqCst);
+        match SIGNALS.into_iter().zip(&self.came).find(|(_, flag)| came(flag)) {
             Some((signal, _)) => Err(FleetError::Interrupted { signal: signal as u8 }),
             None => Ok(()),
         }
@@ -122,7 +135,7 @@ pub(crate) struct Fleet {
     /// How long these are offered, in milliseconds.
     pub(crate) handover_ms: u32,
     /// The options of each node, which is this program again.
-    pub(crate) args: Vec<String>,
+    pub(crate) args: Vec<OsString>,
     pub(crate) kills: Vec<KillNode>,
     pub(crate) stops: Vec<StopNode>,
     pub(crate) parts: Vec<StopNode>,
@@ -524,17 +537,20 @@ const OF_FLEET: [&str; 10] = [
 ];
 
 /// The options of each node: those of the run without those of the fleet.
-pub(crate) fn args_of_nodes(args: impl Iterator<Item = String>) -> Vec<String> {
+pub(crate) fn args_of_nodes(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut args = args;
     while let Some(arg) = args.next() {
-        if OF_FLEET.contains(&arg.as_str()) {
+        // A name of a file may be any bytes; that of an option is text.
+        let text = arg.to_string_lossy();
+        if OF_FLEET.contains(&&*text) {
             // Its value.
             drop(args.next());
         } else if !OF_FLEET
             .iter()
-            .any(|of| arg.strip_prefix(of).is_some_and(|of| of.starts_with('=')))
+            .any(|of| text.strip_prefix(of).is_some_and(|of| of.starts_with('=')))
         {
+            drop(text);
             kept.push(arg);
         }
     }
@@ -605,7 +621,7 @@ mod tests {
             "1@2",
             "--node-bytes=1",
         ];
-        let kept = args_of_nodes(all.into_iter().map(str::to_owned));
+        let kept = args_of_nodes(all.into_iter().map(OsString::from));
         assert_eq!(kept, ["run", "--seed", "7", "--node-bytes=1"]);
     }
 }

@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory as _};
+use kv_replay::json_file::{WriteError, check_files};
 
 use crate::cli::Cli;
 
 /// Names of environment variables begin with this; the rest is that of the option, such as `KV_REPLAY_DEVICE_BLOCKS`.
 const PREFIX: &str = "KV_REPLAY_";
+
+/// Options that name a file which is written.
+const WRITES: [&str; 4] = ["json", "out", "output", "trace_events"];
 
 /// Subcommands that other processes of a run are: their command line is complete.
 const INNER: [&str; 1] = ["worker"];
@@ -33,6 +37,8 @@ pub(crate) enum SettingsError {
     UnknownCommand { path: PathBuf, name: String },
     #[error("{from}: {option} is {found}, expected {expected}")]
     Value { from: String, option: String, found: String, expected: &'static str },
+    #[error(transparent)]
+    Write(#[from] WriteError),
 }
 
 /// The command line with what the environment and the file say.
@@ -54,7 +60,10 @@ pub(crate) fn complete(
     }
     let file = matches.try_get_one::<PathBuf>("config").ok().flatten().cloned().or(file);
     let file = file.or_else(|| variable("KV_REPLAY_CONFIG").map(PathBuf::from));
-    let table = file.map(|path| Ok((read(&program, &path)?, path))).transpose()?;
+    let table = match file {
+        Some(path) => Some((read(&program, &path)?, path)),
+        None => None,
+    };
     let mut more = Vec::new();
     let mut set: Vec<&str> = Vec::new();
     let options = || command.get_arguments().filter(|arg| is_option(arg));
@@ -81,7 +90,23 @@ pub(crate) fn complete(
     // Behind everything else, but before what is no option any more.
     let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
     let (before, behind) = args.split_at(end);
-    Ok(before.iter().cloned().chain(more).chain(behind.iter().cloned()).collect())
+    let all = before.iter().cloned().chain(more).chain(behind.iter().cloned()).collect();
+    if let Some((_, path)) = &table {
+        check_results(&program, &all, path)?;
+    }
+    Ok(all)
+}
+
+/// Checks that no result takes the place of the file.
+fn check_results(program: &Command, all: &Vec<OsString>, path: &Path) -> Result<(), WriteError> {
+    let said = program.clone().ignore_errors(true).try_get_matches_from(all);
+    let Some((_, matches)) = said.as_ref().ok().and_then(ArgMatches::subcommand) else {
+        return Ok(());
+    };
+    let is_there = |id: &&str| matches.ids().any(|of| of.as_str() == *id);
+    let writes = WRITES.into_iter().filter(is_there);
+    let writes = writes.filter_map(|id| matches.get_raw(id)).flatten().map(Path::new);
+    check_files([path], writes)
 }
 
 fn is_option(arg: &Arg) -> bool {

@@ -46,6 +46,9 @@ pub const TIMESTAMP_MAX_MS: u64 = 1 << 53;
 /// the memory.
 pub const LINE_MAX_BYTES: u64 = 8 << 20;
 
+/// Maximum number of lists and objects of a line or a session: each takes up to seven hundred bytes of memory while it is read.
+pub const LISTS_MAX: u64 = 1 << 17;
+
 /// Maximum number of hash ids of all requests together, those made for prompts without ids included: 1 GiB of memory.
 pub const IDS_MAX: u64 = 1 << 27;
 
@@ -279,6 +282,12 @@ pub enum LineProblem {
     #[error("it is longer than {limit} bytes, the most for a line, a row or a session")]
     TooLong {
         /// Maximum length.
+        limit: u64,
+    },
+    /// The line or document has too many lists and objects.
+    #[error("it has more than {limit} lists and objects, the most for a line or a session")]
+    TooManyLists {
+        /// Maximum number.
         limit: u64,
     },
     /// All requests together have too many hash ids.

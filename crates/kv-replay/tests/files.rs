@@ -21,6 +21,43 @@ fn error_of(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
+/// Commands that write `OUT`, and the file that each reads.
+const COMMANDS: &[(&str, &str)] = &[
+    ("run --trace in.jsonl --json OUT", "in.jsonl"),
+    ("run --trace in.jsonl --nodes 2 --json OUT", "in.jsonl"),
+    ("run --trace in.jsonl --workers 2 --json OUT", "in.jsonl"),
+    ("run --trace in.jsonl --profile in.profile --json OUT", "in.profile"),
+    ("policies --trace in.jsonl --json OUT", "in.jsonl"),
+    ("convert in.jsonl --output OUT", "in.jsonl"),
+    ("convert in.jsonl --output new --json OUT", "in.jsonl"),
+    ("report in.json --out OUT", "in.json"),
+    ("report in.json --out new --trace-events OUT", "in.json"),
+    ("report in.json --out new --json OUT", "in.json"),
+    ("plan --model llama-3.1-8b --trace in.jsonl --out OUT", "in.jsonl"),
+    ("plan --model llama-3.1-8b --trace in.jsonl --json OUT", "in.jsonl"),
+    (
+        "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --against in.json --json OUT",
+        "in.json",
+    ),
+    (
+        "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --gpu in.profile --json OUT",
+        "in.profile",
+    ),
+    ("run --config in.toml --trace in.jsonl --json OUT", "in.toml"),
+    ("run --config in.toml --trace in.jsonl --nodes 2 --json OUT", "in.toml"),
+    ("--config in.toml doctor --json OUT", "in.toml"),
+    ("policies --config in.toml --trace in.jsonl --json OUT", "in.toml"),
+    ("generate --config in.toml --requests 3 --output OUT", "in.toml"),
+    ("convert in.jsonl --config in.toml --output OUT", "in.toml"),
+    ("report in.json --config in.toml --out OUT", "in.toml"),
+    ("report in.json --config in.toml --out new --trace-events OUT", "in.toml"),
+    ("plan --config in.toml --model llama-3.1-8b --trace in.jsonl --out OUT", "in.toml"),
+    // Two results, too.
+    ("convert in.jsonl --output new --json OUT", "new"),
+    ("generate --requests 3 --output new --json OUT", "new"),
+    ("plan --model llama-3.1-8b --trace in.jsonl --out new --json OUT", "new"),
+];
+
 #[test]
 fn no_result_takes_the_place_of_an_input_whatever_names_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -32,39 +69,14 @@ fn no_result_takes_the_place_of_an_input_whatever_names_it() {
         ("in.jsonl", GOOD.to_owned()),
         ("in.json", report.to_owned()),
         ("in.profile", profile.to_string()),
+        ("in.toml", "[run]\nseed = 7\n".to_owned()),
     ];
     for (name, text) in &files {
         fs::write(at(name), text).unwrap();
         symlink(at(name), at(&format!("deep/link-{name}"))).unwrap();
         fs::hard_link(at(name), at(&format!("hard-{name}"))).unwrap();
     }
-    let commands = [
-        ("run --trace in.jsonl --json OUT", "in.jsonl"),
-        ("run --trace in.jsonl --nodes 2 --json OUT", "in.jsonl"),
-        ("run --trace in.jsonl --workers 2 --json OUT", "in.jsonl"),
-        ("run --trace in.jsonl --profile in.profile --json OUT", "in.profile"),
-        ("policies --trace in.jsonl --json OUT", "in.jsonl"),
-        ("convert in.jsonl --output OUT", "in.jsonl"),
-        ("convert in.jsonl --output new --json OUT", "in.jsonl"),
-        ("report in.json --out OUT", "in.json"),
-        ("report in.json --out new --trace-events OUT", "in.json"),
-        ("report in.json --out new --json OUT", "in.json"),
-        ("plan --model llama-3.1-8b --trace in.jsonl --out OUT", "in.jsonl"),
-        ("plan --model llama-3.1-8b --trace in.jsonl --json OUT", "in.jsonl"),
-        (
-            "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --against in.json --json OUT",
-            "in.json",
-        ),
-        (
-            "plan --prefill-rate 9 --decode-step-us 9 --trace in.jsonl --gpu in.profile --json OUT",
-            "in.profile",
-        ),
-        // Two results, too.
-        ("convert in.jsonl --output new --json OUT", "new"),
-        ("generate --requests 3 --output new --json OUT", "new"),
-        ("plan --model llama-3.1-8b --trace in.jsonl --out new --json OUT", "new"),
-    ];
-    for (command, file) in commands {
+    for &(command, file) in COMMANDS {
         let whole = at(file).display().to_string();
         let spellings = match file {
             "new" => vec!["new".to_owned(), "./deep/../new".to_owned(), whole],
@@ -153,6 +165,26 @@ fn files_of_another_shape_and_folders_that_are_not_mounted_are_left_as_they_are(
     let (status, error) = run("files", "--block-tokens 32 --layers 3 --disk-fresh");
     assert_eq!(status, Some(0), "{error}");
     assert_eq!(run("files", "--block-tokens 32 --layers 3").0, Some(0));
+}
+
+#[test]
+fn nodes_read_a_trace_of_any_name_and_none_that_is_read_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = std::ffi::OsStr::from_bytes(b"in-\xff.jsonl");
+    fs::write(folder.path().join(name), GOOD).unwrap();
+    let run = |trace: &std::ffi::OsStr| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+        program.current_dir(folder.path()).args(["run", "--nodes", "2", "--verify", "none"]);
+        program.args(["--node-timeout", "60", "--trace"]).arg(trace).output().unwrap()
+    };
+    let output = run(name);
+    assert_eq!(output.status.code(), Some(0), "{}", error_of(&output));
+    let output = run("/dev/stdin".as_ref());
+    assert_eq!(output.status.code(), Some(2), "{}", error_of(&output));
+    assert!(
+        error_of(&output).contains("/dev/stdin is no file, and each of the nodes"),
+        "{output:?}"
+    );
 }
 
 #[test]

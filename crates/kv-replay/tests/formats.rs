@@ -390,4 +390,24 @@ fn no_file_takes_more_memory_than_its_length_and_a_bound() {
     assert_eq!(endless(AZURE, b"7"), too_long(4, 1 << 20));
     assert_eq!(endless(&format!("{AZURE}\""), b"\n"), too_long(4, 1 << 20));
     assert_eq!(endless(&WEKA[..WEKA.len() - 2], b" "), too_long(1, 16 << 20));
+    // Each of seven bytes would have several hundred of memory.
+    let small = "{\"\":0},".repeat(140_000);
+    for (of, line) in [(BAILIAN.to_owned(), 1), (WEKA.replace('\n', " "), 1)] {
+        let deep = of.replacen('{', &format!("{{\"more\": [{small} 0], "), 1);
+        assert_eq!(
+            refused(&deep),
+            format!(
+                "file:{line}: it has more than {} lists and objects, the most for a line or a session",
+                kv_replay::trace::LISTS_MAX
+            )
+        );
+        // A text may have as many as it likes, and each line has its own.
+        let text = of.replacen('{', &format!("{{\"more\": {:?}, ", "[{\\\"".repeat(100_000)), 1);
+        assert_eq!(read(&text).requests, read(&of).requests);
+        let some = of.replacen('{', &format!("{{\"more\": [{} 0], ", &small[..7 * 100_000]), 1);
+        assert_eq!(
+            read(&some.repeat(2).replace("}{", "}\n{")).requests.len(),
+            2 * read(&of).requests.len()
+        );
+    }
 }

@@ -107,6 +107,30 @@ fn workers_go_with_the_run_that_is_told_to_end() {
 }
 
 #[test]
+fn a_run_whose_report_nobody_takes_ends_when_it_is_told_to() {
+    let traces = tempfile::tempdir().unwrap();
+    let (trace, pipe) = (traces.path().join("trace.jsonl"), traces.path().join("pipe"));
+    write_trace(&trace, (2, 10));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let folder = tempfile::tempdir().unwrap();
+    let more = ["--nodes", "2", "--node-bytes", "16MiB", "--json"];
+    let child = start(folder.path(), &trace, &[&more[..], &[pipe.to_str().unwrap()]].concat());
+    let since = Instant::now();
+    let is_empty = || std::fs::read_dir(folder.path()).unwrap().next().is_none();
+    // The nodes have come and gone, and the report is next.
+    for empty in [false, true] {
+        while is_empty() != empty {
+            assert!(since.elapsed() < PATIENCE, "{empty}");
+            std::thread::yield_now();
+        }
+    }
+    kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    let status = end_of(child);
+    let told = Signal::TERM.as_raw();
+    assert!(status.code() == Some(128 + told) || status.signal() == Some(told), "{status}");
+}
+
+#[test]
 fn no_process_outlives_a_run_that_is_killed() {
     ended_by(Signal::KILL, "nodes", &["--nodes", "2", "--node-bytes", "16MiB"]);
     ended_by(Signal::KILL, "workers", &["--workers", "2", "--layers", "2"]);

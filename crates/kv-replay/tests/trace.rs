@@ -41,7 +41,13 @@ fn compressed_files_are_told_by_their_content() {
     let gzip = encoder.finish().unwrap();
     let fastest = ruzstd::encoding::CompressionLevel::Fastest;
     let zstd = ruzstd::encoding::compress_to_vec(text.as_bytes(), fastest);
-    for bytes in [text.as_bytes(), &gzip, &zstd] {
+    // A frame of one plain block, which says the low half of its text's sum.
+    let length = text.len() as u8;
+    let block = (u32::from(length) << 3 | 1).to_le_bytes();
+    let head = [&[0x28, 0xB5, 0x2F, 0xFD, 0x24, length][..], &block[..3]].concat();
+    let summed = |sum: u32| [&head, text.as_bytes(), &sum.to_le_bytes()].concat();
+    let sum = xxhash_rust::xxh64::xxh64(text.as_bytes(), 0) as u32;
+    for bytes in [text.as_bytes(), &gzip, &zstd, &summed(sum)] {
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(Trace::read(&path).unwrap(), expected);
     }
@@ -55,8 +61,8 @@ fn compressed_files_are_told_by_their_content() {
     // A torn one is an error, not a shorter trace; so is one with another checksum.
     let mut changed = zstd.repeat(2);
     *changed.last_mut().unwrap() ^= 1;
-    for damaged in [&changed[..], &[&zstd[..], &passed[..9]].concat(), &[&zstd[..], b"x"].concat()]
-    {
+    let cut = [&zstd[..], &passed[..9]].concat();
+    for damaged in [&changed[..], &cut, &[&zstd[..], b"x"].concat(), &summed(sum ^ 1)] {
         std::fs::write(&path, damaged).unwrap();
         let error = Trace::read(&path).unwrap_err();
         let cause = std::error::Error::source(&error).unwrap().to_string();
@@ -82,6 +88,30 @@ fn a_small_file_that_unpacks_to_very_much_is_refused() {
     assert!(matches!(error, TraceError::Read { .. }), "{error}");
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.starts_with("its text is more than 256 times as long as the file"), "{cause}");
+}
+
+#[test]
+fn a_compressed_trace_comes_through_a_pipe_however_long_it_is() {
+    use std::os::fd::AsRawFd as _;
+    let line = format!("{}{GOOD}\n", " ".repeat(10_000));
+    let mut noise = (0_u32..).map(|number| number.wrapping_mul(2_654_435_761).to_string());
+    let mut text = Vec::new();
+    for _ in 0..7_000 {
+        let noise: String = noise.by_ref().take(20).collect();
+        text.push(line.replacen("{", &format!("{{\"more\": \"{noise}\", "), 1));
+    }
+    let text = text.concat();
+    assert!(text.len() > 64 << 20, "more than any file may have");
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(text.as_bytes()).unwrap();
+    let bytes = encoder.finish().unwrap();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let writes = std::thread::spawn(move || writer.write_all(&bytes));
+    let trace = Trace::read(Path::new(&path));
+    drop(reader);
+    let _ = writes.join().unwrap();
+    assert_eq!(trace.unwrap().requests.len(), 7_000);
 }
 
 #[test]

@@ -17,7 +17,8 @@ const SLOT_BYTES: usize = 72;
 const EPOCH: usize = 80;
 const CEILING: usize = 88;
 const SEQUENCE: usize = 96;
-const RESERVED: usize = 104;
+const SEALED: usize = 104;
+const RESERVED: usize = 105;
 const CHECKSUM: usize = 120;
 const END: usize = 128;
 
@@ -34,6 +35,8 @@ pub struct Heading {
     pub stripes: u16,
     /// The model that its records are of.
     pub model: u128,
+    /// Whether it was ever opened with keys: then records in it may be encrypted, which nobody without keys can judge.
+    pub sealed: bool,
     /// Its slots.
     pub geometry: Geometry,
     /// How often it was cleared. Records of earlier epochs are gone.
@@ -83,6 +86,7 @@ impl Heading {
         put(EPOCH, &self.epoch.to_le_bytes());
         put(CEILING, &self.ceiling.to_le_bytes());
         put(SEQUENCE, &self.sequence.to_le_bytes());
+        put(SEALED, &[self.sealed.into()]);
         let sum = xxh3_64(&page[..CHECKSUM]);
         page[CHECKSUM..END].copy_from_slice(&sum.to_le_bytes());
         page
@@ -111,7 +115,8 @@ impl Heading {
         let (stripe, stripes) =
             (u16::from_le_bytes(field(bytes, STRIPE)), u16::from_le_bytes(field(bytes, STRIPES)));
         let reserved = &bytes[RESERVED..CHECKSUM];
-        if stripe >= stripes || !geometry.is_valid() || reserved.iter().any(|byte| *byte != 0) {
+        let is_known = bytes[SEALED] <= 1 && reserved.iter().all(|byte| *byte == 0);
+        if stripe >= stripes || !geometry.is_valid() || !is_known {
             return Err(HeadingFault::Field);
         }
         Ok(Self {
@@ -120,6 +125,7 @@ impl Heading {
             stripe,
             stripes,
             model: u128::from_le_bytes(field(bytes, MODEL)),
+            sealed: bytes[SEALED] == 1,
             geometry,
             epoch: u64::from_le_bytes(field(bytes, EPOCH)),
             ceiling: u64::from_le_bytes(field(bytes, CEILING)),
@@ -159,6 +165,7 @@ mod tests {
             stripe: 1,
             stripes: 2,
             model,
+            sealed: sequence % 2 == 1,
             geometry,
             epoch: 4,
             ceiling: 5,

@@ -19,7 +19,7 @@ pub use heading::{Heading, HeadingFault};
 use crate::io::PAGE_BYTES;
 
 /// The version of the layout. A file of another version is not read.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Entries in a page of the table.
 pub const ENTRIES_A_PAGE: u64 = (PAGE_BYTES / ENTRY_BYTES) as u64;

@@ -21,6 +21,7 @@ impl SlotFile {
     }
 
     pub(super) fn forget_block(&mut self, block: Key) {
+        self.stuck = false;
         self.fail_stores(|(source, _)| (source.group(), source.name()) == block);
         self.void_stores(|kept| kept.block() == block);
         self.stats.forgotten += u64::from(self.replace(block));
@@ -50,6 +51,7 @@ impl SlotFile {
     /// [`poll`](kv_manager::tiers::LowerTier::poll). With the key destroyed, they could not be read anyway. The file has none of
     /// their names any more once it is [idle](Self::is_idle).
     pub fn forget_key(&mut self, number: u64) {
+        self.stuck = false;
         self.fail_stores(|(_, key)| *key == Some(number));
         self.void_stores(|kept| kept.key == Some(number));
         for block in self.slots.of_key(number) {
@@ -60,6 +62,7 @@ impl SlotFile {
     }
 
     pub(super) fn clear_all(&mut self) {
+        self.stuck = false;
         for (source, _) in std::mem::take(&mut self.stores) {
             self.fail_store(source, Unstored::Forgotten);
         }

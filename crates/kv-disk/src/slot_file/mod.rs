@@ -66,6 +66,8 @@ pub struct SlotFile {
     direct: bool,
     failures: u32,
     off: Option<Off>,
+    /// The file is off and could not be told what was forgotten. It is tried again when more is, and at the end.
+    stuck: bool,
     dropped: Vec<Key>,
     survivors: Vec<Key>,
     stats: DiskStats,
@@ -159,7 +161,7 @@ impl SlotFile {
     pub fn stats(&self) -> DiskStats {
         DiskStats {
             slots: self.heading.geometry.slots,
-            used_slots: self.slots.used(),
+            used_slots: if self.off == Some(Off::Failing) { 0 } else { self.slots.used() },
             off: self.off.is_some().into(),
             ..self.stats
         }
@@ -171,12 +173,16 @@ impl SlotFile {
         self.slots.claimable()
     }
 
-    /// Whether nothing is open or waits, so that the file says what the tier says, unless it is off.
+    /// Whether nothing is open or waits, so that the file says what the tier says, unless it is off and could not be written.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        let settled = self.heading_due == 0 && self.table.is_clean();
         let waits = !(self.loads.is_empty() && self.stores.is_empty() && self.parked.is_empty());
-        self.jobs.is_empty() && !waits && (settled || self.off.is_some())
+        self.jobs.is_empty() && !waits && (self.is_settled() || self.stuck)
+    }
+
+    /// Whether the file says what the tier says.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.heading_due == 0 && self.table.is_clean()
     }
 
     /// Whether operations are open at the file, one of which will end.
@@ -211,7 +217,8 @@ impl SlotFile {
 
     /// Begins what can be begun: what others wait for first.
     fn begin_ready(&mut self) {
-        if self.off.is_none() {
+        // Also in a file that is off: what is forgotten is not to come back.
+        if !self.stuck {
             let slots = self.rules.read_depth.saturating_add(self.rules.write_depth);
             let jobs_max = slots.saturating_add(PAGES_OPEN_MAX) as usize;
             self.write_heading();
@@ -307,9 +314,7 @@ impl SlotFile {
 
     /// Has the table say again what a slot holds.
     fn touch(&mut self, slot: u64, store: Option<Store>) {
-        if self.off.is_none() {
-            self.table.touch(slot / ENTRIES_A_PAGE, store);
-        }
+        self.table.touch(slot / ENTRIES_A_PAGE, store);
     }
 
     fn end(&mut self, ended: Ended) {
@@ -320,6 +325,7 @@ impl SlotFile {
         }
         self.note(&io, &result);
         let whole = matches!(result, Ok(bytes) if bytes == io.bytes);
+        self.stuck |= self.off.is_some() && !whole && matches!(job, Job::Table(_) | Job::Heading);
         match job {
             Job::Load(load) => self.end_load(*load, io.buffer, io.body, &result),
             Job::Store(store) => {
@@ -330,7 +336,7 @@ impl SlotFile {
             Job::Table(page) => self.end_page(page, whole),
             Job::Heading => {
                 self.heading_open = false;
-                // One that was not written is written again, until the file is off.
+                // One that was not written is written again, until it is stuck.
                 self.heading_due = self.heading_due.saturating_sub(whole.into());
             }
             Job::Punch(slot) => {
@@ -411,6 +417,10 @@ impl SlotFile {
         {
             tracing::error!(?off, ?result, "a file of slots is off");
             self.off = Some(off);
+            if off == Off::Failing {
+                // What is forgotten from now on is still to be found, for the table to be told.
+                self.dropped.extend(self.slots.blocks());
+            }
         }
     }
 
@@ -430,13 +440,12 @@ impl SlotFile {
             for sink in std::mem::take(&mut self.loads) {
                 self.miss(sink, Miss::Off);
             }
-            let gone = self.slots.clear();
-            self.dropped.extend(gone);
         }
     }
 
-    /// Gives up what has not begun.
+    /// Gives up what has not begun, and tries for the last time to have the file say what was forgotten.
     pub(crate) fn give_up_waiting(&mut self) {
+        self.stuck = false;
         for (source, _) in std::mem::take(&mut self.stores) {
             self.fail_store(source, Unstored::Off);
         }

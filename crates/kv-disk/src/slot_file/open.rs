@@ -111,6 +111,7 @@ impl SlotFile {
             punches: rules.punches,
             failures: 0,
             off: None,
+            stuck: false,
             direct: true,
             dropped: Vec::new(),
             survivors: Vec::new(),
@@ -182,8 +183,10 @@ impl SlotFile {
     fn read_entries(&mut self, at: u64, read: &[u8], bytes: usize, records: &mut [Option<Kept>]) {
         let first = at / ENTRY_BYTES as u64;
         let whole = read.chunks_exact(ENTRY_BYTES);
-        // Entries that did not come are as bad as those that are spoilt.
-        self.stats.discarded += (bytes / ENTRY_BYTES - whole.len()) as u64;
+        // Entries that did not come are as bad as those that are spoilt, and are not to come back when they can be read.
+        let missing = first + whole.len() as u64..first + (bytes / ENTRY_BYTES) as u64;
+        self.stats.discarded += missing.end - missing.start;
+        missing.for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None));
         for (slot, bytes) in (first..).zip(whole) {
             let Some(record) = records.get_mut(slot as usize) else { return };
             match Entry::parse(bytes) {
@@ -252,6 +255,7 @@ fn heading_of(
             stripe: place.stripe,
             stripes: place.stripes,
             model: rules.model,
+            sealed: rules.seals(),
             geometry: place.geometry,
             epoch: 1,
             ceiling: GENERATIONS,
@@ -323,6 +327,10 @@ fn fits(old: &Heading, place: &Place, rules: &SlotRules) -> Result<(), OpenError
         let (path, found, expected) = (PathBuf::new(), old.model, rules.model);
         return Err(OpenError::Model { path, found, expected });
     }
+    // Without keys, its entries would not be believed, and would be taken out of the table.
+    if old.sealed && !rules.seals() {
+        return Err(OpenError::NoKeys { path: PathBuf::new() });
+    }
     if old.geometry != place.geometry || place.found_bytes < place.geometry.bytes() {
         let (bytes, found, expected) = (place.found_bytes, old.geometry, place.geometry);
         return Err(OpenError::Geometry { path: PathBuf::new(), bytes, found, expected });
@@ -345,7 +353,7 @@ fn next_life(old: Heading, rules: &SlotRules) -> Result<Heading, OpenError> {
     if old.sequence >= u64::MAX / 2 {
         return Err(spent());
     }
-    Ok(Heading { ceiling, epoch, ..old })
+    Ok(Heading { ceiling, epoch, sealed: rules.seals(), ..old })
 }
 
 /// Carries out one operation, and waits for it.

@@ -146,8 +146,8 @@ impl SlotFile {
     /// Takes in that a page of the table was written, or not.
     pub(super) fn end_page(&mut self, page: u64, whole: bool) {
         let stores = self.table.end(page);
-        if !whole && self.off.is_none() {
-            // It is written again, until the file is off.
+        if !whole {
+            // It is written again, until it is stuck.
             self.table.touch(page, None);
         }
         for store in stores {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::csv_rows::MARK;
 use super::rows::{Row, Rows};
-use super::{Unit, bad_value, field, hash_ids, not_json, shortened};
+use super::{Lists, Unit, bad_value, field, hash_ids, not_json, shortened};
 use crate::trace::{LINE_MAX_BYTES, LineProblem, POSITIVE, Trace, TraceError};
 
 /// Maximum length of a tenant's name, in bytes.
@@ -68,6 +68,7 @@ fn object(text: &[u8]) -> Result<Map<String, Value>, LineProblem> {
     // The line break is removed, because the parser would report it instead of a truncated value
     // before it.
     let text = text.strip_suffix(b"\n").unwrap_or(text);
+    Lists::default().take(text)?;
     match serde_json::from_slice(text.strip_suffix(b"\r").unwrap_or(text)) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(other) => Err(LineProblem::NotAnObject { value: shortened(&other) }),

@@ -12,8 +12,8 @@ use rows::Rows;
 use serde_json::{Map, Value};
 
 use crate::trace::{
-    BLOCK_TOKENS_IN_TRACE, LENGTH_MAX_TOKENS, LINE_MAX_BYTES, LineProblem, TIMESTAMP_MAX_MS, Trace,
-    TraceError,
+    BLOCK_TOKENS_IN_TRACE, LENGTH_MAX_TOKENS, LINE_MAX_BYTES, LISTS_MAX, LineProblem,
+    TIMESTAMP_MAX_MS, Trace, TraceError,
 };
 
 /// Number of prompt tokens of one hash id in the Bailian traces.
@@ -144,6 +144,33 @@ fn own_fields(text: &[u8]) -> (Vec<&[u8]>, bool) {
         at += 1;
     }
     (names, false)
+}
+
+/// The lists and objects of JSON text so far, which comes piece by piece.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lists {
+    count: u64,
+    is_in_text: bool,
+    is_escaped: bool,
+}
+
+impl Lists {
+    /// Counts those of a piece; an error once there are more than are read.
+    fn take(&mut self, piece: &[u8]) -> Result<(), LineProblem> {
+        for &byte in piece {
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' => self.is_escaped = self.is_in_text,
+                b'"' => self.is_in_text = !self.is_in_text,
+                b'{' | b'[' if !self.is_in_text => self.count += 1,
+                _ => {}
+            }
+        }
+        match self.count > LISTS_MAX {
+            true => Err(LineProblem::TooManyLists { limit: LISTS_MAX }),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Reads a trace in any format; it may have no request.

@@ -8,11 +8,11 @@ use serde_json::{Deserializer, Map, Value};
 
 use super::csv_rows::MARK;
 use super::rows::{Row, Rows};
-use super::{ReadOptions, Unit, bad_value, field, hash_ids, not_json, shortened};
+use super::{Lists, ReadOptions, Unit, bad_value, field, hash_ids, not_json, shortened};
 use crate::rng::SplitMix64;
 use crate::trace::{LENGTH_MAX_TOKENS, LineProblem, POSITIVE, TIMESTAMP_MAX_MS, Trace, TraceError};
 
-/// Maximum length of a session, in bytes. Read, it takes up to a hundred times as much memory.
+/// Maximum length of a session, in bytes. Read, it takes up to thirty times as much memory.
 const SESSION_MAX_BYTES: u64 = 16 << 20;
 
 /// Reads sessions. Their requests are in the order of arrival.
@@ -26,7 +26,7 @@ pub(super) fn parse(
     let mut sessions =
         Sessions { rows, block_tokens: None, ids: HashMap::new(), next_id: 0, read: 0 };
     let mut moments = SplitMix64::new(options.seed);
-    let mut reader = Counted { reader, lines: 0, left: 0 };
+    let mut reader = Counted { reader, lines: 0, left: 0, lists: Ok(Lists::default()) };
     loop {
         let more = reader.skip_space();
         let lines_read = reader.lines;
@@ -35,14 +35,15 @@ pub(super) fn parse(
             break;
         }
         let line = reader.lines + 1;
-        reader.left = SESSION_MAX_BYTES;
+        (reader.left, reader.lists) = (SESSION_MAX_BYTES, Ok(Lists::default()));
         let document = Value::deserialize(&mut Deserializer::from_reader(&mut reader));
-        let document = document.map_err(|error| match () {
-            () if reader.left == 0 => {
+        let document = document.map_err(|error| match &reader.lists {
+            Err(problem) => sessions.rows.at(line, problem.clone()),
+            _ if reader.left == 0 => {
                 sessions.rows.at(line, LineProblem::TooLong { limit: SESSION_MAX_BYTES })
             }
-            () if error.is_io() => unread(error.into()),
-            () => sessions.rows.at(line + error.line().saturating_sub(1) as u64, not_json(&error)),
+            _ if error.is_io() => unread(error.into()),
+            _ => sessions.rows.at(line + error.line().saturating_sub(1) as u64, not_json(&error)),
         })?;
         let start_ms = match options.sessions_within_ms {
             0 => 0,
@@ -60,12 +61,14 @@ pub(super) fn parse(
     Ok(rows.finish())
 }
 
-/// A reader that counts lines, and ends once it has given more bytes than are left.
+/// A reader that counts lines, and ends once it has given more bytes than are left, or too many lists.
 struct Counted<R> {
     reader: R,
     lines: u64,
     /// Bytes that the document may still have; 0 once it is too long.
     left: u64,
+    /// Those of the document.
+    lists: Result<Lists, LineProblem>,
 }
 
 impl<R: BufRead> Counted<R> {
@@ -90,7 +93,12 @@ impl<R: BufRead> Read for Counted<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(into)?;
         self.left = self.left.saturating_sub(read as u64);
-        if self.left == 0 {
+        if let Ok(lists) = &mut self.lists
+            && let Err(problem) = lists.take(&into[..read])
+        {
+            self.lists = Err(problem);
+        }
+        if self.left == 0 || self.lists.is_err() {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
         self.lines += into[..read].iter().filter(|&&byte| byte == b'\n').count() as u64;

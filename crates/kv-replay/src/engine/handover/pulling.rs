@@ -177,7 +177,12 @@ impl Puller {
         until: Instant,
         say: impl FnMut(Word),
     ) -> Result<(), HandoverError> {
-        let mut peer = match self.peer.take() {
+        // Its node may have ended it: because nothing was asked for long, or to begin anew.
+        let kept = self.peer.take().and_then(|mut peer| {
+            let asked = peer.find_and_pin(&[], CALL_MAX, call());
+            asked.err().is_none_or(|error| error.is_refusal()).then_some(peer)
+        });
+        let mut peer = match kept {
             Some(peer) => peer,
             None => Peer::connect(&self.member, &self.key, call())?,
         };
@@ -222,5 +227,53 @@ fn pull(
             Err(late)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::sync::Arc;
+
+    use kv_pool::clock::SystemClock;
+    use kv_remote::{HostMemory, Node, NodeOptions, Server, ServerOptions};
+
+    use super::*;
+    use crate::device::{SimSizes, open};
+    use crate::engine::build_cache;
+    use crate::nodes::NodeConfig;
+    use crate::trace::Trace;
+
+    #[test]
+    fn a_connection_that_its_node_has_ended_is_made_anew_for_the_next_prompt() {
+        let config = super::super::tests::config(64, 1);
+        let trace = Trace::new(vec![super::super::tests::request((1, 0), 1, 0)]);
+        let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
+        let cache = build_cache(&config, &trace, &devices).unwrap();
+        let format = cache.manager().formats()[0];
+        let key = Key::new(&[7; 32]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let node = NodeConfig::new(1, 2, folder.path(), key.clone(), 1 << 20);
+        let form = Form::new(&config, &node, format).unwrap();
+        let memory = Arc::new(HostMemory::new(1 << 20).unwrap());
+        let served = Node::new(&NodeOptions::new("a", 4096), memory, Arc::new(SystemClock::new()));
+        let mut options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key.clone());
+        options.idle_max = Duration::ZERO;
+        let server = Server::start(Arc::new(served.unwrap()), options).unwrap();
+        let member = Member { name: "a".to_owned(), address: server.address().clone() };
+        let device = (NodeTransfer::Sockets, &devices.devices[0]);
+        let mut puller = Puller::new((member, key), device, form, Duration::ZERO).unwrap();
+        for number in 0..3 {
+            let (sheet, since) = (form.sheet(64), Instant::now());
+            let order = Order { request: 0, number, sheet, since };
+            // Nobody offers it, which is heard over a connection.
+            let pulled = puller.pull(&order, since, |_| ());
+            assert!(matches!(pulled, Err(HandoverError::Late { left: 0 })), "{number}: {pulled:?}");
+            while server.stats().idle <= number {
+                assert!(since.elapsed() < Duration::from_secs(60), "{:?}", server.stats());
+                std::thread::yield_now();
+            }
+        }
     }
 }
