@@ -96,6 +96,24 @@ fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
     let ways = cache.stats().ways;
     assert_eq!((ways.stored, ways.loaded), ([2 * first + 4 * second, 0], [0, 0]));
     drop(sequence);
+    // Others take its place on the device and in host memory, and it is loaded again.
+    for other in 1..5 {
+        drop(computed(&mut cache, (other * 100..other * 100 + 64).collect()));
+        idle(&mut cache);
+    }
+    let mut request = [Request::new((0..17).collect())];
+    let admitted = (0..20).find_map(|_| {
+        idle(&mut cache);
+        match cache.admit(&mut request, 64).unwrap().remove(0) {
+            Answer::Admitted(sequence) => Some(sequence),
+            _ => None,
+        }
+    });
+    assert_eq!(admitted.unwrap().cached_tokens(), 16);
+    let loaded = |id| cache.manager().lower_blocks_of(GroupId(id)).unwrap().loaded[0];
+    let [of_first, of_second] = [0, 1].map(loaded);
+    assert!(of_first > 0 && of_second > of_first, "{of_first} and {of_second}");
+    assert_eq!(cache.stats().ways.loaded, [of_first * first + of_second * second, 0]);
     cache.close().unwrap();
     machine.assert_clean();
 }
