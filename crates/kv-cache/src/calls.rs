@@ -9,7 +9,7 @@ use kv_manager::{
 };
 use kv_pool::{BlockHash, retention::Retention};
 
-use crate::{DemandError, KvCache, ReserveError, ResumeError, SlotError};
+use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, SlotError};
 
 impl KvCache {
     /// Takes in the token ids that came out of a step; see [`Manager::commit`](kv_manager::Manager::commit).
@@ -108,8 +108,8 @@ impl KvCache {
                 left = left.saturating_sub(request.tokens());
                 reached
             });
-            let blocks = reached.map(|request| self.blocks_for(request.tokens())).sum();
-            self.make_room(blocks)?;
+            let blocks = reached.map(|request| self.blocks_to_admit(request.tokens()));
+            self.make_room(blocks.fold(0, usize::saturating_add))?;
             return Ok(self.manager.admit(requests, budget));
         }
         self.take_mapped();
@@ -177,7 +177,8 @@ impl KvCache {
     #[track_caller]
     pub fn resume(&mut self, sequence: &mut Sequence) -> Result<u64, ResumeError> {
         let _span = tracing::debug_span!("resume", tokens = sequence.known()).entered();
-        if self.can_grow() {
+        // One that is not suspended is refused.
+        if self.can_grow() && sequence.is_suspended() {
             let _site = cuda_driver::site::enter();
             let blocks = self.blocks_for(sequence.resolved());
             self.make_room(blocks)?;
@@ -208,7 +209,7 @@ impl KvCache {
     ) -> Result<(Answer, Option<Adoption>), DemandError> {
         if self.can_grow() {
             let _site = cuda_driver::site::enter();
-            self.make_room(self.blocks_for(request.tokens()))?;
+            self.make_room(self.blocks_to_admit(request.tokens()))?;
         }
         Ok(self.manager.adopt(request, tokens, there))
     }
@@ -235,10 +236,12 @@ impl KvCache {
     pub fn prefetch(&mut self, names: &[BlockHash]) -> Result<usize, DemandError> {
         if self.can_grow() {
             let _site = cuda_driver::site::enter();
-            // Names are those of the smallest blocks of any group.
+            // Names are those of the smallest blocks of any group, and no more comes back than there is.
             let unit = self.manager.formats().iter().map(|group| group.block_tokens).min();
             let tokens = names.len() as u64 * u64::from(unit.unwrap_or(1));
-            self.make_room(self.blocks_for(tokens))?;
+            let host = self.manager.pool().stats().secondary;
+            let there = host.blocks.saturating_sub(host.empty) as usize;
+            self.make_room(self.blocks_for(tokens).min(there))?;
         }
         Ok(self.manager.prefetch(names))
     }
@@ -287,6 +290,15 @@ impl KvCache {
         slots: &mut Vec<i64>,
     ) -> Result<(), SlotError> {
         self.manager.slot_mapping(sequence, tokens, slots)
+    }
+
+    /// Blocks that a request of `tokens` tokens needs: none if it is longer than a row of any group's table, and so is refused.
+    fn blocks_to_admit(&self, tokens: u64) -> usize {
+        let is_too_long = |of: GroupOptions| {
+            let blocks = tokens.div_ceil(of.shape.block_tokens().into());
+            !of.is_state() && blocks > of.width().into()
+        };
+        if self.options().groups().any(is_too_long) { 0 } else { self.blocks_for(tokens) }
     }
 
     /// Blocks of `tokens` tokens.

@@ -190,13 +190,14 @@ impl KvCache {
         self.manager.add_tenant_with_key(key)
     }
 
-    /// Has ids that stand for something else refused without it from now on; see
+    /// Says which ids stand for something else, such as a picture, in place of those that were said before: from now on they are
+    /// refused where nothing is given for what they stand; see
     /// [`ManagerOptions::placeholder_ids`](kv_manager::ManagerOptions::placeholder_ids).
     pub fn set_placeholder_ids(&mut self, ids: Vec<RangeInclusive<u32>>) {
         self.manager.set_placeholder_ids(ids);
     }
 
-    /// Bounds the blocks that a tenant may hold and have cached in one tier, and reserves blocks
+    /// Bounds the blocks of the first group that a tenant may hold and have cached in one tier, and reserves blocks
     /// for it. Reserved device blocks get their memory now; for reserved host blocks that are still being
     /// pinned, the call waits.
     ///

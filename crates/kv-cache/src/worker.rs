@@ -319,7 +319,9 @@ impl KvWorker {
     ///
     /// # Errors
     /// [`StepError::Plan`] for a plan that does not follow the last one or names what is not there, or host
-    /// memory whose pinning was refused: nothing has changed then, but that the step before this one is over.
+    /// memory whose pinning was refused, and [`BatchError::Tokens`] for more than
+    /// [`step_tokens_max`](KvCacheOptions::step_tokens_max) tokens, of the model or of the draft model: nothing has changed then,
+    /// but that the step before this one is over.
     /// A plan that is missing cannot be made up for: the manager sends a [snapshot](Self::restore). After another error the step counts as
     /// failed: finish it as others, which enqueues the copies that were not enqueued. The next call sends the
     /// changes of the table. A step before this one that was neither finished nor can be ended now refuses

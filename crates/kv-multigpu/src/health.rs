@@ -18,7 +18,7 @@ pub enum DeviceState {
     Lost {
         /// The first error, with the call that returned it.
         first: DriverError,
-        /// Ordinal of a device that was lost earlier by the same error: the cause is there.
+        /// Ordinal of another device that was lost earlier by the same error: the cause is there.
         /// NVIDIA's driver returns the error of one device's fault in all contexts of the process.
         after: Option<i32>,
     },

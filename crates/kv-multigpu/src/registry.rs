@@ -509,7 +509,7 @@ impl DeviceRegistry {
         let state = match (&this.instance, this.instance.loss()) {
             (Instance::Closed { .. }, loss) => DeviceState::Closed { lost: loss.map(|l| l.error) },
             (_, Some(loss)) => {
-                DeviceState::Lost { first: loss.error, after: lost_before(&known, loss) }
+                DeviceState::Lost { first: loss.error, after: lost_before(&known, uuid, loss) }
             }
             (Instance::Open(_), None) => DeviceState::Open,
             (Instance::Draining(_) | Instance::Closing, None) => DeviceState::Draining,
@@ -518,9 +518,10 @@ impl DeviceRegistry {
     }
 }
 
-/// The device that was lost first by the error of `loss`, if it was lost before.
-fn lost_before(known: &[KnownGpu], loss: Loss) -> Option<i32> {
-    let losses = known.iter().flat_map(KnownGpu::losses);
+/// The other device that was lost first by the error of `loss`, which is that of `uuid`, if it was lost before.
+fn lost_before(known: &[KnownGpu], uuid: [u8; 16], loss: Loss) -> Option<i32> {
+    let others = known.iter().filter(|known| known.uuid != uuid);
+    let losses = others.flat_map(KnownGpu::losses);
     losses
         .filter(|(_, other)| other.error.code == loss.error.code && other.order < loss.order)
         .min_by_key(|(_, other)| other.order)

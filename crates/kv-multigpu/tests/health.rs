@@ -162,6 +162,20 @@ fn a_loss_is_remembered_whether_the_device_opens_again_or_not() {
     }
 }
 
+#[test]
+fn a_device_that_is_lost_again_was_not_lost_by_itself() {
+    let (_sim, registry) = machine(1, true);
+    let fault = DriverError::new("cuLaunchKernel", ErrorCode::ILLEGAL_ADDRESS);
+    for _ in 0..2 {
+        let device = registry.reopen(0).unwrap();
+        let lost = device.run(|_| Err::<(), _>(fault)).unwrap_err().driver_error();
+        let state = registry.entry(0).unwrap().state;
+        assert_eq!(state, DeviceState::Lost { first: lost, after: None });
+        drop(device);
+        registry.close(0).unwrap();
+    }
+}
+
 /// NVIDIA's driver loses all devices of a process by the fault of one: the report says which came first.
 #[test]
 fn a_fault_is_traced_to_the_device_that_met_it() {

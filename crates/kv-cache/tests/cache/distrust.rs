@@ -71,6 +71,7 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         ("a row with too few blocks", row_of(&[0])),
         ("a row with a hole", row_of(&[0, -1])),
         ("a row of no memory", row_of(&[0, 6])),
+        ("a row of a draft model that there is not", drafts(row_of(&[0, 1]), 6)),
     ];
     for (what, lie) in lies {
         let machine = Machine::new(1, 1, small());
@@ -317,10 +318,15 @@ fn copies_that_were_refused_before_a_snapshot_are_never_made() {
     machine.assert_clean();
 }
 
-/// The host waits of the compute stream for copies, if a copy to the third block of a draft model's row is made, and the
-/// draft model computes up to token `end`.
-fn waits(end: u32) -> u64 {
-    let machine = Machine::new(1, 1, small());
+/// The same plan, in which the draft model computes from token 5 up to token `end` as well.
+fn drafts(plan: StepPlan, end: u32) -> StepPlan {
+    let start = Start::At(5);
+    let row = BatchRow { row: Row::new(1), start, tokens: end - 5, drafts: 0, input: 0 };
+    StepPlan { draft_batch: vec![row], ..plan }
+}
+
+/// A worker with a draft model, and memory for all blocks.
+fn drafting(machine: &Machine) -> (Vec<Stream>, KvWorker) {
     let mut options = options(small(), 8, 8);
     let draft = GroupOptions {
         kind: GroupKind::Full,
@@ -335,12 +341,18 @@ fn waits(end: u32) -> u64 {
     let streams = streams(&machine.rig.devices);
     let mut worker = KvWorker::new(&streams, options).unwrap();
     worker.grow_to(8).unwrap();
-    let mut plan = row_of(&[0, 1]);
+    (streams, worker)
+}
+
+/// The host waits of the compute stream for copies, if a copy to the third block of a draft model's row is made, and the
+/// draft model computes up to token `end`.
+fn waits(end: u32) -> u64 {
+    let machine = Machine::new(1, 1, small());
+    let (streams, mut worker) = drafting(&machine);
+    let mut plan = drafts(row_of(&[0, 1]), end);
     let (row, group) = (Row::new(1), GroupId(1));
     plan.edits.push(RowEdit { group, row, first: 0, count: 3 });
     plan.edit_ids.extend([0, 1, 2]);
-    let (start, drafts, input) = (Start::At(5), 0, 0);
-    plan.draft_batch = vec![BatchRow { row, start, tokens: end - 5, drafts, input }];
     let back = BlockCopy { group, ..copy((Tier::Secondary, 0), (Tier::Primary, 2)) };
     plan.copies = vec![back];
     let before = machine.calls("cuStreamWaitEvent");
@@ -361,14 +373,21 @@ fn work_waits_for_copies_to_blocks_that_only_the_draft_model_reads() {
 #[test]
 fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carried_out() {
     let machine = Machine::new(1, 1, small());
-    let (streams, mut worker) = worker(&machine);
+    let (streams, mut worker) = drafting(&machine);
     let most = worker.options().step_tokens_max;
+    let mut longer = row_of(&[0, 1]);
+    longer.batch[0].tokens = most + 1;
+    for plan in [longer, drafts(row_of(&[0, 1]), 5 + most + 1)] {
+        let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
+        let StepError::Batch(BatchError::Tokens { tokens, max }) = refused else {
+            panic!("{refused}")
+        };
+        assert_eq!((tokens, max), (u64::from(most) + 1, most));
+    }
     let mut plan = row_of(&[0, 1]);
-    plan.batch[0].tokens = most + 1;
-    let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
-    let StepError::Batch(BatchError::Tokens { tokens, max }) = refused else { panic!("{refused}") };
-    assert_eq!((tokens, max), (u64::from(most) + 1, most));
-    finished(&mut worker, &row_of(&[0, 1]));
+    plan.edits.push(RowEdit { group: GroupId(1), ..plan.edits[0] });
+    plan.edit_ids.extend([0, 1]);
+    finished(&mut worker, &plan);
     assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
     worker.close().unwrap();
     drop(streams);

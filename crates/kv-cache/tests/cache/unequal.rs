@@ -1,13 +1,15 @@
 //! Groups with blocks of unequal sizes and numbers: what is checked, counted and bounded is each group's own.
 
+use std::num::NonZeroU32;
+
 use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
 use kv_cache::kv_manager::{Direction, Outcome, PlanError, StepPlan, TicketId, Transfer};
 use kv_cache::{
     Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, LowerTiers,
-    Request, StepError,
+    Request, Sequence, StepError,
 };
 use kv_kernels::KvShape;
-use kv_pool::{BlockHash, BlockId, Tier};
+use kv_pool::{BlockHash, BlockHasher, BlockId, Tier};
 
 use crate::common::engine::{options, shape, streams};
 use crate::machine::Machine;
@@ -72,22 +74,46 @@ fn idle(cache: &mut KvCache) {
     }
 }
 
+/// A sequence with these ids, computed.
+fn computed(cache: &mut KvCache, ids: Vec<u32>) -> Sequence {
+    let answer = cache.admit(&mut [Request::new(ids)], 64).unwrap().remove(0);
+    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+    let step = cache.begin_step().unwrap();
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    cache.finish_step(step).unwrap();
+    cache.drain().unwrap();
+    sequence
+}
+
 #[test]
 fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
     let machine = Machine::new(1, 1, shapes()[0]);
     let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
-    let mut request = Request::new((0..16).collect());
-    let step = cache.begin_step().unwrap();
-    let answer = cache.admit(std::slice::from_mut(&mut request), 64).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    cache.finish_step(step).unwrap();
+    let sequence = computed(&mut cache, (0..16).collect());
     idle(&mut cache);
     assert_eq!(cache.manager().lower_stats().stored_blocks, [2 + 4, 0]);
     let [first, second] = shapes().map(|shape| shape.block_bytes());
     let ways = cache.stats().ways;
     assert_eq!((ways.stored, ways.loaded), ([2 * first + 4 * second, 0], [0, 0]));
     drop(sequence);
+    // Others take its place on the device and in host memory, and it is loaded again.
+    for other in 1..5 {
+        drop(computed(&mut cache, (other * 100..other * 100 + 64).collect()));
+        idle(&mut cache);
+    }
+    let mut request = [Request::new((0..17).collect())];
+    let admitted = (0..20).find_map(|_| {
+        idle(&mut cache);
+        match cache.admit(&mut request, 64).unwrap().remove(0) {
+            Answer::Admitted(sequence) => Some(sequence),
+            _ => None,
+        }
+    });
+    assert_eq!(admitted.unwrap().cached_tokens(), 16);
+    let loaded = |id| cache.manager().lower_blocks_of(GroupId(id)).unwrap().loaded[0];
+    let [of_first, of_second] = [0, 1].map(loaded);
+    assert!(of_first > 0 && of_second > of_first, "{of_first} and {of_second}");
+    assert_eq!(cache.stats().ways.loaded, [of_first * first + of_second * second, 0]);
     cache.close().unwrap();
     machine.assert_clean();
 }
@@ -113,9 +139,47 @@ fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
 fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
     let machine = Machine::new(1, 1, shapes()[0]);
     let mut cache = KvCache::new(&streams(&machine.rig.devices), unequal([8, 16])).unwrap();
-    let names: Vec<_> = (0..8).map(BlockHash::from_u128).collect();
+    let ids: Vec<u32> = (0..64).collect();
+    let unit = NonZeroU32::new(shapes()[1].block_tokens()).unwrap();
+    let names: Vec<_> = BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, unit).collect();
     assert_eq!(cache.prefetch(&names).unwrap(), 0);
+    assert_eq!(cache.stats().ready_blocks, 0, "nobody has it");
+    drop(computed(&mut cache, ids));
+    cache.set_budget(Tier::Primary, 0).unwrap();
+    idle(&mut cache);
+    let stats = cache.pool().stats();
+    assert_eq!((stats.secondary.cached, cache.stats().ready_blocks), (8, 0), "{stats:?}");
+    cache.set_budget(Tier::Primary, 8).unwrap();
+    assert_eq!(cache.prefetch(&names[..8]).unwrap(), 4);
     assert_eq!(cache.stats().ready_blocks, 4, "of eight tokens each");
+    cache.close().unwrap();
+    machine.assert_clean();
+}
+
+#[test]
+fn a_request_that_no_row_has_room_for_maps_no_memory_however_long_it_is() {
+    let one = shape(4, 128, 1);
+    let machine = Machine::new(1, 1, one);
+    let mut options = KvCacheOptions { shape: one, ..unequal([8, 16]) };
+    options.further_groups[0].shape = one;
+    let most = u64::from(options.blocks_per_sequence_max);
+    let mut cache = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
+    let there = cache.manager().formats();
+    for tokens in [most + 1, u64::MAX - 1] {
+        let request = || Request::named(tokens, Vec::new());
+        for answer in cache.admit(&mut [request(), request(), request()], u64::MAX).unwrap() {
+            assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+        }
+        let (answer, _) = cache.adopt(&mut request(), 1, &there).unwrap();
+        assert!(matches!(answer, Answer::Refused(_)), "{answer:?}");
+    }
+    assert_eq!(cache.stats().ready_blocks, 0);
+    // A sequence that is not suspended needs no room to be resumed.
+    let mut sequence = computed(&mut cache, (0..3).collect());
+    assert_eq!(cache.stats().ready_blocks, 4);
+    cache.resume(&mut sequence).unwrap_err();
+    assert_eq!(cache.stats().ready_blocks, 4);
+    drop(sequence);
     cache.close().unwrap();
     machine.assert_clean();
 }
