@@ -4,12 +4,12 @@ use cuda_driver::DeviceBuffer;
 use kv_kernels::{
     DeviceReport, KvShape, PagedKv, PagedLayout,
     error::OutOfRange,
-    layout::Tensors,
+    layout::{RowPart, Tensors},
     verify::{BAD_BLOCK, BlockSums, ChecksumArgs, block_sum},
 };
 
 use super::block_copy::Side;
-use super::lays::{LAYS, Lay, lays, places, shape};
+use super::lays::{LAYS, Lay, in_one_tensor, lays, places, shape};
 use super::on::{On, Outputs, noise};
 
 const BLOCKS: u64 = 4;
@@ -267,6 +267,40 @@ mod on_sim {
     #[test]
     fn the_ptx_gives_what_the_reference_gives() {
         compare(&On::sim(references()), &On::sim(&[]), outputs);
+    }
+
+    #[test]
+    fn parts_that_lie_apart_are_read_in_vectors_that_divide_their_places() {
+        let on = On::sim(&[]);
+        let pieces = RowPart {
+            segment_bytes: 16,
+            segments: 2,
+            segment_stride_bytes: 24,
+            token_stride_bytes: 48,
+            offset_bytes: 0,
+        };
+        let behind =
+            RowPart { segments: 1, token_stride_bytes: 32, offset_bytes: 8, ..pieces };
+        for part in [pieces, behind] {
+            let shape = shape(1, 2, 16 * u64::from(part.segments), 4);
+            let of_plane = 4 * part.token_stride_bytes;
+            let lay = Lay {
+                name: "parts apart",
+                layout: in_one_tensor(&shape, of_plane, &[part]),
+                bytes: BLOCKS * 2 * of_plane,
+                tensor_bytes: BLOCKS * 2 * of_plane,
+                at: Box::new(move |p| {
+                    let (segment, inside) = (p.byte / 16, p.byte % 16);
+                    let row = (2 * p.block + p.plane) * of_plane + p.token * part.token_stride_bytes;
+                    row + part.offset_bytes + segment * part.segment_stride_bytes + inside
+                }),
+            };
+            let side = Side::new(&on, shape, &lay, BLOCKS, (false, 0));
+            let blocks = dense(&shape, &lay, &noise(lay.bytes));
+            let expected = IDS.map(|id| block_sum(&blocks[id as usize]));
+            assert_eq!(sums(&on, &side, &IDS), expected, "{part:?}");
+        }
+        on.assert_clean();
     }
 
     #[test]
