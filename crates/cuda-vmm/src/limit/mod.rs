@@ -126,12 +126,13 @@ pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
     /// The device with the memory.
     fn device(&self) -> &Device;
 
-    /// No more than this can be released now. Makes no driver call.
+    /// What can be released now. Queries fences, and releases nothing.
     fn unused_bytes(&self) -> u64 {
         0
     }
 
-    /// Releases idle pages until `bytes` are released or none is left; returns the released bytes.
+    /// Releases idle pages until `bytes` are released or none is left, and first what the driver
+    /// refused to release earlier; returns the released bytes.
     fn release_idle(&self, bytes: u64) -> u64 {
         let _ = bytes;
         0
@@ -227,12 +228,11 @@ impl MemoryLimit {
     /// that something new can be created; returns whether any was released. Where there is too
     /// little for the request, nothing is.
     pub(crate) fn make_room(&self, bytes: u64, device: Option<&Device>) -> bool {
-        let mut released = 0;
-        let mut holders = self.holders();
-        holders.retain(|holder| device.is_none_or(|device| shares_memory(holder.device(), device)));
-        let unused = holders.iter().map(|holder| holder.unused_bytes());
-        if unused.fold(0, u64::saturating_add) < bytes {
-            return false;
+        let holders = self.holders_on(device);
+        // Nobody wants what could not be released earlier, so trying that again harms nobody.
+        let mut released: u64 = holders.iter().map(|holder| holder.release_idle(0)).sum();
+        if unused_bytes(&holders) < bytes.saturating_sub(released) {
+            return released > 0;
         }
         let idle = |holder: &dyn Holder, bytes| holder.release_idle(bytes);
         let parked = |holder: &dyn Holder, bytes| holder.release_parked(bytes);
@@ -244,6 +244,11 @@ impl MemoryLimit {
             }
         }
         released > 0
+    }
+
+    /// What other holders can release now of the memory of a device.
+    pub(crate) fn unused_bytes_on(&self, device: &Device) -> u64 {
+        unused_bytes(&self.holders_on(Some(device)))
     }
 
     /// Counts memory that is about to be created.
@@ -286,6 +291,17 @@ impl MemoryLimit {
     fn holders(&self) -> Vec<Arc<dyn Holder>> {
         self.inner.holders.lock().iter().filter_map(Weak::upgrade).collect()
     }
+
+    /// The holders of memory of one device, if one is named.
+    fn holders_on(&self, device: Option<&Device>) -> Vec<Arc<dyn Holder>> {
+        let mut holders = self.holders();
+        holders.retain(|holder| device.is_none_or(|device| shares_memory(holder.device(), device)));
+        holders
+    }
+}
+
+fn unused_bytes(holders: &[Arc<dyn Holder>]) -> u64 {
+    holders.iter().map(|holder| holder.unused_bytes()).fold(0, u64::saturating_add)
 }
 
 /// Whether two handles are of one GPU, in whatever context.
