@@ -115,16 +115,19 @@ fn atomics_of_two_devices_at_the_scope_of_one() {
     });
 }
 
-/// Each GPU makes its own atomic operations in memory of the host, whatever their scope.
+/// Each GPU makes its own atomic operations in memory of the host, whatever their scope. What another
+/// writes between the two halves of one is lost.
 #[test]
-fn atomics_of_two_devices_in_memory_of_the_host() {
-    planted(|run| {
-        let (memory, near) = (run.pinned(64), run.stream());
-        run.use_device(1);
-        let far = run.stream();
-        let first = run.add_as("add_words_of_the_system", memory, near);
-        run.order(near, far);
-        let second = run.add_as("add_words_of_the_system", memory, far);
-        race(first.writes(), second.writes()).over(memory, 4).hazard("H19")
-    });
+fn atomics_of_one_device_in_memory_of_the_host_that_another_writes() {
+    for writes in ["add_words_of_the_system", "set_a_word_of_the_system"] {
+        planted(|run| {
+            let (memory, near) = (run.pinned(64), run.stream());
+            run.use_device(1);
+            let far = run.stream();
+            let first = run.add_as("add_words_of_the_system", memory, near);
+            run.order(near, far);
+            let second = run.add_as(writes, memory, far);
+            race(first.writes(), second.writes()).over(memory, 4).hazard("H19")
+        });
+    }
 }
