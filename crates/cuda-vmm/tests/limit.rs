@@ -521,6 +521,10 @@ fn memory_that_a_sequence_has_given_up_is_released_before_others_are_refused() {
     // Whoever asks gets it, though the space's worker has not looked.
     assert_eq!((other.grow_to(3), sequence.ready_tokens()), (Ok(3), 4));
     assert!(matches!(other.grow_to(4), Err(GrowError::OverLimit { .. })));
+    sequence.shrink_to(0, &[recorded(&stream)]).unwrap();
+    stream.synchronize().unwrap();
+    limit.set(3 * PAGE);
+    assert_eq!(limit.reclaim(), Reclaimed { parked_bytes: PAGE, ..Reclaimed::default() });
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     sequence.finish(&[recorded(&stream)]);
 }
