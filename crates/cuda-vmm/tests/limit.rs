@@ -717,6 +717,49 @@ fn memory_that_was_not_released_for_certain_is_released_by_the_next_call() {
     }
 }
 
+/// The driver refuses to unmap a page that a pool, or a sequence, has given up.
+#[test]
+fn memory_in_quarantine_is_tried_again_before_others_are_refused() {
+    type GiveUp = fn(&Machine, &MemoryLimit) -> Box<dyn Any>;
+    let ways: [GiveUp; 2] = [
+        |machine, limit| {
+            let pool = elastic(machine, limit, 4);
+            pool.grow_to(4).unwrap();
+            pool.shrink_to(1, &[]).unwrap();
+            machine.sim.fail_nth("cuMemUnmap", 2, ErrorCode::INVALID_VALUE);
+            assert_eq!(pool.poll_retired().failed.len(), 1);
+            Box::new(pool)
+        },
+        |machine, limit| {
+            let worker = Worker::manual();
+            let space = one_seat(&limited(machine, limit), &worker);
+            let mut sequence = space.admit(16).unwrap();
+            sequence.extend_blocking(16).unwrap();
+            sequence.shrink_to(4, &[]).unwrap();
+            machine.sim.fail_nth("cuMemUnmap", 1, ErrorCode::INVALID_VALUE);
+            worker.poll();
+            assert_eq!(space.stats().quarantined_bytes, PAGE);
+            Box::new((space, sequence))
+        },
+    ];
+    for (way, give_up) in ways.into_iter().enumerate() {
+        for lowers in [false, true] {
+            let machine = machine();
+            let limit = MemoryLimit::new(4 * PAGE);
+            let owner = give_up(&machine, &limit);
+            let asks = limited(&machine, &limit);
+            if lowers {
+                limit.set(PAGE);
+                assert_eq!(limit.reclaim().over_by, 0, "way {way}");
+            } else {
+                assert!(asks.take_many(4).is_err(), "way {way}");
+                assert_eq!(asks.take_many(3).map(|pages| pages.len()), Ok(3), "way {way}");
+            }
+            drop(owner);
+        }
+    }
+}
+
 #[test]
 fn a_limit_that_looks_at_parked_blocks_makes_nothing_mapped_that_was_retired() {
     let machine = machine();

@@ -208,6 +208,11 @@ impl Holder for PoolCore {
         self.try_alone(at_rest).unwrap_or(0) * self.pages.page_bytes()
     }
 
+    fn release_refused(&self) -> u64 {
+        self.try_alone(|| self.retry_quarantined());
+        0
+    }
+
     fn release_parked(&self, bytes: u64) -> u64 {
         let pages = bytes.div_ceil(self.pages.page_bytes());
         let unmap = || {

@@ -351,6 +351,11 @@ impl PoolCore {
         if self.reservation.stats().retiring_bytes > 0 {
             self.poll_retired();
         }
+        self.retry_quarantined();
+    }
+
+    /// Tries again to unmap pages in quarantine.
+    pub(super) fn retry_quarantined(&self) {
         if self.reservation.stats().quarantined_bytes > 0 {
             self.take_back(self.reservation.retry_quarantined());
         }

@@ -110,7 +110,7 @@ impl OverLimit {
 /// The result of [`MemoryLimit::reclaim`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Reclaimed {
-    /// Bytes of idle pages that were released.
+    /// Bytes of idle pages that were released, and of memory that could not be released earlier.
     pub idle_bytes: u64,
     /// Bytes of parked pages that were unmapped and released.
     pub parked_bytes: u64,
@@ -131,8 +131,13 @@ pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
         0
     }
 
-    /// Releases idle pages until `bytes` are released or none is left, and first what the driver
-    /// refused to release earlier; returns the released bytes.
+    /// Tries again what the driver refused to unmap, which is idle then, or to release; returns the
+    /// released bytes.
+    fn release_refused(&self) -> u64 {
+        0
+    }
+
+    /// Releases idle pages until `bytes` are released or none is left; returns the released bytes.
     fn release_idle(&self, bytes: u64) -> u64 {
         let _ = bytes;
         0
@@ -213,7 +218,8 @@ impl MemoryLimit {
     pub fn reclaim(&self) -> Reclaimed {
         let _site = cuda_driver::site::enter();
         let holders = self.holders();
-        let mut done = Reclaimed::default();
+        let idle_bytes = holders.iter().map(|holder| holder.release_refused()).sum();
+        let mut done = Reclaimed { idle_bytes, ..Reclaimed::default() };
         for holder in &holders {
             done.idle_bytes += holder.release_idle(self.over_by());
         }
@@ -230,7 +236,7 @@ impl MemoryLimit {
     pub(crate) fn make_room(&self, bytes: u64, device: Option<&Device>) -> bool {
         let holders = self.holders_on(device);
         // Nobody wants what could not be released earlier, so trying that again harms nobody.
-        let mut released: u64 = holders.iter().map(|holder| holder.release_idle(0)).sum();
+        let mut released: u64 = holders.iter().map(|holder| holder.release_refused()).sum();
         if unused_bytes(&holders) < bytes.saturating_sub(released) {
             return released > 0;
         }

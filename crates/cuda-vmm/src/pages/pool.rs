@@ -534,17 +534,19 @@ impl Holder for Inner {
         self.ledger.look().idle * self.page_bytes
     }
 
+    fn release_refused(&self) -> u64 {
+        self.ledger.release_again() * self.page_bytes
+    }
+
     fn release_idle(&self, bytes: u64) -> u64 {
-        // The driver releases them here, with no lock held.
-        let again = self.ledger.release_again();
-        let pages = bytes.div_ceil(self.page_bytes).saturating_sub(again);
-        let excess = self.take_idle(|_| pages);
+        let excess = self.take_idle(|_| bytes.div_ceil(self.page_bytes));
         let mut errors = Vec::new();
+        // The driver releases them here, with no lock held.
         let (released, _) = release_all(excess, &mut errors);
         for error in errors {
             tracing::warn!(%error, source = %error.error, "an idle page was not released");
         }
-        (again + released) * self.page_bytes
+        released * self.page_bytes
     }
 }
 

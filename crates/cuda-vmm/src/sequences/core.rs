@@ -83,7 +83,7 @@ impl SpaceCore {
     }
 
     /// Tries again to unmap pages in quarantine.
-    fn retry_quarantined(&self) {
+    pub(super) fn retry_quarantined(&self) {
         if self.reservation.stats().quarantined_bytes == 0 {
             return;
         }

@@ -39,6 +39,12 @@ impl Holder for SpaceHolder {
         self.core.shape.row_bytes(rows.and_then(Result::ok).unwrap_or(0))
     }
 
+    fn release_refused(&self) -> u64 {
+        let retry = || Ok::<_, Fault>(self.core.retry_quarantined());
+        let _ = self.waker.try_run(retry);
+        0
+    }
+
     fn release_parked(&self, bytes: u64) -> u64 {
         // Skipped if the space is at work, because the space may be the caller.
         let released = self.waker.try_run(|| Ok::<_, Fault>(self.core.release_parked(bytes)));
