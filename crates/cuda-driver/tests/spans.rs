@@ -82,7 +82,7 @@ fn a_span_is_refused_when_its_addresses_were_given_back() {
         let span = range.span(0, BYTES).unwrap();
         assert_eq!(answers(&on, span), vec![Ok(()); 10]);
         on.stream.synchronize().unwrap();
-        range.unmap(0, page).unwrap();
+        range.unmap(0, range.bytes()).unwrap();
         match drops {
             true => drop(range),
             false => range.free().unwrap(),
