@@ -78,7 +78,7 @@ fn a_span_is_refused_when_its_buffer_was_dropped() {
 fn a_span_is_refused_when_its_addresses_were_given_back() {
     let on = machine();
     for drops in [true, false] {
-        let (memory, range) = mapped(&on.device);
+        let (_memory, range) = mapped(&on.device);
         let span = range.span(0, BYTES).unwrap();
         assert_eq!(answers(&on, span), vec![Ok(()); 10]);
         on.stream.synchronize().unwrap();

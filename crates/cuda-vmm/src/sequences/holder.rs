@@ -40,7 +40,10 @@ impl Holder for SpaceHolder {
     }
 
     fn release_refused(&self) -> u64 {
-        let retry = || Ok::<_, Fault>(self.core.retry_quarantined());
+        let retry = || {
+            self.core.retry_quarantined();
+            Ok::<_, Fault>(())
+        };
         let _ = self.waker.try_run(retry);
         0
     }
