@@ -133,9 +133,11 @@ pub(crate) struct Inner {
     info: DeviceInfo,
     pub(crate) loss: OnceLock<Loss>,
     pub(crate) retired: Mutex<Vec<Retired>>,
-    /// Held by the thread that frees what was retired. Another thread then waits, because memory
-    /// that is taken from the list and not yet free would be neither here nor there.
+    /// Held by the thread that frees what was retired. A thread that needs that memory waits,
+    /// because memory that is taken from the list and not yet free is neither here nor there.
     freeing: Mutex<()>,
+    /// How often something retired was freed.
+    freed: AtomicU64,
     /// The driver's answer for the first dropped object that may be left.
     pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
@@ -264,6 +266,7 @@ impl Device {
                 loss: OnceLock::new(),
                 retired: Mutex::new(Vec::new()),
                 freeing: Mutex::new(()),
+                freed: AtomicU64::new(0),
                 given_up: OnceLock::new(),
                 tally: Tally::default(),
                 owner,
@@ -622,7 +625,8 @@ impl Device {
     /// not be bound, or the driver said that the call did nothing.
     ///
     /// Dropping a buffer or a module frees nothing, because `cuMemFree`, `cuMemFreeHost` and
-    /// `cuModuleUnload` wait for the device. Allocating calls this first, and so does dropping the last handle of the device.
+    /// `cuModuleUnload` wait for the device. Allocating calls this first if there is anything, and so does dropping the
+    /// last handle of the device.
     ///
     /// # Ordering
     /// May wait for all work of the device, and for another thread that is in this call: what was
@@ -646,9 +650,36 @@ impl Device {
         // Where the context cannot be bound, all is left.
         let freed = self.clean_up(|driver| free_all(driver, &mut left));
         self.inner.retired.lock().extend(left.retired);
+        // Relaxed: whoever compares the number has waited for the lock.
+        self.inner.freed.fetch_add(1, Relaxed);
         drop(freeing);
         drop(left.regions);
         freed.map(|()| count)
+    }
+}
+
+impl Device {
+    /// Makes a call that allocates, when what was dropped is free. Waits for another thread that frees only if
+    /// memory is short without it.
+    #[track_caller]
+    pub(crate) fn allocate<T>(
+        &self,
+        calls: impl Fn(&dyn Driver) -> DriverResult<T>,
+    ) -> Result<T, DeviceError> {
+        let _site = site::enter();
+        if !self.inner.retired.lock().is_empty() {
+            self.free_retired()?;
+        }
+        let freed = self.inner.freed.load(Relaxed);
+        let answer = self.run(&calls);
+        if !answer.as_ref().is_err_and(DeviceError::is_out_of_memory) {
+            return answer;
+        }
+        self.free_retired()?;
+        match self.inner.freed.load(Relaxed) == freed {
+            true => answer,
+            false => self.run(calls),
+        }
     }
 }
 

@@ -107,9 +107,8 @@ impl DeviceBuffer {
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
     #[track_caller]
     pub fn alloc(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
-        device.free_retired()?;
-        let address =
-            device.run(|driver| driver.mem_alloc(bytes).map_err(|error| error.of_bytes(bytes)))?;
+        let address = device
+            .allocate(|driver| driver.mem_alloc(bytes).map_err(|error| error.of_bytes(bytes)))?;
         let life = Life::begin(device);
         let device = Held::new(device, Kind::DeviceBuffer, bytes);
         Ok(Self { device, span: DeviceSpan::owned(address, bytes, &life), life })
@@ -188,8 +187,7 @@ impl PinnedBuffer {
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
     #[track_caller]
     pub fn alloc(device: &Device, bytes: u64, flags: HostAllocFlags) -> Result<Self, DeviceError> {
-        device.free_retired()?;
-        let (host, device_address) = device.run(|driver| {
+        let (host, device_address) = device.allocate(|driver| {
             let refused = |error: DriverError| error.of_bytes(bytes);
             if bytes == 0 {
                 // The driver answers that with success and the address 0.

@@ -77,16 +77,12 @@ fn a_span_is_refused_when_its_buffer_was_dropped() {
 #[test]
 fn a_span_is_refused_when_its_addresses_were_given_back() {
     let on = machine();
-    let page = PhysicalMemory::granularity(&on.device).unwrap();
     for drops in [true, false] {
-        let memory = PhysicalMemory::create(&on.device, page).unwrap();
-        let range = AddressRange::reserve(&on.device, page).unwrap();
-        range.map(0, &memory).unwrap();
-        range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+        let (_memory, range) = mapped(&on.device);
         let span = range.span(0, BYTES).unwrap();
         assert_eq!(answers(&on, span), vec![Ok(()); 10]);
         on.stream.synchronize().unwrap();
-        range.unmap(0, page).unwrap();
+        range.unmap(0, range.bytes()).unwrap();
         match drops {
             true => drop(range),
             false => range.free().unwrap(),
@@ -132,17 +128,23 @@ const EVER: Duration = Duration::from_secs(60);
 /// Long enough for a call that nothing holds up.
 const SOON: Duration = Duration::from_millis(500);
 
+/// A page of memory, and addresses at which it is mapped.
+fn mapped(device: &Device) -> (PhysicalMemory, AddressRange) {
+    let page = PhysicalMemory::granularity(device).unwrap();
+    let memory = PhysicalMemory::create(device, page).unwrap();
+    let range = AddressRange::reserve(device, page).unwrap();
+    range.map(0, &memory).unwrap();
+    range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+    (memory, range)
+}
+
 #[test]
 fn the_end_of_addresses_waits_for_no_stream() {
     for uploads in [true, false] {
         let (driver, told, go_on) = staying_in("cuStreamSynchronize");
         let device = Device::open(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
-        let page = PhysicalMemory::granularity(&device).unwrap();
-        let memory = PhysicalMemory::create(&device, page).unwrap();
-        let range = AddressRange::reserve(&device, page).unwrap();
-        range.map(0, &memory).unwrap();
-        range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+        let (_memory, range) = mapped(&device);
         let span = range.span(0, BYTES).unwrap();
         let (ended, end) = channel();
         thread::scope(|scope| {
@@ -193,11 +195,7 @@ fn addresses_are_not_given_back_during_a_call_that_uses_them() {
         let (driver, told, go_on) = staying_in("cuMemsetD8Async");
         let device = Device::open(driver, 0).unwrap();
         let stream = Stream::new(&device).unwrap();
-        let page = PhysicalMemory::granularity(&device).unwrap();
-        let memory = PhysicalMemory::create(&device, page).unwrap();
-        let range = AddressRange::reserve(&device, page).unwrap();
-        range.map(0, &memory).unwrap();
-        range.set_access(0, page, &[AccessDesc { device: 0 }]).unwrap();
+        let (_memory, range) = mapped(&device);
         let span = range.span(0, BYTES).unwrap();
         thread::scope(|scope| {
             let fills = scope.spawn(move || stream.fill(span, 1));
@@ -246,4 +244,25 @@ fn memory_that_another_thread_is_freeing_is_free_when_a_call_returns() {
             assert_eq!(frees.join().unwrap(), Ok(2));
         });
     }
+}
+
+#[test]
+fn an_allocation_does_not_wait_for_a_thread_that_frees_what_it_does_not_need() {
+    let (driver, told, go_on) = staying_in("cuMemFree");
+    let device = Device::open(driver, 0).unwrap();
+    drop(DeviceBuffer::alloc(&device, BYTES).unwrap());
+    let (device, (allocated, end)) = (&device, channel());
+    thread::scope(|scope| {
+        let frees = scope.spawn(|| device.free_retired());
+        while told.recv_timeout(EVER).unwrap() != "cuMemFree" {}
+        scope.spawn(move || {
+            let memory = DeviceBuffer::alloc(device, BYTES);
+            let pinned = PinnedBuffer::alloc(device, BYTES, HostAllocFlags::CACHED);
+            allocated.send((memory.map(drop), pinned.map(drop)))
+        });
+        let before = end.recv_timeout(EVER);
+        go_on.send(()).unwrap();
+        assert_eq!(frees.join().unwrap(), Ok(1));
+        assert_eq!(before, Ok((Ok(()), Ok(()))), "it waited for the other thread");
+    });
 }

@@ -8,7 +8,7 @@ mod common;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, refusals};
+use common::{DEVICE_PAGES, Machine, PAGE, machine, one_seat, refusals};
 use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
@@ -363,14 +363,7 @@ fn nothing_grows_in_a_hundred_thousand_steps() {
 /// the number of events at the end, and the greatest number of events queried in one step.
 fn reject_a_draft_in_each_step(steps: u64, polls: bool) -> (u64, usize, u64) {
     let (machine, worker) = (machine(), Worker::manual());
-    let options = SpaceOptions {
-        sequences: 1,
-        planes: 1,
-        token_bytes: PAGE / 4,
-        tokens_max: 16,
-        ..SpaceOptions::default()
-    };
-    let space = SequenceSpace::new(&machine.pages(8), &worker, options).unwrap();
+    let space = one_seat(&machine.pages(8), &worker);
     let stream = machine.stream();
     let mut sequence = space.admit(16).unwrap();
     sequence.extend_blocking(16).unwrap();

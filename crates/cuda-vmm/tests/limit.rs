@@ -5,11 +5,12 @@
 
 mod common;
 
+use std::any::Any;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, machine_with, recorded, refusals};
-use cuda_driver::{Device, ErrorCode};
+use common::{DEVICE_PAGES, Machine, PAGE, machine, machine_with, one_seat, recorded, refusals};
+use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom, OverLimit, Reclaimed};
 use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PhysicalPage};
@@ -506,15 +507,7 @@ fn retired_memory_at_rest_is_released_before_others_are_refused() {
 fn memory_that_a_sequence_has_given_up_is_released_before_others_are_refused() {
     let machine = machine();
     let limit = MemoryLimit::new(4 * PAGE);
-    let options = SpaceOptions {
-        sequences: 1,
-        planes: 1,
-        token_bytes: PAGE / 4,
-        tokens_max: 16,
-        ..SpaceOptions::default()
-    };
-    let pages = limited(&machine, &limit);
-    let space = SequenceSpace::new(&pages, &Worker::manual(), options).unwrap();
+    let space = one_seat(&limited(&machine, &limit), &Worker::manual());
     let mut sequence = space.admit(16).unwrap();
     sequence.extend_blocking(16).unwrap();
     let stream = machine.stream();
@@ -528,6 +521,10 @@ fn memory_that_a_sequence_has_given_up_is_released_before_others_are_refused() {
     // Whoever asks gets it, though the space's worker has not looked.
     assert_eq!((other.grow_to(3), sequence.ready_tokens()), (Ok(3), 4));
     assert!(matches!(other.grow_to(4), Err(GrowError::OverLimit { .. })));
+    sequence.shrink_to(0, &[recorded(&stream)]).unwrap();
+    stream.synchronize().unwrap();
+    limit.set(3 * PAGE);
+    assert_eq!(limit.reclaim(), Reclaimed { parked_bytes: PAGE, ..Reclaimed::default() });
     assert!(machine.sim.findings().is_empty(), "{:?}", machine.sim.findings());
     sequence.finish(&[recorded(&stream)]);
 }
@@ -541,7 +538,7 @@ fn idle_pages_under_a_limit_are_released_before_a_request_is_refused_for_the_dev
         let pool = |ordinal| {
             let device = Device::open(machine.device.driver().clone(), ordinal).unwrap();
             let rules = MemoryRules { limit: Some(limit.clone()), admission: admission.clone() };
-            let options = PagePoolOptions { page_bytes: None, capacity_pages: DEVICE_PAGES };
+            let options = PagePoolOptions { page_bytes: None, capacity_pages: u64::MAX };
             PagePool::with_rules(&device, options, rules).unwrap()
         };
         let (elsewhere, hoards, asks) = (pool(1), pool(0), pool(0));
@@ -552,8 +549,214 @@ fn idle_pages_under_a_limit_are_released_before_a_request_is_refused_for_the_dev
         assert_eq!((hoards.stats().idle, elsewhere.stats().idle), (DEVICE_PAGES - 4, 3));
         let error = asks.take_many(DEVICE_PAGES - 3).unwrap_err();
         assert!(error.is_retryable(), "{error}");
+        // Nothing was released for what is too much.
+        assert_eq!(hoards.stats().idle, DEVICE_PAGES - 4);
         assert_eq!(asks.take_many(DEVICE_PAGES - 4).unwrap().len() as u64, DEVICE_PAGES - 4);
         assert_eq!((taken.len(), elsewhere.stats().idle), (4, 3));
+    }
+}
+
+/// Owners that have given memory up, with the work on it that still runs.
+#[test]
+fn nothing_is_released_for_a_request_that_needs_memory_in_use_as_well() {
+    type GiveUp = fn(&Machine, &MemoryLimit, &Stream) -> Box<dyn Any>;
+    let ways: [GiveUp; 3] = [
+        |machine, limit, stream| {
+            let pool = elastic(machine, limit, 4);
+            pool.grow_to(4).unwrap();
+            stream.fill(pool.block_span(3).unwrap(), 1).unwrap();
+            pool.park_to(1, &[recorded(stream)]).unwrap();
+            Box::new(pool)
+        },
+        |machine, limit, stream| {
+            let pool = elastic(machine, limit, 4);
+            pool.grow_to(4).unwrap();
+            stream.fill(pool.block_span(3).unwrap(), 1).unwrap();
+            pool.shrink_to(1, &[recorded(stream)]).unwrap();
+            Box::new(pool)
+        },
+        |machine, limit, stream| {
+            let space = one_seat(&limited(machine, limit), &Worker::manual());
+            let mut sequence = space.admit(16).unwrap();
+            sequence.extend_blocking(16).unwrap();
+            stream.fill(sequence.plane(0).unwrap().span(12..16).unwrap(), 1).unwrap();
+            sequence.shrink_to(4, &[recorded(stream)]).unwrap();
+            Box::new((space, sequence))
+        },
+    ];
+    for (way, give_up) in ways.into_iter().enumerate() {
+        let machine = machine();
+        let limit = MemoryLimit::new(6 * PAGE);
+        let (hoards, asks) = (limited(&machine, &limit), limited(&machine, &limit));
+        assert_eq!(hoards.prepare(2), Ok(2));
+        let stream = machine.stream();
+        machine.sim.hold(stream.raw());
+        let owner = give_up(&machine, &limit, &stream);
+        assert!(matches!(asks.take_many(3), Err(PageError::OverLimit(_))), "way {way}");
+        assert_eq!((hoards.stats().idle, machine.calls("cuMemRelease")), (2, 0), "way {way}");
+        machine.sim.release_hold(stream.raw());
+        stream.synchronize().unwrap();
+        assert_eq!(asks.take_many(5).unwrap().len(), 5, "way {way}");
+        drop(owner);
+    }
+}
+
+/// A row of four pages, of which others have two idle. The space's own row that it could take is in use.
+#[test]
+fn a_space_at_work_is_released_nothing_that_does_not_suffice() {
+    let machine = machine();
+    let limit = MemoryLimit::new(10 * PAGE);
+    let hoards = limited(&machine, &limit);
+    let options = SpaceOptions {
+        sequences: 2,
+        planes: 4,
+        token_bytes: PAGE,
+        tokens_max: 2,
+        ..SpaceOptions::default()
+    };
+    let pages = limited(&machine, &limit);
+    let space = SequenceSpace::new(&pages, &Worker::manual(), options).unwrap();
+    let mut first = space.admit(2).unwrap();
+    first.extend_blocking(2).unwrap();
+    assert_eq!((hoards.prepare(2), pages.stats().live), (Ok(2), 8));
+    let stream = machine.stream();
+    machine.sim.hold(stream.raw());
+    stream.fill(first.plane(0).unwrap().span(1..2).unwrap(), 1).unwrap();
+    first.shrink_to(1, &[recorded(&stream)]).unwrap();
+    let mut second = space.admit(1).unwrap();
+    assert!(second.extend_blocking(1).is_err());
+    assert_eq!((hoards.stats().idle, machine.calls("cuMemRelease")), (2, 0));
+    machine.sim.release_hold(stream.raw());
+    stream.synchronize().unwrap();
+    second.extend_blocking(1).unwrap();
+    assert_eq!(hoards.stats().idle, 2);
+    first.finish(&[recorded(&stream)]);
+    second.finish(&[]);
+}
+
+#[test]
+fn nothing_is_released_for_a_limit_if_the_device_has_no_headroom() {
+    let machine = machine_with(2, 0);
+    let limit = MemoryLimit::new(4 * PAGE);
+    let pool = |ordinal| {
+        let device = Device::open(machine.device.driver().clone(), ordinal).unwrap();
+        let admission = Some(AdmissionPolicy::new(Headroom { keep_free_bytes: 61 * PAGE }));
+        let rules = MemoryRules { limit: Some(limit.clone()), admission };
+        let options = PagePoolOptions { page_bytes: None, capacity_pages: DEVICE_PAGES };
+        PagePool::with_rules(&device, options, rules).unwrap()
+    };
+    let (elsewhere, hoards, asks) = (pool(1), pool(0), pool(0));
+    assert_eq!((elsewhere.prepare(2), hoards.prepare(2)), (Ok(2), Ok(2)));
+    // The limit would have room for four, but the device for three.
+    assert!(matches!(asks.take_many(4), Err(PageError::NoHeadroom(_))));
+    assert_eq!((elsewhere.stats().idle, hoards.stats().idle), (2, 2));
+    assert_eq!(asks.take_many(3).unwrap().len(), 3);
+}
+
+#[test]
+fn a_worker_that_asks_for_less_is_refused_once() {
+    let machine = machine();
+    let limit = MemoryLimit::new(8 * PAGE);
+    let worker = Worker::manual();
+    let mut pool = elastic(&machine, &limit, 8);
+    pool.work_on(&worker);
+    let other = limited(&machine, &limit);
+    let held = other.take_many(5).unwrap();
+    // Eight are refused, and four; two are granted, and one. Then there is no more.
+    let _ = pool.demand(8);
+    while worker.poll() {}
+    assert_eq!((pool.ready_blocks(), limit.stats().refusals), (3, 1));
+    drop(pool);
+    let space = one_seat(&limited(&machine, &limit), &worker);
+    let mut sequence = space.admit(16).unwrap();
+    sequence.extend_blocking(8).unwrap();
+    // Two rows are refused, and one is granted.
+    assert!(sequence.extend_blocking(16).is_err());
+    assert_eq!((sequence.ready_tokens(), limit.stats().refusals), (12, 2));
+    sequence.finish(&[]);
+    drop(held);
+}
+
+/// The driver says of a release that it was not made, twice, and so leaves no doubt.
+#[test]
+fn memory_that_was_not_released_for_certain_is_released_by_the_next_call() {
+    type Next = fn(&MemoryLimit, &PagePool);
+    let ways: [Next; 4] = [
+        |_, pages| assert_eq!(pages.trim(0), (1, vec![])),
+        |limit, _| assert_eq!(limit.reclaim().idle_bytes, PAGE),
+        |limit, pages| {
+            limit.set(4 * PAGE);
+            assert_eq!(pages.take_many(4).unwrap().len(), 4);
+        },
+        |limit, pages| {
+            limit.set(4 * PAGE);
+            let rules = MemoryRules { limit: Some(limit.clone()), admission: None };
+            let options = PagePoolOptions { page_bytes: None, capacity_pages: 8 };
+            let other = PagePool::with_rules(pages.device(), options, rules).unwrap();
+            assert_eq!(other.take_many(4).unwrap().len(), 4);
+        },
+    ];
+    for (way, next) in ways.into_iter().enumerate() {
+        let machine = machine();
+        let limit = MemoryLimit::unlimited();
+        let pages = limited(&machine, &limit);
+        let held = pages.take_many(2).unwrap();
+        for nth in [1, 2] {
+            machine.sim.fail_nth("cuMemRelease", nth, ErrorCode::OUT_OF_MEMORY);
+        }
+        drop(held);
+        let used = |pages: &PagePool| {
+            (machine.sim.device_used_bytes(0), limit.stats().used_bytes, pages.stats().live * PAGE)
+        };
+        assert_eq!(used(&pages), (PAGE, PAGE, PAGE), "way {way}");
+        next(&limit, &pages);
+        pages.trim(0);
+        assert_eq!(used(&pages), (0, 0, 0), "way {way}");
+        drop(pages);
+        machine.assert_no_leak();
+    }
+}
+
+/// The driver refuses to unmap a page that a pool, or a sequence, has given up.
+#[test]
+fn memory_in_quarantine_is_tried_again_before_others_are_refused() {
+    type GiveUp = fn(&Machine, &MemoryLimit) -> Box<dyn Any>;
+    let ways: [GiveUp; 2] = [
+        |machine, limit| {
+            let pool = elastic(machine, limit, 4);
+            pool.grow_to(4).unwrap();
+            pool.shrink_to(1, &[]).unwrap();
+            machine.sim.fail_nth("cuMemUnmap", 2, ErrorCode::INVALID_VALUE);
+            assert_eq!(pool.poll_retired().failed.len(), 1);
+            Box::new(pool)
+        },
+        |machine, limit| {
+            let worker = Worker::manual();
+            let space = one_seat(&limited(machine, limit), &worker);
+            let mut sequence = space.admit(16).unwrap();
+            sequence.extend_blocking(16).unwrap();
+            sequence.shrink_to(4, &[]).unwrap();
+            machine.sim.fail_nth("cuMemUnmap", 1, ErrorCode::INVALID_VALUE);
+            worker.poll();
+            assert_eq!(space.stats().quarantined_bytes, PAGE);
+            Box::new((space, sequence))
+        },
+    ];
+    for (way, give_up) in ways.into_iter().enumerate() {
+        for lowers in [false, true] {
+            let machine = machine();
+            let limit = MemoryLimit::new(4 * PAGE);
+            let owner = give_up(&machine, &limit);
+            let asks = limited(&machine, &limit);
+            if lowers {
+                limit.set(PAGE);
+                assert_eq!(limit.reclaim().over_by, 0, "way {way}");
+            } else {
+                assert!(asks.take_many(4).is_err(), "way {way}");
+                assert_eq!(asks.take_many(3).map(|pages| pages.len()), Ok(3), "way {way}");
+            }
+            drop(owner);
+        }
     }
 }
 

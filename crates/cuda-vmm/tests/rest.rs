@@ -7,11 +7,11 @@ mod common;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Machine, PAGE, close_into, machine, recorded, take};
+use common::{Machine, PAGE, close_into, machine, one_seat, recorded, take};
 use cuda_driver::Stream;
 use cuda_sim::Pace;
 use cuda_vmm::pages::{MapRefusal, NotMapped, PageState, Reservation};
-use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
+use cuda_vmm::sequences::{Sequence, SequenceSpace};
 use cuda_vmm::{
     EpochGate, Worker,
     gate::{CoverError, Unrest},
@@ -342,14 +342,7 @@ struct Shrunk {
 
 fn shrunk() -> (Shrunk, Sequence) {
     let (machine, worker) = (machine(), Worker::manual());
-    let options = SpaceOptions {
-        sequences: 1,
-        planes: 1,
-        token_bytes: PAGE / 4,
-        tokens_max: 16,
-        ..SpaceOptions::default()
-    };
-    let space = SequenceSpace::new(&machine.pages(8), &worker, options).unwrap();
+    let space = one_seat(&machine.pages(8), &worker);
     let (long, short) = (machine.stream(), machine.stream());
     let mut sequence = space.admit(16).unwrap();
     sequence.extend_blocking(16).unwrap();

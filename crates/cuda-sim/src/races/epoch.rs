@@ -37,39 +37,44 @@ impl How {
     pub(crate) const READ: Self = Self { writes: false, strong: None };
     pub(crate) const WRITE: Self = Self { writes: true, strong: None };
 
-    /// The same access to memory of the host. Devices do not update it for each other: each GPU
-    /// makes its own atomic operations there, whatever their scope.
-    pub(super) fn on_host(mut self) -> Self {
+    /// The same access to memory of a device, which makes all updates of it. In memory of the host
+    /// each GPU makes its own: what another writes between the two halves of one is lost.
+    pub(super) fn on_device(mut self) -> Self {
         if let Some(Strong { mark, .. }) = &mut self.strong {
-            mark.is_system &= !mark.is_update;
+            mark.is_update = false;
         }
         self
     }
 
     fn conflicts(self, other: Self) -> bool {
-        let are_strong = self.strong.zip(other.strong).is_some_and(|(one, other)| one.meets(other));
+        let both_write = self.writes && other.writes;
+        let strong = self.strong.zip(other.strong);
+        let are_strong = strong.is_some_and(|(one, other)| one.meets(other, both_write));
         (self.writes || other.writes) && !are_strong
     }
 }
 
 impl Strong {
     /// Whether both are of one size, and so of the same bytes, and each scope includes the other's
-    /// device.
-    fn meets(self, other: Self) -> bool {
-        self.mark.size_log2 == other.mark.size_log2
-            && (self.device == other.device || (self.mark.is_system && other.mark.is_system))
+    /// device. Two that write are then of one device, or neither is an update.
+    fn meets(self, other: Self, both_write: bool) -> bool {
+        let is_split = both_write && (self.mark.is_update || other.mark.is_update);
+        let is_of_both = self.mark.is_system && other.mark.is_system && !is_split;
+        self.mark.size_log2 == other.mark.size_log2 && (self.device == other.device || is_of_both)
     }
 
-    /// Whether every access that this one meets also meets `old`.
-    fn stands_for(self, old: Self) -> bool {
-        self.device == old.device
-            && self.mark.size_log2 == old.mark.size_log2
-            && (old.mark.is_system || !self.mark.is_system)
+    /// Whether every access that this one meets and that could conflict with `old` meets `old` too.
+    fn stands_for(self, old: Self, old_writes: bool) -> bool {
+        let meets_writes = |mark: StrongMark| mark.is_system && !mark.is_update;
+        let reads = !old_writes || old.mark.is_system || !self.mark.is_system;
+        let writes = meets_writes(old.mark) || !meets_writes(self.mark);
+        let are_alike = self.device == old.device && self.mark.size_log2 == old.mark.size_log2;
+        are_alike && reads && writes
     }
 }
 
 const ACTOR_BITS: u32 = 16;
-const FLAG_BITS: u32 = 11;
+const FLAG_BITS: u32 = 12;
 const WRITES: u64 = 1;
 const STRONG: u64 = 2;
 const SYSTEM: u64 = 4;
@@ -77,6 +82,7 @@ const SIZE_SHIFT: u32 = 3;
 const SIZE_MAX: u64 = 7;
 const DEVICE_SHIFT: u32 = 6;
 const DEVICE_MAX: u64 = 31;
+const UPDATE: u64 = 1 << 11;
 
 /// One access, packed in one word: its actor, its number in the order of calls, and its kind.
 ///
@@ -91,6 +97,8 @@ impl Epoch {
             let size = u64::from(mark.size_log2) & SIZE_MAX;
             let device = u64::from(device) & DEVICE_MAX;
             flags |= STRONG | (u64::from(mark.is_system) * SYSTEM);
+            // The half of an update that reads is like any other read.
+            flags |= u64::from(how.writes && mark.is_update) * UPDATE;
             flags |= (size << SIZE_SHIFT) | (device << DEVICE_SHIFT);
         }
         Self((sequence << (ACTOR_BITS + FLAG_BITS)) | (u64::from(actor) << FLAG_BITS) | flags)
@@ -107,7 +115,7 @@ impl Epoch {
     pub(super) fn how(self) -> How {
         let mark = StrongMark {
             is_system: self.0 & SYSTEM != 0,
-            is_update: false,
+            is_update: self.0 & UPDATE != 0,
             size_log2: ((self.0 >> SIZE_SHIFT) & SIZE_MAX) as u8,
         };
         let strong = Strong { device: ((self.0 >> DEVICE_SHIFT) & DEVICE_MAX) as u32, mark };
@@ -127,7 +135,7 @@ impl Epoch {
     /// which comes after `self`. Then `self` need not be kept.
     pub(super) fn is_covered_by(self, newer: Self) -> bool {
         let (old, new) = (self.how(), newer.how());
-        let covers = |new: Strong| old.strong.is_some_and(|old| new.stands_for(old));
+        let covers = |new: Strong| old.strong.is_some_and(|one| new.stands_for(one, old.writes));
         (new.writes || !old.writes) && new.strong.is_none_or(covers)
     }
 }
@@ -198,12 +206,17 @@ mod tests {
         Some(Strong { device, mark })
     }
 
+    fn update(device: u32, is_system: bool, size_log2: u8) -> Option<Strong> {
+        let mark = StrongMark { is_system, is_update: true, size_log2 };
+        Some(Strong { device, mark })
+    }
+
     #[test]
     fn an_epoch_keeps_its_parts() {
-        let most = How { writes: true, strong: strong(31, true, 4) };
+        let most = How { writes: true, strong: update(31, true, 4) };
         let least = How { writes: false, strong: strong(0, false, 0) };
         for (actor, sequence, how) in
-            [(0, 0, How::READ), (u16::MAX, (1 << 37) - 1, most), (7, 9, least)]
+            [(0, 0, How::READ), (u16::MAX, (1 << 36) - 1, most), (7, 9, least)]
         {
             let epoch = Epoch::new(actor, sequence, how);
             assert_eq!((epoch.actor(), epoch.sequence(), epoch.how()), (actor, sequence, how));
@@ -212,10 +225,14 @@ mod tests {
 
     #[test]
     fn what_covers_an_access_conflicts_with_all_that_it_does() {
-        let kinds =
-            [None].into_iter().chain((0..8).map(|n| strong(n & 1, n & 2 != 0, 2 + (n >> 2) as u8)));
-        let hows: Vec<How> =
-            kinds.flat_map(|strong| [false, true].map(|writes| How { writes, strong })).collect();
+        let kind = |n: u32| (n & 1, n & 2 != 0, 2 + (n >> 2) as u8);
+        let kinds = (0..8).map(kind).flat_map(|(device, is_system, size)| {
+            [strong(device, is_system, size), update(device, is_system, size)]
+        });
+        let hows = kinds
+            .chain([None])
+            .flat_map(|strong| [false, true].map(|writes| How { writes, strong }));
+        let hows: Vec<How> = hows.collect();
         let epoch = |how| Epoch::new(1, 1, how);
         for &old in &hows {
             for &new in &hows {
@@ -237,13 +254,14 @@ mod tests {
         assert!(conflicts(strong(0, true, 2), strong(0, true, 3)));
         assert!(conflicts(strong(0, true, 2), None));
         // What two devices update of the host's memory is not updated as one.
-        let update = Some(Strong {
-            device: 0,
-            mark: StrongMark { is_system: true, is_update: true, size_log2: 2 },
-        });
-        assert!(!conflicts(update, strong(1, true, 2)));
-        assert!(writes(update).on_host().conflicts(writes(strong(1, true, 2)).on_host()));
-        assert!(!writes(update).on_host().conflicts(writes(strong(0, true, 2)).on_host()));
+        let own = writes(update(0, true, 2));
+        let reads = |strong| How { writes: false, strong };
+        assert!(own.conflicts(writes(update(1, true, 2))));
+        assert!(own.conflicts(writes(strong(1, true, 2))));
+        assert!(!own.conflicts(writes(strong(0, true, 2))));
+        assert!(!own.conflicts(reads(strong(1, true, 2))));
+        assert!(own.conflicts(reads(strong(1, false, 2))));
+        assert!(!own.on_device().conflicts(writes(update(1, true, 2)).on_device()));
     }
 
     #[test]

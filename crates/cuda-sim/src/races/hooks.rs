@@ -34,7 +34,7 @@ impl Races {
             let Some(piece) = memory.piece_at(viewer, at) else { return };
             let length = piece.bytes.min(bytes - done);
             let by_way = piece.is_mapped.then_some(at);
-            let how = if piece.is_host { how.on_host() } else { how };
+            let how = if piece.is_host { how } else { how.on_device() };
             let epoch = Epoch::new(order.actor, order.sequence, how);
             let found = &mut self.found;
             self.shadow.access((piece.key, length), by_way, epoch, order, |clash| {

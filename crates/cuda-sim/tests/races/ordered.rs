@@ -262,6 +262,21 @@ fn atomics_of_two_devices_and_a_read_after_both() {
     });
 }
 
+/// Each GPU makes its own updates there. What another only polls is the old word or the new one.
+#[test]
+fn a_poll_of_a_word_of_the_host_that_another_device_updates() {
+    ordered(|run| {
+        let (memory, near) = (run.pinned(64), run.stream());
+        run.use_device(1);
+        let far = run.stream();
+        run.add_as("add_words_of_the_system", memory, near);
+        run.add_as("poll_a_word_of_the_system", memory, far);
+        run.add_as("add_words_of_the_system", memory, near);
+        link(run, near, far);
+        run.add_as("add_words_of_the_system", memory, far);
+    });
+}
+
 #[test]
 fn a_graph_between_two_copies() {
     ordered(|run| {

@@ -77,6 +77,21 @@ const PTX: &str = "
     red.sys.global.add.u32 [%rd0], 1;
     ret;
 }
+.visible .entry poll_a_word_of_the_system(.param .u64 from)
+{
+    .reg .b64 %rd<1>;
+    .reg .b32 %r<1>;
+    ld.param.u64 %rd0, [from];
+    ld.acquire.sys.global.u32 %r0, [%rd0];
+    ret;
+}
+.visible .entry set_a_word_of_the_system(.param .u64 to)
+{
+    .reg .b64 %rd<1>;
+    ld.param.u64 %rd0, [to];
+    st.release.sys.global.u32 [%rd0], 1;
+    ret;
+}
 .visible .entry add_words_of_the_block(.param .u64 to)
 {
     .reg .b64 %rd<1>;
@@ -580,7 +595,7 @@ impl Run {
         self.launch("add_words", &KernelArgs::new().arg(to), stream)
     }
 
-    /// A kernel that adds to one word, or to a wide one, as its name says.
+    /// A kernel that adds to one word, or to a wide one, or polls or sets one, as its name says.
     #[track_caller]
     pub(crate) fn add_as(&self, name: &'static str, to: u64, stream: Stream) -> Call {
         self.launch(name, &KernelArgs::new().arg(to), stream)

@@ -127,7 +127,7 @@ impl PoolCore {
                 Err(error) if error.is_out_of_memory() && blocks - ready > 1 => {
                     blocks = ready + (blocks - ready) / 2;
                 }
-                grown => return grown,
+                grown => return self.noted(grown),
             }
         }
     }
@@ -201,7 +201,16 @@ impl Holder for PoolCore {
 
     fn unused_bytes(&self) -> u64 {
         // The idle pages of the pool of pages are registered separately.
-        self.parked_pages() * self.pages.page_bytes() + self.reservation.stats().retiring_bytes
+        let at_rest = || {
+            self.settle();
+            self.parked_pages_at_rest() + self.reservation.inner.retired_at_rest()
+        };
+        self.try_alone(at_rest).unwrap_or(0) * self.pages.page_bytes()
+    }
+
+    fn release_refused(&self) -> u64 {
+        self.try_alone(|| self.retry_quarantined());
+        0
     }
 
     fn release_parked(&self, bytes: u64) -> u64 {

@@ -115,7 +115,15 @@ impl PoolCore {
             return Err(GrowError::OverCapacity { asked_blocks: blocks, capacity_blocks });
         }
         let _growing = self.growing.lock();
-        self.grow_alone(blocks, By::Caller)
+        self.noted(self.grow_alone(blocks, By::Caller))
+    }
+
+    /// Counts a refusal by the limit, once for each request.
+    pub(super) fn noted(&self, grown: Result<u64, GrowError>) -> Result<u64, GrowError> {
+        if let (Err(GrowError::OverLimit { .. }), Some(limit)) = (&grown, self.pages.limit()) {
+            limit.note_refusal();
+        }
+        grown
     }
 
     /// Runs `work` while no other thread maps or unmaps. Does not run it once the pool is closed.
@@ -142,7 +150,7 @@ impl PoolCore {
     }
 
     /// Makes `blocks` blocks ready. The caller holds `growing`, and `blocks` is within the
-    /// capacity.
+    /// capacity. Counts no refusal, since the caller may ask for less.
     pub(super) fn grow_alone(&self, blocks: u64, by: By) -> Result<u64, GrowError> {
         self.settle();
         let ready_blocks = self.adopt(blocks);
@@ -327,6 +335,13 @@ impl PoolCore {
         size.mapped_pages.saturating_sub(self.pages_for(self.ready_blocks()))
     }
 
+    /// Number of parked pages that nobody uses.
+    pub(super) fn parked_pages_at_rest(&self) -> u64 {
+        let size = self.size.lock();
+        let used = self.ready_blocks().max(size.users.end());
+        size.mapped_pages.saturating_sub(self.pages_for(used))
+    }
+
     pub(super) fn poll_retired(&self) -> PollReport {
         self.take_back(self.reservation.poll_retired())
     }
@@ -336,6 +351,11 @@ impl PoolCore {
         if self.reservation.stats().retiring_bytes > 0 {
             self.poll_retired();
         }
+        self.retry_quarantined();
+    }
+
+    /// Tries again to unmap pages in quarantine.
+    pub(super) fn retry_quarantined(&self) {
         if self.reservation.stats().quarantined_bytes > 0 {
             self.take_back(self.reservation.retry_quarantined());
         }
@@ -345,7 +365,7 @@ impl PoolCore {
     fn map_pages(&self, from: u64, to: u64) -> Result<(), GrowFailure> {
         // Checked before any page is created. No other thread maps here while `growing` is locked.
         self.reservation.check_free(from..to).map_err(GrowFailure::Map)?;
-        let pages = self.pages.take_many(to - from)?;
+        let pages = self.pages.take_all(to - from)?;
         match self.reservation.map_range(from, pages) {
             Ok(_) => Ok(()),
             Err(MapError { reason, pages, .. }) => {

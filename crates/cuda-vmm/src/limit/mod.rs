@@ -110,7 +110,7 @@ impl OverLimit {
 /// The result of [`MemoryLimit::reclaim`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Reclaimed {
-    /// Bytes of idle pages that were released.
+    /// Bytes of idle pages that were released, and of memory that could not be released earlier.
     pub idle_bytes: u64,
     /// Bytes of parked pages that were unmapped and released.
     pub parked_bytes: u64,
@@ -126,8 +126,14 @@ pub(crate) trait Holder: Send + Sync + std::fmt::Debug {
     /// The device with the memory.
     fn device(&self) -> &Device;
 
-    /// No more than this can be released now. Makes no driver call.
+    /// What can be released now. Queries fences, and releases nothing.
     fn unused_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Tries again what the driver refused to unmap, which is idle then, or to release; returns the
+    /// released bytes.
+    fn release_refused(&self) -> u64 {
         0
     }
 
@@ -212,7 +218,8 @@ impl MemoryLimit {
     pub fn reclaim(&self) -> Reclaimed {
         let _site = cuda_driver::site::enter();
         let holders = self.holders();
-        let mut done = Reclaimed::default();
+        let idle_bytes = holders.iter().map(|holder| holder.release_refused()).sum();
+        let mut done = Reclaimed { idle_bytes, ..Reclaimed::default() };
         for holder in &holders {
             done.idle_bytes += holder.release_idle(self.over_by());
         }
@@ -227,12 +234,11 @@ impl MemoryLimit {
     /// that something new can be created; returns whether any was released. Where there is too
     /// little for the request, nothing is.
     pub(crate) fn make_room(&self, bytes: u64, device: Option<&Device>) -> bool {
-        let mut released = 0;
-        let mut holders = self.holders();
-        holders.retain(|holder| device.is_none_or(|device| shares_memory(holder.device(), device)));
-        let unused = holders.iter().map(|holder| holder.unused_bytes());
-        if unused.fold(0, u64::saturating_add) < bytes {
-            return false;
+        let holders = self.holders_on(device);
+        // Nobody wants what could not be released earlier, so trying that again harms nobody.
+        let mut released: u64 = holders.iter().map(|holder| holder.release_refused()).sum();
+        if unused_bytes(&holders) < bytes.saturating_sub(released) {
+            return released > 0;
         }
         let idle = |holder: &dyn Holder, bytes| holder.release_idle(bytes);
         let parked = |holder: &dyn Holder, bytes| holder.release_parked(bytes);
@@ -244,6 +250,11 @@ impl MemoryLimit {
             }
         }
         released > 0
+    }
+
+    /// What other holders can release now of the memory of a device.
+    pub(crate) fn unused_bytes_on(&self, device: &Device) -> u64 {
+        unused_bytes(&self.holders_on(Some(device)))
     }
 
     /// Counts memory that is about to be created.
@@ -286,6 +297,17 @@ impl MemoryLimit {
     fn holders(&self) -> Vec<Arc<dyn Holder>> {
         self.inner.holders.lock().iter().filter_map(Weak::upgrade).collect()
     }
+
+    /// The holders of memory of one device, if one is named.
+    fn holders_on(&self, device: Option<&Device>) -> Vec<Arc<dyn Holder>> {
+        let mut holders = self.holders();
+        holders.retain(|holder| device.is_none_or(|device| shares_memory(holder.device(), device)));
+        holders
+    }
+}
+
+fn unused_bytes(holders: &[Arc<dyn Holder>]) -> u64 {
+    holders.iter().map(|holder| holder.unused_bytes()).fold(0, u64::saturating_add)
 }
 
 /// Whether two handles are of one GPU, in whatever context.

@@ -23,8 +23,9 @@ pub struct CloseReport {
     pub unmapped: u64,
     /// Number of physical pages that were released to the driver.
     pub released: u64,
-    /// Bytes that stay mapped until the process ends, and bytes whose release was refused and not
-    /// repeated. The driver may have released the latter and reused their handle.
+    /// Bytes that stay mapped until the process ends, and bytes whose release was refused. The
+    /// driver may have released the latter and reused their handle. If it certainly has not, they
+    /// are released later, if possible.
     pub leaked_bytes: u64,
     /// Every refusal, in the order of the steps.
     pub errors: Vec<CloseError>,

@@ -32,9 +32,9 @@ impl fmt::Display for PageId {
 /// Physical memory whose release returns the driver's answer, so that a clean-up can report every
 /// refusal.
 #[derive(Debug)]
-struct Memory {
+pub(crate) struct Memory {
     device: Device,
-    /// `None` once released.
+    /// `None` once released, or perhaps released.
     physical: Option<PhysicalMemory>,
     bytes: u64,
 }
@@ -45,8 +45,19 @@ impl Memory {
         Self { device, physical: Some(physical), bytes }
     }
 
-    /// Releases the memory. A call that certainly had no effect is repeated once.
-    fn release(&mut self) -> Result<(), Unreleased> {
+    /// Moves the memory out. What is left has none.
+    fn take(&mut self) -> Self {
+        Self { device: self.device.clone(), physical: self.physical.take(), bytes: self.bytes }
+    }
+
+    /// Whether the memory exists for certain.
+    pub(crate) fn is_live(&self) -> bool {
+        self.physical.is_some()
+    }
+
+    /// Releases the memory. A call that certainly had no effect is repeated once. If the second had
+    /// none either, the memory is live.
+    pub(crate) fn release(&mut self) -> Result<(), Unreleased> {
         let Some(physical) = self.physical.take() else { return Ok(()) };
         let Err(refused) = physical.release() else { return Ok(()) };
         let Err(error) = quiet_if_lost(&self.device, Err(refused.source)) else {
@@ -55,7 +66,7 @@ impl Memory {
         };
         match refused.memory.map(PhysicalMemory::release) {
             Some(Ok(())) => return Err(Unreleased { error, leaked_bytes: 0 }),
-            Some(Err(refused)) => _ = refused.memory.map(PhysicalMemory::leak),
+            Some(Err(again)) => self.physical = again.memory,
             None => {}
         }
         Err(Unreleased { error, leaked_bytes: self.bytes })
@@ -110,7 +121,13 @@ impl Body {
     fn release(&mut self) -> Result<(), Unreleased> {
         let released = self.memory.release();
         if matches!(released, Err(Unreleased { leaked_bytes: 1.., .. })) {
-            *self.outlives.get_mut() = true;
+            let stays_mapped = std::mem::replace(self.outlives.get_mut(), true);
+            // Memory that stays mapped is counted for good.
+            if let Some(ledger) = self.ledger.as_ref().filter(|_| !stays_mapped)
+                && self.memory.is_live()
+            {
+                ledger.keep(self.memory.take());
+            }
         }
         released
     }

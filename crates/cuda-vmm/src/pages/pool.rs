@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::limit::Holder;
 use crate::limit::admission::{AdmissionError, Admitted};
 use crate::limit::{AdmissionPolicy, OverLimit};
-use crate::pages::page::{PhysicalPage, Unreleased};
+use crate::pages::page::{Memory, PhysicalPage, Unreleased};
 use crate::pages::{CloseError, CloseStep, ForeignPage, Page, PageError};
 use crate::{MemoryLimit, MemoryRules};
 
@@ -50,6 +50,9 @@ pub(crate) struct Ledger {
     /// is counted.
     limit: Option<MemoryLimit>,
     counts: Mutex<Counts>,
+    /// Memory of pages that are gone, which the driver has twice refused to release, and which
+    /// exists for certain. Counted as live. Not locked during a driver call.
+    unreleased: Mutex<Vec<Memory>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,15 +94,38 @@ impl Ledger {
         self.discharge(1);
     }
 
+    /// Keeps memory that was not released, to be released later.
+    pub(crate) fn keep(&self, memory: Memory) {
+        self.unreleased.lock().push(memory);
+    }
+
+    /// Releases what could not be released earlier; returns the number of pages.
+    fn release_again(&self) -> u64 {
+        let unreleased = std::mem::take(&mut *self.unreleased.lock());
+        let mut count = 0;
+        for mut memory in unreleased {
+            match memory.release() {
+                Err(Unreleased { leaked_bytes: 1.., .. }) if memory.is_live() => self.keep(memory),
+                Err(Unreleased { leaked_bytes: 1.., .. }) => {}
+                _ => {
+                    self.released();
+                    count += 1;
+                }
+            }
+        }
+        count
+    }
+
     fn discharge(&self, count: u64) {
         if let Some(limit) = &self.limit {
             limit.discharge(count * self.page_bytes);
         }
     }
 
-    /// Whether idle pages may be used. Over the limit they must be released instead, and so must
+    /// Whether idle pages may be used, once what was not released earlier is. Over the limit they must be released instead, and so must
     /// all other idle pages under the limit. Called without a lock of any pool.
     fn keep_to_limit(&self) -> Result<(), OverLimit> {
+        self.release_again();
         let Some(limit) = &self.limit else { return Ok(()) };
         if limit.over_by() > 0 {
             limit.reclaim();
@@ -118,6 +144,13 @@ impl Ledger {
             created,
             released,
         }
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        // What is refused again stays charged. The device tries it again.
+        self.release_again();
     }
 }
 
@@ -172,6 +205,7 @@ impl PagePool {
             page_bytes,
             limit,
             counts: Mutex::new(Counts::default()),
+            unreleased: Mutex::new(Vec::new()),
         };
         let inner = Arc::new(Inner {
             device: device.clone(),
@@ -308,15 +342,16 @@ impl PagePool {
         Ok(self.stats().idle)
     }
 
-    /// Releases idle pages until at most `keep` are left; returns the number of released pages and
-    /// every refusal of the driver.
+    /// Releases idle pages until at most `keep` are left, and what the driver refused to release
+    /// earlier; returns the number of released pages and every refusal of the driver.
     #[track_caller]
     pub fn trim(&self, keep: u64) -> (u64, Vec<CloseError>) {
         let _site = cuda_driver::site::enter();
         let excess = self.inner.take_idle(|idle| idle.saturating_sub(keep));
         let mut errors = Vec::new();
+        let again = self.inner.ledger.release_again();
         let (released, _) = release_all(excess, &mut errors);
-        (released, errors)
+        (again + released, errors)
     }
 
     /// All idle pages, for a caller that releases them.
@@ -378,8 +413,16 @@ impl PagePool {
     /// lacks. Called without a lock of any pool.
     fn with_room(&self, begun: Result<(), PageError>, count: u64) -> Result<(), PageError> {
         let Err(PageError::OverLimit(refused)) = begun else { return begun };
-        let room = self.limit().is_some_and(|limit| limit.make_room(refused.short_by(), None));
-        if room { self.inner.ledger.begin(count, count) } else { begun }
+        let Some(limit) = self.limit() else { return begun };
+        let Inner { device, page_bytes, admission, ledger, .. } = &*self.inner;
+        if let Some(policy) = admission {
+            // Nothing is released for what the device would refuse.
+            let verdict = policy.judge(device, count.saturating_mul(*page_bytes))?;
+            if verdict.short_by() > limit.unused_bytes_on(device) {
+                return Err(PageError::NoHeadroom(verdict));
+            }
+        }
+        if limit.make_room(refused.short_by(), None) { ledger.begin(count, count) } else { begun }
     }
 
     /// Lets pools under the same limit release unused memory of this device; returns whether any
@@ -399,11 +442,12 @@ impl PagePool {
         let mut admitted = admitted.inspect_err(|_| self.inner.ledger.cancel(count))?;
         let mut created = Vec::new();
         let mut create_all = || {
-            for _ in 0..count {
+            for made in 0..count {
+                // Nothing is released for the next page if there is too little for all of them.
+                let missing_bytes = (count - made) * self.inner.page_bytes;
                 created.push(match self.create(&mut admitted, create) {
                     Err(error)
-                        if error.is_out_of_memory()
-                            && self.make_device_room(self.inner.page_bytes) =>
+                        if error.is_out_of_memory() && self.make_device_room(missing_bytes) =>
                     {
                         self.create(&mut admitted, create)?
                     }
@@ -488,6 +532,10 @@ impl Holder for Inner {
 
     fn unused_bytes(&self) -> u64 {
         self.ledger.look().idle * self.page_bytes
+    }
+
+    fn release_refused(&self) -> u64 {
+        self.ledger.release_again() * self.page_bytes
     }
 
     fn release_idle(&self, bytes: u64) -> u64 {

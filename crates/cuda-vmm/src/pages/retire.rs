@@ -159,6 +159,19 @@ impl Inner {
         })
     }
 
+    /// Number of retired pages that are at rest.
+    pub(crate) fn retired_at_rest(&self) -> u64 {
+        let mut look = Look::default();
+        let retirements = self.table.lock().retirements();
+        let mut at_rest = 0;
+        for (_, retirement) in retirements {
+            if retirement.users.check_in(&mut look).is_ok() {
+                at_rest += retirement.indices().count() as u64;
+            }
+        }
+        at_rest
+    }
+
     /// Unmaps every retirement for which `prove` returns a proof.
     pub(crate) fn unmap_retired(
         &self,

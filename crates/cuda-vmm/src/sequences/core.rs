@@ -83,7 +83,7 @@ impl SpaceCore {
     }
 
     /// Tries again to unmap pages in quarantine.
-    fn retry_quarantined(&self) {
+    pub(super) fn retry_quarantined(&self) {
         if self.reservation.stats().quarantined_bytes == 0 {
             return;
         }
@@ -218,7 +218,9 @@ impl SpaceCore {
                     continue;
                 }
             }
-            return self.pages.noted(Err(error)).map_err(|_| fault);
+            // Whoever asks for several rows asks for one next.
+            let refused = if rows == 1 { self.pages.noted(Err(error)) } else { Err(error) };
+            return refused.map_err(|_| fault);
         }
     }
 

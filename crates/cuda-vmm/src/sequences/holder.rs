@@ -34,8 +34,18 @@ impl Holder for SpaceHolder {
     }
 
     fn unused_bytes(&self) -> u64 {
-        // The pool's idle pages are registered separately.
-        self.core.shape.row_bytes(self.core.unwanted_rows())
+        // The pool's idle pages are registered separately. A space at work may be the caller.
+        let rows = self.waker.try_run(|| Ok::<_, Fault>(self.core.rows_at_rest()));
+        self.core.shape.row_bytes(rows.and_then(Result::ok).unwrap_or(0))
+    }
+
+    fn release_refused(&self) -> u64 {
+        let retry = || {
+            self.core.retry_quarantined();
+            Ok::<_, Fault>(())
+        };
+        let _ = self.waker.try_run(retry);
+        0
     }
 
     fn release_parked(&self, bytes: u64) -> u64 {
@@ -50,10 +60,11 @@ impl Holder for SpaceHolder {
 }
 
 impl SpaceCore {
-    /// Number of rows that no sequence wants, in use or not.
-    fn unwanted_rows(&self) -> u64 {
+    /// Number of rows that no sequence wants and nobody uses.
+    fn rows_at_rest(&self) -> u64 {
+        self.settle();
         let book = self.book.lock();
-        let rows = |(seat, shared): (&Seat, _)| seat.rows.saturating_sub(self.wanted_rows(shared));
+        let rows = |(seat, shared): (&Seat, _)| self.free_rows(shared, seat);
         book.seats.iter().zip(&self.lengths).map(rows).sum()
     }
 

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, PhysicalPage, Reservation, ReservationOptions};
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, Lease};
+use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, Lease, Worker};
 
 /// Granularity of the simulated machine.
 pub(crate) const PAGE: u64 = 64 << 10;
@@ -108,6 +109,18 @@ pub(crate) fn recorded(stream: &Stream) -> Fence {
 
 pub(crate) fn take(pages: &PagePool, count: u64) -> Vec<PhysicalPage> {
     pages.take_many(count).unwrap()
+}
+
+/// A space of one seat, with four rows of four tokens. A row has one page.
+pub(crate) fn one_seat(pages: &PagePool, worker: &Worker) -> SequenceSpace {
+    let options = SpaceOptions {
+        sequences: 1,
+        planes: 1,
+        token_bytes: PAGE / 4,
+        tokens_max: 16,
+        ..SpaceOptions::default()
+    };
+    SequenceSpace::new(pages, worker, options).unwrap()
 }
 
 /// Closes a reservation without users and returns its pages.

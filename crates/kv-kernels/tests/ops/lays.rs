@@ -108,24 +108,29 @@ fn in_one_tensor(shape: &KvShape, plane_bytes: u64, parts: &[RowPart]) -> PagedL
     PagedLayout::new(shape, options).unwrap()
 }
 
-/// A tensor for each layer, with a gap after each.
-fn per_layer(shape: &KvShape, blocks: u64) -> Lay {
-    let (row, kv_count) = (shape.row_bytes(), u64::from(shape.kv_count()));
-    let of_plane = shape.block_plane_bytes();
-    let tensor_bytes = (kv_count * blocks * of_plane).next_multiple_of(16) + 48;
-    let part = RowPart {
+/// Rows that lie whole, one token's behind the other's.
+pub(crate) fn whole_rows(shape: &KvShape) -> RowPart {
+    let row = shape.row_bytes();
+    RowPart {
         segment_bytes: row,
         segments: 1,
         segment_stride_bytes: row,
         token_stride_bytes: row,
         offset_bytes: 0,
-    };
+    }
+}
+
+/// A tensor for each layer, with a gap after each.
+fn per_layer(shape: &KvShape, blocks: u64) -> Lay {
+    let (row, kv_count) = (shape.row_bytes(), u64::from(shape.kv_count()));
+    let of_plane = shape.block_plane_bytes();
+    let tensor_bytes = (kv_count * blocks * of_plane).next_multiple_of(16) + 48;
     let options = LayoutOptions {
         tensors: Tensors::PerLayer,
         layer_stride_bytes: 0,
         kv_stride_bytes: blocks * of_plane,
         block_stride_bytes: of_plane,
-        parts: &[part],
+        parts: &[whole_rows(shape)],
     };
     Lay {
         name: "a tensor for each layer",

@@ -4,13 +4,13 @@
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Direction, KvShape, PagedKv, PagedLayout, Transfer,
-    layout::{LayoutOptions, RowPart, Tensors},
+    layout::{LayoutOptions, Tensors},
     link::{HostReady, HostTransfer, Transport},
 };
 
 use super::block_copy::Side;
 use super::host_link::link;
-use super::lays::{Lay, Place, lays_of_heads, places, shape};
+use super::lays::{Lay, Place, lays_of_heads, places, shape, whole_rows};
 use super::on::{On, noise};
 
 const BLOCKS: u64 = 20;
@@ -63,19 +63,12 @@ fn strided(shape: &KvShape) -> Vec<Lay> {
 fn spread(shape: &KvShape, tensors: Tensors, (plane, block): (u64, u64), bytes: u64) -> Lay {
     let row = shape.row_bytes();
     let is_one = tensors == Tensors::One;
-    let part = RowPart {
-        segment_bytes: row,
-        segments: 1,
-        segment_stride_bytes: row,
-        token_stride_bytes: row,
-        offset_bytes: 0,
-    };
     let options = LayoutOptions {
         tensors,
         layer_stride_bytes: if is_one { plane * u64::from(shape.kv_count()) } else { 0 },
         kv_stride_bytes: if is_one { plane } else { 0 },
         block_stride_bytes: block,
-        parts: &[part],
+        parts: &[whole_rows(shape)],
     };
     Lay {
         name: "room behind blocks",
