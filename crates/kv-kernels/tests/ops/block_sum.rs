@@ -279,8 +279,7 @@ mod on_sim {
             token_stride_bytes: 48,
             offset_bytes: 0,
         };
-        let behind =
-            RowPart { segments: 1, token_stride_bytes: 32, offset_bytes: 8, ..pieces };
+        let behind = RowPart { segments: 1, token_stride_bytes: 32, offset_bytes: 8, ..pieces };
         for part in [pieces, behind] {
             let shape = shape(1, 2, 16 * u64::from(part.segments), 4);
             let of_plane = 4 * part.token_stride_bytes;
@@ -291,7 +290,8 @@ mod on_sim {
                 tensor_bytes: BLOCKS * 2 * of_plane,
                 at: Box::new(move |p| {
                     let (segment, inside) = (p.byte / 16, p.byte % 16);
-                    let row = (2 * p.block + p.plane) * of_plane + p.token * part.token_stride_bytes;
+                    let row =
+                        (2 * p.block + p.plane) * of_plane + p.token * part.token_stride_bytes;
                     row + part.offset_bytes + segment * part.segment_stride_bytes + inside
                 }),
             };

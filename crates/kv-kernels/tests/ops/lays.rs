@@ -97,7 +97,7 @@ pub(crate) fn lays_of_heads(shape: &KvShape, blocks: u64, heads: u64) -> Vec<Lay
 }
 
 /// Blocks of all planes one after another, with rows of these parts.
-fn in_one_tensor(shape: &KvShape, plane_bytes: u64, parts: &[RowPart]) -> PagedLayout {
+pub(crate) fn in_one_tensor(shape: &KvShape, plane_bytes: u64, parts: &[RowPart]) -> PagedLayout {
     let options = LayoutOptions {
         tensors: Tensors::One,
         layer_stride_bytes: plane_bytes * u64::from(shape.kv_count()),
