@@ -282,7 +282,12 @@ impl Manager {
         loop {
             let grow = grow.as_mut().map(|grow| &mut **grow as Grow<'_, E>);
             let behind = &mut requests[answers.len()..];
-            let more = self.admit_to_first(behind, (&mut left, leave), &mut queue, grow)?;
+            let more = match self.admit_to_first(behind, (&mut left, leave), &mut queue, grow) {
+                Ok(more) => more,
+                // What was admitted stays so. Those behind are asked again.
+                Err(_) if !answers.is_empty() => return Ok(answers),
+                Err(error) => return Err(error),
+            };
             let bar = match more.last() {
                 Some(Answer::NoRoom(missing)) => Some(missing.clone()),
                 _ => None,
@@ -421,10 +426,17 @@ impl Manager {
         let tokens = match &request.tokens {
             Wanted::Ids(ids) => Tokens::Ids(ids),
             Wanted::Named(count, names) => Tokens::Named { count: *count, names },
-            Wanted::Known(known) if known.generation() != self.namer.generation => {
-                return Ok(Some(known.renamed(&self.namer)));
+            Wanted::Known(known)
+                if known.is_of(&self.namer)
+                    && known.generation() == self.namer.generation
+                    && known.has(&content, salted_by_tenant) =>
+            {
+                return Ok(None);
             }
-            Wanted::Known(_) | Wanted::Taken => return Ok(None),
+            Wanted::Known(known) => {
+                return Ok(Some(known.renamed(&self.namer, content, salted_by_tenant)?));
+            }
+            Wanted::Taken => return Ok(None),
         };
         Ok(Some(Known::new(&self.namer, tokens, content, salted_by_tenant)?))
     }

@@ -1,7 +1,7 @@
 //! Admission to several groups, or to one that does not keep all: one hit for all, and blocks of all or none.
 
-use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{Admitted, ClaimError, Claimed, Location, Pinned, Tier};
+use kv_pool::tenants::TenantId;
+use kv_pool::{Admitted, Claimed, Location, Pinned, Tier};
 use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request, Waiting};
@@ -267,14 +267,7 @@ impl Manager {
             Ok((chunk, price)) => return Ok((sight, chunk, price)),
             Err(missing) => missing,
         };
-        let is_final = matches!(
-            missing.reason,
-            ClaimError::Exhausted { retiring: 0, .. }
-                | ClaimError::Tenant(
-                    TenantError::HeldMax { .. } | TenantError::KeptForOthers { .. }
-                )
-        );
-        if call.due.leaves || !call.is_first || !is_final || sight.tokens == 0 {
+        if call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0 {
             return Err(missing);
         }
         let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();

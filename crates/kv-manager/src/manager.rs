@@ -124,12 +124,7 @@ impl Manager {
         };
         Ok(Self {
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
-            namer: Namer {
-                hasher: options.hasher,
-                block_tokens: options.unit(),
-                generation: 0,
-                placeholders: options.placeholder_ids.clone(),
-            },
+            namer: Namer::new(options.hasher, options.unit(), options.placeholder_ids.clone()),
             home: Home::new(options.sequences_max, &groups, feed)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),

@@ -3,8 +3,8 @@
 //! A refusal changes nothing then. A pin that is given back cannot be claimed until the step is complete, though nobody
 //! has used it: who asked in every step, in vain, would keep the running sequences from blocks that are theirs.
 
-use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, Claimed};
+use kv_pool::tenants::{TenantError, TenantId};
+use kv_pool::{BlockHash, ClaimError, Claimed};
 use smallvec::SmallVec;
 
 use crate::group::Group;
@@ -154,6 +154,19 @@ impl Manager {
             count => group.take(tenant, count),
         };
         self.groups.iter().zip(counts).map(take).collect()
+    }
+}
+
+impl Missing {
+    /// Whether nothing that comes back by itself would change it.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(
+            self.reason,
+            ClaimError::Exhausted { retiring: 0, .. }
+                | ClaimError::Tenant(
+                    TenantError::HeldMax { .. } | TenantError::KeptForOthers { .. }
+                )
+        )
     }
 }
 

@@ -197,6 +197,10 @@ impl Manager {
         if let Some((granules, capacity)) = self.never_fits(request.tenant, tokens) {
             return Err(AdmitError::NeverFitsShared { granules, capacity });
         }
+        if matches!(&request.tokens, Wanted::Known(known) if !known.is_of(&self.namer)) {
+            // What it waits for is another manager's.
+            request.load = None;
+        }
         if let Some(known) = self.known(request)? {
             request.tokens = Wanted::Known(known);
         }

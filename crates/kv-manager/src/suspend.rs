@@ -205,9 +205,17 @@ impl Manager {
         };
         let due = self.nothing_due(self.leaves(1));
         let counts = self.to_claim(&extents, end, end);
-        let mut price = self.price((sequence.tenant, names), &extents, counts, &due)?;
+        let price = self.price((sequence.tenant, names), &extents, counts, &due);
+        // As at admission, it goes without what it had where nothing runs that could give room beside that.
+        let begins_again =
+            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final());
+        let mut price = match begins_again {
+            true => self.price_behind(sequence.tenant, &self.hit(&[], 0), &due)?,
+            false => price?,
+        };
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
-        let whole = match whole {
+        let most = if begins_again { 0 } else { most };
+        let whole = match whole && !begins_again {
             true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
             false => None,
         };

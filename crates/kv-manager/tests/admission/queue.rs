@@ -74,6 +74,24 @@ fn a_bound_that_two_requests_reach_together_stops_nobody_else() {
 }
 
 #[test]
+fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
+    let [mut manager, _] = one_and_two(32);
+    let tenant = manager.add_tenant().unwrap();
+    cache(&mut manager, tenant, 0..17);
+    manager.set_budget(FULL, Tier::Primary, 8).unwrap();
+    set(&mut manager, FULL, tenant, quota(6, 0));
+    let mut requests = [of(tenant, 0..20), of(tenant, 100..108), of(TenantId::NOBODY, 0..40)];
+    let mut asked = 0;
+    let answers = manager.admit_growing(&mut requests, u64::MAX, |blocks| {
+        asked += 1;
+        if asked == 1 { Ok(8) } else { Err(blocks) }
+    });
+    let answers = answers.unwrap();
+    assert_eq!(asked, 2);
+    assert!(matches!(answers[0], Answer::Admitted(_)) && answers.len() == 2, "{answers:?}");
+}
+
+#[test]
 fn what_others_of_a_call_claim_does_not_count_for_a_tenants_bound() {
     for mut manager in one_and_two(32) {
         let tenant = bounded(&mut manager, 4);
