@@ -8,7 +8,7 @@ use kv_pool::{BlockHash, ClaimError, Claimed};
 use smallvec::SmallVec;
 
 use crate::group::Group;
-use crate::hit::{Extent, Hit};
+use crate::hit::{Extent, Extents, Hit};
 use crate::shared::{Moves, Wanted, Wants};
 use crate::{Manager, Missing};
 
@@ -100,6 +100,13 @@ impl Manager {
         let extents = hit.extents();
         let counts = self.to_claim(&extents, hit.tokens, hit.tokens);
         self.price((tenant, &[]), &extents, counts, due)
+    }
+
+    /// Whether there is room for a sequence that computes so many tokens anew.
+    pub(crate) fn has_room_for(&self, tenant: TenantId, tokens: u64, due: &Due) -> bool {
+        let none: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+        let counts = self.groups.iter().map(|group| group.peak(tokens, 1)).collect();
+        self.price((tenant, &[]), &none, counts, due).is_ok()
     }
 
     /// Blocks to be claimed of each group for a prompt whose first chunk ends behind `end` tokens.

@@ -208,7 +208,8 @@ impl Manager {
         let price = self.price((sequence.tenant, names), &extents, counts, &due);
         // As at admission, it goes without what it had where nothing runs that could give room beside that.
         let begins_again =
-            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final());
+            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
+                && self.has_room_for(sequence.tenant, end, &due);
         let mut price = match begins_again {
             true => self.price_behind(sequence.tenant, &self.hit(&[], 0), &due)?,
             false => price?,
