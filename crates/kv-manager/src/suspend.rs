@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
+use crate::price::{Due, Price};
 use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
@@ -204,16 +205,8 @@ impl Manager {
             }
         };
         let due = self.nothing_due(self.leaves(1));
-        let counts = self.to_claim(&extents, end, end);
-        let price = self.price((sequence.tenant, names), &extents, counts, &due);
-        // As at admission, it goes without what it had where nothing runs that could give room beside that.
-        let begins_again =
-            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
-                && self.has_room_for(sequence.tenant, end, &due);
-        let mut price = match begins_again {
-            true => self.price_behind(sequence.tenant, &self.hit(&[], 0), &due)?,
-            false => price?,
-        };
+        let of = (sequence.tenant, names);
+        let (mut price, begins_again) = self.price_resumption(of, &extents, end, &due)?;
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
         let most = if begins_again { 0 } else { most };
         let whole = match whole && !begins_again {
@@ -263,6 +256,25 @@ impl Manager {
         sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(end)
+    }
+
+    /// What a resumption behind `end` tokens claims, and whether it begins again: as at admission, it goes without what it
+    /// had where nothing runs that could give room beside that.
+    fn price_resumption(
+        &self,
+        of: (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        end: u64,
+        due: &Due,
+    ) -> Result<(Price, bool), Missing> {
+        let price = self.price(of, extents, self.to_claim(extents, end, end), due);
+        let begins_again =
+            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
+                && self.has_room_for(of.0, end, due);
+        match begins_again {
+            true => Ok((self.price_behind(of.0, &self.hit(&[], 0), due)?, true)),
+            false => Ok((price?, false)),
+        }
     }
 }
 

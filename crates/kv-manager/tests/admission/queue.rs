@@ -92,30 +92,6 @@ fn what_was_admitted_stays_so_if_there_is_no_memory_for_those_behind() {
 }
 
 #[test]
-fn what_an_owner_may_not_hold_is_not_pinned_in_part() {
-    let state = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
-    let further_groups = vec![group(state, 4)];
-    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
-    let owner = manager.add_tenant().unwrap();
-    let salted = |tenant, ids| {
-        let mut request = of(tenant, ids);
-        request.content.salt = vec![1];
-        request
-    };
-    let mut sequence = admitted(ask(&mut manager, salted(owner, 0..9)));
-    step(&mut manager, &mut [&mut sequence]);
-    drop(sequence);
-    step(&mut manager, &mut []);
-    let _running = admitted(ask(&mut manager, of(owner, 100..101)));
-    set(&mut manager, SECOND, owner, quota(1, 0));
-    // Two blocks of the first group are cached, and the state behind them may not be held. All seven blocks are needed.
-    let _open = manager.begin_step().unwrap();
-    assert_eq!((cached(&manager, 0..8), claimable(&manager)[0]), (0, 7));
-    let sequence = admitted(ask(&mut manager, salted(TenantId::NOBODY, 0..28)));
-    assert_eq!(sequence.cached_tokens(), 0);
-}
-
-#[test]
 fn what_others_of_a_call_claim_does_not_count_for_a_tenants_bound() {
     for mut manager in one_and_two(32) {
         let tenant = bounded(&mut manager, 4);
