@@ -20,7 +20,7 @@ use crate::group::{Held, Marks};
 use crate::holding::Holding;
 use crate::lower::LoadWait;
 use crate::names::Known;
-use crate::ready::Ready;
+use crate::ready::{Queue, Ready};
 use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, TicketId, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
@@ -151,7 +151,9 @@ pub enum Answer {
     Admitted(Sequence),
     /// Nothing has changed. Ask again in a later step.
     Waiting(Waiting),
-    /// So much is missing. No request behind it was looked at.
+    /// So much is missing. No request behind it was looked at, not even of a tenant for whom it is
+    /// [kept](kv_pool::tenants::TenantError::KeptForOthers): requests are admitted in their order, and an engine whose
+    /// tenants are not to wait for each other asks for each in a call of its own.
     ///
     /// If it is the bound of the request's tenant
     /// ([`TenantError::HeldMax`](kv_pool::tenants::TenantError::HeldMax)), those of other tenants behind it were, and
@@ -231,14 +233,15 @@ impl Manager {
     /// Admits as many of the requests, in order, as rows, memory and a step's budget of tokens allow, and
     /// answers for each. Requests behind the first for which there is no room, or behind the budget, get no
     /// answer, but for what a [tenant's bound](Answer::NoRoom) leaves to other tenants. A request that is not
-    /// admitted takes nothing and changes nothing that is cached. What gets no answer is not looked at, but for as many
-    /// requests as loads may be open, whose loads begin.
+    /// admitted takes nothing and changes nothing that is cached, and no answer depends on the requests behind. What gets no
+    /// answer is not looked at, but for as many requests as loads may be open, whose loads begin.
     ///
     /// The prefix is looked up for the whole prompt, but for its last token, whose output is wanted, and is as
     /// long as all groups can serve. Room is judged by the whole prompt, which gets its blocks at once, and in
     /// groups with a window by its first chunk, which is as long as there is room for; beside them, the
-    /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. All prefixes are
-    /// pinned before any block is claimed, so no request evicts what another has found. Prefix blocks in
+    /// [watermark](crate::ManagerOptions::watermark_blocks) is left for running sequences. Prefixes are
+    /// pinned before any block is claimed, so no request evicts what another has found; in several groups, only as far as
+    /// what is found leaves room for the requests before it, whatever their tenants may hold. Prefix blocks in
     /// host memory are brought back, once for all requests that share them.
     ///
     /// An admitted sequence has the first chunk of its prompt [reserved](Sequence::next): what is left of
@@ -269,19 +272,52 @@ impl Manager {
         &mut self,
         requests: &mut [Request],
         budget: u64,
-        grow: Option<Grow<'_, E>>,
+        mut grow: Option<Grow<'_, E>>,
     ) -> Result<Vec<Answer>, E> {
         if !self.keeps_all {
             return Ok(self.admit_to_groups(requests, budget));
         }
-        let blocks = budget.div_ceil(u64::from(self.options.block_tokens));
+        let (mut queue, mut answers) = (Queue::default(), Vec::new());
+        let (mut left, leave) = (budget, self.watermark(0));
+        loop {
+            let grow = grow.as_mut().map(|grow| &mut **grow as Grow<'_, E>);
+            let behind = &mut requests[answers.len()..];
+            let more = match self.admit_to_first(behind, (&mut left, leave), &mut queue, grow) {
+                Ok(more) => more,
+                // What was admitted stays so. Those behind are asked again.
+                Err(_) if !answers.is_empty() => return Ok(answers),
+                Err(error) => return Err(error),
+            };
+            let bar = match more.last() {
+                Some(Answer::NoRoom(missing)) => Some(missing.clone()),
+                _ => None,
+            };
+            answers.extend(more);
+            // The pool knows what requests of a tenant need together. Whom that does not concern is asked again.
+            let goes_on =
+                bar.is_some_and(|bar| queue.passes(requests[answers.len() - 1].tenant, &bar));
+            if !goes_on || answers.len() == requests.len() {
+                return Ok(answers);
+            }
+        }
+    }
+
+    /// Admits requests up to the first for which the pool has no room, where there is one group, which keeps all.
+    fn admit_to_first<E>(
+        &mut self,
+        requests: &mut [Request],
+        (left, leave): (&mut u64, usize),
+        queue: &mut Queue,
+        grow: Option<Grow<'_, E>>,
+    ) -> Result<Vec<Answer>, E> {
+        let blocks = left.div_ceil(u64::from(self.options.block_tokens));
         let to_write_max = usize::try_from(blocks).unwrap_or(usize::MAX);
-        let budget_blocks = Budget { to_write_max, leave: self.watermark(0) };
+        let budget_blocks = Budget { to_write_max, leave };
         let room = match grow {
             Some(_) => usize::try_from(self.groups[0].capacity).unwrap_or(usize::MAX),
             None => self.groups[0].pool.claimable().saturating_sub(budget_blocks.leave),
         };
-        let Ready { mut answers, places, rows } = self.ready(requests, to_write_max, room);
+        let Ready { mut answers, places, rows } = self.ready(requests, queue, to_write_max, room);
         let batch: Vec<_> = places.iter().map(|&at| self.asked(&requests[at])).collect();
         let mut admission = self.admit_to_pool(&batch, budget_blocks, grow)?;
         for (admitted, &at) in admission.admitted.iter_mut().zip(&places) {
@@ -310,7 +346,6 @@ impl Manager {
             // The pool has found these blocks itself.
             Err(error) => unreachable!("the pool refused its own blocks: {error}"),
         };
-        let mut left = budget;
         for ((at, row, found, load), blocks) in entered.into_iter().zip(held) {
             let held = Held { named: found.blocks, blocks, ..Held::default() };
             let cached = self.groups[0].tokens_of(found.blocks + load.blocks());
@@ -323,9 +358,9 @@ impl Manager {
                 self.begin_layers(&mut sequence, load);
             }
             self.write_rows(&sequence);
-            let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(left);
+            let chunk = (sequence.known.tokens() - sequence.ends.resolved()).min(*left);
             sequence.ends.next = u32::try_from(chunk).unwrap_or(u32::MAX);
-            left -= u64::from(sequence.ends.next);
+            *left -= u64::from(sequence.ends.next);
             answers[at] = Answer::Admitted(sequence);
         }
         Ok(answers)
@@ -391,10 +426,17 @@ impl Manager {
         let tokens = match &request.tokens {
             Wanted::Ids(ids) => Tokens::Ids(ids),
             Wanted::Named(count, names) => Tokens::Named { count: *count, names },
-            Wanted::Known(known) if known.generation() != self.namer.generation => {
-                return Ok(Some(known.renamed(&self.namer)));
+            Wanted::Known(known)
+                if known.is_of(&self.namer)
+                    && known.generation() == self.namer.generation
+                    && known.has(&content, salted_by_tenant) =>
+            {
+                return Ok(None);
             }
-            Wanted::Known(_) | Wanted::Taken => return Ok(None),
+            Wanted::Known(known) => {
+                return Ok(Some(known.renamed(&self.namer, content, salted_by_tenant)?));
+            }
+            Wanted::Taken => return Ok(None),
         };
         Ok(Some(Known::new(&self.namer, tokens, content, salted_by_tenant)?))
     }

@@ -307,7 +307,7 @@ impl Manager {
         cached: u64,
         tokens: u64,
     ) -> Result<(Gotten, SmallVec<[usize; 4]>), Missing> {
-        let (names, leaves, prompt) = (self.wanted(request).0, self.leaves(1), request.tokens());
+        let (names, prompt) = (self.wanted(request).0, request.tokens());
         let firsts: SmallVec<[usize; 4]> =
             self.groups.iter().map(|group| self.ready_blocks(group, names, cached)).collect();
         let shares = self.shared.is_some();
@@ -316,16 +316,16 @@ impl Manager {
             Extent { gone, ..group.extent_of(names, first, first..first, shares) }
         };
         let extents: Extents = self.groups.iter().zip(&firsts).map(extent).collect();
-        let wants = self.left_for_running(leaves);
-        self.foresee((request.tenant, names), &extents, (prompt, tokens), &wants)?;
+        let (of, due) = ((request.tenant, names), self.nothing_due(self.leaves(1)));
+        let price = self.price(of, &extents, self.to_claim(&extents, prompt, tokens), &due)?;
         let found = |(group, &first): (&Group, &usize)| {
             let head = group.look(names, 0, first, true);
             Found { gone: group.gone_before(tokens), ..Found::head(head) }
         };
         let found = self.groups.iter().zip(&firsts).map(found).collect();
         let hit = Hit { found, ..Hit::default() };
-        let gotten = self.get(request.tenant, hit, (request.marks(), tokens), leaves)?;
-        Ok((gotten, firsts))
+        let claimed = self.pay(request.tenant, &price)?;
+        Ok((self.take_over(request.tenant, hit, claimed, request.marks()), firsts))
     }
 
     /// The first blocks of a group that keeps all that are on the device and not being computed, of the first `cached`

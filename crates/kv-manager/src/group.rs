@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::policy::RecordId;
-use kv_pool::tenants::TenantId;
+use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier};
 
 use crate::blocks::Blocks;
@@ -32,6 +32,8 @@ pub(crate) struct Group {
     /// Whether it was made with host blocks.
     pub(crate) has_host: bool,
     pub(crate) watermark: usize,
+    /// Device blocks that are kept for all tenants together.
+    pub(crate) reserved: u64,
     /// The tenants by number, each as the manager gives it out, which is as the first group's pool knows it, and as this pool
     /// knows it.
     pub(crate) tenants: Vec<(TenantId, TenantId)>,
@@ -111,6 +113,7 @@ impl Group {
             capacity: own.pool.primary_blocks,
             has_host: own.pool.secondary_blocks > 0,
             watermark: own.watermark_blocks as usize,
+            reserved: 0,
             tenants: vec![(TenantId::NOBODY, TenantId::NOBODY)],
             stride: (own.block_tokens / options.unit()) as usize,
             pool,
@@ -209,6 +212,22 @@ impl Group {
         let last = marks.prompt.saturating_sub(1);
         let ends = [marks.shared.min(last), last].map(|end| end / self.aligned * self.aligned);
         ends.into_iter().filter(|&end| end > tokens).fold(next, u64::min)
+    }
+
+    /// Bounds what a tenant may hold in a tier.
+    pub(crate) fn set_quota(
+        &mut self,
+        tenant: TenantId,
+        tier: Tier,
+        quota: TenantQuota,
+    ) -> Result<(), TenantError> {
+        let tenant = self.tenant(tenant);
+        let before = self.pool.quota(tenant, tier)?.reserved;
+        self.pool.set_quota(tenant, tier, quota)?;
+        if tier == Tier::Primary {
+            self.reserved = self.reserved - before + quota.reserved;
+        }
+        Ok(())
     }
 
     /// The tenant as this pool knows it. One of another manager stays what it is, and no pool takes it.

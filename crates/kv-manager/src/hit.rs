@@ -53,8 +53,7 @@ impl Found {
         self.locations().filter(|at| at.tier != Tier::Primary).count()
     }
 
-    /// How much it is. It takes nothing more from what can be claimed.
-    pub(crate) fn extent(&self) -> Extent {
+    fn extent(&self) -> Extent {
         let far = self.far() + self.head_loads + self.tail_loads;
         Extent { far, end: self.end(), gone: self.gone.len(), ..Extent::default() }
     }
@@ -87,6 +86,13 @@ pub(crate) struct Hit {
     pub(crate) found: SmallVec<[Found; 4]>,
     /// The open loads that bring the rest of it.
     pub(crate) load: OpenLoad,
+}
+
+impl Hit {
+    /// How much it is of each group. It takes nothing more from what can be claimed.
+    pub(crate) fn extents(&self) -> Extents {
+        self.found.iter().map(Found::extent).collect()
+    }
 }
 
 impl Manager {
@@ -195,9 +201,7 @@ impl Group {
         is_there: impl Fn(BlockHash) -> bool,
     ) -> u64 {
         let mut blocks = self.whole_blocks(end).min(names.len() / self.stride);
-        while let Some((missing, _)) =
-            self.needed_names(names, blocks, first).find(|(_, name)| !is_there(*name))
-        {
+        while let Some(missing) = self.first_missing(names, blocks, first, &is_there) {
             // Every smaller end behind it needs it too.
             blocks = missing;
             if self.is_chained() {
@@ -205,6 +209,25 @@ impl Group {
             }
         }
         self.tokens_of(blocks)
+    }
+
+    /// The first place of what a sequence needs that goes on behind so many blocks, and that is not there, or may not be
+    /// held beside those before it.
+    fn first_missing(
+        &self,
+        names: &[BlockHash],
+        blocks: usize,
+        first: usize,
+        is_there: impl Fn(BlockHash) -> bool,
+    ) -> Option<usize> {
+        let needed = || self.needed_names(names, blocks, first);
+        let missing = needed().find(|(_, name)| !is_there(*name)).map(|(place, _)| place);
+        if missing.is_some() || self.is_chained() {
+            return missing;
+        }
+        let cached = needed().filter(|(_, name)| self.pool.locate(*name).is_some());
+        let (places, names): (Vec<_>, Vec<_>) = cached.unzip();
+        places.get(self.pool.prefix_len(&names)).copied()
     }
 
     /// What a sequence needs that goes on behind so many blocks: so many first ones, and those from this one on.

@@ -53,6 +53,7 @@ mod owners;
 mod pins;
 mod plan;
 mod prefetch;
+mod price;
 #[cfg(test)]
 mod proportion;
 mod ready;

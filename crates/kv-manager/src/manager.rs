@@ -124,12 +124,7 @@ impl Manager {
         };
         Ok(Self {
             keeps_all: matches!(&groups[..], [group] if group.is_chained()),
-            namer: Namer {
-                hasher: options.hasher,
-                block_tokens: options.unit(),
-                generation: 0,
-                placeholders: options.placeholder_ids.clone(),
-            },
+            namer: Namer::new(options.hasher, options.unit(), options.placeholder_ids.clone()),
             home: Home::new(options.sequences_max, &groups, feed)?,
             plan: StepPlan::default(),
             staged: StepPlan::default(),
@@ -249,7 +244,7 @@ impl Manager {
         tier: Tier,
         quota: TenantQuota,
     ) -> Result<(), TenantError> {
-        self.groups[0].pool.set_quota(tenant, tier, quota)
+        self.groups[0].set_quota(tenant, tier, quota)
     }
 
     /// The same in any group.
@@ -263,8 +258,9 @@ impl Manager {
         tier: Tier,
         quota: TenantQuota,
     ) -> Result<(), BudgetError> {
-        let group = self.groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
-        Ok(group.pool.set_quota(group.tenant(tenant), tier, quota)?)
+        let index = usize::from(group.0);
+        let group = self.groups.get_mut(index).ok_or(BudgetError::NoGroup { group })?;
+        Ok(group.set_quota(tenant, tier, quota)?)
     }
 
     /// What a worker begins with that was started anew: the block tables, and whose each granule is. Tables may be ahead of the last plan

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kv_pool::{BlockHash, BlockHasher, ExtraKey};
 use smallvec::SmallVec;
@@ -104,6 +105,8 @@ impl Content {
 /// How names are made: shared by all sequences of a manager.
 #[derive(Clone, Debug)]
 pub(crate) struct Namer {
+    /// Tells it from those of other managers.
+    mark: u64,
     pub(crate) hasher: BlockHasher,
     /// Tokens of the smallest block of any group.
     pub(crate) block_tokens: u32,
@@ -113,6 +116,17 @@ pub(crate) struct Namer {
 }
 
 impl Namer {
+    pub(crate) fn new(
+        hasher: BlockHasher,
+        block_tokens: u32,
+        placeholders: Vec<RangeInclusive<u32>>,
+    ) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // A number alone: nothing else is read or written by its order.
+        let mark = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { mark, hasher, block_tokens, generation: 0, placeholders }
+    }
+
     /// Checks that something is said of each run of placeholders in `ids`, which follow `known` tokens: that one of the
     /// inputs begins with it. A run does not go on with what was said before of others, which may have been cut.
     fn check_inputs(
@@ -157,6 +171,8 @@ pub(crate) struct Known {
     ids: Option<Vec<u32>>,
     tokens: u64,
     names: Vec<BlockHash>,
+    /// Whose names they are, of blocks of how many tokens.
+    namer: (u64, u32),
     generation: u64,
     content: Option<Arc<Content>>,
     /// Its salt is the tenant's own, which is of another kind than those that requests have.
@@ -202,6 +218,7 @@ impl Known {
             salted_by_tenant,
             later: Vec::new(),
             content: (!content.is_plain()).then(|| Arc::new(content)),
+            namer: (namer.mark, namer.block_tokens),
             generation: namer.generation,
         };
         if let Tokens::Named { count, names } = tokens {
@@ -396,12 +413,27 @@ impl Content {
 }
 
 impl Known {
-    /// The same tokens, with the names of the present generation.
-    pub(crate) fn renamed(&self, namer: &Namer) -> Self {
-        let content = self.content.as_deref().cloned().unwrap_or_default();
-        let salt = content.salt(self.salted_by_tenant);
-        let [plain, salted] = [None, salt].map(|salt| mask_of(salt, self.generation, namer));
-        let salted_from = content.salted_from(namer.block_tokens);
+    /// Whether a manager has made these names.
+    pub(crate) fn is_of(&self, namer: &Namer) -> bool {
+        self.namer.0 == namer.mark
+    }
+
+    /// Whether the content is what it was, with a salt that is the tenant's own or was given.
+    pub(crate) fn has(&self, content: &Content, salted_by_tenant: bool) -> bool {
+        let same = self.content.as_deref().map_or(content.is_plain(), |own| own == content);
+        same && (content.salt.is_empty() || self.salted_by_tenant == salted_by_tenant)
+    }
+
+    /// The same tokens, with the names that this content has in a manager's present generation.
+    pub(crate) fn renamed(
+        &self,
+        namer: &Namer,
+        content: Content,
+        salted_by_tenant: bool,
+    ) -> Result<Self, TokensError> {
+        let [plain, salted] = self.masks.as_deref().copied().unwrap_or_default();
+        let before = self.content.as_deref();
+        let salted_from = before.map_or(0, |content| content.salted_from(self.namer.1));
         let unmasked = self.names.iter().zip(0_u64..).map(|(name, at)| {
             let mask = if at >= salted_from { salted } else { plain };
             BlockHash::from_u128(name.to_u128() ^ mask)
@@ -411,9 +443,11 @@ impl Known {
             Some(ids) => Tokens::Ids(ids),
             None => Tokens::Named { count: self.tokens, names: &names },
         };
-        // They were taken before, perhaps when fewer ids stood for something else.
-        Self::checked(namer, tokens, content, self.salted_by_tenant)
-            .unwrap_or_else(|_| self.clone())
+        match self.is_of(namer) && self.has(&content, salted_by_tenant) {
+            // They were taken before, perhaps when fewer ids stood for something else.
+            true => Self::checked(namer, tokens, content, salted_by_tenant),
+            false => Self::new(namer, tokens, content, salted_by_tenant),
+        }
     }
 }
 

@@ -81,12 +81,15 @@ impl Manager {
     pub(crate) fn ready(
         &mut self,
         requests: &mut [Request],
+        queue: &mut Queue,
         to_write_max: usize,
         room: usize,
     ) -> Ready {
         let (answers, places) = (Vec::with_capacity(requests.len()), Vec::new());
         let mut ready = Ready { answers, places, rows: Vec::new() };
-        let (mut queue, mut to_write, alone) = (Queue::default(), 0_usize, requests.len() == 1);
+        // What was claimed is held.
+        queue.claims.clear();
+        let (mut to_write, alone) = (0_usize, requests.len() == 1);
         for at in 0..requests.len() {
             // No more is found of a prefix than what is counted here, so the pool comes no further.
             if to_write >= to_write_max || to_write > room {
@@ -105,7 +108,7 @@ impl Manager {
                     // There is nobody whom one request could stop, or find its prefix with.
                     let turn = match alone {
                         true => Turn::Writes(0),
-                        false => self.take_turn(&requests[at], &mut queue),
+                        false => self.take_turn(&requests[at], queue),
                     };
                     match turn {
                         Turn::Waits(waiting) => Answer::Waiting(waiting),
@@ -191,8 +194,12 @@ impl Manager {
             }
             group.check_ever(request.tenant, blocks)?;
         }
-        if let Some((granules, capacity)) = self.never_fits(tokens) {
+        if let Some((granules, capacity)) = self.never_fits(request.tenant, tokens) {
             return Err(AdmitError::NeverFitsShared { granules, capacity });
+        }
+        if matches!(&request.tokens, Wanted::Known(known) if !known.is_of(&self.namer)) {
+            // What it waits for is another manager's.
+            request.load = None;
         }
         if let Some(known) = self.known(request)? {
             request.tokens = Wanted::Known(known);

@@ -154,7 +154,7 @@ impl Manager {
     /// Checks that a tenant can claim what a sequence needs of each group.
     fn check_claims(&self, tenant: TenantId, needs: &[Need]) -> Result<(), Missing> {
         if self.shared.is_some() {
-            return self.room_for(tenant, &wanted(needs)).map(drop);
+            return self.moves_for((&[tenant], &[]), &[], &wanted(needs)).map(drop);
         }
         let mut each = self.groups.iter().zip(needs);
         each.try_for_each(|(group, need)| {
@@ -284,7 +284,11 @@ impl Manager {
                 Ordering::Greater => {
                     Err(group.exhausted(count, group.pool.claimable().saturating_sub(unused)))
                 }
-                _ => group.check_quota(sequence.tenant, &[names.into()], count, 0),
+                _ => {
+                    let tenant = group.tenant(sequence.tenant);
+                    let checked = group.pool.check_quota(tenant, &[names], count, 0);
+                    checked.map_err(|reason| Missing { group: group.id, reason: reason.into() })
+                }
             },
         };
         self.stats.stalls.room += u64::from(fits.is_err());

@@ -6,8 +6,8 @@
 
 use std::collections::HashSet;
 
-use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, BlockId, GranuleUse, Priority, Tier};
+use kv_pool::tenants::{TenantError, TenantId};
+use kv_pool::{BlockHash, BlockId, ClaimError, GranuleUse, Priority, Tier};
 use smallvec::SmallVec;
 
 use crate::group::Group;
@@ -49,7 +49,7 @@ pub(crate) type Wants = SmallVec<[Wanted; 4]>;
 
 /// What a group has, and could give.
 #[derive(Debug)]
-pub(crate) struct Has {
+struct Has {
     /// Blocks of a granule.
     blocks: usize,
     empty: usize,
@@ -68,16 +68,23 @@ struct Idle {
 
 /// What all groups have.
 #[derive(Debug)]
-pub(crate) struct Supply {
+struct Supply {
     free: usize,
     groups: SmallVec<[Has; 4]>,
 }
 
-/// Granules that groups get, and that they give.
+/// How many granules a group gets at least, and gives at most, so that the quotas can be kept.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    gets: usize,
+    gives: usize,
+}
+
+/// Granules that each group gets, and those that it gives.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     gets: SmallVec<[usize; 4]>,
-    gives: SmallVec<[usize; 4]>,
+    gives: SmallVec<[Vec<u32>; 4]>,
 }
 
 impl Shared {
@@ -143,11 +150,12 @@ impl Has {
 impl Supply {
     /// Which granules have to move so that so much can be claimed of each group; the group that lacks room, and
     /// the blocks that can be had there, if that is impossible.
-    fn plan(&self, wanted: &[Wanted]) -> Result<Moves, (usize, usize)> {
+    fn plan(&self, wanted: &[Wanted], bounds: &[Bounds]) -> Result<Moves, (usize, usize)> {
         let granules = |blocks: usize, has: &Has| blocks.div_ceil(has.blocks);
-        let each = || self.groups.iter().zip(wanted);
-        let must = |(has, wanted): (&Has, &Wanted)| {
-            granules(wanted.count.saturating_add(wanted.leave).saturating_sub(has.claimable), has)
+        let each = || self.groups.iter().zip(wanted).zip(bounds);
+        let must = |((has, wanted), bounds): ((&Has, &Wanted), &Bounds)| {
+            let blocks = wanted.count.saturating_add(wanted.leave).saturating_sub(has.claimable);
+            granules(blocks, has).max(bounds.gets)
         };
         let mut gets: SmallVec<[usize; 4]> = each().map(must).collect();
         let needed = gets.iter().fold(0_usize, |all, &more| all.saturating_add(more));
@@ -155,23 +163,24 @@ impl Supply {
         if needed <= self.free {
             // Free memory comes before what is cached.
             let mut left = self.free - needed;
-            for ((has, wanted), gets) in each().zip(&mut gets) {
+            for (((has, wanted), _), gets) in each().zip(&mut gets) {
                 let more = granules(wanted.count.saturating_sub(has.empty), has);
                 let more = more.saturating_sub(*gets).min(left);
                 *gets += more;
                 left -= more;
             }
-            return Ok(Moves { gets, gives });
+            return Ok(self.moves(gets, &gives));
         }
         let mut more = needed - self.free;
-        let spare = |(has, wanted): (&Has, &Wanted)| {
+        let spare = |((has, wanted), bounds): ((&Has, &Wanted), &Bounds)| {
             let keeps = wanted.count.saturating_add(wanted.leave);
-            has.idle.len().min(has.claimable.saturating_sub(keeps) / has.blocks)
+            let spare = has.idle.len().min(has.claimable.saturating_sub(keeps) / has.blocks);
+            spare.min(bounds.gives)
         };
         let spare: SmallVec<[usize; 4]> = each().map(spare).collect();
         if spare.iter().sum::<usize>() < more {
             let mut left = self.free + spare.iter().sum::<usize>();
-            for (index, (has, wanted)) in each().enumerate() {
+            for (index, (has, wanted)) in self.groups.iter().zip(wanted).enumerate() {
                 if gets[index] > left {
                     let room = has.claimable + left * has.blocks;
                     return Err((index, room.saturating_sub(wanted.leave)));
@@ -191,7 +200,14 @@ impl Supply {
             gives[index] += 1;
             more -= 1;
         }
-        Ok(Moves { gets, gives })
+        Ok(self.moves(gets, &gives))
+    }
+
+    fn moves(&self, gets: SmallVec<[usize; 4]>, gives: &[usize]) -> Moves {
+        let granules = |(has, &count): (&Has, &usize)| {
+            has.idle.iter().take(count).map(|idle| idle.granule).collect()
+        };
+        Moves { gets, gives: self.groups.iter().zip(gives).map(granules).collect() }
     }
 }
 
@@ -333,122 +349,95 @@ impl Manager {
         all
     }
 
-    /// What all groups have, and as far as need be what they could give, with the moves for what is wanted.
-    fn plan_moves(&self, shared: &Shared, wanted: &[Wanted]) -> (Supply, Result<Moves, Missing>) {
-        let mut supply = self.supply(shared, false);
-        let mut moves = supply.plan(wanted);
-        if moves.is_err() {
-            supply = self.supply(shared, true);
-            moves = supply.plan(wanted);
-        }
-        let missing =
-            |(group, room): (usize, usize)| self.groups[group].exhausted(wanted[group].count, room);
-        (supply, moves.map_err(missing))
-    }
-
-    /// The longest chunk up to `most` tokens, 1 at least, for which what `wanted` says can be claimed of each group.
-    pub(crate) fn largest_chunk(
-        &self,
-        most: u64,
-        wanted: impl Fn(u64) -> Wants,
-    ) -> Result<u64, Missing> {
-        let Some(shared) = &self.shared else { return Ok(most) };
-        let (supply, all) = self.plan_moves(shared, &wanted(most));
-        let Err(missing) = all else { return Ok(most) };
-        // A longer chunk never needs less.
-        let (mut fits, mut refused) = (0, most);
-        while fits + 1 < refused {
-            let middle = fits + (refused - fits) / 2;
-            match supply.plan(&wanted(middle)) {
-                Ok(_) => fits = middle,
-                Err(_) => refused = middle,
-            }
-        }
-        if fits == 0 { Err(missing) } else { Ok(fits) }
-    }
-
     /// Moves granules so that a tenant can claim so much of each group, where groups share memory: all or nothing.
     pub(crate) fn make_room(&mut self, tenant: TenantId, wanted: &[Wanted]) -> Result<(), Missing> {
-        match self.room_for(tenant, wanted)? {
-            Some((supply, moves)) => self.carry_out(&supply, &moves),
-            None => Ok(()),
-        }
-    }
-
-    /// The moves after which a tenant can claim so much of each group; none if it can already. A granule that is moved has
-    /// lost its content, so its quotas are looked at before.
-    pub(crate) fn room_for(
-        &self,
-        tenant: TenantId,
-        wanted: &[Wanted],
-    ) -> Result<Option<(Supply, Moves)>, Missing> {
-        let Some(shared) = &self.shared else { return Ok(None) };
-        let is_there = |(group, wanted): (&Group, &Wanted)| {
-            wanted.count.saturating_add(wanted.leave) <= group.pool.empty()
-        };
-        if self.groups.iter().zip(wanted).all(is_there) {
-            return Ok(None);
-        }
-        let (supply, moves) = self.plan_moves(shared, wanted);
-        let moves = moves?;
-        self.check_quotas((tenant, &[]), &[], wanted, (&supply, &moves))?;
-        Ok(Some((supply, moves)))
-    }
-
-    /// Checks that the quotas let a tenant claim so much of each group when what `extents` say is pinned and granules have
-    /// moved.
-    fn check_quotas(
-        &self,
-        (tenant, names): (TenantId, &[BlockHash]),
-        extents: &[Extent],
-        wanted: &[Wanted],
-        (supply, moves): (&Supply, &Moves),
-    ) -> Result<(), Missing> {
-        for (index, (group, has)) in self.groups.iter().zip(&supply.groups).enumerate() {
-            let resized =
-                (moves.gets[index] as i64 - moves.gives[index] as i64) * has.blocks as i64;
-            let pins = extents.get(index).map(|extent| group.pinned_names(names, extent));
-            let pins = pins.as_ref().map_or(&[][..], |pins| &pins[..]);
-            group.check_quota(tenant, pins, wanted[index].count, resized)?;
-        }
+        let moves = self.moves_for((&[tenant], &[]), &[], wanted)?;
+        self.move_granules(&moves);
         Ok(())
     }
 
-    /// Checks that a tenant can claim so much of each group once what `extents` say is pinned.
-    pub(crate) fn check_room_beside(
+    /// The moves after which each of these tenants can claim so much of each group once what `extents` say is pinned. A
+    /// granule that is moved has lost its content, so the quotas are looked at before: what is kept for others takes
+    /// further granules, and none that a group must keep for them leaves it.
+    pub(crate) fn moves_for(
         &self,
-        of: (TenantId, &[BlockHash]),
+        of: (&[TenantId], &[BlockHash]),
         extents: &[Extent],
         wanted: &[Wanted],
-    ) -> Result<(), Missing> {
-        let Some(shared) = &self.shared else { return Ok(()) };
-        let mut supply = self.supply(shared, true);
-        supply.groups.iter_mut().zip(extents).for_each(|(has, extent)| has.pin(extent));
-        let moves = supply.plan(wanted);
-        let moves = moves
-            .map_err(|(group, room)| self.groups[group].exhausted(wanted[group].count, room))?;
-        self.check_quotas(of, extents, wanted, (&supply, &moves))
+    ) -> Result<Moves, Missing> {
+        let Some(shared) = &self.shared else { return Ok(Moves::default()) };
+        let supply = |with_idle| {
+            let mut supply = self.supply(shared, with_idle);
+            supply.groups.iter_mut().zip(extents).for_each(|(has, extent)| has.pin(extent));
+            supply
+        };
+        let (mut now, mut with_idle) = (supply(false), false);
+        let all = Bounds { gets: 0, gives: usize::MAX };
+        let mut bounds: SmallVec<[Bounds; 4]> = wanted.iter().map(|_| all).collect();
+        let mut forbidden = None;
+        loop {
+            let moves = match now.plan(wanted, &bounds) {
+                Ok(moves) => moves,
+                Err(_) if !with_idle => {
+                    (now, with_idle) = (supply(true), true);
+                    continue;
+                }
+                Err((group, room)) => {
+                    let exhausted = || self.groups[group].exhausted(wanted[group].count, room);
+                    return Err(forbidden.unwrap_or_else(exhausted));
+                }
+            };
+            let resized = |index: usize| {
+                let (gets, gives) = (moves.gets[index], moves.gives[index].len());
+                (gets as i64 - gives as i64) * now.groups[index].blocks as i64
+            };
+            let Err(missing) = self.check_quotas(of, extents, wanted, resized) else {
+                return Ok(moves);
+            };
+            let short = match &missing.reason {
+                ClaimError::Tenant(TenantError::KeptForOthers {
+                    requested, unheld, kept, ..
+                }) => requested.saturating_add(*kept).saturating_sub(*unheld),
+                ClaimError::Tenant(TenantError::OverReserved { reserved, capacity, .. }) => {
+                    reserved.saturating_sub(*capacity)
+                }
+                _ => return Err(missing),
+            };
+            // Each time, a group gets more or gives less, so there is an end.
+            let index = usize::from(missing.group.0);
+            let granules = usize::try_from(short).unwrap_or(usize::MAX);
+            let granules = granules.div_ceil(now.groups[index].blocks).max(1);
+            let (gets, gives) = (moves.gets[index], moves.gives[index].len());
+            if gives > 0 {
+                bounds[index].gives = gives.saturating_sub(granules);
+            } else {
+                bounds[index] = Bounds { gets: gets.saturating_add(granules), gives: 0 };
+                forbidden.get_or_insert(missing);
+            }
+        }
     }
 
-    fn carry_out(&mut self, supply: &Supply, moves: &Moves) -> Result<(), Missing> {
-        let Self { groups, plan, stats, shared: Some(shared), .. } = self else { return Ok(()) };
-        for ((group, has), &gives) in groups.iter().zip(&supply.groups).zip(&moves.gives) {
-            if gives == 0 {
+    /// Moves granules as it was planned.
+    pub(crate) fn move_granules(&mut self, moves: &Moves) {
+        let Self { groups, plan, stats, shared: Some(shared), .. } = self else { return };
+        // While a smaller budget takes its effect, none is free, and one that is given can be got all the same.
+        let mut left = shared.free();
+        for (group, gives) in groups.iter().zip(&moves.gives).filter(|(_, gives)| !gives.is_empty())
+        {
+            let granules: Vec<u64> = gives.iter().copied().map(u64::from).collect();
+            if group.pool.vacate(Tier::Primary, &granules).is_err() {
+                // Others have pinned content there meanwhile. Whoever lacks it is told when it claims.
                 continue;
             }
-            let granules: Vec<u64> =
-                has.idle[..gives].iter().map(|idle| idle.granule.into()).collect();
-            if group.pool.vacate(Tier::Primary, &granules).is_err() {
-                // The quotas leave them, and nothing uses them.
-                debug_assert!(false, "granules of group {} were not vacated", group.id.0);
-                return Err(group.exhausted(has.claimable + 1, has.claimable));
-            }
-            for granule in granules {
-                shared.hand(plan, granule as u32, None);
+            left += gives.len();
+            for &granule in gives {
+                shared.hand(plan, granule, None);
                 stats.taken_granules += 1;
             }
         }
         for (group, &gets) in groups.iter_mut().zip(&moves.gets) {
+            let gets = gets.min(left);
+            left -= gets;
             for _ in 0..gets {
                 let Some(granule) = shared.free.pop() else { break };
                 let granted = group.pool.grant(Tier::Primary, granule.into());
@@ -463,14 +452,18 @@ impl Manager {
                 }
             }
         }
-        Ok(())
     }
 
-    /// Granules that a sequence of `tokens` tokens needs at least, and those that there are, if they do not suffice.
-    pub(crate) fn never_fits(&self, tokens: u64) -> Option<(u64, u64)> {
+    /// Granules that a sequence of `tokens` tokens needs at least, beside what is kept for tenants, and those that
+    /// there are, if they do not suffice.
+    pub(crate) fn never_fits(&self, tenant: TenantId, tokens: u64) -> Option<(u64, u64)> {
         let shared = self.shared.as_ref()?;
         let needed = |(group, &blocks): (&Group, &u32)| {
-            (group.peak(tokens, 1) as u64).div_ceil(blocks.into())
+            let own = group.pool.quota(group.tenant(tenant), Tier::Primary);
+            let kept = group.reserved - own.map_or(0, |own| own.reserved);
+            let peak = (group.peak(tokens, 1) as u64).saturating_add(kept);
+            // What is kept for the tenant itself stays there, too.
+            peak.max(group.reserved).div_ceil(blocks.into())
         };
         let needed: u64 = self.groups.iter().zip(&shared.blocks).map(needed).sum();
         let granules = shared.owners.len() as u64;

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::blocks::Blocks;
 use crate::group::{Group, Held, Marks, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
+use crate::price::{Due, Price};
 use crate::rows::RowLease;
 use crate::{BlockCopy, Manager, Missing, Sequence, SequenceError, SuspendError};
 
@@ -203,11 +204,12 @@ impl Manager {
                 (end, self.groups.iter().map(extent).collect())
             }
         };
-        let leaves = self.leaves(1);
-        let wants = self.left_for_running(leaves);
-        self.foresee((sequence.tenant, names), &extents, (end, end), &wants)?;
+        let due = self.nothing_due(self.leaves(1));
+        let of = (sequence.tenant, names);
+        let (mut price, begins_again) = self.price_resumption(of, &extents, end, &due)?;
         let found = each().map(|(group, held)| group.find_before(held, names, end_of(group)));
-        let whole = match whole {
+        let most = if begins_again { 0 } else { most };
+        let whole = match whole && !begins_again {
             true => found.collect::<Option<SmallVec<[Found; 4]>>>(),
             false => None,
         };
@@ -216,14 +218,18 @@ impl Manager {
             None => (self.hit(names, most), false),
         };
         let end = hit.tokens;
+        if self.to_claim(&hit.extents(), end, end) != price.counts {
+            // Others have pinned or released some of it meanwhile.
+            price = self.price_behind(sequence.tenant, &hit, &due)?;
+        }
+        let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
+        let claimed = self.pay(sequence.tenant, &price)?;
+        let marks = sequence.marks();
+        let gotten = self.take_over(sequence.tenant, hit, claimed, Marks { prompt: end, ..marks });
         if !is_whole {
             // What was found has all of it.
             sequence.draft.end = end;
         }
-        let firsts: SmallVec<[usize; 4]> = hit.found.iter().map(Found::end).collect();
-        let marks = Marks { prompt: end, ..sequence.marks() };
-        let gotten = self.get(sequence.tenant, hit, (marks, end), self.leaves(1))?;
-        let marks = sequence.marks();
         sequence.depends.extend(gotten.depends.iter().copied());
         let held = sequence.held.iter_mut().zip(gotten.held);
         for ((group, (own, mut back)), first) in self.groups.iter().zip(held).zip(firsts) {
@@ -250,6 +256,25 @@ impl Manager {
         sequence.draft.truncate(end);
         sequence.ends.truncate(end, sequence.known.tokens());
         Ok(end)
+    }
+
+    /// What a resumption behind `end` tokens claims, and whether it begins again: as at admission, it goes without what it
+    /// had where nothing runs that could give room beside that.
+    fn price_resumption(
+        &self,
+        of: (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        end: u64,
+        due: &Due,
+    ) -> Result<(Price, bool), Missing> {
+        let price = self.price(of, extents, self.to_claim(extents, end, end), due);
+        let begins_again =
+            price.as_ref().is_err_and(|missing| !due.leaves && end > 0 && missing.is_final())
+                && self.has_room_for(of.0, end, due);
+        match begins_again {
+            true => Ok((self.price_behind(of.0, &self.hit(&[], 0), due)?, true)),
+            false => Ok((price?, false)),
+        }
     }
 }
 
@@ -289,10 +314,6 @@ impl Group {
         end: u64,
         shares: bool,
     ) -> Option<Extent> {
-        let is_there = |first, end| {
-            let names = names_of(names, self.stride, first, end);
-            self.pool.prefix_len(&names) == names.len()
-        };
         if self.is_state() {
             if !held.host.is_empty() || end == 0 {
                 return (held.host_tokens == end).then(Extent::default);
@@ -301,7 +322,10 @@ impl Group {
             return there.then(|| self.extent(names, end, [0; 2], shares));
         }
         let (sinks, tail_first, first) = self.places_before(held, names, end)?;
-        let there = is_there(0, sinks) && is_there(tail_first, first);
+        // All together: the first of them may leave its tenant no room for the last.
+        let both = [0..sinks, tail_first..first];
+        let both = both.map(|of| names_of(names, self.stride, of.start, of.end)).concat();
+        let there = self.pool.prefix_len(&both) == both.len();
         let gone = self.gone_behind(held, end).len();
         there.then(|| Extent { gone, ..self.extent_of(names, sinks, tail_first..first, shares) })
     }

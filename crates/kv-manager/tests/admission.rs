@@ -3,28 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
+#[path = "admission/queue.rs"]
+mod queue;
 
-use common::{BLOCK, admit, admitted, check_empty, computed, manager, options, step};
+use common::{BLOCK, admit, admitted, check_empty, computed, group, manager, options, step};
 use kv_manager::{
     AdmitError, Answer, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Missing,
     PinError, Request, ReserveError, Sequence, SuspendError, Waiting,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, ClaimError, PoolConfig, Tier};
+use kv_pool::{BlockHash, ClaimError, Tier};
 
 const FULL: GroupId = GroupId(0);
 const SECOND: GroupId = GroupId(1);
-
-fn group(kind: GroupKind, device: u64) -> GroupOptions {
-    GroupOptions {
-        kind,
-        block_tokens: BLOCK,
-        pool: PoolConfig::primary_only(device),
-        blocks_per_sequence_max: 64,
-        watermark_blocks: 0,
-        draft_model: false,
-    }
-}
 
 /// Managers with so many device blocks: one group that keeps all, and two.
 fn one_and_two(device: u64) -> [Manager; 2] {

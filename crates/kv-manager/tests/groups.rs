@@ -6,7 +6,7 @@
 mod checkpoints;
 mod common;
 
-use common::{BLOCK, admit, admitted, complete, computed, options, step};
+use common::{BLOCK, admit, admitted, complete, computed, group, options, step};
 use kv_manager::{
     AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupKind, GroupOptions,
     Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError,
@@ -17,17 +17,6 @@ use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
-
-fn group(kind: GroupKind, device: u64) -> GroupOptions {
-    GroupOptions {
-        kind,
-        block_tokens: BLOCK,
-        pool: PoolConfig::primary_only(device),
-        blocks_per_sequence_max: 64,
-        watermark_blocks: 0,
-        draft_model: false,
-    }
-}
 
 /// A group of full attention with 64 blocks, and others.
 fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {

@@ -110,6 +110,60 @@ fn with(ids: std::ops::Range<u32>, content: Content) -> Request {
 }
 
 #[test]
+fn h28_a_request_that_is_asked_elsewhere_or_changed_is_named_anew() {
+    let of =
+        |block_tokens: u32| Manager::new(ManagerOptions { block_tokens, ..options(8, 0) }).unwrap();
+    let full = |manager: &mut Manager| {
+        let tokens = manager.options().block_tokens * 8;
+        admit(manager, 500_000..500_000 + tokens)
+    };
+    let ask = |manager: &mut Manager, request: &mut Request| {
+        manager.admit(std::slice::from_mut(request), u64::MAX).pop().unwrap()
+    };
+    let hit =
+        |manager: &mut Manager, ids| admitted(ask(manager, &mut Request::new(ids))).cached_tokens();
+    for (first, second) in [(16, 4), (4, 16), (4, 4)] {
+        let (mut one, mut other) = (of(first), of(second));
+        let held = full(&mut one);
+        let ids: Vec<u32> = (0..second + 1).collect();
+        let mut request = Request::new(ids.clone());
+        assert!(matches!(ask(&mut one, &mut request), Answer::NoRoom(_)));
+        drop(held);
+        let mut sequence = admitted(ask(&mut other, &mut request));
+        step(&mut other, &mut [&mut sequence]);
+        drop(sequence);
+        step(&mut other, &mut []);
+        assert_eq!(hit(&mut other, ids), u64::from(second), "from {first}");
+    }
+    let mut manager = of(4);
+    let tenant = manager.add_tenant().unwrap();
+    for change in [
+        (|request: &mut Request, _| request.content.adapter = vec![1]) as fn(&mut Request, _),
+        |request, tenant| request.tenant = tenant,
+    ] {
+        let held = full(&mut manager);
+        let mut request = Request::new((0..5).collect());
+        assert!(matches!(ask(&mut manager, &mut request), Answer::NoRoom(_)));
+        drop(held);
+        step(&mut manager, &mut []);
+        change(&mut request, tenant);
+        let mut sequence = admitted(ask(&mut manager, &mut request));
+        step(&mut manager, &mut [&mut sequence]);
+        drop(sequence);
+        step(&mut manager, &mut []);
+        assert_eq!(hit(&mut manager, (0..5).collect()), 0, "of somebody else");
+        step(&mut manager, &mut []);
+    }
+    // An engine's own names are of the size that it was asked for.
+    let (mut one, mut other) = (of(16), of(4));
+    let _held = full(&mut one);
+    let mut request = Request::named(20, vec![BlockHash::from_u128(7)]);
+    assert!(matches!(ask(&mut one, &mut request), Answer::NoRoom(_)));
+    let Answer::Refused(error) = ask(&mut other, &mut request) else { panic!() };
+    assert_eq!(error, AdmitError::Tokens(TokensError::Names { names: 1, blocks: 5 }));
+}
+
+#[test]
 fn h28_equal_ids_with_other_content_are_other_blocks() {
     let inputs = |at, input: &[u8]| vec![(at, input.to_vec())];
     let all = [

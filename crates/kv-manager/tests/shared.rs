@@ -518,3 +518,47 @@ fn granules_that_are_kept_for_a_tenant_are_not_taken() {
     assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
     assert_eq!((owned(&manager), manager.stats().taken_granules), ([4, 8, 0], 0));
 }
+
+#[test]
+fn a_free_granule_makes_room_beside_what_is_kept_for_a_tenant() {
+    for kind in [GroupKind::Full, WINDOW] {
+        let mut manager = manager(kind, 8);
+        let tenant = manager.add_tenant().unwrap();
+        let mut request = Request::new((0..4).collect());
+        request.tenant = tenant;
+        let mut own = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+        step(&mut manager, &mut [&mut own]);
+        drop(own);
+        step(&mut manager, &mut []);
+        let kept = TenantQuota { reserved: 2, ..TenantQuota::NONE };
+        manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
+        assert_eq!(owned(&manager), [1, 1, 6]);
+        // Both blocks of the second group's granule are kept, though one of them is empty.
+        let mut one = admitted(ask(&mut manager, 200..204));
+        assert_eq!(owned(&manager), [1, 2, 5]);
+        let plan = step(&mut manager, &mut [&mut one]);
+        manager.commit(&mut one, plan.step, &[1]).unwrap();
+        manager.extend(&mut one, &[1; 3]).unwrap();
+        manager.reserve(&mut one, 4).unwrap();
+        drop(one);
+        check_all_free(&mut manager);
+    }
+}
+
+#[test]
+fn a_prompt_for_which_others_leave_too_few_granules_is_refused_for_good() {
+    let mut manager = manager(GroupKind::Full, 6);
+    let tenant = manager.add_tenant().unwrap();
+    let mut request = Request::new((0..16).collect());
+    request.tenant = tenant;
+    drop(admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()));
+    step(&mut manager, &mut []);
+    let kept = TenantQuota { reserved: 3, ..TenantQuota::NONE };
+    manager.set_quota_of(OTHER, tenant, Tier::Primary, kept).unwrap();
+    // 32 tokens need two granules and four, beside two that hold what is kept.
+    let Answer::Refused(error) = ask(&mut manager, 100..132) else { panic!() };
+    assert_eq!(error, AdmitError::NeverFitsShared { granules: 8, capacity: 6 });
+    let mut own = Request::new((100..132).collect());
+    own.tenant = tenant;
+    assert!(matches!(manager.admit(&mut [own], u64::MAX)[0], Answer::Admitted(_)));
+}

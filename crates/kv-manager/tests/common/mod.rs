@@ -9,7 +9,8 @@ pub(crate) mod host;
 pub(crate) mod state;
 
 use kv_manager::{
-    Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
+    Answer, Completion, GroupKind, GroupOptions, Manager, ManagerOptions, Outcome, Request,
+    Sequence, StepPlan, WorkerId,
 };
 use kv_pool::PoolConfig;
 
@@ -19,6 +20,18 @@ pub(crate) const BLOCK: u32 = 4;
 pub(crate) fn options(device: u64, host: u64) -> ManagerOptions {
     let pool = PoolConfig { secondary_blocks: host, ..PoolConfig::primary_only(device) };
     ManagerOptions { block_tokens: BLOCK, pool, ..ManagerOptions::default() }
+}
+
+/// A group with so many device blocks.
+pub(crate) fn group(kind: GroupKind, device: u64) -> GroupOptions {
+    GroupOptions {
+        kind,
+        block_tokens: BLOCK,
+        pool: PoolConfig::primary_only(device),
+        blocks_per_sequence_max: 64,
+        watermark_blocks: 0,
+        draft_model: false,
+    }
 }
 
 pub(crate) fn manager(device: u64, host: u64) -> Manager {

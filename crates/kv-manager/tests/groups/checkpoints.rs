@@ -65,3 +65,19 @@ fn the_end_of_a_declared_shared_prefix_is_a_checkpoint() {
     }
     assert_eq!(hits, [0, 48, 48, 48]);
 }
+
+#[test]
+fn a_sequence_comes_back_although_its_checkpoint_lies_in_the_only_block() {
+    let mut manager = manager([group(STATE, 1)]);
+    let mut sequence =
+        admitted(manager.admit(&mut [Request::new((0..30).collect())], 8).pop().unwrap());
+    step(&mut manager, &mut [&mut sequence]);
+    settle(&mut manager);
+    manager.suspend(&mut sequence).unwrap();
+    settle(&mut manager);
+    // The copy of the checkpoint would take a second block, which nobody will ever give back.
+    assert_eq!(manager.resume(&mut sequence), Ok(0));
+    manager.reserve(&mut sequence, 8).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(sequence.resolved(), 8);
+}

@@ -1,0 +1,189 @@
+//! What a sequence takes of all groups: priced before anything is pinned, claimed or moved, and paid as it was priced.
+//!
+//! A refusal changes nothing then. A pin that is given back cannot be claimed until the step is complete, though nobody
+//! has used it: who asked in every step, in vain, would keep the running sequences from blocks that are theirs.
+
+use kv_pool::tenants::{TenantError, TenantId};
+use kv_pool::{BlockHash, ClaimError, Claimed};
+use smallvec::SmallVec;
+
+use crate::group::Group;
+use crate::hit::{Extent, Extents, Hit};
+use crate::shared::{Moves, Wanted, Wants};
+use crate::{Manager, Missing};
+
+/// Blocks to be claimed of each group.
+pub(crate) type Counts = SmallVec<[usize; 4]>;
+
+/// What can be paid.
+pub(crate) struct Price {
+    pub(crate) counts: Counts,
+    /// Granules of shared memory that move before, for this and for what was due.
+    pub(crate) moves: Moves,
+}
+
+/// Claims that are decided and not made yet, whose pins are there. Others are priced beside them.
+pub(crate) struct Due {
+    counts: Counts,
+    /// Those for whom they are.
+    tenants: SmallVec<[TenantId; 4]>,
+    /// Whether blocks are left for running sequences.
+    pub(crate) leaves: bool,
+}
+
+impl Due {
+    /// Adds what was priced beside it.
+    pub(crate) fn add(&mut self, tenant: TenantId, counts: &[usize]) {
+        self.counts.iter_mut().zip(counts).for_each(|(all, own)| *all += own);
+        if !self.tenants.contains(&tenant) {
+            self.tenants.push(tenant);
+        }
+    }
+
+    /// Whether a refusal beside it is one behind it, too. Of several tenants, each is priced as if all were its own: so
+    /// whatever is claimed first, the others can be.
+    pub(crate) fn is_exact_for(&self, tenant: TenantId) -> bool {
+        self.tenants.iter().all(|&one| one == tenant)
+    }
+}
+
+impl Manager {
+    pub(crate) fn nothing_due(&self, leaves: bool) -> Due {
+        let counts = self.groups.iter().map(|_| 0).collect();
+        Due { counts, tenants: SmallVec::new(), leaves }
+    }
+
+    /// Checks that a tenant can claim so much of each group once what `extents` say is pinned, beside what is due and
+    /// what is left for running sequences: that there are as many blocks, and that the quotas let it have them.
+    pub(crate) fn price(
+        &self,
+        (tenant, names): (TenantId, &[BlockHash]),
+        extents: &[Extent],
+        counts: Counts,
+        due: &Due,
+    ) -> Result<Price, Missing> {
+        let wanted = |(index, group): (usize, &Group)| {
+            let count = due.counts[index].saturating_add(counts[index]);
+            // What takes nothing leaves what there is.
+            let takes = count > 0 || extents[index].unused > 0;
+            Wanted { count, leave: if takes && due.leaves { group.watermark } else { 0 } }
+        };
+        let wanted: Wants = self.groups.iter().enumerate().map(wanted).collect();
+        let mut tenants = due.tenants.clone();
+        if !tenants.contains(&tenant) {
+            tenants.push(tenant);
+        }
+        let moves = match self.shared.is_some() {
+            true => self.moves_for((&tenants, names), extents, &wanted)?,
+            false => {
+                for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
+                    let room = group.pool.claimable().saturating_sub(wanted.leave);
+                    let needed = extent.unused.saturating_add(wanted.count);
+                    if needed > room {
+                        return Err(group.exhausted(needed, room));
+                    }
+                }
+                self.check_quotas((&tenants, names), extents, &wanted, |_| 0)?;
+                Moves::default()
+            }
+        };
+        Ok(Price { counts, moves })
+    }
+
+    /// The same of all that a sequence needs that goes on behind what is pinned already.
+    pub(crate) fn price_behind(
+        &self,
+        tenant: TenantId,
+        hit: &Hit,
+        due: &Due,
+    ) -> Result<Price, Missing> {
+        let extents = hit.extents();
+        let counts = self.to_claim(&extents, hit.tokens, hit.tokens);
+        self.price((tenant, &[]), &extents, counts, due)
+    }
+
+    /// Whether there is room for a sequence that computes so many tokens anew.
+    pub(crate) fn has_room_for(&self, tenant: TenantId, tokens: u64, due: &Due) -> bool {
+        let none: Extents = self.groups.iter().map(|_| Extent::default()).collect();
+        let counts = self.groups.iter().map(|group| group.peak(tokens, 1)).collect();
+        self.price((tenant, &[]), &none, counts, due).is_ok()
+    }
+
+    /// Blocks to be claimed of each group for a prompt whose first chunk ends behind `end` tokens.
+    pub(crate) fn to_claim(&self, extents: &[Extent], prompt: u64, end: u64) -> Counts {
+        let each = self.groups.iter().zip(extents);
+        each.map(|(group, extent)| group.to_claim(extent, prompt, end)).collect()
+    }
+
+    /// Checks that the quotas let each of these tenants claim so much of each group when what `extents` say is pinned, and
+    /// the groups have so many blocks more than now, or fewer.
+    pub(crate) fn check_quotas(
+        &self,
+        (tenants, names): (&[TenantId], &[BlockHash]),
+        extents: &[Extent],
+        wanted: &[Wanted],
+        resized: impl Fn(usize) -> i64,
+    ) -> Result<(), Missing> {
+        for (index, group) in self.groups.iter().enumerate() {
+            let (count, resized) = (wanted[index].count, resized(index));
+            if count == 0 && resized >= 0 {
+                continue;
+            }
+            let pins = extents.get(index).map(|extent| group.pinned_names(names, extent));
+            let pins: SmallVec<[&[BlockHash]; 2]> =
+                pins.iter().flatten().map(AsRef::as_ref).collect();
+            for &tenant in tenants {
+                let checked = group.pool.check_quota(group.tenant(tenant), &pins, count, resized);
+                checked.map_err(|reason| Missing { group: group.id, reason: reason.into() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves granules and claims what was priced. Nothing is missing unless others have pinned content meanwhile.
+    pub(crate) fn pay(
+        &mut self,
+        tenant: TenantId,
+        price: &Price,
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        self.move_granules(&price.moves);
+        self.take_each(tenant, &price.counts)
+    }
+
+    /// Claims so much of each group.
+    pub(crate) fn take_each(
+        &self,
+        tenant: TenantId,
+        counts: &[usize],
+    ) -> Result<SmallVec<[Claimed; 4]>, Missing> {
+        let take = |(group, &count): (&Group, &usize)| match count {
+            0 => Ok(Claimed::default()),
+            count => group.take(tenant, count),
+        };
+        self.groups.iter().zip(counts).map(take).collect()
+    }
+}
+
+impl Missing {
+    /// Whether nothing that comes back by itself would change it.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(
+            self.reason,
+            ClaimError::Exhausted { retiring: 0, .. }
+                | ClaimError::Tenant(
+                    TenantError::HeldMax { .. } | TenantError::KeptForOthers { .. }
+                )
+        )
+    }
+}
+
+impl Group {
+    /// Blocks to be claimed behind what was found, for a prompt whose first chunk ends behind `end` tokens.
+    fn to_claim(&self, found: &Extent, prompt: u64, end: u64) -> usize {
+        if self.is_state() {
+            return 1;
+        }
+        let end = if self.is_window() { end } else { prompt };
+        found.far + self.blocks_for(end).saturating_sub(found.end + found.gone)
+    }
+}
