@@ -292,7 +292,11 @@ impl Manager {
                 Some(Answer::NoRoom(missing)) => Some(missing.clone()),
                 _ => None,
             };
-            answers.extend(more);
+            // Nearly always all, in one pass: no list is made anew.
+            match answers.is_empty() {
+                true => answers = more,
+                false => answers.extend(more),
+            }
             // The pool knows what requests of a tenant need together. Whom that does not concern is asked again.
             let goes_on =
                 bar.is_some_and(|bar| queue.passes(requests[answers.len() - 1].tenant, &bar));
