@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use common::{block, blocks, manual_node, node_with, number_of, random, record};
-use kv_pool::clock::{Clock, SystemClock};
-use kv_remote::message::{Found, LeaseId, Span};
+use common::{RECORD_BYTES, block, blocks, manual_node, node_with, number_of, random, record};
+use kv_pool::clock::{Clock, ManualClock, SystemClock};
+use kv_remote::message::{Cursor, Found, LeaseId, Span};
 use kv_remote::{HostMemory, LeaseCounts, Memory, Node, NodeOptions, ReaderId, Refusal, Unfit};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -240,6 +240,56 @@ fn a_record_that_was_not_written_is_not_found_and_costs_no_slot() {
 }
 
 /// What a device would write: words, whose sum is theirs.
+/// All that can be seen of a node: its counts, what it has told, its slots and its bytes.
+fn whole(node: &Node) -> (String, Vec<u8>) {
+    let mut bytes = vec![0; node.memory().bytes() as usize];
+    assert!(node.memory().read(0, &mut bytes));
+    let told = node.changes(Cursor::default(), true);
+    (format!("{:?} {told:?} {:?}", node.stats(), node.pool().stats()), bytes)
+}
+
+#[test]
+fn a_call_that_is_refused_changes_nothing() {
+    let clock = ManualClock::new();
+    let mut options = NodeOptions::new("a", RECORD_BYTES);
+    options.leases_max = 1;
+    let memory = HostMemory::new(4 * (64 + RECORD_BYTES).next_multiple_of(64)).unwrap();
+    let node = Node::new(&options, Arc::new(memory), Arc::new(clock)).unwrap();
+    let node = Arc::new(node);
+    (1..=4).for_each(|number| node.put(block(number), &record(number)).unwrap());
+    let found = node.find_and_pin(ONE, &blocks(1..=3), SECOND).unwrap();
+    let (lease, first) = (found.lease.unwrap(), found.blocks[0].span);
+    let (long, last) = (RECORD_BYTES as u32 + 1, found.blocks[2].span);
+    let behind = Span { address: last.address + node.slot_bytes(), bytes: 1 };
+    let many = vec![first; (64 << 20) / first.bytes as usize + 1];
+    let room = |records: &[_]| node.reserve(records).map(drop);
+    let read = |reader, lease, spans: &[Span]| node.read(reader, lease, spans, &mut Vec::new());
+    let refused = |what: &str, expected: Refusal, call: &dyn Fn() -> Result<(), Refusal>| {
+        let before = whole(&node);
+        assert_eq!(call(), Err(expected), "{what}");
+        assert!(whole(&node) == before, "{what}");
+    };
+    refused("no byte", Refusal::Length, &|| node.put(block(4), &[]));
+    refused("a long record", Refusal::Length, &|| node.put(block(4), &vec![1; long as usize]));
+    refused("no byte, last", Refusal::Length, &|| room(&[(block(4), 8), (block(5), 0)]));
+    refused("a long one, last", Refusal::Length, &|| room(&[(block(4), 8), (block(5), long)]));
+    refused("more than slots", Refusal::NoRoom, &|| room(&[(block(4), 8), (block(5), 8)]));
+    refused("a lease too many", Refusal::Busy, &|| {
+        node.find_and_pin(TWO, &blocks([4]), SECOND).map(drop)
+    });
+    refused("another's lease", Refusal::NoLease, &|| read(TWO, lease, &[first]));
+    refused("no lease", Refusal::NoLease, &|| read(ONE, LeaseId(u64::MAX), &[first]));
+    refused("behind the lease", Refusal::OutsideLease, &|| read(ONE, lease, &[first, behind]));
+    refused("a longer frame", Refusal::Length, &|| read(ONE, lease, &many));
+    refused("to end another's lease", Refusal::NoLease, &|| node.end(TWO, lease));
+    refused("to end no lease", Refusal::NoLease, &|| node.end(ONE, LeaseId(u64::MAX)));
+    let reserved = node.reserve(&[(block(6), 8)]).unwrap();
+    refused("no slot left", Refusal::NoRoom, &|| node.put(block(5), &record(5)));
+    refused("no slot to write", Refusal::NoRoom, &|| room(&[(block(5), 8)]));
+    assert_eq!(reserved.keep(&[1, 2]), Err(Refusal::Length));
+    assert_eq!(node.pool().claimable(), 1, "what was reserved is free");
+}
+
 fn written(node: &Node, span: Span, number: u64) -> u64 {
     let words: Vec<u64> = (0..u64::from(span.bytes) / 8).map(|at| number << 32 | at).collect();
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
