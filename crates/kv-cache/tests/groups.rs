@@ -17,9 +17,10 @@ use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{LowerOptions, Waiting};
 use kv_cache::{
     Answer, BuildError, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions,
-    KvWorker, LowerTiers, OptionsError, Request, Sequence,
+    KvWorker, LowerTiers, OptionsError, Request, Sequence, StepError,
 };
 use kv_pool::{BlockHash, Tier};
+use kv_stage::error::BatchError;
 
 const WINDOW: GroupId = GroupId(1);
 const STATE: GroupId = GroupId(2);
@@ -506,14 +507,46 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     cache.close().unwrap();
 }
 
-#[test]
-fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
-    const DRAFT: GroupId = GroupId(1);
-    let (_sim, streams) = machine(1);
+/// A cache with a draft model.
+fn drafting() -> KvCacheOptions {
     let mut options = hybrid();
     options.further_groups.truncate(1);
     let group = &mut options.further_groups[0];
     (group.kind, group.draft_model, group.device_blocks) = (GroupKind::Full, true, 16);
+    options
+}
+
+#[test]
+fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
+    let (_sim, streams) = machine(1);
+    let options = KvCacheOptions { step_tokens_max: 16, ..drafting() };
+    let mut cache = KvCache::new(&streams, options).unwrap();
+    let mut one = computed(&mut cache, 10);
+    let last = cache.plan().step;
+    let mut other = computed_of(&mut cache, 100..110);
+    let committed = [(&mut one, last), (&mut other, cache.plan().step)];
+    for (sequence, last) in committed {
+        cache.commit(sequence, last, &[7]).unwrap();
+        cache.reserve(sequence, 1).unwrap();
+        cache.reserve_draft(sequence, 10).unwrap();
+    }
+    let step = cache.begin_step().unwrap();
+    let refused = cache.stage(&step, &mut [&mut one, &mut other], |_, _| Ok(())).unwrap_err();
+    let StepError::Batch(BatchError::Tokens { tokens, max }) = refused else { panic!("{refused}") };
+    assert_eq!((tokens, max), (20, 16));
+    // Nothing was staged: one alone has room.
+    cache.stage(&step, &mut [&mut one], |_, _| Ok(())).unwrap();
+    cache.finish_step(step).unwrap();
+    stage(&mut cache, &mut other);
+    drop((one, other));
+    cache.close().unwrap();
+}
+
+#[test]
+fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
+    const DRAFT: GroupId = GroupId(1);
+    let (_sim, streams) = machine(1);
+    let options = drafting();
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, 10);
     let mut last = cache.plan().step;
