@@ -12,7 +12,8 @@ impl Manager {
     /// there. What follows it in a tier below is loaded into host memory, as far as tickets are left.
     /// How many blocks are on their way, of all groups.
     ///
-    /// `names` are those of the smallest blocks of any group.
+    /// `names` are those of the smallest blocks of any group, from the start of a prefix on: readers of events are told that each
+    /// comes behind the one before it.
     pub fn prefetch(&mut self, names: &[BlockHash]) -> usize {
         let loading = self.prefetch_below(names);
         let end = self.reach(names, u64::MAX);

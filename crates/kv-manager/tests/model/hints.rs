@@ -87,6 +87,10 @@ impl Engine {
     }
 
     fn prefetch_chain(&mut self) {
+        if self.size.block_tokens != self.size.unit() {
+            // The names of parts are not known here, and readers are told what a prefetch says to come before a block.
+            return;
+        }
         let names = self.chain();
         let before = self.claimable();
         if self.manager.prefetch(&names) == 0 {
