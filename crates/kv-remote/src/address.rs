@@ -204,7 +204,11 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
         return Err(io::ErrorKind::AddrInUse.into());
     }
     fs::remove_file(path)?;
-    Ok(taken.persist_noclobber(path)?)
+    taken.persist_noclobber(path).map_err(|taken| match taken.error.kind() {
+        // By a node that had nothing to take away.
+        io::ErrorKind::AlreadyExists => io::ErrorKind::AddrInUse.into(),
+        _ => taken.error,
+    })
 }
 
 /// Locks a folder against other nodes that take away what was left there, until the lock is dropped.
