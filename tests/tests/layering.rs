@@ -29,7 +29,7 @@ const LIBRARIES: &[&str] = &["bytemuck", "parking_lot", "smallvec", "thiserror",
 
 /// Our crates that the tests of any crate may use, although they are on the same layer: a device to
 /// run on, and kernels that read memory contents.
-const TEST_DEVICES: &[&str] = &["cuda-sim", "kv-kernels"];
+const TEST_DEVICES: &[&str] = &["cuda-sim", "kv-kernels", "kv-testkit"];
 
 /// Too heavy for a library, or a choice of the program: runtimes, command lines, formats, loggers.
 const HEAVY: &[&str] = &[
@@ -197,8 +197,8 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-/// Members on which no crate depends and that are never published.
-const OUTSIDE: &[&str] = &["kv-tests", "xtask"];
+/// Members that are never published; only tests depend on them.
+const OUTSIDE: &[&str] = &["kv-testkit", "kv-tests", "xtask"];
 
 /// A member of the workspace.
 #[derive(Clone, Default)]

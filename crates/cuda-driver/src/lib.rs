@@ -105,6 +105,7 @@ mod device;
 mod driver;
 mod error;
 mod graph;
+mod guard;
 pub mod host_pages;
 mod launch;
 mod memory;

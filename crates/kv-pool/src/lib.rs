@@ -157,6 +157,7 @@ mod error;
 pub mod events;
 mod eviction;
 mod expiry;
+mod guard;
 mod hash;
 mod hold;
 mod ids;

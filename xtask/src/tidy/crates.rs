@@ -4,9 +4,13 @@ use super::{Files, Problem};
 
 const NEEDED: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// Checks each folder under `crates/` that has a manifest.
+/// Checks each published crate.
 pub(super) fn check(files: &Files) -> Vec<Problem> {
-    names(files).flat_map(|name| check_crate(files, name)).collect()
+    let is_published = |name: &&str| {
+        let manifest = files.text(&format!("crates/{name}/Cargo.toml"));
+        manifest.is_none_or(|text| !text.lines().any(|line| line == "publish = false"))
+    };
+    names(files).filter(is_published).flat_map(|name| check_crate(files, name)).collect()
 }
 
 /// Names of the folders under `crates/` that have a manifest.

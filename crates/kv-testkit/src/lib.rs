@@ -1,0 +1,18 @@
+//! What the tests of several crates need. Never published: a dev-dependency without a version.
+//!
+//! * [`allocator!`] and [`alloc`]: memory in bounds, and counted.
+//! * [`Watch`]: which line of a test each call of the driver was made for.
+//! * [`machine`]: simulated devices, and a kernel that copies bytes.
+//! * [`Random`]: reproducible numbers.
+//! * [`sweep`]: the values at which numbers are tried.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+pub mod alloc;
+pub mod machine;
+mod random;
+pub mod sweep;
+mod watch;
+
+pub use random::{Random, pattern};
+pub use watch::Watch;

@@ -1,0 +1,41 @@
+//! Reproducible random numbers.
+
+/// A small generator: equal seeds give equal numbers.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The generator of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number: SplitMix64, by Steele, Lea and Flood.
+    pub fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.number() % end
+    }
+
+    /// True once in `times` on average.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of `items`, of which there is at least one.
+    pub fn one_of<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+        &items[self.below(items.len() as u64) as usize]
+    }
+}
+
+/// `bytes` bytes that depend on `seed` and on their position.
+pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..bytes).map(|_| random.number() as u8).collect()
+}
