@@ -68,6 +68,9 @@
 //! # Topology
 //! [`topology`] finds the places of devices and the links between them, and measures links on request.
 //!
+//! # Placement
+//! [`place`] decides from plain numbers, without a device, which GPU holds which layers, KV blocks and heads.
+//!
 //! # Features
 //! - `nvml`: `NvmlDirectory`, NVML's indices of devices, and `topology::NvmlLinks`, its links, where the machine
 //!   has it. Its absence is no error.
@@ -85,6 +88,7 @@ mod identity;
 pub mod moves;
 #[cfg(feature = "nvml")]
 mod nvml;
+pub mod place;
 mod registry;
 mod sync;
 pub mod threads;

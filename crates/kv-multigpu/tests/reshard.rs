@@ -11,7 +11,7 @@ use kv_multigpu::moves::{
     BlockMemory, BlockOfHeads, BlockPair, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig,
     ReshardError, ReshardPlan,
 };
-use kv_place::{HeadShards, KvReplication};
+use kv_multigpu::place::{HeadShards, KvReplication};
 
 const HEADS: u64 = 4;
 const TOKENS: u32 = 3;

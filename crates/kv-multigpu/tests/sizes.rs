@@ -22,9 +22,9 @@ use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPair, BlockPairs, HandOver, HeadOrder,
     Held, MoveError, MoveOrder, Mover, MoverConfig, ReshardError, ReshardPlan, Route,
 };
+use kv_multigpu::place::{HeadShards, KvReplication};
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions, SpawnThreadError};
 use kv_multigpu::topology::{LinkKind, LinkMeter, Sources, Topology};
-use kv_place::{HeadShards, KvReplication};
 
 /// Gives out at most 1 GiB at a time.
 struct Bounded;

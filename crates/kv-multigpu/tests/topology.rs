@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{Profile, SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
+use kv_multigpu::place::{LayerShape, ModelShape, Placement, Strategy};
 use kv_multigpu::topology::{LinkKind, LinkMeter, LinkSource, PcieDistance, Sources, Topology};
-use kv_place::{LayerShape, ModelShape, Placement, Strategy};
 
 fn machine(config: SimConfig) -> (SimDriver, Vec<Device>) {
     let count = config.devices as i32;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use cuda_driver::{Device, DeviceBuffer, Event, Stream};
 use parking_lot::Mutex;
 
-use kv_place::{GPUS_MAX, Link, LinkMatrix};
+use crate::place::{GPUS_MAX, Link, LinkMatrix};
 
 use crate::moves::{Held, MoveError, MoveOrder, Mover, MoverConfig};
 

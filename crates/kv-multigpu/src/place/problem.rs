@@ -1,7 +1,7 @@
 //! A model and a machine with prefix sums, so that the cost of a run of layers is one subtraction.
 
-use crate::shape::check_machine;
-use crate::{GpuCapacity, LinkMatrix, ModelShape, PlacementError, Shortage};
+use super::shape::check_machine;
+use super::{GpuCapacity, LinkMatrix, ModelShape, PlacementError, Shortage};
 
 pub(crate) struct Problem<'a> {
     pub(crate) model: &'a ModelShape,

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::placement::REDUCTIONS_PER_LAYER;
-use crate::{Placement, PlacementKind};
+use super::placement::REDUCTIONS_PER_LAYER;
+use super::{Placement, PlacementKind};
 
 /// The bytes that a placement puts on one GPU.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -172,7 +172,7 @@ impl fmt::Display for Explanation<'_> {
         let gpus = placement.gpus.len();
         let how = match &placement.kind {
             PlacementKind::Layers { strategy, .. } => {
-                strategy.map_or("as assigned", crate::Strategy::name)
+                strategy.map_or("as assigned", super::Strategy::name)
             }
             PlacementKind::Sharded { .. } => "divided by heads",
         };

@@ -20,8 +20,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::problem::Problem;
-use crate::{
+use super::problem::Problem;
+use super::{
     GpuCapacity, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, ParsePlacementError,
     Placement, PlacementKind, Strategy,
 };
@@ -188,7 +188,7 @@ fn parse_gpus(lines: &mut Lines<'_>) -> Result<Vec<GpuCapacity>, ParsePlacementE
             free_bytes: lines.number(words[1])?,
             memory_bytes_per_second: lines.number(words[2])?,
         });
-        if gpus.len() > crate::GPUS_MAX {
+        if gpus.len() > super::GPUS_MAX {
             return Err(lines.unexpected("fewer GPUs"));
         }
     }

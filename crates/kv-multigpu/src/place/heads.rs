@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::HeadsError;
+use super::HeadsError;
 
 /// The treatment of KV heads when there are more GPUs than KV heads.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -18,9 +18,9 @@ pub enum KvReplication {
 /// Attention heads divided among a number of GPUs, evenly and in order.
 ///
 /// ```
-/// use kv_place::{HeadShards, KvReplication};
+/// use kv_multigpu::place::{HeadShards, KvReplication};
 ///
-/// # fn main() -> Result<(), kv_place::HeadsError> {
+/// # fn main() -> Result<(), kv_multigpu::place::HeadsError> {
 /// let shards = HeadShards::new(64, 8, 4, KvReplication::Refuse)?;
 /// assert_eq!(shards.kv_heads_of(1), 2..4);
 /// assert_eq!(shards.query_heads_of(1), 16..32);

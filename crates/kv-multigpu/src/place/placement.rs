@@ -1,7 +1,7 @@
 //! A model placed on a number of GPUs.
 
-use crate::problem::{Need, Problem, blocks_that_fit, check_needs};
-use crate::{
+use super::problem::{Need, Problem, blocks_that_fit, check_needs};
+use super::{
     GpuCapacity, HeadShards, KvReplication, LinkMatrix, ModelShape, PlacementError, Strategy,
     strategy,
 };

@@ -1,7 +1,7 @@
 //! Which GPU holds which layers, KV blocks and heads: decided from plain numbers, without a device.
 //!
 //! ```
-//! use kv_place::{
+//! use kv_multigpu::place::{
 //!     GpuCapacity, LayerShape, Link, LinkMatrix, ModelShape, Placement, Strategy,
 //! };
 //!
@@ -43,9 +43,8 @@
 //!
 //! # What it does not do
 //! It makes no device call and knows no driver: sizes and speeds come from the caller.
-//! `kv-multigpu` can measure them (`topology`).
+//! [`topology`](crate::topology) can measure them.
 
-#![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
 mod error;
@@ -65,7 +64,3 @@ pub use least_cost::SEARCH_GPUS_MAX;
 pub use placement::{Placement, PlacementKind};
 pub use shape::{GPUS_MAX, GpuCapacity, LAYERS_MAX, LayerShape, Link, LinkMatrix, ModelShape};
 pub use strategy::Strategy;
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct ReadmeDoctests;

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use kv_place::{
+use kv_multigpu::place::{
     GPUS_MAX, GpuCapacity, GpuLoad, HeadShards, HeadsError, KvReplication, LAYERS_MAX, LayerShape,
     Link, LinkMatrix, ModelShape, ParsePlacementError, Placement, PlacementError, PlacementKind,
     SEARCH_GPUS_MAX, Strategy,
@@ -516,4 +516,23 @@ fn of_gpus_without_memory_neither_is_taken_for_empty() {
     let PlacementError::DoesNotFit { short, .. } = refused else { panic!("{refused}") };
     let missing: Vec<_> = short.iter().map(|short| (short.gpu, short.missing_bytes())).collect();
     assert_eq!(missing, [(0, 20), (1, 20)], "the fullest of them is as empty as possible");
+}
+
+/// A scheduler without a GPU uses the module alone.
+#[test]
+fn placement_uses_nothing_of_cuda_nor_of_other_modules() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/place");
+    let mut files = 0;
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        files += 1;
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        for line in code {
+            let outside = ["crate::", "super::super", "cuda_driver", "kv_kernels"];
+            let found = outside.into_iter().find(|name| line.contains(name));
+            assert_eq!(found, None, "{}: {line}", path.display());
+        }
+    }
+    assert!(files > 5, "{files}");
 }

@@ -1,6 +1,6 @@
 //! The inputs of a placement: the model's layers, the GPUs, and the links between them.
 
-use crate::PlacementError;
+use super::PlacementError;
 
 /// Maximum number of layers of a model.
 pub const LAYERS_MAX: usize = 512;

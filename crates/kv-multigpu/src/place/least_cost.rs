@@ -15,10 +15,10 @@
 
 use std::cmp::Reverse;
 
-use crate::PlacementError;
-use crate::problem::Problem;
+use super::PlacementError;
+use super::problem::Problem;
 
-/// Maximum number of GPUs for the search of [`Strategy::LeastCost`](crate::Strategy::LeastCost).
+/// Maximum number of GPUs for the search of [`Strategy::LeastCost`](super::Strategy::LeastCost).
 pub const SEARCH_GPUS_MAX: usize = 8;
 
 /// Missing bytes, nanoseconds, and the least memory left, reversed: smaller is better in all three.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
-use kv_place::{
+use kv_multigpu::place::{
     GpuCapacity, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement, Strategy,
 };
 

@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use crate::problem::Problem;
-use crate::{PlacementError, least_cost};
+use super::problem::Problem;
+use super::{PlacementError, least_cost};
 
 /// A strategy that assigns layers to GPUs.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -21,7 +21,7 @@ pub enum Strategy {
     /// At most one run of consecutive layers per GPU, in any order of GPUs; GPUs may be left out.
     /// Among all such assignments that fit, the one with the least predicted time of a step. Among
     /// equal times, the one that leaves the most memory on the GPU with the least memory left.
-    /// Exact; for at most [`SEARCH_GPUS_MAX`](crate::SEARCH_GPUS_MAX) GPUs.
+    /// Exact; for at most [`SEARCH_GPUS_MAX`](super::SEARCH_GPUS_MAX) GPUs.
     LeastCost,
 }
 
