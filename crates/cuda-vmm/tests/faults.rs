@@ -410,10 +410,9 @@ type Call = fn(&mut World) -> bool;
 
 /// Every public call that makes driver calls; each returns whether it was refused. Its results are
 /// dropped, so that a call that was granted is not compared.
-const PUBLIC: [(&str, Call); 17] = [
+const PUBLIC: [(&str, Call); 16] = [
     ("take", |t| t.stock.take().map(drop).is_err()),
     ("take what is not there", |t| t.stock.take_many(5).map(drop).is_err()),
-    ("take_exportable", |t| t.stock.take_exportable().map(drop).is_err()),
     ("prepare", |t| t.stock.prepare(4).is_err()),
     ("grow", |t| t.grows.grow_to(4).is_err()),
     ("grow into what others do not use", |t| t.grows.grow_to(10).is_err()),

@@ -32,21 +32,9 @@ const SINGLE: &[(&str, scenarios::Scenario)] = &[
     ("nvml_explains_what_the_driver_says", nvml_explains_what_the_driver_says),
 ];
 
-/// Exported pages, within one process and between several processes.
-#[cfg(unix)]
-const SHARED: &[&[(&str, scenarios::Scenario)]] =
-    &[common::sharing::ALL, common::two_processes::ALL];
-#[cfg(not(unix))]
-const SHARED: &[&[(&str, scenarios::Scenario)]] = &[];
-
 fn main() {
-    #[cfg(unix)]
-    if common::two_processes::ran_as_child(|| open(0)) {
-        return;
-    }
     let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
-    let shared = SHARED.iter().copied().flatten();
-    let single = scenarios::ALL.iter().chain(SINGLE).chain(shared).map(|&(name, scenario)| {
+    let single = scenarios::ALL.iter().chain(SINGLE).map(|&(name, scenario)| {
         let trial = Trial::test(name, move || {
             scenario(&open(0).map_err(Failed::from)?);
             Ok(())

@@ -320,10 +320,9 @@ fn random_actions_agree_with_a_model_that_only_counts() {
 #[test]
 fn a_lowered_limit_takes_a_pools_own_idle_pages_before_it_is_refused_any() {
     type Take = fn(&PagePool) -> Result<usize, PageError>;
-    let ways: [Take; 3] = [
+    let ways: [Take; 2] = [
         |pages| pages.take().map(|_| 1),
         |pages| pages.take_many(3).map(|taken| taken.len()),
-        |pages| pages.take_exportable().map(|_| 1),
     ];
     for take in ways {
         let machine = machine();

@@ -1,7 +1,6 @@
 //! The call sites that a driver sees for pages, mappings and their clean-up: the line of the
 //! program that caused them.
 
-#![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -9,13 +8,11 @@ mod common;
 #[path = "../../cuda-driver/tests/common/watch.rs"]
 mod watch;
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use common::{DEVICE_PAGES, Machine, PAGE};
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::pages::share::import_page;
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, Fence, MemoryLimit, MemoryRules, Worker};
@@ -39,15 +36,6 @@ fn pages_name_the_programs_line() {
     let pages = pages.0.unwrap();
     let page = from_here!(watch, "cuMemCreate", pages.take()).0.unwrap();
     let many = from_here!(watch, "cuMemCreate", pages.take_many(2)).0.unwrap();
-    let shared = from_here!(watch, "cuMemCreate", pages.take_exportable()).0.unwrap().share();
-    let exported = from_here!(watch, "cuMemExportToShareableHandle", shared.export()).0.unwrap();
-    let fd = exported.as_fd();
-    drop(
-        from_here!(watch, "cuMemImportFromShareableHandle", import_page(device, fd, PAGE))
-            .0
-            .unwrap(),
-    );
-    drop((shared, exported));
     for page in many.into_iter().chain([page]) {
         pages.give_back(page).unwrap();
     }

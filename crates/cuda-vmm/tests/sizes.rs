@@ -104,7 +104,6 @@ fn pools_of_pages() {
                 };
                 bounded(&machine, || {
                     drop(pages.take());
-                    drop(pages.take_exportable());
                     let _ = pages.prepare(3);
                     limit.set(limit.bytes() / 2);
                     let _ = limit.reclaim();
@@ -404,27 +403,6 @@ fn workers() {
             }
         }
     }
-}
-
-#[cfg(unix)]
-#[test]
-fn pages_of_another_process() {
-    let machine = machine();
-    let pages = machine.pages(1);
-    let page = pages.take_exportable().unwrap().share();
-    let exported = page.export().unwrap();
-    for bytes in NUMBERS {
-        let imported = cuda_vmm::pages::share::import_page(&machine.device, &exported, bytes);
-        let options = ReservationOptions { bytes, page_bytes: Some(bytes), peers: vec![] };
-        let (Ok(imported), Ok(space)) = (imported, Reservation::new(&machine.device, options))
-        else {
-            continue;
-        };
-        assert_eq!(space.map(0, imported).is_ok(), bytes == PAGE, "{bytes} bytes");
-        drop(space.close(&[]).wait().unwrap());
-    }
-    drop((exported, page, pages));
-    machine.assert_no_leak();
 }
 
 #[test]

@@ -271,36 +271,8 @@ impl PagePool {
         self.noted(self.take_all(count))
     }
 
-    /// Creates a page that can be [exported](crate::pages::SharedPage::export) to another process.
-    /// It counts like any other page. At the pool's capacity an idle page is released to make room.
-    ///
-    /// # Errors
-    /// As [`take`](PagePool::take).
-    #[track_caller]
-    pub fn take_exportable(&self) -> Result<PhysicalPage, PageError> {
-        let _site = cuda_driver::site::enter();
-        let take = || {
-            let ledger = &self.inner.ledger;
-            ledger.keep_to_limit()?;
-            let begun = match ledger.begin(1, 1) {
-                Err(PageError::Exhausted { .. }) => {
-                    // Idle pages were not created for export, so one is released.
-                    drop(self.inner.take_idle(|_| 1));
-                    ledger.begin(1, 1)
-                }
-                begun => begun,
-            };
-            self.with_room(begun, 1)?;
-            self.create_many(1, PhysicalPage::create_exportable).map(one)
-        };
-        self.noted(take())
-    }
-
     /// Keeps a page for reuse. A shared page with other holders stays with them; the last one
     /// returned becomes idle.
-    ///
-    /// A page that was exported is released instead. Another process may still read and write its
-    /// memory, so no other user may ever get it.
     ///
     /// # Errors
     /// [`ForeignPage`], with the page, if another pool created it.
@@ -311,9 +283,7 @@ impl PagePool {
         if !page.is_counted_by(&self.inner.ledger) {
             return Err(ForeignPage { page });
         }
-        if let Some(page) = page.into_owned()
-            && !page.was_exported()
-        {
+        if let Some(page) = page.into_owned() {
             self.put(page);
         }
         Ok(())

@@ -4,10 +4,6 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub(crate) mod scenarios;
-#[cfg(unix)]
-pub(crate) mod sharing;
-#[cfg(unix)]
-pub(crate) mod two_processes;
 
 use std::sync::Arc;
 
