@@ -6,15 +6,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "what happened, for a human reader")]
 
+#[path = "it/common/mod.rs"]
 mod common;
-#[path = "common/ranges.rs"]
-mod ranges;
-#[path = "common/stress.rs"]
-mod stress;
 
 use std::sync::Arc;
 
-use common::{pattern, recorded, scenarios};
+use common::{pattern, recorded, scenarios, stress};
 use cuda_driver::{CudaDriver, Device, Stream, interop};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, GrowError, Worker, WorkerOptions};

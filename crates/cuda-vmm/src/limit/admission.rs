@@ -1,5 +1,6 @@
 //! Asks the device for its free memory before creating any, and keeps some of it free.
 
+use cuda_driver::guard;
 use cuda_driver::messages::one_line_debug;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -191,7 +192,9 @@ impl AdmissionPolicy {
             let promises = pending.entry(device.ordinal()).or_default();
             // The figures may be older than these bytes.
             let since = promises.created_bytes.wrapping_sub(before);
-            figures.free_bytes = figures.free_bytes.saturating_sub(since);
+            let free_bytes = figures.free_bytes;
+            figures.free_bytes =
+                guard!("vmm.overtaken-figures", free_bytes.saturating_sub(since), else free_bytes);
             let verdict = self.judge_by(figures, wanted_bytes, promises.pending_bytes);
             if verdict.is_admitted() {
                 promises.pending_bytes += wanted_bytes;
@@ -237,7 +240,7 @@ impl Admitted {
         // Held across one driver call. Only callers that create memory wait for the lock.
         let mut pending = policy.inner.pending.lock();
         let created = create()?;
-        self.keep(&mut pending, bytes);
+        guard!("vmm.created-ends-promise", self.keep(&mut pending, bytes));
         if let Some(promises) = pending.get_mut(&self.ordinal) {
             promises.created_bytes = promises.created_bytes.wrapping_add(bytes);
         }

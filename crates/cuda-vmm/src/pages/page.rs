@@ -1,5 +1,6 @@
 //! Physical pages: memory with an identity, with one holder or several.
 
+use cuda_driver::guard;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,7 +80,12 @@ pub(crate) fn quiet_if_lost(
     answer: Result<(), DeviceError>,
 ) -> Result<(), DeviceError> {
     match answer {
-        Err(error) if device.poison().is_some() && error.driver_error().code.is_sticky() => Ok(()),
+        Err(error)
+            if guard!("vmm.lost-clean-up-is-done", device.poison().is_some(), else false)
+                && error.driver_error().code.is_sticky() =>
+        {
+            Ok(())
+        }
         answer => answer,
     }
 }
@@ -104,10 +110,12 @@ impl Body {
     fn release(&mut self) -> Result<(), Unreleased> {
         let released = self.memory.release();
         if matches!(released, Err(Unreleased { leaked_bytes: 1.., .. })) {
-            let stays_mapped = std::mem::replace(self.outlives.get_mut(), true);
+            let outlives = self.outlives.get_mut();
+            let stays_mapped = *outlives;
+            guard!("vmm.unreleased-stays-charged", *outlives = true);
             // Memory that stays mapped is counted for good.
             if !stays_mapped && self.memory.is_live() {
-                self.ledger.keep(self.memory.take());
+                guard!("vmm.unreleased-tried-again", self.ledger.keep(self.memory.take()));
             }
         }
         released

@@ -33,6 +33,7 @@ mod shape;
 mod shrink;
 mod stats;
 
+use cuda_driver::guard;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -210,7 +211,7 @@ impl SequenceSpace {
     pub fn recover(&self, fences: &[Fence]) -> Result<u64, UsersUnknown> {
         let abandoned = self.core.book.lock().abandoned();
         if !abandoned.is_empty() {
-            self.core.reservation.inner.check_covers(fences)?;
+            guard!("vmm.recover-needs-cover", self.core.reservation.inner.check_covers(fences)?);
         }
         for &place in &abandoned {
             let users = Quiescence::new(self.gate(), fences, Covered::Yes);

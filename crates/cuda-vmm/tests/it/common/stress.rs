@@ -5,8 +5,6 @@
 //! that last read it may still run, and its memory goes to the next sequence that needs it. Memory
 //! that is unmapped too early faults; memory reused too early shows wrong bytes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use cuda_driver::{Device, Stream};
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{

@@ -1,12 +1,8 @@
 //! Contiguous sequences: mapped ahead, adopted as a whole, unmapped under pressure, all counted.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, recorded};
+use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, recorded};
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{
     AdmitError, ExtendError, Layout, PlaneError, Sequence, SequenceSpace, SpaceOptions,

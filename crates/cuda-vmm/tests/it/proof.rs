@@ -1,10 +1,6 @@
 //! What counts as a proof that memory has no users any more, and what does not.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::{Machine, PAGE, machine, machine_with, recorded, take};
+use crate::common::{Machine, PAGE, machine, machine_with, recorded, take};
 use cuda_driver::{Device, DeviceError, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PageState, Reservation, ReservationOptions, RetireError};

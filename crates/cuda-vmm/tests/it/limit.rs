@@ -1,15 +1,13 @@
 //! A limit that several pools share: changed while they work, and always consistent with the
 //! existing memory.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::any::Any;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, machine_with, one_seat, recorded, refusals};
+use crate::common::{
+    DEVICE_PAGES, Machine, PAGE, machine, machine_with, one_seat, recorded, refusals,
+};
 use cuda_driver::{Device, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom, OverLimit, Reclaimed};
@@ -320,10 +318,8 @@ fn random_actions_agree_with_a_model_that_only_counts() {
 #[test]
 fn a_lowered_limit_takes_a_pools_own_idle_pages_before_it_is_refused_any() {
     type Take = fn(&PagePool) -> Result<usize, PageError>;
-    let ways: [Take; 2] = [
-        |pages| pages.take().map(|_| 1),
-        |pages| pages.take_many(3).map(|taken| taken.len()),
-    ];
+    let ways: [Take; 2] =
+        [|pages| pages.take().map(|_| 1), |pages| pages.take_many(3).map(|taken| taken.len())];
     for take in ways {
         let machine = machine();
         let limit = MemoryLimit::unlimited();

@@ -1,14 +1,10 @@
 //! A host one and two steps ahead of its device, which runs only work that the host waits for.
 //! Covers pools, worker and sequences, with every driver call refused once, over a long run.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, one_seat, refusals};
+use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, one_seat, refusals};
 use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};

@@ -1,17 +1,11 @@
 //! With the protection disabled, unmapping at once faults on the device. With the protection it
 //! does not.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![cfg(debug_assertions)]
-
-mod common;
-
-use common::{Machine, PAGE, machine, machine_of_races, recorded};
+use crate::common::{Machine, PAGE, machine, machine_of_races, recorded};
 use cuda_driver::{DeviceError, ErrorCode, Stream};
 use cuda_sim::FindingKind;
-use cuda_vmm::sequences::{ExtendError, SequenceSpace, SpaceOptions};
-use cuda_vmm::worker::{Fault, Health};
-use cuda_vmm::{ElasticPool, Worker, WorkerOptions};
+use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
+use cuda_vmm::{ElasticPool, Worker};
 
 /// Checks that the race detector reports the missing order, whether or not the schedule shows the
 /// harm.
@@ -138,38 +132,5 @@ fn trimming_at_once_faults_and_waiting_for_rest_does_not() {
         assert_eq!(faults, usize::from(!protected), "{findings:?}");
         assert_raced(&machine, !protected);
         assert!(space.close(&[]).unwrap().wait().unwrap().is_clean());
-    }
-}
-
-#[test]
-fn a_panic_in_the_work_is_a_state_and_an_error_of_the_next_call() {
-    for spawn in [false, true] {
-        let machine = machine();
-        let worker = match spawn {
-            true => Worker::spawn(WorkerOptions::default()).unwrap(),
-            false => Worker::manual(),
-        };
-        let space = space(&machine, &worker, 2);
-        let mut sequence = space.admit(4).unwrap();
-        sequence.extend_blocking(4).unwrap();
-        space.sabotage_panic();
-        if !spawn {
-            worker.poll();
-        }
-        while space.health().is_healthy() {
-            std::thread::yield_now();
-        }
-        let cause = Fault::Panicked { message: "asked to panic".into() };
-        assert_eq!(space.health(), Health::Failed { cause: cause.clone() });
-        sequence.extend_to(4).unwrap();
-        let failed = ExtendError::Failed { asked_tokens: 5, ready_tokens: 4, cause: cause.clone() };
-        assert_eq!(sequence.extend_to(5).unwrap_err(), failed);
-        assert_eq!(sequence.extend_blocking(5).unwrap_err(), failed);
-        assert_eq!(space.trim(1).unwrap_err(), cause);
-        sequence.finish(&[]);
-        let report = space.close(&[]).unwrap().wait().unwrap();
-        assert!(report.is_clean(), "{:?}", report.errors);
-        worker.close();
-        machine.assert_no_leak();
     }
 }

@@ -1,13 +1,9 @@
 //! Nothing is unmapped before its last user is done, whatever kind of user that is.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Machine, PAGE, close_into, machine, one_seat, recorded, take};
+use crate::common::{Machine, PAGE, close_into, machine, one_seat, recorded, take};
 use cuda_driver::Stream;
 use cuda_sim::Pace;
 use cuda_vmm::pages::{MapRefusal, NotMapped, PageState, Reservation};

@@ -1,9 +1,10 @@
 //! A simulated machine with small pages, and helpers that several tests use.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(dead_code, reason = "each test binary uses a part")]
+#![allow(dead_code, reason = "each program uses a part")]
 
+pub(crate) mod ranges;
 pub(crate) mod scenarios;
+pub(crate) mod stress;
 
 use std::sync::Arc;
 

@@ -1,13 +1,9 @@
 //! The pool: blocks of any size, growth by whole pages, and shrinking that waits for users.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
+use crate::common::{DEVICE_PAGES, PAGE, machine, machine_with, pattern, recorded};
 use cuda_driver::DeviceBuffer;
 use cuda_sim::{Pace, RaceCheck};
 use cuda_vmm::{

@@ -3,19 +3,13 @@
 //!
 //! `KV_STRESS_SEEDS` is the number of seeds (6 by default).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "common/ranges.rs"]
-mod ranges;
-#[path = "common/stress.rs"]
-mod stress;
-
 use std::sync::Arc;
 
 use cuda_driver::Device;
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use cuda_vmm::{Worker, WorkerOptions};
-use stress::{Outcome, Plan};
+
+use crate::common::stress::{self, Outcome, Plan};
 
 const PAGE: u64 = 4 << 10;
 

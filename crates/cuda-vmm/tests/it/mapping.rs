@@ -1,12 +1,8 @@
 //! Mapping: once, completely, by one thread at a time, with the right access.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Barrier;
 
-use common::{PAGE, close_into, machine, machine_with, pattern, recorded, take};
+use crate::common::{PAGE, close_into, machine, machine_with, pattern, recorded, take};
 use cuda_driver::{Device, Stream};
 use cuda_vmm::pages::{
     MapRefusal, Mapped, NotMapped, Page, PageState, Reservation, ReservationOptions, ReserveError,

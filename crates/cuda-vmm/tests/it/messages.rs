@@ -1,10 +1,6 @@
 //! What `{}`, and `?` in `main`, print for an error: one line, with the numbers.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::{PAGE, machine, take};
+use crate::common::{PAGE, machine, take};
 use cuda_driver::ErrorCode;
 use cuda_vmm::EpochGate;
 use cuda_vmm::limit::OverLimit;

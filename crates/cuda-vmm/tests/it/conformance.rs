@@ -1,10 +1,6 @@
 //! The scenarios that every device must pass, on the simulated device, under several schedules.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::{machine_with, scenarios};
+use crate::common::{machine_with, scenarios};
 
 #[test]
 fn every_scenario_passes_on_the_simulated_device() {

@@ -1,13 +1,9 @@
 //! Random growth, shrinking, leases and failures against a naive model. The message contains the
 //! seed.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::{Machine, PAGE, machine_of_races, machine_with, recorded};
+use crate::common::{Machine, PAGE, machine_of_races, machine_with, recorded};
 use cuda_driver::{ErrorCode, Stream};
 use cuda_vmm::sequences::{AdmitError, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{Fence, GrowError, Lease, Worker};

@@ -1,7 +1,5 @@
 //! Scenarios for every device: the simulated one and a GPU. Sizes follow the granularity.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,11 +1,7 @@
 //! Every driver call fails, at every position: nothing is half done, nothing is lost, every refusal
 //! is reported.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
-use common::{Machine, PAGE, close_into, machine, refusals, take};
+use crate::common::{Machine, PAGE, close_into, machine, refusals, take};
 use cuda_driver::{DeviceError, DriverError, ErrorCode};
 use cuda_vmm::pages::{
     CloseStep, MapRefusal, MapStep, Page, PageError, PagePool, PagePoolOptions, PageState,

@@ -1,11 +1,9 @@
 //! Kernels that write and check whole ranges of device memory, many in one launch.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, Kernel, KernelArgs, LaunchConfig, Module, Stream};
 
-const PTX: &str = include_str!("../fixtures/ranges.compute_80.ptx");
+const PTX: &str = include_str!("../../fixtures/ranges.compute_80.ptx");
 const THREADS: u32 = 256;
 
 /// Words of 8 bytes from `address` on. Word `i` holds `key + (first + i) * GOLDEN`.

@@ -1,14 +1,10 @@
 //! The gate over a long time: its entries and queries do not accumulate, whoever queries the
 //! fences.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{Machine, machine, recorded};
+use crate::common::{Machine, machine, recorded};
 use cuda_sim::Pace;
 use cuda_vmm::{EpochGate, Fence};
 

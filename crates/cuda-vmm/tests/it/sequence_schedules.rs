@@ -1,10 +1,6 @@
 //! Many sequences grow, shrink and finish at once, with every byte checked: stepped by hand under
 //! many seeds, and with threads.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +11,7 @@ use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{AdmitError, Layout, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{Worker, WorkerOptions};
 
-use common::{pattern, recorded};
+use crate::common::{pattern, recorded};
 
 /// Small pages, so that sequences cross page ends often.
 const PAGE: u64 = 4 << 10;

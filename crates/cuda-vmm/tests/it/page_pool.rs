@@ -1,12 +1,8 @@
 //! The pool of pages: limits, reuse, and consistent accounts.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::Barrier;
 
-use common::{DEVICE_PAGES, PAGE, machine, take};
+use crate::common::{DEVICE_PAGES, PAGE, machine, take};
 use cuda_vmm::pages::{PageError, PagePool, PagePoolOptions, PagePoolStats};
 
 #[track_caller]

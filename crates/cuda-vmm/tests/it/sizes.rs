@@ -1,38 +1,17 @@
 //! Every size and count that the crate takes, at 0, 1, a usual value, the maximum, and values that
 //! overflow together with others. The result is `Ok` or a typed error, with little memory and few
 //! steps.
-//!
-//! Covered, with each of their numbers:
-//! - `PagePool::new`, `with_rules` (`PagePoolOptions`), `take_many`, `prepare`, `trim`, `take_exportable`;
-//! - `MemoryLimit::new`, `set`; `Headroom`, `AdmissionPolicy::judge`, figures of a `MemoryProbe`, `Verdict`;
-//! - `Reservation::new` (`ReservationOptions`, its peers too), `mapped_span`, `page_state`, `map`,
-//!   `map_range`, `retire`;
-//! - `ElasticPool::new` (`ElasticPoolOptions`), `grow_to`, `shrink_to`, `park_to`, `demand`, `set_ahead`,
-//!   `block_span`, `trim`;
-//! - `SequenceSpace::new` (`SpaceOptions`), `admit`, `trim`, `Sequence::extend_to`, `extend_blocking`,
-//!   `shrink_to`, `plane`, `Plane::span`;
-//! - `Worker::spawn` (`WorkerOptions`);
-//! - `share::import_page`.
-//!
-//! The other public items take no numbers: fences, gates, leases, handles, reports and errors.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "bounded/mod.rs"]
-mod bounded;
-mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Machine, recorded};
-use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
+use crate::common::{Machine, recorded};
+use cuda_driver::{Device, DeviceError};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::limit::{AdmissionPolicy, Headroom, MemoryFigures, MemoryProbe, Verdict};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{Layout, SequenceSpace, SpaceOptions};
-use cuda_vmm::worker::Fault;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, MemoryLimit, MemoryRules, Worker, WorkerOptions,
 };
@@ -256,16 +235,6 @@ fn elastic_pools_of_gates_and_limits() {
         }
     }
     machine.assert_no_leak();
-}
-
-#[test]
-fn faults_of_any_size() {
-    let machine = machine();
-    let refused = DriverError::new("cuMemCreate", ErrorCode::OUT_OF_MEMORY);
-    for bytes in NUMBERS {
-        let fault = Fault::of_device(&machine.device, DeviceError::from(refused), bytes);
-        assert!(matches!(fault, Fault::OutOfMemory { bytes: told } if told == bytes), "{fault}");
-    }
 }
 
 fn sweep_pool(

@@ -1,22 +1,15 @@
 //! The call sites that a driver sees for pages, mappings and their clean-up: the line of the
 //! program that caused them.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-#[allow(dead_code, reason = "the host accesses no memory here")]
-#[path = "../../cuda-driver/tests/common/watch.rs"]
-mod watch;
-
 use std::sync::Arc;
 
-use common::{DEVICE_PAGES, Machine, PAGE};
+use crate::common::{DEVICE_PAGES, Machine, PAGE};
 use cuda_driver::Device;
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, Fence, MemoryLimit, MemoryRules, Worker};
-use watch::{Watch, from_here};
+use kv_testkit::{Watch, from_here};
 
 fn machine() -> (Watch, Machine) {
     let config =
@@ -59,7 +52,7 @@ fn mappings_name_the_line_that_changes_them() {
     from_here!(watch, "cuEventQuery", fence.is_complete()).0.unwrap();
     let fence = from_here!(watch, "cuEventRecord", fence.renew(&stream)).0.unwrap();
     from_here!(watch, "cuEventSynchronize", fence.wait()).0.unwrap();
-    let fence = || [common::recorded(&stream)];
+    let fence = || [crate::common::recorded(&stream)];
     let retiring = space.retire(0..1, &fence()).unwrap();
     let report = from_here!(watch, "cuMemUnmap", retiring.wait()).0.unwrap();
     assert!(report.failed.is_empty());
@@ -90,12 +83,12 @@ fn pools_name_the_line_that_grows_and_shrinks_them() {
     let (_, through) = from_here!(watch, "cuMemMap", pool.grow_to(4));
     assert!(through, "a line of this crate maps it");
     pool.grow_to(6).unwrap();
-    let fences = [common::recorded(&stream)];
+    let fences = [crate::common::recorded(&stream)];
     stream.synchronize().unwrap();
     pool.shrink_to(4, &fences).unwrap();
     from_here!(watch, "cuMemUnmap", pool.poll_retired()).0;
     from_here!(watch, "cuMemRelease", pool.trim(0)).0;
-    let fences = [common::recorded(&stream)];
+    let fences = [crate::common::recorded(&stream)];
     pool.park_to(2, &fences).unwrap();
     let closing = pool.close(&fences);
     drop(from_here!(watch, "cuMemUnmap", closing.wait()).0.unwrap());
@@ -131,7 +124,7 @@ fn sequences_name_the_line_that_maps_and_the_workers() {
     from_here!(watch, "cuMemMap", worker.poll()).0;
     from_here!(watch, "cuMemMap", sequence.extend_blocking(3)).0.unwrap();
     let _ = sequence.plane(0).unwrap();
-    let fences = [common::recorded(&stream)];
+    let fences = [crate::common::recorded(&stream)];
     sequence.shrink_to(1, &fences).unwrap();
     sequence.finish(&fences);
     stream.synchronize().unwrap();

@@ -1,13 +1,9 @@
 //! Growth ahead of need, parking and adopting: what the step path gets, and its cost.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine, pattern, recorded, refusals};
+use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, pattern, recorded, refusals};
 use cuda_driver::{CountingDriver, Device, Driver, ErrorCode};
 use cuda_sim::RaceCheck;
 use cuda_vmm::worker::{Fault, Health};
@@ -360,7 +356,7 @@ fn every_call_of_growing_parking_and_trimming_fails_once() {
 #[test]
 fn a_thread_keeps_up_while_requests_grow_park_and_use_blocks() {
     for seed in 0..6 {
-        let machine = common::machine_with(1, seed);
+        let machine = crate::common::machine_with(1, seed);
         // The threads fill the same blocks. The test checks only that memory is mapped there.
         machine.sim.set_race_check(RaceCheck::Off);
         let worker = Worker::spawn(WorkerOptions::default()).unwrap();

@@ -1,14 +1,10 @@
 //! Before memory is created, the device's free memory is queried, and a refusal names the figures.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use common::{DEVICE_PAGES, Machine, PAGE, machine};
+use crate::common::{DEVICE_PAGES, Machine, PAGE, machine};
 use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::limit::{

@@ -1,18 +1,17 @@
 //! Every driver call in a sequence's life fails, at every position: nothing is half mapped, the
 //! accounts are right, and everything works again once the fault is over.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Machine, PAGE, machine, refusals};
-use cuda_driver::{DeviceError, DriverError, ErrorCode};
-use cuda_vmm::pages::{CloseStep, PagePool};
+use crate::common::{Machine, PAGE, machine, refusals};
+use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
+use cuda_vmm::limit::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe};
+use cuda_vmm::pages::{CloseStep, PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{ExtendError, Layout, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::worker::{Fault, Health};
-use cuda_vmm::{Fence, Worker};
+use cuda_vmm::{Fence, MemoryRules, Worker, WorkerOptions};
 
 const TOKEN: u64 = PAGE / 2;
 const PLANES: u64 = 3;
@@ -313,4 +312,61 @@ fn quarantined_seat(refused_again: bool) {
     second.finish(&[]);
     third.finish(&[]);
     life.close();
+}
+
+/// Panics when it is asked the next time, if it is told to.
+#[derive(Debug, Default)]
+struct Startled(AtomicBool);
+
+impl MemoryProbe for Startled {
+    fn figures(&self, device: &Device) -> Result<MemoryFigures, DeviceError> {
+        assert!(!self.0.load(Ordering::Relaxed), "asked to panic");
+        DriverProbe.figures(device)
+    }
+}
+
+#[test]
+fn a_panic_in_the_work_is_a_state_and_an_error_of_the_next_call() {
+    for spawn in [false, true] {
+        let (machine, probe) = (machine(), Arc::new(Startled::default()));
+        let worker = match spawn {
+            true => Worker::spawn(WorkerOptions::default()).unwrap(),
+            false => Worker::manual(),
+        };
+        let admission = AdmissionPolicy::with_probe(Headroom::default(), probe.clone());
+        let rules = MemoryRules { limit: None, admission: Some(admission) };
+        let options = PagePoolOptions { page_bytes: None, capacity_pages: 16 };
+        let pages = PagePool::with_rules(&machine.device, options, rules).unwrap();
+        let options = SpaceOptions {
+            sequences: 2,
+            planes: 2,
+            token_bytes: PAGE / 4,
+            tokens_max: 8,
+            ..SpaceOptions::default()
+        };
+        let space = SequenceSpace::new(&pages, &worker, options).unwrap();
+        let mut sequence = space.admit(4).unwrap();
+        sequence.extend_blocking(4).unwrap();
+        probe.0.store(true, Ordering::Relaxed);
+        assert!(matches!(sequence.extend_to(5), Err(ExtendError::NotReady { .. })));
+        if !spawn {
+            worker.poll();
+        }
+        while space.health().is_healthy() {
+            std::thread::yield_now();
+        }
+        let cause = Fault::Panicked { message: "asked to panic".into() };
+        assert_eq!(space.health(), Health::Failed { cause: cause.clone() });
+        sequence.extend_to(4).unwrap();
+        let failed = ExtendError::Failed { asked_tokens: 5, ready_tokens: 4, cause: cause.clone() };
+        assert_eq!(sequence.extend_to(5).unwrap_err(), failed);
+        assert_eq!(sequence.extend_blocking(5).unwrap_err(), failed);
+        assert_eq!(space.trim(1).unwrap_err(), cause);
+        sequence.finish(&[]);
+        let report = space.close(&[]).unwrap().wait().unwrap();
+        assert!(report.is_clean(), "{:?}", report.errors);
+        worker.close();
+        drop(pages);
+        machine.assert_no_leak();
+    }
 }
