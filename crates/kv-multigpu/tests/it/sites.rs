@@ -1,11 +1,6 @@
 //! What a driver sees of moves and of tasks: which line of the program asked for them, and which bytes of
 //! its tables the host writes.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../../cuda-driver/tests/common/watch.rs"]
-mod watch;
-
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Event, Stream};
@@ -17,7 +12,7 @@ use kv_multigpu::moves::{
 };
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions};
 use kv_multigpu::topology::LinkMeter;
-use watch::{Watch, from_here};
+use kv_testkit::{Watch, from_here};
 
 const BYTES: u64 = 8192;
 

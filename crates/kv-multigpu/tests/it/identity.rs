@@ -1,9 +1,5 @@
 //! CUDA's ordinals beside the machine's own list of devices, on the simulated device (H17).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -26,7 +22,7 @@ impl DeviceDirectory for Listed {
 
 #[test]
 fn indices_are_found_by_uuid_whatever_the_ordinals() {
-    let (sim, _) = common::machine(8, true);
+    let (sim, _) = crate::common::machine(8, true);
     let uuids: Vec<_> = (0..8).map(|i| sim.device_get_info(i).unwrap().uuid).collect();
     // As with CUDA_VISIBLE_DEVICES=7,6,5,4,3,2,1,0, of which the list does not know the last.
     let place = |i: u32| DeviceListing { nvml_index: 7 - i, kind: DeviceKind::Gpu };
@@ -72,7 +68,7 @@ fn a_part_is_named_as_such_by_the_list_or_by_its_name() {
 
 #[test]
 fn a_driver_that_tells_nothing_is_the_registrys_error() {
-    let (sim, registry) = common::machine(1, true);
+    let (sim, registry) = crate::common::machine(1, true);
     sim.fail_nth("cuDeviceGetName", 1, cuda_driver::ErrorCode::NOT_INITIALIZED);
     assert!(matches!(registry.report().unwrap_err(), RegistryError::Driver(_)));
     assert_eq!(registry.report().unwrap().len(), 1);
@@ -81,7 +77,7 @@ fn a_driver_that_tells_nothing_is_the_registrys_error() {
 #[cfg(feature = "nvml")]
 #[test]
 fn without_nvml_or_with_it_a_report_is_complete() {
-    let (sim, _) = common::machine(2, true);
+    let (sim, _) = crate::common::machine(2, true);
     let directory = Arc::new(kv_multigpu::directory::NvmlDirectory::load());
     let registry = DeviceRegistry::with_directory(Arc::new(sim), directory).unwrap();
     let report = registry.report().unwrap();

@@ -1,13 +1,9 @@
 //! Moves in which a driver call fails, or a device is lost: nothing leaks, and the source is intact.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::machine;
-use common::moving::{Pair, buffer, contents, pattern, scattered};
+use crate::common::machine;
+use crate::common::moving::{Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
 use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{

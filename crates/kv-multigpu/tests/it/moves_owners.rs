@@ -1,11 +1,7 @@
 //! Whose memory a move and a boundary touch: what failed never writes to the next owner's, and what one
 //! boundary gave out is refused by another.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use common::moving::{Pair, buffer, contents, pattern};
+use crate::common::moving::{Pair, buffer, contents, pattern};
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Driver, ErrorCode, Stream};
 use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 use kv_multigpu::moves::{

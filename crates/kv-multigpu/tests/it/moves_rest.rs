@@ -1,15 +1,11 @@
 //! What is still under way: it is neither written again, nor taken for over, nor let go of.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use common::machine;
-use common::moving::{Pair, buffer, contents, pattern, scattered};
+use crate::common::machine;
+use crate::common::moving::{Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, ErrorCode};
 use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{

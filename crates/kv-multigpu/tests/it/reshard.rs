@@ -1,11 +1,7 @@
 //! KV from TP n to TP m: every head arrives where the new shards have it, byte for byte.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use common::machine;
-use common::moving::{buffer, contents, pattern};
+use crate::common::machine;
+use crate::common::moving::{buffer, contents, pattern};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::moves::{
     BlockMemory, BlockOfHeads, BlockPair, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig,

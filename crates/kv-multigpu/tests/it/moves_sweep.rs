@@ -2,17 +2,14 @@
 //! that are as slow as is legal, with the host one and two steps ahead: no wrong byte, no lost device, no leak,
 //! and the run goes on. And long runs, in which nothing grows.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::result_large_err, reason = "a refusal gives back what it was given")]
-
-mod common;
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use common::moving::scattered;
+use crate::common::moving::scattered;
 use cuda_driver::{Device, DeviceBuffer, Driver, ErrorCode, Event, Stream};
 use cuda_sim::{Pace, RaceCheck, SimConfig, SimDriver};
 use kv_multigpu::moves::{
@@ -332,7 +329,7 @@ fn links_and_places_are_told_after_any_call_has_failed_on_slow_devices() {
 struct Load {
     calls: Vec<(&'static str, u64)>,
     alive: cuda_sim::LeakReport,
-    bytes: isize,
+    bytes: i64,
 }
 
 /// Runs `steps` steps, and compares what a tenth of them takes early on with what the last tenth takes.
@@ -346,7 +343,7 @@ fn nothing_grows(steps: usize, sim: &SimDriver, mut step: impl FnMut(usize)) {
         (tenth * part..(tenth + 1) * part).for_each(&mut step);
         let of = |call: &str| before.get(call).copied().unwrap_or(0);
         let calls = sim.calls().into_iter().map(|(call, count)| (call, count - of(call)));
-        let bytes = LIVE.load(std::sync::atomic::Ordering::Relaxed);
+        let bytes = kv_testkit::alloc::bytes();
         loads.push(Load { calls: calls.collect(), alive: sim.check_leaks(), bytes });
     }
     let (early, late) = (&loads[1], &loads[9]);
@@ -407,26 +404,3 @@ fn a_hundred_thousand_moves_take_no_more_than_the_first() {
         drop(kept);
     }
 }
-
-/// Counts what is allocated and not freed.
-struct Counting;
-
-static LIVE: std::sync::atomic::AtomicIsize = std::sync::atomic::AtomicIsize::new(0);
-
-// SAFETY: passes everything on to the system's allocator, which meets the contract.
-unsafe impl std::alloc::GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
-        LIVE.fetch_add(layout.size() as isize, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: the caller's promise is the same.
-        unsafe { std::alloc::System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: std::alloc::Layout) {
-        LIVE.fetch_sub(layout.size() as isize, std::sync::atomic::Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { std::alloc::System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;

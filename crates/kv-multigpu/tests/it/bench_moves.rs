@@ -2,7 +2,7 @@
 //! nothing it fails, on simulated devices.
 
 #[allow(dead_code, reason = "`main` is for the program alone")]
-#[path = "../benches/moves_gpu/main.rs"]
+#[path = "../../benches/moves_gpu/main.rs"]
 mod moves_gpu;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,5 @@
 //! One instance per GPU, whoever asks, on the simulated device.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::sync::Arc;
 
 use cuda_driver::{Driver, ErrorCode};

@@ -1,11 +1,7 @@
 //! A boundary whose receiver is lost, or a user of whose buffers is gone.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use common::machine;
-use common::moving::contents;
+use crate::common::machine;
+use crate::common::moving::contents;
 use cuda_driver::{Device, DeviceBuffer, ErrorCode, Stream};
 use cuda_sim::{Pace, SimDriver};
 use kv_multigpu::moves::{HandOver, MoveError, Mover, MoverConfig, Route, Side};

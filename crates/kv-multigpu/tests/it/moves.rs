@@ -1,11 +1,7 @@
 //! Moves between simulated devices: every pair, every way, and what they hold on to.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use common::machine;
-use common::moving::{self, Pair, buffer, contents, pattern, scattered};
+use crate::common::machine;
+use crate::common::moving::{self, Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::error::BlocksError;

@@ -1,12 +1,8 @@
 //! Devices on their way out: drained, closed, lost, and what the others make of it, on the simulated
 //! device (H20).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use common::pipeline::{Plan, run_on};
-use common::{kernel, machine};
+use crate::common::pipeline::{Plan, run_on};
+use crate::common::{kernel, machine};
 use cuda_driver::{DeviceBuffer, DeviceError, Driver, DriverError, ErrorCode, Event, Stream};
 use cuda_sim::Pace;
 use kv_multigpu::{CloseDeviceError, DeviceState, RegistryError};

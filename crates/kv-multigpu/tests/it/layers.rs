@@ -1,12 +1,8 @@
 //! A model whose layers lie on all devices, run from an async runtime, on the simulated device (H17 to H20).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use common::levels::run_level;
-use common::machine;
-use common::pipeline::{Plan, run};
+use crate::common::levels::run_level;
+use crate::common::machine;
+use crate::common::pipeline::{Plan, run};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
 
@@ -71,7 +67,7 @@ fn many_seeds_of_the_devices_own_order() {
     for seed in 0..10 {
         let config = SimConfig { devices: 3, seed, ..SimConfig::default() };
         let sim = SimDriver::new(config).unwrap();
-        sim.register_kernels(&[common::kernel::REFERENCE]);
+        sim.register_kernels(&[crate::common::kernel::REFERENCE]);
         let registry = DeviceRegistry::new(std::sync::Arc::new(sim.clone())).unwrap();
         run(&registry, Plan { passes: 8, lanes: 4, words: 32, ..PLAN }).unwrap();
         assert!(registry.close_all().is_complete(), "seed {seed}");

@@ -1,8 +1,6 @@
 //! Compares placements with every possible assignment, for small models; tests refusals and the
 //! text form.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::cmp::Reverse;
 use std::collections::HashSet;
 

@@ -1,13 +1,9 @@
 //! How many driver calls moves make in steady state: what they cost the host, counted where it can be.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::machine;
-use common::moving::{Pair, scattered};
+use crate::common::machine;
+use crate::common::moving::{Pair, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::SimDriver;
 use kv_multigpu::moves::{

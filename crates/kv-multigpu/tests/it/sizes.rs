@@ -1,20 +1,7 @@
 //! Every size and count that a caller can pass, with 0, 1, an ordinary value, the most there is, and values whose
-//! products overflow: each is taken or refused with a typed error, in bounded memory. An allocator that gives out
-//! no more than 1 GiB in all ends the program where something is allocated without a look.
-//!
-//! Covered: `DeviceRegistry` (ordinals), `DeviceThreadOptions`, `MoverConfig`, `Held`, `BlockGrid`, `BlockMemory`,
-//! `BlockPair`, `BlockMove`, `HandOver::new` and `send`, `BlockOfHeads`, `ReshardPlan`,
-//! `LinkKind`, `Topology::capacities`, and the text of a `DeviceUuid`. `ModelThread::new` is there in builds for the model
-//! checker only, whose tests choose its sizes. The others have no sizes.
+//! products overflow: each is taken or refused with a typed error, in bounded memory.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-use common::machine;
+use crate::common::machine;
 use cuda_driver::host_pages::HostPages;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::DeviceUuid;
@@ -22,36 +9,12 @@ use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockOfHeads, BlockPair, BlockPairs, HandOver, HeadOrder,
     Held, MoveError, MoveOrder, Mover, MoverConfig, ReshardError, ReshardPlan, Route,
 };
-use kv_multigpu::place::{HeadShards, KvReplication};
+use kv_multigpu::place::{
+    GpuCapacity, HeadShards, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement,
+    PlacementError, Strategy,
+};
 use kv_multigpu::threads::{DeviceThread, DeviceThreadOptions, SpawnThreadError};
 use kv_multigpu::topology::{LinkKind, LinkMeter, Sources, Topology};
-
-/// Gives out at most 1 GiB at a time.
-struct Bounded;
-
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-const MOST: usize = 1 << 30;
-
-// SAFETY: passes what it takes on to the system's allocator, which meets the contract; null is a refusal.
-unsafe impl GlobalAlloc for Bounded {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if LIVE.fetch_add(layout.size(), Relaxed).saturating_add(layout.size()) > MOST {
-            LIVE.fetch_sub(layout.size(), Relaxed);
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller's promise is the same.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static BOUNDED: Bounded = Bounded;
 
 const BYTES: [u64; 8] = [0, 1, 16, 64, 1 << 40, 1 << 63, u64::MAX - 1, u64::MAX];
 const COUNTS: [usize; 8] = [0, 1, 3, 4096, 4097, 1 << 40, usize::MAX / 8 + 1, usize::MAX];
@@ -330,6 +293,7 @@ fn heads_of_any_number_are_shared_out_or_refused() {
                     for gpu in [0, gpus - 1, gpus, usize::MAX] {
                         let (query, kv) = (made.query_heads_of(gpu), made.kv_heads_of(gpu));
                         assert!(query.end <= query_heads && kv.end <= kv_heads);
+                        assert_eq!((query.is_empty(), kv.is_empty()), (gpu >= gpus, gpu >= gpus));
                     }
                     shards.push(made);
                 }
@@ -391,4 +355,122 @@ fn links_and_places_of_any_size_are_told() {
     assert_eq!(LinkMeter::known(&LinkMeter::new(), [0; 16], [u8::MAX; 16]), None);
     let none = Topology::discover(&[], &Sources::default()).unwrap();
     assert!(none.estimated_links().is_err());
+}
+
+#[test]
+fn models_and_machines_of_any_size_are_placed_or_refused() {
+    let layer = LayerShape { weight_bytes: 1, kv_block_bytes: 8, output_token_bytes: 1 };
+    let link = Link { latency_ns: 1, bytes_per_second: 1 };
+    for count in COUNTS {
+        let model = ModelShape::uniform(count, layer, 1);
+        assert_eq!(model.is_ok(), (1..=512).contains(&count));
+        if let Err(error) = model {
+            assert_eq!(error, PlacementError::Layers { layers: count, most: 512 });
+        }
+        assert_eq!(LinkMatrix::uniform(count, link).is_ok(), (1..=64).contains(&count));
+    }
+    for latency_ns in BYTES {
+        for bytes_per_second in BYTES {
+            for bytes in BYTES {
+                assert!(
+                    Link { latency_ns, bytes_per_second }.transfer_ns(bytes) >= latency_ns.into()
+                );
+            }
+        }
+    }
+    let (mut placed, mut refused) = (0, 0);
+    let few = [0, 1, 1 << 20, 1 << 62, u64::MAX];
+    for size in few {
+        for [weight_bytes, kv_block_bytes, output_token_bytes] in
+            [[size, 8, 1], [1, size, 1], [1, 8, size], [size, size, size]]
+        {
+            let layer = LayerShape { weight_bytes, kv_block_bytes, output_token_bytes };
+            for kv_blocks in few {
+                for step_tokens in few {
+                    for workspace_bytes in [0, u64::MAX] {
+                        let layers = vec![layer; 3];
+                        let model = ModelShape { layers, kv_blocks, workspace_bytes, step_tokens };
+                        for free_bytes in [0, 1 << 40, u64::MAX] {
+                            for speed in [0, 1, u64::MAX] {
+                                match place(&model, free_bytes, speed) {
+                                    0 => refused += 1,
+                                    count => placed += count,
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(placed > 100 && refused > 1000, "{placed} {refused}");
+}
+
+/// Places a model with every strategy on two GPUs, and reads all figures of each placement. Returns
+/// how many fit.
+fn place(model: &ModelShape, free_bytes: u64, speed: u64) -> usize {
+    let gpus =
+        [1, 2].map(|i| GpuCapacity { uuid: [i; 16], free_bytes, memory_bytes_per_second: speed });
+    let link = Link { latency_ns: u64::MAX, bytes_per_second: speed };
+    let links = LinkMatrix::uniform(2, link).unwrap();
+    let mut placed: Vec<_> = Strategy::ALL
+        .into_iter()
+        .map(|strategy| Placement::layers(model, &gpus, &links, strategy))
+        .collect();
+    for assignment in [vec![], vec![0, 1, 0], vec![usize::MAX; 3]] {
+        placed.push(Placement::with_assignment(model, &gpus, &links, assignment));
+    }
+    for heads in [0, 2, u64::MAX] {
+        let allow = KvReplication::Allow;
+        placed.push(Placement::sharded(model, &gpus, &links, heads, heads, allow));
+    }
+    let fit: Vec<_> = placed.into_iter().flatten().collect();
+    for placement in &fit {
+        assert!(!placement.explain().to_string().is_empty());
+        let _ =
+            (placement.step_time(), placement.kv_blocks_max(), placement.link_bytes_per_token());
+        for at in [0, 1, 2, usize::MAX] {
+            let _ = (placement.load(at), placement.layers_on(at).count());
+            let _ = (placement.kv_block_bytes(at, at), placement.gpu_of_layer(at));
+        }
+        assert_eq!(placement.to_string().parse::<Placement>().as_ref(), Ok(placement));
+    }
+    fit.len()
+}
+
+#[test]
+fn texts_with_any_numbers_are_placements_or_refused() {
+    let layer = LayerShape { weight_bytes: 11, kv_block_bytes: 8, output_token_bytes: 13 };
+    let model = ModelShape::uniform(3, layer, 17).unwrap();
+    let gpus = [1, 2].map(|i| GpuCapacity {
+        uuid: [i; 16],
+        free_bytes: 1 << 30,
+        memory_bytes_per_second: 19,
+    });
+    let links = LinkMatrix::uniform(2, Link { latency_ns: 23, bytes_per_second: 29 }).unwrap();
+    let text = Placement::layers(&model, &gpus, &links, Strategy::LeastCost).unwrap().to_string();
+    let words: Vec<_> = text.split_inclusive([' ', '\n']).collect();
+    let mut refused = 0;
+    for (at, word) in words.iter().enumerate() {
+        if !word.trim().bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        for number in ["0", "1", "18446744073709551615", "18446744073709551616", "", "-1"] {
+            let mut words: Vec<_> = words.iter().map(|&word| word.to_owned()).collect();
+            words[at] = format!("{number}{}", &word[word.trim().len()..]);
+            refused += usize::from(words.concat().parse::<Placement>().is_err());
+        }
+    }
+    assert!(refused > 20, "{refused}");
+}
+
+#[test]
+fn matrices_of_any_size_are_made_or_refused() {
+    let link = Link { latency_ns: u64::MAX, bytes_per_second: 0 };
+    for at in COUNTS {
+        assert_eq!(LinkMatrix::from_fn(at, |_, _| link).is_ok(), (1..=64).contains(&at));
+        let links = LinkMatrix::uniform(2, link).unwrap();
+        assert_eq!(links.link(at, 0).is_some(), at == 1);
+        assert_eq!(links.link(0, at).is_some(), at == 1);
+    }
 }

@@ -2,10 +2,6 @@
 //!
 //! Where a task must stand still it waits for a channel, so nothing here depends on time.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
@@ -14,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use common::machine;
+use crate::common::machine;
 use cuda_driver::{Device, DeviceBuffer, DeviceError, ErrorCode, Stream};
 use cuda_sim::SimDriver;
 use kv_multigpu::threads::{

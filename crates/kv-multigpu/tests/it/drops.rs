@@ -1,12 +1,8 @@
 //! Handles dropped wherever a program may drop them, on the simulated device (H18).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-
 use std::process::Command;
 
-use common::{drops, machine};
+use crate::common::{drops, machine};
 
 /// Says that this process is one that a test started for itself.
 const CHILD: &str = "KV_DROPS_CHILD";
@@ -35,7 +31,7 @@ fn handles_may_be_dropped_by_the_end_of_the_process() {
         drop((device, registry));
         std::process::exit(7);
     }
-    let name = "handles_may_be_dropped_by_the_end_of_the_process";
+    let name = "drops::handles_may_be_dropped_by_the_end_of_the_process";
     let program = std::env::current_exe().unwrap();
     let output = Command::new(program).args(["--exact", name]).env(CHILD, "1").output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

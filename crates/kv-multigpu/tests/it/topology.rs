@@ -1,7 +1,5 @@
 //! What is told of devices and links, and what of it is measured, on simulated machines.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 use std::path::Path;
 use std::sync::Arc;
 
