@@ -103,8 +103,7 @@ impl EpochGate {
             state.leased = true;
             let epoch = state.epoch;
             *state.leases.entry(epoch).or_default() += 1;
-            let lease = Lease { gate: self.clone(), epoch, open: true };
-            (lease, guard!("vmm.gate-lets-go", state.take_over(), else SmallVec::new()))
+            (Lease { gate: self.clone(), epoch, open: true }, state.take_over())
         };
         // Dropped outside the lock, because it may be the last handle of an event.
         drop(over);
@@ -166,8 +165,7 @@ impl EpochGate {
     /// exists.
     pub(crate) fn guard(&self, access: &Arc<AccessList>) {
         let mut state = self.inner.state.lock();
-        let live = |access: &Weak<AccessList>| access.strong_count() > 0;
-        guard!("vmm.gate-forgets-memory", state.guarded.retain(live));
+        state.guarded.retain(|access| access.strong_count() > 0);
         state.guarded.push(Arc::downgrade(access));
     }
 

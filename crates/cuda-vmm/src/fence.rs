@@ -54,9 +54,9 @@ impl Fence {
     /// The device's error.
     #[track_caller]
     pub fn renew(mut self, stream: &Stream) -> Result<Self, DeviceError> {
+        let is_own = |event: &Event| event.device() == stream.device();
         match Arc::get_mut(&mut self.inner) {
-            Some(Inner { event, over }) if guard!("vmm.renew-own-device", event.device() == stream.device(), else true) =>
-            {
+            Some(Inner { event, over }) if guard!("vmm.renew-own", is_own(event), else true) => {
                 event.record(stream)?;
                 *over.get_mut() = false;
                 Ok(self)
@@ -144,8 +144,9 @@ impl Fence {
         at_rest: T,
     ) -> Result<T, DeviceError> {
         // This is not stored: a caller that waits for the result of the work must get its error.
+        let is_lost = |device: &Device| device.poison().is_some();
         match answer {
-            Err(_) if guard!("vmm.lost-is-at-rest", self.device().poison().is_some(), else false) => {
+            Err(_) if guard!("vmm.lost-is-at-rest", is_lost(self.device()), else false) => {
                 Ok(at_rest)
             }
             answer => answer,

@@ -164,9 +164,7 @@ impl Users {
     /// All of them, for an owner to whom the memory goes; `None` if there are none, or unknown ones.
     pub(crate) fn joined(&self) -> Option<Quiescence> {
         let last = self.groups.iter().max_by_key(|group| group.users.point.last())?;
-        let all = || self.fences().cloned().collect();
-        let fences = guard!("vmm.retired-take-all-users", all(), else last.users.fences.clone());
-        let point = last.users.point.clone();
+        let (fences, point) = (self.fences().cloned().collect(), last.users.point.clone());
         (!self.are_unknown()).then_some(Quiescence { fences, point, covered: Covered::Yes })
     }
 

@@ -226,13 +226,13 @@ impl PoolCore {
             if blocks >= ready_blocks {
                 return Ok(0);
             }
-            guard!("vmm.park-needs-cover", self.reservation.inner.check_covers(fences)?);
+            self.reservation.inner.check_covers(fences)?;
             // First, so that no thread that takes a lease afterwards finds the blocks.
             self.ready.store(blocks, Ordering::Release);
             size.users.add(ready_blocks, self.users(fences));
             (size.users.are_many(), ready_blocks - blocks)
         };
-        if guard!("vmm.park-settles", many, else false) {
+        if many {
             self.settle();
         }
         Ok(count)

@@ -160,12 +160,6 @@ impl AdmissionPolicy {
         Self { inner: Arc::new(Inner { headroom, probe, pending }) }
     }
 
-    /// The part that stays free.
-    #[must_use]
-    pub fn headroom(&self) -> Headroom {
-        self.inner.headroom
-    }
-
     /// The answer for `wanted_bytes` on `device` now. For people and logs: it promises nothing.
     ///
     /// # Errors
@@ -240,7 +234,7 @@ impl Admitted {
         // Held across one driver call. Only callers that create memory wait for the lock.
         let mut pending = policy.inner.pending.lock();
         let created = create()?;
-        guard!("vmm.created-ends-promise", self.keep(&mut pending, bytes));
+        self.keep(&mut pending, bytes);
         if let Some(promises) = pending.get_mut(&self.ordinal) {
             promises.created_bytes = promises.created_bytes.wrapping_add(bytes);
         }

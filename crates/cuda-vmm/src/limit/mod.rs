@@ -5,7 +5,6 @@ pub(crate) mod admission;
 mod nvml;
 
 use cuda_driver::Device;
-use cuda_driver::guard;
 use cuda_driver::messages::one_line_debug;
 use std::sync::{Arc, Weak};
 
@@ -237,10 +236,8 @@ impl MemoryLimit {
     pub(crate) fn make_room(&self, bytes: u64, device: Option<&Device>) -> bool {
         let holders = self.holders_on(device);
         // Nobody wants what could not be released earlier, so trying that again harms nobody.
-        let again = || holders.iter().map(|holder| holder.release_refused()).sum();
-        let mut released: u64 = guard!("vmm.limit-retries-refused", again(), else 0);
-        let in_vain = unused_bytes(&holders) < bytes.saturating_sub(released);
-        if guard!("vmm.released-only-if-enough", in_vain, else false) {
+        let mut released: u64 = holders.iter().map(|holder| holder.release_refused()).sum();
+        if unused_bytes(&holders) < bytes.saturating_sub(released) {
             return released > 0;
         }
         let idle = |holder: &dyn Holder, bytes| holder.release_idle(bytes);

@@ -80,12 +80,7 @@ pub(crate) fn quiet_if_lost(
     answer: Result<(), DeviceError>,
 ) -> Result<(), DeviceError> {
     match answer {
-        Err(error)
-            if guard!("vmm.lost-clean-up-is-done", device.poison().is_some(), else false)
-                && error.driver_error().code.is_sticky() =>
-        {
-            Ok(())
-        }
+        Err(error) if device.poison().is_some() && error.driver_error().code.is_sticky() => Ok(()),
         answer => answer,
     }
 }

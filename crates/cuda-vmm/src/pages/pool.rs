@@ -391,8 +391,7 @@ impl PagePool {
         if let Some(policy) = admission {
             // Nothing is released for what the device would refuse.
             let verdict = policy.judge(device, count.saturating_mul(*page_bytes))?;
-            let in_vain = verdict.short_by() > limit.unused_bytes_on(device);
-            if guard!("vmm.nothing-released-in-vain", in_vain, else false) {
+            if verdict.short_by() > limit.unused_bytes_on(device) {
                 return Err(PageError::NoHeadroom(verdict));
             }
         }
@@ -402,8 +401,7 @@ impl PagePool {
     /// Lets pools under the same limit release unused memory of this device; returns whether any
     /// was.
     fn make_device_room(&self, bytes: u64) -> bool {
-        let make_room = |limit: &MemoryLimit| limit.make_room(bytes, Some(&self.inner.device));
-        guard!("vmm.idle-released-for-device", self.limit().is_some_and(make_room), else false)
+        self.limit().is_some_and(|limit| limit.make_room(bytes, Some(&self.inner.device)))
     }
 
     /// Creates the `count` pages that were counted, or none.

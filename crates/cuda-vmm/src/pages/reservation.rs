@@ -177,12 +177,6 @@ impl Reservation {
         self.inner.page_bytes
     }
 
-    /// Number of pages that fit into the addresses.
-    #[must_use]
-    pub fn page_count(&self) -> u64 {
-        self.inner.page_count
-    }
-
     /// All addresses, mapped or not.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
@@ -329,9 +323,10 @@ impl Inner {
 
     /// Whether `fences` or the gate's leases cover all possible users.
     pub(crate) fn covers(&self, fences: &[Fence]) -> Covered {
+        let reached = || self.access.reaches_any(fences);
         let spoken_for = !self.exposed.load(Ordering::Acquire)
             || self.gate.was_leased()
-            || guard!("vmm.fence-must-reach", self.access.reaches_any(fences), else !fences.is_empty());
+            || guard!("vmm.fence-must-reach", reached(), else !fences.is_empty());
         if spoken_for { Covered::Yes } else { Covered::No }
     }
 

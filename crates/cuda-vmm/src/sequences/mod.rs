@@ -33,7 +33,6 @@ mod shape;
 mod shrink;
 mod stats;
 
-use cuda_driver::guard;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -211,7 +210,7 @@ impl SequenceSpace {
     pub fn recover(&self, fences: &[Fence]) -> Result<u64, UsersUnknown> {
         let abandoned = self.core.book.lock().abandoned();
         if !abandoned.is_empty() {
-            guard!("vmm.recover-needs-cover", self.core.reservation.inner.check_covers(fences)?);
+            self.core.reservation.inner.check_covers(fences)?;
         }
         for &place in &abandoned {
             let users = Quiescence::new(self.gate(), fences, Covered::Yes);

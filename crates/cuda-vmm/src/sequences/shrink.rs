@@ -82,7 +82,8 @@ impl SpaceCore {
     /// No new work will use it.
     pub(super) fn lower(&self, shared: &Lengths, seat: &mut Seat) -> Option<(u64, AtRest)> {
         let row = seat.rows.checked_sub(1)?;
-        let proof = guard!("vmm.row-needs-rest", seat.users.rest_from(row), else seat.users.rest_from(u64::MAX))?;
+        let used_from = guard!("vmm.row-needs-rest", row, else u64::MAX);
+        let proof = seat.users.rest_from(used_from)?;
         let left = self.shape.tokens_in(row);
         // SeqCst, against the sequence's store to `wanted` and load of `ready` in `demand`: either
         // the sequence sees that the row is gone, or this thread sees that the sequence wants it.

@@ -250,7 +250,11 @@ impl Mover {
             let pending = match (lane, &self.ring) {
                 (MovePath::Ring, Some(ring)) => {
                     let sender = ring.down.clone();
-                    guard!("multigpu.relayed-on-sender", Pending::Relayed(arrived, sender), else Pending::Event(arrived))
+                    guard!(
+                        "multigpu.relayed-on-sender",
+                        Pending::Relayed(arrived, sender),
+                        else Pending::Event(arrived)
+                    )
                 }
                 _ => Pending::Event(arrived),
             };
@@ -438,7 +442,11 @@ pub(super) fn check_device(
     expected: &Device,
     found: &Device,
 ) -> Result<(), MoveError> {
-    let same = guard!("multigpu.own-context", expected.shares_context(found), else expected.ordinal() == found.ordinal());
+    let same = guard!(
+        "multigpu.own-context",
+        expected.shares_context(found),
+        else expected.ordinal() == found.ordinal()
+    );
     if same {
         return Ok(());
     }

@@ -34,7 +34,6 @@ mod meter;
 mod nvml;
 mod sysfs;
 
-use cuda_driver::guard;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -260,9 +259,7 @@ fn place(device: &Device, sources: &Sources<'_>) -> Result<GpuPlace, DeviceError
     // An attribute that the driver does not know is not an error, but a lost device is.
     let attribute = |which| match device.attribute(which) {
         Ok(value) => Ok(u32::try_from(value).ok()),
-        Err(error) if guard!("multigpu.lost-is-not-unknown", device.poison().is_some(), else false) => {
-            Err(error)
-        }
+        Err(error) if device.poison().is_some() => Err(error),
         Err(_) => Ok(None),
     };
     let seen = sysfs::look(&sources.sysfs, &info.pci_bus_id);
