@@ -101,13 +101,6 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: true,
     },
     Layer {
-        name: "kv-place",
-        below: &[],
-        others: &[],
-        never: &[HEAVY, CUDA],
-        may_be_unsafe: false,
-    },
-    Layer {
         name: "kv-manager",
         below: &["kv-pool"],
         others: &["xxhash-rust"],
@@ -146,14 +139,14 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-multigpu",
-        below: &["kv-kernels", "kv-place"],
+        below: &["kv-kernels"],
         others: &["nvml-wrapper"],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
     Layer {
         name: "kv-cache",
-        below: &["cuda-vmm", "kv-kernels", "kv-manager", "kv-place", "kv-pool", "kv-stage"],
+        below: &["cuda-vmm", "kv-kernels", "kv-manager", "kv-multigpu", "kv-pool", "kv-stage"],
         others: &[],
         never: &[HEAVY],
         may_be_unsafe: false,

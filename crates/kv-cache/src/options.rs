@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
 use kv_manager::{GroupId, GroupKind, ManagerOptions, SharedMemory};
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 use kv_pool::store::{StoreKind, StorePolicy, StoreRules};

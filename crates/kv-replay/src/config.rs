@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use kv_cache::TransportChoice;
-use kv_place::{HeadsError, Strategy};
+use kv_multigpu::place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use serde::{Serialize, Serializer};

@@ -5,7 +5,7 @@
 use cuda_driver::{AddressRange, Device, HostAllocFlags, PhysicalMemory, PinnedBuffer, Stream};
 use cuda_sim::{Pace, Profile};
 use kv_cache::TransportChoice;
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use kv_replay::config::{Progress, ProgressState, RunConfig, Verify};

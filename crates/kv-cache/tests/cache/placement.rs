@@ -1,7 +1,7 @@
 //! Layers and heads placed on devices by a placement.
 
 use kv_cache::{BuildError, KvCache, KvCacheOptions, OptionsError};
-use kv_place::Strategy;
+use kv_multigpu::place::Strategy;
 
 use crate::common::engine::{options, shape, streams};
 use crate::common::place::Place;

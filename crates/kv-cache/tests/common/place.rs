@@ -2,7 +2,7 @@
 
 use cuda_driver::Device;
 use kv_cache::KvCacheOptions;
-use kv_place::{
+use kv_multigpu::place::{
     GpuCapacity, KvReplication, LayerShape, Link, LinkMatrix, ModelShape, Placement, Strategy,
 };
 

@@ -53,7 +53,7 @@ use kv_kernels::{
     KvKernels,
     link::{MeasureOptions, TransportProfile},
 };
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::BlockHasher;
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};

@@ -2,7 +2,7 @@
 
 use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreByEvidence;
 use kv_pool::{PoolConfig, Tier};
