@@ -8,6 +8,8 @@ mod auth;
 mod channel;
 mod entry;
 mod error;
+#[cfg(test)]
+mod golden;
 pub mod handover;
 mod host_tier;
 mod joined;

@@ -1,6 +1,8 @@
 //! One file of slots, as a tier that works when it is polled.
 
 mod forget;
+#[cfg(test)]
+mod golden;
 mod load;
 mod open;
 mod store;

@@ -133,6 +133,23 @@ mod tests {
 
     use super::*;
 
+    /// A host that computes and one that generates may be of two builds.
+    #[test]
+    fn names_of_records_are_what_they_were() {
+        let part = Part { group: GroupId(3), place: 5, layer: 7, shard: 1 };
+        let kinds = [Kind::Sheet(2), Kind::Part(part), Kind::Verdict(4)];
+        let names = kinds.map(|kind| {
+            let (group, name) = name(HandoverId(0x1234_5678), kind);
+            (group.0, name.to_u128())
+        });
+        let expected = [
+            (0, 0x27093838183efc6790d2a964f4cbf91a),
+            (3, 0xa86e2c4bb22fa700766b832d01efec09),
+            (1, 0x3fa954c91856a189eb6da6895e301fa7),
+        ];
+        assert_eq!(names, expected);
+    }
+
     #[test]
     fn no_two_records_of_two_handovers_have_one_name() {
         let mut names = HashSet::new();
