@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kv_remote::Member;
 use parking_lot::{Condvar, Mutex};
 
-use crate::client::{Client, Lease};
-use crate::{EtcdError, OptionsError};
+use super::client::{Client, Lease};
+use super::{EtcdError, OptionsError};
+use crate::Member;
 
 /// Members that a tier takes at most.
 const MEMBERS_MAX: usize = 64;

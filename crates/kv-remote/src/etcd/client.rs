@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::EtcdError;
+use super::EtcdError;
 
 /// Bytes of the longest answer that is read.
 const ANSWER_MAX: u64 = 4 << 20;

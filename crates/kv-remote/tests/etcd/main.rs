@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "a node says that it is there")]
 
-mod server;
+mod sizes;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -17,11 +17,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base64::Engine as _;
-use kv_etcd::{EtcdError, EtcdOptions, EtcdStats, Membership, OptionsError};
 use kv_remote::Member;
+use kv_remote::etcd::{EtcdError, EtcdOptions, EtcdStats, Membership, OptionsError};
+use kv_testkit::etcd::{Etcd, until};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, Signal, kill_process};
-use server::{Etcd, until};
 
 const NODE: &str = "KV_ETCD_NODE";
 const PREFIX: &str = "/kv/test/";
@@ -46,6 +46,7 @@ const WITHOUT: &[(&str, fn())] = &[
     ("a_name_that_another_node_takes_is_left_to_it_and_costs_one_lease", name_is_taken),
     ("nodes_of_a_prefix_that_begins_in_the_same_way_are_no_members", another_prefix),
     ("an_endpoint_does_not_send_a_node_elsewhere", sent_elsewhere),
+    ("options_of_any_numbers_are_taken_or_refused", sizes::options_of_any_numbers),
 ];
 
 fn main() {
@@ -208,6 +209,14 @@ fn etcd_forgets(program: &Path) {
     until_members(&two, &["a", "b"]);
 }
 
+/// Writes a key, as another program would.
+fn put(etcd: &Etcd, key: &str, value: &str) {
+    let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
+    let body = serde_json::json!({ "key": encode(key), "value": encode(value) });
+    let answer = ureq::post(format!("{}/v3/kv/put", etcd.endpoint())).send(body.to_string());
+    assert_eq!(answer.unwrap().status(), 200);
+}
+
 fn keys_that_are_no_members(program: &Path) {
     let etcd = Etcd::start(program);
     let one = join(etcd.endpoint(), "a");
@@ -215,14 +224,14 @@ fn keys_that_are_no_members(program: &Path) {
     assert_eq!(one.stats().foreign, 0);
     let long = "n".repeat(65);
     for (key, value) in [("", "unix:/x"), ("b", "nonsense"), ("c", ""), (&long, "unix:/x")] {
-        etcd.put(&format!("{PREFIX}{key}"), value);
+        put(&etcd, &format!("{PREFIX}{key}"), value);
     }
-    etcd.put(&format!("{PREFIX}d"), "tcp:127.0.0.1:1");
+    put(&etcd, &format!("{PREFIX}d"), "tcp:127.0.0.1:1");
     until_members(&one, &["a", "d"]);
     until("they are counted", || one.stats().foreign >= 4);
     // More than a tier takes: the first ones of all names.
     for number in 0..70 {
-        etcd.put(&format!("{PREFIX}m{number:02}"), "tcp:127.0.0.1:1");
+        put(&etcd, &format!("{PREFIX}m{number:02}"), "tcp:127.0.0.1:1");
     }
     until("64 are taken", || one.members().len() == 64);
     // A node whose name is behind them is listed all the same, and writes its key once.

@@ -1,11 +1,11 @@
 //! An etcd of a trial's own, in a folder and at ports of its own.
-#![allow(dead_code, reason = "each test uses a part")]
 
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Waits until something that others do has come true.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let since = std::time::Instant::now();
     while !is_so() {
         assert!(since.elapsed().as_secs() < 60, "not in 60 s: {what}");
@@ -13,7 +13,9 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-pub(crate) struct Etcd {
+/// A running etcd. It ends with this.
+#[derive(Debug)]
+pub struct Etcd {
     program: PathBuf,
     folder: tempfile::TempDir,
     ports: [u16; 2],
@@ -28,7 +30,8 @@ fn free_ports() -> [u16; 2] {
 }
 
 impl Etcd {
-    pub(crate) fn start(program: &Path) -> Self {
+    /// Starts the program, and waits until it listens.
+    pub fn start(program: &Path) -> Self {
         let ports = free_ports();
         let endpoint = format!("http://127.0.0.1:{}", ports[0]);
         let folder = tempfile::tempdir().unwrap();
@@ -38,7 +41,8 @@ impl Etcd {
         etcd
     }
 
-    pub(crate) fn endpoint(&self) -> &str {
+    /// Its URL.
+    pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
@@ -46,7 +50,8 @@ impl Etcd {
         self.folder.path().join("data")
     }
 
-    pub(crate) fn start_again(&mut self) {
+    /// Starts it again, at the same ports and with the data that it had.
+    pub fn start_again(&mut self) {
         let peers = format!("http://127.0.0.1:{}", self.ports[1]);
         let child = Command::new(&self.program)
             .args(["--name", "one", "--data-dir"])
@@ -64,7 +69,8 @@ impl Etcd {
         until("etcd listens", || TcpStream::connect(("127.0.0.1", self.ports[0])).is_ok());
     }
 
-    pub(crate) fn stop(&mut self) {
+    /// Kills it.
+    pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             drop(child.kill());
             drop(child.wait());
@@ -72,17 +78,8 @@ impl Etcd {
     }
 
     /// Takes its data away.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         std::fs::remove_dir_all(self.data()).unwrap();
-    }
-
-    /// Writes a key, as another program would.
-    pub(crate) fn put(&self, key: &str, value: &str) {
-        use base64::Engine as _;
-        let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
-        let body = serde_json::json!({ "key": encode(key), "value": encode(value) });
-        let answer = ureq::post(format!("{}/v3/kv/put", self.endpoint)).send(body.to_string());
-        assert_eq!(answer.unwrap().status(), 200);
     }
 }
 

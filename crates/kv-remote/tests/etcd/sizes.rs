@@ -1,14 +1,12 @@
 //! Public functions with 0, 1 and the largest numbers: taken or refused, without a panic.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kv_etcd::{EtcdOptions, Membership};
 use kv_remote::Member;
+use kv_remote::etcd::{EtcdOptions, Membership};
 
-#[test]
-fn options_of_any_numbers_are_taken_or_refused() {
+pub(crate) fn options_of_any_numbers() {
     // Threads of memberships do not panic either.
     static PANICS: AtomicU64 = AtomicU64::new(0);
     let hook = std::panic::take_hook();
