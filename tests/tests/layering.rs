@@ -315,6 +315,24 @@ fn violations_of(graph: &Graph, layers: &[Layer], member: &Member, layer: &Layer
     found
 }
 
+/// The page with the drawing of the layers, and the line above it.
+const PAGE: &str = "docs/ARCHITECTURE.md";
+const MARK: &str = "<!-- the layers of tests/tests/layering.rs -->\n";
+
+/// The drawing: a line for each crate, from the top, with the crates directly below it. A star means that
+/// there is no CUDA below.
+fn drawing(layers: &[Layer]) -> String {
+    let mut text = String::from("```text\n");
+    for layer in layers.iter().rev() {
+        let star = if layer.never.contains(&CUDA) { " *" } else { "" };
+        let name = format!("{}{star}", layer.name);
+        let arrow = if layer.below.is_empty() { "" } else { "──> " };
+        text.push_str(format!("{name:<14}{arrow}{}", layer.below.join(", ")).trim_end());
+        text.push('\n');
+    }
+    text + "```\n"
+}
+
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -449,6 +467,15 @@ fn member(package: &Package, workspace_root: &str) -> Member {
         dev: dependencies(true),
         roots: package.targets.iter().filter(is_root).map(read).collect(),
     }
+}
+
+#[test]
+fn the_page_draws_the_layers_of_the_table() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(PAGE);
+    let page = std::fs::read_to_string(path).unwrap();
+    let (_, drawn) = page.split_once(MARK).unwrap();
+    let expected = drawing(LAYERS);
+    assert!(drawn.starts_with(&expected), "{PAGE} should have this drawing:\n{expected}");
 }
 
 #[test]

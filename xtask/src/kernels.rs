@@ -64,12 +64,13 @@ struct Folder {
 
 /// The published kernels, kernels with planted bugs that the simulated device must find, kernels of
 /// tests, a benchmark's kernel for comparison, and the attention of an example.
-const FOLDERS: [Folder; 7] = [
+const FOLDERS: [Folder; 8] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
     Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
     Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
     Folder { sources: "crates/kv-stage/tests/fixtures", ptx: "crates/kv-stage/tests/fixtures" },
+    Folder { sources: "crates/kv-testkit/fixtures", ptx: "crates/kv-testkit/fixtures" },
     Folder {
         sources: "crates/kv-kernels/benches/transport_gpu",
         ptx: "crates/kv-kernels/benches/transport_gpu",
