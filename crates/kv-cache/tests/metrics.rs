@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kv_cache::metrics::{DASHBOARD, Exposition};
 use kv_cache::{CacheStats, TransportStats, WayBytes};
 use kv_disk::{DiskStats, Miss};
 use kv_manager::{LowerStats, ManagerStats};
-use kv_metrics::{DASHBOARD, Exposition};
 use kv_pool::stats::{PoolCounters, PoolStats, TierStats};
 use prometheus_parse::{Scrape, Value};
 
@@ -100,10 +100,10 @@ fn every_metric_is_named_typed_and_explained_and_no_series_comes_twice() {
         let labels: BTreeMap<_, _> = sample.labels.iter().collect();
         assert!(series.insert(format!("{} {labels:?}", sample.metric)), "{sample:?} comes twice");
     }
-    let readme = include_str!("../README.md");
+    let page = include_str!("../src/metrics/mod.rs");
     for name in types.keys() {
         assert!(
-            readme.contains(&format!("`{name}`")) || readme.contains(&format!("`{name}{{")),
+            page.contains(&format!("`{name}`")) || page.contains(&format!("`{name}{{")),
             "{name}"
         );
     }

@@ -88,7 +88,7 @@ impl Exposition {
     }
 
     /// Adds a count that only rises while the process lives.
-    pub(crate) fn counter(
+    pub(super) fn counter(
         &mut self,
         name: &'static str,
         help: &'static str,
@@ -103,7 +103,7 @@ impl Exposition {
     }
 
     /// Adds a quantity of now.
-    pub(crate) fn gauge(
+    pub(super) fn gauge(
         &mut self,
         name: &'static str,
         help: &'static str,

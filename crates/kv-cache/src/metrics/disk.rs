@@ -2,7 +2,7 @@
 
 use kv_disk::{DiskStats, Miss, Unstored};
 
-use crate::Exposition;
+use super::Exposition;
 
 impl Exposition {
     /// Adds what a tier of files holds and has done.

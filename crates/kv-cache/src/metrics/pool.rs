@@ -2,7 +2,7 @@
 
 use kv_pool::stats::PoolStats;
 
-use crate::Exposition;
+use super::Exposition;
 
 impl Exposition {
     /// Adds what a pool has done and what its blocks are doing: for programs that use `kv-pool` without `kv-manager`, whose
@@ -41,4 +41,4 @@ impl Exposition {
     }
 }
 
-pub(crate) const BLOCKS_HELP: &str = "Blocks of a tier by what they are doing now.";
+pub(super) const BLOCKS_HELP: &str = "Blocks of a tier by what they are doing now.";

@@ -6,10 +6,10 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use kv_cache::metrics::Exposition;
 use kv_cache::{CacheStats, TransportStats};
 use kv_disk::DiskStats;
 use kv_manager::{LowerStats, ManagerStats};
-use kv_metrics::Exposition;
 use kv_pool::stats::PoolStats;
 use libtest_mimic::{Arguments, Failed, Trial};
 

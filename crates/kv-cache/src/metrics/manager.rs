@@ -3,8 +3,8 @@
 use kv_manager::tiers::BlockFault;
 use kv_manager::{LowerStats, ManagerStats};
 
-use crate::Exposition;
-use crate::pool::BLOCKS_HELP;
+use super::Exposition;
+use super::pool::BLOCKS_HELP;
 
 /// The tiers below host memory, the nearer first.
 const LOWER: [&str; 2] = ["lower", "lowest"];

@@ -1,8 +1,7 @@
 //! Metrics of a whole cache: bytes, transports and memory that grows.
 
-use kv_cache::{CacheStats, TransportStats};
-
-use crate::Exposition;
+use super::Exposition;
+use crate::{CacheStats, TransportStats};
 
 impl Exposition {
     /// Adds the bytes that a cache has moved and the memory that it has mapped. Blocks and tokens are its
