@@ -8,7 +8,7 @@ use kv_pool::{BlockHash, BlockId, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;
-use crate::io::{Crash, FaultPlan, Image, MemoryFile};
+use crate::io::memory::{Crash, FaultPlan, Image, MemoryFile};
 use crate::layout::Geometry;
 
 const GEOMETRY: Geometry = Geometry { slots: 3, slot_bytes: 8192 };

@@ -1,7 +1,4 @@
 //! Blocks that a disk reads and writes in host memory itself: what is checked, and whose the memory is meanwhile.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,12 +8,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, Seen, Worker, bytes_of, counted};
-use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
-use kv_disk::layout::{ENTRY_BYTES, Geometry};
+use crate::common::{
+    BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, Seen, Worker, bytes_of, counted,
+};
+use kv_disk::parts::{
+    Crash, DiskFault, ENTRY_BYTES, FaultPlan, Image, MemoryFile, Place, SlotFile,
+};
 use kv_disk::{
-    BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Miss, Place, SlotFile, SlotRules,
-    Unstored,
+    BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Geometry, Miss, SlotRules, Unstored,
 };
 use kv_manager::TicketId;
 use kv_manager::tiers::BlockFault;
@@ -169,7 +168,7 @@ fn a_store_whose_memory_was_taken_back_is_not_found() {
     worker.poll();
     worker.fence();
     // The worker has the memory back for other blocks, as soon as the disk is no longer waited for.
-    worker.host.put(common::place_of(0, 1) * PAGED_BYTES, &[9; PAGED_BYTES]);
+    worker.host.put(crate::common::place_of(0, 1) * PAGED_BYTES, &[9; PAGED_BYTES]);
     assert!(worker.transfers.await_lent(Duration::from_secs(60)));
     assert!(!worker.loads(0, 1));
     let stats = tier.lock().unwrap().stats();

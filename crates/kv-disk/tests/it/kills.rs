@@ -1,7 +1,4 @@
 //! A process that stores is killed at any moment, and the next one opens its folder.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{
+use crate::common::{
     BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
 };
 use kv_disk::{BackendChoice, DiskOptions, DiskTier};
@@ -116,7 +113,7 @@ impl Told {
 /// Starts a child, and kills it at a random word of its, or a random moment behind.
 fn kill_one(folder: &Path, seed: u64) -> Told {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["child", "--exact", "--nocapture", "--test-threads", "1"])
+        .args(["kills::child", "--exact", "--nocapture", "--test-threads", "1"])
         .env(FOLDER, folder)
         .env("KV_DISK_CHILD_SEED", seed.to_string())
         .stdout(Stdio::piped())

@@ -1,8 +1,4 @@
 //! Records that are encrypted with keys of the host program.
-#![cfg(feature = "seal")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,12 +7,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, number_of, random};
-use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
-use kv_disk::layout::{Entry, Geometry, Heading};
+use crate::common::{
+    BLOCK_BYTES, RECORD_BYTES, Seen, Worker, bytes_of, counted, hash, number_of, random,
+};
+use kv_disk::parts::{
+    Crash, DiskFault, Entry, FaultPlan, Heading, Image, MemoryFile, Place, SlotFile,
+};
 use kv_disk::{
-    DiskOptions, DiskStats, DiskTier, DiskWatch, Keep, Keys, Mismatch, Miss, OpenError, Place,
-    SlotFile, SlotRules, Unstored,
+    DiskOptions, DiskStats, DiskTier, DiskWatch, Geometry, Keep, Keys, Mismatch, Miss, OpenError,
+    SlotRules, Unstored,
 };
 use kv_manager::GroupId;
 use kv_manager::tiers::BlockFault;

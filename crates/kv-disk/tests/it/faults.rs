@@ -1,19 +1,15 @@
 //! Every fault of a disk at every position of small programs, and at random in long ones: no wrong byte, nothing that
 //! was forgotten, no slot lost.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use common::{
+use crate::common::{
     BLOCK_BYTES, PAGED_BYTES, PAGED_RECORD_BYTES, RECORD_BYTES, Seen, Worker, number_of, random,
 };
-use kv_disk::io::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
-use kv_disk::layout::Geometry;
-use kv_disk::{Off, OpenError, Place, SlotFile, SlotRules};
+use kv_disk::parts::{Crash, DiskFault, FaultPlan, Image, MemoryFile, Place, SlotFile};
+use kv_disk::{Geometry, Off, OpenError, SlotRules};
 use kv_pool::clock::ManualClock;
 
 const SLOTS: u64 = 6;

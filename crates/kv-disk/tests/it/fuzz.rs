@@ -1,12 +1,10 @@
 //! The readers of headings and entries, fed with noise and with changed words of their own.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{number_of, random};
-use kv_disk::layout::{ENTRY_BYTES, Entry, Geometry, Heading};
+use crate::common::{number_of, random};
+use kv_disk::Geometry;
+use kv_disk::parts::{ENTRY_BYTES, Entry, Heading};
 use kv_manager::GroupId;
 use kv_pool::BlockHash;
 

@@ -1,7 +1,4 @@
 //! Tiers over real files: what survives, what is refused, and whose a folder is.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, counted, random};
+use crate::common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, counted, random};
 use kv_disk::io::Backend;
-use kv_disk::layout::{Entry, Heading};
+use kv_disk::parts::{Entry, Heading};
 use kv_disk::{
     BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Hostility, Keep, Mismatch, Miss,
     OpenError, Unstored,
@@ -458,7 +455,7 @@ fn a_spoilt_file_that_is_wiped_has_its_length_and_its_room_and_nothing_else() {
     let mut options = options(folder.path(), 20);
     fill(&options);
     let whole = fs::read(&path).unwrap();
-    let part = &common::bytes_of(0, 1, BLOCK_BYTES)[1000..1064];
+    let part = &crate::common::bytes_of(0, 1, BLOCK_BYTES)[1000..1064];
     let shows = |bytes: &[u8]| bytes.windows(part.len()).any(|window| window == part);
     assert!(shows(&whole));
     options.rules.mismatch = Mismatch::Wipe;

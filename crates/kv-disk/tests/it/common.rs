@@ -1,5 +1,4 @@
 //! A worker's side of a tier: host memory whose blocks say whose they are, and tickets.
-#![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
