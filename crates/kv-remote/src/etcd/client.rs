@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kv_pool::guard;
 use serde_json::{Value, json};
 
 use super::EtcdError;
@@ -54,7 +55,7 @@ impl Client {
         let config = ureq::Agent::config_builder();
         let config = config.timeout_global(Some(call_max)).http_status_as_error(false);
         // An endpoint that sends callers elsewhere would have another one believed.
-        let config = config.max_redirects(0);
+        let config = config.max_redirects(guard!("remote.follows-no-redirect", 0, else 9));
         Self { agent: config.build().new_agent(), endpoints, answered: 0 }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
 use parking_lot::{Condvar, Mutex};
 
 use super::client::{Client, Lease};
@@ -159,7 +160,7 @@ impl Membership {
     ) -> Result<Self, OptionsError> {
         options.check()?;
         if !options.prefix.ends_with('/') {
-            options.prefix.push('/');
+            guard!("remote.ends-prefixes", options.prefix.push('/'));
         }
         if let Some(own) = own.as_ref().filter(|own| !is_name(&own.name)) {
             return Err(OptionsError::Name { name: own.name.clone(), max: NAME_MAX });
@@ -301,7 +302,8 @@ impl Keeper {
     fn lose(&mut self) {
         if let Some((lease, _)) = self.lease.take() {
             self.shared.state.lock().stats.is_listed = false;
-            let revoked = self.client.revoke(lease);
+            let revoked =
+                guard!("remote.returns-lost-leases", self.client.revoke(lease), else Ok(()));
             self.note(revoked);
         }
     }
@@ -347,7 +349,7 @@ impl Keeper {
         }
         // Of one whose key etcd has lost, it is written again, under another lease.
         self.lose();
-        self.is_taken = found.is_some();
+        guard!("remote.leaves-a-taken-name", self.is_taken = found.is_some());
         if let Some(Member { name, address }) = found {
             let taken = EtcdError::Taken { name, address: address.to_string() };
             self.shared.state.lock().stats.last_error = Some(taken);

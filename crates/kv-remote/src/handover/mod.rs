@@ -3,7 +3,6 @@
 //! The parts are records of the node of the host that computes, under names that only this hand-over has. So they are pinned, found,
 //! read by any [`Transfer`](crate::Transfer) and checked like all records, and no part can be taken for another one.
 
-mod heads;
 mod offer;
 mod pull;
 mod sheet;
@@ -15,7 +14,6 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::wire::Key as Block;
 use crate::{PeerError, Refusal};
 
-pub use heads::{HeadLayout, HeadOrder, LayoutError, copy_heads};
 pub use offer::{Offer, Places, Verdict};
 pub use pull::{Progress, Pull};
 pub use sheet::{GroupSheet, Sheet};

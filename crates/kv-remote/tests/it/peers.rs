@@ -1,9 +1,4 @@
 //! Nodes over sockets: several on one host, peers that go, and peers and networks that mean harm.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-#[path = "common/proxy.rs"]
-mod proxy;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{block, blocks, far, key, record, serve, serve_at, until};
+use crate::common::proxy::{HANDSHAKE, Proxy, Tamper};
+use crate::common::{self, block, blocks, far, key, record, serve, serve_at, until};
 use kv_pool::clock::SystemClock;
 use kv_remote::message::{Cursor, LIST_MAX, LeaseId, Span};
 use kv_remote::{
@@ -19,7 +15,6 @@ use kv_remote::{
     NodeOptions, Peer, PeerError, ReaderId, Refusal, Server, ServerOptions, SocketTransfer,
     Transfer, Unfit,
 };
-use proxy::{HANDSHAKE, Proxy, Tamper};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,13 +1,10 @@
 //! The readers of messages and of frames, fed with noise and with changed messages of their own.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{block, far, key, number_of, random, record, serve, until};
+use crate::common::{block, far, key, number_of, random, record, serve, until};
 use kv_remote::message::{Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span};
 use kv_remote::{Address, Peer, Refusal};
 

@@ -1,9 +1,4 @@
 //! Peers as a tier: what one host stores another one loads, and members that die, stall, forget and come back.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-#[path = "common/worker.rs"]
-mod worker;
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -11,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{key, number_of, random, until};
+use crate::common::worker::{RECORD_BYTES, Worker};
+use crate::common::{self, key, number_of, random, until};
 use kv_manager::tiers::BlockFault;
 use kv_pool::clock::{ManualClock, SystemClock};
 use kv_remote::message::{LeaseId, Span};
@@ -19,7 +15,6 @@ use kv_remote::{
     Address, HostMemory, Member, Miss, Node, NodeOptions, Peer, PeerError, RemoteOptions,
     RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer, replicas,
 };
-use worker::{RECORD_BYTES, Worker};
 
 /// A node and, as long as it is there, its server.
 struct Host {
@@ -148,10 +143,10 @@ fn a_member_that_is_down_is_left_alone_for_a_while() {
     one.settle();
     hosts[0].stop();
     for _ in 0..3 {
-        assert_eq!(one.loads(0..2), []);
+        assert_eq!(one.loads(0..2), [0_u64; 0]);
     }
     hosts[0].start();
-    assert_eq!(one.loads(0..2), []);
+    assert_eq!(one.loads(0..2), [0_u64; 0]);
     assert_eq!(watch.stats().downs, 1);
 }
 
@@ -230,18 +225,18 @@ fn what_a_member_was_not_told_to_forget_it_forgets_before_it_gives_anything() {
     one.store(0..6);
     one.settle();
     hosts[0].stop();
-    assert_eq!(one.loads([0]), []);
+    assert_eq!(one.loads([0]), [0_u64; 0]);
     one.forget([1, 2]);
     hosts[0].start();
     until("the member is called again", || one.loads([0]) == [0]);
     assert_eq!(one.loads(0..6), [0, 3, 4, 5]);
     assert_eq!(hosts[0].node.stats().used_slots, 4);
     hosts[0].stop();
-    assert_eq!(one.loads([0]), []);
+    assert_eq!(one.loads([0]), [0_u64; 0]);
     one.clear();
     hosts[0].start();
     until("the member is called again", || {
-        assert_eq!(one.loads(0..6), []);
+        assert_eq!(one.loads(0..6), [0_u64; 0]);
         hosts[0].node.stats().used_slots == 0
     });
     one.store(0..6);
@@ -312,7 +307,7 @@ fn a_record_of_another_format_is_a_miss() {
     let tier = RemoteTier::new(options(members(&hosts))).unwrap();
     let watch = tier.watch();
     let mut other = Worker::new(tier, 8);
-    assert_eq!(other.loads(0..2), []);
+    assert_eq!(other.loads(0..2), [0_u64; 0]);
     assert_eq!(watch.stats().missed_as(Miss::Foreign), 2);
 }
 

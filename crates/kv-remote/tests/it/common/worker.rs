@@ -1,7 +1,5 @@
 //! A worker's side of a tier: host memory whose blocks say whose they are, and tickets.
 
-#![allow(dead_code, reason = "each test uses a part")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +7,7 @@ use kv_manager::tiers::{BlockFault, HostBlocks, LowerTier, TierTransfers};
 use kv_manager::{Direction, Dropped, Forget, GroupId, Settled, TicketId, Transfer, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
 
-use super::common::{block, random};
+use super::{block, random};
 
 /// Of the blocks.
 pub(crate) const BLOCK_BYTES: usize = 240;
@@ -158,7 +156,7 @@ impl Worker {
 
     /// Lets the tier work until all tickets have ended.
     pub(crate) fn settle(&mut self) {
-        super::common::until("all tickets have ended", || self.poll() == 0);
+        super::until("all tickets have ended", || self.poll() == 0);
     }
 
     /// Loads blocks; those that came, in order.

@@ -1,5 +1,8 @@
 //! Nodes in memory, and blocks whose bytes say whose they are.
-#![allow(dead_code, reason = "each test uses a part")]
+
+pub(crate) mod engine;
+pub(crate) mod proxy;
+pub(crate) mod worker;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

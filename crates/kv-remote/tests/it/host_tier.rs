@@ -1,31 +1,22 @@
 //! The host tier of an engine, served by a node beside its own slots: found, pinned while the engine evicts, and told of.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-mod common;
-#[path = "../../kv-manager/tests/common/mod.rs"]
-mod manager;
-#[path = "common/worker.rs"]
-mod worker;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{block, far, key, number_of, random, until};
+use crate::common::engine::{Ends, Engine, Host};
+use crate::common::worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
+use crate::common::{self, block, far, key, number_of, random, until};
 use kv_manager::tiers::HostBlocks;
-use kv_manager::{EventReader, HostShare, ManagerOptions, Outcome};
+use kv_manager::{EventReader, HostShare};
+use kv_pool::BlockId;
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
-use kv_pool::{BlockHash, BlockId};
 use kv_remote::message::{Changes, Cursor, Found, Span};
 use kv_remote::{
     HostMemory, Joined, Member, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal,
     RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, host_tier_address,
 };
-use manager::ends::Ends;
-use manager::host::{Engine, Host};
-use manager::options;
-use worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ONE: ReaderId = ReaderId(1);
@@ -33,38 +24,10 @@ const TWO: ReaderId = ReaderId(2);
 /// What the records of the worker are.
 const FORMAT: u64 = 7;
 
-/// The engine's host memory, each block with the bytes of its number.
-#[derive(Debug)]
-struct Bytes(Arc<Host>);
-
-impl HostBlocks for Bytes {
-    fn block_bytes(&self) -> usize {
-        BLOCK_BYTES
-    }
-
-    fn read(&self, block: BlockId, offset: usize, into: &mut [u8]) -> bool {
-        let bytes = bytes_of(self.0.get(block));
-        let Some(from) = bytes.get(offset..offset + into.len()) else { return false };
-        into.copy_from_slice(from);
-        true
-    }
-
-    fn write(&self, _: BlockId, _: usize, _: &[u8]) -> bool {
-        unreachable!("a reader writes nothing")
-    }
-}
-
-fn name(number: u64) -> BlockHash {
-    block(number).1
-}
-
 /// An engine whose blocks are the even numbers, all of the first group.
 fn engine(device: u64, host: u64) -> (Engine, Arc<HostShare>) {
-    let options =
-        ManagerOptions { steps_in_flight_max: 4, events_max: 4096, ..options(device, host) };
-    let mut engine = Engine::with(options);
-    engine.name = name;
-    let memory: Vec<Arc<dyn HostBlocks>> = vec![Arc::new(Bytes(engine.host.clone()))];
+    let mut engine = Engine::new(device, host);
+    let memory: Vec<Arc<dyn HostBlocks>> = vec![engine.host.clone()];
     let share = engine.manager.share_host(FORMAT, memory).unwrap();
     (engine, share)
 }
@@ -221,7 +184,7 @@ fn readers_take_no_more_of_the_engine_than_they_may() {
 
 /// Host memory in whose first read something else happens.
 struct Between {
-    bytes: Bytes,
+    bytes: Arc<Host>,
     happens: Mutex<Option<Box<dyn FnOnce() + Send>>>,
     read: AtomicUsize,
 }
@@ -253,10 +216,8 @@ impl HostBlocks for Between {
 
 #[test]
 fn what_is_lent_while_headers_are_summed_is_counted() {
-    let mut engine =
-        Engine::with(ManagerOptions { steps_in_flight_max: 4, events_max: 4096, ..options(8, 8) });
-    engine.name = name;
-    let bytes = Bytes(engine.host.clone());
+    let mut engine = Engine::new(8, 8);
+    let bytes = engine.host.clone();
     let memory = Arc::new(Between { bytes, happens: Mutex::default(), read: AtomicUsize::new(0) });
     let memories: Vec<Arc<dyn HostBlocks>> = vec![memory.clone()];
     let share = engine.manager.share_host(FORMAT, memories).unwrap();
@@ -507,10 +468,10 @@ fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
             let first = random(&mut state) % 14 * 4;
             let numbers = evens(first..first + 4);
             let mut sequence = engine.admit(&numbers);
-            engine.stage(Some((&mut sequence, &numbers)));
+            engine.stage(&mut sequence, &numbers);
             drop(sequence);
             while engine.flight.len() > 1 + (random(&mut state) % 3) as usize {
-                engine.carry_out(Outcome::Done);
+                engine.carry_out();
             }
             let mut read = Vec::new();
             events.read(&mut read).unwrap();
@@ -525,7 +486,7 @@ fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
     assert_eq!(counts.open, 0);
     assert!(node.stats().hosted >= loads);
     while !engine.flight.is_empty() {
-        engine.carry_out(Outcome::Done);
+        engine.carry_out();
     }
     engine.manager.pool().check_integrity().unwrap();
 }
