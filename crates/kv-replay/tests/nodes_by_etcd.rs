@@ -1,18 +1,16 @@
-//! Runs over several nodes that find each other by etcd: see the head of `kv-etcd/tests/etcd.rs` for where it is found.
+//! Runs over several nodes that find each other by etcd: see the head of `kv-remote/tests/etcd/main.rs` for where it is found.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 #[path = "common/nodes.rs"]
 mod nodes;
-#[path = "../../kv-etcd/tests/server/mod.rs"]
-mod server;
 
 use std::path::Path;
 
-use kv_etcd::{EtcdOptions, Membership};
+use kv_remote::etcd::{EtcdOptions, Membership};
+use kv_testkit::etcd::{Etcd, until};
 use libtest_mimic::{Arguments, Trial};
 use nodes::{good, run};
-use server::{Etcd, until};
 
 /// A trial with etcd's program.
 type With = (&'static str, fn(&Path));
