@@ -3,8 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use kv_pool::policy::{
-    AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyKind, PolicyTime,
-    Prioritized, PriorityLru, S3Fifo, Slru,
+    BlockFacts, EvictionPolicy, HitDensity, PolicyKind, PolicyTime, PriorityLru,
 };
 use kv_pool::{BlockHash, Priority, policy::RecordId};
 
@@ -12,15 +11,10 @@ const BLOCKS: usize = 24;
 
 fn policies() -> Vec<Box<dyn EvictionPolicy>> {
     let blocks = BLOCKS as u64;
-    let with_priorities = Prioritized::new(HitDensity::new(blocks).unwrap(), blocks).unwrap();
     vec![
         Box::new(PriorityLru::new(blocks).unwrap()),
-        Box::new(Slru::new(blocks).unwrap()),
-        Box::new(S3Fifo::new(blocks).unwrap()),
-        Box::new(AdaptiveReplacement::new(blocks).unwrap()),
         Box::new(HitDensity::new(blocks).unwrap()),
         Box::new(HitDensity::with_memory(blocks, 0).unwrap()),
-        Box::new(with_priorities),
     ]
 }
 
@@ -254,9 +248,6 @@ fn priorities_come_first_under_every_policy_that_a_configuration_names() {
 fn a_policy_for_more_blocks_than_a_pool_has_is_refused() {
     let blocks = kv_pool::BLOCKS_MAX + 1;
     assert!(PriorityLru::new(blocks).is_err());
-    assert!(Slru::new(blocks).is_err());
-    assert!(S3Fifo::new(blocks).is_err());
-    assert!(AdaptiveReplacement::new(blocks).is_err());
     assert!(HitDensity::new(blocks).is_err());
     let message = HitDensity::with_memory(blocks, 0).unwrap_err().to_string();
     assert_eq!(message, "a policy for 2147483648 blocks, more than the largest pool, 2147483647");

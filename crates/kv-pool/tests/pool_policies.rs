@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use kv_pool::policy::{BlockFacts, EvictionPolicy, PolicyTime, PriorityLru};
-use kv_pool::{Admit, BlockHash, BlockPool, Naming, PoolConfig, Tier, policy::RecordId};
+use kv_pool::{Admit, BlockHash, BlockPool, Naming, PoolConfig, Priority, Tier, policy::RecordId};
 
 /// Priority LRU that writes down what it is told.
 #[derive(Debug)]
@@ -198,4 +198,57 @@ fn content_computed_again_leaves_the_far_tier_s_policy_and_comes_to_the_near_one
         drop(offload);
         pool.check_integrity().unwrap();
     }
+}
+
+/// Priority LRU with the highest priority first.
+#[derive(Debug)]
+struct Reversed(PriorityLru);
+
+impl EvictionPolicy for Reversed {
+    fn name(&self) -> &'static str {
+        "reversed"
+    }
+
+    fn evictable(&mut self, block: RecordId, facts: &BlockFacts) {
+        let priority = Priority::new(Priority::MAX.get() - facts.priority.get()).unwrap();
+        self.0.evictable(block, &BlockFacts { priority, ..*facts });
+    }
+
+    fn children(&mut self, block: RecordId, has_children: bool) {
+        self.0.children(block, has_children);
+    }
+
+    fn held(&mut self, block: RecordId) {
+        self.0.held(block);
+    }
+
+    fn removed(&mut self, block: RecordId) {
+        self.0.removed(block);
+    }
+
+    fn victim(&mut self, now: PolicyTime) -> Option<RecordId> {
+        self.0.victim(now)
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+#[test]
+fn a_policy_of_the_callers_choice_decides_who_goes() {
+    let policy = Box::new(Reversed(PriorityLru::new(4).unwrap()));
+    let builder = BlockPool::builder(&PoolConfig::primary_only(4));
+    let pool = builder.policy(Tier::Primary, policy).build().unwrap();
+    let all = names(&[1, 2, 3, 4]);
+    for (hash, priority) in all.iter().zip([10, 90, 30, 70]) {
+        let priority = Priority::new(priority).unwrap();
+        assert_eq!(pool.claim_one().unwrap().cache(&[*hash], priority), Ok(1));
+    }
+    let cached = || all.iter().map(|&hash| pool.match_prefix(&[hash]).len()).collect::<Vec<_>>();
+    let claimed = pool.claim(2).unwrap();
+    assert_eq!(cached(), [1, 0, 1, 0]);
+    drop(claimed);
+    assert_eq!(pool.counters().policy_faults, 0);
+    pool.check_integrity().unwrap();
 }

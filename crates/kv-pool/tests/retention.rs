@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Moved, OneMove};
 use common::{checked, claim, name, named, pool, priority};
-use kv_pool::policy::{PriorityLru, Slru};
+use kv_pool::policy::PriorityLru;
 use kv_pool::{
     BlockPool, ClaimError, Naming, Pinned, PoolConfig, Priority, Tier,
     clock::{Clock, ManualClock},
@@ -393,22 +393,7 @@ fn a_snapshot_is_of_one_moment() {
 }
 
 #[test]
-fn a_policy_of_the_callers_choice_decides_who_goes() {
-    let config = PoolConfig::primary_only(4);
-    let policy = Box::new(Slru::new(4).unwrap());
-    let pool = BlockPool::builder(&config).policy(Tier::Primary, policy).build().unwrap();
-    for content in 1..=4 {
-        drop(one(&pool, content, Naming::default()));
-    }
-    // Found once, the oldest outlives the others by age alone.
-    drop(pool.match_prefix(&[name(1)]));
-    for content in 5..=7 {
-        drop(one(&pool, content, Naming::default()));
-        checked(&pool);
-    }
-    assert_eq!(pool.match_prefix(&[name(1)]).len(), 1);
-
-    // A head is not chosen before its tail, and yet given up when nothing else is left.
+fn a_policy_gives_a_head_up_when_nothing_else_is_left() {
     let policy = Box::new(PriorityLru::new(2).unwrap());
     let config = PoolConfig::primary_only(2);
     let pool = BlockPool::builder(&config).policy(Tier::Primary, policy).build().unwrap();

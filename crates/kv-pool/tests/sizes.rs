@@ -6,14 +6,13 @@
 //! | `PoolConfig`, each field and pairs of them; `BlockPool::new`; `set_budget` | [`configurations`] |
 //! | `PoolBuilder::events`, `policy`, `clock`; `EventReader::read` | [`a_builder_s_numbers`] |
 //! | `PoolBuilder::granules`, `grant`, `withdraw`, `vacate`, `granule` | [`granules`] |
-//! | `ShardedPool::new`, `claim`, `set_budget` | [`shards`] |
 //! | `claim`, `claim_for`, `claim_in`, `check_claim`, `check_quota`, `pin_victims`, `Admit::blocks`, `admit_fitting`, `admit_to_empty` | [`counts_of_blocks`] |
 //! | lists: `register`, `truncate`, `pin`, `split_off`, `evicted`, empty lists | [`lists`] |
 //! | `TenantQuota`, `add_tenant` | [`quotas`], [`tenants_are_as_many_as_there_are_numbers`] |
 //! | durations, deadlines, `ManualClock::advance`, `LoanId::from_number` | [`times`] |
 //! | `TokenRange`, `RetentionPolicy::new`, `at`, `per_block`; `Priority::new` | [`tokens`] |
 //! | hints: ranges and times | [`hints`] |
-//! | policies: `new`, `with_memory`, `PolicyKind::make`, `Prioritized::new` | [`policies`] |
+//! | policies: `new`, `with_memory`, `PolicyKind::make` | [`policies`] |
 //! | `StoreRules::new`, `costs`; `StoreByEvidence::new`, `StoreKind::make`: `tests/stores.rs` | [`policies`] |
 //! | what policies are told: `RecordId::from_index`, `BlockFacts`, `PolicyTime` | [`what_policies_are_told`] |
 //! | block ids of other processes, `BlockId::new` | [`block_ids_of_other_processes`] |
@@ -24,7 +23,7 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroU32;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,12 +31,12 @@ use std::time::Duration;
 use common::OneClaimed;
 use common::{checked, name};
 use kv_pool::policy::{
-    AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyKind,
-    PolicyTime, Prioritized, PriorityLru, ReuseHint, S3Fifo, Slru,
+    BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyKind, PolicyTime, PriorityLru,
+    ReuseHint,
 };
 use kv_pool::{
     Admit, Admitted, BLOCKS_MAX, BlockHash, BlockHasher, BlockId, BlockPool, Budget, ClaimError,
-    ConfigError, ExtraKey, Naming, Pinned, PoolConfig, Priority, ShardedPool, Tier,
+    ConfigError, ExtraKey, Naming, Pinned, PoolConfig, Priority, Tier,
     clock::ManualClock,
     loan::{LoanError, LoanId},
     policy::RecordId,
@@ -259,52 +258,6 @@ fn a_builder_s_numbers() {
         let policy = Box::new(PriorityLru::new(2).unwrap());
         let builder = BlockPool::builder(&PoolConfig::primary_only(blocks));
         drop(builder.policy(Tier::Primary, policy).build().map(|pool| work(&pool)));
-    }
-}
-
-#[test]
-fn shards() {
-    let shards = COUNTS.into_iter().chain([2, 3, 64, 4096, 4097, 65_536]);
-    for shards in shards.filter_map(NonZeroUsize::new) {
-        for blocks in SIZES {
-            let config = PoolConfig { secondary_blocks: 3, ..PoolConfig::primary_only(blocks) };
-            let pool = match ShardedPool::new(&config, shards) {
-                Ok(pool) => {
-                    assert!(shards.get() <= 4096, "{shards} shards, each with queues of its own");
-                    pool
-                }
-                Err(ConfigError::FewerThanShards { primary_blocks, shards }) => {
-                    assert!(primary_blocks < shards as u64);
-                    continue;
-                }
-                Err(ConfigError::TooManyShards { shards, max }) => {
-                    assert!(shards > max);
-                    continue;
-                }
-                Err(ConfigError::NoBlocks | ConfigError::TooManyBlocks { .. }) => continue,
-                Err(ConfigError::OutOfMemory { .. }) => {
-                    assert!(blocks >= 1 << 23);
-                    continue;
-                }
-                Err(error) => panic!("{error}"),
-            };
-            for count in COUNTS {
-                match pool.claim(name(1), count) {
-                    Ok(claim) => {
-                        assert_eq!(claim.iter().map(|list| list.len()).sum::<usize>(), count)
-                    }
-                    Err(ClaimError::Exhausted { requested, claimable, .. }) => {
-                        assert_eq!((requested, claimable as u64), (count, blocks));
-                    }
-                    Err(error) => panic!("{error}"),
-                }
-            }
-            for budget in SIZES {
-                assert_eq!(pool.set_budget(Tier::Primary, budget).is_ok(), budget <= blocks);
-            }
-            pool.set_budget(Tier::Primary, blocks).unwrap();
-            assert_eq!(pool.stats().primary.blocks, blocks);
-        }
     }
 }
 
@@ -563,19 +516,15 @@ fn policies() {
     }
 }
 
-const POLICIES: usize = 8 + PolicyKind::ALL.len();
+const POLICIES: usize = 4 + PolicyKind::ALL.len();
 
 fn policy(which: usize, blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
     Ok(match which {
         0 => Box::new(PriorityLru::new(blocks)?),
-        1 => Box::new(Slru::new(blocks)?),
-        2 => Box::new(S3Fifo::new(blocks)?),
-        3 => Box::new(AdaptiveReplacement::new(blocks)?),
-        4 => Box::new(HitDensity::new(blocks)?),
-        5 => Box::new(HitDensity::with_memory(2, blocks)?),
-        6 => Box::new(HitDensity::with_memory(blocks, 0)?),
-        7 => Box::new(Prioritized::new(Slru::new(2)?, blocks)?),
-        kind => PolicyKind::ALL[kind - 8].make(blocks)?,
+        1 => Box::new(HitDensity::new(blocks)?),
+        2 => Box::new(HitDensity::with_memory(2, blocks)?),
+        3 => Box::new(HitDensity::with_memory(blocks, 0)?),
+        kind => PolicyKind::ALL[kind - 4].make(blocks)?,
     })
 }
 
