@@ -125,7 +125,7 @@ impl PoolState {
     pub(crate) fn is_beyond(&self, id: RecordId) -> bool {
         let location = self.blocks.location(id);
         let tier = self.tier(location.tier);
-        tier.is_beyond(tier.nth(location.id))
+        tier.is_beyond(location.id)
     }
 
     /// Ends the stay of a block that nobody uses beyond the budget of its tier. Its content is lost.
@@ -138,7 +138,7 @@ impl PoolState {
         self.put(id, BlockPhase::Absent);
         let location = self.blocks.location(id);
         let tier = &mut self.tiers[location.tier.index()];
-        tier.note_gone(tier.nth(location.id));
+        tier.note_gone(location.id.0);
         self.plain = self.is_plain_now();
     }
 
@@ -219,7 +219,7 @@ impl PoolState {
         let mut ids: Vec<_> = self.appeared().filter(gone).collect();
         ids.sort_by_key(|&id| blocks.location(id).id);
         for id in ids {
-            let n = self.tier(tier).nth(self.blocks.location(id).id);
+            let n = self.blocks.location(id).id.0;
             self.come_back(id, n);
         }
     }
@@ -278,11 +278,7 @@ impl super::TierState {
     /// The first block id behind all that may be in use.
     pub(crate) fn end(&self) -> u32 {
         let ragged = self.granules.is_some() || self.beyond() > 0;
-        let end = if ragged { self.gone.end } else { self.budget };
-        match end {
-            0 => 0,
-            n => self.block_id(n - 1).0 + 1,
-        }
+        if ragged { self.gone.end } else { self.budget }
     }
 }
 

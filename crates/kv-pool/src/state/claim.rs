@@ -106,15 +106,6 @@ impl PoolState {
         }
     }
 
-    /// The most blocks of a tier that can be claimed for a tenant now.
-    pub(crate) fn most_claimable(&self, tier: Tier, by: Tenant) -> usize {
-        let claimable = self.tier(tier).claimable();
-        match &self.watch.tenancy {
-            None => claimable,
-            Some(tenancy) => claimable.min(tenancy.tenants.most(by, tier) as usize),
-        }
-    }
-
     pub(crate) fn exhausted(&self, tier: Tier, requested: usize) -> ClaimError {
         let tier = self.tier(tier);
         let (claimable, retiring) = (tier.claimable(), tier.retiring());

@@ -6,7 +6,7 @@ use std::collections::TryReserveError;
 
 use crate::blocks::BlockPhase;
 use crate::state::{Claim, PoolState};
-use crate::{BudgetError, GranuleUse, Location, Priority, RecordId, Tier};
+use crate::{BlockId, BudgetError, GranuleUse, Location, Priority, RecordId, Tier};
 
 /// Which granules a tier has.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl PoolState {
         records.extend((0..count).map(|n| RecordId(state.base + n)));
         for n in 0..count {
             let id = RecordId(state.base + n);
-            self.blocks.set_location(id, Location { tier, id: state.block_id(n) });
+            self.blocks.set_location(id, Location { tier, id: BlockId(n) });
             self.blocks.set_priority(id, Priority::DEFAULT);
             state.note_gone(n);
         }

@@ -22,7 +22,7 @@ pub(crate) use claim::{Claim, Move};
 pub(crate) use names::Named;
 pub(crate) use spares::Spares;
 pub(crate) use tenancy::Turn;
-pub(crate) use tier::{BlockIds, HeldBack, TierState};
+pub(crate) use tier::{HeldBack, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
@@ -67,14 +67,10 @@ pub(crate) struct PoolState {
 
 impl PoolState {
     /// `config` has been checked.
-    pub(crate) fn new(
-        config: &PoolConfig,
-        watch: Watch,
-        ids: BlockIds,
-    ) -> Result<Self, TryReserveError> {
+    pub(crate) fn new(config: &PoolConfig, watch: Watch) -> Result<Self, TryReserveError> {
         let mut base = 0;
         let tiers = config.blocks().map(|capacity| {
-            let tier = TierState::new(base, capacity as u32, ids);
+            let tier = TierState::new(base, capacity as u32);
             base += capacity as u32;
             tier
         });
@@ -106,7 +102,7 @@ impl PoolState {
     pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
         let clock = Box::new(crate::clock::ManualClock::new());
         let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], None, 0)?;
-        Self::new(config, watch, BlockIds::ALL)
+        Self::new(config, watch)
     }
 
     #[inline]
@@ -328,8 +324,7 @@ impl PoolState {
         if state.appeared >= state.budget {
             return None;
         }
-        let (id, block_id) =
-            (RecordId(state.base + state.appeared), state.block_id(state.appeared));
+        let (id, block_id) = (RecordId(state.base + state.appeared), BlockId(state.appeared));
         state.appeared += 1;
         state.counts[BlockPhase::Absent as usize] += 1;
         self.blocks.set_location(id, Location { tier, id: block_id });
