@@ -99,13 +99,6 @@ impl BlockPool {
         Some(EventReader { pool: self.clone(), cursor })
     }
 
-    /// A reader of all events, from the first on, which may be lost already.
-    #[must_use]
-    pub fn events_from_start(&self) -> Option<EventReader> {
-        let cursor = self.shared.state.lock().watch.events.as_ref()?.cursor_at_start();
-        Some(EventReader { pool: self.clone(), cursor })
-    }
-
     /// All blocks and counts as of one moment. Holds the lock for a time in proportion to the blocks.
     #[must_use]
     pub fn snapshot(&self) -> PoolSnapshot {

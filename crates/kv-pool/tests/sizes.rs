@@ -230,8 +230,8 @@ fn a_builder_s_numbers() {
     for events in COUNTS {
         match BlockPool::builder(&config).events(events).build() {
             Ok(pool) => {
+                let mut reader = pool.events().unwrap();
                 work(&pool);
-                let mut reader = pool.events_from_start().unwrap();
                 let mut read = Vec::new();
                 let count = COUNTS.map(|max| reader.read(max, &mut read)).iter().sum::<usize>();
                 assert_eq!(count, 1);

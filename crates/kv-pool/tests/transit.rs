@@ -73,7 +73,7 @@ struct Mirror {
 
 impl Mirror {
     fn of(pool: &BlockPool) -> Self {
-        Self { reader: pool.events_from_start().unwrap(), known: HashMap::new() }
+        Self { reader: pool.events().unwrap(), known: HashMap::new() }
     }
 
     /// Begins at a snapshot.

@@ -183,8 +183,8 @@ impl Driver {
         let builder = if logged { builder.events(log as usize) } else { builder };
         let pool = builder.build().unwrap();
         let mut driver = Self {
-            reader: pool.events_from_start(),
-            mirror: pool.events_from_start().filter(|_| log == 1024).map(Mirror::new),
+            reader: pool.events(),
+            mirror: pool.events().filter(|_| log == 1024).map(Mirror::new),
             common,
             pool,
             clock,
