@@ -9,10 +9,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 pub mod alloc;
+#[cfg(feature = "cuda")]
 pub mod machine;
 mod random;
 pub mod sweep;
+#[cfg(feature = "cuda")]
 mod watch;
 
 pub use random::{Random, pattern};
+#[cfg(feature = "cuda")]
 pub use watch::Watch;
