@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::blocks::{BlockPhase, Flag};
 use crate::events::EventCursor;
+use crate::guard;
 use crate::tenants::Tenant;
 use crate::{
     BlockHash, BlockPool, Location, PoolStats, Priority, Reading, RecordId, TenantCounts,
@@ -114,12 +115,14 @@ impl BlockPool {
                 BlockPhase::Claimed | BlockPhase::Moving => BlockUse::Claimed,
                 BlockPhase::Pinned => BlockUse::Pinned(blocks.references(block)),
             };
+            let expected = blocks.is(block, Flag::EXPECTED);
+            let coming = guard!("pool.snapshot-names-what-is-coming", expected, else false);
             views.push(BlockView {
                 block,
                 location: blocks.location(block),
                 usage,
                 hash: blocks.is(block, Flag::NAMED).then(|| blocks.hash(block)),
-                expected: blocks.is(block, Flag::EXPECTED).then(|| {
+                expected: coming.then(|| {
                     let from = blocks.location(blocks.partner(block));
                     (blocks.hash(block), from)
                 }),

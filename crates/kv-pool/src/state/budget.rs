@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 
 use crate::blocks::{BlockPhase, Flag};
+use crate::guard;
 use crate::state::{Claim, PoolState};
 use crate::tenants::Tenant;
 use crate::{BudgetError, RecordId, Tier};
@@ -53,7 +54,11 @@ impl Gone {
     /// Lowers the end to behind the last block id from `budget` on that has not left.
     fn settle(&mut self, budget: u32) {
         if self.end > budget {
-            self.end = self.end_of(self.end as usize).max(budget);
+            self.end = guard!(
+                "pool.end-stays-above-what-is-used",
+                self.end_of(self.end as usize).max(budget),
+                else budget
+            );
         }
     }
 
@@ -85,7 +90,7 @@ impl PoolState {
         if self.tier(tier).granules.is_some() {
             return Err(BudgetError::Divided { tier });
         }
-        if blocks > capacity {
+        if guard!("pool.budget-within-capacity", blocks > capacity, else false) {
             return Err(BudgetError::OverCapacity { tier, requested: blocks, capacity });
         }
         self.check_reserved(tier, blocks)
@@ -95,7 +100,7 @@ impl PoolState {
     pub(super) fn check_reserved(&self, tier: Tier, blocks: u64) -> Result<(), BudgetError> {
         let tenancy = self.watch.tenancy.as_ref();
         let reserved = tenancy.map_or(0, |tenancy| tenancy.tenants.reserved(tier));
-        if blocks < reserved {
+        if guard!("pool.budget-keeps-the-reserve", blocks < reserved, else false) {
             return Err(BudgetError::BelowReserved { tier, requested: blocks, reserved });
         }
         Ok(())
@@ -145,7 +150,11 @@ impl PoolState {
     /// Whether the short ways are open: no tenants, no policies, and no block to be looked at for whether it
     /// is to leave.
     pub(super) fn is_plain_now(&self) -> bool {
-        let settled = self.tiers.iter().all(|tier| tier.beyond() == 0);
+        let settled = guard!(
+            "pool.short-ways-close-beyond-a-budget",
+            self.tiers.iter().all(|tier| tier.beyond() == 0),
+            else true
+        );
         settled && self.watch.tenancy.is_none() && !self.has_notes()
     }
 

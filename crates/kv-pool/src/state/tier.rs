@@ -4,6 +4,7 @@ use super::budget::Gone;
 use super::granules::Granules;
 use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
+use crate::guard;
 use crate::list::List;
 use crate::{BlockId, RecordId};
 
@@ -62,7 +63,9 @@ impl TierState {
     pub(crate) fn is_beyond(&self, id: BlockId) -> bool {
         match &self.granules {
             None => id.0 >= self.budget,
-            Some(granules) => !granules.has(id.0),
+            Some(granules) => {
+                guard!("pool.taken-granule-is-beyond", !granules.has(id.0), else false)
+            }
         }
     }
 
