@@ -11,7 +11,6 @@ use std::any::Any;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::HostPages;
-use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, CloseError, CopyError, Device, DeviceAttribute, DeviceBuffer,
     DeviceError, Driver, DriverError, ErrorCode, Event, HostAllocFlags, HostRegisterFlags, Kernel,
@@ -73,8 +72,7 @@ impl Handles {
             pinned: PinnedBuffer::alloc(device, BYTES, HostAllocFlags::CACHED).unwrap(),
             page,
             range: AddressRange::reserve(device, page).unwrap(),
-            physical: PhysicalMemory::create_exportable(device, page, ShareableKind::PosixFd)
-                .unwrap(),
+            physical: PhysicalMemory::create(device, page).unwrap(),
             module,
             kernel,
             prepared,
@@ -119,7 +117,6 @@ impl Handles {
         let Self { page, range, physical, .. } = self;
         let flags = HostAllocFlags::CACHED;
         let priority = StreamPriority::Greatest;
-        let kind = ShareableKind::PosixFd;
         vec![
             ("run", device.run(|_| unreachable!("a lost device is asked nothing"))),
             ("attribute", device.attribute(DeviceAttribute::PCI_BUS_ID).map(drop)),
@@ -134,7 +131,6 @@ impl Handles {
             ("granularity", PhysicalMemory::granularity(device).map(drop)),
             ("reserve", AddressRange::reserve(device, *page).map(drop)),
             ("create", PhysicalMemory::create(device, *page).map(drop)),
-            ("export", physical.export(kind).map(drop)),
             ("map", range.map(0, physical)),
             ("set_access", range.set_access(0, *page, &[AccessDesc { device: 0 }])),
         ]
@@ -389,22 +385,6 @@ fn memory_of_another_driver_is_not_mapped() {
     assert_eq!(sim.calls().get("cuMemMap"), None, "the driver was not asked to follow the handle");
 }
 
-#[cfg(unix)]
-#[test]
-fn memory_of_another_device_is_not_imported() {
-    let (sim, device) = machine();
-    let other = Device::open(device.driver().clone(), 1).unwrap();
-    let page = PhysicalMemory::granularity(&other).unwrap();
-    let kind = ShareableKind::PosixFd;
-    let theirs = PhysicalMemory::create_exportable(&other, page, kind).unwrap();
-    let exported = theirs.export(kind).unwrap();
-    let handles = sim.check_leaks().physical_handles;
-    let refused = PhysicalMemory::import(&device, exported.borrow(), page).unwrap_err();
-    assert_eq!(refused.driver_error().code, ErrorCode::INVALID_DEVICE);
-    assert_eq!(sim.check_leaks().physical_handles, handles, "what was imported is released");
-    PhysicalMemory::import(&other, exported.borrow(), page).unwrap();
-}
-
 #[test]
 fn a_dropped_module_does_not_wait_for_the_device() {
     let (sim, device) = machine();
@@ -501,7 +481,7 @@ fn kept<T: Any, E: Into<DeviceError>>(made: Result<T, E>) -> Result<Box<dyn Any>
     made.map(|made| Box::new(made) as Box<dyn Any>).map_err(Into::into)
 }
 
-const MAKES: [(&str, Makes); 15] = [
+const MAKES: [(&str, Makes); 14] = [
     ("Stream::new", |_, device| kept(Stream::new(device))),
     ("with_priority", |_, device| kept(Stream::with_priority(device, StreamPriority::Least))),
     ("Event::new", |_, device| kept(Event::new(device))),
@@ -517,10 +497,6 @@ const MAKES: [(&str, Makes); 15] = [
     }),
     ("reserve", |on, device| kept(AddressRange::reserve(device, on.page))),
     ("create", |on, device| kept(PhysicalMemory::create(device, on.page))),
-    ("import", |on, device| {
-        let exported = on.physical.export(ShareableKind::PosixFd)?;
-        kept(PhysicalMemory::import(device, exported.borrow(), on.page))
-    }),
     ("Module::load", |_, device| {
         kept(Module::load(device, kernel::PTX).map_err(|error| match error {
             ModuleError::Load { source, .. } | ModuleError::Kernel { source, .. } => source,

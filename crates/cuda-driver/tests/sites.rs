@@ -11,7 +11,6 @@ mod watch;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::HostPages;
-use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, Device, DeviceBuffer, DeviceError, DeviceSpan, DriverError,
     ErrorCode, Event, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig,
@@ -168,10 +167,6 @@ fn mappings_name_the_line_that_changes_them() {
     direct!(watch, "cuMemRelease", page.release()).unwrap();
     direct!(watch, "cuMemAddressFree", range.free()).unwrap();
     direct!(watch, "cuMemGetAllocationGranularity", PhysicalMemory::granularity(device)).unwrap();
-    let fd = ShareableKind::PosixFd;
-    let page = PhysicalMemory::create_exportable(device, PAGE, fd).unwrap();
-    direct!(watch, "cuMemExportToShareableHandle", page.export(fd)).unwrap();
-    direct!(watch, "cuMemCreate", PhysicalMemory::probe_fabric(device)).unwrap();
 }
 
 #[test]

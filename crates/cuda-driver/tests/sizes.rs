@@ -6,7 +6,7 @@
 //! `write_shared`, `read_at`, `lend`, `PinnedSpan::slice`; `HostPages::map`,
 //! `map_unpopulated`, `populate`; `Stream` copies, `fill`, `upload` and `download` at any
 //! offset; `copy_between`; `AddressRange::reserve`, `span`, `map`, `set_access`, `unmap`;
-//! `PhysicalMemory::create`, `create_exportable`, `import`; `LaunchConfig` (grid, block, shared memory) in
+//! `PhysicalMemory::create`; `LaunchConfig` (grid, block, shared memory) in
 //! `Kernel::launch` and `prepare`, with any number of `KernelArgs`; `Module::load`;
 //! `DriverError::on_device`, `of_bytes`, `of_range`, `of_launch`.
 
@@ -21,7 +21,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesOptions, HostRegion, MemoryNode};
-use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{
     AccessDesc, AddressRange, AllocationProp, CopyError, Device, DeviceAttribute, DeviceBuffer,
     DeviceError, DeviceSpan, DriverError, ErrorCode, HostAllocFlags, HostRegisterFlags, KernelArgs,
@@ -125,17 +124,11 @@ fn physical_memory_is_of_a_device_that_is_there() {
     let (_, device, _) = &machine;
     let driver = device.driver();
     for ordinal in [i32::MIN, -1, 0, 1, 2, i32::MAX] {
-        for (prop, is_exportable) in [
-            (AllocationProp::on(ordinal), false),
-            (AllocationProp::exportable(ordinal, ShareableKind::PosixFd), true),
-        ] {
-            assert_eq!((prop.device, prop.posix_fd), (ordinal, is_exportable));
-            let made = driver.mem_create(2 << 20, prop);
-            assert_eq!(made.is_ok(), [0, 1].contains(&ordinal), "{ordinal}: {made:?}");
-            if let Ok(handle) = made {
-                // SAFETY: the handle was just made, and nobody else has it.
-                unsafe { driver.mem_release(handle) }.unwrap();
-            }
+        let made = driver.mem_create(2 << 20, AllocationProp::on(ordinal));
+        assert_eq!(made.is_ok(), [0, 1].contains(&ordinal), "{ordinal}: {made:?}");
+        if let Ok(handle) = made {
+            // SAFETY: the handle was just made, and nobody else has it.
+            unsafe { driver.mem_release(handle) }.unwrap();
         }
     }
     assert_clean(machine);
@@ -178,9 +171,6 @@ fn memory_of_any_size_is_had_or_refused() {
             }
         }
         assert_eq!(PhysicalMemory::create(device, bytes).is_ok(), bytes == 2 << 20, "{bytes}");
-        let kind = ShareableKind::PosixFd;
-        let exportable = PhysicalMemory::create_exportable(device, bytes, kind);
-        assert_eq!(exportable.is_ok(), bytes == 2 << 20, "{bytes}");
         device.free_retired().unwrap();
         // The simulated device keeps a place for each page of a range: 1 GiB for the longest there is.
         if bytes != 1 << 47 {
@@ -333,7 +323,7 @@ fn mappings_at_any_offset_are_made_or_refused() {
     let (_, device, _) = &machine;
     let page = PhysicalMemory::granularity(device).unwrap();
     let range = AddressRange::reserve(device, 2 * page).unwrap();
-    let memory = PhysicalMemory::create_exportable(device, page, ShareableKind::PosixFd).unwrap();
+    let memory = PhysicalMemory::create(device, page).unwrap();
     let access = |device| [AccessDesc { device }];
     for offset in SIZES.into_iter().chain([page, 2 * page]) {
         let mapped = range.map(offset, &memory);
@@ -350,15 +340,6 @@ fn mappings_at_any_offset_are_made_or_refused() {
         }
         if mapped.is_ok() {
             range.unmap(offset, page).unwrap();
-        }
-    }
-    // The driver does not tell how long imported memory is: a wrong length is refused when it is mapped.
-    for bytes in SIZES {
-        let exported = memory.export(ShareableKind::PosixFd).unwrap();
-        let imported = PhysicalMemory::import(device, exported.borrow(), bytes).unwrap();
-        assert_eq!(range.map(0, &imported).is_ok(), bytes == page, "{bytes}");
-        if bytes == page {
-            range.unmap(0, page).unwrap();
         }
     }
     drop((memory, range));

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
     DriverResult, ErrorCode, Granularity, HostAllocFlags, HostRegisterFlags, KernelArgs,
@@ -170,7 +169,6 @@ forward! {
         mem_get_allocation_granularity(prop: AllocationProp, which: Granularity) -> u64;
         mem_address_reserve(bytes: u64, alignment: u64, hint: u64) -> u64;
         mem_address_free(address: u64, bytes: u64) -> ();
-        mem_import_from_shareable_handle(source: ShareableRef<'_>) -> u64;
         mem_unmap(address: u64, bytes: u64) -> ();
         mem_set_access(address: u64, bytes: u64, access: &[AccessDesc]) -> ();
     }
@@ -195,8 +193,6 @@ forward! {
         memcpy_peer_async(copy: PeerCopy, stream: u64) -> ();
         memcpy_batch_async(copies: &[BatchCopy], stream: u64) -> ();
         memset_d8_async(destination: u64, value: u8, bytes: u64, stream: u64) -> ();
-        mem_export_to_shareable_handle(handle: u64, kind: ShareableKind) -> ShareableHandle;
-        mem_get_allocation_properties_from_handle(handle: u64) -> AllocationProp;
         mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> ();
         module_get_function(module: u64, name: &str) -> u64;
         launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ();

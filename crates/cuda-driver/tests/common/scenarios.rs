@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use cuda_driver::shareable::{FabricSupport, ShareableKind};
 use cuda_driver::{
     AccessDesc, AddressRange, AllocationProp, Device, DeviceAttribute, DeviceBuffer, DeviceError,
     Driver, DriverError, ErrorCode, Event, HostAllocFlags, KernelArgs, LaunchConfig, Module,
@@ -23,8 +22,6 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
     ("fills_and_copies_stay_in_their_span", fills_and_copies_stay_in_their_span),
     ("mapped_memory_is_used_and_given_back", mapped_memory_is_used_and_given_back),
     ("misuse_of_mappings_is_an_error_value", misuse_of_mappings_is_an_error_value),
-    ("exported_memory_is_imported", exported_memory_is_imported),
-    ("probing_the_fabric_leaves_nothing", probing_the_fabric_leaves_nothing),
     ("misuse_of_memory_is_an_error_value", misuse_of_memory_is_an_error_value),
     ("a_kernel_writes_what_it_should", a_kernel_writes_what_it_should),
     ("a_captured_graph_runs_when_it_is_launched", a_captured_graph_runs_when_it_is_launched),
@@ -308,54 +305,6 @@ fn misuse_of_mappings_is_an_error_value(driver: &Arc<dyn Driver>) {
     assert_eq!(odd.driver_error().code, ErrorCode::INVALID_VALUE);
     let prop = AllocationProp::on(driver.device_get_count().unwrap());
     assert!(device.run(|d| d.mem_create(page, prop)).is_err(), "no such device");
-    assert_eq!(device.poison(), None);
-}
-
-fn exported_memory_is_imported(driver: &Arc<dyn Driver>) {
-    let device = open(driver, 0);
-    let stream = Stream::new(&device).unwrap();
-    let page = PhysicalMemory::granularity(&device).unwrap();
-    let kind = ShareableKind::PosixFd;
-    let plain = PhysicalMemory::create(&device, page).unwrap();
-    let refused = plain.export(kind).unwrap_err().driver_error();
-    assert_eq!(
-        (refused.call, refused.code),
-        ("cuMemExportToShareableHandle", ErrorCode::INVALID_VALUE)
-    );
-    let memory = PhysicalMemory::create_exportable(&device, page, kind).unwrap();
-    let exported = memory.export(kind).unwrap();
-    assert_eq!(exported.kind(), kind);
-    let import = PhysicalMemory::import(&device, exported.borrow(), page).unwrap();
-    drop(exported);
-    let range = AddressRange::reserve(&device, 2 * page).unwrap();
-    range.map(0, &memory).unwrap();
-    range.map(page, &import).unwrap();
-    range.set_access(0, 2 * page, &[AccessDesc { device: 0 }]).unwrap();
-    let [near, far] = [0, page].map(|offset| range.span(offset, 4096).unwrap());
-    stream.upload(near, &pattern(6, 4096)).unwrap();
-    range.unmap(0, page).unwrap();
-    memory.release().unwrap();
-    let mut seen = vec![0; 4096];
-    stream.download(&mut seen, far).unwrap();
-    assert!(seen == pattern(6, 4096));
-    range.unmap(page, page).unwrap();
-    import.release().unwrap();
-}
-
-fn probing_the_fabric_leaves_nothing(driver: &Arc<dyn Driver>) {
-    let device = open(driver, 0);
-    let probe = || PhysicalMemory::probe_fabric(&device).unwrap();
-    let support = probe();
-    let (free, _) = device.memory_info().unwrap();
-    for _ in 0..8 {
-        assert_eq!(probe(), support);
-    }
-    let page = PhysicalMemory::granularity(&device).unwrap();
-    assert!(device.memory_info().unwrap().0 + 4 * page > free, "probes keep their pages");
-    if let FabricSupport::Unsupported { error } = support {
-        let codes = [ErrorCode::NOT_PERMITTED, ErrorCode::NOT_SUPPORTED];
-        assert!(codes.contains(&error.code), "{error}");
-    }
     assert_eq!(device.poison(), None);
 }
 

@@ -8,7 +8,6 @@
 use std::cell::Cell;
 use std::ops::Deref;
 
-use cuda_driver::shareable::{ShareableHandle, ShareableKind};
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, Driver, DriverResult, ErrorCode, Granularity,
     HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig, PeerCopy,
@@ -104,8 +103,6 @@ calls! {
     mem_host_unregister(host: u64) -> ();
     mem_release(handle: u64) -> ();
     mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> ();
-    mem_export_to_shareable_handle(handle: u64, kind: ShareableKind) -> ShareableHandle;
-    mem_get_allocation_properties_from_handle(handle: u64) -> AllocationProp;
     module_unload(module: u64) -> ();
     module_get_function(module: u64, name: &str) -> u64;
     launch_kernel(function: u64, config: &LaunchConfig, args: &KernelArgs, stream: u64) -> ();
@@ -228,16 +225,7 @@ impl<'s> Bound<'s> {
 
     /// Physical memory of `pages` pages.
     pub(crate) fn physical(&self, pages: u64) -> Owned<'_> {
-        self.physical_as(pages, self.prop())
-    }
-
-    /// Physical memory of `pages` pages, with other properties.
-    pub(crate) fn physical_as(&self, pages: u64, prop: AllocationProp) -> Owned<'_> {
-        self.own_physical(self.mem_create(pages * self.page(), prop))
-    }
-
-    /// A handle of physical memory that a call answered.
-    pub(crate) fn own_physical(&self, made: DriverResult<u64>) -> Owned<'_> {
+        let made = self.mem_create(pages * self.page(), self.prop());
         self.own(made, |bound, handle| bound.mem_release(handle))
     }
 

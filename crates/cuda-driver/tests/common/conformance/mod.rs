@@ -24,7 +24,6 @@ pub(crate) mod peers;
 pub(crate) mod pinned;
 pub(crate) mod registered;
 #[cfg(unix)]
-pub(crate) mod sharing;
 pub(crate) mod streams;
 pub(crate) mod virtual_memory;
 
@@ -110,13 +109,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Case> {
         virtual_memory::PROCESS,
         virtual_memory::SIMULATED,
         #[cfg(unix)]
-        sharing::CASES,
         #[cfg(unix)]
-        sharing::PROCESS,
         #[cfg(unix)]
-        sharing::PAIRS,
         #[cfg(unix)]
-        sharing::SIMULATED,
         modules::CASES,
         modules::PROCESS,
         modules::SIMULATED,

@@ -28,7 +28,6 @@ pub(crate) const RESERVATIONS: &[Case] = cases![Needs::Device;
 
 pub(crate) const HANDLES: &[Case] = cases![Needs::Device;
     physical_memory_is_created_and_released,
-    physical_memory_that_can_be_exported_is_created,
     no_bytes_are_not_created,
     an_odd_size_is_not_created,
     more_than_the_device_has_is_not_created,
@@ -209,14 +208,6 @@ fn a_reservation_is_not_freed_while_mapped(on: &Subject) {
 fn physical_memory_is_created_and_released(on: &Subject) {
     let bound = on.bind();
     let handle = bound.mem_create(bound.page(), bound.prop()).unwrap();
-    assert_eq!(bound.mem_release(handle), Ok(()));
-}
-
-fn physical_memory_that_can_be_exported_is_created(on: &Subject) {
-    let bound = on.bind();
-    let prop = AllocationProp { posix_fd: true, ..bound.prop() };
-    let page = bound.mem_get_allocation_granularity(prop, Granularity::Minimum).unwrap();
-    let handle = bound.mem_create(page, prop).unwrap();
     assert_eq!(bound.mem_release(handle), Ok(()));
 }
 
