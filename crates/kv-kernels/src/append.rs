@@ -233,7 +233,7 @@ impl KvKernels {
             token_stride_bytes: append.token_stride_bytes,
             offset_bytes: 0,
         }];
-        let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
+        let side = |parts| RowSide { parts, first: 0 };
         let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
         let values = append.values.map(address).transpose()?.unwrap_or(0);
         let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
@@ -287,7 +287,7 @@ impl KvKernels {
         let whole_row = (append.tokens, row_bytes);
         let mut launches = Vec::new();
         for &planes in Planes::of(&[blocks]) {
-            for run in runs(side(&row), side(planes.parts(blocks)), whole_row, u64::MAX) {
+            for run in runs(side(&row), side(planes.parts(blocks)), whole_row) {
                 launches.extend(launch(planes, run)?);
             }
         }

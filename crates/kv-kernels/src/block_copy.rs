@@ -326,7 +326,7 @@ impl KvKernels {
             return self.launches_of((copy, pairs), (to, from), units, (shape.block_bytes(), bits));
         }
         let tokens = u64::from(shape.block_tokens());
-        let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
+        let side = |parts, first| RowSide { parts, first };
         let of_run = |planes: Planes, run: UnitRun| {
             let (first, run) = (run.first, run.merged());
             let sides = (
@@ -353,7 +353,7 @@ impl KvKernels {
         for &planes in Planes::of(&[from, to]) {
             let source = side(planes.parts(from), rows.from_byte);
             let target = side(planes.parts(to), rows.to_byte);
-            for run in runs(source, target, (tokens, rows.bytes), u64::MAX) {
+            for run in runs(source, target, (tokens, rows.bytes)) {
                 launches.extend(of_run(planes, run)?);
             }
         }
@@ -418,7 +418,7 @@ pub(crate) const FLAT_THREADS: u32 = 128;
 const HOST_MULTIPROCESSORS: u64 = 8;
 
 /// Checks that both sides have the same layers, tensors and tokens.
-pub(crate) fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {
+fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {
     let (a, b) = (from.shape(), to.shape());
     for (what, source_count, destination_count) in [
         ("layers", a.layers(), b.layers()),
@@ -445,7 +445,7 @@ fn is_same_memory(from: Blocks<'_>, to: Blocks<'_>) -> bool {
 }
 
 /// Checks that two memories share no byte.
-pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
+fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
     for written in to.extents() {
         for read in from.extents() {
             check_disjoint((to.operand(), written), (from.operand(), read))?;
@@ -455,7 +455,7 @@ pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), Kernel
 }
 
 /// Checks what the host knows of the pairs: their number, and that they are of both sides.
-pub(crate) fn check_pairs(
+fn check_pairs(
     pairs: Option<BlockPairs<'_>>,
     count: u64,
     (from_blocks, to_blocks): (u64, u64),

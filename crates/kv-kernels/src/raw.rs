@@ -7,4 +7,3 @@ pub use crate::block_copy::{BlockCopyKernels, RawBlockCopy};
 pub use crate::block_sum::RawBlockSums;
 pub use crate::block_units::{RawBlockSide, RawBlockUnits};
 pub use crate::launch::{CHUNKS_MAX, RawChunk, RawMapping, RawTransfer};
-pub use crate::quantize::{RawConversion, RawFormats, RawScales};

@@ -41,7 +41,6 @@ fn main() {
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
         ("no_damage_to_a_block_leaves_its_sums_as_they_are", ops::block_sum::damage_is_seen),
-        ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("links_give_what_the_kernels_give", |gpu| {

@@ -16,7 +16,6 @@ use kv_kernels::{
     Append, BlockCopy, BlockPair, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels,
     KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
-    convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
     layout::{RowRange, Strides},
     link::{
         HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, MeasureOptions, Transport,
@@ -212,25 +211,6 @@ fn launches_of_blocks_name_the_programs_line() {
     let other = PagedKv::new(stream, s.shape, layout, other.span(), BLOCKS).unwrap();
     let copy = BlockCopy { to: (&other).into(), ..copy };
     from_here!(watch, "cuLaunchKernel", kernels.copy_blocks(stream, copy)).0.unwrap();
-    let conversion = Conversion {
-        from: paged.into(),
-        to: (&narrow).into(),
-        wide: WideFormat::Bf16,
-        narrow: NarrowFormat::Int8,
-        head_size: 8,
-        scales: s.out(1024),
-        per: ScalePer::Block,
-        pairs: s.zeros().into(),
-        count: 1,
-        host_pairs: None,
-        from_blocks: BLOCKS,
-        to_blocks: BLOCKS,
-        report: None,
-    };
-    from_here!(watch, "cuLaunchKernel", kernels.measure_scales(stream, conversion)).0.unwrap();
-    from_here!(watch, "cuLaunchKernel", kernels.quantize_blocks(stream, conversion)).0.unwrap();
-    let back = Conversion { from: (&narrow).into(), to: paged.into(), ..conversion };
-    from_here!(watch, "cuLaunchKernel", kernels.dequantize_blocks(stream, back)).0.unwrap();
     stream.synchronize().unwrap();
 }
 

@@ -175,13 +175,9 @@ mod on_sim {
     use cuda_driver::{AddressRange, KernelArgs, LaunchConfig};
     use kv_kernels::{
         KernelError, PagedKv, PagedLayout,
-        convert::ConversionKind,
         error::{BlocksError, Operand, OperandError},
         layout::RowPart,
-        raw::{
-            RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawConversion,
-            RawFormats,
-        },
+        raw::{RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits},
         references,
     };
 
@@ -289,29 +285,6 @@ mod on_sim {
             let refused = unsafe { on.kernels.append_raw(&on.stream, &raw) };
             assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{units:?}: {refused:?}");
             let side = RawBlockSide::default();
-            let raw = RawConversion {
-                kind: ConversionKind::Quantize,
-                to: side,
-                from: side,
-                units,
-                pairs: 0,
-                count: 1,
-                first_pair: 0,
-                scales: bytemuck::Zeroable::zeroed(),
-                formats: RawFormats { wide: 0, narrow: 0, head_units: 1, first_unit: 0 },
-                report: 0,
-                vector: 1,
-            };
-            for kind in
-                [ConversionKind::Quantize, ConversionKind::Dequantize, ConversionKind::Measure]
-            {
-                for count in [1, u64::MAX] {
-                    let raw = RawConversion { kind, count, ..raw };
-                    // SAFETY: as above.
-                    let refused = unsafe { on.kernels.convert_blocks_raw(&on.stream, &raw) };
-                    assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
-                }
-            }
             let row = RowPart {
                 segment_bytes: units.unit_vectors,
                 segments: u32::try_from(units.segments).unwrap_or(u32::MAX),

@@ -13,7 +13,6 @@ pub(crate) mod host_link;
 pub(crate) mod huge;
 pub(crate) mod lays;
 pub(crate) mod on;
-pub(crate) mod quantize;
 mod readers;
 pub(crate) mod skip;
 pub(crate) mod ways;

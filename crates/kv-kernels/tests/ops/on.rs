@@ -33,17 +33,7 @@ impl On {
 
     /// A simulated device that runs these references, and the PTX of all other kernels.
     pub(crate) fn sim(references: &[KernelReference]) -> Self {
-        Self::sim_of(SimConfig::default(), references)
-    }
-
-    /// A simulated device of compute capability 8.0 that runs PTX.
-    #[allow(dead_code, reason = "each test program uses a part")]
-    pub(crate) fn old_sim() -> Self {
-        Self::sim_of(SimConfig { compute_capability: (8, 0), ..SimConfig::default() }, &[])
-    }
-
-    fn sim_of(config: SimConfig, references: &[KernelReference]) -> Self {
-        let sim = SimDriver::new(SimConfig { devices: 2, ..config }).unwrap();
+        let sim = SimDriver::new(SimConfig { devices: 2, ..SimConfig::default() }).unwrap();
         sim.register_kernels(references);
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         Self { sim: Some(sim), ..Self::device(device) }

@@ -6,9 +6,8 @@ mod tests {
 
     use cuda_driver::{PinnedBuffer, PinnedSpan, ReaderError, Stream};
     use kv_kernels::{
-        Append, BlockCopy, BlockPair, BlockPairs, Direction, HostBlocks, KernelError, KernelSource,
+        Append, BlockCopy, Direction, HostBlocks, KernelError, KernelSource,
         chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-        convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
         error::{BlocksError, PagedKvError},
         references,
         tables::BlockOffsets,
@@ -84,27 +83,12 @@ mod tests {
     }
 
     /// Launches on blocks, whose pairs or ids are in `source`.
-    fn block_launches(on: &On, sides: [&Side; 3], source: PinnedSpan<'_>) -> Answers {
-        let [pages, others, narrow] = sides;
+    fn block_launches(on: &On, sides: [&Side; 2], source: PinnedSpan<'_>) -> Answers {
+        let [pages, others] = sides;
         let Side::Device(paged, _) = pages else { unreachable!() };
         let (kernels, stream) = (&on.kernels, &on.stream);
         let out = on.memory(1 << 12);
         let pinned = |bytes| KernelSource::from(source.slice(0, bytes).unwrap());
-        let conversion = Conversion {
-            from: others.blocks(),
-            to: narrow.blocks(),
-            wide: WideFormat::Bf16,
-            narrow: NarrowFormat::E4m3,
-            head_size: 32,
-            scales: out.span(),
-            per: ScalePer::Block,
-            pairs: pinned(8),
-            count: 1,
-            host_pairs: Some(BlockPairs::new(&[BlockPair { source: 0, destination: 0 }]).unwrap()),
-            from_blocks: 2,
-            to_blocks: 2,
-            report: None,
-        };
         let copy = BlockCopy {
             from: pages.blocks(),
             to: others.blocks(),
@@ -141,8 +125,6 @@ mod tests {
         vec![
             ("pairs", kernels.copy_blocks(stream, copy).map_err(kernel)),
             ("ids", kernels.sum_blocks(stream, sums).map_err(kernel)),
-            ("pairs", kernels.quantize_blocks(stream, conversion).map_err(kernel)),
-            ("pairs", kernels.measure_scales(stream, conversion).map_err(kernel)),
             ("chunk", chunks(ChunkMapping::Slots { slots: pinned(32), host: None })),
             ("chunk", chunks(ChunkMapping::Blocks { ids: pinned(4), host: None })),
         ]
@@ -151,7 +133,7 @@ mod tests {
     /// Every launch that reads pinned memory.
     fn launches(
         on: &On,
-        sides: [&Side; 3],
+        sides: [&Side; 2],
         (source, device): (PinnedSpan<'_>, KernelSource<'_>),
     ) -> Answers {
         let mut answers = row_launches(on, sides[0], (source, device));
@@ -163,10 +145,9 @@ mod tests {
     fn pinned_memory_for_another_stream_is_refused_by_every_launch() {
         let on = On::sim(references());
         let other = Stream::new(&on.device).unwrap();
-        let (wide, eight) = (shape(2, 2, 64, 4), shape(2, 2, 32, 4));
-        let side = |shape| Side::new(&on, shape, &lays(&shape, 2).swap_remove(0), 2, (false, 0));
-        let sides = [side(wide), side(wide), side(eight)];
-        let sides = [&sides[0], &sides[1], &sides[2]];
+        let shape = shape(2, 2, 64, 4);
+        let side = || Side::new(&on, shape, &lays(&shape, 2).swap_remove(0), 2, (false, 0));
+        let sides = [&side(), &side()];
         let (pinned, device) = (on.pin(&[0u8; 1024]), on.memory(1024));
         on.stream.fill(device.span(), 0).unwrap();
         let span = |stream| pinned.span_for(stream, 0, 1024).unwrap();

@@ -4,19 +4,18 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
+    Append, BlockCopy, BlockPair, BlockPairs, Blocks, Direction, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-    convert::{Conversion, ConversionKind, NarrowFormat, ScalePer, WideFormat},
     layout::{RowPart, RowRange},
     raw::{
-        RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk,
-        RawConversion, RawFormats, RawMapping, RawTransfer,
+        RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk, RawMapping,
+        RawTransfer,
     },
     tables::{BlockOffsets, GatherRows},
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
 
-use super::{BLOCKS, Bench, COUNTS, SMALL, answered, shape};
+use super::{BLOCKS, Bench, COUNTS, SMALL, answered};
 
 /// Memory of a launch: of the device, and addresses with no memory behind them, which are long.
 fn spans(memory: &DeviceBuffer) -> [DeviceSpan; 3] {
@@ -176,26 +175,6 @@ fn counts_of_raw_launches() {
                 // SAFETY: as above.
                 let refused = unsafe { bench.kernels.copy_blocks_raw(&bench.stream, &copy) };
                 assert!(refused.is_err(), "{units:?}");
-                for kind in
-                    [ConversionKind::Quantize, ConversionKind::Dequantize, ConversionKind::Measure]
-                {
-                    let raw = RawConversion {
-                        kind,
-                        to: side,
-                        from: side,
-                        units,
-                        pairs: 0,
-                        count: 1,
-                        first_pair: 0,
-                        scales: bytemuck::Zeroable::zeroed(),
-                        formats: RawFormats { wide: 0, narrow: 0, head_units: 0, first_unit: 0 },
-                        report: 0,
-                        vector: 1,
-                    };
-                    // SAFETY: as above.
-                    let refused = unsafe { bench.kernels.convert_blocks_raw(&bench.stream, &raw) };
-                    assert!(refused.is_err(), "{units:?}");
-                }
             }
         }
     }
@@ -203,13 +182,9 @@ fn counts_of_raw_launches() {
 }
 
 #[test]
-fn blocks_and_conversions() {
+fn blocks() {
     let bench = Bench::new();
     let (memory, sums) = (bench.memory(), bench.memory());
-    let narrow = shape(2, 2, 32, 4);
-    let codes = bench.memory();
-    let layout = PagedLayout::block_major(&narrow);
-    let narrow = PagedKv::new(&bench.stream, narrow, layout, codes.span(), BLOCKS).unwrap();
     let (kernels, stream) = (&bench.kernels, &bench.stream);
     let pair = [BlockPair { source: i32::MAX, destination: i32::MIN }];
     for count in COUNTS {
@@ -232,28 +207,6 @@ fn blocks_and_conversions() {
                     for bytes in COUNTS {
                         let rows = RowRange { from_byte: bytes, to_byte: 1, bytes };
                         answered(kernels.copy_block_rows(stream, copy, rows));
-                    }
-                    for head_size in SMALL {
-                        let conversion = Conversion {
-                            from,
-                            to: (&narrow).into(),
-                            wide: WideFormat::F16,
-                            narrow: NarrowFormat::Int8,
-                            head_size,
-                            scales: sums.span(),
-                            per: ScalePer::TokenHead,
-                            pairs: pairs.into(),
-                            count,
-                            host_pairs,
-                            from_blocks: blocks,
-                            to_blocks: blocks,
-                            report: None,
-                        };
-                        answered(kernels.quantize_blocks(stream, conversion));
-                        answered(kernels.measure_scales(stream, conversion));
-                        let (from, to) = (conversion.to, conversion.from);
-                        let back = Conversion { from, to, ..conversion };
-                        answered(kernels.dequantize_blocks(stream, back));
                     }
                     let sums = BlockSums {
                         blocks: from,
