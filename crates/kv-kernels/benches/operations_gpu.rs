@@ -26,7 +26,7 @@ use kv_kernels::{
     Append, BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout,
     layout::RowRange,
-    tables::{BlockOffsets, HostOffsets, PackedOffsets, block_offsets_on_host},
+    tables::BlockOffsets,
     verify::{BlockSums, block_sum},
 };
 pub(crate) use ways::Ways;
@@ -487,19 +487,16 @@ impl<'w> Bench<'w> {
                 width,
                 report: None,
             };
-            let on_host = HostOffsets {
-                source: &table,
-                pool_stride: (rows * 2 * width) as usize,
-                row_stride: (2 * width) as usize,
-                row_index: &index,
-                live: Some(&live),
-                scales: &[64],
-                offsets: &[32],
-                width: width as usize,
-            };
             // Columns that are not alive keep what was there.
             let mut right = vec![0; (rows * 2 * width) as usize];
-            block_offsets_on_host(&on_host, &mut right).unwrap();
+            for (row, source) in (0..rows).zip(&index) {
+                let row_entries = 2 * width as usize;
+                for column in 0..columns.min(width) as usize {
+                    let id = table[*source as usize * row_entries + column];
+                    let at = row as usize * row_entries + column;
+                    (right[at], right[at + width as usize]) = (64 * id, 64 * id + 32);
+                }
+            }
             let are_right = || self.read(out.span()) == bytemuck::cast_slice::<i32, u8>(&right);
             self.wipe(out.span());
             let by_kernel = self.timed(
@@ -507,23 +504,7 @@ impl<'w> Bench<'w> {
                 || self.kernels.gather_block_offsets(&self.stream, gather).unwrap(),
                 are_right,
             );
-            let packed = PackedOffsets::new(&on_host).unwrap();
-            let mut staged = vec![0; packed.entries()];
-            packed.pack(&on_host, &mut staged).unwrap();
-            let arrived = self.upload(&vec![-1; staged.len()]);
-            let staged = self.pin(&staged);
-            let unpack = packed.on_device(arrived.span(), out.span(), (rows, width)).unwrap();
-            self.wipe(out.span());
-            let by_copy = self.timed(
-                ("offsets by a copy", 1 << 25),
-                || {
-                    self.stream.copy_to_device(arrived.span(), &staged, 0).unwrap();
-                    self.kernels.gather_block_offsets(&self.stream, unpack).unwrap();
-                },
-                are_right,
-            );
             println!("| kernel reads pinned rows | {columns} | {:.1} |", by_kernel * 1e6);
-            println!("| packed on the host, copied, unpacked | {columns} | {:.1} |", by_copy * 1e6);
         }
     }
 }

@@ -123,7 +123,6 @@ mod divider;
 mod fill;
 mod format;
 mod gather;
-mod host_offsets;
 mod kernels;
 mod launch;
 mod lazy;

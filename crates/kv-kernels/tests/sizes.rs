@@ -3,8 +3,7 @@
 //!
 //! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
 //! `layer_major`, `custom`, `new`, `with_value_parts`, `parts_of`, `packed`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
-//! `adopt`, `block_span`, `plane_address`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), `HostOffsets`,
-//! `PackedOffsets`, `block_offsets_on_host`, `copy_block_offsets`, every
+//! `adopt`, `block_span`, `plane_address`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), every
 //! launch of `KvKernels`, the raw ones with their counts included, `LaunchLimits`,
 //! `HostLink` (`new`, `transfer_chunk`, `transfer_chunks`, `start_chunks`, `copy_blocks`, `start_blocks`),
 //! `LayerEvents`, `MeasureOptions`, `TransportProfile` (`assumed`, `parse`, estimates and choices),
@@ -33,7 +32,6 @@ use kv_kernels::{
         LayerEvents, Load, MeasureOptions, RateBySize, Transport, TransportProfile,
     },
     references,
-    tables::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets},
     verify::Expected,
 };
 
@@ -373,59 +371,6 @@ fn sums_known_beforehand() {
         let _ = (expected.checksum(&[]), expected.checksum(&[1; 9]));
         assert_eq!(expected.add(0, usize::MAX, 1), None);
     }
-}
-
-#[test]
-fn offsets_on_the_host() {
-    let bench = Bench::new();
-    let sizes = [0, 1, 4, 1 << 31, 1 << 32, 1 << 40, usize::MAX];
-    let mut dense = [0; 64];
-    for pool_stride in sizes {
-        for row_stride in sizes {
-            for width in sizes {
-                for index in [&[][..], &[0], &[u32::MAX, 1]] {
-                    let live = vec![u32::MAX; index.len()];
-                    for live in [None, Some(&live[..])] {
-                        let gather = HostOffsets {
-                            source: &[1; 16],
-                            pool_stride,
-                            row_stride,
-                            row_index: index,
-                            live,
-                            scales: &[1, 2],
-                            offsets: &[3, 4],
-                            width,
-                        };
-                        answered(block_offsets_on_host(&gather, &mut dense));
-                        let Some(packed) = answered(PackedOffsets::new(&gather)) else { continue };
-                        let mut staged = vec![0; packed.entries()];
-                        answered(packed.pack(&gather, &mut staged));
-                        for (rows, width) in [(0, 0), (1, u32::MAX), (u32::MAX, u32::MAX)] {
-                            let span = bench.pages.span();
-                            let unpack = packed.on_device(span, span, (rows, width));
-                            if let Some(unpack) = answered(unpack) {
-                                answered(bench.kernels.gather_block_offsets(&bench.stream, unpack));
-                            }
-                        }
-                    }
-                }
-            }
-        }
-    }
-    for out_rows in SMALL {
-        for pools in SMALL {
-            for rows in SMALL {
-                for width in SMALL {
-                    for start in [0, 1 << 40, u64::MAX] {
-                        let (out, staged) = (bench.pages.span(), (&*bench.host, start));
-                        let sizes = [pools, rows, width];
-                        answered(copy_block_offsets(&bench.stream, out, out_rows, staged, sizes));
-                    }
-                }
-            }
-        }
-    }
-    bench.assert_clean();
 }
 
 #[test]

@@ -1,7 +1,6 @@
-//! Offset tables: kernel, host gather and packed gather against the formula.
+//! Offset tables: the kernel, over rows and over packed rows, against the formula.
 
 use cuda_driver::DeviceBuffer;
-use kv_kernels::tables::{HostOffsets, PackedOffsets, block_offsets_on_host, copy_block_offsets};
 use kv_kernels::{DeviceReport, error::OutOfRange, tables::BlockOffsets};
 
 use super::on::{On, Outputs, Random, noise};
@@ -131,42 +130,40 @@ impl Case {
         out
     }
 
-    fn on_host(&self) -> HostOffsets<'_> {
-        HostOffsets {
-            source: &self.table,
-            pool_stride: (self.source_rows * 2 * self.width) as usize,
-            row_stride: (2 * self.width) as usize,
-            row_index: &self.index,
-            live: self.live.as_deref(),
-            scales: &self.scales,
-            offsets: &self.offsets,
-            width: self.width as usize,
-        }
-    }
-
-    /// Dense rows gathered on the host, then copies.
-    fn by_host(&self, on: &On) -> DeviceBuffer {
-        let out = on.upload(&noise(self.out_bytes()));
-        let mut dense = vec![0; (self.pools * self.rows * 2 * self.width) as usize];
-        block_offsets_on_host(&self.on_host(), &mut dense).unwrap();
-        let staged = on.pin(&dense);
-        let dims = [self.pools, self.rows, self.width];
-        let copies =
-            copy_block_offsets(&on.stream, out.span(), self.out_rows, (&staged, 0), dims).unwrap();
-        assert_eq!(copies, if self.rows == self.out_rows { 1 } else { self.pools });
-        on.stream.synchronize().unwrap();
-        out
-    }
-
-    /// Live columns packed on the host, one copy, and the kernel over device memory.
+    /// Live columns of all rows one after another, from the device.
     fn by_packing(&self, on: &On) -> DeviceBuffer {
         let out = on.upload(&noise(self.out_bytes()));
-        let packed = PackedOffsets::new(&self.on_host()).unwrap();
-        let mut staged = vec![0; packed.entries()];
-        packed.pack(&self.on_host(), &mut staged).unwrap();
-        let staged = on.upload(&staged);
-        let gather =
-            packed.on_device(staged.span(), out.span(), (self.out_rows, self.width)).unwrap();
+        let live = |row: usize| self.live.as_ref().map_or(self.width, |l| self.width.min(l[row]));
+        let live: Vec<u32> = (0..self.rows as usize).map(live).collect();
+        let starts: Vec<u32> = live
+            .iter()
+            .scan(0, |next, columns| Some(std::mem::replace(next, *next + columns)))
+            .collect();
+        let mut packed = Vec::new();
+        for pool in 0..self.pools {
+            for (index, columns) in self.index.iter().zip(&live) {
+                let at = ((pool * self.source_rows + index) * 2 * self.width) as usize;
+                packed.extend_from_slice(&self.table[at..at + *columns as usize]);
+            }
+        }
+        let (source, starts, lens) = (on.upload(&packed), on.upload(&starts), on.upload(&live));
+        let (scales, offsets) = (on.upload(&self.scales), on.upload(&self.offsets));
+        let gather = BlockOffsets {
+            source: source.span().into(),
+            pool_stride: live.iter().map(|columns| u64::from(*columns)).sum(),
+            row_stride: 1,
+            row_index: Some(starts.span().into()),
+            host_index: None,
+            live: Some(lens.span().into()),
+            scales: scales.span().into(),
+            offsets: offsets.span().into(),
+            out: out.span(),
+            out_rows: self.out_rows,
+            pools: self.pools,
+            rows: self.rows,
+            width: self.width,
+            report: None,
+        };
         on.kernels.gather_block_offsets(&on.stream, gather).unwrap();
         on.stream.synchronize().unwrap();
         out
@@ -184,9 +181,6 @@ pub(crate) fn outputs(on: &On) -> Outputs {
         for pinned in [true, false] {
             let out = case.by_kernel(on, pinned);
             outputs.push((name("kernel"), on.read(out.span())));
-        }
-        if case.live.is_none() {
-            outputs.push((name("host"), on.read(case.by_host(on).span())));
         }
         outputs.push((name("packed"), on.read(case.by_packing(on).span())));
     }
@@ -235,7 +229,6 @@ mod on_sim {
         KernelError,
         error::{Operand, OperandError},
         references,
-        tables::HostGatherError,
     };
 
     use super::super::on::compare;
@@ -258,9 +251,6 @@ mod on_sim {
                 assert!(on.read(case.by_kernel(&on, pinned).span()) == expected, "{case:?}");
             }
             assert!(on.read(case.by_packing(&on).span()) == expected, "packed: {case:?}");
-            if case.live.is_none() {
-                assert!(on.read(case.by_host(&on).span()) == expected, "host: {case:?}");
-            }
         }
     }
 
@@ -383,39 +373,5 @@ mod on_sim {
             right.on.kernels.gather_block_offsets(&right.on.stream, empty).unwrap();
         }
         assert_eq!(right.on.launches(), 0);
-    }
-
-    #[test]
-    fn the_host_refuses_what_it_would_read_or_write_beyond() {
-        let case = &cases()[4];
-        let good = case.on_host();
-        let mut dense = vec![0; 6 * 2 * 8 * 2];
-        let short = dense.len() - 1;
-        assert_eq!(
-            block_offsets_on_host(&good, &mut dense[..short]),
-            Err(HostGatherError::Length { what: "dense rows", given: short, needed: short + 1 })
-        );
-        let index = [0, 5, 0, 0, 0, 0];
-        assert_eq!(
-            block_offsets_on_host(&HostOffsets { row_index: &index, ..good }, &mut dense),
-            Err(HostGatherError::RowOutOfRange { row: 1, source_row: 5, pool_stride: 80 })
-        );
-        let offsets = &case.offsets[..1];
-        assert_eq!(
-            PackedOffsets::new(&HostOffsets { offsets, ..good }),
-            Err(HostGatherError::Length { what: "offsets", given: 1, needed: 2 })
-        );
-        let packed = PackedOffsets::new(&good).unwrap();
-        assert_eq!(packed.entries(), 2 * 6 + 2 * 2 + 2 * 6 * 8);
-        let mut staged = vec![0; packed.entries() - 1];
-        assert!(matches!(
-            packed.pack(&good, &mut staged),
-            Err(HostGatherError::Length { what: "staging buffer", .. })
-        ));
-        let fewer = HostOffsets { row_index: &case.index[..5], ..good };
-        assert!(matches!(
-            packed.pack(&fewer, &mut vec![0; 200]),
-            Err(HostGatherError::Length { what: "rows or live columns", given: 5, needed: 6 })
-        ));
     }
 }
