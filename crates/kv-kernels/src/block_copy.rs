@@ -7,9 +7,9 @@ use crate::block_units::{
     ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
 };
 use crate::kernels::entry;
-use crate::layout::alignment_of;
 use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint};
+use crate::paged_layout::alignment_of;
 use crate::pairs::{BlockPair, BlockPairs};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
@@ -229,32 +229,9 @@ impl KvKernels {
             // stays inside a row, which `check_copy` has compared). Pinned memory is not freed before
             // the device has finished (a dropped buffer is only retired), and is not written by the
             // host, which shares it (`HostBlocks`).
-            unsafe { self.copy_blocks_raw(stream, raw) }?;
+            unsafe { self.copy_blocks.launch(stream, raw) }?;
         }
         Ok(())
-    }
-
-    /// Launches the kernel with these parameters, unchecked.
-    ///
-    /// # Errors
-    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
-    /// [`KernelError::Device`].
-    ///
-    /// # Safety
-    /// - every address is of memory that the kernels' device can access, and stays allocated until
-    ///   the kernel has completed; all of what the head of `kernels/block_copy.cu` names as read or
-    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
-    /// - `units` and `grid` are as their fields say;
-    /// - host memory that is written is not accessed by the host until then.
-    #[track_caller]
-    pub unsafe fn copy_blocks_raw(
-        &self,
-        stream: &Stream,
-        raw: &RawBlockCopy,
-    ) -> Result<(), BlocksError> {
-        let _site = cuda_driver::site::enter();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copy_blocks.launch(stream, raw) }
     }
 
     pub(crate) fn check_copy(

@@ -3,8 +3,8 @@
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream};
 
 use crate::block_units::plane_table;
-use crate::layout::alignment_of;
 use crate::operand::{Extent, check_length};
+use crate::paged_layout::alignment_of;
 use crate::{
     KvShape, PagedLayout,
     error::{Operand, PagedKvError},

@@ -31,7 +31,6 @@ fn main() {
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
         ("one_chunk_of_every_format_equals_the_reference", |gpu| same(gpu, ops::chunks::ones)),
-        ("windows_of_chunks_equal_the_reference", |gpu| same(gpu, ops::chunks::windows)),
         ("strides_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::huge::outputs)),
         ("readers_of_a_skipped_prefix_see_it_unchanged", |gpu| {
             assert!(ops::skip::readers_see_no_change(gpu, 300));

@@ -4,7 +4,7 @@
 //! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
 //! `layer_major`, `custom`, `new`, `with_value_parts`, `parts_of`, `packed`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
 //! `adopt`, `block_span`, `plane_address`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), every
-//! launch of `KvKernels`, the raw ones with their counts included, `LaunchLimits`,
+//! launch of `KvKernels`, `LaunchLimits`,
 //! `HostLink` (`new`, `transfer_chunk`, `transfer_chunks`, `start_chunks`, `copy_blocks`, `start_blocks`),
 //! `LayerEvents`, `MeasureOptions`, `TransportProfile` (`assumed`, `parse`, estimates and choices),
 //! `RateBySize`.
@@ -538,10 +538,8 @@ fn estimates(profile: &TransportProfile) {
                         };
                         for direction in [HostDirection::ToHost, HostDirection::ToPages] {
                             let _ = profile.choose(direction, load);
-                            let _ = profile.choose_of_many(direction, load);
                             for transport in Transport::ALL {
                                 let _ = profile.estimate_ns(transport, direction, load);
-                                let _ = profile.estimate_of_many_ns(transport, direction, load);
                             }
                         }
                     }

@@ -11,7 +11,7 @@ use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
 use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
-use crate::layout::alignment_of;
+use crate::paged_layout::alignment_of;
 use crate::pairs::BlockPair;
 use crate::{Blocks, KernelError, PagedKv, error::Side};
 
@@ -230,7 +230,7 @@ impl HostLink {
         // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
         // piece, for which the buffer is long enough (`Runs::take`): whatever ids the device's pairs have,
         // nothing else is touched.
-        Ok(unsafe { self.kernels.copy_blocks_raw(stream, &raw) }?)
+        Ok(unsafe { self.kernels.copy_blocks.launch(stream, &raw) }?)
     }
 }
 

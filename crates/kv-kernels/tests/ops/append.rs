@@ -176,8 +176,6 @@ mod on_sim {
     use kv_kernels::{
         KernelError, PagedKv, PagedLayout,
         error::{BlocksError, Operand, OperandError},
-        layout::RowPart,
-        raw::{RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits},
         references,
     };
 
@@ -248,87 +246,6 @@ mod on_sim {
             let threads = THREADS.load(Ordering::Relaxed);
             assert!((tokens..tokens + 3 * 128).contains(&threads), "{threads} for {tokens} tokens");
         }
-    }
-
-    /// What no launch can count is an error of the raw launch, and not a smaller launch.
-    #[test]
-    #[allow(clippy::too_many_lines, reason = "one list of raw launches")]
-    fn a_raw_launch_of_more_than_can_be_counted_is_refused() {
-        let on = On::sim(&[]);
-        let most = i32::MAX as u64;
-        let units = |planes, tokens, segments, unit_vectors| RawBlockUnits {
-            planes,
-            tokens,
-            segments,
-            unit_vectors,
-        };
-        for units in [
-            units(1, most + 1, 1, 1),
-            units(2, most / 2 + 1, 1, 1),
-            units(1, 1, 1 << 40, 1),
-            units(1 << 16, 1 << 16, 1 << 16, 1 << 16),
-            units(u64::MAX, 2, 1, 1),
-        ] {
-            let raw = RawAppend {
-                pages: RawBlockSide::default(),
-                from: bytemuck::Zeroable::zeroed(),
-                units,
-                slot_mapping: 0,
-                block_tokens: 1,
-                first_token: 0,
-                first_plane: 0,
-                kv_count: 1,
-                report: 0,
-                vector_bytes: 1,
-            };
-            // SAFETY: the simulated device checks every access, and none is launched.
-            let refused = unsafe { on.kernels.append_raw(&on.stream, &raw) };
-            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{units:?}: {refused:?}");
-            let side = RawBlockSide::default();
-            let row = RowPart {
-                segment_bytes: units.unit_vectors,
-                segments: u32::try_from(units.segments).unwrap_or(u32::MAX),
-                segment_stride_bytes: 0,
-                token_stride_bytes: 0,
-                offset_bytes: 0,
-            };
-            let raw = RawBlockSums {
-                plane_ptrs: 0,
-                planes: units.planes,
-                tokens: units.tokens,
-                keys: [Some(row), None],
-                values: [None; 2],
-                block_stride: 0,
-                num_blocks: 0,
-                ids: 0,
-                count: 1,
-                sums: 0,
-                report: 0,
-                vector_bytes: 1,
-                slices: 1,
-            };
-            // SAFETY: as above.
-            let refused = unsafe { on.kernels.sum_blocks_raw(&on.stream, &raw) };
-            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
-            let raw = RawBlockCopy {
-                to: side,
-                from: side,
-                units,
-                pairs: 0,
-                items: most + 1,
-                by_place: None,
-                first_pair: 0,
-                vector_bytes: 1,
-                report: 0,
-                grid: 1,
-                threads: 32,
-                batched: false,
-            };
-            // SAFETY: as above.
-            let refused = unsafe { on.kernels.copy_blocks_raw(&on.stream, &raw) };
-            assert!(matches!(refused, Err(BlocksError::TooMany { .. })), "{raw:?}");
-        }
-        assert_eq!(on.launches(), 0);
     }
 
     #[test]

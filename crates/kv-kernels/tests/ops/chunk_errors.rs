@@ -8,7 +8,6 @@ mod on_sim {
         chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
         error::{Operand, OperandError, OutOfRange, PagedKvError},
         layout::LayoutError,
-        raw::{RawChunk, RawMapping, RawTransfer},
         references,
     };
 
@@ -343,47 +342,6 @@ mod on_sim {
             };
             assert_eq!((written, read, bytes), (Operand::Chunk, Operand::SlotMapping, 24));
         }
-    }
-
-    #[test]
-    fn windows() {
-        let bench = Bench::new();
-        let Bench { on, paged, .. } = &bench;
-        let chunk = |tokens, skip, rows| RawChunk {
-            address: bench.scratch.address(),
-            mapping: RawMapping::Slots(bench.scratch.address()),
-            tokens,
-            skip_prefix_n_tokens: skip,
-            rows,
-        };
-        let call = |chunks: &[RawChunk]| {
-            let transfer = RawTransfer {
-                paged,
-                chunks,
-                layers: 0..2,
-                direction: Direction::ChunkToPaged,
-                num_blocks: 4,
-                limits: LaunchLimits::default(),
-                report: None,
-            };
-            // SAFETY: the simulated device checks every access, and none is launched.
-            let called = unsafe { on.kernels.multi_layer_transfer_raw(&on.stream, &transfer) };
-            assert_eq!(on.launches(), 0);
-            called
-        };
-        let window = |start, end| KernelError::Window { start, end, rows: 12 };
-        assert_eq!(call(&[chunk(3, 0, 0..13)]), Err(window(0, 13)));
-        #[allow(clippy::reversed_empty_ranges, reason = "what is to be refused")]
-        let reversed = call(&[chunk(3, 0, 2..1)]);
-        assert_eq!(reversed, Err(window(2, 1)));
-        assert_eq!(
-            call(&[chunk(3, 4, 0..1)]),
-            Err(KernelError::Skip { skip_prefix_n_tokens: 4, tokens: 3 })
-        );
-        let many = vec![chunk(3, 0, 0..1); 17];
-        assert_eq!(call(&many), Err(KernelError::Chunks { chunks: 17, most: 16 }));
-        // Windows without rows, and with rows of skipped tokens only.
-        assert_eq!(call(&[chunk(0, 0, 0..0), chunk(3, 0, 5..5), chunk(3, 2, 3..5)]), Ok(()));
     }
 
     /// Seventeen chunks are two launches.

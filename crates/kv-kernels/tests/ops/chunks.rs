@@ -4,7 +4,6 @@ use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
 use kv_kernels::{
     Direction, PagedKv,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-    raw::{RawChunk, RawMapping, RawTransfer},
 };
 
 use super::chunk_cases::{BLOCKS, Case, ChunkCase, Mapping, cases};
@@ -291,58 +290,6 @@ pub(crate) fn ones(on: &On) -> Outputs {
     alone().iter().flat_map(|case| case.run(on)).collect()
 }
 
-/// Whole chunks moved in windows that end anywhere, through a ring that has room for one window.
-pub(crate) fn windows(on: &On) -> Outputs {
-    let mut outputs = Vec::new();
-    for case in cases().iter().skip(1).step_by(7) {
-        let tensors = case.tensors(on);
-        let paged = case.paged(on, &tensors);
-        let Some(chunk) = case.chunks.iter().find(|chunk| chunk.tokens > 1) else { continue };
-        let row_bytes = case.shape.row_bytes();
-        let rows = case.chunk_bytes(chunk) / row_bytes;
-        let window = (rows / 3).max(1) + 1;
-        let before = case.chunk_before(chunk);
-        let whole = on.upload(&before);
-        let ring = on.memory(case.margin() + window * row_bytes);
-        let mapping = mapping(on, chunk);
-        for start in (0..rows).step_by(window as usize) {
-            let end = (start + window).min(rows);
-            let (offset, bytes) = (start * row_bytes, (end - start) * row_bytes);
-            let part = whole.span().slice(case.margin() + offset, bytes).unwrap();
-            let in_ring = ring.span().slice(case.margin(), bytes).unwrap();
-            on.stream.copy_on_device(in_ring, part).unwrap();
-            let raw = RawChunk {
-                address: in_ring.address().wrapping_sub(offset),
-                mapping: match &chunk.mapping {
-                    Mapping::Slots(_) => RawMapping::Slots(mapping.address()),
-                    Mapping::Blocks(_) => RawMapping::Blocks(mapping.address()),
-                },
-                tokens: chunk.tokens,
-                skip_prefix_n_tokens: chunk.skip,
-                rows: start..end,
-            };
-            let transfer = RawTransfer {
-                paged: &paged,
-                chunks: &[raw],
-                layers: case.layers.clone(),
-                direction: case.direction,
-                num_blocks: BLOCKS,
-                limits: LaunchLimits { blocks: 2, threads: 32 },
-                report: None,
-            };
-            // SAFETY: the rows of the window lie in the ring, the mapping has an entry for each token,
-            // and ring, pages and mapping are buffers of their own.
-            unsafe { on.kernels.multi_layer_transfer_raw(&on.stream, &transfer) }.unwrap();
-            on.stream.copy_on_device(part, in_ring).unwrap();
-        }
-        outputs.push((format!("windows: {}", case.name), on.read(whole.span())));
-        for tensor in &tensors {
-            outputs.push((format!("windows, pages: {}", case.name), on.read(tensor.span())));
-        }
-    }
-    outputs
-}
-
 #[cfg(test)]
 mod on_sim {
     use kv_kernels::references;
@@ -361,11 +308,6 @@ mod on_sim {
     }
 
     #[test]
-    fn the_ptx_gives_what_the_reference_gives_in_windows() {
-        compare(&On::sim(references()), &On::sim(&[]), windows);
-    }
-
-    #[test]
     fn every_byte_is_where_the_formula_says() {
         let on = On::sim(references());
         for case in cases().into_iter().chain(alone()) {
@@ -375,28 +317,5 @@ mod on_sim {
             }
         }
         on.assert_clean();
-    }
-
-    /// A chunk in windows is the chunk as a whole.
-    #[test]
-    fn windows_together_move_what_the_whole_moves() {
-        let on = On::sim(references());
-        let windows = windows(&on);
-        assert!(windows.len() > 40);
-        for case in cases().into_iter().skip(1).step_by(7) {
-            let Some(index) = case.chunks.iter().position(|chunk| chunk.tokens > 1) else {
-                continue;
-            };
-            let alone =
-                Case { chunks: case.chunks.into_iter().skip(index).take(1).collect(), ..case };
-            let mut expected = alone.oracle();
-            let chunk = expected.pop().unwrap();
-            let named = |what: &str| {
-                let name = format!("{what}: {}", alone.name);
-                windows.iter().filter(move |(found, _)| *found == name).map(|(_, bytes)| bytes)
-            };
-            assert!(named("windows").eq([&chunk]), "{}", alone.name);
-            assert!(named("windows, pages").eq(&expected), "{}", alone.name);
-        }
     }
 }

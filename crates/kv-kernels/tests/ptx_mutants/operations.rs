@@ -4,7 +4,7 @@ use bytemuck::Zeroable;
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig};
 use kv_kernels::{
     BlockPair,
-    raw::{RawAppendRows, RawBlockSide, RawBlockUnits},
+    raw::{RawBlockSide, RawBlockUnits},
 };
 
 use super::machine::{Machine, noise};
@@ -159,13 +159,8 @@ fn append(table: bool, reported: bool) -> Scenario {
             num_blocks: BLOCKS,
         };
         let (keys, values) = (machine.upload(&noise(4096)), machine.upload(&noise(4112)));
-        let rows = RawAppendRows {
-            rows: [address(&keys), address(&values)],
-            layer_stride: 90 * 16,
-            token_stride: 9 * 16,
-            segment_stride: 4 * 16,
-            base: 32,
-        };
+        // Strides of layers, tokens and segments, and where the first segment begins.
+        let rows = [address(&keys), address(&values), 90 * 16, 9 * 16, 4 * 16, 32];
         let slots = machine.upload(&[5i64, -1, 16, 15, 1, i64::MAX, 8]);
         let report = machine.upload(&[0u64; 3]);
         let units = RawBlockUnits { planes: 4, tokens: 7, segments: 2, unit_vectors: 3 };

@@ -6,11 +6,7 @@ use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
     Append, BlockCopy, BlockPair, BlockPairs, Blocks, Direction, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
-    layout::{RowPart, RowRange},
-    raw::{
-        RawAppend, RawBlockCopy, RawBlockSide, RawBlockSums, RawBlockUnits, RawChunk, RawMapping,
-        RawTransfer,
-    },
+    layout::RowRange,
     tables::{BlockOffsets, GatherRows},
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
@@ -77,104 +73,6 @@ fn chunks_and_transfers() {
                         }
                     }
                 }
-            }
-        }
-    }
-    bench.assert_clean();
-}
-
-/// What no raw launch can do is refused before the launch; none of these may reach the device.
-#[test]
-fn counts_of_raw_launches() {
-    let bench = Bench::new();
-    let side = RawBlockSide::default();
-    for tokens in COUNTS {
-        #[allow(clippy::reversed_empty_ranges, reason = "what is to be refused")]
-        for rows in [0..0, 0..1, 1..0, 0..u64::MAX, u64::MAX..u64::MAX] {
-            let chunk = RawChunk {
-                address: u64::MAX,
-                mapping: RawMapping::Slots(0),
-                tokens,
-                skip_prefix_n_tokens: tokens,
-                rows,
-            };
-            let transfer = RawTransfer {
-                paged: &bench.paged,
-                chunks: &[chunk],
-                layers: 0..2,
-                direction: Direction::PagedToChunk,
-                num_blocks: BLOCKS,
-                limits: LaunchLimits::default(),
-                report: None,
-            };
-            // SAFETY: all tokens are skipped, so that nothing is launched.
-            answered(unsafe { bench.kernels.multi_layer_transfer_raw(&bench.stream, &transfer) });
-        }
-        for count in COUNTS {
-            for planes in [1, 1 << 31, u64::MAX] {
-                let units = RawBlockUnits { planes, tokens, segments: count, unit_vectors: 1 };
-                let vectors = u128::from(planes) * u128::from(tokens);
-                let vectors = vectors.saturating_mul(count.into());
-                if vectors <= i32::MAX as u128 {
-                    continue;
-                }
-                let append = RawAppend {
-                    pages: side,
-                    from: bytemuck::Zeroable::zeroed(),
-                    units,
-                    slot_mapping: 0,
-                    block_tokens: 0,
-                    first_token: u64::MAX,
-                    first_plane: u32::MAX,
-                    kv_count: 1,
-                    report: 0,
-                    vector_bytes: 0,
-                };
-                let row = RowPart {
-                    segment_bytes: units.unit_vectors,
-                    segments: u32::try_from(units.segments).unwrap_or(u32::MAX),
-                    segment_stride_bytes: u64::MAX,
-                    token_stride_bytes: u64::MAX,
-                    offset_bytes: u64::MAX,
-                };
-                let sums = RawBlockSums {
-                    plane_ptrs: 0,
-                    planes: units.planes,
-                    tokens: units.tokens,
-                    keys: [Some(row), Some(row)],
-                    values: [Some(row), Some(row)],
-                    block_stride: u64::MAX,
-                    num_blocks: 0,
-                    ids: 0,
-                    count,
-                    sums: 0,
-                    report: 0,
-                    vector_bytes: 0,
-                    slices: u32::MAX,
-                };
-                let copy = RawBlockCopy {
-                    to: side,
-                    from: side,
-                    units,
-                    pairs: 0,
-                    items: u64::MAX,
-                    by_place: None,
-                    first_pair: 0,
-                    vector_bytes: 0,
-                    report: 0,
-                    grid: u32::MAX,
-                    threads: u32::MAX,
-                    batched: false,
-                };
-                // SAFETY: more than is counted, so that nothing is launched; as the next three.
-                let refused = unsafe { bench.kernels.append_raw(&bench.stream, &append) };
-                assert!(refused.is_err(), "{units:?}");
-                // SAFETY: as above.
-                let refused = unsafe { bench.kernels.sum_blocks_raw(&bench.stream, &sums) };
-                assert!(refused.is_err(), "{units:?}");
-                // SAFETY: as above.
-                let refused = unsafe { bench.kernels.copy_blocks_raw(&bench.stream, &copy) };
-                assert!(refused.is_err(), "{units:?}");
             }
         }
     }
