@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 #[allow(dead_code, unused_imports, reason = "the tests of the lists run on the simulated device")]
+#[path = "it/ops/mod.rs"]
 mod ops;
 
 use std::sync::Arc;

@@ -7,13 +7,8 @@ use cuda_driver::reference::KernelReference;
 use cuda_sim::SimDriver;
 use kv_kernels::{KvShape, KvShapeOptions, PagedKv, PagedLayout, layout::Strides, references};
 
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "../ops/on.rs"]
-mod on;
-
-use on::On;
-#[allow(unused_imports, reason = "each test program uses a part")]
-pub(crate) use on::{Random, noise};
+use crate::ops::on::On;
+pub(crate) use crate::ops::on::{Random, noise};
 
 /// A simulated device, and what commands it.
 pub(crate) struct Machine {

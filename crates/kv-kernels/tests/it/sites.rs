@@ -1,11 +1,6 @@
 //! What a driver sees of launches and transfers: which line of the program asked for them, and which bytes
 //! the host reads.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[path = "../../cuda-driver/tests/common/watch.rs"]
-mod watch;
-
 use std::sync::Arc;
 
 use cuda_driver::{
@@ -25,7 +20,7 @@ use kv_kernels::{
     tables::{BlockOffsets, GatherRows},
     verify::{BlockSums, ChecksumArgs, FillPattern},
 };
-use watch::{Watch, from_here};
+use kv_testkit::{Watch, from_here};
 
 const BLOCKS: u64 = 4;
 const ROW: u64 = 64;

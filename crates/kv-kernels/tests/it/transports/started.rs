@@ -10,7 +10,7 @@ use kv_kernels::{
     },
 };
 
-use crate::machine::{BLOCKS, BOTH, Case, Machine, OFFSET, Scene};
+use super::machine::{BLOCKS, BOTH, Case, Machine, OFFSET, Scene};
 
 const SEEDS: u64 = 16;
 

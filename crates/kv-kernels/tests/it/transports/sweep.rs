@@ -14,8 +14,8 @@ use kv_kernels::{
     references,
 };
 
-use crate::blocks::{Scene as BlockScene, copy_of, pairs};
-use crate::machine::{BOTH, Case, Machine, Scene};
+use super::blocks::{Scene as BlockScene, copy_of, pairs};
+use super::machine::{BOTH, Case, Machine, Scene};
 
 type Calls = BTreeMap<&'static str, u64>;
 

@@ -7,13 +7,13 @@ use kv_kernels::{
     raw::{RawBlockSide, RawBlockUnits},
 };
 
-use super::machine::{Machine, noise};
 use super::{Scenario, address};
+use crate::kernels::machine::{Machine, noise};
 
-const COPY: &str = include_str!("../../ptx/block_copy.compute_80.ptx");
-const APPEND: &str = include_str!("../../ptx/append.compute_80.ptx");
-const SUM: &str = include_str!("../../ptx/block_sum.compute_80.ptx");
-const OFFSETS: &str = include_str!("../../ptx/block_offsets.compute_80.ptx");
+const COPY: &str = include_str!("../../../ptx/block_copy.compute_80.ptx");
+const APPEND: &str = include_str!("../../../ptx/append.compute_80.ptx");
+const SUM: &str = include_str!("../../../ptx/block_sum.compute_80.ptx");
+const OFFSETS: &str = include_str!("../../../ptx/block_offsets.compute_80.ptx");
 
 /// Each entry alone in its module, with its launches.
 pub(crate) fn operations() -> Vec<(String, Vec<Scenario>)> {

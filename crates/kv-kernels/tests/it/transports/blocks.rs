@@ -11,7 +11,7 @@ use kv_kernels::{
     references,
 };
 
-use crate::machine::{Machine, noise};
+use super::machine::{Machine, noise};
 
 const BLOCKS: u64 = 24;
 

@@ -6,7 +6,7 @@ use kv_kernels::{
     link::{HostLinkOptions, LayerEvents, Transport, TransportError},
 };
 
-use crate::machine::{BLOCKS, BOTH, Case, Machine, Scene};
+use super::machine::{BLOCKS, BOTH, Case, Machine, Scene};
 
 fn cases(direction: Direction) -> Vec<Case> {
     let slots: Vec<i64> = (4..40).rev().collect();

@@ -7,7 +7,7 @@ use kv_kernels::{
     },
 };
 
-use crate::machine::Machine;
+use super::machine::Machine;
 
 fn measured(machine: &Machine) -> TransportProfile {
     let options = MeasureOptions { bytes: 4 << 20, rounds: 1, ..MeasureOptions::default() };

@@ -1,14 +1,11 @@
 //! The benchmarks for a GPU, run on the simulated device: each holds every way to all of its bytes, after
 //! its timings, and finds them wrong while the way has done nothing (`benches/ways/mod.rs`).
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-#![allow(clippy::duplicate_mod, reason = "each benchmark is a program of its own")]
-
-#[path = "../benches/kernels_gpu.rs"]
+#[path = "../../benches/kernels_gpu.rs"]
 mod kernels_gpu;
-#[path = "../benches/operations_gpu.rs"]
+#[path = "../../benches/operations_gpu.rs"]
 mod operations_gpu;
-#[path = "../benches/transport_gpu/main.rs"]
+#[path = "../../benches/transport_gpu/main.rs"]
 mod transport_gpu;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

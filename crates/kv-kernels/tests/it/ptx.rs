@@ -2,12 +2,7 @@
 //! references give, and nothing is found wrong with it: no access outside, no conflict, no read of
 //! what was never written.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "kernels/machine.rs"]
-mod machine;
-
+use crate::kernels::machine::{Machine, Paged, Random, noise};
 use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
 use kv_kernels::{
     Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
@@ -16,7 +11,6 @@ use kv_kernels::{
     tables::GatherRows,
     verify::{ChecksumArgs, FillPattern},
 };
-use machine::{Machine, Paged, Random, noise};
 
 const BLOCKS: u64 = 5;
 

@@ -2,7 +2,7 @@
 
 use kv_kernels::{Direction, KvShape, KvShapeOptions, PagedLayout, Transfer};
 
-use crate::machine::{Machine, Paged, Random, chunk_row, noise, shapes_and_layouts};
+use super::machine::{Machine, Paged, Random, chunk_row, noise, shapes_and_layouts};
 
 const BLOCKS: u64 = 6;
 

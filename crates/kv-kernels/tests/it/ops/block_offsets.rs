@@ -146,6 +146,8 @@ impl Case {
                 packed.extend_from_slice(&self.table[at..at + *columns as usize]);
             }
         }
+        // No memory is empty.
+        packed.resize(packed.len().max(1), 0);
         let (source, starts, lens) = (on.upload(&packed), on.upload(&starts), on.upload(&live));
         let (scales, offsets) = (on.upload(&self.scales), on.upload(&self.offsets));
         let gather = BlockOffsets {

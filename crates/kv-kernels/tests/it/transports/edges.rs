@@ -7,7 +7,7 @@ use kv_kernels::{
     link::{HostLink, HostReady, Transport},
 };
 
-use crate::machine::{BOTH, Case, Machine, Scene};
+use super::machine::{BOTH, Case, Machine, Scene};
 
 const SEEDS: u64 = 24;
 

@@ -6,7 +6,7 @@ use kv_kernels::{
     verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, word_share},
 };
 
-use crate::machine::{Machine, Paged, Random, shapes_and_layouts};
+use super::machine::{Machine, Paged, Random, shapes_and_layouts};
 
 const BLOCKS: u64 = 7;
 const UNWRITTEN: u64 = 0x1234_5678_9ABC_DEF0;

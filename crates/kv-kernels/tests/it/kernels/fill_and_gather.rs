@@ -5,7 +5,7 @@ use kv_kernels::{
     verify::{FillPattern, token_word},
 };
 
-use crate::machine::{Machine, chunk_row, shapes_and_layouts};
+use super::machine::{Machine, chunk_row, shapes_and_layouts};
 
 #[test]
 fn every_word_of_the_pattern_is_its_token_s() {

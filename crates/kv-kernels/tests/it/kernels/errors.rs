@@ -12,7 +12,7 @@ use kv_kernels::{
     verify::{ChecksumArgs, FillPattern},
 };
 
-use crate::machine::{Machine, Paged};
+use super::machine::{Machine, Paged};
 
 const BLOCKS: u64 = 4;
 

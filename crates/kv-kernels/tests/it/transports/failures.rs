@@ -8,7 +8,7 @@ use kv_kernels::{
     link::{HostReady, HostTransfer, LayerEvents, Transport, TransportError},
 };
 
-use crate::machine::{BOTH, Case, Machine, Scene, noise};
+use super::machine::{BOTH, Case, Machine, Scene, noise};
 
 /// Calls that transfers make.
 const CALLS: [&str; 7] = [

@@ -1,27 +1,17 @@
 //! The simulated device notices when a kernel is made wrong: each small change to the committed PTX
 //! changes the bytes that it leaves behind, or is found as what it is.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "each test program uses a part")]
-#[path = "kernels/machine.rs"]
-mod machine;
-
-#[path = "kernels/raw_args.rs"]
-mod raw_args;
-
-#[path = "ptx_mutants/operations.rs"]
 mod operations;
 
+use crate::kernels::machine::{Machine, noise};
+use crate::kernels::raw_args::{RawArgs, WHOLE_ROWS};
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig, Module};
-use machine::{Machine, noise};
-use raw_args::{RawArgs, WHOLE_ROWS};
 
-const TRANSFER: &str = include_str!("../ptx/transfer_16.compute_80.ptx");
-const WALK: &str = include_str!("../ptx/walk_16.compute_80.ptx");
-const CHECKSUM: &str = include_str!("../ptx/checksum.compute_80.ptx");
-const PATTERN: &str = include_str!("../ptx/pattern.compute_80.ptx");
-const GATHER: &str = include_str!("../ptx/gather.compute_80.ptx");
+const TRANSFER: &str = include_str!("../../ptx/transfer_16.compute_80.ptx");
+const WALK: &str = include_str!("../../ptx/walk_16.compute_80.ptx");
+const CHECKSUM: &str = include_str!("../../ptx/checksum.compute_80.ptx");
+const PATTERN: &str = include_str!("../../ptx/pattern.compute_80.ptx");
+const GATHER: &str = include_str!("../../ptx/gather.compute_80.ptx");
 
 /// Memory as it is before a launch, and the arguments that name it.
 type Setup = (Vec<DeviceBuffer>, KernelArgs);

