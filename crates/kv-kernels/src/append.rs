@@ -1,7 +1,7 @@
 //! Scattering the keys and values of new tokens into pages.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_driver::{KernelArgs, LaunchConfig, Stream};
+use cuda_driver::{KernelArgs, LaunchConfig, Stream, guard};
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
@@ -165,7 +165,11 @@ impl KvKernels {
         raw: &RawAppend,
     ) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
-        let items = counted("vectors", Some(raw.units.vectors()?))?;
+        let items = guard!(
+            "kernels.launches-are-counted",
+            counted("vectors", Some(raw.units.vectors()?))?,
+            else raw.units.vectors().unwrap_or(0) as u32
+        );
         let slots = AppendSlots {
             slots: raw.slot_mapping,
             block_tokens: Divider64::new(raw.block_tokens.max(1)),

@@ -1,7 +1,7 @@
 //! Sums of whole blocks, the same wherever and however a block lies.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream, guard};
 
 use crate::block_units::counted;
 use crate::divider::Divider31;
@@ -350,7 +350,9 @@ impl KvKernels {
             keys.iter().chain(&values).flatten().fold(blocks.alignment_bits(), |bits, part| {
                 let of_tokens = if tokens > 1 { part.token_stride_bytes } else { 0 };
                 let of_segments = if part.segments > 1 { part.segment_stride_bytes } else { 0 };
-                bits | part.offset_bytes | part.segment_bytes | of_tokens | of_segments
+                let apart =
+                    guard!("kernels.sums-read-aligned", part.offset_bytes | of_segments, else 0);
+                bits | part.segment_bytes | of_tokens | apart
             });
         let raw = RawBlockSums {
             plane_ptrs: blocks.planes_address(),

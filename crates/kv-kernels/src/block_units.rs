@@ -1,6 +1,7 @@
 //! How two sides of a copy are taken apart into units: pieces that lie together on both.
 
 use bytemuck::{Pod, Zeroable};
+use cuda_driver::guard;
 
 use crate::divider::Divider31;
 use crate::{Blocks, KvShape, PagedLayout, error::BlocksError, layout::RowPart};
@@ -99,7 +100,7 @@ pub(crate) fn launches(
     what: (&'static str, u64),
     items: u64,
 ) -> Result<impl Iterator<Item = (u64, u64)>, BlocksError> {
-    cut(what, items, ITEMS_MAX)
+    cut(what, items, guard!("kernels.launches-are-cut", ITEMS_MAX, else ITEMS_MAX + 1))
 }
 
 fn cut(
@@ -151,7 +152,11 @@ impl Planes {
     /// differently on one of the sides, which have as many planes each.
     pub(crate) fn of(sides: &[Blocks<'_>]) -> &'static [Self] {
         let are_alike = sides.iter().all(|side| side.layout().has_like_planes());
-        if are_alike { &[Self::All] } else { &[Self::Of(0), Self::Of(1)] }
+        if guard!("kernels.kinds-go-apart", are_alike, else true) {
+            &[Self::All]
+        } else {
+            &[Self::Of(0), Self::Of(1)]
+        }
     }
 
     /// Whether what counts once for all launches counts here.

@@ -2,7 +2,7 @@
 
 use cuda_driver::{
     Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, ModuleError,
-    ReaderError, Stream,
+    ReaderError, Stream, guard,
 };
 
 use crate::block_copy::BlockCopyKernels;
@@ -190,7 +190,8 @@ impl KvKernels {
         if num_blocks > paged.blocks() {
             return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
         }
-        paged.tensors().iter().try_for_each(|tensor| check_alive(*tensor))
+        let are_alive = paged.tensors().iter().try_for_each(|tensor| check_alive(*tensor));
+        guard!("kernels.pages-are-alive", are_alive, else Ok(()))
     }
 
     /// Checks that host blocks are reached from the kernels' device, and that there are `num_blocks`.
@@ -216,7 +217,8 @@ impl KvKernels {
         operand: &'static str,
         other: &Device,
     ) -> Result<(), KernelError> {
-        if other.shares_context(&self.device) {
+        let is_own = other.shares_context(&self.device);
+        if guard!("kernels.of-one-context", is_own, else other.context() == self.device.context()) {
             return Ok(());
         }
         let (kernels, other) = (self.device.ordinal(), other.ordinal());
