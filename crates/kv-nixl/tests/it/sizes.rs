@@ -1,40 +1,21 @@
 //! Public functions with 0, 1 and the largest numbers: taken or refused, without a panic; and a device that lags. The device is
 //! simulated, so its bytes come over the connection.
-//!
-//! Without NIXL's library the trials are listed as ignored; with `KV_REQUIRE_NIXL=1` they fail.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[path = "../../kv-remote/tests/common/mod.rs"]
-mod common;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{block, far, key, record};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer};
 use kv_remote::message::{Found, LeaseId, Located, Span};
 use kv_remote::{Peer, PeerError};
-use libtest_mimic::{Arguments, Trial};
 
-fn main() {
-    let required = std::env::var_os("KV_REQUIRE_NIXL").is_some_and(|value| value == "1");
-    let missing = Library::open().is_err() && !required;
-    let trials: [(&str, fn()); 2] = [
-        ("numbers_of_devices", numbers_of_devices),
-        ("over_the_connection_a_device_that_lags_costs_no_more_than_the_time", a_device_lags),
-    ];
-    let trials = trials.map(|(name, run)| {
-        let trial = Trial::test(name, move || {
-            run();
-            Ok(())
-        });
-        trial.with_ignored_flag(missing)
-    });
-    libtest_mimic::run(&Arguments::from_args(), trials.into()).exit();
-}
+use super::common::{self, block, far, key, record};
+
+pub(crate) const TRIALS: [(&str, fn()); 2] = [
+    ("numbers_of_devices", numbers_of_devices),
+    ("over_the_connection_a_device_that_lags_costs_no_more_than_the_time", a_device_lags),
+];
 
 fn numbers_of_devices() {
     let driver = Arc::new(SimDriver::new(SimConfig::default()).unwrap());

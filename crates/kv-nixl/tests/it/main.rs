@@ -1,19 +1,18 @@
-//! Reads by NIXL between processes, over TCP and over shared memory, of peers that stop, die and start anew.
+//! Reads by NIXL between processes, over TCP and over shared memory, of peers that stop, die and start anew; and
+//! within one process of a simulated device, whose bytes come over the connection.
 //!
 //! The library is that of `KV_NIXL_LIBRARY`, or the one that the dynamic linker finds. Without it every trial is listed as ignored;
-//! with `KV_REQUIRE_NIXL=1` it fails. Each trial is a process of its own, since UCX reads its variables once, and
+//! with `KV_REQUIRE_NIXL=1` it fails. Each trial of several processes is one of its own, since UCX reads its variables once, and
 //! has its node in another one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "a node answers so")]
 
 mod alone;
-#[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
 mod long;
-#[path = "../../kv-manager/tests/common/mod.rs"]
-mod manager;
 mod process;
+mod sizes;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -88,6 +87,13 @@ fn main() {
             trial.with_ignored_flag(missing && !required)
         })
     });
+    let here = sizes::TRIALS.iter().map(|&(name, run)| {
+        let trial = Trial::test(format!("sizes::{name}"), move || {
+            run();
+            Ok(())
+        });
+        trial.with_ignored_flag(missing && !required)
+    });
     let missing_library = Trial::test("a_library_that_is_missing_is_named", || {
         a_library_that_is_missing_is_named();
         Ok(())
@@ -95,7 +101,7 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // Readers look without a pause, and time out.
     arguments.test_threads.get_or_insert(1);
-    let trials = trials.chain([missing_library]).collect();
+    let trials = trials.chain(here).chain([missing_library]).collect();
     libtest_mimic::run(&arguments, trials).exit();
 }
 

@@ -4,17 +4,20 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Driver, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_manager::HostShare;
 use kv_manager::tiers::{HostBlocks, HostPiece};
-use kv_pool::BlockId;
-
-use crate::manager::host::{Engine, hash};
+use kv_manager::{
+    Answer, Completion, GroupId, HostShare, Manager, ManagerOptions, Outcome, Request, WorkerId,
+};
+use kv_pool::{BlockHash, BlockId, PoolConfig, Tier as PoolTier};
 
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 100_000;
 /// Blocks of a slab, and of the tier.
 const PER_SLAB: usize = 4;
 const BLOCKS: u64 = 12;
+/// Blocks of the device, all of which a prompt takes, and tokens of each.
+const COMPUTED: u64 = 8;
+const BLOCK_TOKENS: u64 = 4;
 
 /// The bytes of the block of a number.
 pub(crate) fn bytes_of(number: u64) -> Vec<u8> {
@@ -62,13 +65,14 @@ impl HostBlocks for Slabs {
     }
 }
 
-/// An engine whose first blocks are in host memory.
+/// An engine whose first blocks are in host memory. A block of the device holds a number.
 pub(crate) struct Tier {
-    engine: Engine,
+    manager: Manager,
     pub(crate) share: Arc<HostShare>,
     slabs: Arc<Slabs>,
+    device: Vec<u64>,
     /// The number of each host block that its bytes are of.
-    filled: Vec<u64>,
+    host: Vec<u64>,
 }
 
 impl Tier {
@@ -80,10 +84,13 @@ impl Tier {
             || Arc::new(PinnedBuffer::alloc(&device, bytes, HostAllocFlags::CACHED).unwrap());
         let slabs = (0..BLOCKS as usize / PER_SLAB).map(|_| slab()).collect();
         let slabs = Arc::new(Slabs(slabs));
-        let mut engine = Engine::new(8, BLOCKS);
-        let share = engine.manager.share_host(7, vec![slabs.clone()]).unwrap();
-        let filled = vec![0; BLOCKS as usize];
-        let mut tier = Self { engine, share, slabs, filled };
+        let pool = PoolConfig { secondary_blocks: BLOCKS, ..PoolConfig::primary_only(COMPUTED) };
+        let block_tokens = BLOCK_TOKENS as u32;
+        let options = ManagerOptions { block_tokens, pool, ..ManagerOptions::default() };
+        let mut manager = Manager::new(options).unwrap();
+        let share = manager.share_host(7, vec![slabs.clone()]).unwrap();
+        let (device, host) = (vec![0; COMPUTED as usize], vec![0; BLOCKS as usize]);
+        let mut tier = Self { manager, share, slabs, device, host };
         // Numbers from 1 to 8, and then as many that stay on the device.
         tier.compute(1);
         tier.compute(100);
@@ -92,18 +99,39 @@ impl Tier {
 
     /// Computes eight blocks. What leaves the device moves to host memory, and what leaves that is gone.
     pub(crate) fn compute(&mut self, first: u64) {
-        self.engine.compute(&(first..first + 8).collect::<Vec<_>>());
-        for (at, filled) in self.filled.iter_mut().enumerate() {
-            let block = BlockId::new(at as u32);
-            let number = self.engine.host.get(block);
-            if std::mem::replace(filled, number) != number {
-                assert!(self.slabs.write(block, 0, &bytes_of(number)));
+        let numbers = first..first + COMPUTED;
+        let request = Request::named(COMPUTED * BLOCK_TOKENS, numbers.clone().map(hash).collect());
+        let answer = self.manager.admit(&mut [request], u64::MAX).pop().unwrap();
+        let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+        let step = self.manager.begin_step().unwrap();
+        let plan = self.manager.stage(&step, &mut [&mut sequence]).unwrap().clone();
+        self.manager.finish_step(step).unwrap();
+        for copy in &plan.copies {
+            let number = match copy.from.tier {
+                PoolTier::Primary => self.device[copy.from.id.index()],
+                _ => self.host[copy.from.id.index()],
+            };
+            match copy.to.tier {
+                PoolTier::Primary => self.device[copy.to.id.index()] = number,
+                _ => {
+                    self.host[copy.to.id.index()] = number;
+                    assert!(self.slabs.write(copy.to.id, 0, &bytes_of(number)));
+                }
             }
         }
+        for (at, number) in numbers.enumerate() {
+            self.device[sequence.block(at).unwrap().index()] = number;
+        }
+        let (worker, outcome) = (WorkerId(0), Outcome::Done);
+        self.manager.complete(Completion { worker, step: plan.step, outcome }).unwrap();
     }
+}
+
+fn hash(number: u64) -> BlockHash {
+    BlockHash::from_u128(u128::from(number) << 64 | 1)
 }
 
 /// What a block of the engine is found by.
 pub(crate) fn block(number: u64) -> crate::common::Block {
-    (kv_manager::GroupId(0), hash(number))
+    (GroupId(0), hash(number))
 }
