@@ -1,7 +1,7 @@
 //! Copying blocks by pairs of ids: within a device, between peers, to and from pinned host memory,
 //! between layouts, and between shards of heads.
 
-use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream, guard};
+use cuda_driver::{Device, KernelArgs, LaunchConfig, ModuleError, Stream};
 
 use crate::block_units::{
     ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
@@ -322,8 +322,7 @@ impl KvKernels {
                 unit_vectors: 0,
             };
             // A pair that is passed over is told of once.
-            let is_first = guard!("kernels.told-once", planes.are_first(), else true) && first == 0;
-            let report = copy.report.filter(|_| is_first);
+            let report = copy.report.filter(|_| planes.are_first() && first == 0);
             let copy = BlockCopy { report, ..*copy };
             self.launches_of((&copy, pairs), sides, units, (run.unit, bits))
         };

@@ -152,11 +152,7 @@ impl Planes {
     /// differently on one of the sides, which have as many planes each.
     pub(crate) fn of(sides: &[Blocks<'_>]) -> &'static [Self] {
         let are_alike = sides.iter().all(|side| side.layout().has_like_planes());
-        if guard!("kernels.kinds-go-apart", are_alike, else true) {
-            &[Self::All]
-        } else {
-            &[Self::Of(0), Self::Of(1)]
-        }
+        if are_alike { &[Self::All] } else { &[Self::Of(0), Self::Of(1)] }
     }
 
     /// Whether what counts once for all launches counts here.

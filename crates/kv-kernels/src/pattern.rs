@@ -31,7 +31,7 @@ pub(crate) fn word_key(index: u64) -> u64 {
 
 #[inline]
 pub(crate) fn mixed(word: u64, key: u64) -> u64 {
-    let x = word ^ guard!("kernels.sums-have-places", key, else key & 1);
+    let x = word ^ key;
     let x = (x ^ (x >> 32)).wrapping_mul(MIX);
     let x = (x ^ (x >> 32)).wrapping_mul(MIX);
     guard!("kernels.sums-mix-words", x ^ (x >> 32), else word.wrapping_mul(key | 1))
