@@ -1,10 +1,11 @@
 //! The packet of a step: its records, and their places in a staging buffer.
 
+use std::collections::TryReserveError;
+
 use bytemuck::{NoUninit, Zeroable};
 
 use super::options::{BatchOptions, padded};
 use crate::StagingBuffer;
-use crate::block_table::filled;
 use crate::error::StagingError;
 
 /// A change of a row that the device does not have yet. Its ids follow those of the changes before it.
@@ -88,7 +89,7 @@ impl Records {
         let jobs = options.sequences_max as usize + edits;
         Ok(Self {
             jobs: Vec::with_capacity(jobs),
-            job_of: filled(0, options.rows as usize).map_err(no_memory)?,
+            job_of: zeros(options.rows as usize).map_err(no_memory)?,
             sequences: 0,
             tokens: 0,
             arrays: Vec::with_capacity(options.arrays.len()),
@@ -184,6 +185,13 @@ impl Records {
         put(buffer, ids_at, bytemuck::cast_slice(ids));
         ids_at + size_of_val(ids) as u64
     }
+}
+
+fn zeros(count: usize) -> Result<Box<[u32]>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count)?;
+    values.resize(count, 0);
+    Ok(values.into_boxed_slice())
 }
 
 /// Puts `bytes` at `offset`, and zeros up to the next vector.
