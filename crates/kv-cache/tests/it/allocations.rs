@@ -1,23 +1,13 @@
 //! What a cached prompt asks of the allocator: its blocks are lists from the pool to the sequence, so the number
 //! of allocations does not depend on theirs.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "../../kv-pool/tests/counting/mod.rs"]
-mod counting;
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
-use std::sync::Arc;
-
-use counting::allocations;
-use cuda_driver::Device;
-use cuda_sim::{SimConfig, SimDriver};
-use engine::{Prompt, options, shape, streams};
+use cuda_sim::SimConfig;
 use kv_cache::{Answer, KvCache, KvCacheOptions, PoolRules, Request};
 use kv_pool::policy::PolicyKind;
+use kv_testkit::alloc::allocations;
+
+use crate::common::engine::{Prompt, options, shape, streams};
+use crate::machine::{device, sim};
 
 const BLOCK_TOKENS: u32 = 4;
 
@@ -34,10 +24,8 @@ fn compute(cache: &mut KvCache, request: Request) {
 
 /// Allocations of the admission and the release of a cached prompt, when it was done before.
 fn of_a_cached_prompt(policy: PolicyKind, blocks: u32) -> u64 {
-    let sim = SimDriver::new(SimConfig::default()).unwrap();
-    sim.register_kernels(kv_kernels::references());
-    sim.register_kernels(kv_stage::references());
-    let device = Device::open(Arc::new(sim), 0).unwrap();
+    let sim = sim(SimConfig::default());
+    let device = device(&sim);
     let options = KvCacheOptions {
         blocks_per_sequence_max: blocks + 1,
         step_tokens_max: (blocks + 1) * BLOCK_TOKENS,

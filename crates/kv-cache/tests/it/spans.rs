@@ -1,22 +1,17 @@
 //! Calls are spans with the names and fields that the README lists, and nested where one call is part of another.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 
-use cuda_driver::Device;
-use cuda_sim::{SimConfig, SimDriver};
-use engine::{options, streams};
+use cuda_sim::SimConfig;
 use kv_cache::{Answer, KvCache, Request};
 use kv_kernels::{KvShape, KvShapeOptions};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber, subscriber};
+
+use crate::common::engine::{options, streams};
+use crate::machine::{device, sim};
 
 /// Writes down each span of the cache when it begins.
 #[derive(Clone, Default)]
@@ -53,10 +48,8 @@ impl Subscriber for Writer {
 
 #[test]
 fn calls_are_the_spans_that_the_readme_lists() {
-    let sim = SimDriver::new(SimConfig::default()).unwrap();
-    sim.register_kernels(kv_kernels::references());
-    sim.register_kernels(kv_stage::references());
-    let device = Device::open(Arc::new(sim), 0).unwrap();
+    let sim = sim(SimConfig::default());
+    let device = device(&sim);
     let shape = KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 16, block_tokens: 4 };
     let options = options(KvShape::new(shape).unwrap(), 8, 8);
     let writer = Writer::default();

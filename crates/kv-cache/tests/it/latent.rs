@@ -1,16 +1,7 @@
 //! Latent attention, its indexer, and layers that share another layer's KV: what a reader finds through the block table.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
-use std::sync::Arc;
-
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use engine::{options, streams};
 use kv_cache::{
     Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request, Sequence,
 };
@@ -18,6 +9,10 @@ use kv_kernels::{
     KvFormat, KvShape, KvShapeOptions, PagedKv, PagedLayout,
     layout::{FormatOptions, TensorView},
 };
+use kv_testkit::machine::read;
+
+use crate::common::engine::{options, streams};
+use crate::machine::{device, sim};
 
 const BLOCK: u64 = 4;
 const LAYERS: u64 = 2;
@@ -27,10 +22,8 @@ const LATENT: [u64; 2] = [48, 16];
 const INDEXER: [u64; 2] = [28, 4];
 
 fn machine() -> (SimDriver, Vec<Stream>) {
-    let sim = SimDriver::new(SimConfig::default()).unwrap();
-    sim.register_kernels(kv_kernels::references());
-    sim.register_kernels(kv_stage::references());
-    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let sim = sim(SimConfig::default());
+    let device = device(&sim);
     let streams = streams(&[device]);
     (sim, streams)
 }
@@ -56,15 +49,6 @@ fn latent() -> KvCacheOptions {
     };
     let options = KvCacheOptions { further_groups: vec![indexer], ..first };
     options.sharing(16 << 20, 1).unwrap()
-}
-
-fn read(stream: &Stream, from: DeviceSpan) -> Vec<u8> {
-    let to = PinnedBuffer::alloc(stream.device(), from.bytes(), HostAllocFlags::CACHED).unwrap();
-    stream.copy_to_host(&to, 0, from).unwrap();
-    stream.synchronize().unwrap();
-    let mut bytes = vec![0; from.bytes() as usize];
-    to.read_at(0, &mut bytes).unwrap();
-    bytes
 }
 
 /// A view of a part of a token's row, which begins at byte `first`: through the table of the first sequence of the batch.

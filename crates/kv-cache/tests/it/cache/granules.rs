@@ -11,8 +11,8 @@ use kv_cache::{
 use kv_kernels::{PagedKv, PagedLayout};
 use kv_pool::Tier;
 
+use super::faults::differences;
 use crate::common::engine::{options, shape, streams};
-use crate::faults::differences;
 use crate::machine::{Machine, PAGE, refusal, small};
 
 const FULL: GroupId = GroupId(0);

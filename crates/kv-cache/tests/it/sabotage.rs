@@ -4,20 +4,12 @@
 //! Every scenario runs twice. With the protection no byte is corrupt. Without it the corruption
 //! shows, by every way of the blocks.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-#![cfg(all(feature = "sabotage", debug_assertions))]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
-use std::sync::Arc;
-
-use cuda_driver::Device;
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
-use engine::{Engine, Prompt, by, options, shape, streams};
 use kv_cache::TransportChoice;
 use kv_kernels::link::Transport;
+
+use crate::common::engine::{Engine, Prompt, by, options, shape, streams};
+use crate::machine::{open, sim};
 
 /// Whether the protection is taken out.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,12 +28,8 @@ impl Machine {
     fn new(seed: u64, devices: u32, choice: TransportChoice) -> Self {
         let (granularity, races) = (4 << 10, RaceCheck::Report);
         let config = SimConfig { seed, devices, granularity, races, ..SimConfig::default() };
-        let sim = SimDriver::new(config).unwrap();
-        sim.register_kernels(kv_kernels::references());
-        sim.register_kernels(kv_stage::references());
-        let driver = Arc::new(sim.clone());
-        let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
-        let devices: Vec<Device> = (0..devices as i32).map(open).collect();
+        let sim = sim(config);
+        let devices = open(&sim, devices);
         let options = by(choice, options(shape(3, 64, 4), 16, 64));
         Self { sim, engine: Engine::new(&streams(&devices), options) }
     }

@@ -8,8 +8,8 @@ use kv_cache::{
 use kv_pool::tenants::TenantQuota;
 use kv_pool::{BlockHash, BlockHasher, Tier};
 
+use super::faults::differences;
 use crate::common::engine::{options, shape, streams};
-use crate::faults::differences;
 use crate::machine::{Machine, refusal, small};
 
 const GROUPS: [GroupId; 2] = [GroupId(0), GroupId(1)];

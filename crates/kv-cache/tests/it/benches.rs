@@ -1,8 +1,6 @@
 //! The benchmark of decode steps, in its short form on the simulated device: what it expects of the cache holds.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[path = "../benches/decode_gpu.rs"]
+#[path = "../../benches/decode_gpu.rs"]
 mod decode_gpu;
 
 /// With whatever policy, each sequence of a round that is too long for the device is found as a whole, on the device or

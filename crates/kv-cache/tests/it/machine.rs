@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Driver, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvShape, references};
+use kv_kernels::KvShape;
 
 use crate::common::engine::shape;
 use crate::common::place::Place;
@@ -36,7 +36,7 @@ impl Machine {
     }
 
     pub(crate) fn calls(&self, name: &str) -> u64 {
-        self.sim.calls().get(name).copied().unwrap_or(0)
+        kv_testkit::machine::calls(&self.sim, name)
     }
 
     /// The device has no finding and no leaked object.
@@ -56,9 +56,20 @@ pub(crate) fn config() -> SimConfig {
 
 pub(crate) fn sim(config: SimConfig) -> SimDriver {
     let sim = SimDriver::new(config).unwrap();
-    sim.register_kernels(references());
-    sim.register_kernels(kv_stage::references());
+    sim.register_kernels(&kv_cache::references());
     sim
+}
+
+/// The first device of a machine.
+pub(crate) fn device(sim: &SimDriver) -> Device {
+    kv_testkit::machine::device(sim, 0)
+}
+
+/// The first devices of a machine.
+pub(crate) fn open(sim: &SimDriver, count: u32) -> Vec<Device> {
+    let driver = Arc::new(sim.clone());
+    let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
+    (0..count as i32).map(open).collect()
 }
 
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {

@@ -1,31 +1,12 @@
-//! Every size and count that a cache takes, at 0, 1, a usual value, the largest, and values whose products
-//! overflow: each is taken or refused by a typed error. No panic, no abort, no hang, and no more memory than
-//! a bound, which the allocator of this program keeps: beyond it an allocation is refused, which ends a
-//! program that did not ask whether it may have so much.
-//!
-//! Covered: every field of [`KvCacheOptions`] with all that is nested in it ([`KvShapeOptions`],
-//! [`Growth::Ahead`], [`TransportRules`] with [`HostLinkOptions`] and [`TransportProfile`], [`MemoryRules`],
-//! [`PoolRules`]), alone and in pairs; the number of streams; what [`KvCache`] is asked for: tokens, names and
-//! the budget of `admit` and `adopt`, tokens of `reserve`, `truncate` and `commit`, blocks of `adopted`, names of
-//! `prefetch` and `forget`, ranges of `slot_mapping`, arrays of `stage`, quotas of `set_quota`, blocks of `set_budget`, granules of `set_granules`, bytes and
-//! devices of `sharing`, tensors of `over`; `grow_to`
-//! and `shrink_to` of [`KvWorker`]; [`HostStore::make`](kv_cache::HostStore::make); and [`WorkerOptions`], [`MemoryLimit`] and the texts of [`TransportChoice`].
+//! Sizes and counts that a cache takes, at 0, 1, a usual value, the largest, and values whose products
+//! overflow, alone and in pairs: each is taken or refused by a typed error, without a panic, an abort or a
+//! hang, and in bounded memory.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cuda_driver::{Device, DeviceBuffer};
-use cuda_sim::{SimConfig, SimDriver};
+use cuda_sim::SimConfig;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
-use engine::{Prompt, admit_to, options, shape, streams};
 use kv_cache::{
     Answer, BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit,
     MemoryRules, PoolRules, Request, Tokens, TransportChoice, TransportRules, Worker,
@@ -40,35 +21,8 @@ use kv_pool::{
     tenants::{TenantId, TenantQuota},
 };
 
-/// Refuses what goes beyond the bound.
-struct Bounded;
-
-const LIVE_BYTES_MAX: usize = 1 << 30;
-
-static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every method passes its arguments on to the system's allocator or answers null, as `alloc` may.
-unsafe impl GlobalAlloc for Bounded {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let size = layout.size();
-        let before = LIVE_BYTES.fetch_add(size, Ordering::Relaxed);
-        if before.saturating_add(size) > LIVE_BYTES_MAX {
-            LIVE_BYTES.fetch_sub(size, Ordering::Relaxed);
-            return std::ptr::null_mut();
-        }
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(place, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Bounded = Bounded;
+use crate::common::engine::{Prompt, admit_to, options, shape, streams};
+use crate::machine;
 
 const U32: [u32; 8] = [0, 1, 2, 7, 1 << 16, 1 << 31, u32::MAX - 1, u32::MAX];
 const U64: [u64; 9] = [0, 1, 2, 4096, 1 << 32, 1 << 40, i64::MAX as u64, u64::MAX - 1, u64::MAX];
@@ -76,10 +30,8 @@ const U64: [u64; 9] = [0, 1, 2, 4096, 1 << 32, 1 << 40, i64::MAX as u64, u64::MA
 fn device() -> Device {
     // A machine that gives more pinned memory than its tables take, and less than the bound.
     let config = SimConfig { pinned_bytes: 256 << 20, ..SimConfig::default() };
-    let sim = SimDriver::new(config).unwrap();
-    sim.register_kernels(kv_kernels::references());
-    sim.register_kernels(kv_stage::references());
-    Device::open(Arc::new(sim), 0).unwrap()
+    let sim = machine::sim(config);
+    machine::device(&sim)
 }
 
 fn small() -> KvCacheOptions {
@@ -493,16 +445,6 @@ fn quotas() {
 }
 
 #[test]
-fn options_of_any_number_of_blocks() {
-    let device = device();
-    for blocks in U32 {
-        let options = KvCacheOptions::new(shape(1, 16, 4), blocks);
-        let built = KvCache::new(&streams(std::slice::from_ref(&device)), options);
-        assert_eq!(built.is_ok(), (1..=i32::MAX as u32).contains(&blocks), "{blocks}");
-    }
-}
-
-#[test]
 fn tiers_of_any_number_and_models_of_any_length_are_taken_or_refused() {
     use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
     let device = [device()];
@@ -516,20 +458,6 @@ fn tiers_of_any_number_and_models_of_any_length_are_taken_or_refused() {
         assert_eq!(made.is_ok(), tiers <= 2, "{tiers} tiers");
         made.into_iter().for_each(|cache| cache.close().unwrap());
     }
-}
-
-#[test]
-fn tokens_of_a_draft_model_that_there_is_not() {
-    let mut cache = KvCache::new(&streams(&[device()]), small()).unwrap();
-    let mut sequence = engine::admit_to(&mut cache, 3).unwrap();
-    for number in U64 {
-        let tokens = u32::try_from(number).unwrap_or(u32::MAX);
-        // No group is the draft model's, so none of them is computed.
-        assert!(KvCache::reserve_draft(&mut cache, &mut sequence, tokens).is_ok());
-        assert!(KvCache::commit_draft(&mut cache, &mut sequence, number, number).is_err());
-    }
-    drop(sequence);
-    cache.close().unwrap();
 }
 
 #[test]

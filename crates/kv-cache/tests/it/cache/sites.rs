@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use kv_cache::{Answer, BatchStep, KvCache, Request, TransportChoice};
 use kv_kernels::link::Transport;
+use kv_testkit::{Watch, from_here};
 
 use crate::common::engine::{Engine, Prompt, by, decode, options, streams};
 use crate::machine::{config, rig, sim, small};
-use crate::watch::{Watch, from_here};
 
 /// An engine of few device blocks, whose requests evict each other's to the host.
 fn engine(watch: &Watch, choice: TransportChoice) -> Engine {

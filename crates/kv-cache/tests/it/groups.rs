@@ -1,18 +1,10 @@
 //! Caches of models whose layers are not all of one kind. Bytes are verified by the replay of traces, in
 //! `kv-replay`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
+use cuda_driver::{DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use engine::{options, shape, streams};
 use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{LowerOptions, Waiting};
 use kv_cache::{
@@ -21,6 +13,9 @@ use kv_cache::{
 };
 use kv_pool::{BlockHash, Tier};
 use kv_stage::error::BatchError;
+
+use crate::common::engine::{options, shape, streams};
+use crate::machine::{open, sim};
 
 const WINDOW: GroupId = GroupId(1);
 const STATE: GroupId = GroupId(2);
@@ -46,12 +41,8 @@ fn hybrid() -> KvCacheOptions {
 }
 
 fn machine(devices: u32) -> (SimDriver, Vec<Stream>) {
-    let sim = SimDriver::new(SimConfig { devices, ..SimConfig::default() }).unwrap();
-    sim.register_kernels(kv_kernels::references());
-    sim.register_kernels(kv_stage::references());
-    let driver = Arc::new(sim.clone());
-    let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
-    let devices: Vec<Device> = (0..devices as i32).map(open).collect();
+    let sim = sim(SimConfig { devices, ..SimConfig::default() });
+    let devices = open(&sim, devices);
     let streams = streams(&devices);
     (sim, streams)
 }
@@ -81,11 +72,7 @@ fn computed_of(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
 }
 
 fn read(stream: &Stream, from: DeviceSpan) -> Vec<i32> {
-    let to = PinnedBuffer::alloc(stream.device(), from.bytes(), HostAllocFlags::CACHED).unwrap();
-    stream.copy_to_host(&to, 0, from).unwrap();
-    stream.synchronize().unwrap();
-    let mut bytes = vec![0; from.bytes() as usize];
-    to.read_at(0, &mut bytes).unwrap();
+    let bytes = kv_testkit::machine::read(stream, from);
     bytes.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect()
 }
 

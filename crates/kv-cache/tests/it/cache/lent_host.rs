@@ -12,8 +12,16 @@ use kv_cache::{HostPinning, KvCacheOptions, TransportChoice};
 use kv_pool::{BlockHash, Tier};
 
 use crate::common::engine::{Engine, Prompt, by, options};
-use crate::ends::Ends;
 use crate::machine::{Machine, small};
+
+/// Ends what other threads do, also by a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 /// Full blocks of a prompt.
 const FULL: usize = 4;

@@ -3,43 +3,12 @@
 //! The device is as late as is legal: it runs only the work that the host waits for, and a query
 //! advances nothing. So the work of the latest step has never completed when the step is finished.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "common/engine.rs"]
-mod engine;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-
-use cuda_driver::Device;
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use engine::{Prompt, decode, options, shape, streams};
 use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
+use kv_testkit::alloc;
 
-/// Counts the bytes that are allocated and not freed.
-struct Counting;
-
-static LIVE_BYTES: AtomicI64 = AtomicI64::new(0);
-
-// SAFETY: every method passes its arguments on to the system's allocator, and counts.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LIVE_BYTES.fetch_add(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
-        LIVE_BYTES.fetch_sub(layout.size() as i64, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
-        unsafe { System.dealloc(place, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use crate::common::engine::{Prompt, decode, options, shape, streams};
+use crate::machine::{device, open, sim};
 
 /// A cache whose devices are late, and the requests that come and go in it.
 struct Machine {
@@ -51,13 +20,9 @@ struct Machine {
 impl Machine {
     fn new(devices: u32, overlap_depth: u32) -> Self {
         let config = SimConfig { devices, granularity: 4 << 10, ..SimConfig::default() };
-        let sim = SimDriver::new(config).unwrap();
-        sim.register_kernels(kv_kernels::references());
-        sim.register_kernels(kv_stage::references());
+        let sim = sim(config);
         sim.set_pace(Pace::Slowest);
-        let driver = Arc::new(sim.clone());
-        let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
-        let devices: Vec<Device> = (0..devices as i32).map(open).collect();
+        let devices = open(&sim, devices);
         let options = KvCacheOptions { overlap_depth, ..options(shape(2, 8, 4), 24, 24) };
         Self { sim, cache: KvCache::new(&streams(&devices), options).unwrap(), lives: Vec::new() }
     }
@@ -155,7 +120,7 @@ fn a_hundred_thousand_steps_keep_no_more_than_a_thousand() {
         let mut bytes = 0;
         for number in 0..1000 {
             machine.step(thousand * 1000 + number);
-            bytes = bytes.max(LIVE_BYTES.load(Ordering::Relaxed));
+            bytes = bytes.max(alloc::bytes());
         }
         queries.push(machine.queries() - before);
         most.push(bytes);
@@ -193,10 +158,8 @@ fn dropped_steps_keep_no_more_than_a_few() {
 
 #[test]
 fn two_parts_on_one_device_share_the_fences_that_are_used_again() {
-    let sim = SimDriver::new(SimConfig { granularity: 4 << 10, ..SimConfig::default() }).unwrap();
-    sim.register_kernels(kv_kernels::references());
-    sim.register_kernels(kv_stage::references());
-    let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
+    let sim = sim(SimConfig { granularity: 4 << 10, ..SimConfig::default() });
+    let device = device(&sim);
     let two = streams(&[device.clone(), device]);
     let mut cache = KvCache::new(&two, options(shape(2, 8, 4), 24, 0)).unwrap();
     let mut created = Vec::new();

@@ -1,17 +1,10 @@
 //! The cache on the simulated device: contents, order, errors and clean-up.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-
-#[path = "../common/mod.rs"]
-mod common;
-
 mod adopted;
 mod ahead;
 mod budgets;
 mod contents;
 mod distrust;
-#[path = "../../../kv-manager/tests/common/ends.rs"]
-mod ends;
 mod events;
 mod faults;
 mod granules;
@@ -20,7 +13,6 @@ mod handles;
 mod late;
 mod layers;
 mod lent_host;
-mod machine;
 mod order;
 mod overlap;
 mod pinned;
@@ -36,5 +28,3 @@ mod transports;
 mod unchanged;
 mod unequal;
 mod unrecorded;
-#[path = "../../../cuda-driver/tests/common/watch.rs"]
-mod watch;
