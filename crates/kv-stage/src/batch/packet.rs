@@ -3,6 +3,7 @@
 use std::collections::TryReserveError;
 
 use bytemuck::{NoUninit, Zeroable};
+use cuda_driver::guard;
 
 use super::options::{BatchOptions, padded};
 use crate::StagingBuffer;
@@ -102,7 +103,7 @@ impl Records {
     /// Forgets the last step.
     pub(super) fn clear(&mut self, options: &BatchOptions) {
         for job in self.jobs.drain(..) {
-            self.job_of[job.row as usize] = 0;
+            guard!("stage.dropped-rows-are-forgotten", self.job_of[job.row as usize] = 0);
         }
         (self.sequences, self.tokens) = (0, 0);
         self.arrays.clear();
@@ -140,7 +141,8 @@ impl Records {
         for (number, edit) in (1..).zip(edits) {
             let job = self.job_of[edit.row as usize] as usize - 1;
             let list = edit.table as usize * jobs + job;
-            match std::mem::replace(&mut self.tails[list], number) {
+            let last = std::mem::replace(&mut self.tails[list], number);
+            match guard!("stage.changes-keep-order", last, else 0) {
                 0 => self.heads[list] = number,
                 last => self.edits[last as usize - 1].next = number,
             }
@@ -201,7 +203,7 @@ pub(super) fn put(buffer: &mut StagingBuffer, offset: u64, bytes: &[u8]) {
         Ok(part) => {
             let (data, rest) = part.split_at_mut(bytes.len());
             data.copy_from_slice(bytes);
-            rest.fill(0);
+            guard!("stage.arrays-end-in-zeros", rest.fill(0));
         }
         Err(error) => unreachable!("a packet keeps to its room, which its buffer has: {error}"),
     }
