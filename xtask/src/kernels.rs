@@ -60,7 +60,6 @@ const FOLDERS: [Folder; 8] = [
     Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
     Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
-    Folder { sources: "crates/kv-stage/tests/fixtures", ptx: "crates/kv-stage/tests/fixtures" },
     Folder { sources: "crates/kv-testkit/fixtures", ptx: "crates/kv-testkit/fixtures" },
     Folder {
         sources: "crates/kv-kernels/benches/transport_gpu",
