@@ -11,7 +11,7 @@ mod alone;
 #[path = "../../kv-remote/tests/common/mod.rs"]
 mod common;
 mod long;
-#[path = "../../kv-manager/tests/common/mod.rs"]
+#[path = "../../kv-manager/tests/it/common/mod.rs"]
 mod manager;
 mod process;
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 mod common;
-#[path = "../../kv-manager/tests/common/mod.rs"]
+#[path = "../../kv-manager/tests/it/common/mod.rs"]
 mod manager;
 #[path = "common/worker.rs"]
 mod worker;

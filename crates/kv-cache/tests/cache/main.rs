@@ -10,7 +10,7 @@ mod ahead;
 mod budgets;
 mod contents;
 mod distrust;
-#[path = "../../../kv-manager/tests/common/ends.rs"]
+#[path = "../../../kv-manager/tests/it/common/ends.rs"]
 mod ends;
 mod events;
 mod faults;
