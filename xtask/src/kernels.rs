@@ -55,7 +55,7 @@ struct Folder {
 
 /// The published kernels, kernels with planted bugs that the simulated device must find, kernels of
 /// tests, a benchmark's kernel for comparison, and the attention of an example.
-const FOLDERS: [Folder; 8] = [
+const FOLDERS: [Folder; 7] = [
     Folder { sources: "kernels", ptx: "crates/kv-kernels/ptx" },
     Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
