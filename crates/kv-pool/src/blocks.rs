@@ -392,9 +392,7 @@ impl Blocks {
         let record = self.record_mut(id);
         let pinned = record[META] & PLACE_MASK == BlockPhase::Pinned as u32;
         let many = pinned && record[BEFORE] > 1;
-        if many
-            && crate::guard!("pool.full-count-holds-for-good", record[BEFORE] < u32::MAX, else true)
-        {
+        if many && crate::guard!("pool.full-count-stays", record[BEFORE] < u32::MAX, else true) {
             record[BEFORE] -= 1;
         }
         many
