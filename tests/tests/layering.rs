@@ -113,14 +113,6 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: true,
     },
     Layer {
-        name: "kv-place",
-        below: &[],
-        others: &[],
-        featured: &[],
-        never: &[HEAVY, CUDA],
-        may_be_unsafe: false,
-    },
-    Layer {
         name: "kv-manager",
         below: &["kv-pool"],
         others: &["xxhash-rust"],
@@ -155,7 +147,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-multigpu",
-        below: &["kv-kernels", "kv-place"],
+        below: &["kv-kernels"],
         others: &["nvml-wrapper"],
         featured: &[],
         never: &[HEAVY],
@@ -168,7 +160,7 @@ const LAYERS: &[Layer] = &[
             "kv-disk",
             "kv-kernels",
             "kv-manager",
-            "kv-place",
+            "kv-multigpu",
             "kv-pool",
             "kv-stage",
         ],

@@ -140,7 +140,7 @@ const CAMPAIGNS: &[Campaign] = &[
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     services::provide();
     let names: Vec<&str> = CAMPAIGNS.iter().map(|campaign| campaign.name).collect();
-    for other in args.name.iter().filter(|other| !names.contains(&other.as_str())) {
+    if let Some(other) = args.name.iter().find(|other| !names.contains(&other.as_str())) {
         bail!("{other} is none of the campaigns, which are {}", names.join(", "));
     }
     let is_wanted = |name| args.name.is_empty() || args.name.iter().any(|other| other == name);

@@ -50,11 +50,6 @@ impl DeviceAttribute {
     pub const HOST_REGISTER_SUPPORTED: Self = Self(99);
     /// Whether the virtual-memory calls work.
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
-    /// Whether physical memory can be exported as a POSIX file descriptor.
-    pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Self = Self(103);
-    /// Whether the device and driver support fabric handles. Whether this process may make one is
-    /// another question: see [`PhysicalMemory::probe_fabric`](crate::PhysicalMemory::probe_fabric).
-    pub const HANDLE_TYPE_FABRIC_SUPPORTED: Self = Self(128);
     /// The host's memory node next to the device; -1 on a host without nodes.
     pub const HOST_NUMA_ID: Self = Self(134);
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverResult,
     Granularity, HostAccess, HostAllocFlags, HostRegisterFlags, KernelArgs, LaunchConfig,
-    PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle, ShareableKind, ShareableRef,
+    PeerAttribute, PeerCopy, PointerAttributes,
 };
 
 /// Counts every call by the driver's name for it, and the pinned bytes allocated, over any driver.
@@ -120,8 +120,6 @@ macro_rules! counted_all { () => { counted! {
         mem_address_reserve(bytes: u64, alignment: u64, hint: u64) -> u64 = "cuMemAddressReserve";
         mem_address_free(address: u64, bytes: u64) -> () = "cuMemAddressFree";
         mem_create(bytes: u64, prop: AllocationProp) -> u64 = "cuMemCreate";
-        mem_import_from_shareable_handle(source: ShareableRef<'_>) -> u64
-            = "cuMemImportFromShareableHandle";
         mem_unmap(address: u64, bytes: u64) -> () = "cuMemUnmap";
         mem_set_access(address: u64, bytes: u64, access: &[AccessDesc]) -> () = "cuMemSetAccess";
         module_load_data(ptx: &str, log: &mut String) -> u64 = "cuModuleLoadDataEx";
@@ -157,10 +155,6 @@ macro_rules! counted_all { () => { counted! {
         memset_d8_async(destination: u64, value: u8, bytes: u64, stream: u64) -> ()
             = "cuMemsetD8Async";
         mem_release(handle: u64) -> () = "cuMemRelease";
-        mem_export_to_shareable_handle(handle: u64, kind: ShareableKind) -> ShareableHandle
-            = "cuMemExportToShareableHandle";
-        mem_get_allocation_properties_from_handle(handle: u64) -> AllocationProp
-            = "cuMemGetAllocationPropertiesFromHandle";
         mem_map(address: u64, bytes: u64, offset: u64, handle: u64) -> () = "cuMemMap";
         module_unload(module: u64) -> () = "cuModuleUnload";
         module_get_function(module: u64, name: &str) -> u64 = "cuModuleGetFunction";

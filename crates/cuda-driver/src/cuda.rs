@@ -7,7 +7,6 @@ mod descriptors;
 pub mod interop;
 mod jit;
 mod library;
-mod shareable;
 
 use std::ffi::c_void;
 use std::fmt;

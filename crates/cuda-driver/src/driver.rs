@@ -5,8 +5,7 @@ use core::time::Duration;
 
 use crate::{
     AccessDesc, DeviceAttribute, DeviceInfo, DriverError, Granularity, HostAllocFlags,
-    HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, PointerAttributes, ShareableHandle,
-    ShareableKind, ShareableRef,
+    HostRegisterFlags, KernelArgs, LaunchConfig, PeerAttribute, PointerAttributes,
 };
 
 /// `Result` of a driver call.
@@ -24,33 +23,17 @@ pub struct HostAccess {
 }
 
 /// Physical memory to create: pinned memory on one device (`CUmemAllocationProp`).
-///
-/// Forms of export must be chosen at creation.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct AllocationProp {
     /// Ordinal of the device that holds the memory.
     pub device: i32,
-    /// Whether the handle can be exported as a POSIX file descriptor.
-    pub posix_fd: bool,
-    /// Whether the handle can be exported as a fabric handle.
-    pub fabric: bool,
 }
 
 impl AllocationProp {
-    /// Memory of `device` that stays in this process.
+    /// Memory of `device`.
     #[must_use]
     pub const fn on(device: i32) -> Self {
-        Self { device, posix_fd: false, fabric: false }
-    }
-
-    /// Memory of `device` that can be exported as `kind`.
-    #[must_use]
-    pub const fn exportable(device: i32, kind: ShareableKind) -> Self {
-        let (posix_fd, fabric) = match kind {
-            ShareableKind::PosixFd => (true, false),
-            ShareableKind::Fabric => (false, true),
-        };
-        Self { device, posix_fd, fabric }
+        Self { device }
     }
 }
 
@@ -533,8 +516,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// `cuMemCreate`: physical memory, as a handle with one reference.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity;
-    /// `NOT_PERMITTED` or `NOT_SUPPORTED` for fabric handles where there is no fabric.
+    /// `OUT_OF_MEMORY`; `INVALID_VALUE` for a size that is not a multiple of the granularity.
     fn mem_create(&self, bytes: u64, prop: AllocationProp) -> DriverResult<u64>;
 
     /// `cuMemRelease`: releases the handle. The memory lives on until its last mapping is gone.
@@ -546,47 +528,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam): `handle` came from
-    /// [`mem_create`](Driver::mem_create) or
-    /// [`mem_import_from_shareable_handle`](Driver::mem_import_from_shareable_handle) of this driver
-    /// object, and this is its one release.
+    /// [`mem_create`](Driver::mem_create) of this driver object, and this is its one release.
     unsafe fn mem_release(&self, handle: u64) -> DriverResult<()>;
-
-    /// `cuMemExportToShareableHandle`: the memory of `handle` in a form that another process can take.
-    ///
-    /// A file descriptor is closed on `exec`, and keeps the memory alive until it is closed.
-    ///
-    /// # Errors
-    /// `INVALID_VALUE` for memory that was not created for this kind of export.
-    ///
-    /// # Safety
-    /// See [Safety of the seam](Driver#safety-of-the-seam): `handle` came from this driver object and
-    /// was not released.
-    unsafe fn mem_export_to_shareable_handle(
-        &self,
-        handle: u64,
-        kind: ShareableKind,
-    ) -> DriverResult<ShareableHandle>;
-
-    /// `cuMemImportFromShareableHandle`: a new handle, with one reference, of memory that this or
-    /// another process exported. The source may be imported again, and its descriptor closed.
-    ///
-    /// # Errors
-    /// `INVALID_VALUE` for a source that is no memory; `INVALID_DEVICE` for memory of a device that
-    /// this process does not see; `NOT_PERMITTED` or `NOT_SUPPORTED` for fabric handles.
-    fn mem_import_from_shareable_handle(&self, source: ShareableRef<'_>) -> DriverResult<u64>;
-
-    /// `cuMemGetAllocationPropertiesFromHandle`: the properties that the memory of `handle` was
-    /// created with.
-    ///
-    /// # Errors
-    /// `NOT_SUPPORTED` for memory that is not of a device.
-    ///
-    /// # Safety
-    /// As [`mem_export_to_shareable_handle`](Driver::mem_export_to_shareable_handle).
-    unsafe fn mem_get_allocation_properties_from_handle(
-        &self,
-        handle: u64,
-    ) -> DriverResult<AllocationProp>;
 
     /// `cuMemMap`: maps physical memory at reserved addresses. Grants no access.
     ///
@@ -596,9 +539,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// See [Safety of the seam](Driver#safety-of-the-seam): `handle` came from
-    /// [`mem_create`](Driver::mem_create) or
-    /// [`mem_import_from_shareable_handle`](Driver::mem_import_from_shareable_handle) of this driver
-    /// object and was not released. Addresses may be any.
+    /// [`mem_create`](Driver::mem_create) of this driver object and was not released. Addresses may be any.
     unsafe fn mem_map(
         &self,
         address: u64,

@@ -57,9 +57,6 @@
 //! Host memory of the program, such as a shared segment, is pinned in place
 //! ([`PinnedBuffer::register`]). [`PinnedBuffer::pin`] maps and pins huge pages next to the device.
 //!
-//! Physical memory can be shared with other processes, by a file descriptor or a fabric handle:
-//! [`PhysicalMemory::export`] and [`PhysicalMemory::import`].
-//!
 //! # Contexts
 //! Every operation of a handle, also a drop, binds its own device's context on the calling thread
 //! and restores the context that was current before. So handles may be used and dropped on any
@@ -118,7 +115,6 @@ mod pin;
 mod prepared;
 pub mod reference;
 mod residency;
-pub mod shareable;
 pub mod site;
 mod span;
 mod stream;
@@ -150,7 +146,6 @@ pub use virtual_memory::{AddressRange, PhysicalMemory, ReleaseError};
 pub(crate) use host_pages::{
     GrantedPages, HostPages, HostPagesError, HostPagesOptions, HostRegion, PageKind,
 };
-pub(crate) use shareable::{ShareableHandle, ShareableKind, ShareableRef};
 
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../README.md")]

@@ -5,7 +5,7 @@ use crate::device::{Ended, Object};
 use crate::span::Life;
 use crate::{
     AccessDesc, AllocationProp, Device, DeviceError, DeviceSpan, DriverError, ErrorCode,
-    Granularity, OutOfBounds, ShareableHandle, ShareableKind, ShareableRef, site,
+    Granularity, OutOfBounds,
 };
 
 /// Reserved device addresses (`cuMemAddressReserve`), without memory until mapped.
@@ -184,96 +184,10 @@ impl PhysicalMemory {
     #[track_caller]
     pub fn create(device: &Device, bytes: u64) -> Result<Self, DeviceError> {
         let prop = AllocationProp::on(device.ordinal());
-        Self::create_as(device, bytes, prop)
-    }
-
-    /// Creates memory that [`export`](PhysicalMemory::export) can hand to another process.
-    ///
-    /// # Errors
-    /// As [`create`](PhysicalMemory::create).
-    #[track_caller]
-    pub fn create_exportable(
-        device: &Device,
-        bytes: u64,
-        kind: ShareableKind,
-    ) -> Result<Self, DeviceError> {
-        Self::create_as(device, bytes, AllocationProp::exportable(device.ordinal(), kind))
-    }
-
-    /// Imports `bytes` bytes of memory that this or another process exported. It uses no further
-    /// memory of the device. The bytes live until exporter and importers have all released them.
-    ///
-    /// The driver does not return the memory's length: a wrong `bytes` is refused when the memory
-    /// is mapped.
-    ///
-    /// # Errors
-    /// `INVALID_VALUE` for a source that is no memory; `INVALID_DEVICE` for memory of another
-    /// device than `device`.
-    #[track_caller]
-    pub fn import(
-        device: &Device,
-        source: ShareableRef<'_>,
-        bytes: u64,
-    ) -> Result<Self, DeviceError> {
-        let handle = device.run(|driver| driver.mem_import_from_shareable_handle(source))?;
-        let held = Held::new(device, Kind::PhysicalMemory, bytes);
-        let memory = Self { device: held, handle, bytes, is_live: true };
-        // SAFETY: the handle is live: it belongs to `memory`.
-        let prop = device
-            .run(|driver| unsafe { driver.mem_get_allocation_properties_from_handle(handle) });
-        if prop?.device != device.ordinal() {
-            let call = "cuMemImportFromShareableHandle";
-            return Err(DriverError::new(call, ErrorCode::INVALID_DEVICE).into());
-        }
-        Ok(memory)
-    }
-
-    /// Whether this process can export memory of `device` to other hosts. It creates and exports
-    /// one page, because the device's attribute says less: the process may lack the permission.
-    ///
-    /// # Errors
-    /// No memory for the page, or a lost device.
-    #[track_caller]
-    pub fn probe_fabric(device: &Device) -> Result<FabricSupport, DeviceError> {
-        // The closure below would have a line of its own.
-        let _site = site::enter();
-        let page = Self::granularity(device)?;
-        let exported = Self::create_exportable(device, page, ShareableKind::Fabric)
-            .and_then(|memory| memory.export(ShareableKind::Fabric));
-        match exported {
-            Ok(_) => Ok(FabricSupport::Supported),
-            Err(DeviceError::Driver(error))
-                if !error.is_out_of_memory() && !error.code.is_sticky() =>
-            {
-                Ok(FabricSupport::Unsupported { error })
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    #[track_caller]
-    fn create_as(device: &Device, bytes: u64, prop: AllocationProp) -> Result<Self, DeviceError> {
         let handle = device
             .run(|driver| driver.mem_create(bytes, prop).map_err(|error| error.of_bytes(bytes)))?;
         let device = Held::new(device, Kind::PhysicalMemory, bytes);
         Ok(Self { device, handle, bytes, is_live: true })
-    }
-
-    /// The memory in a form that another process can take. A file descriptor keeps it alive until it
-    /// is closed.
-    ///
-    /// # Ordering
-    /// None. Events do not reach other processes, so tell the importer by other means when the
-    /// bytes are written.
-    ///
-    /// # Errors
-    /// `INVALID_VALUE` for memory that was not created for this kind of export.
-    #[track_caller]
-    pub fn export(&self, kind: ShareableKind) -> Result<ShareableHandle, DeviceError> {
-        // SAFETY: the handle is live while `self` is (invariant of `handle`; a method that ends its
-        // life consumes the struct).
-        self.device
-            .run(|driver| unsafe { driver.mem_export_to_shareable_handle(self.handle, kind) })
     }
 
     /// Length in bytes.
@@ -328,19 +242,6 @@ impl Drop for PhysicalMemory {
             let _ = unsafe { self.device.destroy(Object::PhysicalMemory(self.handle)) };
         }
     }
-}
-
-/// Whether a process can make fabric handles.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum FabricSupport {
-    /// The process made one.
-    Supported,
-    /// The driver refused: `NOT_PERMITTED` without a channel of the fabric's service (IMEX),
-    /// `NOT_SUPPORTED` for a device or driver without a fabric.
-    Unsupported {
-        /// The refused call and its answer.
-        error: DriverError,
-    },
 }
 
 /// Physical memory that the driver refused to release.

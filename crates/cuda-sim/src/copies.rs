@@ -9,7 +9,6 @@ use crate::findings::FindingKind;
 use crate::host_memory::{HOST_END, HostRange, PageableRange, RegisteredRange};
 use crate::memory::Viewer;
 use crate::scheduler::Goal;
-use crate::shareable::NO_FABRIC;
 use crate::state::{Answer, Machine};
 use crate::streams::is_legacy;
 use crate::time::SizedCall;
@@ -399,11 +398,8 @@ impl Machine {
 
     pub(crate) fn mem_create(&mut self, bytes: u64, prop: AllocationProp) -> Answer<u64> {
         let device = self.device(prop.device)?;
-        if prop.fabric {
-            return Err(NO_FABRIC);
-        }
         let handle = self.new_handle();
-        self.memory.create(handle, device, bytes, prop.posix_fd)?;
+        self.memory.create(handle, device, bytes)?;
         self.clock.sized(SizedCall::Create, bytes);
         Ok(handle)
     }

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::time::Duration;
 
-use cuda_driver::shareable::{ShareableHandle, ShareableKind, ShareableRef};
 use cuda_driver::site::Site;
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
@@ -87,10 +86,7 @@ fn attribute(attribute: DeviceAttribute) -> Option<i32> {
         DeviceAttribute::MULTIPROCESSOR_COUNT => MULTIPROCESSORS,
         DeviceAttribute::UNIFIED_ADDRESSING
         | DeviceAttribute::HOST_REGISTER_SUPPORTED
-        | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        | DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        // As on an H100: fabric handles are supported, but creating one needs a fabric.
-        | DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
+        | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
         DeviceAttribute::ASYNC_ENGINE_COUNT => COPY_ENGINES,
         DeviceAttribute::HOST_NUMA_ID => NO_NODE,
         DeviceAttribute::MEMORY_CLOCK_RATE => MEMORY_CLOCK_KHZ,
@@ -454,28 +450,6 @@ impl Driver for SimDriver {
             state.clock.sized(SizedCall::Release, bytes.unwrap_or(0));
             Ok(())
         })
-    }
-
-    #[track_caller]
-    unsafe fn mem_export_to_shareable_handle(
-        &self,
-        handle: u64,
-        kind: ShareableKind,
-    ) -> DriverResult<ShareableHandle> {
-        self.call("cuMemExportToShareableHandle", |state| state.mem_export(handle, kind))
-    }
-
-    #[track_caller]
-    fn mem_import_from_shareable_handle(&self, source: ShareableRef<'_>) -> DriverResult<u64> {
-        self.call("cuMemImportFromShareableHandle", |state| state.mem_import(source))
-    }
-
-    #[track_caller]
-    unsafe fn mem_get_allocation_properties_from_handle(
-        &self,
-        handle: u64,
-    ) -> DriverResult<AllocationProp> {
-        self.call("cuMemGetAllocationPropertiesFromHandle", |state| state.mem_properties(handle))
     }
 
     #[track_caller]

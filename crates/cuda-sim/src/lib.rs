@@ -59,12 +59,6 @@
 //! with a pattern that depends on the seed and is never zero. Device addresses never equal host
 //! addresses, have gaps between allocations, and are not reused.
 //!
-//! Two machines simulate two processes. One machine exports memory as a file descriptor, the other
-//! imports it, and both see the same bytes. The memory lives until its last user and the last
-//! descriptor are gone, and counts on the machine that created it. As between processes, no event
-//! orders one machine after the other; unordered accesses of two machines are not reported. A
-//! descriptor that another process of the operating system receives cannot be imported there.
-//!
 //! # Faults
 //! A kernel or copy that accesses memory without the right to do so poisons its device. Every later
 //! call in its context returns the same sticky error, and so do all other devices of the process,
@@ -137,7 +131,6 @@ mod ptx;
 mod races;
 mod random;
 mod scheduler;
-mod shareable;
 mod sim;
 mod state;
 mod streams;

@@ -11,10 +11,13 @@
 
 pub mod alloc;
 pub mod etcd;
+#[cfg(feature = "cuda")]
 pub mod machine;
 mod random;
 pub mod sweep;
+#[cfg(feature = "cuda")]
 mod watch;
 
 pub use random::{Random, pattern};
+#[cfg(feature = "cuda")]
 pub use watch::Watch;

@@ -234,21 +234,6 @@ api! {
         flags: c_ulonglong,
     );
     cuMemRelease = cuMemRelease(handle: CUmemGenericAllocationHandle);
-    cuMemExportToShareableHandle = cuMemExportToShareableHandle(
-        shareable: *mut c_void,
-        handle: CUmemGenericAllocationHandle,
-        kind: sys::CUmemAllocationHandleType,
-        flags: c_ulonglong,
-    );
-    cuMemImportFromShareableHandle = cuMemImportFromShareableHandle(
-        handle: *mut CUmemGenericAllocationHandle,
-        shareable: *mut c_void,
-        kind: sys::CUmemAllocationHandleType,
-    );
-    cuMemGetAllocationPropertiesFromHandle = cuMemGetAllocationPropertiesFromHandle(
-        prop: *mut CUmemAllocationProp => *mut MemoryProp,
-        handle: CUmemGenericAllocationHandle,
-    );
     cuMemMap = cuMemMap(
         address: CUdeviceptr,
         bytes: usize,

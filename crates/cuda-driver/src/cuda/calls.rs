@@ -15,12 +15,11 @@ use cudarc::driver::sys::{
 };
 use smallvec::SmallVec;
 
-use super::{CudaDriver, descriptors, jit, shareable};
+use super::{CudaDriver, descriptors, jit};
 use crate::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
     DriverResult, ErrorCode, Granularity, HostAllocFlags, HostRegisterFlags, KernelArgs,
-    LaunchConfig, MemoryKind, PeerAttribute, PeerCopy, PointerAttributes, ShareableHandle,
-    ShareableKind, ShareableRef,
+    LaunchConfig, MemoryKind, PeerAttribute, PeerCopy, PointerAttributes,
 };
 
 /// Room for a device's name, and for its bus id.
@@ -473,33 +472,6 @@ impl Driver for CudaDriver {
     unsafe fn mem_release(&self, handle: u64) -> DriverResult<()> {
         // SAFETY: the caller passes a live handle, and uses it no more.
         unsafe { self.api.cuMemRelease(handle) }
-    }
-
-    unsafe fn mem_export_to_shareable_handle(
-        &self,
-        handle: u64,
-        kind: ShareableKind,
-    ) -> DriverResult<ShareableHandle> {
-        // SAFETY: the caller passes a live handle.
-        unsafe { shareable::export(&self.api, handle, kind) }
-    }
-
-    fn mem_import_from_shareable_handle(&self, source: ShareableRef<'_>) -> DriverResult<u64> {
-        shareable::import(&self.api, source)
-    }
-
-    unsafe fn mem_get_allocation_properties_from_handle(
-        &self,
-        handle: u64,
-    ) -> DriverResult<AllocationProp> {
-        let mut answered = descriptors::MemoryProp::default();
-        // SAFETY: the caller passes a live handle; `answered` is live and laid out as what the call
-        // writes.
-        unsafe { self.api.cuMemGetAllocationPropertiesFromHandle(&mut answered, handle) }?;
-        answered.device_memory().ok_or_else(|| {
-            let call = "cuMemGetAllocationPropertiesFromHandle";
-            DriverError::new(call, ErrorCode::NOT_SUPPORTED)
-        })
     }
 
     unsafe fn mem_map(

@@ -2,8 +2,8 @@
 
 use cuda_driver::ErrorCode;
 
+use super::charge::Charge;
 use super::pages::Pages;
-use super::sharing::Charge;
 use super::{
     ALLOCATION_PAGE_SHIFT, ALLOCATION_START, Denied, Located, Memory, VIRTUAL_START, Viewer,
 };

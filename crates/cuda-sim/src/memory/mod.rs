@@ -1,12 +1,10 @@
 //! All memory that a device can address: its own, that of its peers, and pinned host memory.
 
 mod allocations;
-#[cfg(unix)]
-mod descriptors;
+mod charge;
 mod initialised;
 mod miss;
 mod pages;
-mod sharing;
 mod view;
 mod virtual_memory;
 
@@ -18,10 +16,10 @@ use cuda_driver::reference::AccessFault;
 use cuda_driver::{ErrorCode, MemoryKind, PointerAttributes};
 
 use allocations::Allocations;
+use charge::Charge;
 use miss::FreedRange;
 pub(crate) use miss::describe;
 use pages::Fresh;
-use sharing::Charge;
 pub(crate) use view::View;
 use virtual_memory::VirtualMemory;
 
@@ -112,8 +110,6 @@ pub(crate) struct Memory {
     /// Bytes in use on each device.
     used: Vec<Arc<AtomicU64>>,
     capacity: u64,
-    /// Whether a descriptor was ever exported. It may keep memory in use.
-    exports: bool,
     freed: VecDeque<FreedRange>,
     seed: u64,
     patterns: u64,
@@ -132,7 +128,6 @@ impl Memory {
             host: HostMemory::new(config.pinned_bytes, crate::random::mix(config.seed) as u8 | 1),
             used: (0..config.devices).map(|_| Arc::default()).collect(),
             capacity: config.device_bytes,
-            exports: false,
             freed: VecDeque::new(),
             seed: config.seed,
             patterns: 0,
@@ -143,7 +138,6 @@ impl Memory {
     }
 
     pub(crate) fn used(&self, device: u32) -> u64 {
-        self.settle();
         self.used.get(device as usize).map_or(0, |used| used.load(Ordering::Relaxed))
     }
 
@@ -153,17 +147,8 @@ impl Memory {
 
     /// Takes `bytes` of `device`'s memory until the result is dropped.
     fn take(&self, device: u32, bytes: u64) -> Result<Charge, ErrorCode> {
-        self.settle();
         let used = self.used.get(device as usize).ok_or(ErrorCode::INVALID_DEVICE)?;
         Charge::take(used, bytes, self.capacity).ok_or(ErrorCode::OUT_OF_MEMORY)
-    }
-
-    /// Releases memory that was kept only by descriptors that are closed by now.
-    fn settle(&self) {
-        #[cfg(unix)]
-        if self.exports {
-            descriptors::sweep();
-        }
     }
 
     /// Properties of the next new memory. Its byte pattern differs from that of any other memory.
@@ -272,11 +257,9 @@ impl Memory {
                 }
                 Located::Physical { index, offset } => {
                     let part = &mut into[done..];
-                    self.virtual_memory.look(index, |pages| {
-                        let piece = pages.piece(offset, most);
-                        part[..piece.len()].copy_from_slice(piece);
-                        piece.len()
-                    })
+                    let piece = self.virtual_memory.pages(index).piece(offset, most);
+                    part[..piece.len()].copy_from_slice(piece);
+                    piece.len()
                 }
             };
             done += moved;
@@ -309,12 +292,9 @@ impl Memory {
                     piece.len()
                 }
                 Located::Physical { index, offset } => {
-                    let host = &self.host;
-                    self.virtual_memory.edit(index, |pages| {
-                        let piece = pages.piece_mut(offset, most);
-                        write(host, piece, done as usize);
-                        piece.len()
-                    })
+                    let piece = self.virtual_memory.pages_mut(index).piece_mut(offset, most);
+                    write(&self.host, piece, done as usize);
+                    piece.len()
                 }
             };
             done += moved as u64;
@@ -416,7 +396,7 @@ impl Memory {
                     self.allocations.pages(index).gap(offset, most)
                 }
                 Located::Physical { index, offset } => {
-                    self.virtual_memory.look(index, |pages| pages.gap(offset, most))
+                    self.virtual_memory.pages(index).gap(offset, most)
                 }
             };
             if let Some((start, length)) = gap {
@@ -440,7 +420,7 @@ impl Memory {
                     self.allocations.pages_mut(index).forget(offset, most)
                 }
                 Located::Physical { index, offset } => {
-                    self.virtual_memory.edit(index, |pages| pages.forget(offset, most))
+                    self.virtual_memory.pages_mut(index).forget(offset, most)
                 }
             };
         }

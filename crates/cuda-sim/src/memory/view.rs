@@ -57,10 +57,7 @@ impl View<'_> {
         self.memory.traffic.load(address, bytes);
         let piece = match self.memory.locate(self.viewer, address) {
             Ok((Located::Physical { index, offset }, rest)) => {
-                match self.memory.virtual_memory.own_pages(index) {
-                    Some(pages) => pages.piece(offset, bytes.min(rest)),
-                    None => &[],
-                }
+                self.memory.virtual_memory.pages(index).piece(offset, bytes.min(rest))
             }
             Ok((Located::Allocation { index, offset }, rest)) => {
                 self.memory.allocations.pages(index).piece(offset, bytes.min(rest))
@@ -70,8 +67,8 @@ impl View<'_> {
         if piece.len() as u64 == bytes {
             return Ok(Cow::Borrowed(piece));
         }
-        // The range lies in several pieces, or in memory that the host or another machine may write
-        // meanwhile (which is therefore never borrowed), or is invalid.
+        // The range lies in several pieces, or in memory that the host may write meanwhile (which is
+        // therefore never borrowed), or is invalid.
         self.memory.read(self.viewer, address, bytes).map(|copy| Cow::Owned(copy.into_vec()))
     }
 }

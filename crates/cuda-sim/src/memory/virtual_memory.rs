@@ -3,17 +3,11 @@
 //! Results match those of driver 580. The crate's tests check each of them.
 
 use std::collections::{BTreeMap, HashMap};
-#[cfg(unix)]
-use std::os::fd::{BorrowedFd, OwnedFd};
-#[cfg(unix)]
-use std::sync::Arc;
 
 use cuda_driver::ErrorCode;
 
-#[cfg(unix)]
-use super::descriptors::{self, Exported};
+use super::charge::Charge;
 use super::pages::Pages;
-use super::sharing::{self, Backing};
 use super::{Denied, Located, MAPPED, Memory, VIRTUAL_START, Viewer};
 use crate::RangeKind;
 
@@ -25,6 +19,13 @@ const RESERVED_PAGES_MAX: u64 = 1 << 25;
 
 /// Maximum number of pages of one physical handle.
 const HANDLE_PAGES_MAX: u64 = 1 << 22;
+
+/// First key of physical memory, beyond all addresses.
+const KEYS_START: u64 = 1 << 61;
+
+/// Keys of new memory start at a multiple of this, so that a page of keys belongs to a single
+/// memory.
+const KEYS_ALIGNMENT: u64 = 1 << 30;
 
 /// End of the addresses of reservations.
 const VIRTUAL_END: u64 = 1 << 60;
@@ -51,25 +52,17 @@ impl Reservation {
     }
 }
 
-/// The memory of one handle, made by `cuMemCreate` or by an import.
+/// The memory of one handle, made by `cuMemCreate`.
 #[derive(Debug)]
 struct Physical {
     device: u32,
     /// Whether the handle is still held, not released.
     held: bool,
     mappings: u32,
-    exportable: Exportable,
-    backing: Backing,
-}
-
-/// Whether a handle's memory may be exported.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Exportable {
-    No,
-    /// The memory was created for export.
-    Yes,
-    /// The handle is an import. Driver 580 does not export it again.
-    Imported,
+    pages: Pages,
+    _charge: Charge,
+    /// The key of the first byte.
+    key: u64,
 }
 
 /// All virtual memory of the machine.
@@ -84,6 +77,8 @@ pub(crate) struct VirtualMemory {
     /// Unused entries of `physical`.
     vacant: Vec<u32>,
     handles: HashMap<u64, u32>,
+    /// Key of the next new memory.
+    next_key: u64,
 }
 
 impl VirtualMemory {
@@ -96,6 +91,7 @@ impl VirtualMemory {
             physical: Vec::new(),
             vacant: Vec::new(),
             handles: HashMap::new(),
+            next_key: KEYS_START,
         }
     }
 
@@ -135,7 +131,7 @@ impl VirtualMemory {
 
     /// Size of the physical memory of a handle, in bytes.
     pub(crate) fn handle_bytes(&self, handle: u64) -> Option<u64> {
-        self.handles.get(&handle).map(|&index| self.backing(index).bytes())
+        self.handles.get(&handle).map(|&index| self.pages(index).bytes())
     }
 
     /// The mapped pages of a range, by address. With `denied`, only those that no device may
@@ -155,7 +151,7 @@ impl VirtualMemory {
     }
 
     pub(crate) fn physical_bytes(&self) -> u64 {
-        self.physical.iter().flatten().map(|physical| physical.backing.bytes()).sum()
+        self.physical.iter().flatten().map(|physical| physical.pages.bytes()).sum()
     }
 
     #[inline]
@@ -178,32 +174,27 @@ impl VirtualMemory {
         Ok((place, self.granularity - in_page))
     }
 
-    /// The bytes, if no other machine can reach them.
     #[inline]
-    pub(super) fn own_pages(&self, index: u32) -> Option<&Pages> {
-        self.backing(index).own()
+    pub(super) fn pages(&self, index: u32) -> &Pages {
+        &self.physical(index).pages
     }
 
-    pub(super) fn look<T>(&self, index: u32, look: impl FnOnce(&Pages) -> T) -> T {
-        self.backing(index).look(look)
-    }
-
-    pub(super) fn edit<T>(&mut self, index: u32, edit: impl FnOnce(&mut Pages) -> T) -> T {
+    pub(super) fn pages_mut(&mut self, index: u32) -> &mut Pages {
         match &mut self.physical[index as usize] {
-            Some(physical) => physical.backing.edit(edit),
+            Some(physical) => &mut physical.pages,
             None => unreachable!("a mapping keeps its physical memory alive"),
         }
     }
 
-    /// The key of the first byte of physical memory, the same through every handle.
+    /// The key of the first byte of physical memory.
     pub(super) fn key(&self, index: u32) -> u64 {
-        self.backing(index).key()
+        self.physical(index).key
     }
 
     #[inline]
-    fn backing(&self, index: u32) -> &Backing {
+    fn physical(&self, index: u32) -> &Physical {
         match &self.physical[index as usize] {
-            Some(physical) => &physical.backing,
+            Some(physical) => physical,
             None => unreachable!("a handle or mapping keeps its physical memory alive"),
         }
     }
@@ -281,7 +272,7 @@ impl VirtualMemory {
     ) -> Result<(), ErrorCode> {
         let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
         // The driver maps only whole handles.
-        if bytes != 0 && (offset != 0 || bytes != self.backing(index).bytes()) {
+        if bytes != 0 && (offset != 0 || bytes != self.pages(index).bytes()) {
             return Err(ErrorCode::NOT_SUPPORTED);
         }
         let holding = self.holding(address, bytes)?;
@@ -302,8 +293,11 @@ impl VirtualMemory {
     }
 
     /// Adds memory under a new handle.
-    fn add(&mut self, handle: u64, device: u32, exportable: Exportable, backing: Backing) {
-        let physical = Some(Physical { device, held: true, mappings: 0, exportable, backing });
+    fn add(&mut self, handle: u64, device: u32, pages: Pages, charge: Charge) {
+        let key = self.next_key;
+        self.next_key += pages.bytes().next_multiple_of(KEYS_ALIGNMENT);
+        let physical =
+            Some(Physical { device, held: true, mappings: 0, pages, _charge: charge, key });
         let index = match self.vacant.pop() {
             Some(index) => {
                 self.physical[index as usize] = physical;
@@ -315,27 +309,6 @@ impl VirtualMemory {
             }
         };
         self.handles.insert(handle, index);
-    }
-
-    /// The device of a handle's memory, and whether it was created for export.
-    pub(crate) fn properties(&self, handle: u64) -> Option<(u32, bool)> {
-        let &index = self.handles.get(&handle)?;
-        let physical = self.physical[index as usize].as_ref()?;
-        Some((physical.device, physical.exportable != Exportable::No))
-    }
-
-    /// Converts a handle's memory to the form that other machines can hold, if it was created for
-    /// export.
-    #[cfg(unix)]
-    fn share(&mut self, handle: u64) -> Result<Exported, ErrorCode> {
-        let &index = self.handles.get(&handle).ok_or(ErrorCode::INVALID_VALUE)?;
-        let place = &mut self.physical[index as usize];
-        let physical = place.take_if(|physical| physical.exportable == Exportable::Yes);
-        let physical = physical.ok_or(ErrorCode::INVALID_VALUE)?;
-        let device = physical.device;
-        let memory = physical.backing.into_shared();
-        *place = Some(Physical { backing: Backing::Shared(Arc::clone(&memory)), ..physical });
-        Ok(Exported { memory, device })
     }
 
     /// Start addresses of the mappings in a range. Fails if the range splits a mapping.
@@ -409,13 +382,7 @@ impl Memory {
     }
 
     /// Creates physical memory on `device`, under the new handle `handle`.
-    pub(crate) fn create(
-        &mut self,
-        handle: u64,
-        device: u32,
-        bytes: u64,
-        exportable: bool,
-    ) -> Result<(), ErrorCode> {
+    pub(crate) fn create(&mut self, handle: u64, device: u32, bytes: u64) -> Result<(), ErrorCode> {
         if !self.virtual_memory.is_aligned(0, bytes) {
             return Err(ErrorCode::INVALID_VALUE);
         }
@@ -424,32 +391,7 @@ impl Memory {
         }
         let charge = self.take(device, bytes)?;
         let pages = Pages::new(bytes, self.virtual_memory.shift, self.fresh());
-        let backing = Backing::Own { pages, charge, key: sharing::new_key(bytes) };
-        let exportable = if exportable { Exportable::Yes } else { Exportable::No };
-        self.virtual_memory.add(handle, device, exportable, backing);
-        Ok(())
-    }
-
-    /// Creates a descriptor for the memory of a handle.
-    #[cfg(unix)]
-    pub(crate) fn export(&mut self, handle: u64) -> Result<OwnedFd, ErrorCode> {
-        let exported = self.virtual_memory.share(handle)?;
-        self.exports = true;
-        descriptors::export(exported).map_err(|_| ErrorCode::OPERATING_SYSTEM)
-    }
-
-    /// Imports the memory of a descriptor, under the new handle `handle`.
-    #[cfg(unix)]
-    pub(crate) fn import(&mut self, handle: u64, fd: BorrowedFd<'_>) -> Result<(), ErrorCode> {
-        let Exported { memory, device } = descriptors::import(fd).ok_or(ErrorCode::UNKNOWN)?;
-        if device as usize >= self.used.len() {
-            return Err(ErrorCode::INVALID_DEVICE);
-        }
-        let backing = Backing::Shared(memory);
-        if !self.virtual_memory.is_aligned(0, backing.bytes()) {
-            return Err(ErrorCode::INVALID_VALUE);
-        }
-        self.virtual_memory.add(handle, device, Exportable::Imported, backing);
+        self.virtual_memory.add(handle, device, pages, charge);
         Ok(())
     }
 
