@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::guard;
 use kv_manager::GroupId;
 use kv_pool::BlockHash;
 
 #[cfg(feature = "seal")]
 use chacha20poly1305::{KeyInit, Tag, XChaCha20Poly1305, XNonce, aead::AeadInPlace};
+
+#[cfg(feature = "seal")]
+use cuda_driver::guard;
 
 #[cfg(feature = "seal")]
 use crate::random::random;

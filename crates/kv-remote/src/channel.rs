@@ -260,8 +260,7 @@ impl Channel {
             }
             Err(error) => return Err(error),
         };
-        let rest = guard!("remote.ends-slow-frames", rest, else Duration::from_secs(600));
-        let deadline = after(rest);
+        let deadline = after(guard!("remote.ends-slow-frames", rest, else rest * 1000));
         let left = length.get_mut(read..).unwrap_or_default();
         self.stream.read_exact(left, deadline)?;
         self.receive_rest(length, deadline).map(Some)

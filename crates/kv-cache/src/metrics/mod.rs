@@ -1,5 +1,5 @@
-//! The statistics of a cache as Prometheus text, with a Grafana dashboard. Nothing is counted here: a scrape takes snapshots of the
-//! statistics that the crates keep, and writes them out.
+//! The statistics of a cache as Prometheus text, with a Grafana dashboard. Nothing is counted here: a scrape
+//! takes snapshots of the statistics that the crates keep, and writes them out.
 //!
 //! ```
 //! use kv_cache::metrics::Exposition;
@@ -26,7 +26,8 @@
 //!     .disk(&disk_watch.stats());
 //! ```
 //!
-//! Counters only rise while the process lives, and end in `_total`. Units are in the names: blocks, tokens, bytes.
+//! Counters only rise while the process lives, and end in `_total`. Units are in the names: blocks, tokens,
+//! bytes.
 //!
 //! | from | metrics |
 //! | --- | --- |
@@ -37,10 +38,11 @@
 //! | `cache` | `kv_cache_ready_blocks{tier}`, `kv_cache_mapped_pages_total{when}`, `kv_cache_growth_stalls_total`, `kv_cache_moved_bytes_total{way}`, `kv_cache_transport_blocks_total{transport}`, `kv_cache_transport_batches_total{transport}` |
 //! | `disk` | `kv_cache_disk_slots`, `kv_cache_disk_used_slots`, `kv_cache_disk_files_off`, `kv_cache_disk_stored_blocks_total`, `kv_cache_disk_loaded_blocks_total`, `kv_cache_disk_evicted_blocks_total`, `kv_cache_disk_written_bytes_total`, `kv_cache_disk_read_bytes_total`, `kv_cache_disk_failed_operations_total`, `kv_cache_disk_misses_total{reason}`, `kv_cache_disk_unstored_blocks_total{reason}` |
 //!
-//! `pool` and `manager` both give `kv_cache_blocks`: add one of them for a cache, or give each a label of its own.
+//! `pool` and `manager` both give `kv_cache_blocks`: add one of them for a cache, or give each a label of its
+//! own.
 //!
-//! It serves no HTTP, and has no registry: a program has those. It has no latencies: an engine knows the time of its steps, and the
-//! crates below have no clock.
+//! It serves no HTTP, and has no registry: a program has those. It has no latencies: an engine knows the time
+//! of its steps, and the crates below have no clock.
 
 mod cache;
 mod disk;

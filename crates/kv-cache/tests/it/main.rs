@@ -10,6 +10,8 @@ mod endless;
 mod groups;
 mod latent;
 mod machine;
+#[cfg(feature = "metrics")]
+mod metrics;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
 mod sizes;

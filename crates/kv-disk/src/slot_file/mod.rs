@@ -416,8 +416,8 @@ impl SlotFile {
             Err(io::ErrorKind::ReadOnlyFilesystem) => Some(Off::ReadOnly),
             _ => None,
         };
-        let failing = self.failures >= self.rules.failures_max.max(1);
-        let failing = guard!("disk.gives-up-what-fails", failing, else false);
+        let failures_max = self.rules.failures_max.max(1);
+        let failing = guard!("disk.gives-up-what-fails", self.failures >= failures_max, else false);
         let off = off.filter(|_| io.act == Act::Write).or(failing.then_some(Off::Failing));
         if let Some(off) = off
             && self.off != Some(Off::Failing)

@@ -310,8 +310,9 @@ impl Link {
             return;
         }
         // What lies in this host's own memory, its manager knows.
-        let hosted = self.shared.options.own.as_ref() != Some(&self.member.name);
-        let hosted = guard!("remote.passes-over-its-own-tier", hosted, else true);
+        let own = self.shared.options.own.as_ref();
+        let hosted =
+            guard!("remote.passes-over-its-own-tier", own != Some(&self.member.name), else true);
         let from = (self.cursor, hosted);
         let Ok(changes) = self.with_peer(|link, peer| peer.changes(from, link.deadline())) else {
             return;

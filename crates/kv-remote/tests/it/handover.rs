@@ -570,8 +570,8 @@ fn sheets_that_are_none_are_refused_and_noise_is_none() {
     drop(offer);
 }
 
-/// Four ranks compute, and two go on: each takes the two shards that it needs, at its own pace, and the blocks are released when both
-/// have.
+/// Four ranks compute, and two go on: each takes the two shards that it needs, at its own pace, and the
+/// blocks are released when both have.
 #[test]
 fn ranks_of_another_degree_take_the_shards_that_they_need() {
     let (node, server, _) = served(200);

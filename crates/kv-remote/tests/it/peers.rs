@@ -242,7 +242,8 @@ fn a_server_without_the_key_is_told_nothing() {
         stream.read_to_end(&mut told).unwrap();
         told
     });
-    let called = Peer::connect(&Member { name: "a".to_owned(), address }, &key(), far());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let called = Peer::connect(&Member { name: "a".to_owned(), address }, &key(), deadline);
     assert!(matches!(called, Err(PeerError::Handshake(HandshakeError::Key))), "{called:?}");
     assert_eq!(answers.join().unwrap(), b"", "no proof is given to one that gives none");
 }
