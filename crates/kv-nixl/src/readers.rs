@@ -84,8 +84,7 @@ impl Readers {
             return Ok(Way::Connection);
         }
         // As of bytes that come over the connection.
-        let bytes_max = guard!("nixl.spans-are-short", SPAN_MAX, else u64::MAX);
-        if spans.iter().any(|span| u64::from(span.bytes) > bytes_max) {
+        if spans.iter().any(|span| u64::from(span.bytes) > SPAN_MAX) {
             return Err(Refusal::Length.into());
         }
         let mut reader = self.reader_of(Arc::clone(&said), peer.memory_bytes())?;

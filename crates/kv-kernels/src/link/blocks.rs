@@ -268,8 +268,11 @@ impl Whole<'_> {
     /// The pages, over the first `num_blocks` blocks.
     fn pages(&self, num_blocks: u64) -> RawBlockSide {
         if self.pieces == 1 {
-            let stride = self.block_stride_bytes();
-            let stride = guard!("kernels.hops-keep-strides", stride, else self.block_bytes);
+            let stride = guard!(
+                "kernels.hops-keep-strides",
+                self.block_stride_bytes(),
+                else self.block_bytes
+            );
             return RawBlockSide::whole(self.first_block(), stride, num_blocks);
         }
         let start = UnitStrides { offset: 0, token: 0, segment: 0 };

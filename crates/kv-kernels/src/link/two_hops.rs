@@ -170,8 +170,8 @@ impl HostLink {
         error: TransportError,
     ) -> TransportError {
         let copies = self.copies(direction);
-        let joined = self.join.record(copies).and_then(|()| stream.wait(&self.join));
-        let joined = guard!("kernels.refusal-joins-copies", joined, else Ok(()));
+        let join = || self.join.record(copies).and_then(|()| stream.wait(&self.join));
+        let joined = guard!("kernels.refusal-joins-copies", join(), else Ok(()));
         let settled = joined.and_then(|()| match &self.ring {
             Some(ring) => ring.settle(stream),
             None => Ok(()),

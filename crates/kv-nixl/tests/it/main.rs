@@ -286,7 +286,7 @@ fn a_reader_goes_while_its_reads_are_late() {
         assert_eq!(transfer.late(), late);
     }
     // Beyond four, nothing is begun.
-    let read = peer.read(&mut transfer, &found, &wanted, far());
+    let read = peer.read(&mut transfer, &found, &wanted, Instant::now() + SECOND);
     let Err(PeerError::Io { error, .. }) = read else { panic!("{read:?}") };
     let reason = error.get_ref().unwrap().downcast_ref::<NixlError>();
     assert_eq!(reason, Some(&NixlError::Open { open: 4 }));
