@@ -9,23 +9,7 @@ use kv_multigpu::place::{
     Link, LinkMatrix, ModelShape, ParsePlacementError, Placement, PlacementError, PlacementKind,
     SEARCH_GPUS_MAX, Strategy,
 };
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-}
+use kv_testkit::Random;
 
 struct Case {
     model: ModelShape,
@@ -126,7 +110,7 @@ fn in_runs(gpu_of_layer: &[usize]) -> bool {
 
 #[test]
 fn the_least_cost_is_the_least_of_all_assignments_in_runs() {
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let (mut fits, mut refused, mut crossed) = (0, 0, 0);
     for round in 0..600 {
         let case = Case::random(&mut random);
@@ -156,7 +140,7 @@ fn the_least_cost_is_the_least_of_all_assignments_in_runs() {
 
 #[test]
 fn by_free_memory_the_fullest_gpu_is_as_little_full_as_can_be() {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let mut split = 0;
     for round in 0..600 {
         let mut case = Case::random(&mut random);
@@ -180,7 +164,7 @@ fn by_free_memory_the_fullest_gpu_is_as_little_full_as_can_be() {
 
 #[test]
 fn what_is_on_the_gpus_adds_up_and_fits_to_the_last_block() {
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let mut placed = 0;
     for round in 0..400 {
         let mut case = Case::random(&mut random);
@@ -239,7 +223,7 @@ fn what_is_on_the_gpus_adds_up_and_fits_to_the_last_block() {
 
 #[test]
 fn every_placement_comes_back_from_its_text() {
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     let mut texts = 0;
     for _ in 0..200 {
         let case = Case::random(&mut random);
