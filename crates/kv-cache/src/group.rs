@@ -440,9 +440,8 @@ impl GroupPart {
             let here = run.kind.lane();
             let mut waits = [false; LANES];
             for there in (0..LANES).filter(|&lane| lane != here) {
-                let conflict = self.order.conflict(run, there);
-                let conflict = guard!("cache.copies-wait-for-copies", conflict, else None);
-                if let Some(conflict) = conflict {
+                let found = self.order.conflict(run, there);
+                if let Some(conflict) = guard!("cache.copies-wait-for-copies", found, else None) {
                     guard!(
                         "cache.awaited-copies-go-first",
                         self.send_lane(streams, runs, there, conflict)?

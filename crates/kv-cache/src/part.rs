@@ -231,12 +231,15 @@ impl Part {
             let (here, rest) = ids.split_at(edit.count as usize);
             ids = rest;
             let row = Row::new(edit.row.index() as u32);
-            match self.edit_row(edit.group.0.into(), row, edit.first, here) {
-                Err(BatchError::Backlog { .. }) => {
-                    guard!("cache.refused-tables-are-written", return self.write_table(table));
-                }
-                noted => noted?,
+            let noted = self.edit_row(edit.group.0.into(), row, edit.first, here);
+            if let Err(BatchError::Backlog { .. }) = noted {
+                return guard!(
+                    "cache.refused-tables-are-written",
+                    self.write_table(table),
+                    else noted
+                );
             }
+            noted?;
         }
         Ok(())
     }

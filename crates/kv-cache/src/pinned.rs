@@ -80,8 +80,8 @@ impl KvCache {
         }
         for id in 0..self.pinned.groups.len() {
             let (group, id) = (self.pinned.groups[id], id as u16);
-            let told = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
-            let told = guard!("cache.host-blocks-have-memory", told, else group.budget);
+            let usable = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
+            let told = guard!("cache.host-blocks-have-memory", usable, else group.budget);
             if told == group.told_blocks {
                 continue;
             }

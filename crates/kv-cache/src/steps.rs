@@ -27,8 +27,8 @@ impl KvCache {
         let _site = cuda_driver::site::enter();
         if !self.manager.has_open_step() {
             guard!("cache.dropped-work-has-events", self.leave(Outcome::Failed)?);
-            let depth = self.options().overlap_depth as usize;
-            let depth = guard!("cache.the-depth-bounds-steps", depth, else depth + 1);
+            let most = self.options().overlap_depth as usize;
+            let depth = guard!("cache.the-depth-bounds-steps", most, else most + 1);
             while self.worker.in_flight() > depth || self.worker.has_failed() {
                 self.complete_oldest()?;
             }
@@ -134,8 +134,10 @@ impl KvCache {
         let number = step.number();
         self.manager.finish_step(step)?;
         let is_staged = self.staged == Some(number);
-        let is_staged = guard!("cache.refused-batches-fail", is_staged, else true);
-        let outcome = if is_staged { Outcome::Done } else { Outcome::Failed };
+        let outcome = match guard!("cache.refused-batches-fail", is_staged, else true) {
+            true => Outcome::Done,
+            false => Outcome::Failed,
+        };
         self.leave(outcome)
     }
 

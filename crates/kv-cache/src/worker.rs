@@ -494,8 +494,8 @@ impl KvWorker {
                 self.awaited[group].note(kind.lane(), block.index());
             }
             // What is complete on the devices is not waited for.
-            let behind_work = self.in_flight.iter().any(|step| step.step <= written_by);
-            let behind_work = guard!("cache.copies-come-behind-work", behind_work, else false);
+            let is_open = self.in_flight.iter().any(|step| step.step <= written_by);
+            let behind_work = guard!("cache.copies-come-behind-work", is_open, else false);
             self.runs[group].push(kind, behind_work, pair(from.id, to.id));
         }
     }
@@ -593,8 +593,10 @@ impl KvWorker {
         }
         guard!("cache.copies-end-before-steps", self.send_copies()?);
         let waited = self.end_layers()?;
-        let waited = guard!("cache.unwaited-layers-fail", waited, else true);
-        let outcome = if waited { outcome } else { Outcome::Failed };
+        let outcome = match guard!("cache.unwaited-layers-fail", waited, else true) {
+            true => outcome,
+            false => Outcome::Failed,
+        };
         self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(Part::fence_compute);
         let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;

@@ -333,11 +333,11 @@ impl DeviceBatch {
     fn check_stream(&self, stream: &Stream) -> Result<(), BatchError> {
         self.check_device(stream)?;
         let given = stream.raw();
-        match &self.stream {
-            Some(bound) if guard!("stage.batches-keep-streams", bound.raw() != given, else false) => {
-                Err(BatchError::OtherStream { bound: bound.raw(), given })
-            }
-            _ => Ok(()),
+        let is_other = |bound: &&Stream| bound.raw() != given;
+        let other = self.stream.as_ref().filter(is_other);
+        match guard!("stage.batches-keep-streams", other, else None) {
+            Some(bound) => Err(BatchError::OtherStream { bound: bound.raw(), given }),
+            None => Ok(()),
         }
     }
 
