@@ -9,7 +9,7 @@
 //! A report names two conflicting accesses that nothing visible to the driver orders. For each
 //! byte, page of addresses, module and context with such a pair, at least one pair is reported, in
 //! whatever order the device ran the work. With more than two unordered accesses, the reported pair
-//! may depend on that order. `tests/race_programs` compares this with a graph of all order that
+//! may depend on that order. `tests/it/race_programs` compares this with a graph of all order that
 //! CUDA guarantees. One pair may be missing: an access that work of an ended context covers, and a
 //! later one. The end of the context is then reported as a race with that work.
 //!
