@@ -33,11 +33,8 @@ static_assert(sizeof(void*) == 8, "pointers travel as eight-byte arguments");
 #define KV_COPY_BATCH_UNROLL 4
 #define KV_COPY_BATCH 256
 #define KV_COPY_PART_VECTORS_MAX (1u << 24)
-// Vectors that a thread of a conversion has in flight at once, and the blocks of KV_ROW_THREADS that a
+// Vectors that a thread of a sum has in flight at once, and the blocks of KV_ROW_THREADS that a
 // multiprocessor holds at least: as many as leave registers for these vectors.
-#define KV_CONVERT_UNROLL 4
-#define KV_CONVERT_BLOCKS 5
-// The same two for sums of blocks.
 #define KV_SUM_UNROLL 4
 #define KV_SUM_BLOCKS 5
 // Threads of a block, at most, for the reader, whose blocks each sum one KV block, and the blocks that a

@@ -18,6 +18,8 @@ struct Layer {
     below: &'static [&'static str],
     /// Other allowed external crates, besides `LIBRARIES`.
     others: &'static [&'static str],
+    /// External crates that only its features bring, and what is below them: `never` is said of the rest.
+    featured: &'static [&'static str],
     /// Crates that must not appear in its dependency tree, at any depth.
     never: &'static [&'static [&'static str]],
     /// Whether its sources may contain `unsafe`; `docs/UNSAFE.md` says why.
@@ -50,6 +52,10 @@ const HEAVY: &[&str] = &[
     "tracing-subscriber",
 ];
 
+/// Of the heavy ones, those that no feature of a library brings either: formats it may.
+const RUNTIMES: &[&str] =
+    &["anyhow", "async-std", "clap", "eyre", "futures", "rand", "rayon", "smol", "tokio"];
+
 /// Builds only for model checkers. No crate depends on them, so their dependencies are like those
 /// of tests.
 const CHECKED: &[&str] = &["cfg(loom)", "cfg(shuttle)"];
@@ -62,6 +68,7 @@ const LAYERS: &[Layer] = &[
         name: "cuda-driver",
         below: &[],
         others: &["cudarc", "libc", "libloading"],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
@@ -69,6 +76,7 @@ const LAYERS: &[Layer] = &[
         name: "cuda-sim",
         below: &["cuda-driver"],
         others: &[],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
@@ -76,6 +84,7 @@ const LAYERS: &[Layer] = &[
         name: "cuda-vmm",
         below: &["cuda-driver"],
         others: &["nvml-wrapper"],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: false,
     },
@@ -83,6 +92,7 @@ const LAYERS: &[Layer] = &[
         name: "kv-pool",
         below: &[],
         others: &["siphasher", "xxhash-rust"],
+        featured: &[],
         never: &[HEAVY, CUDA],
         may_be_unsafe: false,
     },
@@ -90,6 +100,7 @@ const LAYERS: &[Layer] = &[
         name: "kv-stage",
         below: &["cuda-driver"],
         others: &[],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
@@ -97,20 +108,15 @@ const LAYERS: &[Layer] = &[
         name: "kv-kernels",
         below: &["cuda-driver"],
         others: &[],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
-    },
-    Layer {
-        name: "kv-place",
-        below: &[],
-        others: &[],
-        never: &[HEAVY, CUDA],
-        may_be_unsafe: false,
     },
     Layer {
         name: "kv-manager",
         below: &["kv-pool"],
         others: &["xxhash-rust"],
+        featured: &[],
         never: &[HEAVY, CUDA],
         may_be_unsafe: false,
     },
@@ -118,6 +124,7 @@ const LAYERS: &[Layer] = &[
         name: "kv-disk",
         below: &["cuda-driver", "kv-manager"],
         others: &["chacha20poly1305", "io-uring", "libc", "rustix", "xxhash-rust"],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
@@ -125,15 +132,8 @@ const LAYERS: &[Layer] = &[
         name: "kv-remote",
         below: &["kv-manager"],
         others: &["blake3", "rustix", "tempfile", "xxhash-rust"],
+        featured: &["base64", "serde_json", "ureq"],
         never: &[HEAVY, CUDA],
-        may_be_unsafe: false,
-    },
-    Layer {
-        name: "kv-etcd",
-        below: &["kv-remote"],
-        others: &["base64", "serde_json", "ureq"],
-        // Its messages are JSON; of the other heavy crates, there is nothing.
-        never: &[&["anyhow", "async-std", "clap", "futures", "rand", "smol", "tokio"], CUDA],
         may_be_unsafe: false,
     },
     Layer {
@@ -141,41 +141,37 @@ const LAYERS: &[Layer] = &[
         below: &["cuda-driver", "kv-remote"],
         // NIXL is opened when the program runs.
         others: &["libloading"],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
     Layer {
         name: "kv-multigpu",
-        below: &["kv-kernels", "kv-place"],
+        below: &["kv-kernels"],
         others: &["nvml-wrapper"],
+        featured: &[],
         never: &[HEAVY],
         may_be_unsafe: true,
     },
     Layer {
         name: "kv-cache",
-        below: &["cuda-vmm", "kv-kernels", "kv-manager", "kv-place", "kv-pool", "kv-stage"],
+        below: &[
+            "cuda-vmm",
+            "kv-disk",
+            "kv-kernels",
+            "kv-manager",
+            "kv-multigpu",
+            "kv-pool",
+            "kv-stage",
+        ],
         others: &[],
-        never: &[HEAVY],
-        may_be_unsafe: false,
-    },
-    Layer {
-        name: "kv-metrics",
-        below: &["kv-cache", "kv-disk"],
-        others: &["prometheus"],
+        featured: &["prometheus"],
         never: &[HEAVY],
         may_be_unsafe: false,
     },
     Layer {
         name: "kv-replay",
-        below: &[
-            "cuda-sim",
-            "kv-cache",
-            "kv-disk",
-            "kv-etcd",
-            "kv-multigpu",
-            "kv-nixl",
-            "kv-remote",
-        ],
+        below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-nixl", "kv-remote"],
         others: &[
             "clap",
             "clap_complete",
@@ -192,6 +188,7 @@ const LAYERS: &[Layer] = &[
             "toml",
             "xxhash-rust",
         ],
+        featured: &[],
         never: &[&["anyhow", "async-std", "rand", "rayon", "tokio"]],
         may_be_unsafe: false,
     },
@@ -206,6 +203,8 @@ struct Member {
     name: String,
     /// Its dependencies under `[dependencies]` and `[build-dependencies]`, optional or not.
     normal: Vec<String>,
+    /// Those of them that only a feature brings.
+    optional: Vec<String>,
     /// Its dependencies under `[dev-dependencies]`.
     dev: Vec<String>,
     /// Text of the root file of its library and of each program, with its path.
@@ -221,13 +220,16 @@ struct Graph {
 }
 
 impl Graph {
-    /// Everything below `name` in the dependency tree.
-    fn tree(&self, name: &str) -> BTreeSet<&str> {
+    /// Everything below `name` in the dependency tree, without what `layers` say that only features bring.
+    fn tree(&self, name: &str, layers: &[Layer]) -> BTreeSet<&str> {
         let mut seen = BTreeSet::new();
         let mut next = vec![name];
         while let Some(name) = next.pop() {
+            let layer = layers.iter().find(|layer| layer.name == name);
+            let is_featured =
+                |below: &str| layer.is_some_and(|layer| layer.featured.contains(&below));
             for below in self.edges.get(name).into_iter().flatten() {
-                if seen.insert(below.as_str()) {
+                if !is_featured(below) && seen.insert(below.as_str()) {
                     next.push(below);
                 }
             }
@@ -272,7 +274,8 @@ fn violations_of(graph: &Graph, layers: &[Layer], member: &Member, layer: &Layer
         let allowed = below.contains(dependency)
             || LIBRARIES.contains(&dependency)
             || layer.others.contains(&dependency);
-        if !allowed {
+        let is_optional = member.optional.iter().any(|of| of == dependency);
+        if !allowed && !(is_optional && layer.featured.contains(&dependency)) {
             found.push(format!("{name} must not depend on {dependency}"));
         }
     }
@@ -282,7 +285,13 @@ fn violations_of(graph: &Graph, layers: &[Layer], member: &Member, layer: &Layer
             found.push(format!("tests of {name} must not depend on {dependency}"));
         }
     }
-    let tree = graph.tree(name);
+    for featured in layer.featured {
+        let tree = graph.tree(featured, layers);
+        for heavy in RUNTIMES.iter().filter(|heavy| tree.contains(*heavy)) {
+            found.push(format!("{heavy} is in the tree of {featured}, a feature of {name}"));
+        }
+    }
+    let tree = graph.tree(name, layers);
     for dependency in
         layer.never.concat().into_iter().filter(|dependency| tree.contains(dependency))
     {
@@ -296,6 +305,24 @@ fn violations_of(graph: &Graph, layers: &[Layer], member: &Member, layer: &Layer
         }
     }
     found
+}
+
+/// The page with the drawing of the layers, and the line above it.
+const PAGE: &str = "docs/ARCHITECTURE.md";
+const MARK: &str = "<!-- the layers of tests/tests/layering.rs -->\n";
+
+/// The drawing: a line for each crate, from the top, with the crates directly below it. A star means that
+/// there is no CUDA below.
+fn drawing(layers: &[Layer]) -> String {
+    let mut text = String::from("```text\n");
+    for layer in layers.iter().rev() {
+        let star = if layer.never.contains(&CUDA) { " *" } else { "" };
+        let name = format!("{}{star}", layer.name);
+        let arrow = if layer.below.is_empty() { "" } else { "──> " };
+        text.push_str(format!("{name:<14}{arrow}{}", layer.below.join(", ")).trim_end());
+        text.push('\n');
+    }
+    text + "```\n"
 }
 
 #[derive(Deserialize)]
@@ -319,6 +346,7 @@ struct Dependency {
     name: String,
     kind: Option<String>,
     target: Option<String>,
+    optional: bool,
 }
 
 impl Dependency {
@@ -422,9 +450,24 @@ fn member(package: &Package, workspace_root: &str) -> Member {
     Member {
         name: package.name.clone(),
         normal: dependencies(false),
+        optional: package
+            .dependencies
+            .iter()
+            .filter(|dependency| dependency.optional)
+            .map(|dependency| dependency.name.clone())
+            .collect(),
         dev: dependencies(true),
         roots: package.targets.iter().filter(is_root).map(read).collect(),
     }
+}
+
+#[test]
+fn the_page_draws_the_layers_of_the_table() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(PAGE);
+    let page = std::fs::read_to_string(path).unwrap();
+    let (_, drawn) = page.split_once(MARK).unwrap();
+    let expected = drawing(LAYERS);
+    assert!(drawn.starts_with(&expected), "{PAGE} should have this drawing:\n{expected}");
 }
 
 #[test]
@@ -434,8 +477,11 @@ fn the_workspace_keeps_to_its_layers() {
     let driver = graph.members.iter().find(|member| member.name == "cuda-driver").unwrap();
     assert!(driver.normal.iter().any(|name| name == "cudarc"));
     assert_eq!(driver.roots.len(), 1);
-    assert!(graph.tree("kv-replay").contains("cudarc"), "the tree is not followed to its leaves");
-    assert!(graph.tree("kv-replay").contains("serde_json"), "external crates are missing");
+    assert!(
+        graph.tree("kv-replay", LAYERS).contains("cudarc"),
+        "the tree is not followed to its leaves"
+    );
+    assert!(graph.tree("kv-replay", LAYERS).contains("serde_json"), "external crates are missing");
     let found = violations(&graph, LAYERS);
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
@@ -461,6 +507,7 @@ fn made_up(edit: impl FnOnce(&mut Graph)) -> Vec<String> {
         name: name.to_owned(),
         normal: names(normal),
         dev: names(dev),
+        optional: Vec::new(),
         roots: vec![(format!("{name}/lib.rs"), "//! A.\n#![forbid(unsafe_code)]\n".to_owned())],
     };
     let members = vec![
@@ -468,6 +515,7 @@ fn made_up(edit: impl FnOnce(&mut Graph)) -> Vec<String> {
         member("cuda-sim", &["cuda-driver"], &[]),
         member("cuda-vmm", &["cuda-driver", "smallvec"], &["cuda-sim", "libtest-mimic"]),
         member("kv-pool", &["smallvec"], &[]),
+        member("kv-remote", &["kv-manager"], &[]),
         member("kv-cache", &["cuda-driver", "cuda-vmm", "kv-pool"], &["cuda-sim"]),
         member("xtask", &["anyhow", "clap"], &[]),
     ];
@@ -508,6 +556,19 @@ fn every_broken_rule_is_named() {
         graph.members[vmm].dev.push("kv-pool".to_owned());
     });
     assert_eq!(sideways_in_tests, ["tests of cuda-vmm must not depend on kv-pool"]);
+    let not_optional = made_up(|graph| {
+        let remote = of(graph, "kv-remote");
+        graph.members[remote].normal.push("serde_json".to_owned());
+    });
+    assert_eq!(not_optional, ["kv-remote must not depend on serde_json"]);
+    let brings_a_runtime = made_up(|graph| {
+        let remote = of(graph, "kv-remote");
+        graph.members[remote].normal.push("ureq".to_owned());
+        graph.members[remote].optional.push("ureq".to_owned());
+        graph.edges.insert("kv-remote".to_owned(), BTreeSet::from(["ureq".to_owned()]));
+        graph.edges.insert("ureq".to_owned(), BTreeSet::from(["tokio".to_owned()]));
+    });
+    assert_eq!(brings_a_runtime, ["tokio is in the tree of ureq, a feature of kv-remote"]);
     let deep = made_up(|graph| {
         graph.edges.insert("smallvec".to_owned(), BTreeSet::from(["cudarc".to_owned()]));
     });

@@ -9,7 +9,7 @@
 #![cfg(all(feature = "sabotage", debug_assertions))]
 
 #[allow(dead_code, reason = "this test uses its share")]
-#[path = "../../crates/kv-cache/tests/common/engine.rs"]
+#[path = "../../crates/kv-cache/tests/it/common/engine.rs"]
 mod engine;
 
 use std::sync::Arc;

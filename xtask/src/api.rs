@@ -41,7 +41,11 @@ impl Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut differing = Vec::new();
     let (mut root, mut all) = (0, 0);
-    for package in cargo::packages()?.iter().filter(|package| package.is_published_library()) {
+    // The library of a program is for the program alone.
+    let is_recorded = |package: &&Package| {
+        package.is_published_library() && package.targets_of("bin").next().is_none()
+    };
+    for package in cargo::packages()?.iter().filter(is_recorded) {
         let surface = Surface::of(&cargo::workspace_root(), package)?;
         println!(
             "{:>14}: {:>3} at the root, {:>4} in all",

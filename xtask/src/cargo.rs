@@ -94,26 +94,6 @@ pub(crate) fn command() -> Command {
     command_in(&workspace_root())
 }
 
-/// Runs a test of a crate in the release profile with these arguments and environment variables.
-pub(crate) fn test(
-    package: &str,
-    test: &str,
-    rest: &[&str],
-    variables: &[(&str, String)],
-) -> anyhow::Result<()> {
-    let status = command()
-        .args(["test", "--release", "--package", package, "--test", test])
-        .args(rest)
-        .envs(variables.iter().map(|(name, value)| (name, value)))
-        .stdin(Stdio::null())
-        .status()
-        .context("cannot start Cargo")?;
-    if !status.success() {
-        bail!("`cargo test --release --package {package} --test {test}` failed ({status})");
-    }
-    Ok(())
-}
-
 /// That Cargo, started in `root`.
 pub(crate) fn command_in(root: &Path) -> Command {
     let mut command = Command::new(program());

@@ -1,8 +1,7 @@
 //! `cargo xtask kernels`: from the CUDA C++ sources to the committed PTX.
 //!
 //! Every `kernels/*.cu` becomes one `crates/kv-kernels/ptx/<topic>.compute_80.ptx`, and every fixture
-//! of a crate's tests one next to itself. A source of `BY_WIDTH` becomes one for each width. A
-//! source that gains from instructions of newer cards (`VARIANTS`) becomes one for those too. The
+//! of a crate's tests one next to itself. A source of `BY_WIDTH` becomes one for each width. The
 //! compiler is pinned by hash, so the same sources give the same bytes on every machine, and
 //! `--check` finds stale PTX. Each module is also assembled for the supported cards, because only
 //! the assembler reports registers and spills.
@@ -21,18 +20,10 @@ use nvrtc::{Compiler, Header, Source};
 use ptxas::Assembler;
 use toolchain::Toolchain;
 
-/// A virtual architecture, and the cards for which its PTX must assemble without spills.
-struct Architecture {
-    name: &'static str,
-    cards: &'static [&'static str],
-}
-
-/// The architecture of all sources; drivers of newer cards accept it.
-const BASE: Architecture = Architecture { name: "compute_80", cards: &["sm_80", "sm_90"] };
-/// The architecture of the variants.
-const NEWER: Architecture = Architecture { name: "compute_90", cards: &["sm_90"] };
-/// Sources, from the workspace's folder, that are built for `NEWER` too.
-const VARIANTS: [&str; 1] = ["kernels/quantize.cu"];
+/// The virtual architecture of all sources; drivers of newer cards accept it.
+const ARCHITECTURE: &str = "compute_80";
+/// Cards for which the PTX must assemble without spills.
+const CARDS: [&str; 2] = ["sm_80", "sm_90"];
 /// Options of the compiler beside the architecture. `__NV_TARGET_H` keeps out the compiler's own
 /// `<nv/target>`, which would leave 38 unused globals in every module.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-default-device", "-D__NV_TARGET_H"];
@@ -69,7 +60,7 @@ const FOLDERS: [Folder; 7] = [
     Folder { sources: "kernels/stage", ptx: "crates/kv-stage/ptx" },
     Folder { sources: "crates/cuda-sim/tests/fixtures", ptx: "crates/cuda-sim/tests/fixtures" },
     Folder { sources: "crates/cuda-vmm/tests/fixtures", ptx: "crates/cuda-vmm/tests/fixtures" },
-    Folder { sources: "crates/kv-stage/tests/fixtures", ptx: "crates/kv-stage/tests/fixtures" },
+    Folder { sources: "crates/kv-testkit/fixtures", ptx: "crates/kv-testkit/fixtures" },
     Folder {
         sources: "crates/kv-kernels/benches/transport_gpu",
         ptx: "crates/kv-kernels/benches/transport_gpu",
@@ -99,66 +90,46 @@ fn build_all() -> Result<Vec<Module>> {
         let before = modules.len();
         for source in files(&root().join(folder.sources), "cu")? {
             let name = shown(&source);
-            for target in targets(&name) {
-                let module = compile(&compiler, folder, (&source, &target), &headers)
-                    .with_context(|| format!("{name} does not compile as {}", target.shown()))?;
-                let topic = target.topic(stem(&source)?);
-                assemble(&assembler, &topic, (&module, target.architecture))
+            for width in widths(&name) {
+                let topic = topic(stem(&source)?, width);
+                let module = compile(&compiler, folder, (&source, &topic, width), &headers)
+                    .with_context(|| format!("{name} does not compile as {topic}"))?;
+                assemble(&assembler, &topic, &module)
                     .with_context(|| format!("{name} does not assemble as it should"))?;
                 modules.push(module);
             }
         }
         ensure!(modules.len() > before, "no kernel found: {} has no .cu file", folder.sources);
     }
-    for named in VARIANTS.iter().chain(&BY_WIDTH) {
-        ensure!(root().join(named).exists(), "{named}, which shall have variants, is missing");
+    for named in BY_WIDTH {
+        ensure!(root().join(named).exists(), "{named}, which shall have widths, is missing");
     }
     Ok(modules)
 }
 
-/// What a source is built as.
-struct Target {
-    architecture: &'static Architecture,
-    width: Option<u32>,
+/// The widths that a source is built for; one module without a width for most.
+fn widths(source: &str) -> Vec<Option<u32>> {
+    if BY_WIDTH.contains(&source) { WIDTHS.map(Some).to_vec() } else { vec![None] }
 }
 
-impl Target {
-    /// The name of what is built of a source, without the architecture.
-    fn topic(&self, stem: &str) -> String {
-        self.width.map_or_else(|| stem.to_owned(), |width| format!("{stem}_{width}"))
-    }
-
-    fn shown(&self) -> String {
-        self.topic(self.architecture.name)
-    }
-
-    fn options(&self) -> Vec<String> {
-        let architecture = format!("--gpu-architecture={}", self.architecture.name);
-        let width = self.width.map(|width| format!("-DKV_WIDTH={width}"));
-        let fixed = OPTIONS.map(str::to_owned);
-        std::iter::once(architecture).chain(fixed).chain(width).collect()
-    }
+/// The name of what is built of a source, without the architecture.
+fn topic(stem: &str, width: Option<u32>) -> String {
+    width.map_or_else(|| stem.to_owned(), |width| format!("{stem}_{width}"))
 }
 
-/// What a source is built as: for which architectures, and with which widths.
-fn targets(source: &str) -> Vec<Target> {
-    const ALL: &[Architecture] = &[BASE, NEWER];
-    let architectures = if VARIANTS.contains(&source) { ALL } else { &ALL[..1] };
-    let widths: Vec<Option<u32>> =
-        if BY_WIDTH.contains(&source) { WIDTHS.map(Some).to_vec() } else { vec![None] };
-    let of = |architecture| widths.iter().map(move |&width| Target { architecture, width });
-    architectures.iter().flat_map(of).collect()
+/// The compiler's options for a width.
+fn options(width: Option<u32>) -> Vec<String> {
+    let architecture = format!("--gpu-architecture={ARCHITECTURE}");
+    let width = width.map(|width| format!("-DKV_WIDTH={width}"));
+    let fixed = OPTIONS.map(str::to_owned);
+    std::iter::once(architecture).chain(fixed).chain(width).collect()
 }
 
 /// Assembles a module for every card and prints what its entries cost there.
-fn assemble(
-    assembler: &Assembler,
-    topic: &str,
-    (module, architecture): (&Module, &Architecture),
-) -> Result<()> {
-    for card in architecture.cards {
-        for entry in assembler.assemble(topic, card, &module.ptx).context(*card)? {
-            println!("{topic}.{}: {entry} on {card}", architecture.name);
+fn assemble(assembler: &Assembler, topic: &str, module: &Module) -> Result<()> {
+    for card in CARDS {
+        for entry in assembler.assemble(topic, card, &module.ptx).context(card)? {
+            println!("{topic}.{ARCHITECTURE}: {entry} on {card}");
             ensure!(
                 entry.spilled_bytes == 0,
                 "{} spills {} bytes on {card}; it needs fewer live values",
@@ -173,24 +144,24 @@ fn assemble(
 fn compile(
     compiler: &Compiler,
     folder: &Folder,
-    (path, target): (&Path, &Target),
+    (path, topic, width): (&Path, &str, Option<u32>),
     headers: &[Header],
 ) -> Result<Module> {
-    let topic = stem(path)?;
+    let stem = stem(path)?;
     let text = read(path)?;
-    let source = Source { name: &format!("{topic}.cu"), text: &text, headers };
-    let options = target.options();
+    let source = Source { name: &format!("{stem}.cu"), text: &text, headers };
+    let options = options(width);
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let compiled = compiler.compile(&source, &options)?;
     let ptx = format!(
-        "// {}/{topic}.cu, built by `cargo xtask kernels`: edit the source, not this file.\n\
+        "// {}/{stem}.cu, built by `cargo xtask kernels`: edit the source, not this file.\n\
          // nvrtc {} {}\n{}\n",
         folder.sources,
         toolchain::NVRTC.version,
         options.join(" "),
         compiled.trim_end()
     );
-    let file = format!("{}.{}.ptx", target.topic(topic), target.architecture.name);
+    let file = format!("{topic}.{ARCHITECTURE}.ptx");
     Ok(Module { path: root().join(folder.ptx).join(file), ptx })
 }
 
@@ -329,12 +300,11 @@ mod tests {
             .iter()
             .flat_map(|folder| sources(folder).into_iter().map(move |source| (folder, source)))
             .flat_map(|(folder, source)| {
-                let name = |target: &Target| {
-                    let topic = target.topic(stem(&source).unwrap());
-                    format!("{topic}.{}.ptx", target.architecture.name)
-                };
-                let names: Vec<String> = targets(&shown(&source)).iter().map(name).collect();
-                names.into_iter().map(|name| root().join(folder.ptx).join(name))
+                let stem = stem(&source).unwrap().to_owned();
+                let file = move |width| format!("{}.{ARCHITECTURE}.ptx", topic(&stem, width));
+                widths(&shown(&source))
+                    .into_iter()
+                    .map(move |width| root().join(folder.ptx).join(file(width)))
             })
             .collect();
         let committed = all_ptx(&root()).unwrap();

@@ -7,24 +7,23 @@
 
 mod api;
 mod bench;
+mod campaigns;
 mod cargo;
 mod chat;
+mod copy;
 mod deny;
-mod disk;
 mod figures;
 mod gpu_bundle;
 mod kernels;
 mod minimal;
-mod model;
+mod nightly;
 mod outside;
 mod paces;
 mod peers;
-mod races;
-mod remote;
 mod removals;
 mod services;
-mod simulate;
 mod spelling;
+mod steps;
 mod test;
 mod tidy;
 
@@ -42,16 +41,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs every check and test, as continuous integration does.
-    Test(test::Args),
+    /// Runs the checks and tests that every change must pass, as continuous integration does.
+    Test,
+    /// Runs every check that takes longer than a change can wait for.
+    Nightly(nightly::Args),
+    /// Runs random programs, schedules, faults and kills at length.
+    Campaign(campaigns::Args),
     /// Runs the tests with the simulated device at each pace.
     Paces(paces::Args),
-    /// Runs long campaigns of random schedules on the simulated device.
-    Simulate(simulate::Args),
-    /// Compares the race detector with an oracle on random programs.
-    Races(races::Args),
-    /// Checks the block pool with model checkers and against a naive reference.
-    Model(model::Args),
     /// Runs every benchmark that needs no GPU.
     Bench,
     /// Compares the public API of each published crate with what is recorded of it.
@@ -62,10 +59,6 @@ enum Task {
     Router(outside::RouterArgs),
     /// Looks for misspelt words.
     Spelling,
-    /// Runs long campaigns of faults, kills and noise against the tier of files.
-    Disk(disk::Args),
-    /// Runs long campaigns of races and noise against nodes that serve each other.
-    Remote(remote::Args),
     /// Checks licences and sources of all dependencies.
     Deny,
     /// Checks with the oldest dependencies that the manifests allow.
@@ -102,18 +95,15 @@ fn main() -> ExitCode {
 
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
-        Task::Test(args) => test::run(&args),
+        Task::Test => test::run(),
+        Task::Nightly(args) => nightly::run(&args),
+        Task::Campaign(args) => campaigns::run(&args),
         Task::Paces(args) => paces::run(&args),
-        Task::Simulate(args) => simulate::run(&args),
-        Task::Races(args) => races::run(&args),
-        Task::Model(args) => model::run(&args),
         Task::Bench => bench::run(),
         Task::Api(args) => api::run(&args),
         Task::Outside => outside::run(),
         Task::Router(args) => outside::route(&args),
         Task::Spelling => spelling::run(),
-        Task::Disk(args) => disk::run(&args),
-        Task::Remote(args) => remote::run(&args),
         Task::Deny => deny::run(),
         Task::Minimal => minimal::run(),
         Task::Figures(args) => figures::run(&args),

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, bail};
 
 use crate::cargo;
-use crate::removals::Copy;
+use crate::copy::Copy;
 use crate::tidy::Files;
 
 /// Checks all libraries and programs with the oldest direct dependencies that the manifests allow.

@@ -70,20 +70,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// The part that continuous integration runs: the pace most different from the default,
-    /// and the crates whose tests find most for their time.
-    pub(crate) fn short() -> Self {
-        let package = SHORT_PACKAGES.iter().map(|name| (*name).to_owned()).collect();
-        Self { package, pace: SHORT_PACES.to_vec() }
-    }
-
-    /// The options as on a command line.
-    pub(crate) fn line(&self) -> String {
-        let packages = self.package.iter().map(|name| format!(" --package {name}"));
-        let paces = self.pace.iter().map(|pace| format!(" --pace {}", pace.word()));
-        packages.chain(paces).collect()
-    }
-
     /// Names of the crates to test.
     fn packages(&self, all: &[Package]) -> anyhow::Result<Vec<String>> {
         let users = all.iter().filter(|package| package.name == DEVICE || package.uses(DEVICE));
@@ -97,9 +83,6 @@ impl Args {
         Ok(self.package.clone())
     }
 }
-
-const SHORT_PACKAGES: &[&str] = &["cuda-driver", "cuda-sim", "kv-stage", "kv-cache"];
-const SHORT_PACES: &[Pace] = &[Pace::Slowest];
 
 impl Pace {
     fn word(self) -> &'static str {
@@ -248,7 +231,6 @@ mod tests {
             assert!(users.iter().any(|other| other == name), "{name} is not among {users:?}");
         }
         assert!(!users.iter().any(|name| name == "kv-pool"), "{users:?}");
-        assert_eq!(Args::short().packages(&all).unwrap(), SHORT_PACKAGES);
         let wrong = Args { package: vec!["kv-pool".to_owned()], ..Args::default() };
         assert!(
             wrong.packages(&all).unwrap_err().to_string().starts_with("kv-pool is not a crate")
@@ -265,8 +247,6 @@ mod tests {
             without[without.len() - 4..],
             ["--package", "cuda-sim", "--package", "kv-stage"]
         );
-        let args = Args { package: packages.to_vec(), pace: vec![Pace::OneBehind] };
-        assert_eq!(args.line(), " --package cuda-sim --package kv-stage --pace one-behind");
     }
 
     #[test]

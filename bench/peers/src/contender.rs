@@ -19,11 +19,6 @@ pub trait Contender: Send + Sync + Sized + 'static {
     /// A pool of `blocks` empty blocks.
     fn with_blocks(blocks: usize) -> Self;
 
-    /// The same, for many threads: the pool that is meant for them, if there is one.
-    fn for_threads(blocks: usize) -> Self {
-        Self::with_blocks(blocks)
-    }
-
     /// The name of a block at `position` of its chain; `own` and `parent` are 64-bit hashes.
     fn hash(own: u64, parent: u64, position: usize) -> Self::Hash;
 
@@ -42,24 +37,6 @@ pub trait Contender: Send + Sync + Sized + 'static {
 
     /// Looks up the longest cached prefix of `hashes`, holds it and releases it. Returns its length.
     fn hit(&self, hashes: &[Self::Hash]) -> usize;
-
-    /// [`hit`](Self::hit) of a chain whose root is `root`.
-    #[inline]
-    fn hit_of(&self, _root: u64, hashes: &[Self::Hash]) -> usize {
-        self.hit(hashes)
-    }
-
-    /// [`store_one`](Self::store_one) in a chain whose root is `root`.
-    #[inline]
-    fn store_one_of(&self, _root: u64, parent: Option<Self::Hash>, hash: Self::Hash) -> usize {
-        self.store_one(parent, hash)
-    }
-
-    /// [`store_batch`](Self::store_batch) of a chain whose root is `root`.
-    #[inline]
-    fn store_batch_of(&self, _root: u64, hashes: &[Self::Hash]) -> usize {
-        self.store_batch(hashes)
-    }
 
     /// Allocates and registers consecutive blocks that follow `parent`, and keeps them.
     fn store_and_hold(&self, parent: Option<Self::Hash>, hashes: &[Self::Hash]) -> Vec<Self::Pin>;
@@ -91,13 +68,6 @@ pub fn name<C: Contender>(stream: u64, n: u64) -> C::Hash {
     let position = n as usize % CHAIN;
     let parent = if position == 0 { 0 } else { own_hash(stream, n - 1) };
     C::hash(own_hash(stream, n), parent, position)
-}
-
-/// The hash of the root of the chain that block `n` of a stream is in.
-#[must_use]
-#[inline]
-pub const fn root(stream: u64, n: u64) -> u64 {
-    own_hash(stream, n - n % CHAIN as u64)
 }
 
 /// The name of the block before block `n` in its chain, if there is one.

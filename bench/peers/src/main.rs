@@ -261,10 +261,6 @@ fn operations(threads: &[usize]) -> Vec<(String, Operation)> {
         let label = format!("mixed load, {threads} {}", plural(threads));
         operations.push((label, Operation::Mixed { threads }));
     }
-    for &threads in threads {
-        let label = format!("mixed load, 32 shards, {threads} {}", plural(threads));
-        operations.push((label, Operation::MixedForThreads { threads }));
-    }
     for children in [1, 1_000, 16_000, 100_000] {
         let label = format!("eviction, one root with {children} children");
         operations.push((label, Operation::Evict { children }));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::clock::Stopwatch;
-use crate::contender::{CHAIN, Contender, chain, name, own_hash, parent, root};
+use crate::contender::{CHAIN, Contender, chain, name, own_hash, parent};
 
 /// Blocks of every pool but the one of [`Operation::Evict`].
 pub const BLOCKS: usize = 65_536;
@@ -68,11 +68,6 @@ pub enum Operation {
         /// Threads that do so at once, in one pool.
         threads: usize,
     },
-    /// The same in the pool that is meant for many threads.
-    MixedForThreads {
-        /// Threads that do so at once.
-        threads: usize,
-    },
     /// Eviction of the children of one root.
     Evict {
         /// Children of the root.
@@ -108,9 +103,6 @@ impl Operation {
             Self::Pin { threads } => pin::<C, _>(threads, C::Pin::clone),
             Self::PinCheaply { threads } => pin::<C, _>(threads, C::pin_cheaply),
             Self::Mixed { threads } => mixed::<C>(threads, full::<C>(C::with_blocks(BLOCKS))),
-            Self::MixedForThreads { threads } => {
-                mixed::<C>(threads, full::<C>(C::for_threads(BLOCKS)))
-            }
             Self::Evict { children } => evict::<C>(children),
         }
     }
@@ -124,7 +116,7 @@ impl Operation {
     /// Whether reports give operations a second, not nanoseconds an operation.
     #[must_use]
     pub fn is_throughput(self) -> bool {
-        matches!(self, Self::Mixed { .. } | Self::MixedForThreads { .. })
+        matches!(self, Self::Mixed { .. })
     }
 }
 
@@ -194,7 +186,7 @@ fn store_batch<C: Contender>() -> Runner {
 /// Stores the first [`CHAINS`] chains of the stream [`FILL`].
 fn full<C: Contender>(pool: C) -> C {
     for number in 0..CHAINS {
-        pool.store_batch_of(root(FILL, number * CHAIN as u64), &chain::<C>(FILL, number));
+        pool.store_batch(&chain::<C>(FILL, number));
     }
     pool
 }
@@ -262,11 +254,11 @@ fn mixed<C: Contender>(threads: usize, pool: C) -> Runner {
                 let hot = CHAINS - HOT_CHAINS + state.random.below(HOT_CHAINS);
                 let hashes = chain::<C>(FILL, hot);
                 // Hot prefixes stay cached; else the figure would be that of misses.
-                assert_eq!(pool.hit_of(root(FILL, hot * CHAIN as u64), &hashes), CHAIN);
+                assert_eq!(pool.hit(&hashes), CHAIN);
                 for _ in 0..MIXED_STORES {
                     let before = parent::<C>(stream, state.stored);
                     let name = name::<C>(stream, state.stored);
-                    black_box(pool.store_one_of(root(stream, state.stored), before, name));
+                    black_box(pool.store_one(before, name));
                     state.stored += 1;
                 }
             }

@@ -1,32 +1,12 @@
 //! `kv-pool` as a caller uses it: one tier, the default policy, no epochs.
 
-use std::num::NonZeroUsize;
-
-use kv_pool::{
-    BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig, ShardedPool,
-};
+use kv_pool::{BlockHash, BlockPool, Claimed, Naming, Pinned, PoolConfig};
 
 use crate::contender::Contender;
-
-/// Shards of a pool that is meant for many threads.
-const SHARDS: NonZeroUsize = NonZeroUsize::new(32).unwrap();
 
 /// `kv-pool` with its default policy.
 pub struct Ours {
     pool: BlockPool,
-    /// Used instead, where a chain's root is known.
-    shards: Option<ShardedPool>,
-}
-
-impl Ours {
-    /// The shard of a chain, or the pool.
-    #[inline]
-    fn of(&self, root: u64) -> &BlockPool {
-        match &self.shards {
-            Some(shards) => shards.shard(BlockHash::from_u128(root.into())),
-            None => &self.pool,
-        }
-    }
 }
 
 #[inline]
@@ -59,13 +39,7 @@ impl Contender for Ours {
     fn with_blocks(blocks: usize) -> Self {
         let config = PoolConfig::primary_only(blocks as u64);
         let pool = BlockPool::new(&config).expect("the configuration is valid");
-        Self { pool, shards: None }
-    }
-
-    fn for_threads(blocks: usize) -> Self {
-        let config = PoolConfig::primary_only(blocks as u64);
-        let shards = ShardedPool::new(&config, SHARDS).expect("the configuration is valid");
-        Self { shards: Some(shards), ..Self::with_blocks(1) }
+        Self { pool }
     }
 
     #[inline]
@@ -80,11 +54,6 @@ impl Contender for Ours {
     }
 
     #[inline]
-    fn store_one_of(&self, root: u64, parent: Option<BlockHash>, hash: BlockHash) -> usize {
-        store_one(self.of(root), parent, hash)
-    }
-
-    #[inline]
     fn store_one_shortly(&self, parent: Option<BlockHash>, hash: BlockHash) -> usize {
         let block = self.pool.claim_one().expect("nothing is held");
         let id = block.ids().next().map_or(0, |id| id.index());
@@ -95,16 +64,6 @@ impl Contender for Ours {
     #[inline]
     fn store_batch(&self, hashes: &[BlockHash]) -> usize {
         store_batch(&self.pool, hashes)
-    }
-
-    #[inline]
-    fn store_batch_of(&self, root: u64, hashes: &[BlockHash]) -> usize {
-        store_batch(self.of(root), hashes)
-    }
-
-    #[inline]
-    fn hit_of(&self, root: u64, hashes: &[BlockHash]) -> usize {
-        self.of(root).match_prefix(hashes).len()
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
 
-#[path = "../../kv-kernels/tests/kernels/raw_args.rs"]
+#[path = "../../kv-kernels/tests/it/kernels/raw_args.rs"]
 mod raw_args;
 
 use std::time::Instant;

@@ -5,6 +5,7 @@ mod closing;
 mod core;
 mod error;
 
+use cuda_driver::guard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -422,7 +423,7 @@ impl ElasticPool {
         if let Some(place) = place {
             place.handle.detach();
         }
-        core.shut();
+        guard!("vmm.closing-pool-shuts", core.shut());
         PoolClosing { closing: core.close(fences), pages: core.pages.clone() }
     }
 

@@ -4,6 +4,7 @@
 //! are *not* enqueued yet but already contain addresses. No event covers these. Each such batch
 //! holds a [`Lease`]. Memory retired meanwhile stays mapped until the lease is closed.
 
+use cuda_driver::guard;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -144,12 +145,14 @@ impl EpochGate {
         let over = {
             let mut state = self.inner.state.lock();
             // The work is unknown, so it may use any of the memory.
-            if fences.is_empty() || !state.guarded().all(|access| access.reaches_any(&fences)) {
+            let all = || state.guarded().all(|access| access.reaches_any(&fences));
+            if fences.is_empty() || !guard!("vmm.cover-reaches-all", all(), else true) {
                 drop(state);
                 return Err(CoverError::Uncovered { fences });
             }
             if dropped > state.left.covered {
-                state.left.covered = dropped;
+                state.left.covered =
+                    guard!("vmm.cover-counts-before", dropped, else state.left.dropped);
                 state.submitted.extend(fences.into_iter().map(|fence| Submitted { epoch, fence }));
             }
             state.take_over()
@@ -171,7 +174,10 @@ impl EpochGate {
         let state = self.inner.state.lock();
         let mut guarded = state.guarded().peekable();
         let unguarded = guarded.peek().is_none();
-        !fences.is_empty() && (unguarded || guarded.any(|access| access.reaches_any(fences)))
+        !fences.is_empty() && {
+            let mut reached = || guarded.any(|access| access.reaches_any(fences));
+            unguarded || guard!("vmm.lease-fence-reaches", reached(), else true)
+        }
     }
 
     /// Ends the current epoch. The returned point is passed when every lease taken so far is closed
@@ -198,7 +204,7 @@ impl EpochGate {
             let submitted = fences.iter().map(|fence| Submitted { epoch, fence: fence.clone() });
             state.submitted.extend(submitted);
             if matches!(end, LeaseEnd::Dropped) {
-                state.left.add(epoch);
+                guard!("vmm.dropped-lease-counts", state.left.add(epoch));
             }
             state.end_lease(epoch);
             let over = state.take_over();
@@ -209,7 +215,7 @@ impl EpochGate {
         for fence in doubtful {
             // The next call drops completed entries. A failing query keeps its entry, and the
             // caller that needs the answer gets the error.
-            let _ = fence.is_at_rest();
+            let _ = guard!("vmm.gate-asks", fence.is_at_rest(), else Ok(false));
         }
     }
 
@@ -451,7 +457,9 @@ impl RetirePoint {
         }
         match left {
             0 => Ok(()),
-            leases => Err(Unrest::Dropped { leases }),
+            leases => {
+                guard!("vmm.dropped-lease-blocks", Err(Unrest::Dropped { leases }), else Ok(()))
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! A point in a stream's work that is recorded once. It proves that uses of memory are complete.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -53,8 +54,9 @@ impl Fence {
     /// The device's error.
     #[track_caller]
     pub fn renew(mut self, stream: &Stream) -> Result<Self, DeviceError> {
+        let is_own = |event: &Event| event.device() == stream.device();
         match Arc::get_mut(&mut self.inner) {
-            Some(Inner { event, over }) if event.device() == stream.device() => {
+            Some(Inner { event, over }) if guard!("vmm.renew-own", is_own(event), else true) => {
                 event.record(stream)?;
                 *over.get_mut() = false;
                 Ok(self)
@@ -142,8 +144,11 @@ impl Fence {
         at_rest: T,
     ) -> Result<T, DeviceError> {
         // This is not stored: a caller that waits for the result of the work must get its error.
+        let is_lost = |device: &Device| device.poison().is_some();
         match answer {
-            Err(_) if self.device().poison().is_some() => Ok(at_rest),
+            Err(_) if guard!("vmm.lost-is-at-rest", is_lost(self.device()), else false) => {
+                Ok(at_rest)
+            }
             answer => answer,
         }
     }

@@ -52,7 +52,6 @@
 //! - [`pages`]: a [`PagePool`](pages::PagePool) creates physical pages, each with an identity. A
 //!   [`Reservation`](pages::Reservation) takes ownership of pages when it maps them, and returns
 //!   them when it has unmapped them. A failed call returns the pages that it was given.
-//!   [`pages::share`] shares a page with another process.
 //! - [`sequences`]: a [`SequenceSpace`](sequences::SequenceSpace) has contiguous addresses for each
 //!   sequence, mapped ahead of need.
 //! - [`limit`]: limits in bytes, and admission by the device's free memory.
@@ -83,8 +82,8 @@
 //! - `sabotage`: in builds with debug assertions, lets a test disable the protection.
 //!
 //! # What it does not do
-//! The crate does not know which sequence a block belongs to. It orders nothing between processes
-//! that share a page. It cannot see work on its addresses that has no fence and no lease.
+//! The crate does not know which sequence a block belongs to, shares no page with other processes, and
+//! cannot see work on its addresses that has no fence and no lease.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

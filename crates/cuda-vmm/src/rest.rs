@@ -1,5 +1,6 @@
 //! The proof that no work uses a range any more. Unmapping needs this proof.
 
+use cuda_driver::guard;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -106,7 +107,8 @@ impl Users {
         // nothing gathers while a lease stays open, or a dropped one uncovered.
         self.groups.retain(|old| {
             let Quiescence { fences, covered, .. } = &*old.users;
-            old.end > end || !fences.is_empty() || *covered == Covered::No
+            let told_more = old.end > end || !fences.is_empty() || *covered == Covered::No;
+            guard!("vmm.users-gather", told_more, else false)
         });
         self.groups.push(Group { end, users: Arc::new(users) });
     }
@@ -154,7 +156,8 @@ impl Users {
 
     /// Replaces unknown users by those who may have been meant.
     pub(crate) fn explain(&mut self, users: Quiescence) {
-        self.groups.retain(|group| group.users.covered == Covered::Yes);
+        let named = |group: &Group| group.users.covered == Covered::Yes;
+        self.groups.retain(|group| guard!("vmm.recovery-keeps-named", named(group), else false));
         self.add(u64::MAX, users);
     }
 
@@ -175,7 +178,7 @@ impl Users {
 impl Done {
     /// Queries the fences of `users`. Does not wait.
     pub(crate) fn check(users: Arc<Quiescence>, look: &mut Look) -> Option<Self> {
-        match users.check_in(look) {
+        match guard!("vmm.seat-waits", users.check_in(look), else Ok(AtRest(()))) {
             Ok(AtRest(())) => Some(Self(users)),
             Err(Unrest::Device(error)) => {
                 tracing::warn!(%error, "a fence cannot be queried: the memory behind it stays in use");
@@ -239,7 +242,9 @@ impl Quiescence {
         self.point.check(look)?;
         match self.covered {
             Covered::Yes => Ok(AtRest(())),
-            Covered::No => Err(Unrest::Unknown),
+            Covered::No => {
+                guard!("vmm.unknown-users-block", Err(Unrest::Unknown), else Ok(AtRest(())))
+            }
         }
     }
 
@@ -255,10 +260,14 @@ impl Quiescence {
         let left = self.point.left();
         self.point.wait_for_fences()?;
         self.fences.iter().try_for_each(Fence::wait_for_rest)?;
-        if self.covered == Covered::No || left > 0 {
-            rest_of_all().map_err(|unrest| match unrest {
-                Unrest::Unknown if self.covered == Covered::Yes => Unrest::Dropped { leases: left },
-                unrest => unrest,
+        if self.covered == Covered::No || guard!("vmm.wait-counts-dropped", left > 0, else false) {
+            guard!("vmm.wait-waits-for-all", rest_of_all(), else Ok(())).map_err(|unrest| {
+                match unrest {
+                    Unrest::Unknown if self.covered == Covered::Yes => {
+                        Unrest::Dropped { leases: left }
+                    }
+                    unrest => unrest,
+                }
             })?;
         }
         Ok(AtRest(()))

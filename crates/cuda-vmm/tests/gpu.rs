@@ -6,15 +6,12 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "what happened, for a human reader")]
 
+#[path = "it/common/mod.rs"]
 mod common;
-#[path = "common/ranges.rs"]
-mod ranges;
-#[path = "common/stress.rs"]
-mod stress;
 
 use std::sync::Arc;
 
-use common::{pattern, recorded, scenarios};
+use common::{pattern, recorded, scenarios, stress};
 use cuda_driver::{CudaDriver, Device, Stream, interop};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::{ElasticPool, ElasticPoolOptions, GrowError, Worker, WorkerOptions};
@@ -32,21 +29,9 @@ const SINGLE: &[(&str, scenarios::Scenario)] = &[
     ("nvml_explains_what_the_driver_says", nvml_explains_what_the_driver_says),
 ];
 
-/// Exported pages, within one process and between several processes.
-#[cfg(unix)]
-const SHARED: &[&[(&str, scenarios::Scenario)]] =
-    &[common::sharing::ALL, common::two_processes::ALL];
-#[cfg(not(unix))]
-const SHARED: &[&[(&str, scenarios::Scenario)]] = &[];
-
 fn main() {
-    #[cfg(unix)]
-    if common::two_processes::ran_as_child(|| open(0)) {
-        return;
-    }
     let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
-    let shared = SHARED.iter().copied().flatten();
-    let single = scenarios::ALL.iter().chain(SINGLE).chain(shared).map(|&(name, scenario)| {
+    let single = scenarios::ALL.iter().chain(SINGLE).map(|&(name, scenario)| {
         let trial = Trial::test(name, move || {
             scenario(&open(0).map_err(Failed::from)?);
             Ok(())

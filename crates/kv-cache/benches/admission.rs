@@ -29,6 +29,8 @@ fn measure(mut work: impl FnMut()) -> (f64, f64, u64) {
     (samples[0], samples[ROUNDS / 2], allocated)
 }
 
+kv_testkit::allocator!(i64::MAX);
+
 fn main() {
     let rig = Rig::open(true).unwrap();
     println!(

@@ -18,6 +18,8 @@ use common::{BLOCK_TOKENS as BLOCK, Rig, admit, allocations, quantile};
 use cuda_driver::DeviceBuffer;
 use kv_cache::{Answer, KvCache, KvCacheOptions, Request, Sequence};
 
+kv_testkit::allocator!(i64::MAX);
+
 fn main() -> ExitCode {
     common::run(|rig| Bench { rig, steps: rig.either(1024, 96) }.measure())
 }

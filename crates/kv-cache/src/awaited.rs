@@ -1,5 +1,6 @@
 //! Which copies the engine's work waits for: those that touch blocks of its batch.
 
+use cuda_driver::guard;
 use kv_manager::{GroupId, Replica, Start, StepPlan};
 
 use crate::GroupOptions;
@@ -45,7 +46,8 @@ impl Awaited {
         let waiting = (0..2).filter(|&lane| !self.marked[lane].is_empty());
         let all = waiting.fold(0, |all, lane| all | 1 << lane);
         let mut found = 0;
-        for row in plan.batch.iter().chain(&plan.draft_batch) {
+        let drafts = guard!("cache.draft-copies-are-awaited", &plan.draft_batch[..], else &plan.draft_batch[..0]);
+        for row in plan.batch.iter().chain(drafts) {
             let (Start::At(upper) | Start::Open { upper, .. }) = row.start;
             let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
             let ids = table.row_of(group, row.row).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::Stream;
+use cuda_driver::{Stream, guard};
 use kv_kernels::{KvShape, PagedKv};
 use kv_manager::{GroupId, HostShare, Manager, StepPlan};
 use kv_pool::{PoolBuilder, PoolView, Tier};
@@ -181,9 +181,10 @@ impl KvCache {
         let mut ways = self.worker.ways;
         for (of, id) in self.options().groups().zip(0..) {
             let moved = self.manager.lower_blocks_of(GroupId(id)).unwrap_or_default();
+            let of = guard!("cache.tier-bytes-are-of-their-group", &of.shape, else self.shape());
             for tier in 0..ways.stored.len() {
-                ways.stored[tier] += moved.stored[tier] * of.shape.block_bytes();
-                ways.loaded[tier] += moved.loaded[tier] * of.shape.block_bytes();
+                ways.stored[tier] += moved.stored[tier] * of.block_bytes();
+                ways.loaded[tier] += moved.loaded[tier] * of.block_bytes();
             }
         }
         ways

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::PinError;
-use cuda_driver::{CopyError, Device, DeviceSpan, Stream};
+use cuda_driver::{CopyError, Device, DeviceSpan, Stream, guard};
 use cuda_vmm::worker::Fault;
 use cuda_vmm::{
     ElasticPool, ElasticPoolOptions, EpochGate, GrowError,
@@ -381,7 +381,7 @@ impl GroupPart {
     pub(crate) fn shrink_to(&self, blocks: u64) -> bool {
         let Some(memory) = self.growing() else { return true };
         // Padding names block 0: a captured graph may read it at any time.
-        let blocks = blocks.max(1);
+        let blocks = guard!("cache.the-padding-block-stays", blocks.max(1), else blocks);
         self.hold_growth(blocks);
         if memory.ready_blocks() > blocks
             && let Err(error) = memory.shrink_to(blocks, &[])
@@ -440,12 +440,18 @@ impl GroupPart {
             let here = run.kind.lane();
             let mut waits = [false; LANES];
             for there in (0..LANES).filter(|&lane| lane != here) {
-                if let Some(conflict) = self.order.conflict(run, there) {
-                    self.send_lane(streams, runs, there, conflict)?;
+                let conflict = self.order.conflict(run, there);
+                let conflict = guard!("cache.copies-wait-for-copies", conflict, else None);
+                if let Some(conflict) = conflict {
+                    guard!(
+                        "cache.awaited-copies-go-first",
+                        self.send_lane(streams, runs, there, conflict)?
+                    );
                     waits[there] = true;
                 }
             }
-            waits[COMPUTE] |= run.behind_work && here != COMPUTE;
+            let behind_work = guard!("cache.copies-wait-for-work", run.behind_work, else false);
+            waits[COMPUTE] |= behind_work && here != COMPUTE;
             if waits.contains(&true) {
                 // What is before it in its lane does not wait for what it waits for.
                 self.send_lane(streams, runs, here, u64::MAX)?;
@@ -470,7 +476,8 @@ impl GroupPart {
     ) -> Result<(), HostCopyError> {
         let here = run.kind.lane();
         for there in (0..LANES).filter(|&lane| lane != here) {
-            if self.order.conflict(run, there).is_some() {
+            let conflict = self.order.conflict(run, there);
+            if guard!("cache.layers-wait-for-copies", conflict, else None).is_some() {
                 streams.wait_for(here, there)?;
                 self.order.ordered(here, there, u64::MAX);
             }

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use cuda_driver::guard;
 use cuda_vmm::limit::LimitStats;
 use cuda_vmm::{GrowError, MemoryLimit};
 use kv_manager::{BudgetError, Budgeted, GroupId};
@@ -45,7 +46,8 @@ impl Shortage {
         let has_room = self.limit.zip(now).is_some_and(|(then, now)| {
             now.revision != then.revision || now.used_bytes < then.used_bytes
         });
-        has_room || self.calls_left == 0
+        let is_asked = self.calls_left == 0;
+        has_room || guard!("cache.memory-is-asked-for-again", is_asked, else false)
     }
 }
 
@@ -128,7 +130,13 @@ impl KvCache {
             Tier::Primary => {}
             Tier::Secondary => return self.set_host_budget(blocks),
             // The manager has no blocks there, and says so.
-            _ => return self.manager.set_budget(GroupId::default(), tier, blocks),
+            _ => {
+                return guard!(
+                    "cache.budgets-are-of-their-tier",
+                    self.manager.set_budget(GroupId::default(), tier, blocks),
+                    else self.set_host_budget(blocks)
+                );
+            }
         }
         let most = u64::from(self.options().device_blocks);
         let ready = self.worker.ready_blocks();
@@ -323,7 +331,7 @@ impl KvWorker {
                 .iter()
                 .try_fold(blocks, |most, part| Ok(part.first().grow_towards(most)?.min(most)))
         };
-        if !self.shares_a_limit() {
+        if !guard!("cache.devices-grow-in-turn", self.shares_a_limit(), else false) {
             return grow(blocks);
         }
         let page_blocks =

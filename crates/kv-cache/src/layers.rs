@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use kv_kernels::{BlockPair, link::HostDirection};
 use kv_manager::tiers::Arrived;
 use kv_manager::{GroupId, LayerLoad, StepPlan};
@@ -121,7 +122,7 @@ impl KvWorker {
         }
         let end = self.layer_end(group, layer);
         self.await_loads(|worker| worker.layers.loads_of(group).all(|load| load.sent >= end))?;
-        self.await_layer_copies()?;
+        guard!("cache.work-waits-for-layers", self.await_layer_copies()?);
         let waited = self.layers.waited.get_mut(usize::from(group.0));
         if let Some(waited) = waited.and_then(|of| of.get_mut(layer as usize)) {
             *waited = true;
@@ -158,7 +159,8 @@ impl KvWorker {
             }
             if is_late {
                 let tickets: Vec<_> = self.layers.loads.iter().map(|load| load.of.ticket).collect();
-                tickets.into_iter().for_each(|ticket| self.tiers.give_up(ticket));
+                let give_up = |ticket| self.tiers.give_up(ticket);
+                guard!("cache.late-loads-are-given-up", tickets.into_iter().for_each(give_up));
                 self.work_tiers();
                 return self.send_layers();
             }
@@ -223,15 +225,17 @@ impl KvWorker {
         for load in &mut layers.loads {
             let LayerLoad { ticket, group, from, to } = load.of;
             let section = sections[usize::from(group.0)];
-            let here = match tiers.arrived(ticket, from) {
+            let arrived = tiers.arrived(ticket, from);
+            let is_wrong = matches!(arrived, Some(Arrived::Wrong));
+            // What is not right is of another owner, or of nobody: it stays where it is.
+            if guard!("cache.wrong-loads-stay", is_wrong, else false) {
+                load.sent = u64::MAX;
+                continue;
+            }
+            let here = match arrived {
                 Some(Arrived::Sections(right)) => right as u64 * section,
-                // What is not right is of another owner, or of nobody: it stays where it is.
-                Some(Arrived::Wrong) => {
-                    load.sent = u64::MAX;
-                    continue;
-                }
                 // What has ended is as it will be: right, or zeros.
-                Some(Arrived::Right) | None => u64::MAX,
+                _ => u64::MAX,
             };
             let mut first = 0;
             for part in parts.iter_mut() {

@@ -46,6 +46,7 @@
 //!
 //! # Features
 //! - `cuda-defaults` (default), `cuda`: the real driver, as in `cuda-driver`.
+//! - `metrics`: the statistics as Prometheus text, in the module `metrics`.
 //! - `sabotage`: for tests. In builds with debug assertions it adds switches that take protections out.
 //!
 //! # What it does not do
@@ -66,6 +67,8 @@ mod growth;
 mod host_share;
 mod host_tier;
 mod layers;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod options;
 mod order;
 mod part;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use cuda_driver::guard;
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
 use kv_manager::{GroupId, GroupKind, ManagerOptions, SharedMemory};
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 use kv_pool::store::{StoreKind, StorePolicy, StoreRules};
@@ -554,7 +555,8 @@ impl KvCacheOptions {
 
     /// The block that stands where a row has none.
     pub(crate) fn null_block(&self, group: &GroupOptions) -> u32 {
-        if self.has_null_block(group) { group.device_blocks } else { 0 }
+        let has_own = guard!("cache.padding-names-nobody", self.has_null_block(group), else false);
+        if has_own { group.device_blocks } else { 0 }
     }
 
     /// Checks what can be checked without a device.

@@ -1,5 +1,6 @@
 //! Which copies wait for which: those of another lane that touch one of their blocks, and no others.
 
+use cuda_driver::guard;
 use kv_kernels::link::HostDirection;
 
 use crate::runs::{Kind, LANES, Run};
@@ -51,7 +52,8 @@ impl CopyOrder {
     /// Notes that what is enqueued in lane `here` from now on comes after the runs of lane `there` before
     /// number `end`.
     pub(crate) fn ordered(&mut self, here: usize, there: usize, end: u64) {
-        self.after[here][there] = end.saturating_sub(1).min(self.runs);
+        let last = end.saturating_sub(1).min(self.runs);
+        self.after[here][there] = guard!("cache.waits-are-for-what-is-sent", last, else self.runs);
     }
 
     /// The places of a run's blocks in the lists.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::PinError;
-use cuda_driver::{Device, DeviceError, Stream};
+use cuda_driver::{Device, DeviceError, Stream, guard};
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
@@ -232,7 +232,9 @@ impl Part {
             ids = rest;
             let row = Row::new(edit.row.index() as u32);
             match self.edit_row(edit.group.0.into(), row, edit.first, here) {
-                Err(BatchError::Backlog { .. }) => return self.write_table(table),
+                Err(BatchError::Backlog { .. }) => {
+                    guard!("cache.refused-tables-are-written", return self.write_table(table));
+                }
                 noted => noted?,
             }
         }
@@ -247,7 +249,8 @@ impl Part {
         ids: &[i32],
     ) -> Result<(), BatchError> {
         self.batch.edit(group, row, first, ids)?;
-        self.draft.as_mut().map_or(Ok(()), |draft| draft.edit(group, row, first, ids))
+        let draft = guard!("cache.draft-tables-follow", self.draft.as_mut(), else None);
+        draft.map_or(Ok(()), |draft| draft.edit(group, row, first, ids))
     }
 
     /// Notes that the block table is another one.

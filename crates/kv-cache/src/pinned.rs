@@ -1,5 +1,6 @@
 //! Memory under host blocks: usable as it is pinned, and given back by a budget.
 
+use cuda_driver::guard;
 use cuda_driver::host_pages::PinError;
 use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
 use kv_pool::Tier;
@@ -80,6 +81,7 @@ impl KvCache {
         for id in 0..self.pinned.groups.len() {
             let (group, id) = (self.pinned.groups[id], id as u16);
             let told = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
+            let told = guard!("cache.host-blocks-have-memory", told, else group.budget);
             if told == group.told_blocks {
                 continue;
             }
@@ -115,12 +117,15 @@ impl KvCache {
             return;
         }
         let from = match self.manager.unmappable_from(GroupId::default(), Tier::Secondary) {
-            Ok(from) => from.max(budget),
+            Ok(from) => guard!("cache.used-host-blocks-stay", from.max(budget), else budget),
             Err(error) => return tracing::error!(%error, "the first group is not there"),
         };
         // Nobody reads what is given back: it cannot be lent, and what is lent is below.
         if self.pinned.first().shared_blocks != from {
-            self.share_memory(GroupId::default(), from);
+            guard!(
+                "cache.given-back-memory-is-not-lent",
+                self.share_memory(GroupId::default(), from)
+            );
             self.pinned.first().shared_blocks = from;
         }
         let all = self.worker.resize_host(from);
@@ -206,7 +211,8 @@ impl KvWorker {
             plan.copies.iter().flat_map(|copy| [(copy.group, copy.from), (copy.group, copy.to)]);
         let far = ends.filter(|(_, end)| end.tier != Tier::Primary);
         let moved = plan.transfers.iter().flat_map(|transfer| {
-            transfer.blocks.iter().map(|&(_, id)| (transfer.group, id.index()))
+            let group = guard!("cache.transfers-name-their-group", transfer.group, else GroupId(0));
+            transfer.blocks.iter().map(move |&(_, id)| (group, id.index()))
         });
         let loaded = plan.layer_loads.iter().map(|load| (load.group, load.from.index()));
         let mut ids = far.map(|(group, end)| (group, end.id.index())).chain(moved).chain(loaded);

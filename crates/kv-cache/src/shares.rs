@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kv_kernels::{KvShape, KvShapeOptions, error::ShapeError};
-use kv_place::{Placement, PlacementKind};
+use kv_multigpu::place::{Placement, PlacementKind};
 
 use crate::{GroupOptions, KvCacheOptions, OptionsError};
 
@@ -68,7 +68,7 @@ pub(crate) fn check(
         return Err(OptionsError::PlacedDevices { placed, devices });
     }
     let layer_bytes = shape.block_bytes() / u64::from(layers);
-    let differs = |layer: &kv_place::LayerShape| layer.kv_block_bytes != layer_bytes;
+    let differs = |layer: &kv_multigpu::place::LayerShape| layer.kv_block_bytes != layer_bytes;
     if let Some(layer) = placement.model().layers.iter().position(differs) {
         let placed_bytes = placement.model().layers[layer].kv_block_bytes;
         return Err(OptionsError::PlacedBlocks { layer, placed_bytes, layer_bytes });

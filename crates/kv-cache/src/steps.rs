@@ -1,5 +1,6 @@
 //! Beginning, staging and finishing steps.
 
+use cuda_driver::guard;
 use kv_manager::{Completion, OpenStep, Outcome, Sequence, WorkerId};
 use kv_stage::{BatchStep, error::BatchError};
 
@@ -25,8 +26,9 @@ impl KvCache {
         let _span = tracing::debug_span!("begin_step").entered();
         let _site = cuda_driver::site::enter();
         if !self.manager.has_open_step() {
-            self.leave(Outcome::Failed)?;
+            guard!("cache.dropped-work-has-events", self.leave(Outcome::Failed)?);
             let depth = self.options().overlap_depth as usize;
+            let depth = guard!("cache.the-depth-bounds-steps", depth, else depth + 1);
             while self.worker.in_flight() > depth || self.worker.has_failed() {
                 self.complete_oldest()?;
             }
@@ -63,7 +65,7 @@ impl KvCache {
             // Another thread may have dropped its step while this one waited.
             if !self.manager.has_open_step() {
                 self.leave(Outcome::Failed)?;
-                self.manager.end_dropped_step();
+                guard!("cache.drains-end-dropped-steps", self.manager.end_dropped_step());
             }
             if self.worker.in_flight() == 0 {
                 return Ok(());
@@ -106,7 +108,8 @@ impl KvCache {
         let _span = tracing::debug_span!("stage", step = step.number(), sequences).entered();
         let _site = cuda_driver::site::enter();
         self.worker.check_tokens(batch.iter().map(|sequence| u64::from(sequence.next())))?;
-        self.worker.check_tokens(batch.iter().map(|sequence| sequence.next_draft()))?;
+        let drafts = batch.iter().map(|sequence| sequence.next_draft());
+        guard!("cache.drafts-fit-their-step", self.worker.check_tokens(drafts)?);
         let plan = self.manager.stage(step, batch)?;
         // Until the work is said to be enqueued, it is not.
         self.staged = None;
@@ -130,7 +133,9 @@ impl KvCache {
         }
         let number = step.number();
         self.manager.finish_step(step)?;
-        let outcome = if self.staged == Some(number) { Outcome::Done } else { Outcome::Failed };
+        let is_staged = self.staged == Some(number);
+        let is_staged = guard!("cache.refused-batches-fail", is_staged, else true);
+        let outcome = if is_staged { Outcome::Done } else { Outcome::Failed };
         self.leave(outcome)
     }
 

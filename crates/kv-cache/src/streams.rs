@@ -1,6 +1,6 @@
 //! The streams of a device: the engine's, and those that carry copies between the device and host memory.
 
-use cuda_driver::{Device, DeviceError, Stream};
+use cuda_driver::{Device, DeviceError, Stream, guard};
 use cuda_vmm::Fence;
 
 use crate::runs::COMPUTE;
@@ -50,7 +50,7 @@ impl Streams {
     /// Makes what is enqueued in a lane from now on wait for what was enqueued in another one so far.
     pub(crate) fn wait_for(&mut self, here: usize, there: usize) -> Result<(), DeviceError> {
         let fence = self.fence_after(there)?;
-        fence.hold_back(self.lane(here))?;
+        guard!("cache.lanes-wait", fence.hold_back(self.lane(here))?);
         // A wait is for what was recorded before it, whatever is recorded later.
         self.spare.push(fence);
         Ok(())
@@ -70,7 +70,8 @@ impl Streams {
                 continue;
             }
             let fence = self.fence_after(lane)?;
-            let held = if waits { fence.hold_back(&self.compute) } else { Ok(()) };
+            let holds = guard!("cache.work-waits-for-copies", waits, else false);
+            let held = if holds { fence.hold_back(&self.compute) } else { Ok(()) };
             fences.push(fence);
             held?;
             self.unfenced[lane] = false;

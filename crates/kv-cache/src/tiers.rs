@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cuda_driver::PinnedBuffer;
+use cuda_driver::{PinnedBuffer, guard};
 use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TierTransfers};
 use kv_manager::{
     Dropped, Gained, GroupId, LowerOptions, Manager, PlanError, Settled, StepPlan, Survivors,
@@ -210,7 +210,8 @@ impl WorkerTiers {
 
     /// Begins anew, with all memory [taken back](Self::take_back). Copies from before end with the step behind `step`.
     pub(crate) fn restore(&mut self, step: u64) {
-        self.copied.iter_mut().for_each(|copied| copied.fill(step.saturating_add(1)));
+        let later = guard!("cache.restored-transfers-wait", step.saturating_add(1), else 0);
+        self.copied.iter_mut().for_each(|copied| copied.fill(later));
         self.completed = step;
     }
 
@@ -231,7 +232,7 @@ impl WorkerTiers {
     fn begin_ready(&mut self, host: impl Fn(GroupId) -> Arc<dyn HostBlocks>) {
         let Self { completed, transfers, waiting, settled, .. } = self;
         waiting.retain(|(step, transfer)| {
-            if *step > *completed {
+            if guard!("cache.transfers-wait-for-copies", *step > *completed, else false) {
                 return true;
             }
             if let Err(error) = transfers.begin(transfer, &host(transfer.group)) {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cuda_driver::{DeviceError, Stream};
+use cuda_driver::{DeviceError, Stream, guard};
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
 use kv_manager::{BlockCopy, BlockScrub, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan};
@@ -118,7 +118,7 @@ impl KvWorker {
         options.check(compute.len())?;
         // The plans may come from a manager in another process.
         options.manager().check()?;
-        check_devices(&options, compute)?;
+        guard!("cache.devices-are-given-once", check_devices(&options, compute)?);
         check_placed(&options, compute)?;
         if adopted.is_some() && options.shared.is_some() {
             return Err(OptionsError::SharedAdopted.into());
@@ -222,7 +222,9 @@ impl KvWorker {
     pub fn ready_blocks_of(&self, group: GroupId) -> u64 {
         let Some(options) = self.options.groups().nth(group.0.into()) else { return 0 };
         let ready = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
-        let ready = ready.map(GroupPart::ready_blocks).min().unwrap_or(0);
+        let ready = ready.map(GroupPart::ready_blocks);
+        let ready = guard!("cache.blocks-are-ready-on-all", ready.min(), else ready.max());
+        let ready = ready.unwrap_or(0);
         ready.min(options.device_blocks.into())
     }
 
@@ -275,17 +277,22 @@ impl KvWorker {
         snapshot.check(self.options.sequences_max as usize, &widths, &device)?;
         // Taken on before anything of the steps before is given up: a snapshot that is refused means nothing.
         let mut table = self.table.clone();
-        table.restore(snapshot)?;
+        guard!("cache.refused-snapshots-change-nothing", table.restore(snapshot)?, else {
+            self.in_flight.clear();
+            table.restore(snapshot)?
+        });
         // Before another manager gives the blocks to others.
         let waited = self.options.tiers.rules.wait_max;
-        if !self.tiers.take_back(waited) {
+        let is_back = self.tiers.take_back(waited);
+        if !guard!("cache.restoring-waits-for-lent-memory", is_back, else true) {
             return Err(StepError::Lent { waited });
         }
         self.runs.iter_mut().for_each(Runs::clear);
         self.forget_sent();
         self.layers.clear();
         self.leave(Outcome::Failed)?;
-        self.arrived.extend(self.in_flight.drain(..).flat_map(|step| step.fences));
+        let before = guard!("cache.restoring-ends-steps", 0, else self.in_flight.len());
+        self.arrived.extend(self.in_flight.drain(before..).flat_map(|step| step.fences));
         self.tiers.restore(snapshot.step);
         self.table = table;
         if self.options.shared.is_some() {
@@ -334,9 +341,10 @@ impl KvWorker {
         let _site = cuda_driver::site::enter();
         self.check(plan)?;
         for batch in [&plan.batch, &plan.draft_batch] {
-            self.check_tokens(batch.iter().map(|row| u64::from(row.tokens)))?;
+            let tokens = batch.iter().map(|row| u64::from(row.tokens));
+            guard!("cache.plans-fit-their-step", self.check_tokens(tokens)?);
         }
-        self.check_pinned(plan)?;
+        guard!("cache.plans-wait-for-pinning", self.check_pinned(plan)?);
         // Of a step that is open, nobody has said that its work is enqueued.
         self.leave(Outcome::Failed)?;
         let memory: SmallVec<[_; 4]> = (self.options.groups())
@@ -408,7 +416,8 @@ impl KvWorker {
         let ids = ids.chain(scrubs.map(|scrub| scrub.block)).chain(loads.map(|load| load.to));
         let ids = ids.map(|id| id.index() as u64);
         let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks_of(group));
-        match ids.max().filter(|&id| id >= blocks) {
+        let beyond = |&id: &u64| guard!("cache.plans-name-memory", id >= blocks, else false);
+        match ids.max().filter(beyond) {
             Some(id) => Err(PlanError::Block { step, tier, id: id as i64, blocks }),
             None => Ok(()),
         }
@@ -441,7 +450,7 @@ impl KvWorker {
             // As many as there can be ids.
             let block = block as i32;
             let pair = BlockPair { source: block, destination: block };
-            self.runs[index].push(Kind::Scrub, false, pair);
+            guard!("cache.granules-are-zeroed", self.runs[index].push(Kind::Scrub, false, pair));
         }
     }
 
@@ -486,8 +495,13 @@ impl KvWorker {
             }
             // What is complete on the devices is not waited for.
             let behind_work = self.in_flight.iter().any(|step| step.step <= written_by);
+            let behind_work = guard!("cache.copies-come-behind-work", behind_work, else false);
             self.runs[group].push(kind, behind_work, pair(from.id, to.id));
         }
+    }
+
+    fn hold_for_copies(&mut self) {
+        self.copies.get_or_insert_with(|| self.gate.lease());
     }
 
     /// Maps the granules that groups have got, and enqueues the decided copies, on every device in the order of the decisions. After a refusal,
@@ -500,7 +514,7 @@ impl KvWorker {
         // Taken before the first copy, so that copies which are enqueued in part are waited for
         // too. What is done on the compute streams is covered by the step's own lease.
         if self.runs.iter().flat_map(Runs::as_slice).any(|run| run.kind.lane() != COMPUTE) {
-            self.copies.get_or_insert_with(|| self.gate.lease());
+            guard!("cache.copies-hold-a-lease", self.hold_for_copies());
         }
         #[cfg(all(feature = "sabotage", debug_assertions))]
         if self.sabotage.sends_backwards {
@@ -549,7 +563,11 @@ impl KvWorker {
             part.fence_copies(needed, &mut self.arrived)?;
         }
         if let Some(lease) = self.copies.take() {
-            drop(lease.submitted(&self.arrived));
+            guard!(
+                "cache.gates-know-copies",
+                drop(lease.submitted(&self.arrived)),
+                else drop(lease)
+            );
         }
         Ok(())
     }
@@ -573,8 +591,9 @@ impl KvWorker {
         if self.open.is_none() {
             return Ok(());
         }
-        self.send_copies()?;
+        guard!("cache.copies-end-before-steps", self.send_copies()?);
         let waited = self.end_layers()?;
+        let waited = guard!("cache.unwaited-layers-fail", waited, else true);
         let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(Part::fence_compute);
@@ -583,7 +602,8 @@ impl KvWorker {
         // The fences are of the parts' devices. A lease that is refused counts as dropped.
         drop(lease.submitted(&fences));
         // Blocks that these copies read or write are handed out again when the step is complete.
-        fences.extend(self.arrived.drain(..));
+        let arrived = self.arrived.drain(..);
+        guard!("cache.copies-fences-come-back", fences.extend(arrived), else drop(arrived));
         self.in_flight.push_back(InFlight { step, fences, outcome });
         Ok(())
     }
@@ -617,14 +637,15 @@ impl KvWorker {
         let _site = cuda_driver::site::enter();
         let Some(oldest) = self.in_flight.front() else { return Ok(None) };
         for fence in &oldest.fences {
-            fence.wait()?;
+            guard!("cache.steps-wait-for-fences", fence.wait()?);
         }
         Ok(self.take_oldest())
     }
 
     /// Whether a step in flight has failed.
     pub(crate) fn has_failed(&self) -> bool {
-        self.in_flight.iter().any(|step| step.outcome == Outcome::Failed)
+        let failed = self.in_flight.iter().any(|step| step.outcome == Outcome::Failed);
+        guard!("cache.failed-steps-end-first", failed, else false)
     }
 
     fn take_oldest(&mut self) -> Option<(u64, Outcome)> {
@@ -765,7 +786,7 @@ fn check_adopted(
     extents.sort_unstable();
     for pair in extents.windows(2) {
         let [(start, bytes, first), (address, _, second)] = *pair else { continue };
-        if address - start < bytes {
+        if guard!("cache.tensors-are-apart", address - start < bytes, else false) {
             return Err(OptionsError::AdoptedOverlap { first, second, address });
         }
     }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use common::scenarios::{Rig, all};
 use cuda_driver::{CudaDriver, Device};
 use kv_cache::TransportChoice;
 use kv_kernels::{KvFormat, KvShape};
-use kv_place::Strategy;
+use kv_multigpu::place::Strategy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Devices of the parts of a cache.

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_disk::io::{Act, FileIo, Io, RingFile};
-use kv_disk::layout::{ENTRIES_A_PAGE, Entry, Geometry, Heading};
-use kv_disk::{DiskOptions, DiskTier, SlotRules};
+use kv_disk::parts::{ENTRIES_A_PAGE, Entry, Heading};
+use kv_disk::{DiskOptions, DiskTier, Geometry, SlotRules};
 use kv_manager::tiers::{
     BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers, header_bytes,
 };

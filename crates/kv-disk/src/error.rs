@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::layout::{Geometry, HeadingFault, SLOT_BYTES_MAX};
 
-/// Why a tier was not opened. Nothing that was stored is lost, except where a variant says so. A path is empty where
-/// [`SlotFile::open`](crate::SlotFile::open) was given a file without a name.
+/// Why a tier was not opened. Nothing that was stored is lost, except where a variant says so. A path is empty where the
+/// file has no name.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {

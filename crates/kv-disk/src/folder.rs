@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 
 use crate::error::Hostility;
@@ -90,7 +91,8 @@ pub(crate) fn find(
     if let Some(reason) = hostility(&seen) {
         return Err(hostile(reason));
     }
-    if !lock(&file, options.lock_wait).map_err(|error| error.at(&path))? {
+    let is_locked = lock(&file, options.lock_wait).map_err(|error| error.at(&path))?;
+    if guard!("disk.has-its-file-alone", !is_locked, else false) {
         return Err(OpenError::Locked { path });
     }
     // Nobody else has it while we look.
@@ -148,7 +150,9 @@ fn beginning(file: &File) -> io::Result<Option<Result<Heading, HeadingFault>>> {
     let (first, second) = pages.split_at(PAGE_BYTES);
     match Heading::newer(first, second) {
         // Somebody's image may begin with zeros.
-        Err(HeadingFault::Foreign) if is_zero(file)? => Ok(None),
+        Err(HeadingFault::Foreign) if guard!("disk.looks-at-all-zeros", is_zero(file)?, else pages == [0; 2 * PAGE_BYTES]) => {
+            Ok(None)
+        }
         found => Ok(Some(found)),
     }
 }
@@ -224,7 +228,7 @@ pub(crate) fn prepare(
         Some(file) => file,
         None => make(&path, options)?,
     };
-    if mode & 0o077 != 0 {
+    if guard!("disk.closes-its-file", mode & 0o077 != 0, else false) {
         tracing::warn!(path = %path.display(), "others could read a file of slots, and cannot any more: its mode was {mode:o}");
         file.set_permissions(fs::Permissions::from_mode(0o600))
             .map_err(system("closing the file to others"))?;

@@ -5,7 +5,7 @@
 mod error;
 mod folder;
 pub mod io;
-pub mod layout;
+mod layout;
 mod limits;
 mod options;
 mod random;
@@ -17,8 +17,16 @@ mod table;
 mod tier;
 
 pub use error::{Hostility, OpenError};
+pub use layout::{Geometry, HeadingFault};
 pub use options::{BackendChoice, DiskOptions, Keep, Mismatch, SlotRules};
-pub use seal::{Keys, SEAL_BYTES};
-pub use slot_file::{Place, SlotFile};
+pub use seal::Keys;
 pub use stats::{DiskStats, Miss, Off, Unstored};
 pub use tier::{DiskTier, DiskWatch, FileReport};
+
+/// What the tests and benchmarks of this crate take apart. It may change with any version.
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::io::memory::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
+    pub use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, EntryFault, Heading};
+    pub use crate::slot_file::{Place, SlotFile};
+}

@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use kv_manager::GroupId;
 use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_pool::BlockHash;
@@ -16,10 +17,10 @@ use crate::folder::{self, Ready};
 use crate::io::{Backend, FileIo, RingFile, ThreadFile};
 use crate::layout::Geometry;
 use crate::random::random;
-use crate::slot_file::{Old, Place, Waiting, check_depths, judge, waiting};
+use crate::slot_file::{Old, Place, SlotFile, Waiting, check_depths, judge, waiting};
 use crate::slots::Key;
 use crate::stats::DiskStats;
-use crate::{BackendChoice, DiskOptions, Keys, OpenError, SlotFile};
+use crate::{BackendChoice, DiskOptions, Keys, OpenError};
 
 /// Files, at most.
 const FILES_MAX: usize = 256;
@@ -299,7 +300,7 @@ fn run(mut file: SlotFile, orders: &Receiver<Order>, shared: &Mutex<Shared>) {
 fn end(file: &mut SlotFile, shared: &Mutex<Shared>) {
     file.give_up_waiting();
     let since = Instant::now();
-    while !file.is_idle() && since.elapsed() < LAST {
+    while guard!("disk.waits-when-dropped", !file.is_idle(), else false) && since.elapsed() < LAST {
         file.work(LOOK);
     }
     if !file.is_settled() {
@@ -373,7 +374,9 @@ impl Drop for DiskTier {
             let ended = stripe.ended.recv_timeout(left) == Err(RecvTimeoutError::Disconnected);
             match stripe.thread.take() {
                 // What it panicked with was printed, and its blocks have failed.
-                Some(thread) if ended => drop(thread.join()),
+                Some(thread) if guard!("disk.leaves-a-hung-thread", ended, else true) => {
+                    drop(thread.join());
+                }
                 // It is in a call of the system that does not come back.
                 _ => tracing::error!("a disk does not answer: its thread is left to itself"),
             }
@@ -386,9 +389,11 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::io::{Crash, DiskFault, Ended, FaultPlan, Image, Io, MemoryFile};
+    use crate::SlotRules;
+    use crate::io::memory::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
+    use crate::io::{Ended, Io};
     use crate::layout::Heading;
-    use crate::{Place, SlotRules};
+    use crate::slot_file::Place;
 
     /// A disk that answers until it is told not to.
     #[derive(Debug)]

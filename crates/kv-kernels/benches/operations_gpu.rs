@@ -1,7 +1,7 @@
 //! How fast the operations beside transfers are on a GPU, beside plain copies in the same run.
 //!
 //! `cargo bench -p kv-kernels --bench operations_gpu`, on a machine with a GPU of 12 GiB or more; names
-//! of parts (`copies`, `host_copies`, `conversions`, `sums_and_appends`, `offsets`) after `--` choose. The
+//! of parts (`copies`, `host_copies`, `sums_and_appends`, `offsets`) after `--` choose. The
 //! shape is that of an 8-billion-parameter model: 32 layers, keys and values, 8 heads of 128 16-bit
 //! elements, blocks of 16 tokens. Each figure is the median of 7 timings by events. After its timings, every
 //! byte that a way writes is compared with what the host foretells; `ways/mod.rs` says how to see that.
@@ -25,9 +25,8 @@ use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer
 use kv_kernels::{
     Append, BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
     KvShapeOptions, PagedKv, PagedLayout,
-    convert::{Conversion, NarrowFormat, ScalePer, WideFormat},
     layout::RowRange,
-    tables::{BlockOffsets, HostOffsets, PackedOffsets, block_offsets_on_host},
+    tables::BlockOffsets,
     verify::{BlockSums, block_sum},
 };
 pub(crate) use ways::Ways;
@@ -59,10 +58,9 @@ type Part = fn(&Bench<'_>);
 pub(crate) fn measure(ways: &Ways, wanted: &[String]) {
     println!("{}\n", ways.device.info().name);
     let bench = Bench::new(ways);
-    let parts: [(&str, Part); 5] = [
+    let parts: [(&str, Part); 4] = [
         ("copies", |bench| bench.copies()),
         ("host_copies", |bench| bench.host_copies()),
-        ("conversions", |bench| bench.conversions()),
         ("sums_and_appends", |bench| bench.sums_and_appends()),
         ("offsets", |bench| bench.offsets()),
     ];
@@ -78,8 +76,7 @@ struct Bench<'w> {
     device: Device,
     stream: Stream,
     kernels: KvKernels,
-    /// What a device without the newer instructions would run.
-    /// What is read, what is written, and what is written back to.
+    /// What is read, what is written, and what the host is wiped from.
     pools: [DeviceBuffer; 3],
     /// The bytes of the first pool.
     image: Vec<u8>,
@@ -376,151 +373,6 @@ impl<'w> Bench<'w> {
         println!();
     }
 
-    fn conversions(&self) {
-        println!("| conversion | scales per | GB/s of 16-bit elements | of copy |");
-        println!("|---|---|---|---|");
-        let narrow_shape = KvShapeOptions { row_bytes: 1024, ..SHAPE };
-        let [wide, narrow, back_to] = [(0, SHAPE), (1, narrow_shape), (2, SHAPE)]
-            .map(|(n, s)| self.pool(n, s, Order::LayerFirst));
-        let count = self.moved_bytes / wide.shape().block_bytes();
-        // The narrow pool has as much memory and twice the blocks.
-        let forth = pairs(wide.blocks(), wide.blocks(), count);
-        let turned =
-            |pair: &BlockPair| BlockPair { source: pair.destination, destination: pair.source };
-        let back: Vec<_> = forth.iter().map(turned).collect();
-        let (device_forth, device_back) = (self.upload(&forth), self.upload(&back));
-        let planes_of_scales = narrow.shape().planes() * narrow.slots() * 8;
-        let half = vec![SCALE; planes_of_scales as usize];
-        let scales = self.upload(&half);
-        let all = [ScalePer::Head, ScalePer::Block, ScalePer::TokenHead];
-        for per in *self.ways.either(&all, &[ScalePer::Block; 3]) {
-            for format in [NarrowFormat::E4m3, NarrowFormat::E5m2, NarrowFormat::Int8] {
-                let conversion = Conversion {
-                    from: (&wide).into(),
-                    to: (&narrow).into(),
-                    wide: WideFormat::Bf16,
-                    narrow: format,
-                    head_size: 128,
-                    scales: scales.span(),
-                    per,
-                    pairs: device_forth.span().into(),
-                    count,
-                    host_pairs: None,
-                    from_blocks: wide.blocks(),
-                    to_blocks: narrow.blocks(),
-                    report: None,
-                };
-                let returned = Conversion {
-                    from: (&narrow).into(),
-                    to: (&back_to).into(),
-                    pairs: device_back.span().into(),
-                    from_blocks: narrow.blocks(),
-                    to_blocks: back_to.blocks(),
-                    ..conversion
-                };
-                let codes = Codes::of(format);
-                let row = |bytes: &[u8], at: usize, length: usize| bytes[at..][..length].to_vec();
-                // Bytes that cross the bus for each of the 16-bit elements.
-                let line = |name: &str, ways: f64, span: DeviceSpan, one: Line<'_>| {
-                    self.wipe(span);
-                    let look = || (one.is_right)(&self.read(span));
-                    let seconds = self.timed((name, self.moved_bytes), one.enqueue, look);
-                    let bytes = self.moved_bytes as f64;
-                    println!(
-                        "| {name} {format:?} | {per:?} | {:.0} | {:.2} |",
-                        bytes / seconds / 1e9,
-                        ways * bytes / seconds / self.copied
-                    );
-                };
-                let to_narrow = Line {
-                    enqueue: &|| {
-                        self.kernels.quantize_blocks(&self.stream, conversion).unwrap();
-                    },
-                    is_right: &|found| {
-                        all_rows(wide.shape(), &forth, |pair, plane, token| {
-                            let here = row_at(&wide, plane, pair.source as u64, token);
-                            let there = row_at(&narrow, plane, pair.destination as u64, token);
-                            let source = row(&self.image, here, 2048);
-                            codes.are_narrow(&source, &found[there..][..1024])
-                        })
-                    },
-                };
-                line("bf16 to", 1.5, self.pools[1].span(), to_narrow);
-                let kept = self.read(self.pools[1].span());
-                let from_narrow = Line {
-                    enqueue: &|| {
-                        self.kernels.dequantize_blocks(&self.stream, returned).unwrap();
-                    },
-                    is_right: &|found| {
-                        all_rows(wide.shape(), &back, |pair, plane, token| {
-                            let here = row_at(&narrow, plane, pair.source as u64, token);
-                            let there = row_at(&back_to, plane, pair.destination as u64, token);
-                            codes.are_wide(&kept[here..][..1024], &found[there..][..2048])
-                        })
-                    },
-                };
-                line("bf16 from", 1.5, self.pools[2].span(), from_narrow);
-                if per.is_of_block() {
-                    let measured = Line {
-                        enqueue: &|| {
-                            self.kernels.measure_scales(&self.stream, conversion).unwrap();
-                        },
-                        is_right: &|found| {
-                            let scales: Vec<f32> = bytemuck::pod_collect_to_vec(found);
-                            self.are_measured(&conversion, (&wide, &narrow), &forth, &scales)
-                        },
-                    };
-                    line("measure for", 1.0, scales.span(), measured);
-                    self.stream.upload(scales.span(), bytemuck::cast_slice(&half)).unwrap();
-                }
-            }
-        }
-        println!();
-    }
-
-    /// Whether the scales are those of the first pool's elements, for each block or head of a token.
-    fn are_measured(
-        &self,
-        conversion: &Conversion<'_>,
-        (wide, narrow): (&PagedKv, &PagedKv),
-        pairs: &[BlockPair],
-        scales: &[f32],
-    ) -> bool {
-        let (blocks, tokens, heads) = (narrow.blocks(), 16, 8);
-        let largest = |codes: &[u8]| {
-            let codes = codes.chunks(2).map(|code| u16::from_le_bytes([code[0], code[1]]) & 0x7FFF);
-            // Magnitudes are in the order of their codes, and an infinity counts as the number below.
-            codes.filter(|code| *code <= 0x7F80).max().unwrap_or(0).min(0x7F7F)
-        };
-        let scale = |code: u16| match code {
-            0 => 1.0,
-            code => {
-                let most = f32::from_bits(u32::from(code) << 16);
-                (most / conversion.narrow.largest()).max(f32::MIN_POSITIVE)
-            }
-        };
-        all(pairs, |_, pair| {
-            (0..wide.shape().planes()).all(|plane| {
-                let row =
-                    |token| &self.image[row_at(wide, plane, pair.source as u64, token)..][..2048];
-                let block = plane * blocks + pair.destination as u64;
-                match conversion.per {
-                    ScalePer::Block => {
-                        let most = (0..tokens).map(|token| largest(row(token))).max();
-                        scales[block as usize] == scale(most.unwrap_or(0))
-                    }
-                    _ => (0..tokens).all(|token| {
-                        let first = ((block * tokens + token) * heads) as usize;
-                        row(token)
-                            .chunks(256)
-                            .zip(&scales[first..])
-                            .all(|(head, found)| *found == scale(largest(head)))
-                    }),
-                }
-            })
-        })
-    }
-
     fn sums_and_appends(&self) {
         println!("| operation | GB/s | of copy |");
         println!("|---|---|---|");
@@ -635,19 +487,16 @@ impl<'w> Bench<'w> {
                 width,
                 report: None,
             };
-            let on_host = HostOffsets {
-                source: &table,
-                pool_stride: (rows * 2 * width) as usize,
-                row_stride: (2 * width) as usize,
-                row_index: &index,
-                live: Some(&live),
-                scales: &[64],
-                offsets: &[32],
-                width: width as usize,
-            };
             // Columns that are not alive keep what was there.
             let mut right = vec![0; (rows * 2 * width) as usize];
-            block_offsets_on_host(&on_host, &mut right).unwrap();
+            for (row, source) in (0..rows).zip(&index) {
+                let row_entries = 2 * width as usize;
+                for column in 0..columns.min(width) as usize {
+                    let id = table[*source as usize * row_entries + column];
+                    let at = row as usize * row_entries + column;
+                    (right[at], right[at + width as usize]) = (64 * id, 64 * id + 32);
+                }
+            }
             let are_right = || self.read(out.span()) == bytemuck::cast_slice::<i32, u8>(&right);
             self.wipe(out.span());
             let by_kernel = self.timed(
@@ -655,61 +504,8 @@ impl<'w> Bench<'w> {
                 || self.kernels.gather_block_offsets(&self.stream, gather).unwrap(),
                 are_right,
             );
-            let packed = PackedOffsets::new(&on_host).unwrap();
-            let mut staged = vec![0; packed.entries()];
-            packed.pack(&on_host, &mut staged).unwrap();
-            let arrived = self.upload(&vec![-1; staged.len()]);
-            let staged = self.pin(&staged);
-            let unpack = packed.on_device(arrived.span(), out.span(), (rows, width)).unwrap();
-            self.wipe(out.span());
-            let by_copy = self.timed(
-                ("offsets by a copy", 1 << 25),
-                || {
-                    self.stream.copy_to_device(arrived.span(), &staged, 0).unwrap();
-                    self.kernels.gather_block_offsets(&self.stream, unpack).unwrap();
-                },
-                are_right,
-            );
             println!("| kernel reads pinned rows | {columns} | {:.1} |", by_kernel * 1e6);
-            println!("| packed on the host, copied, unpacked | {columns} | {:.1} |", by_copy * 1e6);
         }
-    }
-}
-
-/// What every scale of the conversions is.
-const SCALE: f32 = 0.5;
-
-/// One kind of conversion: what enqueues it, and what its bytes must be.
-struct Line<'a> {
-    enqueue: &'a dyn Fn(),
-    is_right: &'a dyn Fn(&[u8]) -> bool,
-}
-
-/// What each code of bf16 becomes, and each narrow one.
-struct Codes {
-    narrow: Vec<u8>,
-    wide: Vec<u16>,
-}
-
-impl Codes {
-    fn of(format: NarrowFormat) -> Self {
-        let wide = WideFormat::Bf16;
-        Self {
-            narrow: (0..=u16::MAX)
-                .map(|code| format.encode(wide.decode(code) * (1.0 / SCALE)))
-                .collect(),
-            wide: (0..=u8::MAX).map(|code| wide.encode(format.decode(code) * SCALE)).collect(),
-        }
-    }
-
-    fn are_narrow(&self, wide: &[u8], narrow: &[u8]) -> bool {
-        let codes = wide.chunks(2).map(|code| usize::from(u16::from_le_bytes([code[0], code[1]])));
-        codes.zip(narrow).all(|(code, narrow)| self.narrow[code] == *narrow)
-    }
-
-    fn are_wide(&self, narrow: &[u8], wide: &[u8]) -> bool {
-        let right = |code: &u8| self.wide[usize::from(*code)].to_le_bytes();
-        narrow.iter().zip(wide.chunks(2)).all(|(code, wide)| right(code) == wide)
     }
 }
 

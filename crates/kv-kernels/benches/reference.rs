@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for the terminal")]
 
-#[path = "../tests/kernels/raw_args.rs"]
+#[path = "../tests/it/kernels/raw_args.rs"]
 mod raw_args;
 
 use std::borrow::Cow;

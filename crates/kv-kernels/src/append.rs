@@ -1,7 +1,7 @@
 //! Scattering the keys and values of new tokens into pages.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_driver::{KernelArgs, LaunchConfig, Stream};
+use cuda_driver::{KernelArgs, LaunchConfig, Stream, guard};
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
@@ -9,8 +9,9 @@ use crate::block_units::{
 };
 use crate::divider::Divider64;
 use crate::kernels::planes_of;
-use crate::layout::{RowPart, alignment_of};
+use crate::layout::RowPart;
 use crate::operand::{check_array, check_disjoint, check_length};
+use crate::paged_layout::alignment_of;
 use crate::stored::{Named, check_named};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels, PagedKv,
@@ -52,44 +53,44 @@ pub struct Append<'a> {
 /// The rows of new tokens, as `AppendRows` of `kernels/append.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Eq, Pod, PartialEq, Zeroable)]
-pub struct RawAppendRows {
+pub(crate) struct RawAppendRows {
     /// Addresses of the rows of keys and of values.
-    pub rows: [u64; 2],
+    pub(crate) rows: [u64; 2],
     /// Bytes from a layer to the next.
-    pub layer_stride: u64,
+    pub(crate) layer_stride: u64,
     /// Bytes from a token to the next.
-    pub token_stride: u64,
+    pub(crate) token_stride: u64,
     /// Bytes from a segment to the next.
-    pub segment_stride: u64,
+    pub(crate) segment_stride: u64,
     /// Where the first segment begins in a row.
-    pub base: u64,
+    pub(crate) base: u64,
 }
 
 const _: () = assert!(size_of::<RawAppendRows>() == 48, "AppendRows of kernels/append.cu");
 
 /// The parameters of one launch of `append`, unchecked; see `kernels/append.cu`.
 #[derive(Clone, Copy, Debug)]
-pub struct RawAppend {
+pub(crate) struct RawAppend {
     /// The pages.
-    pub pages: RawBlockSide,
+    pub(crate) pages: RawBlockSide,
     /// The rows.
-    pub from: RawAppendRows,
+    pub(crate) from: RawAppendRows,
     /// What a row is made of; `tokens` are the new ones. Fewer than 2^31 vectors in all.
-    pub units: RawBlockUnits,
+    pub(crate) units: RawBlockUnits,
     /// Address of the slots.
-    pub slot_mapping: u64,
+    pub(crate) slot_mapping: u64,
     /// Tokens of a block.
-    pub block_tokens: u64,
+    pub(crate) block_tokens: u64,
     /// Tokens before these, which count where places are reported.
-    pub first_token: u64,
+    pub(crate) first_token: u64,
     /// The plane of the pages that the first rows are of.
-    pub first_plane: u32,
+    pub(crate) first_plane: u32,
     /// Tensors of a layer, 1 or 2.
-    pub kv_count: u32,
+    pub(crate) kv_count: u32,
     /// Address of a report, or 0.
-    pub report: u64,
+    pub(crate) report: u64,
     /// Bytes of a vector: 16, 8, 4, 2 or 1.
-    pub vector_bytes: u64,
+    pub(crate) vector_bytes: u64,
 }
 
 /// `AppendSlots` of `kernels/append.cu`.
@@ -158,9 +159,17 @@ impl KvKernels {
     /// - `kv_count` is 1 or 2;
     /// - no host memory is written.
     #[track_caller]
-    pub unsafe fn append_raw(&self, stream: &Stream, raw: &RawAppend) -> Result<(), BlocksError> {
+    pub(crate) unsafe fn append_raw(
+        &self,
+        stream: &Stream,
+        raw: &RawAppend,
+    ) -> Result<(), BlocksError> {
         let _site = cuda_driver::site::enter();
-        let items = counted("vectors", Some(raw.units.vectors()?))?;
+        let items = guard!(
+            "kernels.launches-are-counted",
+            counted("vectors", Some(raw.units.vectors()?))?,
+            else raw.units.vectors().unwrap_or(0) as u32
+        );
         let slots = AppendSlots {
             slots: raw.slot_mapping,
             block_tokens: Divider64::new(raw.block_tokens.max(1)),
@@ -233,7 +242,7 @@ impl KvKernels {
             token_stride_bytes: append.token_stride_bytes,
             offset_bytes: 0,
         }];
-        let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
+        let side = |parts| RowSide { parts, first: 0 };
         let address = |source: KernelSource<'_>| source.address(stream).map_err(KernelError::from);
         let values = append.values.map(address).transpose()?.unwrap_or(0);
         let (addresses, slots) = ([address(append.keys)?, values], address(append.slot_mapping)?);
@@ -287,7 +296,7 @@ impl KvKernels {
         let whole_row = (append.tokens, row_bytes);
         let mut launches = Vec::new();
         for &planes in Planes::of(&[blocks]) {
-            for run in runs(side(&row), side(planes.parts(blocks)), whole_row, u64::MAX) {
+            for run in runs(side(&row), side(planes.parts(blocks)), whole_row) {
                 launches.extend(launch(planes, run)?);
             }
         }

@@ -7,9 +7,9 @@ use crate::block_units::{
     ITEMS_MAX, Planes, RawBlockSide, RawBlockUnits, RowSide, UnitRun, counted, launches, runs,
 };
 use crate::kernels::entry;
-use crate::layout::alignment_of;
 use crate::lazy::LazyModule;
 use crate::operand::{check_array, check_disjoint};
+use crate::paged_layout::alignment_of;
 use crate::pairs::{BlockPair, BlockPairs};
 use crate::{
     Blocks, DeviceReport, KernelError, KernelSource, KvKernels,
@@ -229,32 +229,9 @@ impl KvKernels {
             // stays inside a row, which `check_copy` has compared). Pinned memory is not freed before
             // the device has finished (a dropped buffer is only retired), and is not written by the
             // host, which shares it (`HostBlocks`).
-            unsafe { self.copy_blocks_raw(stream, raw) }?;
+            unsafe { self.copy_blocks.launch(stream, raw) }?;
         }
         Ok(())
-    }
-
-    /// Launches the kernel with these parameters, unchecked.
-    ///
-    /// # Errors
-    /// [`BlocksError::TooMany`] for more vectors than the kernel counts, [`KernelError::Module`] and
-    /// [`KernelError::Device`].
-    ///
-    /// # Safety
-    /// - every address is of memory that the kernels' device can access, and stays allocated until
-    ///   the kernel has completed; all of what the head of `kernels/block_copy.cu` names as read or
-    ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
-    /// - `units` and `grid` are as their fields say;
-    /// - host memory that is written is not accessed by the host until then.
-    #[track_caller]
-    pub unsafe fn copy_blocks_raw(
-        &self,
-        stream: &Stream,
-        raw: &RawBlockCopy,
-    ) -> Result<(), BlocksError> {
-        let _site = cuda_driver::site::enter();
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.copy_blocks.launch(stream, raw) }
     }
 
     pub(crate) fn check_copy(
@@ -326,7 +303,7 @@ impl KvKernels {
             return self.launches_of((copy, pairs), (to, from), units, (shape.block_bytes(), bits));
         }
         let tokens = u64::from(shape.block_tokens());
-        let side = |parts, first| RowSide { parts, first, element_bytes: 1 };
+        let side = |parts, first| RowSide { parts, first };
         let of_run = |planes: Planes, run: UnitRun| {
             let (first, run) = (run.first, run.merged());
             let sides = (
@@ -353,7 +330,7 @@ impl KvKernels {
         for &planes in Planes::of(&[from, to]) {
             let source = side(planes.parts(from), rows.from_byte);
             let target = side(planes.parts(to), rows.to_byte);
-            for run in runs(source, target, (tokens, rows.bytes), u64::MAX) {
+            for run in runs(source, target, (tokens, rows.bytes)) {
                 launches.extend(of_run(planes, run)?);
             }
         }
@@ -418,7 +395,7 @@ pub(crate) const FLAT_THREADS: u32 = 128;
 const HOST_MULTIPROCESSORS: u64 = 8;
 
 /// Checks that both sides have the same layers, tensors and tokens.
-pub(crate) fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {
+fn check_same_planes(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), BlocksError> {
     let (a, b) = (from.shape(), to.shape());
     for (what, source_count, destination_count) in [
         ("layers", a.layers(), b.layers()),
@@ -445,7 +422,7 @@ fn is_same_memory(from: Blocks<'_>, to: Blocks<'_>) -> bool {
 }
 
 /// Checks that two memories share no byte.
-pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
+fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), KernelError> {
     for written in to.extents() {
         for read in from.extents() {
             check_disjoint((to.operand(), written), (from.operand(), read))?;
@@ -455,7 +432,7 @@ pub(crate) fn check_apart(from: Blocks<'_>, to: Blocks<'_>) -> Result<(), Kernel
 }
 
 /// Checks what the host knows of the pairs: their number, and that they are of both sides.
-pub(crate) fn check_pairs(
+fn check_pairs(
     pairs: Option<BlockPairs<'_>>,
     count: u64,
     (from_blocks, to_blocks): (u64, u64),

@@ -1,8 +1,8 @@
-//! Why blocks were not copied, written, converted or summed.
+//! Why blocks were not copied, written or summed.
 
 use cuda_driver::{DeviceError, ModuleError};
 
-use crate::{KernelError, convert::ScalePer, error::OperandError};
+use crate::{KernelError, error::OperandError};
 
 /// A side of a copy of blocks.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -90,8 +90,7 @@ pub enum BlocksError {
         "{what}: {source_count} in the source blocks and {destination_count} in the destination blocks"
     )]
     Shapes {
-        /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"`,
-        /// `"bytes of a row"` or `"elements of a row"`.
+        /// What differs: `"layers"`, `"tensors of a layer"`, `"tokens of a block"` or `"bytes of a row"`.
         what: &'static str,
         /// That of the source.
         source_count: u64,
@@ -135,32 +134,6 @@ pub enum BlocksError {
         given: u32,
         /// Tensors of a layer.
         kv_count: u32,
-    },
-    /// Rows, pieces of them, or the steps from one to another, are not whole elements.
-    #[error(
-        "a conversion: {bytes} bytes of the {side} are no whole elements of {element_bytes} bytes"
-    )]
-    Elements {
-        /// Which side.
-        side: Side,
-        /// Bytes of a row or of a piece of it, or from one to another.
-        bytes: u64,
-        /// Bytes of an element.
-        element_bytes: u64,
-    },
-    /// A row is not whole heads, or a head not whole pieces of the rows of both layouts.
-    #[error("a conversion of heads of {head_size} elements in rows of {elements}")]
-    HeadSize {
-        /// Elements of a head.
-        head_size: u64,
-        /// Elements of a row.
-        elements: u64,
-    },
-    /// Scales that blocks share cannot be measured block by block.
-    #[error("scales for each {per:?} are shared by blocks and cannot be measured")]
-    SharedScales {
-        /// Which elements share a scale.
-        per: ScalePer,
     },
     /// What every launch is checked for.
     #[error(transparent)]

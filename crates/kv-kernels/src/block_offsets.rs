@@ -73,8 +73,7 @@ impl KvKernels {
     /// Waits for nothing; see [`KvKernels`]. Sources in pinned memory are read over the bus when the
     /// kernel runs: their bytes must not change before an event recorded after this call has
     /// completed. Where kernels may not read host memory, copy a dense or packed source and its
-    /// arrays to the device with one copy and name them as [`KernelSource::Device`]; or gather on
-    /// the host with [`block_offsets_on_host`](crate::tables::block_offsets_on_host).
+    /// arrays to the device with one copy and name them as [`KernelSource::Device`].
     ///
     /// # Errors
     /// [`KernelError`]; nothing was enqueued then.

@@ -1,13 +1,14 @@
 //! Sums of whole blocks, the same wherever and however a block lies.
 
 use bytemuck::{Pod, Zeroable};
-use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream};
+use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream, guard};
 
 use crate::block_units::counted;
 use crate::divider::Divider31;
 use crate::kernels::{GRID_Y_MAX, ROW_THREADS, WARP_THREADS};
-use crate::layout::{RowPart, alignment_of};
+use crate::layout::RowPart;
 use crate::operand::{check_array, check_disjoint};
+use crate::paged_layout::alignment_of;
 use crate::shape::WORD_BYTES;
 use crate::{
     Blocks, DeviceReport, HostBlocks, KernelError, KernelSource, KvKernels,
@@ -37,33 +38,33 @@ pub struct BlockSums<'a> {
 
 /// The parameters of a launch of `sum_blocks`, unchecked; see `kernels/block_sum.cu`.
 #[derive(Clone, Copy, Debug)]
-pub struct RawBlockSums {
+pub(crate) struct RawBlockSums {
     /// Address of the table of plane addresses, in the order `layer * kv_count + kv`.
-    pub plane_ptrs: u64,
+    pub(crate) plane_ptrs: u64,
     /// Planes.
-    pub planes: u64,
+    pub(crate) planes: u64,
     /// Tokens of a plane; 1 where the tokens of a plane make up one row.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// What rows of keys are made of, one part or two: of rows of all planes where `values` has none.
-    pub keys: [Option<RowPart>; 2],
+    pub(crate) keys: [Option<RowPart>; 2],
     /// What rows of values are made of where they lie differently, which are those of every second plane.
-    pub values: [Option<RowPart>; 2],
+    pub(crate) values: [Option<RowPart>; 2],
     /// Bytes from a block to the next.
-    pub block_stride: u64,
+    pub(crate) block_stride: u64,
     /// Blocks that may be named.
-    pub num_blocks: u64,
+    pub(crate) num_blocks: u64,
     /// Address of the ids.
-    pub ids: u64,
+    pub(crate) ids: u64,
     /// How many.
-    pub count: u64,
+    pub(crate) count: u64,
     /// Address of the sums, to which the launch adds.
-    pub sums: u64,
+    pub(crate) sums: u64,
     /// Address of a report, or 0.
-    pub report: u64,
+    pub(crate) report: u64,
     /// Bytes that a thread reads at once: 16, 8, 4, 2 or 1. A block has fewer than 2^31 times as many.
-    pub vector_bytes: u64,
+    pub(crate) vector_bytes: u64,
     /// Blocks of the grid for each id, of at most 256 threads that take 4 vectors each: at most 2^20.
-    pub slices: u32,
+    pub(crate) slices: u32,
 }
 
 /// `BlockRows` of `kernels/block_sum.cu`, in vectors.
@@ -278,7 +279,7 @@ impl KvKernels {
     ///   written lies there, and is aligned to `vector_bytes`, which is 16, 8, 4, 2 or 1;
     /// - no host memory is written.
     #[track_caller]
-    pub unsafe fn sum_blocks_raw(
+    pub(crate) unsafe fn sum_blocks_raw(
         &self,
         stream: &Stream,
         raw: &RawBlockSums,
@@ -349,7 +350,9 @@ impl KvKernels {
             keys.iter().chain(&values).flatten().fold(blocks.alignment_bits(), |bits, part| {
                 let of_tokens = if tokens > 1 { part.token_stride_bytes } else { 0 };
                 let of_segments = if part.segments > 1 { part.segment_stride_bytes } else { 0 };
-                bits | part.offset_bytes | part.segment_bytes | of_tokens | of_segments
+                let apart =
+                    guard!("kernels.sums-read-aligned", part.offset_bytes | of_segments, else 0);
+                bits | part.segment_bytes | of_tokens | apart
             });
         let raw = RawBlockSums {
             plane_ptrs: blocks.planes_address(),

@@ -1,6 +1,7 @@
 //! How two sides of a copy are taken apart into units: pieces that lie together on both.
 
 use bytemuck::{Pod, Zeroable};
+use cuda_driver::guard;
 
 use crate::divider::Divider31;
 use crate::{Blocks, KvShape, PagedLayout, error::BlocksError, layout::RowPart};
@@ -45,8 +46,14 @@ impl RawBlockUnits {
     /// by it.
     #[must_use]
     pub fn dividers(&self) -> [u32; 12] {
+        let mut dividers = [0; 12];
         let counts = [self.planes, self.tokens, self.segments, self.unit_vectors];
-        dividers(counts)
+        for (divider, count) in dividers.chunks_exact_mut(3).zip(counts) {
+            // One that is 0 counts as 1.
+            let Divider31 { divisor, magic, shift } = Divider31::new((count as u32).max(1));
+            divider.copy_from_slice(&[divisor, magic, shift]);
+        }
+        dividers
     }
 
     /// The same from what a kernel is given.
@@ -76,17 +83,6 @@ impl RawBlockUnits {
     }
 }
 
-/// `Divider31` of `kernels/kv.cuh` for each count; one that is 0 counts as 1.
-pub(crate) fn dividers<const N: usize, const M: usize>(counts: [u64; N]) -> [u32; M] {
-    const { assert!(M == 3 * N) };
-    let mut dividers = [0; M];
-    for (divider, count) in dividers.chunks_exact_mut(3).zip(counts) {
-        let Divider31 { divisor, magic, shift } = Divider31::new((count as u32).max(1));
-        divider.copy_from_slice(&[divisor, magic, shift]);
-    }
-    dividers
-}
-
 /// Items of one launch, and places of one axis, at most: kernels count both in 31 bits.
 pub(crate) const ITEMS_MAX: u64 = i32::MAX as u64;
 
@@ -104,7 +100,7 @@ pub(crate) fn launches(
     what: (&'static str, u64),
     items: u64,
 ) -> Result<impl Iterator<Item = (u64, u64)>, BlocksError> {
-    cut(what, items, ITEMS_MAX)
+    cut(what, items, guard!("kernels.launches-are-cut", ITEMS_MAX, else ITEMS_MAX + 1))
 }
 
 fn cut(
@@ -121,16 +117,16 @@ fn cut(
     Ok(starts.map(move |start| (start, each.min(count - start))))
 }
 
-/// A run of elements that every row has, which lies alike in all rows, on both sides.
+/// A run of bytes that every row has, which lies alike in all rows, on both sides.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct UnitRun {
-    /// Its first element, from the beginning of what was taken apart.
+    /// Its first byte, from the beginning of what was taken apart.
     pub(crate) first: u64,
     pub(crate) from: UnitStrides,
     pub(crate) to: UnitStrides,
     pub(crate) tokens: u64,
     pub(crate) segments: u64,
-    /// Elements of a unit.
+    /// Bytes of a unit.
     pub(crate) unit: u64,
 }
 
@@ -165,7 +161,7 @@ impl Planes {
     }
 
     /// The first tensor of a layer that is among them.
-    pub(crate) fn kv(self) -> u64 {
+    fn kv(self) -> u64 {
         match self {
             Self::All => 0,
             Self::Of(kv) => kv,
@@ -183,14 +179,6 @@ impl Planes {
     /// How many there are.
     pub(crate) fn count(self, shape: &KvShape) -> u64 {
         u64::from(shape.layers()) * u64::from(self.of_layer(shape))
-    }
-
-    /// From one of them to the next, counted in all planes.
-    pub(crate) fn step(self, shape: &KvShape) -> u64 {
-        match self {
-            Self::All => 1,
-            Self::Of(_) => shape.kv_count().into(),
-        }
     }
 
     /// What their rows are made of.
@@ -230,33 +218,29 @@ pub(crate) fn plane_table(shape: &KvShape, address: impl Fn(u64, u64) -> u64) ->
 /// The part of every row that one side contributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSide<'a> {
-    /// What rows are made of; every segment is whole elements.
+    /// What rows are made of.
     pub(crate) parts: &'a [RowPart],
-    /// Where the part begins, in elements.
+    /// The byte of a row where the part begins.
     pub(crate) first: u64,
-    /// Bytes of an element.
-    pub(crate) element_bytes: u64,
 }
 
-/// Takes `elements` elements of every row apart into as few runs as the layouts allow; no unit is
-/// longer than `unit_max` elements. Units are in elements, strides in bytes.
+/// Takes `bytes` bytes of every row apart into as few runs as the layouts allow.
 ///
 /// The range lies inside the rows of either side.
 pub(crate) fn runs(
     from: RowSide<'_>,
     to: RowSide<'_>,
-    (tokens, elements): (u64, u64),
-    unit_max: u64,
+    (tokens, bytes): (u64, u64),
 ) -> Vec<UnitRun> {
     let mut runs: Vec<UnitRun> = Vec::new();
     let mut done = 0;
-    while done < elements {
-        let (a, b) = (ElementPlace::of(from, done), ElementPlace::of(to, done));
-        let left = elements - done;
-        let unit = left.min(a.contiguous).min(b.contiguous).min(unit_max);
+    while done < bytes {
+        let (a, b) = (BytePlace::of(from, done), BytePlace::of(to, done));
+        let left = bytes - done;
+        let unit = left.min(a.contiguous).min(b.contiguous);
         // How many units follow each other in equal steps on both sides.
         let segments = (left / unit).min(a.steps(unit)).min(b.steps(unit)).max(1);
-        let strides = |place: &ElementPlace| UnitStrides {
+        let strides = |place: &BytePlace| UnitStrides {
             offset: place.offset,
             token: place.token_stride,
             segment: place.step(unit),
@@ -274,12 +258,11 @@ pub(crate) fn runs(
     runs
 }
 
-/// Where an element of a row lies, and what follows it.
-struct ElementPlace {
+/// Where a byte of a row lies, and what follows it.
+struct BytePlace {
     offset: u64,
     token_stride: u64,
-    element_bytes: u64,
-    /// Elements of its segment from here on.
+    /// Bytes of its segment from here on.
     contiguous: u64,
     segment: u64,
     segment_stride: u64,
@@ -287,10 +270,10 @@ struct ElementPlace {
     segments: u64,
 }
 
-impl ElementPlace {
-    fn of(side: RowSide<'_>, element: u64) -> Self {
-        let RowSide { parts, first, element_bytes } = side;
-        let byte = (first + element) * element_bytes;
+impl BytePlace {
+    fn of(side: RowSide<'_>, byte: u64) -> Self {
+        let RowSide { parts, first } = side;
+        let byte = first + byte;
         let mut start = 0;
         for part in parts {
             let bytes = part.segment_bytes * u64::from(part.segments);
@@ -301,9 +284,8 @@ impl ElementPlace {
                 return Self {
                     offset: part.offset_bytes + segment * part.segment_stride_bytes + inside,
                     token_stride: part.token_stride_bytes,
-                    element_bytes,
-                    contiguous: (part.segment_bytes - inside) / element_bytes,
-                    segment: part.segment_bytes / element_bytes,
+                    contiguous: part.segment_bytes - inside,
+                    segment: part.segment_bytes,
                     segment_stride: part.segment_stride_bytes,
                     segments,
                 };
@@ -313,19 +295,19 @@ impl ElementPlace {
         unreachable!("byte {byte} of a row of {start}: ranges are checked before")
     }
 
-    /// How many units of `unit` elements, at most `contiguous`, follow in equal steps.
+    /// How many units of `unit` bytes, at most `contiguous`, follow in equal steps.
     fn steps(&self, unit: u64) -> u64 {
         if unit == self.segment { self.segments } else { self.contiguous / unit }
     }
 
     /// Bytes from such a unit to the next.
     fn step(&self, unit: u64) -> u64 {
-        if unit == self.segment { self.segment_stride } else { unit * self.element_bytes }
+        if unit == self.segment { self.segment_stride } else { unit }
     }
 }
 
 impl UnitRun {
-    /// The same with units as long as both sides allow, for elements of one byte.
+    /// The same with units as long as both sides allow.
     pub(crate) fn merged(mut self) -> Self {
         for _ in 0..2 {
             let unit = self.unit;
@@ -457,9 +439,9 @@ mod tests {
             for kv in 0..u64::from(shape.kv_count()) {
                 let side = |layout: &PagedLayout| layout.parts_of(kv).to_vec();
                 let (from, to) = (side(&layout), side(&packed));
-                let side = |parts| RowSide { parts, first: 0, element_bytes: 1 };
+                let side = |parts| RowSide { parts, first: 0 };
                 let row = (16, shape.row_bytes());
-                let runs = runs(side(&from), side(&to), row, u64::MAX);
+                let runs = runs(side(&from), side(&to), row);
                 let units: Vec<u64> = runs.iter().map(|run| run.merged().unit).collect();
                 let expected = match format {
                     // Values and scales.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use cuda_driver::{DeviceSpan, PinnedBuffer, Stream};
+use cuda_driver::{DeviceSpan, PinnedBuffer, Stream, guard};
 use smallvec::SmallVec;
 
 use crate::launch::{CHUNKS_MAX, COUNT_MAX, RawChunk, RawMapping, RawTransfer};
@@ -51,7 +51,12 @@ impl ChunkMemory<'_> {
                 let needed_bytes = offset.checked_add(bytes).ok_or(overflow)?;
                 check_length(operand, buffer.bytes(), needed_bytes)?;
                 // No overflow: it lies in the buffer.
-                Ok(Extent { address: buffer.device_address_on(stream)? + offset, bytes })
+                let address = guard!(
+                    "kernels.pinned-of-the-driver",
+                    buffer.device_address_on(stream)?,
+                    else buffer.device_address()
+                );
+                Ok(Extent { address: address + offset, bytes })
             }
         }
     }
@@ -321,7 +326,8 @@ fn check_overlaps(
             check_disjoint((Operand::Pages, tensor), mapping)?;
         }
         // An empty one shares nothing, and would stand between two that do.
-        if !to_paged && memory.bytes > 0 {
+        let has_bytes = guard!("kernels.empty-chunks-hide-none", memory.bytes > 0, else true);
+        if !to_paged && has_bytes {
             written.push(memory);
         }
     }
@@ -333,7 +339,8 @@ fn check_overlaps(
     for mapping in transfer.chunks.iter().map(mapping_of) {
         let before = written.partition_point(|memory| memory.address < mapping.1.end());
         if let Some(last) = before.checked_sub(1) {
-            check_disjoint((Operand::Chunk, written[last]), mapping)?;
+            let apart = check_disjoint((Operand::Chunk, written[last]), mapping);
+            guard!("kernels.chunks-spare-mappings", apart?);
         }
     }
     Ok(())

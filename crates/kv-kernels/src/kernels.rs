@@ -2,7 +2,7 @@
 
 use cuda_driver::{
     Device, DeviceAttribute, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, ModuleError,
-    ReaderError, Stream,
+    ReaderError, Stream, guard,
 };
 
 use crate::block_copy::BlockCopyKernels;
@@ -45,14 +45,6 @@ pub(crate) mod entry {
         "copy_blocks_batched_8",
         "copy_blocks_batched_16",
     ];
-    pub(crate) const CONVERSIONS: [&str; 6] = [
-        "quantize_blocks_8",
-        "quantize_blocks_1",
-        "dequantize_blocks_8",
-        "dequantize_blocks_1",
-        "measure_scales_8",
-        "measure_scales_1",
-    ];
 }
 
 /// In the order of [`entry::TRANSFERS`], as those that follow.
@@ -75,13 +67,6 @@ const PATTERN_PTX: &str = include_str!("../ptx/pattern.compute_80.ptx");
 const GATHER_PTX: &str = include_str!("../ptx/gather.compute_80.ptx");
 const APPEND_PTX: &str = include_str!("../ptx/append.compute_80.ptx");
 const BLOCK_SUM_PTX: &str = include_str!("../ptx/block_sum.compute_80.ptx");
-/// For every device, and for those from compute capability [`NEWER`] on.
-const QUANTIZE_PTX: [&str; 2] = [
-    include_str!("../ptx/quantize.compute_80.ptx"),
-    include_str!("../ptx/quantize.compute_90.ptx"),
-];
-/// Major number of the compute capability whose own instructions some kernels use.
-const NEWER: i32 = 9;
 const BLOCK_OFFSETS_PTX: &str = include_str!("../ptx/block_offsets.compute_80.ptx");
 const BUSY_PTX: &str = include_str!("../ptx/busy.compute_80.ptx");
 
@@ -117,8 +102,6 @@ pub struct KvKernels {
     pub(crate) copy_blocks: BlockCopyKernels,
     pub(crate) append: LazyModule<5>,
     pub(crate) sum_blocks: LazyModule<5>,
-    /// In the order of `entry::CONVERSIONS`.
-    pub(crate) conversions: LazyModule<6>,
     /// Multiprocessors of the device, 1 to 65536.
     pub(crate) multiprocessors: u64,
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -141,9 +124,6 @@ impl KvKernels {
     #[track_caller]
     pub fn load(device: &Device) -> Result<Self, ModuleError> {
         let _site = cuda_driver::site::enter();
-        // A device that does not tell is taken for an old one.
-        let major = device.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR).unwrap_or(0);
-        let variant = usize::from(major >= NEWER);
         let load = |ptx, entry| Module::load(device, ptx)?.kernel(entry);
         // Only a matter of speed: a device that does not tell gets a grid for a middling one.
         let multiprocessors = device.attribute(DeviceAttribute::MULTIPROCESSOR_COUNT);
@@ -160,7 +140,6 @@ impl KvKernels {
             busy: LazyKernel::new(BUSY_PTX, entry::BUSY),
             append: LazyModule::new(APPEND_PTX, entry::APPEND),
             sum_blocks: LazyModule::new(BLOCK_SUM_PTX, entry::SUM_BLOCKS),
-            conversions: LazyModule::new(QUANTIZE_PTX[variant], entry::CONVERSIONS),
             copy_blocks: BlockCopyKernels::new(device),
             multiprocessors: multiprocessors.map_or(64, |count| count.clamp(1, 1 << 16) as u64),
             #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -211,7 +190,8 @@ impl KvKernels {
         if num_blocks > paged.blocks() {
             return Err(KernelError::Blocks { num_blocks, capacity: paged.blocks() });
         }
-        paged.tensors().iter().try_for_each(|tensor| check_alive(*tensor))
+        let are_alive = paged.tensors().iter().try_for_each(|tensor| check_alive(*tensor));
+        guard!("kernels.pages-are-alive", are_alive, else Ok(()))
     }
 
     /// Checks that host blocks are reached from the kernels' device, and that there are `num_blocks`.
@@ -237,7 +217,8 @@ impl KvKernels {
         operand: &'static str,
         other: &Device,
     ) -> Result<(), KernelError> {
-        if other.shares_context(&self.device) {
+        let is_own = other.shares_context(&self.device);
+        if guard!("kernels.of-one-context", is_own, else other.context() == self.device.context()) {
             return Ok(());
         }
         let (kernels, other) = (self.device.ordinal(), other.ordinal());

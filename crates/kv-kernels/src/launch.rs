@@ -6,12 +6,12 @@ use cuda_driver::Stream;
 use smallvec::SmallVec;
 
 use crate::block_units::Planes;
-use crate::layout::alignment_of;
+use crate::paged_layout::alignment_of;
 use crate::walk::{MovedRows, TransferLaunch, TransferRows};
 use crate::{DeviceReport, Direction, KernelError, KvKernels, PagedKv};
 
 /// Most chunks of one launch: `KV_TRANSFER_CHUNKS` of `kernels/kv.cuh`.
-pub const CHUNKS_MAX: usize = 16;
+pub(crate) const CHUNKS_MAX: usize = 16;
 /// Most threads of a block: `KV_WALK_THREADS` of `kernels/kv.cuh`.
 const THREADS_MAX: u32 = 1024;
 /// Most tokens of a chunk and most vectors of a row.
@@ -31,7 +31,7 @@ pub struct LaunchLimits {
 
 /// Where the tokens of a chunk lie in the pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum RawMapping {
+pub(crate) enum RawMapping {
     /// Address of a slot (`i64`) for each token.
     Slots(u64),
     /// Address of a block id (`i32`) for each `block_tokens` tokens.
@@ -52,38 +52,38 @@ impl RawMapping {
 
 /// One chunk of a [`RawTransfer`]: tokens of a range of layers, `[kv, layer, token, row]`.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct RawChunk {
+pub(crate) struct RawChunk {
     /// Address of row 0. It may lie outside of any memory, when `rows` leaves row 0 out: sums wrap.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Where its tokens lie. All chunks of a launch have the same kind of mapping.
-    pub mapping: RawMapping,
+    pub(crate) mapping: RawMapping,
     /// Tokens of the chunk, at most `i32::MAX`.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// How many of the first tokens stay untouched.
-    pub skip_prefix_n_tokens: u64,
+    pub(crate) skip_prefix_n_tokens: u64,
     /// The rows to move, of all `kv_count * layers * tokens` in the order `[kv, layer, token]`. Row `r`
     /// lies at `address + r * row_bytes`. Rows of skipped tokens in it are passed over.
-    pub rows: Range<u64>,
+    pub(crate) rows: Range<u64>,
 }
 
 /// What [`KvKernels::multi_layer_transfer_raw`] moves.
 #[derive(Clone, Debug)]
-pub struct RawTransfer<'a> {
+pub(crate) struct RawTransfer<'a> {
     /// The pages.
-    pub paged: &'a PagedKv,
+    pub(crate) paged: &'a PagedKv,
     /// At most [`CHUNKS_MAX`] chunks.
-    pub chunks: &'a [RawChunk],
+    pub(crate) chunks: &'a [RawChunk],
     /// The layers of the paged memory that the chunks hold.
-    pub layers: Range<u32>,
+    pub(crate) layers: Range<u32>,
     /// Which way.
-    pub direction: Direction,
+    pub(crate) direction: Direction,
     /// Blocks that are ready, the first of the paged memory; rows of others are passed over.
-    pub num_blocks: u64,
+    pub(crate) num_blocks: u64,
     /// How much of the device the launch may take.
-    pub limits: LaunchLimits,
+    pub(crate) limits: LaunchLimits,
     /// Where the device tells of slots and ids that are out of range, if anywhere; places are those of
     /// the mapping, and a place counts once for each plane.
-    pub report: Option<&'a DeviceReport>,
+    pub(crate) report: Option<&'a DeviceReport>,
 }
 
 impl KvKernels {
@@ -113,7 +113,7 @@ impl KvKernels {
     /// - mappings are memory of that kind, and hold an entry for each token of the windows;
     /// - no window overlaps the paged memory, nor, where chunks are written, another window.
     #[track_caller]
-    pub unsafe fn multi_layer_transfer_raw(
+    pub(crate) unsafe fn multi_layer_transfer_raw(
         &self,
         stream: &Stream,
         transfer: &RawTransfer<'_>,

@@ -23,8 +23,6 @@
 //!   [`copy_block_rows`](KvKernels::copy_block_rows) from one tensor-parallel degree
 //!   to another.
 //!   [`append`](KvKernels::append) writes the rows of new tokens to their slots;
-//!   [`quantize_blocks`](KvKernels::quantize_blocks) and
-//!   [`dequantize_blocks`](KvKernels::dequantize_blocks) copy blocks between 16 and 8 bits;
 //!   [`sum_blocks`](KvKernels::sum_blocks) and [`verify::block_sum`] sum blocks alike in every layout.
 //! * [`link::HostLink`]: chunks and blocks between pages and pinned host memory, by the cheapest of three ways
 //!   ([`link::Transport`]) that a measured [`link::TransportProfile`] names, on few multiprocessors, and layer by
@@ -98,14 +96,12 @@
 //!   show what it is for. Off unless switched on at run time.
 //!
 //! # What it does not do
-//! It allocates no KV memory, chooses no slots, and records no events. Rows are moved as bytes; only
-//! the conversions know element types. The PTX is for compute capability 8.0 and later; conversions
-//! have a variant for 9.0 and later, which gives the same bits.
+//! It allocates no KV memory, chooses no slots, and records no events. Rows are moved as bytes: no kernel
+//! knows element types. The PTX is for compute capability 8.0 and later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod chunks;
-pub mod convert;
 pub mod error;
 pub mod layout;
 pub mod link;
@@ -125,19 +121,17 @@ mod busy;
 mod checksum;
 mod divider;
 mod fill;
-mod floats;
 mod format;
 mod gather;
-mod host_offsets;
 mod kernels;
 mod launch;
 mod lazy;
 mod operand;
 mod paged_kv;
+mod paged_layout;
 mod pairs;
 mod pattern;
 mod places;
-mod quantize;
 mod references;
 mod report;
 mod shape;
@@ -154,8 +148,8 @@ pub use blocks::{Blocks, HostBlocks};
 pub use error::KernelError;
 pub use format::KvFormat;
 pub use kernels::KvKernels;
-pub use layout::PagedLayout;
 pub use paged_kv::PagedKv;
+pub use paged_layout::PagedLayout;
 pub use pairs::{BlockPair, BlockPairs};
 pub use references::references;
 pub use report::DeviceReport;

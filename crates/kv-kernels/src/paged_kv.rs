@@ -1,10 +1,10 @@
 //! Paged memory as the kernels see it: where its planes start, and how many blocks it has.
 
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, OutOfBounds, Stream, guard};
 
 use crate::block_units::plane_table;
-use crate::layout::alignment_of;
 use crate::operand::{Extent, check_length};
+use crate::paged_layout::alignment_of;
 use crate::{
     KvShape, PagedLayout,
     error::{Operand, PagedKvError},
@@ -98,7 +98,8 @@ impl PagedKv {
         let mut starts: Vec<(u64, usize)> = Vec::new();
         starts.try_reserve_exact(tensors.len()).map_err(out_of_memory)?;
         starts.extend(tensors.iter().map(|tensor| tensor.address()).zip(0..));
-        check_apart(&mut starts, extent_bytes)?;
+        starts.sort_unstable();
+        guard!("kernels.tensors-apart", check_apart(&starts, extent_bytes)?);
         let bits = tensors.iter().fold(0, |bits, tensor| bits | tensor.address());
 
         // No overflow: a plane begins within its tensor's extent.
@@ -234,8 +235,7 @@ impl PagedKv {
 }
 
 /// Checks that tensors of `extent_bytes` bytes share none; `starts` are their addresses and places.
-fn check_apart(starts: &mut [(u64, usize)], extent_bytes: u64) -> Result<(), PagedKvError> {
-    starts.sort_unstable();
+fn check_apart(starts: &[(u64, usize)], extent_bytes: u64) -> Result<(), PagedKvError> {
     for pair in starts.windows(2) {
         let [(first_at, first), (second_at, second)] = [pair[0], pair[1]];
         if second_at - first_at < extent_bytes {

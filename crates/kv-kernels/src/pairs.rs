@@ -1,6 +1,7 @@
 //! Pairs of blocks, looked through once, for any number of launches.
 
 use bytemuck::{Pod, Zeroable};
+use cuda_driver::guard;
 
 use crate::error::{BlocksError, PairsError, Side};
 use crate::places::{Places, first_repeat};
@@ -55,7 +56,8 @@ impl<'a> BlockPairs<'a> {
             destination_end = destination_end.max(end_of(pair.destination));
             i64::from(pair.destination)
         });
-        let is_unsure = Kept::take().any_twice(u64::MAX, destinations);
+        let is_twice = Kept::take().any_twice(u64::MAX, destinations);
+        let is_unsure = guard!("kernels.pairs-write-once", is_twice, else false);
         let is_negative = source_end.max(destination_end) > end_of(i32::MAX);
         if !is_unsure && !is_negative {
             return Ok(Self { pairs, source_end, destination_end });
@@ -103,7 +105,8 @@ impl<'a> BlockPairs<'a> {
             (Side::Destination, self.destination_end, destination_blocks, ids[1]),
         ];
         for (side, end, blocks, id) in sides {
-            if u64::from(end) <= blocks {
+            let are_there = u64::from(end) <= blocks;
+            if guard!("kernels.pairs-name-blocks", are_there, else true) {
                 continue;
             }
             let is_out = |block: &(u64, i32)| u64::from(end_of(block.1)) > blocks;

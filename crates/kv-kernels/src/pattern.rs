@@ -2,6 +2,7 @@
 //! byte of it.
 
 use crate::{KvShape, error::ShapeError};
+use cuda_driver::guard;
 
 /// 2^64 divided by the golden ratio, odd.
 pub(crate) const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -33,7 +34,7 @@ pub(crate) fn mixed(word: u64, key: u64) -> u64 {
     let x = word ^ key;
     let x = (x ^ (x >> 32)).wrapping_mul(MIX);
     let x = (x ^ (x >> 32)).wrapping_mul(MIX);
-    x ^ (x >> 32)
+    guard!("kernels.sums-mix-words", x ^ (x >> 32), else word.wrapping_mul(key | 1))
 }
 
 /// What the pattern adds to a token's key in word `plane * row_words + word`.

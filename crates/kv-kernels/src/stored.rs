@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 
+use cuda_driver::guard;
+
 use crate::KernelError;
 use crate::places::first_repeat;
 
@@ -187,7 +189,7 @@ impl Kept {
         // Places that follow each other share a word, which is looked at once for all of them.
         let (mut word, mut bits) = (0, 0u64);
         for place in places.filter_map(|place| u64::try_from(place).ok()) {
-            if place >= end {
+            if guard!("kernels.slots-are-there", place >= end, else place >= BITS_MAX) {
                 return true;
             }
             let (of, bit) = ((place / 64) as usize, 1 << (place % 64));

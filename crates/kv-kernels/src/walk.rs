@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use crate::block_units::Planes;
 use crate::divider::{Divider31, Divider64};
 use crate::kernels::GRID_Y_MAX;
+use crate::launch::{CHUNKS_MAX, RawTransfer};
 use crate::layout::RowPart;
-use crate::raw::{CHUNKS_MAX, RawTransfer};
 use crate::{DeviceReport, Direction, KernelError, chunks::LaunchLimits};
 
 /// Threads of a block of the transfer where nothing else is asked for, and of one that is `SHORT`.

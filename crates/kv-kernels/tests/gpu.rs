@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 #[allow(dead_code, unused_imports, reason = "the tests of the lists run on the simulated device")]
+#[path = "it/ops/mod.rs"]
 mod ops;
 
 use std::sync::Arc;
@@ -31,7 +32,6 @@ fn main() {
         ("offsets_beyond_32_bits", offsets_beyond_32_bits),
         ("chunks_of_every_format_equal_the_reference", |gpu| same(gpu, ops::chunks::outputs)),
         ("one_chunk_of_every_format_equals_the_reference", |gpu| same(gpu, ops::chunks::ones)),
-        ("windows_of_chunks_equal_the_reference", |gpu| same(gpu, ops::chunks::windows)),
         ("strides_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::huge::outputs)),
         ("readers_of_a_skipped_prefix_see_it_unchanged", |gpu| {
             assert!(ops::skip::readers_see_no_change(gpu, 300));
@@ -41,7 +41,6 @@ fn main() {
         ("appended_tokens_equal_the_reference", |gpu| same(gpu, ops::append::outputs)),
         ("sums_of_blocks_equal_the_reference", |gpu| same(gpu, ops::block_sum::outputs)),
         ("no_damage_to_a_block_leaves_its_sums_as_they_are", ops::block_sum::damage_is_seen),
-        ("converted_blocks_equal_the_reference", |gpu| same(gpu, ops::quantize::outputs)),
         ("operations_beyond_32_bits_equal_the_reference", |gpu| same(gpu, ops::far::outputs)),
         ("block_offsets_equal_the_reference", |gpu| same(gpu, ops::block_offsets::outputs)),
         ("links_give_what_the_kernels_give", |gpu| {

@@ -68,11 +68,13 @@
 //! # Topology
 //! [`topology`] finds the places of devices and the links between them, and measures links on request.
 //!
+//! # Placement
+//! [`place`] decides from plain numbers, without a device, which GPU holds which layers, KV blocks and heads.
+//!
 //! # Features
 //! - `nvml`: `NvmlDirectory`, NVML's indices of devices, and `topology::NvmlLinks`, its links, where the machine
 //!   has it. Its absence is no error.
-//! - `sabotage` (debug builds only): opens an instance at every call, and lets moves forget an order,
-//!   so that tests see what goes wrong then.
+//! - `sabotage` (debug builds only): for this crate's tests, the switches of `cuda-driver` that take a protection out.
 //!
 //! # What it does not do
 //! It starts no process and restarts none.
@@ -85,6 +87,7 @@ mod identity;
 pub mod moves;
 #[cfg(feature = "nvml")]
 mod nvml;
+pub mod place;
 mod registry;
 mod sync;
 pub mod threads;

@@ -1,5 +1,6 @@
 //! The registry: the instance and the state of each physical GPU.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 
 use cuda_driver::{
@@ -146,8 +147,6 @@ pub struct DeviceRegistry {
     count: i32,
     /// GPUs, in the order in which they were opened.
     known: Mutex<Vec<KnownGpu>>,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    instance_per_call: std::sync::atomic::AtomicBool,
 }
 
 impl DeviceRegistry {
@@ -176,14 +175,7 @@ impl DeviceRegistry {
         directory: Option<Arc<dyn DeviceDirectory>>,
     ) -> Result<Self, RegistryError> {
         let count = driver.device_get_count()?;
-        Ok(Self {
-            driver,
-            directory,
-            count,
-            known: Mutex::new(Vec::new()),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            instance_per_call: Default::default(),
-        })
+        Ok(Self { driver, directory, count, known: Mutex::new(Vec::new()) })
     }
 
     /// Number of devices, opened or not.
@@ -209,10 +201,6 @@ impl DeviceRegistry {
     /// closed after its loss.
     pub fn device(&self, ordinal: i32) -> Result<Device, RegistryError> {
         let uuid = self.uuid(ordinal)?;
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.instance_per_call.load(std::sync::atomic::Ordering::Relaxed) {
-            return self.open(ordinal);
-        }
         self.instance_of((ordinal, uuid), false)
     }
 
@@ -237,7 +225,7 @@ impl DeviceRegistry {
             }
         }
         let device = self.open(ordinal)?;
-        register(&mut known, &device);
+        guard!("multigpu.one-instance", register(&mut known, &device));
         Ok(device)
     }
 
@@ -408,7 +396,7 @@ impl DeviceRegistry {
         let uuid = self.uuid(ordinal).map_err(|_| none)?;
         // A device that could not be drained is closed nevertheless. Its work ends with the
         // context.
-        let _ = self.drain(ordinal);
+        let _ = guard!("multigpu.close-drains", self.drain(ordinal).ok(), else None);
         let device = self.take(uuid).ok_or(CloseDeviceError::NotOpen { ordinal })?;
         let loss = device.loss();
         let (instance, outcome) = match device.close() {
@@ -444,12 +432,6 @@ impl DeviceRegistry {
         ordinals.reverse();
         let devices = ordinals.into_iter().map(|ordinal| (ordinal, self.close(ordinal)));
         CloseReport { devices: devices.collect() }
-    }
-
-    /// Opens an instance at every call, as if there were no registry.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_instance_per_call(&self, on: bool) {
-        self.instance_per_call.store(on, std::sync::atomic::Ordering::Relaxed);
     }
 
     fn open(&self, ordinal: i32) -> Result<Device, RegistryError> {
@@ -532,7 +514,8 @@ fn lost_before(known: &[KnownGpu], uuid: [u8; 16], loss: Loss) -> Option<i32> {
 fn register(known: &mut Vec<KnownGpu>, device: &Device) {
     let uuid = device.info().uuid;
     let losses = known.iter().filter(|known| known.uuid == uuid).flat_map(KnownGpu::losses);
-    let earlier = losses.map(|(_, loss)| loss).min_by_key(|loss| loss.order);
+    let first = losses.map(|(_, loss)| loss).min_by_key(|loss| loss.order);
+    let earlier = guard!("multigpu.loss-remembered", first, else None);
     known.retain(|known| known.uuid != uuid);
     known.push(KnownGpu {
         uuid,

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "a long trial says what it has seen")]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::process::{Command, Output};

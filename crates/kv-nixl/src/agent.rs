@@ -6,6 +6,7 @@ use std::fmt;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::ptr::{self, NonNull};
 
+use cuda_driver::guard;
 use kv_remote::message::Span;
 
 use crate::descriptor::Descriptor;
@@ -153,7 +154,8 @@ impl Agent {
         check("creating parameters", unsafe { (functions.create_params)(&raw mut params) })?;
         let params =
             List { handle: params, destroy: functions.destroy_params, _functions: functions };
-        if role == (Role::Reader { emulated: false }) {
+        let is_native = role == (Role::Reader { emulated: false });
+        if guard!("nixl.reads-are-not-emulated", is_native, else false) {
             let (key, value) = NATIVE;
             // SAFETY: the handle is live, and both texts end with a zero byte and are copied.
             let added =

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream, guard};
 use kv_remote::message::{Found, Span};
 use kv_remote::{Joined, Memory, Peer, PeerError, SocketTransfer, Transfer as _};
 
@@ -198,7 +198,9 @@ impl NixlDeviceTransfer {
     fn put(&mut self, bytes: &[u8], deadline: Instant) -> Result<DeviceSpan, PeerError> {
         let length = bytes.len() as u64;
         let idle = || self.stream.is_idle().map(|idle| idle.then_some(())).transpose();
-        until(deadline, idle).ok_or(PeerError::Late)?.map_err(failed)?;
+        let was_idle =
+            guard!("nixl.device-lag-has-an-end", until(deadline, idle), else Some(Ok(())));
+        was_idle.ok_or(PeerError::Late)?.map_err(failed)?;
         let buffer = match self.by_hand.take().filter(|buffer| buffer.bytes() >= length) {
             Some(buffer) => buffer,
             None => DeviceBuffer::alloc(self.stream.device(), length.max(1)).map_err(failed)?,

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use kv_remote::message::Span;
 
 use crate::agent::{Agent, BEGINNING, Kind, Look, Request, Role};
@@ -81,7 +82,7 @@ impl Reader {
         (home, emulated): (Home, bool),
     ) -> Result<Self, NixlError> {
         let there = Descriptor::parse(&said)?;
-        if there.end() > bytes {
+        if there.end() > guard!("nixl.described-within-memory", bytes, else u64::MAX) {
             return Err(NixlError::Descriptor { field: "bytes" });
         }
         let mut agent = Agent::new(library, Role::Reader { emulated })?;
@@ -265,7 +266,11 @@ impl Reader {
         let free = &self.free;
         let look = || free.iter().position(|landing| unused(landing));
         match until(if is_awaited { deadline } else { Instant::now() }, look) {
-            Some(at) => Ok(Some(self.free.swap_remove(at))),
+            Some(at) => Ok(Some(guard!(
+                "nixl.landing-is-one-pieces",
+                self.free.swap_remove(at),
+                else Arc::clone(&self.free[at])
+            ))),
             None if is_awaited => Err(Failure::Unused),
             None => Ok(None),
         }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use cuda_driver::guard;
 use kv_remote::message::Span;
 use kv_remote::{Peer, PeerError, Refusal};
 
@@ -52,7 +53,9 @@ impl Readers {
     /// A reader of the memory that the peer has told of.
     fn reader_of(&mut self, said: Arc<[u8]>, bytes: u64) -> Result<Reader, PeerError> {
         let (reader, former) = match self.reader.take() {
-            Some(reader) if reader.is_of(&said) => (Some(reader), None),
+            Some(reader) if guard!("nixl.peer-is-met-anew", reader.is_of(&said), else true) => {
+                (Some(reader), None)
+            }
             former => (None, former),
         };
         self.late.extend(former);
@@ -60,7 +63,7 @@ impl Readers {
         if let Some(reader) = reader {
             return Ok(reader);
         }
-        if self.late.len() >= OPEN_MAX {
+        if self.late.len() >= guard!("nixl.late-reads-are-few", OPEN_MAX, else OPEN_MAX + 1) {
             // If nothing is open, what has come is still used.
             let (open, late) = (self.late(), PeerError::Late);
             return Err(if open > 0 { failed(NixlError::Open { open }) } else { late });
@@ -81,11 +84,13 @@ impl Readers {
             return Ok(Way::Connection);
         }
         // As of bytes that come over the connection.
-        if spans.iter().any(|span| u64::from(span.bytes) > SPAN_MAX) {
+        let bytes_max = guard!("nixl.spans-are-short", SPAN_MAX, else u64::MAX);
+        if spans.iter().any(|span| u64::from(span.bytes) > bytes_max) {
             return Err(Refusal::Length.into());
         }
         let mut reader = self.reader_of(Arc::clone(&said), peer.memory_bytes())?;
-        if !reader.reaches(spans) {
+        let is_reached = reader.reaches(spans);
+        if !guard!("nixl.unregistered-by-connection", is_reached, else true) {
             // Such as memory of a host tier that came after it was registered.
             self.reader = Some(reader);
             return Ok(Way::Connection);
@@ -96,9 +101,11 @@ impl Readers {
             return Err(PeerError::Late);
         }
         let read = reader.read(spans, deadline, each);
-        if matches!(read, Ok(()) | Err(Failure::Unused)) {
+        let is_over = matches!(read, Ok(()) | Err(Failure::Unused));
+        let is_late = matches!(read, Err(Failure::Late));
+        if guard!("nixl.late-reader-is-kept", is_over, else is_over || is_late) {
             self.reader = Some(reader);
-        } else if matches!(read, Err(Failure::Late)) || !reader.is_idle() {
+        } else if is_late || !reader.is_idle() {
             // An agent of which a read has failed or is late is not used again: its connection is in a state that nobody knows.
             self.late.push(reader);
         }

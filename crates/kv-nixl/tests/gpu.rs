@@ -7,8 +7,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::print_stdout, reason = "a node answers so, and a trial says what it has seen")]
 
+#[path = "it/alone.rs"]
 mod alone;
-#[path = "../../kv-remote/tests/common/mod.rs"]
+#[path = "it/common.rs"]
 mod common;
 mod device;
 

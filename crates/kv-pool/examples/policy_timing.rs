@@ -7,8 +7,7 @@
 use std::time::Instant;
 
 use kv_pool::policy::{
-    AdaptiveReplacement, BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyTime,
-    PriorityLru, S3Fifo, Slru,
+    BlockFacts, EvictionPolicy, HitDensity, PolicyError, PolicyTime, PriorityLru,
 };
 use kv_pool::{BlockHash, policy::RecordId};
 
@@ -73,13 +72,8 @@ fn measure(policy: &mut dyn EvictionPolicy) -> [f64; 3] {
 
 fn main() -> Result<(), PolicyError> {
     let blocks = u64::from(BLOCKS);
-    let policies: [Box<dyn EvictionPolicy>; 5] = [
-        Box::new(PriorityLru::new(blocks)?),
-        Box::new(Slru::new(blocks)?),
-        Box::new(S3Fifo::new(blocks)?),
-        Box::new(AdaptiveReplacement::new(blocks)?),
-        Box::new(HitDensity::new(blocks)?),
-    ];
+    let policies: [Box<dyn EvictionPolicy>; 2] =
+        [Box::new(PriorityLru::new(blocks)?), Box::new(HitDensity::new(blocks)?)];
     println!(
         "{:<12} {:>8} {:>16} {:>16}",
         "ns a block", "evict", "cache, release", "find, release"

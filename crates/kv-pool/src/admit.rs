@@ -2,6 +2,7 @@
 
 use crate::RecordId;
 use crate::blocks::Flag;
+use crate::guard;
 use crate::hold::BlockAt;
 use crate::state::{Claim, PoolState};
 use crate::tenants::Tenant;
@@ -367,8 +368,12 @@ impl PoolState {
         let (mut far, mut again) = (0, *reused);
         for &hash in request.prefix.iter().take(request.blocks) {
             let Some(block) = self.find(hash) else { break };
-            let new = !self.blocks.is(block, Flag::MARK);
-            if new && !self.may_use_beside(block) {
+            let new = guard!(
+                "pool.batch-counts-what-is-shared-once",
+                !self.blocks.is(block, Flag::MARK),
+                else true
+            );
+            if new && guard!("pool.batch-within-quota", !self.may_use_beside(block), else false) {
                 break;
             }
             far += usize::from(self.blocks.tier(block) != Tier::Primary);
@@ -457,11 +462,12 @@ impl PoolState {
         let (candidate, block) =
             names.filter_map(|(at, &hash)| Some((at, self.find(hash)?))).next()?;
         let unused = self.is_unused_near(block);
-        let taken = *taken_over || self.is_kept(block, tenant);
+        let taken = *taken_over
+            || guard!("pool.kept-is-not-taken-over", self.is_kept(block, tenant), else false);
         if taken || !unused || self.blocks.children(block) > 0 {
             // It is one less to be claimed.
             let slack = if unused { plan.slack.checked_sub(1)? } else { plan.slack };
-            if !self.may_use_beside(block) {
+            if guard!("pool.beginning-within-quota", !self.may_use_beside(block), else false) {
                 return None;
             }
             plan.slack = slack;

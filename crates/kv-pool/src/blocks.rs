@@ -392,7 +392,9 @@ impl Blocks {
         let record = self.record_mut(id);
         let pinned = record[META] & PLACE_MASK == BlockPhase::Pinned as u32;
         let many = pinned && record[BEFORE] > 1;
-        if many && record[BEFORE] < u32::MAX {
+        if many
+            && crate::guard!("pool.full-count-holds-for-good", record[BEFORE] < u32::MAX, else true)
+        {
             record[BEFORE] -= 1;
         }
         many
@@ -612,7 +614,7 @@ impl Blocks {
         const BOTH: u32 = Flag::CHAINED.0 | Flag::LINKED.0;
         let record = self.record(id);
         let meta = record[META];
-        if meta & Flag::NAMED.0 == 0 {
+        if crate::guard!("pool.prefix-ends-at-what-moves", meta & Flag::NAMED.0 == 0, else false) {
             return None;
         }
         let tier = Tier::from_bits(meta >> TIER_SHIFT);

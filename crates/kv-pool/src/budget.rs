@@ -1,6 +1,5 @@
 //! Memory that comes and goes: how many blocks of a tier may be handed out.
 
-use crate::state::PoolState;
 use crate::{BlockPool, BudgetError, Claimed, Priority, Tier};
 
 /// What a [budget](BlockPool::set_budget) takes from a tier.
@@ -69,23 +68,14 @@ impl BlockPool {
     pub fn set_budget(&self, tier: Tier, blocks: u64) -> Result<Withdrawn, BudgetError> {
         let mut state = self.shared.state.lock();
         state.check_budget(tier, blocks)?;
-        Ok(self.set_checked_budget(&mut state, tier, blocks as u32))
-    }
-
-    pub(crate) fn set_checked_budget(
-        &self,
-        state: &mut PoolState,
-        tier: Tier,
-        blocks: u32,
-    ) -> Withdrawn {
         let mut list = state.spares.take_claims(&self.shared);
-        state.set_budget(tier, blocks, &mut list.claims);
+        state.set_budget(tier, blocks as u32, &mut list.claims);
         let in_use = u64::from(state.tier(tier).beyond()) - list.claims.len() as u64;
         if list.claims.is_empty() {
             state.spares.keep_claims(list);
-            return Withdrawn { leaving: Claimed::default(), in_use };
+            return Ok(Withdrawn { leaving: Claimed::default(), in_use });
         }
-        Withdrawn { leaving: Claimed::list(tier, list), in_use }
+        Ok(Withdrawn { leaving: Claimed::list(tier, list), in_use })
     }
 
     /// Gives a tier that was [divided](crate::PoolBuilder::granules) the memory of a granule: its block ids

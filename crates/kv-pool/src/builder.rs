@@ -2,7 +2,7 @@
 
 use crate::clock::{Clock, SystemClock};
 use crate::policy::EvictionPolicy;
-use crate::state::{BlockIds, PoolState, Watch};
+use crate::state::{PoolState, Watch};
 use crate::store::StorePolicy;
 use crate::{BlockPool, ConfigError, PoolConfig, Tier};
 
@@ -16,15 +16,9 @@ pub struct PoolBuilder {
     policies: [Option<Box<dyn EvictionPolicy>>; Tier::COUNT],
     store: Option<Box<dyn StorePolicy>>,
     granules: [Option<u32>; Tier::COUNT],
-    ids: BlockIds,
 }
 
 impl PoolBuilder {
-    /// Numbers the block ids of every tier in steps of `step`, from `first` on.
-    pub(crate) fn every_id(self, step: u32, first: u32) -> Self {
-        Self { ids: BlockIds { step, first }, ..self }
-    }
-
     /// The clock that durations and deadlines are measured by, instead of the system's.
     pub fn clock(self, clock: impl Clock + 'static) -> Self {
         Self { clock: Box::new(clock), ..self }
@@ -62,7 +56,7 @@ impl PoolBuilder {
     /// # Errors
     /// [`ConfigError`] names the number that cannot be.
     pub fn build(self) -> Result<BlockPool, ConfigError> {
-        let Self { config, clock, events, policies, store, granules, ids } = self;
+        let Self { config, clock, events, policies, store, granules } = self;
         config.check()?;
         let divided = || Tier::ALL.into_iter().zip(granules);
         if let Some((tier, _)) = divided().find(|(_, granules)| *granules == Some(0)) {
@@ -71,7 +65,7 @@ impl PoolBuilder {
         let blocks = config.blocks().iter().sum::<u64>();
         let refused = |_| ConfigError::OutOfMemory { blocks };
         let watch = Watch::new(clock, events, policies, store, blocks as usize).map_err(refused)?;
-        let mut state = PoolState::new(&config, watch, ids).map_err(refused)?;
+        let mut state = PoolState::new(&config, watch).map_err(refused)?;
         for (tier, blocks) in divided().filter_map(|(tier, blocks)| Some((tier, blocks?))) {
             state.divide(tier, blocks).map_err(refused)?;
         }
@@ -89,7 +83,6 @@ impl BlockPool {
             policies: [const { None }; Tier::COUNT],
             store: None,
             granules: [None; Tier::COUNT],
-            ids: BlockIds::ALL,
         }
     }
 }

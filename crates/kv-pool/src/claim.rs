@@ -2,6 +2,7 @@
 
 use crate::RecordId;
 use crate::blocks::Flag;
+use crate::guard;
 use crate::hold::{BlockAt, Hold, give_single_back};
 use crate::offload::{Offload, take_offload};
 use crate::pool::Shared;
@@ -59,7 +60,11 @@ impl ClaimList {
     }
 
     fn take_offload(&mut self) -> Option<Offload> {
-        self.offloads = self.offloads.max(self.first);
+        self.offloads = guard!(
+            "pool.moves-are-looked-for-once",
+            self.offloads.max(self.first),
+            else self.first
+        );
         while let Some(claim) = self.claims.get_mut(self.offloads) {
             self.offloads += 1;
             if let Some(moved) = claim.offload() {
@@ -211,8 +216,8 @@ impl Claimed {
         }
         let Some(pool) = self.pool().cloned() else { return Err(more) };
         let tier = self.tier();
-        let same_pool = more.pool().is_some_and(|other| Arc::ptr_eq(&pool, other));
-        if !same_pool || more.tier() != tier {
+        let own = more.pool().is_some_and(|other| Arc::ptr_eq(&pool, other));
+        if guard!("pool.claims-join-within-one-pool", !own, else false) || more.tier() != tier {
             return Err(more);
         }
         let mut state = pool.state.lock();
@@ -422,7 +427,7 @@ impl Claimed {
                 }
                 Named::Duplicate(existing) => {
                     *claim = claim.without_offload();
-                    state.unpin(existing);
+                    guard!("pool.duplicate-is-not-kept-pinned", state.unpin(existing));
                     break;
                 }
             }

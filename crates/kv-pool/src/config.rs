@@ -73,22 +73,6 @@ pub enum ConfigError {
     /// A pool without primary blocks can serve nobody.
     #[error("primary_blocks is 0")]
     NoBlocks,
-    /// A shard without primary blocks can serve nobody.
-    #[error("primary_blocks is {primary_blocks}, which leaves some of {shards} shards without any")]
-    FewerThanShards {
-        /// What was asked for.
-        primary_blocks: u64,
-        /// How many shards they were to be divided among.
-        shards: usize,
-    },
-    /// More shards than a pool can be divided into.
-    #[error("{shards} shards are more than {max}")]
-    TooManyShards {
-        /// What was asked for.
-        shards: usize,
-        /// The most that is possible.
-        max: usize,
-    },
     /// More blocks than a block table can name.
     #[error(
         "{primary} primary, {secondary} secondary and {further:?} further blocks are more than \

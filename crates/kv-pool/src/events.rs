@@ -133,6 +133,7 @@ impl EventLog {
     }
 
     /// A reader of every event from the first on, which may be lost already.
+    #[cfg(test)]
     pub(crate) fn cursor_at_start(&self) -> EventCursor {
         EventCursor { next: 0 }
     }

@@ -60,12 +60,16 @@ impl BlockHash {
     /// All bits in 64, well mixed at both ends even if names are small numbers, or if one half follows from the
     /// other: what tables spread names by.
     #[inline]
-    pub(crate) const fn mixed(self) -> u64 {
+    pub(crate) fn mixed(self) -> u64 {
         // Halves that are equal, or rotations of each other, must not cancel: so they are made different, and
         // multiplied.
         let low = self.0 as u64 ^ 0x9E37_79B9_7F4A_7C15;
         let high = (self.0 >> 64) as u64 ^ 0xD6E8_FEB8_6659_FD93;
-        let product = low as u128 * high as u128;
+        let product = crate::guard!(
+            "pool.halves-of-a-name-do-not-cancel",
+            u128::from(low) * u128::from(high),
+            else u128::from(low ^ high)
+        );
         (product as u64) ^ ((product >> 64) as u64)
     }
 }

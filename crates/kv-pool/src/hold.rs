@@ -11,6 +11,7 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use crate::guard;
 use crate::pool::Shared;
 use crate::state::PoolState;
 use crate::sync::{Arc, into_inner, is_sole};
@@ -73,7 +74,11 @@ impl Hold {
 
     /// Gives the references back, the last one first.
     pub(crate) fn give_back(&mut self, state: &mut PoolState) {
-        state.unpin_all(&self.blocks);
+        guard!(
+            "pool.list-is-released-tail-first",
+            state.unpin_all(&self.blocks),
+            else self.blocks.iter().for_each(|at| state.unpin(at.block()))
+        );
         self.blocks.clear();
     }
 }

@@ -26,7 +26,6 @@
 //! | tenants | [`BlockPool::add_tenant`], [`BlockPool::set_quota`], [`BlockPool::claim_for`] |
 //! | content dropped | [`BlockPool::remove`], [`BlockPool::remove_with_successors`], [`BlockPool::remove_tenant`] |
 //! | a clock, events, other policies | [`BlockPool::builder`], [`BlockPool::events`], [`policy`] |
-//! | more threads than one lock serves | [`ShardedPool`] |
 //! | to show a pool and keep it | [`BlockPool::view`] |
 //! | what it holds | [`BlockPool::stats`], [`BlockPool::snapshot`], [`BlockPool::check_integrity`] |
 //!
@@ -92,8 +91,6 @@
 //! caches for a while. The lock is not fair until a thread sleeps.
 //!
 //! Every operation takes effect at one moment while it holds the lock, and one that fails has no effect.
-//! Only [`ShardedPool`] has operations that take several locks, and says which. It takes them in the order
-//! of the shards.
 //!
 //! Two operations take no lock. Cloning a [`Pinned`] takes effect with an addition to the count of its
 //! owners. Dropping one that has other owners takes effect with a subtraction. The drop of the last owner
@@ -180,7 +177,6 @@ mod removal;
 pub mod retention;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
-mod sharded;
 mod snapshot;
 mod state;
 pub mod stats;
@@ -198,11 +194,10 @@ pub use claim::{Claimed, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{BudgetError, ClaimError, EpochError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
-pub use ids::{BlockId, Epoch, Location, Priority, Tier};
+pub use ids::{BlockId, Epoch, GroupId, Location, Priority, Row, Slot, Tier};
 pub use naming::Naming;
 pub use pin::Pinned;
 pub use pool::BlockPool;
-pub use sharded::ShardedPool;
 pub use view::PoolView;
 
 // The names of the modules, as the modules themselves write them.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::nanos;
+use crate::guard;
 use crate::hold::BlockAt;
 use crate::{BlockHash, BlockPool, Location, Tier};
 
@@ -66,7 +67,9 @@ impl BlockPool {
         for &hash in hashes {
             let Some(block) = state.find(hash) else { break };
             let location = state.blocks.location(block);
-            if location.tier != tier || !state.may_use(block) {
+            if location.tier != tier
+                || !guard!("pool.loan-within-quota", state.may_use(block), else true)
+            {
                 break;
             }
             // Before the first pin: the clock is the caller's, and may panic.
@@ -76,7 +79,11 @@ impl BlockPool {
         }
         let deadline = deadline?;
         let loans = &mut state.loans;
-        let id = LoanId::next().0;
+        let id = guard!(
+            "pool.loan-numbers-are-of-the-process",
+            LoanId::next().0,
+            else loans.open.len() as u64 + 1
+        );
         let locations = blocks.iter().map(|at: &BlockAt| at.location()).collect();
         loans.open.insert(id, (nanos(deadline), blocks));
         loans.by_deadline.insert((nanos(deadline), id));

@@ -2,6 +2,7 @@
 
 use crate::RecordId;
 use crate::blocks::Flag;
+use crate::guard;
 use crate::state::PoolState;
 use crate::{BlockPool, Claimed, Location, OnboardError, Pinned, Tier};
 
@@ -71,7 +72,11 @@ impl Onboard {
             copies.hand_over(&mut state, |state, target| {
                 let Some(at) = blocks.next() else { return false };
                 let block = at.block();
-                let alone = state.blocks.references(block) == 1;
+                let alone = guard!(
+                    "pool.pinned-content-does-not-move",
+                    state.blocks.references(block) == 1,
+                    else true
+                );
                 if alone {
                     let from = at.location().tier;
                     let down = from == Tier::Primary && tier == Tier::Secondary;
@@ -109,14 +114,15 @@ impl BlockPool {
         target: Claimed,
     ) -> Result<Onboard, Box<OnboardRefused>> {
         let tier = target.tier();
-        let refusal = if !source.belongs_to(self) || !target.belongs_to(self) {
+        let own = source.belongs_to(self) && target.belongs_to(self);
+        let refusal = if guard!("pool.move-within-one-pool", !own, else false) {
             Some(OnboardError::DifferentPools)
         } else if source.len() != target.len() {
             Some(OnboardError::Lengths { sources: source.len(), targets: target.len() })
         } else if let Some(location) = source.locations().find(|location| location.tier == tier) {
             Some(OnboardError::SameTier { location })
         } else if target.any_claim(|claim| claim.offload().is_some())
-            || self.is_being_copied(&target)
+            || guard!("pool.no-move-into-what-is-copied", self.is_being_copied(&target), else false)
         {
             Some(OnboardError::TargetNotEmpty)
         } else {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::guard;
 use crate::hold::{BlockAt, Hold, let_go, unpin};
 use crate::policy::ReuseHint;
 use crate::pool::Shared;
@@ -202,7 +203,9 @@ impl Pinned {
         let Some(pool) = lists.iter().find_map(|list| list.pool()) else { return 0 };
         let mut index = lists.iter().map(|list| list.len()).sum::<usize>();
         let all = lists.iter().rev().flat_map(|list| {
-            let own = list.pool().is_some_and(|own| Arc::ptr_eq(own, pool));
+            let own = list.pool().is_some_and(
+                |own| guard!("pool.hint-is-for-own-pins", Arc::ptr_eq(own, pool), else true),
+            );
             let sole = list.hold.as_ref().is_some_and(is_sole);
             list.blocks().iter().rev().map(move |at| own.then(|| (at.block(), sole)))
         });
@@ -250,7 +253,9 @@ impl Pinned {
 
     fn same_pool(&self, other: &Self) -> bool {
         match (self.pool(), other.pool()) {
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (Some(one), Some(other)) => {
+                guard!("pool.pins-join-within-one-pool", Arc::ptr_eq(one, other), else true)
+            }
             _ => false,
         }
     }
@@ -260,7 +265,15 @@ impl Pinned {
     pub(crate) fn make_own_in(&mut self, pool: &Arc<Shared>) -> bool {
         match self.pool() {
             None => return true,
-            Some(own) if Arc::ptr_eq(own, pool) => self.make_own(),
+            Some(own)
+                if guard!(
+                    "pool.named-behind-own-pins",
+                    Arc::ptr_eq(own, pool),
+                    else true
+                ) =>
+            {
+                self.make_own()
+            }
             Some(_) if self.is_empty() => drop(std::mem::take(self)),
             Some(_) => return false,
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::blocks::Flag;
+use crate::guard;
 use crate::hold::{BlockAt, Hold};
 use crate::integrity;
 use crate::pin::release_in_order;
@@ -46,6 +47,12 @@ struct Handles(Arc<Shared>);
 
 impl Drop for Handles {
     fn drop(&mut self) {
+        guard!("pool.spares-go-with-the-last-handle", self.drop_spares());
+    }
+}
+
+impl Handles {
+    fn drop_spares(&self) {
         let spare = self.0.state.lock().spares.close();
         drop(spare);
     }
@@ -80,7 +87,7 @@ impl BlockPool {
     /// [`EpochError::Foreign`] if another pool has begun the epoch.
     pub fn complete_epoch(&self, epoch: Epoch) -> Result<(), EpochError> {
         let mut state = self.shared.state.lock();
-        if epoch.pool != state.mark {
+        if guard!("pool.epoch-of-this-pool", epoch.pool != state.mark, else false) {
             return Err(EpochError::Foreign { epoch });
         }
         state.complete(epoch.number);
@@ -116,7 +123,9 @@ impl BlockPool {
         block: RecordId,
     ) -> Pinned {
         if let [hash] = hashes {
-            if !state.blocks.is(block, Flag::NAMED) || !state.may_use(block) {
+            if !state.blocks.is(block, Flag::NAMED)
+                || !guard!("pool.finds-within-quota", state.may_use(block), else true)
+            {
                 state.note_miss(*hash);
                 return Pinned::default();
             }
@@ -313,7 +322,7 @@ impl BlockPool {
     /// Without this, a block keeps the priority that it was named with, and a block that is used again
     /// keeps it for good. Blocks of another pool are left alone.
     pub fn retain(&self, pins: &Pinned, retention: impl Into<Retention>) {
-        if !pins.belongs_to(self) {
+        if guard!("pool.retains-own-pins", !pins.belongs_to(self), else false) {
             return;
         }
         let retention = retention.into();

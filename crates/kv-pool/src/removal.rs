@@ -1,6 +1,7 @@
 //! Removal of content by name, by what it follows, and by tenant; and victims for a move downwards.
 
 use crate::blocks::{BlockPhase, Flag};
+use crate::guard;
 use crate::hold::BlockAt;
 
 use crate::RecordId;
@@ -27,7 +28,9 @@ impl BlockPool {
     /// For maintenance: holds the lock for a time in proportion to the blocks.
     pub fn remove_with_successors(&self, hash: BlockHash) -> usize {
         let mut state = self.shared.state.lock();
-        let Some(first) = state.bearer(hash) else { return 0 };
+        let first =
+            guard!("pool.removal-reaches-what-moves", state.bearer(hash), else state.find(hash));
+        let Some(first) = first else { return 0 };
         let following = state.following(first);
         state.forget_all(&following)
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::blocks::{BlockPhase, Flag};
 use crate::events::EventCursor;
+use crate::guard;
 use crate::tenants::Tenant;
 use crate::{
     BlockHash, BlockPool, Location, PoolStats, Priority, Reading, RecordId, TenantCounts,
@@ -99,13 +100,6 @@ impl BlockPool {
         Some(EventReader { pool: self.clone(), cursor })
     }
 
-    /// A reader of all events, from the first on, which may be lost already.
-    #[must_use]
-    pub fn events_from_start(&self) -> Option<EventReader> {
-        let cursor = self.shared.state.lock().watch.events.as_ref()?.cursor_at_start();
-        Some(EventReader { pool: self.clone(), cursor })
-    }
-
     /// All blocks and counts as of one moment. Holds the lock for a time in proportion to the blocks.
     #[must_use]
     pub fn snapshot(&self) -> PoolSnapshot {
@@ -121,12 +115,14 @@ impl BlockPool {
                 BlockPhase::Claimed | BlockPhase::Moving => BlockUse::Claimed,
                 BlockPhase::Pinned => BlockUse::Pinned(blocks.references(block)),
             };
+            let expected = blocks.is(block, Flag::EXPECTED);
+            let coming = guard!("pool.snapshot-names-what-is-coming", expected, else false);
             views.push(BlockView {
                 block,
                 location: blocks.location(block),
                 usage,
                 hash: blocks.is(block, Flag::NAMED).then(|| blocks.hash(block)),
-                expected: blocks.is(block, Flag::EXPECTED).then(|| {
+                expected: coming.then(|| {
                     let from = blocks.location(blocks.partner(block));
                     (blocks.hash(block), from)
                 }),

@@ -82,26 +82,6 @@ pub struct PoolCounters {
     pub misuses: u64,
 }
 
-impl PoolCounters {
-    pub(crate) fn plus(&self, other: &Self) -> Self {
-        Self {
-            lookups: self.lookups + other.lookups,
-            hits: self.hits + other.hits,
-            claimed: self.claimed + other.claimed,
-            registered: self.registered + other.registered,
-            duplicates: self.duplicates + other.duplicates,
-            evicted: self.evicted + other.evicted,
-            offloaded: self.offloaded + other.offloaded,
-            refused: self.refused + other.refused,
-            regretted: self.regretted + other.regretted,
-            onboarded: self.onboarded + other.onboarded,
-            dropped: self.dropped + other.dropped,
-            policy_faults: self.policy_faults + other.policy_faults,
-            misuses: self.misuses + other.misuses,
-        }
-    }
-}
-
 /// How long content had been unused when it lost its primary block to a claim.
 ///
 /// Measured by the pool's clock as it was last read: by [`tick`](crate::BlockPool::tick), by
@@ -134,20 +114,6 @@ impl PoolState {
     pub(crate) fn stats(&self) -> PoolStats {
         let [primary, secondary, third, fourth] = self.tiers.each_ref().map(TierState::stats);
         PoolStats { primary, secondary, further: [third, fourth], counters: self.counters }
-    }
-}
-
-impl TierStats {
-    pub(crate) fn plus(&self, other: &Self) -> Self {
-        Self {
-            blocks: self.blocks + other.blocks,
-            beyond: self.beyond + other.beyond,
-            empty: self.empty + other.empty,
-            cached: self.cached + other.cached,
-            retiring: self.retiring + other.retiring,
-            pinned: self.pinned + other.pinned,
-            claimed: self.claimed + other.claimed,
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::Tier;
+use crate::guard;
 use crate::ids::PoolMark;
 
 const TIERS: usize = Tier::ALL.len();
@@ -36,7 +37,8 @@ impl TenantId {
 
     /// The tenant in the pool of this mark.
     pub(crate) fn within(self, pool: PoolMark) -> Result<Tenant, TenantError> {
-        if self == Self::NOBODY || self.pool == pool {
+        if self == Self::NOBODY || guard!("pool.tenant-of-this-pool", self.pool == pool, else true)
+        {
             Ok(Tenant(self.number))
         } else {
             Err(TenantError::Foreign { tenant: self })
@@ -567,10 +569,12 @@ impl Tenants {
 
     /// Whether a tenant may have one more block cached in a tier, beside what is on its way there.
     pub(crate) fn may_cache(&self, tenant: Tenant, tier: Tier) -> MayCache {
-        let Share { quota, counts, coming, .. } = self.share(tenant, tier);
+        let &Share { quota, counts, coming, .. } = self.share(tenant, tier);
+        let cached =
+            counts.cached + guard!("pool.coming-content-counts-for-its-tenant", coming, else 0);
         match quota.cached_max {
             0 => MayCache::Nothing,
-            most if counts.cached + coming < most => MayCache::More,
+            most if cached < most => MayCache::More,
             _ => MayCache::NoMore,
         }
     }

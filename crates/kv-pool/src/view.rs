@@ -110,12 +110,6 @@ impl PoolView {
         self.pool.events()
     }
 
-    /// [`BlockPool::events_from_start`].
-    #[must_use]
-    pub fn events_from_start(&self) -> Option<EventReader> {
-        self.pool.events_from_start()
-    }
-
     /// [`BlockPool::quota`].
     ///
     /// # Errors

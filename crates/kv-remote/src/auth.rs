@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use blake3::{Hash, Hasher, KEY_LEN};
+use kv_pool::guard;
 
 use crate::{FrameError, HandshakeError, KeyError};
 
@@ -126,7 +127,9 @@ impl Tags {
         let mut hasher = Hasher::new_keyed(&self.key);
         // The number last: so the body lies at whole chunks of the hash, and is hashed several at a time.
         hasher.update(body);
-        hasher.update(&self.number.to_le_bytes());
+        guard!("remote.numbers-frames", {
+            hasher.update(&self.number.to_le_bytes());
+        });
         hasher.finalize().into()
     }
 

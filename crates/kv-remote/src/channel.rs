@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
+
 use crate::address::{Address, Stream, after};
 use crate::auth::{NONCE_BYTES, PROOF_BYTES, Role, TAG_BYTES, Tags, Transcript, random};
 use crate::{FrameError, HandshakeError, Key, PeerError, Refusal};
@@ -98,7 +100,8 @@ fn check_head(head: [u8; HEAD]) -> Result<(), HandshakeError> {
 }
 
 fn nonce() -> Result<[u8; NONCE_BYTES], PeerError> {
-    random().map_err(PeerError::io("reading random numbers"))
+    let random = guard!("remote.draws-nonces", random(), else Ok([0; NONCE_BYTES]));
+    random.map_err(PeerError::io("reading random numbers"))
 }
 
 impl Channel {
@@ -137,7 +140,7 @@ impl Channel {
             name: &called,
             facts: &facts,
         };
-        said.check(key, Role::Server, &proof)?;
+        guard!("remote.server-proves-the-key", said.check(key, Role::Server, &proof)?);
         // Only one who has the key is asked whether it is the right one.
         if called != name {
             return Err(HandshakeError::OtherNode.into());
@@ -187,7 +190,7 @@ impl Channel {
         stream.write_all(&welcome.concat(), deadline)?;
         let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof, deadline)?;
-        said.check(key, Role::Client, &proof)?;
+        guard!("remote.client-proves-the-key", said.check(key, Role::Client, &proof)?);
         if !room() {
             return Err(Refusal::Busy.into());
         }
@@ -251,12 +254,13 @@ impl Channel {
             Ok(read) => read,
             Err(PeerError::Late) => {
                 // Who says nothing has no use of much room.
-                trim(&mut self.inbox);
+                guard!("remote.trims-idle-room", trim(&mut self.inbox));
                 trim(&mut self.outbox);
                 return Ok(None);
             }
             Err(error) => return Err(error),
         };
+        let rest = guard!("remote.ends-slow-frames", rest, else Duration::from_secs(600));
         let deadline = after(rest);
         let left = length.get_mut(read..).unwrap_or_default();
         self.stream.read_exact(left, deadline)?;
@@ -275,7 +279,7 @@ impl Channel {
         let frame = room(&mut self.inbox, bytes + TAG_BYTES);
         self.stream.read_exact(frame, deadline)?;
         let (body, tag) = frame.split_at(bytes);
-        self.receives.check(body, tag)?;
+        guard!("remote.checks-tags", self.receives.check(body, tag)?);
         Ok(body)
     }
 }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use kv_manager::GroupId;
 use kv_manager::tiers::{BlockFault, check_record};
 use kv_pool::BlockHash;
+use kv_pool::guard;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::message::{Located, Span};
@@ -104,7 +105,9 @@ impl Located {
         block: (GroupId, BlockHash),
     ) -> Result<Cow<'a, [u8]>, Unfit> {
         if let Some(head) = &self.head {
-            check_record(block, head, bytes).map_err(|fault| match fault {
+            let checked =
+                guard!("remote.checks-heads", check_record(block, head, bytes), else Ok(()));
+            checked.map_err(|fault| match fault {
                 BlockFault::Foreign => Unfit::Foreign,
                 BlockFault::Short => Unfit::Short,
                 _ => Unfit::Torn,
@@ -112,16 +115,16 @@ impl Located {
             return Ok([head, bytes].concat().into());
         }
         let entry = Entry::parse(bytes)?;
-        if entry.generation != self.generation {
+        if guard!("remote.compares-the-write", entry.generation != self.generation, else false) {
             return Err(Unfit::Stale);
         }
-        if entry.block != block {
+        if guard!("remote.compares-the-name", entry.block != block, else false) {
             return Err(Unfit::Foreign);
         }
         let length = usize::try_from(entry.length).map_err(|_| Unfit::Short)?;
         let record = bytes.get(ENTRY_BYTES..).and_then(|behind| behind.get(..length));
         let record = record.ok_or(Unfit::Short)?;
-        if xxh3_64(record) != entry.sum {
+        if guard!("remote.compares-the-sum", xxh3_64(record) != entry.sum, else false) {
             return Err(Unfit::Torn);
         }
         Ok(record.into())

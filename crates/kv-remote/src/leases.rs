@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use kv_manager::HostLoan;
+use kv_pool::guard;
 use kv_pool::loan::{Loan, LoanId};
 use kv_pool::{BlockId, BlockPool};
 
@@ -124,7 +125,7 @@ impl Lease {
             match covered {
                 Some(covered) if covered >= end => return true,
                 Some(covered) => next = covered,
-                None => return false,
+                None => return guard!("remote.reads-the-tier-under-a-lease", false, else true),
             }
         }
     }
@@ -137,6 +138,7 @@ impl Lease {
     fn give_back(self, pool: &BlockPool) {
         // The loans are open as long as the lease is, and the host's end with it.
         self.loans.into_iter().for_each(|loan| drop(pool.end_loan(loan)));
+        guard!("remote.returns-what-is-lent", drop(self.hosts), else std::mem::forget(self.hosts));
     }
 }
 
@@ -222,7 +224,8 @@ impl Leases {
         now: Duration,
     ) -> Option<&Lease> {
         let lease = self.open.get(&lease.0).filter(|lease| lease.reader == reader)?;
-        (lease.deadline > now).then_some(lease)
+        let is_in_force = lease.deadline > now;
+        guard!("remote.holds-leases-to-their-time", is_in_force, else true).then_some(lease)
     }
 
     fn take(&mut self, number: u64, pool: &BlockPool) -> bool {
@@ -252,7 +255,8 @@ impl Leases {
 
     /// Ends a lease of a reader; whether there was one.
     pub(crate) fn end(&mut self, reader: ReaderId, lease: LeaseId, pool: &BlockPool) -> bool {
-        if self.open.get(&lease.0).is_none_or(|of| of.reader != reader) {
+        let is_of_reader = |of: &Lease| guard!("remote.ends-leases-for-their-reader", of.reader == reader, else true);
+        if !self.open.get(&lease.0).is_some_and(is_of_reader) {
             return false;
         }
         self.counts.returned += 1;

@@ -8,6 +8,10 @@ mod auth;
 mod channel;
 mod entry;
 mod error;
+#[cfg(feature = "etcd")]
+pub mod etcd;
+#[cfg(test)]
+mod golden;
 pub mod handover;
 mod host_tier;
 mod joined;

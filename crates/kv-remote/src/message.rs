@@ -19,7 +19,7 @@ pub const LIST_MAX: usize = 4096;
 pub const DESCRIPTOR_MAX: usize = 64 << 10;
 
 /// Bytes of the beginning of a record that is not with the rest, at most.
-pub const HEAD_MAX: usize = 64 << 10;
+pub(crate) const HEAD_MAX: usize = 64 << 10;
 
 /// The number of a lease. No two leases of a process have the same.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -88,7 +88,8 @@ pub struct Changes {
     pub changes: Vec<Change>,
 }
 
-/// What is asked of a node.
+/// What is asked of a node. A [`Peer`](crate::Peer) has a call for each.
+#[doc(hidden)]
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Request {
@@ -144,6 +145,7 @@ pub enum Request {
 }
 
 /// What a node answers.
+#[doc(hidden)]
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[non_exhaustive]
 pub enum Reply {

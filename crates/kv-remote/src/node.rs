@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kv_manager::{CacheEvent, HostLoan, HostShare};
 use kv_pool::clock::Clock;
+use kv_pool::guard;
 use kv_pool::loan::Loan;
 use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier};
 use parking_lot::Mutex;
@@ -367,12 +368,16 @@ impl Node {
             // A run in the slots, and one in the host tier, until there is neither.
             let names = names.unwrap_or_default();
             let loan = self.lend_slots(&state, reader, (names, lasts), &mut left.slots);
+            guard!("remote.pins-what-is-found", {}, else {
+                loan.iter().for_each(|loan| drop(self.pool.end_loan(loan.id)));
+            });
             let slots = loan.iter().flat_map(|loan| &loan.blocks).zip(rest);
             located.extend(slots.map_while(|(at, of)| {
                 let slot = at.id.index();
                 // Two groups may have two names that the pool takes for one.
-                let kept =
-                    state.kept.get(slot).copied().flatten().filter(|kept| kept.block == *of)?;
+                let kept = state.kept.get(slot).copied().flatten().filter(
+                    |kept| guard!("remote.finds-by-the-whole-name", kept.block == *of, else true),
+                )?;
                 let span = Span { address: slot as u64 * self.slot_bytes, bytes: kept.bytes };
                 let Kept { generation, sum, .. } = kept;
                 Some(Located { span, generation, sum, head: None })
@@ -393,7 +398,12 @@ impl Node {
         let host_bytes: u64 = lent.hosts.iter().map(HostLoan::bytes).sum();
         let slots = state.leases.more(reader, &lent.loans);
         let left = self.left(&state, reader);
-        if left.leases == 0 || slots > left.slots || host_bytes > left.host_bytes {
+        let is_too_much = guard!(
+            "remote.counts-what-is-lent-meanwhile",
+            host_bytes > left.host_bytes,
+            else false
+        );
+        if left.leases == 0 || slots > left.slots || is_too_much {
             lent.give_back(&self.pool);
             return Err(Refusal::Busy);
         }
@@ -445,10 +455,16 @@ impl Node {
         };
         let held = state.leases.held(host);
         let host_share = host_max.div_ceil(2).max(block_max.min(host_max));
+        let leases_left = self.leases_max.div_ceil(2).saturating_sub(held.leases);
+        let host_left = host_share.saturating_sub(held.host_bytes);
         Left {
-            leases: leases.min(self.leases_max.div_ceil(2).saturating_sub(held.leases)),
+            leases: guard!("remote.halves-leases", leases.min(leases_left), else leases),
             slots: (state.kept.len() - state.kept.len() / 8).saturating_sub(held.slots),
-            host_bytes: host_bytes.min(host_share.saturating_sub(held.host_bytes)),
+            host_bytes: guard!(
+                "remote.halves-the-host-tier",
+                host_bytes.min(host_left),
+                else host_bytes
+            ),
         }
     }
 
@@ -527,7 +543,8 @@ impl Node {
             return lease.covers_host(&(span.address - first..end - first));
         }
         let last = end.saturating_sub(1).max(span.address);
-        lease.covers_slots(span.address / self.slot_bytes..=last / self.slot_bytes)
+        let slots = span.address / self.slot_bytes..=last / self.slot_bytes;
+        guard!("remote.reads-under-a-lease", lease.covers_slots(slots), else true)
     }
 
     fn read_at(&self, address: u64, into: &mut [u8]) -> bool {
@@ -615,7 +632,12 @@ impl Node {
     /// A slot for each record, or none at all. What they held is found no more.
     fn claim(&self, records: &[(Block, u32)]) -> Result<Vec<Claim>, Refusal> {
         let mut state = self.state.lock();
-        let mut claimed = self.pool.claim(records.len()).map_err(|_| Refusal::NoRoom)?;
+        let count = guard!(
+            "remote.claims-all-or-none",
+            records.len(),
+            else records.len().min(self.pool.claimable())
+        );
+        let mut claimed = self.pool.claim(count).map_err(|_| Refusal::NoRoom)?;
         let mut places = Vec::new();
         for &(block, bytes) in records {
             let claimed = claimed.take_first().ok_or(Refusal::NoRoom)?;
@@ -635,7 +657,7 @@ impl Node {
     fn keep(&self, place: Claim, sum: u64) {
         let Claim { mut claimed, block, slot, bytes, generation, epoch, .. } = place;
         let mut state = self.state.lock();
-        if state.epoch != epoch {
+        if guard!("remote.drops-what-was-cleared", state.epoch != epoch, else false) {
             return;
         }
         self.remove(&mut state, block);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
+
 use crate::channel::{Channel, Facts};
 use crate::entry::{ENTRY_BYTES, Unfit};
 use crate::joined::Joined;
@@ -115,7 +117,7 @@ impl Peer {
 
     /// Receives what nobody has waited for, because bytes before it were refused or their caller has panicked.
     pub(crate) fn drop_answers(&mut self, deadline: Instant) -> Result<(), PeerError> {
-        while self.unread > 0 {
+        while guard!("remote.drops-answers-of-others", self.unread > 0, else false) {
             self.channel.receive(deadline)?;
             self.unread -= 1;
         }

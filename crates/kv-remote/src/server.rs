@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -201,7 +202,7 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
         let mut waits = [PollFd::new(listener, PollFlags::IN)];
         // A wait that is interrupted is as good as one that has ended.
         let _ = poll(&mut waits, Some(&wait));
-        shared.node.end_overdue();
+        guard!("remote.ends-overdue-leases", shared.node.end_overdue());
         connections.retain(|of| !of.thread.is_finished());
         shared.stats.lock().open = connections.len() as u64;
         let stream = match listener.accept() {
@@ -214,7 +215,11 @@ fn accept_all(listener: &Listener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let let_in = shared.let_in.load(Ordering::Relaxed);
+        let let_in = guard!(
+            "remote.counts-those-let-in",
+            shared.let_in.load(Ordering::Relaxed),
+            else connections.len()
+        );
         if LetIn::is_full(let_in, shared.options.connections_max) {
             shared.stats.lock().too_many += 1;
             continue;
@@ -283,7 +288,7 @@ fn serve(
             node.join(reader, host);
             let ended = answer_all(channel, reader, shared);
             // A reader that is gone returns nothing itself (H30).
-            node.end_reader(reader);
+            guard!("remote.ends-leases-of-the-gone", node.end_reader(reader));
             if let Err(error) = ended {
                 shared.count(&error);
             }
@@ -299,7 +304,7 @@ fn answer_all(mut channel: Channel, reader: ReaderId, shared: &Shared) -> Result
     while !shared.ends.load(Ordering::Relaxed) {
         let idle = after(20 * LOOK);
         let Some(body) = channel.receive_within(idle, frame_max)? else {
-            if since.elapsed() < idle_max {
+            if guard!("remote.ends-idle-connections", since.elapsed() < idle_max, else true) {
                 continue;
             }
             shared.stats.lock().idle += 1;

@@ -1,4 +1,4 @@
-//! Generates a workload, replays it on two simulated devices with every byte verified, and compares eviction policies.
+//! Generates a workload, replays it on two simulated devices with every byte verified.
 //!
 //! `cargo run --release -p kv-replay --example replay`
 
@@ -8,7 +8,6 @@ use kv_replay::config::RunConfig;
 use kv_replay::device::{SimSizes, open};
 use kv_replay::engine;
 use kv_replay::generate::{GenerateOptions, generate};
-use kv_replay::policies::{Capacity, hit_rates};
 use kv_replay::shape::KvModelShape;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,7 +25,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let report = engine::run(&config, &trace, &devices, &mut ())?;
     println!("{}", report.summary());
     assert_eq!((report.finished, report.corrupt_blocks), (20, 0));
-
-    println!("{}", hit_rates(&trace, &[Capacity::new(100)?]).table());
     Ok(())
 }

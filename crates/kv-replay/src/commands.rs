@@ -1,19 +1,17 @@
 //! The subcommands, and their exit statuses.
 
-use std::borrow::Cow;
-use std::error::Error as _;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cuda_sim::Profile;
 use kv_cache::KvCache;
 use kv_pool::store::StoreKind;
+use kv_replay::command_line::{self, Bar, complain};
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::convert::{self, ConvertError};
 use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
-use kv_replay::doctor::{AREAS, DoctorOptions, examine};
 use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::workers::{
     self, ServeError, ServeOptions, WorkerCommand, WorkerFault, WorkersConfig,
@@ -22,20 +20,14 @@ use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_files, write_json};
 use kv_replay::nodes::{NODES_MAX, NodeStartError, NodeTransfer};
-use kv_replay::page::{self, ReportError, ReportOptions};
-use kv_replay::plan::{self, ModelError, PlanError, PlanOptions};
-use kv_replay::policies::{self, PoliciesError, PoliciesOptions};
 use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
-use kv_replay::shape::{KvModelShape, ShapeError};
+use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
 
-use crate::cli::{Command, DoctorArgs, PoliciesArgs, RunArgs, WorkerArgs};
+use crate::cli::{Command, WorkerArgs};
 use crate::fleet::{self, Fleet, FleetError, Interrupts, NodeFolder};
-use crate::manual;
-use crate::plan_args::{Asked, PlanArgs};
-use crate::progress::Bar;
-use crate::settings::SettingsError;
+use crate::run_args::RunArgs;
 
 /// Number of requests of the demonstration: a simulated device replays them in about six seconds on
 /// two cores.
@@ -67,8 +59,6 @@ pub(crate) enum Outcome {
     Clean,
     /// Some blocks held bytes that do not belong to their request.
     Corrupt,
-    /// The machine lacks something.
-    Lacking,
 }
 
 /// The reason why a command did not complete.
@@ -78,10 +68,6 @@ pub(crate) enum Failure {
     Config(#[from] ConfigError),
     #[error("--requests is 0, expected at least 1")]
     NoRequests,
-    #[error(
-        "--live needs a terminal as standard output; use --series and `kv-replay report` instead"
-    )]
-    NoTerminal,
     #[error(transparent)]
     Profile(#[from] ProfileReadError),
     #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -95,35 +81,8 @@ pub(crate) enum Failure {
     Generate(#[from] GenerateError),
     #[error(transparent)]
     Convert(#[from] ConvertError),
-    #[error(transparent)]
-    Policies(#[from] PoliciesError),
-    #[error(transparent)]
-    Report(#[from] ReportError),
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    #[error("no subcommand {name:?}; kv-replay --help lists them")]
-    NoPage { name: String },
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    #[error(transparent)]
-    Shape(ShapeError),
-    #[error("{option} is 0, expected at least 1")]
-    PlanZero { option: &'static str },
-    #[error(
-        "--rate and --hours make {requests} requests, more than the largest workload, {}",
-        generate::REQUESTS_MAX
-    )]
-    PlanHours { requests: u64 },
-    #[error(
-        "no rates: give --model and --gpu h100 or h200, or --prefill-rate and --decode-step-us, both above 0"
-    )]
-    NoRates,
-    #[error(
-        "{model} has {needed:.0} GB of weights, which leave no room for a block on --gpu {gpu}; give --tensor-parallel, or --device-blocks"
-    )]
-    NoMemory { model: String, gpu: String, needed: f64 },
+    #[error("{0}")]
+    Drill(&'static str),
     #[error("cannot use device {spec}")]
     Device { spec: DeviceSpec, source: DeviceOpenError },
     #[error(transparent)]
@@ -219,7 +178,6 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
     match command {
         None => demo(),
         Some(Command::Run(args)) => run(args, all),
-        Some(Command::Policies(args)) => compare_policies(args),
         Some(Command::Generate(args)) => {
             let files = (args.output.as_deref(), args.json.as_deref());
             say(&generate::run(args.requests, args.seed, files)?)?;
@@ -233,28 +191,6 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
             say(&told?)?;
             Ok(Outcome::Clean)
         }
-        Some(Command::Doctor(args)) => doctor(args),
-        Some(Command::Report(args)) => {
-            let options = ReportOptions {
-                runs: &args.runs,
-                out: &args.out,
-                trace_events: args.trace_events.as_deref(),
-                json: args.json.as_deref(),
-            };
-            say(&page::run(&options)?)?;
-            Ok(Outcome::Clean)
-        }
-        Some(Command::Plan(args)) => plan(args),
-        Some(Command::Completions(args)) => {
-            say_bytes(&manual::completions(args.shell))?;
-            Ok(Outcome::Clean)
-        }
-        Some(Command::Man(args)) => {
-            let page = manual::page(args.subcommand.as_deref()).map_err(Failure::Stdout)?;
-            let name = || args.subcommand.clone().unwrap_or_default();
-            say_bytes(&page.ok_or_else(|| Failure::NoPage { name: name() })?)?;
-            Ok(Outcome::Clean)
-        }
         Some(Command::Worker(args)) => {
             work(args)?;
             Ok(Outcome::Clean)
@@ -262,68 +198,12 @@ pub(crate) fn execute(command: Option<&Command>, all: &[OsString]) -> Result<Out
     }
 }
 
-fn compare_policies(args: &PoliciesArgs) -> Result<Outcome, Failure> {
-    let options = PoliciesOptions {
-        traces: &args.trace,
-        reading: &args.reading.options(),
-        capacities: &args.capacities,
-        host_capacities: args.host_capacities.as_deref(),
-        half: args.half,
-        saved: args.saved,
-        hints: args.hints,
-        json: args.json.as_deref(),
-    };
-    let bar = Bar::of(0, "capacities");
-    let told = policies::run(&options, |done, all| bar.reach_of(done, all));
-    bar.clear();
-    say(&told?)?;
-    Ok(Outcome::Clean)
-}
-
-fn doctor(args: &DoctorArgs) -> Result<Outcome, Failure> {
-    check_files([], args.json.as_deref())?;
-    let DoctorArgs { device, folder, disk_test, json } = args;
-    let bar = Bar::of(AREAS as u64, "areas");
-    let options = DoctorOptions { device, folder, disk_bytes: disk_test.0 };
-    let report = examine(&options, |done| bar.reach(done));
-    bar.clear();
-    if let Some(path) = json {
-        write_json(path, &report)?;
-    }
-    say(&report.text())?;
-    Ok(if report.problems == 0 { Outcome::Clean } else { Outcome::Lacking })
-}
-
-fn plan(args: &PlanArgs) -> Result<Outcome, Failure> {
-    let Asked { trace, rules, choices, assumed } = args.asked()?;
-    let (against, out, json) = (args.against.as_deref(), args.out.as_deref(), args.json.as_deref());
-    let bar = Bar::of(choices.len() as u64, "choices");
-    let (trace, rules, choices, assumed) = (&trace, &rules, &choices[..], &assumed[..]);
-    let read = &args.reads();
-    let options = PlanOptions {
-        read,
-        trace,
-        rules,
-        choices,
-        assumed,
-        against,
-        target_ms: args.target_ttft_ms,
-        out,
-        json,
-    };
-    let planned = plan::run(&options, |done| bar.reach(done));
-    bar.clear();
-    say(&planned?)?;
-    Ok(Outcome::Clean)
-}
-
 fn demo() -> Result<Outcome, Failure> {
     let trace = generate::generate(&GenerateOptions { requests: DEMO_REQUESTS, seed: DEMO_SEED })?;
     let opened = say(&format!(
         "Replaying {DEMO_REQUESTS} generated requests on a simulated GPU, verifying every byte.\n\n"
     ));
-    let machine =
-        Machine { spec: &DeviceSpec::default(), profile: Profile::default(), live: false };
+    let machine = Machine { spec: &DeviceSpec::default(), profile: Profile::default() };
     let config = demo_config();
     let outcome = replay(&config, machine, &trace, None, |devices, bar| {
         over_blocks(&config, &trace, devices, bar, |_| ())
@@ -331,59 +211,62 @@ fn demo() -> Result<Outcome, Failure> {
     let closed = say("\nTry your own: kv-replay run --help\n");
     match outcome {
         Outcome::Clean => opened.and(closed).map(|()| outcome),
-        Outcome::Corrupt | Outcome::Lacking => Ok(outcome),
+        Outcome::Corrupt => Ok(outcome),
     }
 }
 
 fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
-    if args.requests == Some(0) {
+    if args.workload.requests == Some(0) {
         return Err(Failure::NoRequests);
     }
-    if args.live && !io::stdout().is_terminal() {
-        return Err(Failure::NoTerminal);
-    }
-    let is_divided = args.workers.is_some() || args.fleet().is_some() || args.node.is_some();
-    if args.device == DeviceSpec::EveryCuda && !is_divided {
+    let (workers, nodes) = (args.process.workers, args.fleet());
+    let is_divided = workers.is_some() || nodes.is_some() || args.process.node.is_some();
+    if args.device.device == DeviceSpec::EveryCuda && !is_divided {
         return Err(Failure::EveryGpu);
+    }
+    let has_etcd = !args.process.etcd.is_empty();
+    if let Some(problem) = args.drills.problem(workers.is_some(), nodes.is_some(), has_etcd) {
+        return Err(Failure::Drill(problem));
     }
     let mut config = args.config();
     // Checks everything before anything that takes long.
     config.check()?;
     config.check_devices(args.parts())?;
     check_disk_folder(args)?;
-    if args.contiguous {
-        if let Some(workers) = args.workers {
+    if args.memory.contiguous {
+        if let Some(workers) = args.process.workers {
             let (option, value) = ("--workers", workers.to_string());
             return Err(ConfigError::NotContiguous { option, value }.into());
         }
         config.check_contiguous(args.parts())?;
     }
     #[cfg(all(feature = "sabotage", debug_assertions))]
-    if let Some(sabotage) = args.sabotage {
-        sabotage.check(args.contiguous).map_err(Failure::Sabotage)?;
+    if let Some(sabotage) = args.drills.sabotage() {
+        sabotage.check(args.memory.contiguous).map_err(Failure::Sabotage)?;
     }
     if let Some(nodes) = args.fleet() {
         return fleet(args, all, nodes);
     }
-    if args.node.is_some() {
-        let key = fleet::read_key().map_err(Failure::Stdin)?;
-        config.node = Some(args.node_config(&key).ok_or(Failure::NoNode)?);
+    if args.process.node.is_some() {
+        let role = fleet::read_role().map_err(Failure::Stdin)?;
+        let node = role.and_then(|role| args.node_config(&role));
+        config.node = Some(node.ok_or(Failure::NoNode)?);
         config.check()?;
     }
     let machine = Machine::of(args)?;
-    let workers = args.workers.map(|number| workers(args, number)).transpose()?;
+    let workers = args.process.workers.map(|number| start_workers(args, number)).transpose()?;
     check_run_files(args)?;
     let trace = trace_of(args, &config)?;
     if let Some(workers) = workers {
         return replay_with_workers(&config, &workers, &trace, args);
     }
-    let json = args.json.as_deref();
-    if args.contiguous {
+    let json = args.result.json.as_deref();
+    if args.memory.contiguous {
         return replay(&config, machine, &trace, json, |devices, bar| {
             let begun = Instant::now();
             let ranges = contiguous::build(&config, &trace, devices)?;
             #[cfg(all(feature = "sabotage", debug_assertions))]
-            if let Some(sabotage) = args.sabotage {
+            if let Some(sabotage) = args.drills.sabotage() {
                 sabotage.apply_to_ranges(&ranges);
             }
             let setup_s = begun.elapsed().as_secs_f64();
@@ -394,7 +277,7 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
     let outcome = replay(&config, machine, &trace, json, |devices, bar| {
         over_blocks(&config, &trace, devices, bar, |_cache| {
             #[cfg(all(feature = "sabotage", debug_assertions))]
-            if let Some(sabotage) = args.sabotage {
+            if let Some(sabotage) = args.drills.sabotage() {
                 sabotage.apply(_cache);
             }
         })
@@ -408,7 +291,7 @@ fn run(args: &RunArgs, all: &[OsString]) -> Result<Outcome, Failure> {
 /// Checks that the folder of the files is there, or the one that it is made in: a disk that is not mounted would otherwise
 /// be replaced by a folder of another.
 fn check_disk_folder(args: &RunArgs) -> Result<(), Failure> {
-    let Some(folder) = &args.disk else { return Ok(()) };
+    let Some(folder) = &args.memory.disk else { return Ok(()) };
     let parent = folder.parent().filter(|parent| *parent != Path::new(""));
     let parent = parent.unwrap_or(Path::new("."));
     match folder.exists() || parent.is_dir() {
@@ -419,26 +302,29 @@ fn check_disk_folder(args: &RunArgs) -> Result<(), Failure> {
 
 /// Checks that the report of a run can be written, and is none of the files that the run reads.
 fn check_run_files(args: &RunArgs) -> Result<(), WriteError> {
-    let profile = args.profile.as_deref().map(Path::new);
-    check_files(args.trace.as_deref().into_iter().chain(profile), args.json.as_deref())
+    let profile = args.device.profile.as_deref().map(Path::new);
+    check_files(
+        args.workload.trace.as_deref().into_iter().chain(profile),
+        args.result.json.as_deref(),
+    )
 }
 
 /// The trace of a run; of one node, its part.
 fn trace_of(args: &RunArgs, config: &RunConfig) -> Result<Trace, Failure> {
-    let mut trace = match &args.trace {
+    let mut trace = match &args.workload.trace {
         Some(path) => {
-            let requests = args.requests.unwrap_or(u64::MAX);
-            Trace::read_with(path, &args.reading.options())?
+            let requests = args.workload.requests.unwrap_or(u64::MAX);
+            Trace::read_with(path, &args.workload.reading.options())?
                 .limit(usize::try_from(requests).unwrap_or(usize::MAX))
         }
         None => {
-            let requests = args.requests.unwrap_or(GenerateOptions::default().requests);
+            let requests = args.workload.requests.unwrap_or(GenerateOptions::default().requests);
             generate::generate(&GenerateOptions { requests, seed: config.seed })?
         }
     };
-    if args.open_loop {
+    if args.workload.open_loop {
         trace = trace.from_first_arrival();
-        if let Some(rate) = args.rate {
+        if let Some(rate) = args.workload.rate {
             let times = rate / trace.rate();
             trace = trace.faster(times);
         }
@@ -458,9 +344,10 @@ fn fleet(
     all: &[OsString],
     (nodes, prefill): (u16, u16),
 ) -> Result<Outcome, Failure> {
-    for (option, count) in
-        [("--prefill-nodes", args.prefill_nodes), ("--decode-nodes", args.decode_nodes)]
-    {
+    for (option, count) in [
+        ("--prefill-nodes", args.process.prefill_nodes),
+        ("--decode-nodes", args.process.decode_nodes),
+    ] {
         if count == Some(0) {
             return Err(ConfigError::Zero { option }.into());
         }
@@ -480,15 +367,17 @@ fn fleet(
         return Err(ConfigError::TooLarge { option, value, limit }.into());
     }
     check_run_files(args)?;
-    if let Some(trace) = args.trace.as_ref().filter(|trace| trace.exists() && !trace.is_file()) {
+    if let Some(trace) =
+        args.workload.trace.as_ref().filter(|trace| trace.exists() && !trace.is_file())
+    {
         return Err(Failure::TraceOfNodes { trace: trace.clone() });
     }
-    let is_simulated = matches!(args.device, DeviceSpec::Sim { .. });
-    if args.node_transfer == NodeTransfer::NixlDevice && (prefill == 0 || is_simulated) {
+    let is_simulated = matches!(args.device.device, DeviceSpec::Sim { .. });
+    if args.process.node_transfer == NodeTransfer::NixlDevice && (prefill == 0 || is_simulated) {
         return Err(NodeStartError::NoDevice.into());
     }
-    args.node_transfer.check()?;
-    if !args.etcd.is_empty() && !cfg!(feature = "etcd") {
+    args.process.node_transfer.check()?;
+    if !args.process.etcd.is_empty() && !cfg!(feature = "etcd") {
         return Err(NodeStartError::WithoutEtcd.into());
     }
     let interrupts = Interrupts::catch().map_err(Failure::Signals)?;
@@ -496,20 +385,20 @@ fn fleet(
     let fleet = Fleet {
         nodes,
         prefill,
-        handover_ms: args.handover_ms,
-        transfer: args.node_transfer,
-        etcd: args.etcd.clone(),
-        parts: args.part_node.clone(),
+        handover_ms: args.process.handover_ms,
+        transfer: args.process.node_transfer,
+        etcd: args.process.etcd.clone(),
+        parts: args.drills.part_node(),
         args: fleet::args_of_nodes(all.iter().skip(1).cloned()),
-        kills: args.kill_node.clone(),
-        stops: args.stop_node.clone(),
-        timeout_s: args.node_timeout.into(),
+        kills: args.drills.kill_node(),
+        stops: args.drills.stop_node(),
+        timeout_s: args.process.node_timeout.into(),
     };
     let report = fleet.run(&folder.0, &interrupts)?;
     // The nodes are gone; who takes the report may let it wait.
     drop(folder);
     interrupts.release()?;
-    let written = args.json.as_deref().map_or(Ok(()), |path| write_json(path, &report));
+    let written = args.result.json.as_deref().map_or(Ok(()), |path| write_json(path, &report));
     say(&report.summary())?;
     written?;
     if report.corrupt_blocks > 0 {
@@ -527,14 +416,12 @@ struct Machine<'a> {
     spec: &'a DeviceSpec,
     /// The timing profile of simulated devices.
     profile: Profile,
-    /// Whether all figures are shown while it runs.
-    live: bool,
 }
 
 impl<'a> Machine<'a> {
     fn of(args: &'a RunArgs) -> Result<Self, Failure> {
-        let spec = &args.device;
-        let profile = match (&args.profile, spec) {
+        let spec = &args.device.device;
+        let profile = match (&args.device.profile, spec) {
             (Some(name), DeviceSpec::Sim { .. }) => profile::read(name)?,
             (Some(_), DeviceSpec::Cuda { .. }) => {
                 return Err(Failure::ProfileOfGpu { spec: spec.clone() });
@@ -544,7 +431,7 @@ impl<'a> Machine<'a> {
             }
             (None, _) => Profile::default(),
         };
-        Ok(Self { spec, profile, live: args.live })
+        Ok(Self { spec, profile })
     }
 }
 
@@ -574,7 +461,7 @@ fn replay(
     play: impl FnOnce(&OpenDevices, &mut Bar) -> Result<RunReport, RunError>,
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
-    let Machine { spec, profile, live } = machine;
+    let Machine { spec, profile } = machine;
     let unusable = |source| Failure::Device { spec: spec.clone(), source };
     let sizes = SimSizes { profile, ..SimSizes::for_config(config) };
     let devices = match &config.node {
@@ -584,15 +471,15 @@ fn replay(
     };
     let devices = devices.map_err(unusable)?;
     devices.check_fits(config).map_err(unusable)?;
-    let mut bar = Bar::new(trace.requests.len() as u64, live);
+    let mut bar = Bar::new(trace.requests.len() as u64);
     let report = play(&devices, &mut bar);
     bar.clear();
     conclude(report, json)
 }
 
 /// The worker processes of a run: this program again.
-fn workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> {
-    if let spec @ DeviceSpec::Sim { devices: 2.. } = &args.device {
+fn start_workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> {
+    if let spec @ DeviceSpec::Sim { devices: 2.. } = &args.device.device {
         return Err(Failure::SimDevices { spec: spec.clone() });
     }
     #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(unused_mut))]
@@ -602,18 +489,19 @@ fn workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> {
     };
     #[cfg(all(feature = "sabotage", debug_assertions))]
     {
-        let sabotage = args.sabotage.map(|what| ["--sabotage".to_owned(), what.name().to_owned()]);
-        let wrong = args.misbehave.map(|what| ["--misbehave".to_owned(), what.to_string()]);
-        command.args.extend(sabotage.into_iter().chain(wrong).flatten());
+        let sabotage =
+            args.drills.sabotage().map(|what| format!("--drill=sabotage={}", what.name()));
+        let wrong = args.drills.misbehave().map(|what| format!("--drill=misbehave={what}"));
+        command.args.extend(sabotage.into_iter().chain(wrong));
     }
     Ok(WorkersConfig {
         workers: number,
         command,
-        device: args.device.clone(),
-        profile: args.profile.clone(),
-        timeout: Duration::from_secs(args.worker_timeout.into()),
-        stops: args.stop_worker.clone(),
-        kills: args.kill_worker.clone(),
+        device: args.device.device.clone(),
+        profile: args.device.profile.clone(),
+        timeout: Duration::from_secs(args.process.worker_timeout.into()),
+        stops: args.drills.stop_worker(),
+        kills: args.drills.kill_worker(),
     })
 }
 
@@ -625,26 +513,26 @@ fn replay_with_workers(
     args: &RunArgs,
 ) -> Result<Outcome, Failure> {
     config.check_trace(trace)?;
-    let mut bar = Bar::new(trace.requests.len() as u64, args.live);
+    let mut bar = Bar::new(trace.requests.len() as u64);
     let report = workers::run(config, workers, trace, &mut bar, |_manager| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
-        if let Some(sabotage) = args.sabotage {
+        if let Some(sabotage) = args.drills.sabotage() {
             sabotage.apply_to_manager(_manager);
         }
     });
     bar.clear();
-    conclude(report, args.json.as_deref())
+    conclude(report, args.result.json.as_deref())
 }
 
 /// Carries out the plans of a run with worker processes.
 fn work(_args: &WorkerArgs) -> Result<(), ServeError> {
     let options = ServeOptions {
         #[cfg(all(feature = "sabotage", debug_assertions))]
-        misbehave: _args.misbehave,
+        misbehave: _args.drills.misbehave(),
     };
     workers::serve(io::stdin(), io::stdout().lock(), options, |_worker| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
-        if let Some(sabotage) = _args.sabotage {
+        if let Some(sabotage) = _args.drills.sabotage() {
             sabotage.apply_to_parts(_worker.parts());
         }
     })
@@ -682,40 +570,9 @@ fn judge(report: &RunReport) -> Result<Outcome, Failure> {
     Ok(Outcome::Clean)
 }
 
-/// Prints a failure and its causes on standard error, one per line.
-pub(crate) fn complain(failure: &Failure) {
-    let mut text = format!("error: {failure}\n");
-    let mut cause = failure.source();
-    while let Some(error) = cause {
-        text.push_str(&format!("  caused by: {error}\n"));
-        cause = error.source();
-    }
-    // If standard error is closed, the message cannot be shown anywhere.
-    let _ = io::stderr().lock().write_all(visible(&text).as_bytes());
-}
-
-/// Writes `text` to standard output. A reader that closed the pipe early is not a failure.
+/// Writes `text` to standard output.
 fn say(text: &str) -> Result<(), Failure> {
-    say_bytes(visible(text).as_bytes())
-}
-
-/// The text without what a terminal takes for a command: names of files and values of traces may have anything.
-fn visible(text: &str) -> Cow<'_, str> {
-    let is_command = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(is_command) {
-        return Cow::Borrowed(text);
-    }
-    let shown =
-        |c: char| if is_command(c) { c.escape_default().to_string() } else { c.to_string() };
-    Cow::Owned(text.chars().map(shown).collect())
-}
-
-fn say_bytes(bytes: &[u8]) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Stdout(error)),
-        _ => Ok(()),
-    }
+    command_line::say(text).map_err(Failure::Stdout)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::rc::Rc;
 
+use cuda_driver::guard;
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
@@ -76,7 +77,8 @@ impl<R: Read> Read for Limited<R> {
         let read = self.text.read(into)?;
         self.text_bytes = self.text_bytes.saturating_add(read as u64);
         let file_bytes = self.file_bytes.get();
-        if self.text_bytes > TEXT_BYTES.max(file_bytes.saturating_mul(TEXT_TIMES_MAX)) {
+        let most = TEXT_BYTES.max(file_bytes.saturating_mul(TEXT_TIMES_MAX));
+        if guard!("replay.unpacked-text-bounded", self.text_bytes > most, else false) {
             let why = format!(
                 "its text is more than {TEXT_TIMES_MAX} times as long as the file; unpack it if that is right"
             );

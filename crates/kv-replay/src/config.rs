@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use kv_cache::TransportChoice;
-use kv_place::{HeadsError, Strategy};
+use kv_multigpu::place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use serde::{Serialize, Serializer};
@@ -212,7 +212,7 @@ impl Default for RunConfig {
 #[non_exhaustive]
 pub enum ConfigError {
     /// A tier below the host needs one.
-    #[error("--tier-faults puts a tier below host memory, but --host-blocks is 0")]
+    #[error("--drill tier-faults puts a tier below host memory, but --host-blocks is 0")]
     TierWithoutHost,
     /// Nodes are below the host's memory.
     #[error("--nodes puts other nodes below host memory, but --host-blocks is 0")]
@@ -596,7 +596,7 @@ impl RunConfig {
             asked("--budget-swing", budget_swing),
             changed("--hints", String::new(), hints),
             changed(
-                "--tier-faults",
+                "--drill tier-faults",
                 self.tier_faults.unwrap_or(0).to_string(),
                 self.tier_faults.is_some(),
             ),
@@ -688,7 +688,7 @@ mod tests {
         assert_eq!(check(&|config| config.life.fork = 4), refused("--fork 4"));
         assert_eq!(check(&|config| config.life.suspend = 5), refused("--suspend 5"));
         assert_eq!(check(&|config| config.life.budget_swing = 6), refused("--budget-swing 6"));
-        assert_eq!(check(&|config| config.policy = PolicyKind::Arc), refused("--policy arc"));
+        assert_eq!(check(&|config| config.policy = PolicyKind::Lru), refused("--policy lru"));
         assert_eq!(
             check(&|config| config.transport = TransportChoice::EachBlock),
             refused("--transport each-block")

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cuda_driver::CudaDriver;
 use cuda_driver::{CountingDriver, Device, DeviceError, Driver, Unavailable};
 use cuda_sim::{Profile, SimConfig, SimConfigError, SimDriver};
+use kv_multigpu::place::Strategy;
 use kv_multigpu::{DeviceRegistry, RegistryError};
-use kv_place::Strategy;
 use kv_pool::clock::ManualClock;
 
 use crate::config::RunConfig;

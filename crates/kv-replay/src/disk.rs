@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cuda_driver::guard;
 use kv_disk::{DiskOptions, DiskTier, DiskWatch, Keep, Mismatch, Miss, OpenError, Unstored};
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +55,11 @@ impl DiskConfig {
         // What a run of another shape or size has stored is lost only to those who say so.
         (options.rules.mismatch, options.rules.keep) = match self.fresh {
             true => (Mismatch::Wipe, Keep::Nothing),
-            false => (Mismatch::Refuse, Keep::Content),
+            false => guard!(
+                "replay.files-of-another-shape-stay",
+                (Mismatch::Refuse, Keep::Content),
+                else (Mismatch::Wipe, Keep::Content)
+            ),
         };
         options.rules.read_bytes_per_second = self.bytes_per_second;
         options.rules.write_bytes_per_second = self.bytes_per_second;

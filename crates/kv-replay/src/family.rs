@@ -6,6 +6,7 @@
 use std::io;
 use std::process::Command;
 
+use cuda_driver::guard;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// Names the parent in the environment of its children.
@@ -23,7 +24,7 @@ pub fn bind(command: &mut Command) -> &mut Command {
 /// The system's error; and [`io::ErrorKind::NotFound`] if the parent has ended already.
 pub fn join() -> io::Result<()> {
     let Some(parent) = std::env::var_os(PARENT) else { return Ok(()) };
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    guard!("replay.ends-with-its-run", set_parent_process_death_signal(Some(Signal::KILL))?);
     // A parent that ended before this call was noticed by nobody.
     let now = getppid().map(Pid::as_raw_nonzero);
     match now.is_some_and(|now| parent.to_str() == Some(&now.to_string())) {

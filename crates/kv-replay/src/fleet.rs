@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use kv_replay::family;
 use kv_replay::json_file::{WriteError, write_json};
 use kv_replay::nodes::{LeaseReport, NodeConfig, NodeTransfer};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -105,7 +106,8 @@ impl Interrupts {
         let came = <[Arc<AtomicBool>; SIGNALS.len()]>::default();
         let released = Arc::<AtomicBool>::default();
         for (signal, flag) in SIGNALS.into_iter().zip(&came) {
-            signal_hook::flag::register(signal, Arc::clone(flag))?;
+            let caught = || signal_hook::flag::register(signal, Arc::clone(flag)).map(drop);
+            guard!("replay.signals-end-in-order", caught()?);
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&released))?;
         }
         Ok(Self { came, released })
@@ -244,7 +246,7 @@ impl Fleet {
         let mut nodes = Vec::new();
         for index in 0..usize::from(self.nodes) {
             interrupts.check()?;
-            nodes.push(self.start(index, folder, &key).map_err(FleetError::Start)?);
+            nodes.push(self.start(index as u16, folder, &key).map_err(FleetError::Start)?);
         }
         let mut report = FleetReport {
             nodes: self.nodes,
@@ -283,34 +285,32 @@ impl Fleet {
         walls.collect()
     }
 
-    fn start(&self, index: usize, folder: &Path, key: &str) -> io::Result<Running> {
+    fn start(&self, index: u16, folder: &Path, key: &str) -> io::Result<Running> {
         let mut command = Command::new(std::env::current_exe()?);
         family::bind(&mut command).args(&self.args);
-        if self.is_parted(index as u16) {
-            command.arg("--node-walled");
-        }
-        if self.prefill > 0 {
-            command.args(["--node-prefill", &self.prefill.to_string()]);
-            command.args(["--node-handover-ms", &self.handover_ms.to_string()]);
-        }
-        for url in &self.etcd {
-            command.args(["--node-etcd", url]);
-        }
         if self.transfer != NodeTransfer::Sockets && std::env::var_os("UCX_MODULES").is_none() {
             // All nodes are on this machine; and a library of this module crashes at the end of a process.
             command.env("UCX_MODULES", "^ib");
         }
         let mut child = command
-            .args(["--node", &index.to_string(), "--node-count", &self.nodes.to_string()])
-            .arg("--node-folder")
+            .arg("--node")
             .arg(folder)
             .arg("--json")
-            .arg(report_of(folder, index))
+            .arg(report_of(folder, index.into()))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()?;
+        let role = NodeRole {
+            key: key.to_owned(),
+            index,
+            count: self.nodes,
+            walled: self.is_parted(index),
+            prefill: self.prefill,
+            handover_ms: self.handover_ms,
+            etcd: self.etcd.clone(),
+        };
         if let Some(stdin) = &mut child.stdin {
-            writeln!(stdin, "{key}")?;
+            writeln!(stdin, "{}", serde_json::to_string(&role)?)?;
         }
         Ok(Running { child, killed: false, done: false })
     }
@@ -523,35 +523,38 @@ impl FleetReport {
 }
 
 /// Options of the run that are the fleet's alone, each with its value.
-const OF_FLEET: [&str; 10] = [
+const OF_FLEET: [&str; 8] = [
     "--handover-ms",
     "--prefill-nodes",
     "--decode-nodes",
     "--nodes",
     "--json",
     "--etcd",
-    "--kill-node",
-    "--stop-node",
-    "--part-node",
+    "--drill",
     "--node-timeout",
 ];
 
-/// The options of each node: those of the run without those of the fleet.
+/// The options of each node: those of the run without those of the fleet. Of drills, nodes have those that they do by
+/// themselves.
 pub(crate) fn args_of_nodes(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut args = args;
     while let Some(arg) = args.next() {
         // A name of a file may be any bytes; that of an option is text.
         let text = arg.to_string_lossy();
-        if OF_FLEET.contains(&&*text) {
-            // Its value.
-            drop(args.next());
-        } else if !OF_FLEET
-            .iter()
-            .any(|of| text.strip_prefix(of).is_some_and(|of| of.starts_with('=')))
-        {
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (&*text, None),
+        };
+        if !OF_FLEET.contains(&name) {
             drop(text);
             kept.push(arg);
+            continue;
+        }
+        let is_drill = name == "--drill";
+        let value = value.or_else(|| args.next().map(|value| value.to_string_lossy().into_owned()));
+        if let Some(own) = value.filter(|value| is_drill && value.starts_with("sabotage=")) {
+            kept.push(format!("--drill={own}").into());
         }
     }
     kept
@@ -577,11 +580,23 @@ impl Drop for NodeFolder {
     }
 }
 
-/// Reads the key that a node is told first.
-pub(crate) fn read_key() -> io::Result<Vec<u8>> {
+/// What a node is told first, in a line of its standard input.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct NodeRole {
+    pub(crate) key: String,
+    pub(crate) index: u16,
+    pub(crate) count: u16,
+    pub(crate) walled: bool,
+    pub(crate) prefill: u16,
+    pub(crate) handover_ms: u32,
+    pub(crate) etcd: Vec<String>,
+}
+
+/// Reads what a node is told first; `None` if that is no such thing.
+pub(crate) fn read_role() -> io::Result<Option<NodeRole>> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
-    Ok(line.trim().as_bytes().to_vec())
+    Ok(serde_json::from_str(&line).ok())
 }
 
 /// What a node does behind its run: serves the others until it is told to go, and says how its leases have ended.
@@ -617,11 +632,12 @@ mod tests {
             "--seed",
             "7",
             "--json=a",
-            "--kill-node",
-            "1@2",
+            "--drill",
+            "kill-node=1@2",
+            "--drill=sabotage=skip",
             "--node-bytes=1",
         ];
         let kept = args_of_nodes(all.into_iter().map(OsString::from));
-        assert_eq!(kept, ["run", "--seed", "7", "--node-bytes=1"]);
+        assert_eq!(kept, ["run", "--seed", "7", "--drill=sabotage=skip", "--node-bytes=1"]);
     }
 }

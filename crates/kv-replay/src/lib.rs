@@ -1,47 +1,25 @@
-//! Replays LLM request traces through mapped, pooled, staged and transferred KV memory and verifies every byte.
-//!
-//! The program `kv-replay` is a thin command line over this library:
+//! What the program `kv-replay` is made of. The library is for that program, `tools/` and the examples of this repository alone,
+//! without promises: nothing here is a public API, and it changes without notice. Run the program: see the README.
 //!
 //! - [`trace`] reads and writes request traces, also in other public formats, and refuses an invalid one with its line and
 //!   value; [`convert`] converts them;
 //! - [`generate`] creates workloads in the same format from a seed;
-//! - [`policies`] simulates eviction policies on a trace, exactly;
-//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, [`nodes`] the
-//!   processes that keep blocks for each other, and
-//!   [`place`] divides the model over them;
-//! - [`doctor`] looks at the machine that is to run it;
-//! - [`plan`] says what so many GPUs would make of a trace;
-//! - [`series`] is what a run did over time, and [`page`] shows it;
-//! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the
-//!   results.
-//!
-//! # Examples
-//!
-//! ```
-//! use kv_replay::generate::{GenerateOptions, generate};
-//! use kv_replay::policies::{Capacity, hit_rates};
-//!
-//! let trace = generate(&GenerateOptions { requests: 100, seed: 7 })?;
-//! let report = hit_rates(&trace, &[Capacity::new(1000)?]);
-//! let rate = |policy| report.capacities[0].hit_rate(policy);
-//! assert!(rate("lru") <= rate("belady"));
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! # What it does not do
-//!
-//! It runs no model. The library prints nothing: reports are values, and [`config::Progress`]
-//! receives the progress of a run.
+//! - [`config`] and [`shape`] hold the options of a run, [`device`] opens its devices, [`disk`] is its files below host memory, [`nodes`]
+//!   the processes that keep blocks for each other, and [`place`] divides the model over them;
+//! - [`engine`] runs it, by itself or with [worker processes](engine::workers), and [`report`] holds the results;
+//! - [`series`] is what a run did over time;
+//! - [`command_line`] is what several command lines have in common.
 
+#![doc(hidden)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
+pub mod command_line;
 mod compressed;
 pub mod config;
 pub mod convert;
 pub mod device;
 pub mod disk;
-pub mod doctor;
 pub mod engine;
 pub mod family;
 mod formats;
@@ -53,10 +31,7 @@ pub mod memory;
 mod model_cost;
 mod model_line;
 pub mod nodes;
-pub mod page;
 pub mod place;
-pub mod plan;
-pub mod policies;
 pub mod profile;
 pub mod report;
 pub mod rng;

@@ -4,25 +4,20 @@
 
 mod cli;
 mod commands;
+mod drills;
 mod fleet;
-mod live;
-mod manual;
 mod partition;
-mod plan_args;
-mod progress;
+mod run_args;
 #[cfg(all(feature = "sabotage", debug_assertions))]
 mod sabotage;
-mod settings;
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use kv_replay::command_line::complain;
 
 use crate::cli::Cli;
-use crate::commands::{Failure, Outcome, complain, execute};
-
-/// Exit status where the machine lacks something.
-const LACKING: u8 = 2;
+use crate::commands::{Failure, Outcome, execute};
 
 /// Exit status after corrupt blocks were found.
 const CORRUPT: u8 = 3;
@@ -32,19 +27,10 @@ fn main() -> ExitCode {
         complain(&Failure::Family(error));
         return ExitCode::FAILURE;
     }
-    let args = std::env::args_os().collect();
-    let args = match settings::complete(args, |name| std::env::var_os(name)) {
-        Ok(args) => args,
-        Err(error) => {
-            let failure = Failure::Settings(error);
-            complain(&failure);
-            return ExitCode::from(failure.exit_status());
-        }
-    };
+    let args: Vec<_> = std::env::args_os().collect();
     match execute(Cli::parse_from(&args).command.as_ref(), &args) {
         Ok(Outcome::Clean) => ExitCode::SUCCESS,
         Ok(Outcome::Corrupt) => ExitCode::from(CORRUPT),
-        Ok(Outcome::Lacking) => ExitCode::from(LACKING),
         Err(failure) => {
             complain(&failure);
             ExitCode::from(failure.exit_status())

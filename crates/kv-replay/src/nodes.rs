@@ -116,7 +116,7 @@ struct Served {
     memory: NodeMemory,
     watch: Option<RemoteWatch>,
     #[cfg(feature = "etcd")]
-    membership: Option<kv_etcd::Membership>,
+    membership: Option<kv_remote::etcd::Membership>,
 }
 
 /// How the bytes of other nodes' blocks come.
@@ -284,7 +284,7 @@ pub enum NodeStartError {
     /// The options of etcd are of no use.
     #[cfg(feature = "etcd")]
     #[error("etcd cannot be asked for the members")]
-    Etcd(#[from] kv_etcd::OptionsError),
+    Etcd(#[from] kv_remote::etcd::OptionsError),
     /// The node was not listed in time.
     #[cfg(feature = "etcd")]
     #[error("etcd does not list node {node} after {waited_s} s")]
@@ -294,7 +294,7 @@ pub enum NodeStartError {
         /// How long was waited, in seconds.
         waited_s: u64,
         /// The last failure of a call, if one has failed.
-        source: Option<Box<kv_etcd::EtcdError>>,
+        source: Option<Box<kv_remote::etcd::EtcdError>>,
     },
     /// This program was built without etcd.
     #[error("this program was built without the feature etcd")]
@@ -479,14 +479,14 @@ impl NodeConfig {
 
     /// Has the tier follow the members that etcd lists, and waits until all are there or had the time to be.
     #[cfg(feature = "etcd")]
-    fn join(&self, watch: RemoteWatch) -> Result<Option<kv_etcd::Membership>, NodeStartError> {
+    fn join(&self, watch: RemoteWatch) -> Result<Option<kv_remote::etcd::Membership>, NodeStartError> {
         if self.etcd.is_empty() {
             return Ok(None);
         }
         // The folder is this run's alone, so that its name is, too.
         let run = self.folder.file_name().unwrap_or_default().to_string_lossy();
         let mut options =
-            kv_etcd::EtcdOptions::new(self.etcd.clone(), &format!("/kv-replay/{run}/"));
+            kv_remote::etcd::EtcdOptions::new(self.etcd.clone(), &format!("/kv-replay/{run}/"));
         (options.lease, options.every) = (ETCD_LEASE, ETCD_EVERY);
         // Walls are not for what others are told: each finds the node where all do.
         let own = Member {
@@ -495,7 +495,7 @@ impl NodeConfig {
         };
         let takes = watch.clone();
         let take = move |members: &[Member]| takes.set_members(members).is_ok();
-        let membership = kv_etcd::Membership::join(options, own, take)?;
+        let membership = kv_remote::etcd::Membership::join(options, own, take)?;
         let since = Instant::now();
         while watch.members().len() < usize::from(self.nodes) {
             let is_listed = membership.stats().is_listed;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use cuda_driver::{Device, DeviceError};
-use kv_place::{
+use kv_multigpu::place::{
     GpuCapacity, HeadShards, HeadsError, KvReplication, LayerShape, Link, LinkMatrix, ModelShape,
     Placement, PlacementError, Strategy,
 };
@@ -101,7 +101,7 @@ pub struct PlaceReport {
     /// the time for that on links like those of two H200s (NVLink where devices reach each other,
     /// host memory elsewhere).
     pub explanation: Vec<String>,
-    /// The placement in the text form of `kv_place::Placement`.
+    /// The placement in the text form of `kv_multigpu::place::Placement`.
     pub placement: String,
 }
 

@@ -1,7 +1,5 @@
 //! How far a run has come, for those who watch it.
 
-use crate::series::Sample;
-
 /// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProgressState {
@@ -21,8 +19,6 @@ pub struct ProgressState {
     pub device_blocks_in_use: u64,
     /// Share of block lookups that hit, from 0 to 1.
     pub hit_rate: f64,
-    /// What the last iteration has left, in runs that [record](crate::config::RunConfig::series) it.
-    pub sample: Option<Sample>,
 }
 
 /// Receives the progress of a run.

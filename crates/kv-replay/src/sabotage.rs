@@ -32,7 +32,9 @@ impl Sabotage {
         let kind = if contiguous { "with" } else { "without" };
         known.then_some(()).ok_or_else(|| {
             let name = self.name();
-            format!("a run {kind} --contiguous has no protection that --sabotage {name} disables")
+            format!(
+                "a run {kind} --contiguous has no protection that --drill sabotage={name} disables"
+            )
         })
     }
 

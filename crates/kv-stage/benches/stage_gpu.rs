@@ -12,8 +12,6 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,9 +25,9 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvKernels;
 use kv_kernels::tables::GatherRows;
 use kv_stage::{
-    BatchOptions, BatchTable, BlockTable, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions,
-    StagingPool, StepStager,
+    BatchOptions, BatchTable, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions, StagingPool,
 };
+use kv_testkit::alloc;
 
 const ROWS: usize = 256;
 const COLUMNS: usize = 2048;
@@ -44,40 +42,7 @@ const FILLS: usize = 16;
 /// Number of buffers of a pool: one more than the depth.
 const BUFFERS: usize = 3;
 
-thread_local! {
-    /// Number of allocations and reallocations of this thread.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counted;
-
-fn count() {
-    // Also called while a thread ends.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call is passed to the system's allocator.
-unsafe impl GlobalAlloc for Counted {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(memory, layout) }
-    }
-
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(memory, layout, bytes) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counted = Counted;
+kv_testkit::allocator!(i64::MAX);
 
 fn main() -> ExitCode {
     match open() {
@@ -106,6 +71,7 @@ fn open() -> Result<(Device, Arc<CountingDriver>), String> {
     let driver: Arc<dyn Driver> = if simulated() {
         let driver = SimDriver::new(SimConfig::default()).map_err(|error| error.to_string())?;
         driver.register_kernels(kv_kernels::references());
+        driver.register_kernels(kv_stage::references());
         Arc::new(driver)
     } else {
         Arc::new(CudaDriver::load().map_err(|error| error.to_string())?)
@@ -133,12 +99,6 @@ struct Bench {
     start: Event,
     end: Event,
     timings: usize,
-}
-
-/// Arrays that are sent with a table.
-struct Arrays {
-    lens: Vec<u32>,
-    slots: Vec<i64>,
 }
 
 impl Bench {
@@ -172,27 +132,16 @@ impl Bench {
             self.gather(),
             Some(copy),
         );
-        row("full table: `StepStager`", &full_bytes, self.full(false), Some(copy));
-        let with_arrays = self.full(true);
+        let full = self.full(1);
         row(
-            "full table, lengths and slot mapping: `StepStager`",
+            "full table, lengths and slot mapping: a pool's buffer, one copy",
             &full_bytes,
-            with_arrays,
+            full,
             Some(copy),
         );
-        let each = self.copy_per_array();
-        row("the same, a copy for each array, one buffer", &full_bytes, each, Some(copy));
+        row("the same, a copy for each of the three", &full_bytes, self.full(3), Some(copy));
         let fresh = self.pinned_per_call();
         row("the same, pinned memory allocated by each call", &full_bytes, fresh, Some(copy));
-        let (cost, bytes) = self.decode(false);
-        row("16 entries changed: `StepStager`", &format!("{bytes} B"), cost, Some(copy));
-        let (cost, bytes) = self.decode(true);
-        row(
-            "16 entries changed, lengths and slot mapping: `StepStager`",
-            &format!("{bytes} B"),
-            cost,
-            Some(copy),
-        );
         for sequences in [8, ROWS] {
             let (cost, bytes) = self.batch(sequences, true);
             let name = format!(
@@ -210,7 +159,6 @@ impl Bench {
         let scattered = self.copy_per_entry();
         row("16 entries changed: a copy for each", "64 B", scattered, Some(copy));
         self.acquire_and_retire();
-        self.phases();
         self.batch_phases();
         self.driver_calls();
         self.pinning();
@@ -259,9 +207,9 @@ impl Bench {
     /// processor's caches.
     fn one_written_copy(&self) -> Cost {
         let (mut source, target) = (self.pinned(TABLE_BYTES), self.memory(TABLE_BYTES));
-        let table = table(COLUMNS);
+        let (table, ..) = arrays();
         let enqueue = || {
-            source.write_at(0, bytemuck::cast_slice(table.as_slice())).unwrap();
+            source.write_at(0, bytemuck::cast_slice(&table)).unwrap();
             self.stream.copy_to_device(target.span(), &source, 0).unwrap();
         };
         self.cost(|| {}, enqueue)
@@ -291,41 +239,22 @@ impl Bench {
     }
 
     fn pool(&self) -> StagingPool {
-        let buffer_bytes = StepStager::buffer_bytes(DEVICE_BYTES);
-        let options = StagingOptions { buffer_bytes, buffers_max: BUFFERS };
+        let options = StagingOptions { buffer_bytes: DEVICE_BYTES, buffers_max: BUFFERS };
         StagingPool::new(&self.device, options).unwrap()
     }
 
-    /// The whole table, from snapshot to event. The host's time includes writing 2 MiB to the
-    /// buffer.
-    fn full(&self, with_arrays: bool) -> Cost {
-        let pool = self.pool();
-        let mut stager = StepStager::new(&self.device, &pool, DEVICE_BYTES).unwrap();
-        let (table, rows, arrays) = (table(COLUMNS), all_rows(), arrays());
-        self.cost(
-            || {},
-            || {
-                let mut step = stager.begin().unwrap();
-                step.block_rows(&table, &rows, COLUMNS).unwrap();
-                if with_arrays {
-                    step.array(&arrays.lens).unwrap();
-                    step.array(&arrays.slots).unwrap();
-                }
-                step.submit(&self.stream).unwrap();
-            },
-        )
-    }
-
-    /// The same bytes from one staging buffer, with a copy for each array.
-    fn copy_per_array(&self) -> Cost {
+    /// The whole table and the arrays from a buffer of a pool, from writing them to the event, in that many copies.
+    fn full(&self, copies: usize) -> Cost {
         let pool = self.pool();
         let target = self.memory(DEVICE_BYTES);
-        let (table, arrays) = (table(COLUMNS), arrays());
+        let (table, lens, slots) = arrays();
         let parts: [&[u8]; 3] = [
-            bytemuck::cast_slice(table.as_slice()),
-            bytemuck::cast_slice(&arrays.lens),
-            bytemuck::cast_slice(&arrays.slots),
+            bytemuck::cast_slice(&table),
+            bytemuck::cast_slice(&lens),
+            bytemuck::cast_slice(&slots),
         ];
+        let bytes: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
+        let sent = if copies == 1 { vec![bytes.iter().sum()] } else { bytes };
         self.cost(
             || {},
             || {
@@ -337,10 +266,9 @@ impl Bench {
                 }
                 let copies = |view: &kv_stage::SubmittedView<'_>| {
                     let mut offset = 0;
-                    for part in parts {
-                        let span = target.span().slice(offset, part.len() as u64)?;
-                        view.copy_to_device(span, offset)?;
-                        offset += span.bytes();
+                    for &bytes in &sent {
+                        view.copy_to_device(target.span().slice(offset, bytes)?, offset)?;
+                        offset += bytes;
                     }
                     Ok::<_, cuda_driver::CopyError>(())
                 };
@@ -353,7 +281,7 @@ impl Bench {
     /// freeing it.
     fn pinned_per_call(&self) -> Cost {
         let target = self.memory(DEVICE_BYTES);
-        let (table, arrays) = (table(COLUMNS), arrays());
+        let (table, lens, slots) = arrays();
         let lens_at = TABLE_BYTES;
         let slots_at = lens_at + ROWS as u64 * 4;
         let all = target.span().slice(0, slots_at + ROWS as u64 * 8).unwrap();
@@ -365,42 +293,13 @@ impl Bench {
             },
             || {
                 let mut buffer = self.pinned(all.bytes());
-                buffer.write_at(0, bytemuck::cast_slice(table.as_slice())).unwrap();
-                buffer.write_at(lens_at, bytemuck::cast_slice(&arrays.lens)).unwrap();
-                buffer.write_at(slots_at, bytemuck::cast_slice(&arrays.slots)).unwrap();
+                buffer.write_at(0, bytemuck::cast_slice(&table)).unwrap();
+                buffer.write_at(lens_at, bytemuck::cast_slice(&lens)).unwrap();
+                buffer.write_at(slots_at, bytemuck::cast_slice(&slots)).unwrap();
                 self.stream.copy_to_device(all, &buffer, 0).unwrap();
                 kept.set(Some(buffer));
             },
         )
-    }
-
-    /// A step of a stager that sends changes: 16 rows have a block more than in the previous step.
-    fn decode(&self, with_arrays: bool) -> (Cost, u64) {
-        let pool = self.pool();
-        let mut stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
-        let table = std::cell::RefCell::new(table(COLUMNS - 1));
-        let (rows, arrays, mut sent) = (all_rows(), arrays(), 0);
-        let mut number = 0;
-        let cost = self.cost(
-            || {
-                number += 1;
-                for change in 0..CHANGED {
-                    let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
-                    let column = number % COLUMNS;
-                    table.borrow_mut().set(row, column, number as i32).unwrap();
-                }
-            },
-            || {
-                let mut step = stager.begin().unwrap();
-                step.block_rows(&table.borrow(), &rows, COLUMNS).unwrap();
-                if with_arrays {
-                    step.array(&arrays.lens).unwrap();
-                    step.array(&arrays.slots).unwrap();
-                }
-                sent = step.submit(&self.stream).unwrap().bytes();
-            },
-        );
-        (cost, sent)
     }
 
     fn batch_of(&self, pool: &mut Option<StagingPool>) -> DeviceBatch {
@@ -460,7 +359,7 @@ impl Bench {
             || {},
             || {
                 let before = self.counting.calls();
-                let allocated = ALLOCATIONS.get();
+                let allocated = alloc::allocations();
                 number += 1;
                 let mut laps = [Instant::now(); 5];
                 for change in 0..CHANGED {
@@ -477,7 +376,7 @@ impl Bench {
                 laps[3] = Instant::now();
                 step.submit().unwrap();
                 laps[4] = Instant::now();
-                let allocated = ALLOCATIONS.get() - allocated;
+                let allocated = alloc::allocations() - allocated;
                 for (times, lap) in times.iter_mut().zip(laps.windows(2)) {
                     times.push(lap[1] - lap[0]);
                 }
@@ -504,63 +403,6 @@ impl Bench {
         println!(
             "\nA step: {:.2} allocations; driver calls {}",
             allocations as f64 / f64::from(steps),
-            calls.into_iter().map(each).collect::<Vec<_>>().join(", ")
-        );
-    }
-
-    /// The parts of the host's time of a decode step, and its driver calls.
-    fn phases(&self) {
-        let pool = self.pool();
-        let mut stager = StepStager::with_scatter(pool.device(), &pool, DEVICE_BYTES).unwrap();
-        let table = std::cell::RefCell::new(table(COLUMNS - 1));
-        let (rows, arrays) = (all_rows(), arrays());
-        let (mut number, mut times) = (0, [const { Vec::new() }; 4]);
-        let (mut calls, mut steps) = (std::collections::BTreeMap::new(), 0);
-        self.cost(
-            || {
-                number += 1;
-                for change in 0..CHANGED {
-                    let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
-                    table.borrow_mut().set(row, number % COLUMNS, number as i32).unwrap();
-                }
-            },
-            || {
-                let before = self.counting.calls();
-                let begun = Instant::now();
-                let mut step = stager.begin().unwrap();
-                times[0].push(begun.elapsed());
-                let begun = Instant::now();
-                step.block_rows(&table.borrow(), &rows, COLUMNS).unwrap();
-                times[1].push(begun.elapsed());
-                let begun = Instant::now();
-                step.array(&arrays.lens).unwrap();
-                step.array(&arrays.slots).unwrap();
-                times[2].push(begun.elapsed());
-                let begun = Instant::now();
-                step.submit(&self.stream).unwrap();
-                times[3].push(begun.elapsed());
-                // The first steps prepare launches.
-                if times[3].len() > 2 * BUFFERS {
-                    steps += 1;
-                    for (call, count) in self.counting.calls() {
-                        let made = count - before.get(call).copied().unwrap_or(0);
-                        *calls.entry(call).or_insert(0) += made;
-                    }
-                }
-            },
-        );
-        println!("\n| phase of a decode step with arrays | host, µs |");
-        println!("|---|---|");
-        let names =
-            ["acquire a buffer", "find and write what changed", "write the arrays", "submit"];
-        for (name, times) in names.into_iter().zip(times) {
-            println!("| {name} | {:.2} |", micros(median(times)));
-        }
-        calls.retain(|_, count| *count > 0);
-        let each =
-            |(call, count): (&str, u64)| format!("{call} {:.2}", count as f64 / f64::from(steps));
-        println!(
-            "\nDriver calls of a step: {}",
             calls.into_iter().map(each).collect::<Vec<_>>().join(", ")
         );
     }
@@ -727,21 +569,7 @@ fn median(mut values: Vec<Duration>) -> Duration {
     values[values.len() / 2]
 }
 
-/// A table whose rows have `blocks` blocks each.
-fn table(blocks: usize) -> BlockTable {
-    let mut table = BlockTable::new(ROWS, COLUMNS).unwrap();
-    for row in 0..ROWS {
-        for block in 0..blocks {
-            table.append(Row::new(row as u32), (row * COLUMNS + block) as i32).unwrap();
-        }
-    }
-    table
-}
-
-fn all_rows() -> Vec<Row> {
-    (0..ROWS as u32).rev().map(Row::new).collect()
-}
-
-fn arrays() -> Arrays {
-    Arrays { lens: vec![30_000; ROWS], slots: (0..ROWS as i64).collect() }
+/// A full block table, lengths and a slot mapping.
+fn arrays() -> (Vec<i32>, Vec<u32>, Vec<i64>) {
+    ((0..(ROWS * COLUMNS) as i32).collect(), vec![30_000; ROWS], (0..ROWS as i64).collect())
 }

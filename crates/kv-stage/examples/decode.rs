@@ -8,45 +8,52 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_stage::{BlockTable, Row, StagingOptions, StagingPool, StepStager};
+use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row, StagingOptions, StagingPool};
 
-const SEQUENCES: usize = 8;
+const SEQUENCES: u32 = 8;
 const BLOCK_TOKENS: u32 = 16;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // On a GPU: `cuda_driver::CudaDriver::load()?`.
     let driver = SimDriver::new(SimConfig::default())?;
+    driver.register_kernels(kv_stage::references());
     let device = Device::open(Arc::new(driver), 0)?;
     let stream = Stream::new(&device)?;
 
-    let device_bytes = 64 << 10;
-    let buffers = StagingOptions::overlapped(StepStager::buffer_bytes(device_bytes), 1);
-    let pool = StagingPool::new(&device, buffers)?;
-    let mut stager = StepStager::with_scatter(&device, &pool, device_bytes)?;
+    let table =
+        BatchTable { width: 64, block_tokens: BLOCK_TOKENS, null_block: 0, is_state: false };
+    let options = BatchOptions {
+        rows: SEQUENCES,
+        sequences_max: SEQUENCES,
+        tokens_max: SEQUENCES,
+        tables: vec![table],
+        arrays: vec![],
+    };
+    let pool = StagingPool::new(&device, StagingOptions::overlapped(options.buffer_bytes(), 1))?;
+    let mut batch = DeviceBatch::new(&pool, options)?;
 
-    let mut table = BlockTable::new(SEQUENCES, 64)?;
-    let batch: Vec<Row> = (0..SEQUENCES as u32).map(Row::new).collect();
-    let (mut lengths, mut blocks) = ([0u32; SEQUENCES], 0);
+    let (mut lengths, mut blocks) = ([0; SEQUENCES as usize], 0);
     for iteration in 0..100 {
-        for (row, length) in batch.iter().zip(&mut lengths) {
-            if *length % BLOCK_TOKENS == 0 {
-                table.append(*row, blocks)?;
+        for (row, length) in (0..).map(Row::new).zip(&lengths) {
+            if length % BLOCK_TOKENS == 0 {
                 blocks += 1;
+                batch.edit(0, row, length / BLOCK_TOKENS, &[blocks])?;
             }
+        }
+        // Waits only when the device is more than one step behind.
+        let mut step = batch.step_wait(&stream)?;
+        for (row, length) in (0..).map(Row::new).zip(&mut lengths) {
+            step.row(row, (*length).into(), (*length).into(), 1)?;
             *length += 1;
         }
-        let width = lengths[0].div_ceil(BLOCK_TOKENS) as usize;
-        // Waits only when the device is more than one step behind.
-        let mut step = stager.begin_wait()?;
-        let rows = step.block_rows(&table, &batch, width)?;
-        let lens = step.array(&lengths)?;
-        let staged = step.submit(&stream)?;
-        let (_table, _lens) = (staged.span(rows)?, staged.span(lens)?);
-        // Enqueue the model on `stream` here: both spans are valid there until the next submit.
+        let staged = step.submit()?;
+        let (_table, _lengths) = (staged.buffers.tables[0].block_table, staged.buffers.lengths);
+        // Enqueue the model on `stream` here: the buffers hold this step until the next submit.
         if iteration % 25 == 0 {
-            println!("step {iteration}: {} bytes, {} words", staged.bytes(), staged.words());
+            println!("step {iteration}: {} bytes", staged.bytes);
         }
     }
+    drop(batch);
     pool.close()?;
     Ok(())
 }

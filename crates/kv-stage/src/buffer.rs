@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedSpan, Stream};
+use cuda_driver::{
+    CopyError, DeviceError, DeviceSpan, Event, OutOfBounds, PinnedSpan, Stream, guard,
+};
 use smallvec::SmallVec;
 
 use crate::error::SubmitError;
@@ -161,8 +163,9 @@ impl Readers {
             return Ok(());
         }
         let spare = self.events.iter().find(|event| {
+            let taken = self.reading.iter().any(|(_, taken)| Arc::ptr_eq(taken, event));
             event.device() == stream.device()
-                && !self.reading.iter().any(|(_, taken)| Arc::ptr_eq(taken, event))
+                && guard!("stage.streams-have-own-events", !taken, else true)
         });
         let event = match spare {
             Some(event) => event.clone(),
@@ -200,7 +203,11 @@ impl Submission {
         }
         if unordered {
             tracing::error!(?outcome, "a staging buffer cannot be retired and is not used again");
-            self.shared.leak(pooled);
+            guard!(
+                "stage.unrecorded-buffers-leak",
+                self.shared.leak(pooled),
+                else self.shared.keep(pooled, &reading)
+            );
         } else {
             self.shared.keep(pooled, &reading);
         }
@@ -217,7 +224,7 @@ impl Submission {
 impl Drop for Submission {
     fn drop(&mut self) {
         // Has an effect only if `enqueue` panicked. `retire` logs errors that it cannot return.
-        let _ = self.retire();
+        guard!("stage.panics-retire", self.retire().unwrap_or_default());
     }
 }
 
@@ -272,7 +279,7 @@ impl SubmittedView<'_> {
         destination: DeviceSpan,
         offset: u64,
     ) -> Result<(), CopyError> {
-        self.also_read_by(stream)?;
+        guard!("stage.copies-elsewhere-keep", self.also_read_by(stream)?);
         self.copy_on(stream, destination, offset)
     }
 
@@ -303,7 +310,7 @@ impl SubmittedView<'_> {
     /// Like `also_read_by`.
     #[track_caller]
     pub fn span_on<'s>(&'s self, stream: &'s Stream) -> Result<PinnedSpan<'s>, DeviceError> {
-        self.also_read_by(stream)?;
+        guard!("stage.spans-elsewhere-keep", self.also_read_by(stream)?);
         Ok(self.span_for(stream))
     }
 

@@ -6,7 +6,7 @@ use cuda_driver::{CopyError, DeviceError, ModuleError};
 
 use crate::Row;
 
-/// The reason why a pool or a stager could not be created, drained or closed.
+/// The reason why a pool or a batch could not be created, drained or closed.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
@@ -54,7 +54,7 @@ pub enum StagingError {
     /// Device memory of a batch could not be filled.
     #[error("the memory of a batch could not be filled")]
     Copy(#[from] CopyError),
-    /// The stager's or the batch's kernel was not loaded.
+    /// The batch's kernel was not loaded.
     #[error("the kernel of the staging could not be loaded")]
     Kernel(#[from] ModuleError),
     /// The device refused or is lost.
@@ -161,98 +161,6 @@ pub enum SubmitError<E> {
     /// is lost, the buffer is never used again.
     #[error("no event could be recorded after the readers of a staging buffer")]
     Retire(#[source] DeviceError),
-}
-
-/// The reason why a block table was not changed or read.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TableError {
-    /// The table has no rows, no columns, or more bytes than an address space.
-    #[error("no block table can have {rows} rows of {max_blocks} blocks")]
-    Shape {
-        /// Requested number of rows.
-        rows: usize,
-        /// Requested number of columns.
-        max_blocks: usize,
-    },
-    /// The host does not have enough memory for the table.
-    #[error("no host memory for a block table of {rows} rows of {max_blocks} blocks")]
-    OutOfMemory {
-        /// Requested number of rows.
-        rows: usize,
-        /// Requested number of columns.
-        max_blocks: usize,
-    },
-    /// The row does not exist.
-    #[error("row {row} of a block table that has {rows} rows")]
-    Row {
-        /// Requested row.
-        row: Row,
-        /// Number of rows of the table.
-        rows: usize,
-    },
-    /// The column does not exist.
-    #[error("column {logical} of a block table that has {max_blocks} columns")]
-    Column {
-        /// Requested column, or the first missing column that a row would need.
-        logical: usize,
-        /// Number of columns of the table.
-        max_blocks: usize,
-    },
-    /// The row has no free column.
-    #[error("row {row} of the block table is full with {max_blocks} blocks")]
-    Full {
-        /// The row.
-        row: Row,
-        /// Number of columns of the table.
-        max_blocks: usize,
-    },
-    /// The value is neither a block id nor -1.
-    #[error("{block} in a block table is neither a block id nor -1")]
-    Block {
-        /// The given value.
-        block: i32,
-    },
-}
-
-/// The reason why a step was not assembled or not sent.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StageError {
-    /// The step does not fit. The part was not added; earlier parts remain.
-    #[error("the staged step needs {}, and has room for {}", ByteSize(*needed_bytes), ByteSize(*capacity_bytes))]
-    Capacity {
-        /// Number of bytes that the step would need with the new part.
-        needed_bytes: u64,
-        /// Maximum number of bytes of a step: the smaller of buffer and device memory.
-        capacity_bytes: u64,
-    },
-    /// The requested rows are not in the table.
-    #[error("the rows were not staged")]
-    Table(#[from] TableError),
-    /// The stager's steps use another stream.
-    #[error(
-        "the stager is bound to stream {bound:#x}, and the step was given to stream {given:#x}"
-    )]
-    OtherStream {
-        /// Raw handle of the stream of the first submission.
-        bound: u64,
-        /// Raw handle of the given stream.
-        given: u64,
-    },
-    /// The stream belongs to another device than the stager's memory.
-    #[error(
-        "the stager's memory is on GPU {stager}, and the step was given to a stream of GPU {stream}"
-    )]
-    OtherDevice {
-        /// Ordinal of the stager's device.
-        stager: i32,
-        /// Ordinal of the stream's device.
-        stream: i32,
-    },
-    /// The step was not sent, or not completely. The next step sends everything again.
-    #[error("the staged step was not sent")]
-    Submit(#[from] SubmitError<CopyError>),
 }
 
 /// The reason why a step of a batch was not assembled or not sent.
@@ -406,25 +314,7 @@ pub enum BatchError {
     Device(#[from] DeviceError),
 }
 
-/// A part that does not belong to the step.
-#[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-#[error("a part of staged step {part_step} was asked of staged step {step}")]
-pub struct PartError {
-    /// Number of the step that made the part.
-    pub part_step: u64,
-    /// Number of the step that received the part.
-    pub step: u64,
-}
-
-one_line_debug!(
-    StagingError,
-    SlabsError,
-    AcquireError,
-    TableError,
-    StageError,
-    BatchError,
-    PartError
-);
+one_line_debug!(StagingError, SlabsError, AcquireError, BatchError);
 
 impl<E: std::error::Error + 'static> std::fmt::Debug for SubmitError<E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -11,13 +11,8 @@
 //!   write it nor submit it again. It returns to the pool when events recorded after its readers
 //!   have completed.
 //! * [`PinnedSlabs`]: much pinned memory for blocks, pinned by several threads in the background.
-//! * [`BlockTable`]: the persistent `[rows, max_blocks]` table that the host edits and reads. The
-//!   device never accesses it.
-//! * [`StepStager`]: copies table rows and the small arrays of a step into one buffer and submits
-//!   it once, either as a copy of everything, or as a launch that writes only what changed since
-//!   the last step.
 //! * [`DeviceBatch`]: the block tables, slots, positions and lengths of each step, at addresses that
-//!   captured CUDA graphs can keep.
+//!   captured CUDA graphs can keep. A step sends what changed, in one buffer.
 //!
 //! # Example
 //! ```
@@ -69,34 +64,25 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod batch;
-mod block_table;
 mod buffer;
-mod edits;
 pub mod error;
-mod mirror;
 mod pinned_slabs;
 mod pinning;
 mod pool;
 mod retire;
 mod row;
-mod scatter;
 mod slab;
-mod staged;
-mod step;
 
 pub use batch::{
     BatchBuffers, BatchLength, BatchOptions, BatchStep, BatchTable, DeviceBatch, RowStates,
     StagedBatch, TableBuffers, references,
 };
-pub use block_table::BlockTable;
 pub use buffer::{StagingBuffer, SubmittedView};
 pub use pinned_slabs::{PinnedSlabs, SlabsOptions};
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
 pub use row::Row;
 pub use slab::SlabMemory;
-pub use staged::{PartId, Staged};
-pub use step::{Step, StepStager};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

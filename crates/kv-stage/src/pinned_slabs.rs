@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesError, PageKind, PinError};
-use cuda_driver::{Device, DeviceError, PinnedBuffer};
+use cuda_driver::{Device, DeviceError, PinnedBuffer, guard};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::error::SlabsError;
@@ -276,7 +276,8 @@ impl PinnedSlabs {
         let mut line = shared.line.lock();
         loop {
             self.take_over(&mut line)?;
-            if line.schedule.is_over() || line.threads == 0 {
+            let alone = guard!("stage.pinning-all-waits", line.threads == 0, else true);
+            if line.schedule.is_over() || alone {
                 return Ok(self.slabs.len());
             }
             shared.wait(&mut line);
@@ -326,7 +327,9 @@ impl PinnedSlabs {
         let before = self.slabs.len();
         let mut line = self.shared.line.lock();
         while self.slabs.len() > self.slabs_wanted
-            && let Some(slab) = self.slabs.pop_if(|slab| Arc::get_mut(slab).is_some())
+            && let Some(slab) = self.slabs.pop_if(
+                |slab| guard!("stage.held-slabs-stay", Arc::get_mut(slab).is_some(), else true),
+            )
         {
             line.schedule.give_back();
             // A drop adds the memory to the list of its device, and frees nothing.
@@ -358,7 +361,9 @@ impl PinnedSlabs {
         {
             shared.line.lock().waiting += 1;
         }
-        for thread in self.started.drain(..) {
+        let started = &mut self.started;
+        for thread in guard!("stage.closed-slabs-join", started.drain(..), else started.drain(..0))
+        {
             if thread.join().is_err() {
                 tracing::error!("a thread that pinned slabs has panicked");
             }
@@ -435,7 +440,7 @@ impl PinnedSlabs {
 
 impl Drop for PinnedSlabs {
     fn drop(&mut self) {
-        self.shared.stopped.store(true, Ordering::Relaxed);
+        guard!("stage.dropped-slabs-stop", self.shared.stopped.store(true, Ordering::Relaxed));
     }
 }
 

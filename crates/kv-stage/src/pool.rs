@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::host_pages::{HostMemory, HostPages, HostPagesOptions, PinError};
-use cuda_driver::{Device, DeviceError, HostAllocFlags};
+use cuda_driver::{Device, DeviceError, HostAllocFlags, guard};
 use parking_lot::Mutex;
 
 use crate::pinning::{self, Backlog};
@@ -83,8 +83,12 @@ impl PoolOptions {
             all_bytes =
                 bytes.and_then(|bytes| bytes.checked_add(all_bytes)).ok_or_else(impossible)?;
             all_buffers = all_buffers.saturating_add(buffers_max);
-            let possible =
-                all_bytes <= isize::MAX as u64 && all_buffers <= StagingPool::BUFFERS_MAX;
+            let possible = all_bytes <= isize::MAX as u64
+                && guard!(
+                    "stage.buffers-are-bounded",
+                    all_buffers <= StagingPool::BUFFERS_MAX,
+                    else true
+                );
             let Some(stride) = stride.filter(|_| possible) else {
                 return Err(impossible());
             };
@@ -103,7 +107,8 @@ impl PoolOptions {
         }
         // Without this check, pinning slab by slab would continue until the system kills the
         // process.
-        if let Some(host_bytes) = HostPages::host_bytes().filter(|&most| all_bytes > most) {
+        let host_bytes = guard!("stage.pools-fit-the-host", HostPages::host_bytes(), else None);
+        if let Some(host_bytes) = host_bytes.filter(|&most| all_bytes > most) {
             return Err(StagingError::Memory { bytes: all_bytes, host_bytes });
         }
         first.append(&mut later);
@@ -400,7 +405,7 @@ impl StagingPool {
         self.shared.backlog.give_up();
         self.shared.state.lock().closed = true;
         let drained = self.drain();
-        self.shared.backlog.wait();
+        guard!("stage.close-waits-for-pinning", self.shared.backlog.wait());
         // A slab that was refused meanwhile is back on the list.
         self.shared.backlog.give_up();
         let given_up = self.shared.state.lock().take_all();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use cuda_driver::host_pages::{HostMemory, PinError};
-use cuda_driver::{Device, DeviceError, Event, Stream};
+use cuda_driver::{Device, DeviceError, Event, Stream, guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -103,7 +103,10 @@ impl PoolShared {
             let some = self.retire_oldest(&mut unfinished, &mut outcome);
             if self.device.poison().is_some() {
                 // It reads nothing any more: all buffers come back, and the loss is reported.
-                while self.retire_oldest(&mut unfinished, &mut outcome) {}
+                guard!(
+                    "stage.lost-buffers-return",
+                    while self.retire_oldest(&mut unfinished, &mut outcome) {}
+                );
             }
             let mut state = self.state.lock();
             self.check(&state, bytes)?;
@@ -223,7 +226,8 @@ impl PoolShared {
         let state = self.state.lock();
         let fits = |submission: &&SubmittedBuffer| submission.pooled.memory.bytes() >= bytes;
         let oldest = state.submitted.iter().find(fits)?;
-        (oldest.sequence < until).then(|| oldest.awaited.clone())
+        let is_before = guard!("stage.drains-end", oldest.sequence < until, else true);
+        is_before.then(|| oldest.awaited.clone())
     }
 }
 
@@ -278,7 +282,7 @@ impl PoolLists {
     fn put_free(&mut self, pooled: PooledBuffer) -> Option<PooledBuffer> {
         let class = &mut self.classes[pooled.class];
         class.live -= 1;
-        if self.closed {
+        if guard!("stage.closed-pools-drop", self.closed, else false) {
             class.circulating -= 1;
             return Some(pooled);
         }
@@ -337,9 +341,9 @@ fn all_complete(events: &[Arc<Event>]) -> Result<bool, DeviceError> {
     for event in events {
         match event.is_complete() {
             Ok(true) => {}
-            Ok(false) => return Ok(false),
+            Ok(false) => guard!("stage.reuse-waits", return Ok(false)),
             Err(_) if event.device().poison().is_some() => {}
-            Err(error) => return Err(error),
+            Err(error) => guard!("stage.unknown-readers-hold", return Err(error)),
         }
     }
     Ok(true)

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A row of a [`BlockTable`](crate::BlockTable): the block ids of one sequence, in the order of its tokens.
+/// A row of the block tables of a [`DeviceBatch`](crate::DeviceBatch): the block ids of one sequence, in the order of
+/// its tokens.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Row(u32);
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cuda_driver::host_pages::{HostMemory, PageKind, PinError};
-use cuda_driver::{Device, Event, HostAccess, OutOfBounds, PinnedBuffer, PinnedSpan, Stream};
+use cuda_driver::{
+    Device, Event, HostAccess, OutOfBounds, PinnedBuffer, PinnedSpan, Stream, guard,
+};
 
 use crate::retire::RetireEvents;
 
@@ -93,7 +95,13 @@ impl BufferMemory {
 
     /// The memory, for kernels on `reader` to read.
     pub(crate) fn span_for<'a>(&'a self, reader: &'a Stream) -> Option<PinnedSpan<'a>> {
-        self.slab.pinned.span_for(reader, self.offset, self.bytes).ok()
+        let pinned = &self.slab.pinned;
+        let span = guard!(
+            "stage.spans-are-for-one-stream",
+            pinned.span_for(reader, self.offset, self.bytes),
+            else pinned.span(self.offset, self.bytes)
+        );
+        span.ok()
     }
 
     /// Address by which kernels reach the first byte.
@@ -104,7 +112,9 @@ impl BufferMemory {
     /// Checks that `bytes` bytes at `offset` are the buffer's own; returns their offset in the slab.
     pub(crate) fn range(&self, offset: u64, bytes: u64) -> Result<u64, OutOfBounds> {
         match offset.checked_add(bytes) {
-            Some(end) if end <= self.bytes => Ok(self.offset + offset),
+            Some(end) if guard!("stage.copies-stay-inside", end <= self.bytes, else true) => {
+                Ok(self.offset + offset)
+            }
             _ => Err(OutOfBounds { offset, bytes, capacity: self.bytes }),
         }
     }
@@ -128,7 +138,8 @@ impl BufferMemory {
     ) -> Result<&mut [u8], OutOfBounds> {
         let pinned = &self.slab.pinned;
         let address = pinned.host_address() + self.range(offset, bytes)?;
-        pinned.device().host_access(HostAccess { address, bytes, writes: true });
+        let access = HostAccess { address, bytes, writes: true };
+        guard!("stage.fills-are-told", pinned.device().host_access(access));
         // SAFETY: the range lies inside a live pinned allocation (`range`, and invariant of
         // `offset`), which `slab` keeps, and which `PinnedBuffer::alloc` cleared, so it is
         // initialised. No other Rust code accesses these bytes: the slab's own `slice_mut` and

@@ -6,47 +6,37 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
-#[allow(dead_code, reason = "of the staging tests the simulated machine alone is used here")]
-#[path = "staging/machine.rs"]
+#[allow(dead_code, reason = "of the other tests the simulated machine alone is used here")]
+#[path = "it/machine.rs"]
 mod machine;
-
 #[allow(dead_code, reason = "the tests of batches compare more")]
-#[path = "batch/model.rs"]
+#[path = "it/batch/model.rs"]
 mod model;
-
-#[path = "batch/replay.rs"]
+#[path = "it/batch/replay.rs"]
 mod replay;
+#[allow(dead_code, reason = "the tests of batches compare more")]
+#[path = "it/tables.rs"]
+mod tables;
 
-#[path = "support/rows.rs"]
-mod rows;
-
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cuda_driver::{
-    CopyError, CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, Kernel,
-    KernelArgs, LaunchConfig, Module, PinnedBuffer, Stream,
+    CopyError, CudaDriver, Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer,
+    Stream,
 };
-use kv_stage::{
-    BatchOptions, BatchTable, BlockTable, StagingOptions, StagingPool, StepStager, SubmittedView,
-};
+use kv_stage::{BatchOptions, BatchTable, DeviceBatch, StagingOptions, StagingPool, SubmittedView};
+use kv_testkit::machine::CopyKernel;
 use libtest_mimic::{Arguments, Failed, Trial};
-use machine::Random;
 use replay::{Gathers, Replay};
-use rows::{row_at, rows_at};
+use tables::{PATHS, Run, Sends, dense, iterations, log_paths, path_logs, paths, stage_paths};
 
-type Run = fn(&Gpu);
+type Test = fn(&Gpu);
 
 fn main() {
-    let trials: &[(&str, Run)] = &[
+    let trials: &[(&str, Test)] = &[
         ("stalled_copies_arrive_intact", |gpu| stalled_steps_arrive(gpu, Reader::Copy)),
         ("stalled_kernel_reads_arrive_intact", |gpu| stalled_steps_arrive(gpu, Reader::Kernel)),
-        ("stalled_tables_of_every_path_arrive_intact", |gpu| {
-            stalled_paths_arrive(gpu, Sends::Everything);
-        }),
-        ("stalled_changes_of_every_path_arrive_intact", |gpu| {
-            stalled_paths_arrive(gpu, Sends::Changes);
-        }),
+        ("stalled_tables_of_every_path_arrive_intact", stalled_paths_arrive),
         ("a_fresh_buffer_under_a_kernel_is_overwritten", fresh_buffers_are_overwritten),
         ("every_table_of_a_long_overlapped_run_arrives", |gpu| long_runs(gpu, Sends::Everything)),
         ("every_change_of_a_long_overlapped_run_arrives", |gpu| long_runs(gpu, Sends::Changes)),
@@ -65,13 +55,10 @@ fn main() {
             stalled_steps_are_overwritten(gpu, Reader::Kernel);
         }),
         #[cfg(all(feature = "sabotage", debug_assertions))]
-        ("without_events_stalled_tables_of_every_path_are_overwritten", |gpu| {
-            stalled_paths_are_overwritten(gpu, Sends::Everything);
-        }),
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        ("without_events_stalled_changes_of_every_path_are_overwritten", |gpu| {
-            stalled_paths_are_overwritten(gpu, Sends::Changes);
-        }),
+        (
+            "without_events_stalled_tables_of_every_path_are_overwritten",
+            stalled_paths_are_overwritten,
+        ),
     ];
     let required = std::env::var_os("KV_REQUIRE_GPU").is_some_and(|value| value == "1");
     let missing = open().err();
@@ -90,7 +77,9 @@ fn main() {
 
 fn open() -> Result<Device, String> {
     if std::env::var_os("KV_DEVICE").is_some_and(|name| name == "sim") {
-        return Ok(machine::Machine::new(0).device);
+        let machine = machine::Machine::new(0);
+        machine.sim.register_kernels(kv_stage::references());
+        return Ok(machine.device);
     }
     let driver = CudaDriver::load().map_err(|error| error.to_string())?;
     Device::open(Arc::new(driver), 0).map_err(|error| format!("{error}: {error:?}"))
@@ -99,7 +88,7 @@ fn open() -> Result<Device, String> {
 struct Gpu {
     device: Device,
     stream: Stream,
-    kernel: Kernel,
+    kernel: CopyKernel,
     /// Memory that a stall keeps writing.
     scratch: DeviceBuffer,
 }
@@ -108,13 +97,6 @@ struct Gpu {
 enum Reader {
     Copy,
     Kernel,
-}
-
-/// How a stager sends a step.
-#[derive(Clone, Copy, Eq, PartialEq)]
-enum Sends {
-    Everything,
-    Changes,
 }
 
 /// Maximum number of fills of a stall: seconds of work for any GPU.
@@ -128,18 +110,14 @@ impl Gpu {
         Self {
             device: device.clone(),
             stream: Stream::new(device).unwrap(),
-            kernel: Module::load(device, machine::COPY_PTX).unwrap().kernel("copy_bytes").unwrap(),
+            kernel: CopyKernel::load(device),
             scratch: DeviceBuffer::alloc(device, scratch_bytes).unwrap(),
         }
     }
 
     fn launch_copy(&self, destination: DeviceSpan, source: u64) -> Result<(), CopyError> {
-        let bytes = destination.bytes();
-        let config = LaunchConfig::linear(bytes.div_ceil(128) as u32, 128);
-        let args = KernelArgs::new().arg(destination.address()).arg(source).arg(bytes);
-        // SAFETY: three 64-bit parameters, as declared; host sources are pinned buffers that outlive
-        // the kernel; the destination is device memory.
-        unsafe { self.kernel.launch(&self.stream, &config, &args) }?;
+        // SAFETY: host sources are pinned buffers that outlive the kernel.
+        unsafe { self.kernel.launch(&self.stream, destination, source) }?;
         Ok(())
     }
 
@@ -202,14 +180,6 @@ impl Gpu {
         let options = StagingOptions { buffer_bytes: BYTES as u64, buffers_max };
         StagingPool::new(&self.device, options).unwrap()
     }
-
-    fn stager(&self, pool: &StagingPool, sends: Sends) -> StepStager {
-        let device_bytes = BYTES as u64 / 2;
-        match sends {
-            Sends::Everything => StepStager::new(&self.device, pool, device_bytes).unwrap(),
-            Sends::Changes => StepStager::with_scatter(pool.device(), pool, device_bytes).unwrap(),
-        }
-    }
 }
 
 /// Graphs over a batch, replayed for many steps of other sequences, tables and lengths.
@@ -234,7 +204,7 @@ fn captured_steps_arrive(gpu: &Gpu, gathers: Gathers) {
 }
 
 fn pattern(number: u64) -> Vec<u8> {
-    machine::pattern(number, BYTES)
+    kv_testkit::pattern(number, BYTES)
 }
 
 fn stalled_steps_arrive(gpu: &Gpu, reader: Reader) {
@@ -280,205 +250,55 @@ fn fresh_buffers_are_overwritten(gpu: &Gpu) {
     assert!(arrived == [pattern(1), pattern(1)], "it should have gone wrong");
 }
 
-/// Rows of the tables of each path: self-attention, cross-attention, beams (two per sequence),
-/// draft.
-const PATHS: [usize; 4] = [4, 4, 8, 4];
-const PATH_COLUMNS: usize = 64;
-
-/// The received data of each path, and the expected data.
-type Paths = Vec<(Vec<i32>, Vec<i32>)>;
-
-/// Edits and stages the tables of every path, and lets a kernel log them; returns the expected
-/// data.
-fn stage_paths(
-    gpu: &Gpu,
-    stager: &mut StepStager,
-    tables: &mut [BlockTable; 4],
-    logs: &[DeviceBuffer; 4],
-) -> [Vec<i32>; 4] {
-    for table in tables.iter_mut() {
-        for slot in 0..table.rows() {
-            let block = table.len(row_at(slot)).unwrap() as i32 * 100 + slot as i32;
-            table.append(row_at(slot), block).unwrap();
-        }
+/// Stages the tables of every path twice behind a stall. Answers what a kernel has read in each round, of each path.
+fn stage_paths_stalled(gpu: &Gpu, sabotaged: bool) -> [[Vec<u8>; PATHS]; 2] {
+    let options = paths();
+    let pool = StagingOptions { buffer_bytes: options.buffer_bytes(), buffers_max: 2 };
+    let pool = StagingPool::new(&gpu.device, pool).unwrap();
+    #[cfg(all(feature = "sabotage", debug_assertions))]
+    if sabotaged {
+        pool.sabotage_reuse_before_event();
     }
-    let mut step = stager.begin().unwrap();
-    let parts = tables.each_ref().map(|table| {
-        let slots: Vec<usize> = (0..table.rows()).collect();
-        step.block_rows(table, &rows_at(&slots), PATH_COLUMNS).unwrap()
-    });
-    let staged = step.submit(&gpu.stream).unwrap();
-    for (part, log) in parts.into_iter().zip(logs) {
-        gpu.launch_copy(log.span(), staged.span(part).unwrap().address()).unwrap();
-    }
-    tables.each_ref().map(|table| table.as_slice().to_vec())
-}
-
-/// Stages every path twice behind a stall.
-fn stage_paths_stalled(gpu: &Gpu, pool: &StagingPool, sends: Sends) -> [Paths; 2] {
-    let mut stager = gpu.stager(pool, sends);
-    let mut tables = PATHS.map(|slots| BlockTable::new(slots, PATH_COLUMNS).unwrap());
+    assert!(!sabotaged || cfg!(all(feature = "sabotage", debug_assertions)));
+    let mut batch = DeviceBatch::new(&pool, options).unwrap();
     // Allocated beforehand, because an allocation may wait for the device.
-    let logs = [0; 2].map(|_| PATHS.map(|slots| gpu.memory((slots * PATH_COLUMNS * 4) as u64)));
-    let right = gpu.stalled(pool, |fills| {
-        // The very first step is sent completely.
-        stage_paths(gpu, &mut stager, &mut tables, &logs[0]);
-        gpu.stream.synchronize().unwrap();
+    let logs = [0; 2].map(|_| path_logs(&gpu.device));
+    gpu.stalled(&pool, |fills| {
         gpu.while_busy(fills, || {
-            logs.each_ref().map(|logs| stage_paths(gpu, &mut stager, &mut tables, logs))
+            for (round, logs) in (0..).zip(&logs) {
+                stage_paths(&gpu.stream, &mut batch, round);
+                log_paths(&gpu.stream, &gpu.kernel, &batch, logs);
+            }
         })
     });
-    let read = |log: &DeviceBuffer| bytemuck::pod_collect_to_vec(&gpu.read(log.span()));
-    let arrived = logs.each_ref().map(|logs| logs.each_ref().map(read));
-    let mut steps = arrived.into_iter().zip(right);
-    [0; 2].map(|_| {
-        let (arrived, right) = steps.next().unwrap();
-        arrived.into_iter().zip(right).collect()
-    })
+    logs.each_ref().map(|logs| logs.each_ref().map(|log| gpu.read(log.span())))
 }
 
-fn stalled_paths_arrive(gpu: &Gpu, sends: Sends) {
+fn stalled_paths_arrive(gpu: &Gpu) {
     for _ in 0..10 {
-        let pool = gpu.pool(2);
-        for (step, paths) in stage_paths_stalled(gpu, &pool, sends).into_iter().enumerate() {
-            for (path, (arrived, right)) in paths.into_iter().enumerate() {
-                assert!(arrived == right, "path {path} of step {step} was overwritten");
+        for (round, found) in (0..).zip(stage_paths_stalled(gpu, false)) {
+            for (path, found) in found.into_iter().enumerate() {
+                assert!(found == dense(round, path), "path {path} of round {round}");
             }
         }
-        pool.close().unwrap();
     }
 }
 
 #[cfg(all(feature = "sabotage", debug_assertions))]
-fn stalled_paths_are_overwritten(gpu: &Gpu, sends: Sends) {
-    let pool = gpu.pool(2);
-    pool.sabotage_reuse_before_event();
-    let [first, _] = stage_paths_stalled(gpu, &pool, sends);
-    for (path, (arrived, right)) in first.into_iter().enumerate() {
-        assert!(arrived != right, "path {path}: the test would not see the bug it is for");
+fn stalled_paths_are_overwritten(gpu: &Gpu) {
+    let [first, _] = stage_paths_stalled(gpu, true);
+    for (path, found) in first.into_iter().enumerate() {
+        assert!(found != dense(0, path), "path {path}: the test would not see the bug it is for");
     }
 }
 
-const SLOTS: usize = 16;
-const COLUMNS: usize = 128;
-/// Bytes of the largest table of a step.
-const TABLE_BYTES: u64 = (SLOTS * COLUMNS * size_of::<i32>()) as u64;
-/// Number of steps between two checks of the received data.
-const LOG: usize = 256;
-
-fn iterations() -> usize {
-    match std::env::var("KV_STAGE_ITERATIONS") {
-        Ok(text) => text.parse().unwrap(),
-        Err(_) => 100_000,
-    }
-}
-
+/// Runs many steps with the host 1 to 4 steps ahead.
 fn long_runs(gpu: &Gpu, sends: Sends) {
     for depth in 1..=4 {
-        run_at(gpu, depth, sends);
-    }
-}
-
-/// Sequences that arrive, grow and leave, each with a row of the table.
-struct Batch {
-    table: BlockTable,
-    rows: Vec<usize>,
-    free: Vec<usize>,
-    random: Random,
-}
-
-impl Batch {
-    fn new(seed: usize) -> Self {
-        let table = BlockTable::new(SLOTS, COLUMNS).unwrap();
-        let free = (0..SLOTS).collect();
-        Self { table, rows: Vec::new(), free, random: Random(seed as u64) }
-    }
-
-    fn advance(&mut self) {
-        if self.random.below(8) == 0
-            && let Some(slot) = self.free.pop()
-        {
-            self.rows.push(slot);
-            for _ in 0..self.random.below(COLUMNS as u64 / 2) {
-                self.grow(slot);
-            }
-        }
-        for _ in 0..self.random.below(4) {
-            let row = self.random.below(SLOTS as u64) as usize;
-            let Some(&slot) = self.rows.get(row) else { continue };
-            if self.table.len(row_at(slot)).unwrap() == COLUMNS || self.random.below(16) == 0 {
-                self.table.clear_row(row_at(slot)).unwrap();
-                self.free.push(self.rows.swap_remove(row));
-            } else {
-                self.grow(slot);
-            }
-        }
-    }
-
-    fn grow(&mut self, slot: usize) {
-        self.table.append(row_at(slot), self.random.below(1 << 30) as i32).unwrap();
-    }
-
-    fn width(&self) -> usize {
-        self.rows.iter().map(|&slot| self.table.len(row_at(slot)).unwrap()).max().unwrap_or(0)
-    }
-
-    /// The rows as the device should see them.
-    fn expected(&self, row_entries: usize) -> Vec<i32> {
-        let row = |&slot: &usize| &self.table.row(row_at(slot)).unwrap()[..row_entries];
-        self.rows.iter().flat_map(row).copied().collect()
-    }
-}
-
-/// Runs many steps with the host `depth` steps ahead; a kernel logs each staged table.
-fn run_at(gpu: &Gpu, depth: usize, sends: Sends) {
-    // Exactly as many buffers as the depth needs: if one more were live, a step would find none.
-    let pool = gpu.pool(depth + 1);
-    let mut stager = gpu.stager(&pool, sends);
-    let mut batch = Batch::new(depth);
-    let log = gpu.memory(LOG as u64 * TABLE_BYTES);
-    let mut spare: Vec<Event> = (0..=depth).map(|_| Event::new(&gpu.device).unwrap()).collect();
-    let mut ahead: VecDeque<Event> = VecDeque::new();
-    let mut expected: Vec<Vec<i32>> = Vec::new();
-    let mut changes_only = 0;
-    let pinned_bytes = pool.pinned_bytes();
-    let iterations = iterations();
-    for iteration in 0..iterations {
-        if ahead.len() == depth {
-            let event = ahead.pop_front().unwrap();
-            event.synchronize().unwrap();
-            spare.push(event);
-        }
-        batch.advance();
-        let mut step = stager.begin().unwrap();
-        let rows = step.block_rows(&batch.table, &rows_at(&batch.rows), batch.width()).unwrap();
-        step.array(&[iteration as u64]).unwrap();
-        let staged = step.submit(&gpu.stream).unwrap();
-        changes_only += usize::from(staged.words() > 0);
-        expected.push(batch.expected(staged.row_entries(rows).unwrap()));
-        let span = staged.span(rows).unwrap();
-        let place = (iteration % LOG) as u64 * TABLE_BYTES;
-        if span.bytes() > 0 {
-            gpu.launch_copy(log.span().slice(place, span.bytes()).unwrap(), span.address())
-                .unwrap();
-        }
-        let event = spare.pop().unwrap();
-        event.record(&gpu.stream).unwrap();
-        ahead.push_back(event);
-        if expected.len() == LOG || iteration + 1 == iterations {
-            check(&gpu.read(log.span()), &mut expected, iteration);
-        }
-    }
-    assert_eq!(pool.pinned_bytes(), pinned_bytes);
-    let least = if sends == Sends::Changes { iterations / 2 } else { 0 };
-    assert!(changes_only >= least, "{changes_only} steps sent changes only");
-    pool.close().unwrap();
-}
-
-/// Compares the tables logged since the last check.
-fn check(logged: &[u8], expected: &mut Vec<Vec<i32>>, iteration: usize) {
-    for (entry, right) in logged.chunks_exact(TABLE_BYTES as usize).zip(expected.drain(..)) {
-        let right: &[u8] = bytemuck::cast_slice(&right);
-        assert!(entry[..right.len()] == *right, "a table was wrong, by iteration {iteration}");
+        // Exactly as many buffers as the depth needs: if one more were live, a step would find none.
+        let mut run = Run::new(&gpu.stream, &gpu.kernel, sends, depth + 1);
+        let pinned_bytes = run.pool.pinned_bytes();
+        run.steps(depth, iterations(), |_| {});
+        assert_eq!(run.pool.pinned_bytes(), pinned_bytes);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`allocator!`] and [`alloc`]: memory in bounds, and counted.
 //! * [`Watch`]: which line of a test each call of the driver was made for.
+//! * [`etcd`]: the program, for a trial alone.
 //! * [`machine`]: simulated devices, and a kernel that copies bytes.
 //! * [`Random`]: reproducible numbers.
 //! * [`sweep`]: the values at which numbers are tried.
@@ -9,10 +10,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
 
 pub mod alloc;
+pub mod etcd;
+#[cfg(feature = "cuda")]
 pub mod machine;
 mod random;
 pub mod sweep;
+#[cfg(feature = "cuda")]
 mod watch;
 
 pub use random::{Random, pattern};
+#[cfg(feature = "cuda")]
 pub use watch::Watch;

@@ -7,7 +7,6 @@ mod files;
 mod links;
 mod names;
 mod paths;
-mod sizes;
 mod sources;
 mod tables;
 mod unsafety;
@@ -54,14 +53,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
 }
 
 fn check(files: &Files) -> Vec<Problem> {
-    let mut problems = [
-        crates::check(files),
-        unsafety::check(files),
-        tables::check(files),
-        names::check(files),
-        sizes::check(files),
-    ]
-    .concat();
+    let mut problems =
+        [crates::check(files), unsafety::check(files), tables::check(files), names::check(files)]
+            .concat();
     for (path, text) in files.texts() {
         problems.extend(paths::check(path, text));
         if path.ends_with(".rs") {

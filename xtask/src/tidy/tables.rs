@@ -1,8 +1,10 @@
-//! Names in tables and lists must exist: tests of `docs/DEFECTS.md`, texts of the removals, and
+//! Names in tables and lists must exist: tests of `docs/DEFECTS.md`, protections of the removals, and
 //! hazard numbers.
 
+use std::collections::BTreeSet;
+
 use super::{Files, Problem};
-use crate::removals;
+use crate::removals::{self, Removal};
 
 /// The page with the table of defects, and the heading of the table.
 const PAGE: &str = "docs/DEFECTS.md";
@@ -14,10 +16,33 @@ const HAZARDS: &str = "docs/HAZARDS.md";
 pub(super) fn check(files: &Files) -> Vec<Problem> {
     let mut problems = defects(files);
     problems.extend(hazards(files));
-    if let Err(error) = removals::read(files) {
-        let message = format!("{error:#}");
-        let (path, why) = message.split_once(": ").unwrap_or(("crates", &message));
-        problems.push(Problem::new(path, 1, why));
+    match removals::read(files) {
+        Ok(listed) => problems.extend(switches(files, &listed)),
+        Err(error) => {
+            let message = format!("{error:#}");
+            let (path, why) = message.split_once(": ").unwrap_or(("crates", &message));
+            problems.push(Problem::new(path, 1, why));
+        }
+    }
+    problems
+}
+
+/// Every protection that `guard!` names must be in one list, and in one place of the sources.
+fn switches(files: &Files, listed: &[Removal]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (name, path, line) in removals::guards(files) {
+        if !listed.iter().any(|removal| removal.name == name) {
+            let message = format!("no `removals.toml` has a test for `{name}`");
+            problems.push(Problem::new(path, line, message));
+        }
+        if !seen.insert(name.clone()) {
+            problems.push(Problem::new(path, line, format!("`{name}` stands twice")));
+        }
+    }
+    for Removal { package, name, .. } in listed.iter().filter(|one| !seen.contains(&one.name)) {
+        let path = format!("crates/{package}/tests/removals.toml");
+        problems.push(Problem::new(&path, 1, format!("no source has a protection `{name}`")));
     }
     problems
 }
@@ -133,11 +158,22 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_removals_that_does_not_fit_is_a_problem() {
-        let list = "[[removal]]\nwhat = \"w\"\nfile = \"src/x.rs\"\nfind = \"gone\"\ntest = \"lib\"\nnames = [\"t\"]\n";
-        let files = Files::of(&[("crates/a/tests/removals.toml", list), ("crates/a/src/x.rs", "")]);
+    fn a_protection_without_a_test_and_a_test_without_a_protection_are_problems() {
+        let list = "[it]\n\"a.kept\" = \"x\"\n\"a.gone\" = \"y\"\n";
+        let code = "guard!(\"a.kept\", f());\nguard!(\"a.new\", f());\nguard!(\"a.kept\", g());\n";
+        let files =
+            Files::of(&[("crates/a/tests/removals.toml", list), ("crates/a/src/x.rs", code)]);
         let lines: Vec<String> = check(&files).iter().map(Problem::to_string).collect();
-        let why = "w: the text to remove is not in crates/a/src/x.rs";
-        assert_eq!(lines, [format!("crates/a/tests/removals.toml:1: {why}")]);
+        assert_eq!(
+            lines,
+            [
+                "crates/a/src/x.rs:2: no `removals.toml` has a test for `a.new`",
+                "crates/a/src/x.rs:3: `a.kept` stands twice",
+                "crates/a/tests/removals.toml:1: no source has a protection `a.gone`",
+            ]
+        );
+        let files = Files::of(&[("crates/a/tests/removals.toml", "[it]\n\"a.b\" = []\n")]);
+        let lines: Vec<String> = check(&files).iter().map(Problem::to_string).collect();
+        assert_eq!(lines, ["crates/a/tests/removals.toml:1: a.b names no test"]);
     }
 }

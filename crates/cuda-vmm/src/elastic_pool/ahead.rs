@@ -1,5 +1,6 @@
 //! Growth ahead of need: the demand of the step path, and the worker's reaction.
 
+use cuda_driver::guard;
 use cuda_driver::messages::one_line_debug;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -203,7 +204,9 @@ impl Holder for PoolCore {
         // The idle pages of the pool of pages are registered separately.
         let at_rest = || {
             self.settle();
-            self.parked_pages_at_rest() + self.reservation.inner.retired_at_rest()
+            let parked = || self.parked_pages_at_rest();
+            guard!("vmm.in-use-not-releasable", parked(), else self.parked_pages())
+                + self.reservation.inner.retired_at_rest()
         };
         self.try_alone(at_rest).unwrap_or(0) * self.pages.page_bytes()
     }
@@ -216,7 +219,8 @@ impl Holder for PoolCore {
     fn release_parked(&self, bytes: u64) -> u64 {
         let pages = bytes.div_ceil(self.pages.page_bytes());
         let unmap = || {
-            let retired = self.poll_retired().unmapped_pages;
+            let retired =
+                guard!("vmm.retired-released-first", self.poll_retired().unmapped_pages, else 0);
             self.settle();
             retired + self.unmap_parked(pages.saturating_sub(retired))
         };

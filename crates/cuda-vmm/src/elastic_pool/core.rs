@@ -1,5 +1,6 @@
 //! The state of a pool: its mapped, ready and parked blocks.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -194,10 +195,10 @@ impl PoolCore {
         if blocks >= ready_blocks {
             return Ok(Shrink { ready_blocks, retiring_pages: 0 });
         }
-        self.reservation.inner.check_covers(fences)?;
+        guard!("vmm.shrink-needs-cover", self.reservation.inner.check_covers(fences)?);
         // Before the pages are retired, so that no thread that takes a lease afterwards finds them.
         self.ready.store(blocks, Ordering::Release);
-        size.users.add(ready_blocks, self.users(fences));
+        guard!("vmm.shrink-names-users", size.users.add(ready_blocks, self.users(fences)));
         let keep = self.pages_for(blocks);
         let retiring_pages = size.mapped_pages - keep;
         // The reservation keeps the retirement. `poll_retired` completes it. Blocks entirely on the
@@ -253,7 +254,8 @@ impl PoolCore {
         let size = self.size.lock();
         let ready = self.ready_blocks();
         let now = blocks.min(self.blocks_in(size.mapped_pages));
-        if now <= ready || size.users.rest_from(ready).is_none() {
+        let used = size.users.rest_from(ready).is_none();
+        if now <= ready || guard!("vmm.adopt-needs-rest", used, else false) {
             return ready;
         }
         self.ready.store(now, Ordering::Release);
@@ -324,7 +326,9 @@ impl PoolCore {
             _ => self.reservation.inner.covers(fences),
         };
         let mut fences = fences.to_vec();
-        fences.extend(self.size.lock().users.fences().cloned());
+        let size = self.size.lock();
+        guard!("vmm.pool-close-waits-parked", fences.extend(size.users.fences().cloned()));
+        drop(size);
         let reservation = Reservation { inner: Arc::clone(&self.reservation.inner) };
         reservation.close_after(&fences, covered)
     }

@@ -1,5 +1,6 @@
 //! Asks the device for its free memory before creating any, and keeps some of it free.
 
+use cuda_driver::guard;
 use cuda_driver::messages::one_line_debug;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -159,12 +160,6 @@ impl AdmissionPolicy {
         Self { inner: Arc::new(Inner { headroom, probe, pending }) }
     }
 
-    /// The part that stays free.
-    #[must_use]
-    pub fn headroom(&self) -> Headroom {
-        self.inner.headroom
-    }
-
     /// The answer for `wanted_bytes` on `device` now. For people and logs: it promises nothing.
     ///
     /// # Errors
@@ -191,7 +186,9 @@ impl AdmissionPolicy {
             let promises = pending.entry(device.ordinal()).or_default();
             // The figures may be older than these bytes.
             let since = promises.created_bytes.wrapping_sub(before);
-            figures.free_bytes = figures.free_bytes.saturating_sub(since);
+            let free_bytes = figures.free_bytes;
+            figures.free_bytes =
+                guard!("vmm.overtaken-figures", free_bytes.saturating_sub(since), else free_bytes);
             let verdict = self.judge_by(figures, wanted_bytes, promises.pending_bytes);
             if verdict.is_admitted() {
                 promises.pending_bytes += wanted_bytes;

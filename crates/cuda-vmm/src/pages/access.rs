@@ -1,5 +1,6 @@
 //! The only place where access descriptors are built and checked.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 
 use cuda_driver::{AccessDesc, Device, Driver};
@@ -41,8 +42,8 @@ impl AccessList {
     /// Whether work of `device` counts as a user of the memory: the owner's own context, or a peer.
     pub(crate) fn reaches(&self, device: &Device) -> bool {
         // Compared by address: one driver's method table may exist twice.
-        std::ptr::addr_eq(Arc::as_ptr(device.driver()), Arc::as_ptr(&self.driver))
-            && self.names(device.ordinal(), device.context())
+        let same = std::ptr::addr_eq(Arc::as_ptr(device.driver()), Arc::as_ptr(&self.driver));
+        guard!("vmm.own-driver", same, else true) && self.names(device.ordinal(), device.context())
     }
 
     /// Peers are identified by their ordinals. Another context of the owner's device, which a
@@ -51,7 +52,7 @@ impl AccessList {
     fn names(&self, ordinal: i32, context: u64) -> bool {
         let (owner, peers) = (self.devices[0].device, &self.devices[1..]);
         match ordinal == owner {
-            true => context == self.context,
+            true => guard!("vmm.own-context", context == self.context, else true),
             false => peers.iter().any(|peer| peer.device == ordinal),
         }
     }

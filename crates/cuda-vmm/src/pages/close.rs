@@ -1,5 +1,6 @@
 //! Clean-up in the only correct order, complete in spite of errors, with one report.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 
 use crate::gate::{NotAtRest, Unrest};
@@ -120,7 +121,7 @@ impl Closing {
         for page in inner.table.lock().take_rest() {
             report.leaked_bytes += page.bytes();
             // The handle is released. The memory lives on under its mapping, and stays counted.
-            page.stays_mapped();
+            guard!("vmm.mapped-stays-charged", page.stays_mapped());
             release_all([page], &mut report.errors);
         }
         report

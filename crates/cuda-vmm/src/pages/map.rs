@@ -1,6 +1,7 @@
 //! Mapping as a transaction: access is granted before any thread can see the pages, or everything
 //! is undone.
 
+use cuda_driver::guard;
 use std::ops::Range;
 
 use cuda_driver::AddressRange;
@@ -29,7 +30,7 @@ impl Inner {
             return refuse(reason, places);
         }
         // The second of two callers waits here, and then finds the pages mapped by the first (H1).
-        let _editing = self.editing.lock();
+        let _editing = guard!("vmm.mapping-alone", Some(self.editing.lock()), else None);
         let runs = match self.runs_to_map(&places) {
             Ok(runs) => runs,
             Err(reason) => return refuse(reason, places),
@@ -161,7 +162,8 @@ impl Inner {
         places: Vec<(u64, Page)>,
     ) -> MapError {
         let mut stuck = Vec::new();
-        for &index in mapped.iter().rev() {
+        let undone = guard!("vmm.failed-map-undone", mapped.as_slice(), else &[]);
+        for &index in undone.iter().rev() {
             if let Err(error) = self.unmap_page(addresses, index) {
                 tracing::warn!(%error, index, "a failed mapping could not be undone: quarantined");
                 stuck.push(index);

@@ -11,9 +11,6 @@ pub(crate) mod page;
 mod pool;
 pub(crate) mod reservation;
 mod retire;
-#[cfg(unix)]
-#[cfg_attr(docsrs, doc(cfg(unix)))]
-pub mod share;
 mod table;
 
 pub use close::Closing;

@@ -1,10 +1,10 @@
 //! Physical pages: memory with an identity, with one holder or several.
 
+use cuda_driver::guard;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cuda_driver::shareable::ShareableKind;
 use cuda_driver::{Device, DeviceError, PhysicalMemory};
 
 use crate::pages::pool::Ledger;
@@ -90,43 +90,27 @@ pub(crate) fn quiet_if_lost(
 struct Body {
     id: PageId,
     memory: Memory,
-    /// The ledger of the pool that created the page; `None` for a page that another process
-    /// exported.
-    ledger: Option<Arc<Ledger>>,
-    origin: Origin,
-    /// Set before the memory first leaves the process, and never cleared.
-    exported: AtomicBool,
+    /// The ledger of the pool that created the page.
+    ledger: Arc<Ledger>,
     /// Whether the memory may exist for longer than the page. Then it stays counted.
     outlives: AtomicBool,
 }
 
-/// The origin of a page's memory.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Origin {
-    /// Created for this process only.
-    Private,
-    /// Created so that it can be exported.
-    Exportable,
-    /// Created and exported by this or another process.
-    Imported,
-}
-
 impl Body {
-    fn new(memory: PhysicalMemory, ledger: Option<Arc<Ledger>>, origin: Origin) -> Self {
-        let memory = Memory::new(memory);
-        let (exported, outlives) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { id: PageId::next(), memory, ledger, origin, exported, outlives }
+    fn new(memory: PhysicalMemory, ledger: Arc<Ledger>) -> Self {
+        let (memory, outlives) = (Memory::new(memory), AtomicBool::new(false));
+        Self { id: PageId::next(), memory, ledger, outlives }
     }
 
     fn release(&mut self) -> Result<(), Unreleased> {
         let released = self.memory.release();
         if matches!(released, Err(Unreleased { leaked_bytes: 1.., .. })) {
-            let stays_mapped = std::mem::replace(self.outlives.get_mut(), true);
+            let outlives = self.outlives.get_mut();
+            let stays_mapped = *outlives;
+            guard!("vmm.unreleased-stays-charged", *outlives = true);
             // Memory that stays mapped is counted for good.
-            if let Some(ledger) = self.ledger.as_ref().filter(|_| !stays_mapped)
-                && self.memory.is_live()
-            {
-                ledger.keep(self.memory.take());
+            if !stays_mapped && self.memory.is_live() {
+                guard!("vmm.unreleased-tried-again", self.ledger.keep(self.memory.take()));
             }
         }
         released
@@ -139,8 +123,8 @@ impl Drop for Body {
             tracing::warn!(%error, leaked_bytes, page = %self.id, "the release of a page was refused");
         }
         // After the release: until then the memory exists, and the pool must not create more.
-        if let Some(ledger) = self.ledger.as_ref().filter(|_| !*self.outlives.get_mut()) {
-            ledger.released();
+        if !*self.outlives.get_mut() {
+            self.ledger.released();
         }
     }
 }
@@ -163,24 +147,7 @@ impl PhysicalPage {
         ledger: &Arc<Ledger>,
     ) -> Result<Self, DeviceError> {
         let memory = PhysicalMemory::create(device, bytes)?;
-        Ok(Self { body: Body::new(memory, Some(Arc::clone(ledger)), Origin::Private) })
-    }
-
-    /// Like [`create`](PhysicalPage::create), for memory that can be exported.
-    pub(crate) fn create_exportable(
-        device: &Device,
-        bytes: u64,
-        ledger: &Arc<Ledger>,
-    ) -> Result<Self, DeviceError> {
-        let memory = PhysicalMemory::create_exportable(device, bytes, ShareableKind::PosixFd)?;
-        Ok(Self { body: Body::new(memory, Some(Arc::clone(ledger)), Origin::Exportable) })
-    }
-
-    /// Whether another process may have the memory.
-    pub(crate) fn was_exported(&self) -> bool {
-        // Relaxed: the owner got the page from the last holder that shared it, which orders the two
-        // accesses.
-        self.body.exported.load(Ordering::Relaxed)
+        Ok(Self { body: Body::new(memory, Arc::clone(ledger)) })
     }
 
     /// Identity of the page.
@@ -212,25 +179,6 @@ pub struct SharedPage {
 }
 
 impl SharedPage {
-    /// A page of imported memory, which no pool counts.
-    pub(crate) fn imported(memory: PhysicalMemory) -> Self {
-        Self { body: Arc::new(Body::new(memory, None, Origin::Imported)) }
-    }
-
-    pub(crate) fn origin(&self) -> Origin {
-        self.body.origin
-    }
-
-    /// Records that another process may have the memory from now on.
-    pub(crate) fn mark_exported(&self) {
-        self.body.exported.store(true, Ordering::Relaxed);
-    }
-
-    /// The memory, for export.
-    pub(crate) fn memory(&self) -> Option<&PhysicalMemory> {
-        self.body.memory.physical.as_ref()
-    }
-
     /// Identity of the page.
     #[must_use]
     pub fn id(&self) -> PageId {
@@ -302,7 +250,7 @@ impl Page {
     }
 
     pub(crate) fn is_counted_by(&self, ledger: &Arc<Ledger>) -> bool {
-        self.body().ledger.as_ref().is_some_and(|own| Arc::ptr_eq(own, ledger))
+        Arc::ptr_eq(&self.body().ledger, ledger)
     }
 
     /// Releases the memory now, unless other holders still share it. Returns whether this was the

@@ -1,5 +1,6 @@
 //! A bounded pool of physical pages: created on demand or ahead of need, reused, always counted.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceError, PhysicalMemory};
@@ -127,7 +128,7 @@ impl Ledger {
     fn keep_to_limit(&self) -> Result<(), OverLimit> {
         self.release_again();
         let Some(limit) = &self.limit else { return Ok(()) };
-        if limit.over_by() > 0 {
+        if guard!("vmm.over-limit-reclaims", limit.over_by() > 0, else false) {
             limit.reclaim();
         }
         limit.check_not_over(self.page_bytes)
@@ -271,36 +272,8 @@ impl PagePool {
         self.noted(self.take_all(count))
     }
 
-    /// Creates a page that can be [exported](crate::pages::SharedPage::export) to another process.
-    /// It counts like any other page. At the pool's capacity an idle page is released to make room.
-    ///
-    /// # Errors
-    /// As [`take`](PagePool::take).
-    #[track_caller]
-    pub fn take_exportable(&self) -> Result<PhysicalPage, PageError> {
-        let _site = cuda_driver::site::enter();
-        let take = || {
-            let ledger = &self.inner.ledger;
-            ledger.keep_to_limit()?;
-            let begun = match ledger.begin(1, 1) {
-                Err(PageError::Exhausted { .. }) => {
-                    // Idle pages were not created for export, so one is released.
-                    drop(self.inner.take_idle(|_| 1));
-                    ledger.begin(1, 1)
-                }
-                begun => begun,
-            };
-            self.with_room(begun, 1)?;
-            self.create_many(1, PhysicalPage::create_exportable).map(one)
-        };
-        self.noted(take())
-    }
-
     /// Keeps a page for reuse. A shared page with other holders stays with them; the last one
     /// returned becomes idle.
-    ///
-    /// A page that was exported is released instead. Another process may still read and write its
-    /// memory, so no other user may ever get it.
     ///
     /// # Errors
     /// [`ForeignPage`], with the page, if another pool created it.
@@ -308,12 +281,10 @@ impl PagePool {
     pub fn give_back(&self, page: impl Into<Page>) -> Result<(), ForeignPage> {
         let _site = cuda_driver::site::enter();
         let page = page.into();
-        if !page.is_counted_by(&self.inner.ledger) {
+        if !guard!("vmm.foreign-page-refused", page.is_counted_by(&self.inner.ledger), else true) {
             return Err(ForeignPage { page });
         }
-        if let Some(page) = page.into_owned()
-            && !page.was_exported()
-        {
+        if let Some(page) = page.into_owned() {
             self.put(page);
         }
         Ok(())
@@ -333,8 +304,9 @@ impl PagePool {
         let missing = count.saturating_sub(self.stats().idle);
         let mut admitted = self.admit(missing)?;
         for _ in 0..missing {
-            self.noted(ledger.begin(1, count))?;
-            match self.create(&mut admitted, PhysicalPage::create) {
+            let begun = ledger.begin(1, count);
+            self.noted(guard!("vmm.prepare-takes-nothing", begun, else self.with_room(begun, 1)))?;
+            match self.create(&mut admitted) {
                 Ok(page) => self.put(page),
                 Err(error) => return Err(self.not_created(1, error)),
             }
@@ -397,13 +369,14 @@ impl PagePool {
         // On failure, pages created by this call are dropped and therefore released: a call that
         // failed for lack of memory must not keep some.
         let begun = self.with_room(begun, missing);
-        match begun.and_then(|()| self.create_many(missing, PhysicalPage::create)) {
+        match begun.and_then(|()| self.create_many(missing)) {
             Ok(created) => {
                 taken.extend(created);
                 Ok(taken)
             }
             Err(error) => {
-                taken.into_iter().for_each(|page| self.put(page));
+                let give_back = || taken.into_iter().for_each(|page| self.put(page));
+                guard!("vmm.failed-take-gives-back", give_back());
                 Err(error)
             }
         }
@@ -432,7 +405,7 @@ impl PagePool {
     }
 
     /// Creates the `count` pages that were counted, or none.
-    fn create_many(&self, count: u64, create: Create) -> Result<Vec<PhysicalPage>, PageError> {
+    fn create_many(&self, count: u64) -> Result<Vec<PhysicalPage>, PageError> {
         let mut admitted = self.admit(count);
         if let Err(PageError::NoHeadroom(verdict)) = &admitted
             && self.make_device_room(verdict.short_by())
@@ -445,11 +418,11 @@ impl PagePool {
             for made in 0..count {
                 // Nothing is released for the next page if there is too little for all of them.
                 let missing_bytes = (count - made) * self.inner.page_bytes;
-                created.push(match self.create(&mut admitted, create) {
+                created.push(match self.create(&mut admitted) {
                     Err(error)
                         if error.is_out_of_memory() && self.make_device_room(missing_bytes) =>
                     {
-                        self.create(&mut admitted, create)?
+                        self.create(&mut admitted)?
                     }
                     made => made?,
                 });
@@ -480,13 +453,9 @@ impl PagePool {
     }
 
     /// Creates one page that was counted.
-    fn create(
-        &self,
-        admitted: &mut Option<Admitted>,
-        create: Create,
-    ) -> Result<PhysicalPage, DeviceError> {
+    fn create(&self, admitted: &mut Option<Admitted>) -> Result<PhysicalPage, DeviceError> {
         let Inner { device, page_bytes, ledger, .. } = &*self.inner;
-        let create = || create(device, *page_bytes, ledger);
+        let create = || PhysicalPage::create(device, *page_bytes, ledger);
         match admitted {
             Some(admitted) => admitted.create(*page_bytes, create),
             None => create(),
@@ -496,7 +465,7 @@ impl PagePool {
     /// Counts `count` pages as not created; returns why.
     fn not_created(&self, count: u64, error: DeviceError) -> PageError {
         let Inner { page_bytes, ledger, .. } = &*self.inner;
-        ledger.cancel(count);
+        guard!("vmm.uncreated-not-counted", ledger.cancel(count));
         if error.is_out_of_memory() {
             PageError::OutOfMemory { page_bytes: *page_bytes, live: ledger.look().live }
         } else {
@@ -558,9 +527,6 @@ impl Drop for Inner {
         drop(idle);
     }
 }
-
-/// How a page is created.
-type Create = fn(&Device, u64, &Arc<Ledger>) -> Result<PhysicalPage, DeviceError>;
 
 fn one(pages: Vec<PhysicalPage>) -> PhysicalPage {
     let [page] = <[_; 1]>::try_from(pages)

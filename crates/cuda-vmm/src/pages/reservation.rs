@@ -1,5 +1,6 @@
 //! Reserved addresses and the pages mapped to them, changed by one thread at a time.
 
+use cuda_driver::guard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -176,12 +177,6 @@ impl Reservation {
         self.inner.page_bytes
     }
 
-    /// Number of pages that fit into the addresses.
-    #[must_use]
-    pub fn page_count(&self) -> u64 {
-        self.inner.page_count
-    }
-
     /// All addresses, mapped or not.
     #[must_use]
     pub fn span(&self) -> DeviceSpan {
@@ -195,7 +190,8 @@ impl Reservation {
     /// [`NotMapped`] with the first page that is not mapped, retiring ones included.
     pub fn mapped_span(&self, pages: Range<u64>) -> Result<DeviceSpan, NotMapped> {
         // An empty range may have its end before its start.
-        let pages = pages.start..pages.end.max(pages.start);
+        let end = guard!("vmm.backward-range-empty", pages.end.max(pages.start), else pages.end);
+        let pages = pages.start..end;
         {
             let table = self.inner.table.lock();
             table.check_mapped(pages.clone())?;
@@ -327,9 +323,10 @@ impl Inner {
 
     /// Whether `fences` or the gate's leases cover all possible users.
     pub(crate) fn covers(&self, fences: &[Fence]) -> Covered {
+        let reached = || self.access.reaches_any(fences);
         let spoken_for = !self.exposed.load(Ordering::Acquire)
             || self.gate.was_leased()
-            || self.access.reaches_any(fences);
+            || guard!("vmm.fence-must-reach", reached(), else !fences.is_empty());
         if spoken_for { Covered::Yes } else { Covered::No }
     }
 
@@ -348,7 +345,7 @@ impl Inner {
         let strange = |fence: &&Fence| !self.access.reaches(fence.device());
         let foreign = fences.iter().filter(strange).count() as u64;
         match covered {
-            Covered::Yes if foreign == 0 => Ok(()),
+            Covered::Yes if guard!("vmm.strange-fence-refused", foreign == 0, else true) => Ok(()),
             _ => Err(UsersUnknown { fences: fences.len() as u64, foreign }),
         }
     }
@@ -357,7 +354,8 @@ impl Inner {
     /// peer has access.
     fn users(&self, fences: &[Fence]) -> Result<Quiescence, UsersUnknown> {
         let covered = self.covers(fences);
-        self.check_fences(fences, if self.has_peers() { covered } else { Covered::Yes })?;
+        let peers = guard!("vmm.peers-need-cover", self.has_peers(), else false);
+        self.check_fences(fences, if peers { covered } else { Covered::Yes })?;
         Ok(Quiescence::new(&self.gate, fences, covered))
     }
 
@@ -406,14 +404,17 @@ impl Inner {
             return;
         }
         let never_exposed = !*self.exposed.get_mut();
-        if never_exposed || self.gate.was_leased() {
+        if never_exposed || guard!("vmm.drop-leaks-unknown", self.gate.was_leased(), else true) {
             let gate = &self.gate;
             let users = || Quiescence::new(gate, &[], Covered::Yes);
             self.table.get_mut().retire_all(users);
         }
         let unmapped = self.unmap_retired(|retirement| match never_exposed {
             true => Some(AtRest::never_exposed()),
-            false => retirement.users.check().ok(),
+            false => {
+                let checked = || retirement.users.check().ok();
+                guard!("vmm.drop-unmaps-at-rest", checked(), else Some(AtRest::never_exposed()))
+            }
         });
         let retried = self.retry_quarantined();
         // Their memory is released before the addresses are freed or leaked.

@@ -1,5 +1,6 @@
 //! Unmapping in two steps: retire now, unmap when at rest.
 
+use cuda_driver::guard;
 use cuda_driver::messages::one_line_debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -149,7 +150,11 @@ impl Inner {
 
     pub(crate) fn poll_retired(&self) -> UnmapReport {
         let mut look = Look::default();
-        self.unmap_retired(|retirement| match retirement.users.check_in(&mut look) {
+        let mut check = |retirement: &Retirement| {
+            let checked = retirement.users.check_in(&mut look);
+            guard!("vmm.unmap-needs-rest", checked, else Ok(AtRest::never_exposed()))
+        };
+        self.unmap_retired(|retirement| match check(retirement) {
             Ok(proof) => Some(proof),
             Err(Unrest::Device(error)) => {
                 tracing::warn!(%error, "a fence cannot be queried: its pages stay mapped");

@@ -1,5 +1,6 @@
 //! The book of one reservation: the page at each index, and its state.
 
+use cuda_driver::guard;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -222,7 +223,11 @@ impl Table {
 
     /// Takes a retirement out to complete it; `None` if another thread has taken it.
     pub(crate) fn claim(&mut self, ticket: Ticket) -> Option<Arc<Retirement>> {
-        self.retirements.remove(&ticket)
+        guard!(
+            "vmm.retirement-once",
+            self.retirements.remove(&ticket),
+            else self.retirements.get(&ticket).cloned()
+        )
     }
 
     /// Retiring or quarantined to free: the page was unmapped.

@@ -1,5 +1,6 @@
 //! Closing a space.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 
 use super::core::SpaceCore;
@@ -39,7 +40,8 @@ impl SequenceSpace {
         handle.detach();
         let seats = std::mem::take(&mut core.book.lock().seats);
         let mut users: Vec<_> = fences.to_vec();
-        users.extend(seats.iter().flat_map(|seat| seat.users.fences().cloned()));
+        let named = seats.iter().flat_map(|seat| seat.users.fences().cloned());
+        guard!("vmm.space-close-waits", users.extend(named));
         let covered = match census.abandoned {
             0 => Covered::Yes,
             _ => core.reservation.inner.covers(fences),

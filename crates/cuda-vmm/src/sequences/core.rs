@@ -1,5 +1,6 @@
 //! The work of a space: checks what is at rest, maps ahead of need, and unmaps under pressure.
 
+use cuda_driver::guard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,8 +43,6 @@ impl WorkSource for SpaceCore {
     }
 
     fn step(&self) -> Result<Progress, Fault> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        self.sabotage.panic_if_asked();
         let waiting = self.settle();
         self.retry_quarantined();
         if self.relieve()
@@ -181,7 +180,7 @@ impl SpaceCore {
             }
             Err(MapError { reason, pages, quarantined }) => {
                 self.give_back(pages);
-                if quarantined > 0 {
+                if guard!("vmm.stuck-seat-not-given", quarantined > 0, else false) {
                     self.book.lock().seat(place).stuck = true;
                 }
                 Err(self.fault(reason))

@@ -1,5 +1,6 @@
 //! One sequence: the handle that a step extends, and the addresses of its planes.
 
+use cuda_driver::guard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -318,7 +319,8 @@ impl Sequence {
             Covered::No => (&[][..], u64::MAX),
         };
         // The handle is consumed, so no new user finds the addresses from here on.
-        let users = Quiescence::new(self.core.reservation.gate(), fences, covered);
+        let told = guard!("vmm.unknown-end-abandons", covered, else Covered::Yes);
+        let users = Quiescence::new(self.core.reservation.gate(), fences, told);
         let place = &self.core.lengths[self.place as usize];
         let none = {
             let mut book = self.core.book.lock();

@@ -1,6 +1,7 @@
 //! Memory of a seat that nobody needs: what a live sequence gives up, unmapped when it is at rest,
 //! and what is at rest already, unmapped under pressure. A new demand of the sequence wins.
 
+use cuda_driver::guard;
 use std::sync::atomic::Ordering;
 
 use super::book::{Lengths, Seat, Tenancy};
@@ -28,7 +29,7 @@ impl Sequence {
         if left == self.tokens() && !self.asks_beyond(tokens) {
             return Ok(());
         }
-        self.check_covers(fences)?;
+        guard!("vmm.give-up-needs-cover", self.check_covers(fences)?);
         let core = &self.core;
         let users = Quiescence::new(core.reservation.gate(), fences, Covered::Yes);
         let used_rows = self.rows_asked();
@@ -45,7 +46,7 @@ impl Sequence {
             seat.users.add(used_rows, users);
             seat.users.are_many()
         };
-        if many {
+        if guard!("vmm.shrink-settles", many, else false) {
             core.settle();
         }
         self.waker().wake();
@@ -81,12 +82,14 @@ impl SpaceCore {
     /// No new work will use it.
     pub(super) fn lower(&self, shared: &Lengths, seat: &mut Seat) -> Option<(u64, AtRest)> {
         let row = seat.rows.checked_sub(1)?;
-        let proof = seat.users.rest_from(row)?;
+        let used_from = guard!("vmm.row-needs-rest", row, else u64::MAX);
+        let proof = seat.users.rest_from(used_from)?;
         let left = self.shape.tokens_in(row);
         // SeqCst, against the sequence's store to `wanted` and load of `ready` in `demand`: either
         // the sequence sees that the row is gone, or this thread sees that the sequence wants it.
         shared.ready.store(left, Ordering::SeqCst);
-        if shared.wanted.load(Ordering::SeqCst) > left {
+        let wanted = shared.wanted.load(Ordering::SeqCst) > left;
+        if guard!("vmm.wanted-row-stays", wanted, else false) {
             shared.ready.store(self.shape.tokens_in(seat.rows), Ordering::Release);
             return None;
         }

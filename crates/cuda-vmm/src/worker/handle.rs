@@ -1,5 +1,6 @@
 //! A source's registration with a worker: waking, stepping, and its health.
 
+use cuda_driver::guard;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -108,7 +109,11 @@ impl Attached {
             (_, Health::Failed { cause }) if cause != Fault::Stopped => return Err(cause),
             // State that a panic left half-changed is not touched again: the source has failed for
             // good.
-            (Some(source), _) => catch_unwind(AssertUnwindSafe(|| bound(&**source, work))),
+            (Some(source), _) => {
+                let once = || bound(&**source, work);
+                let caught = |once| catch_unwind(AssertUnwindSafe(once));
+                guard!("vmm.panic-ends-one-source", caught(once), else Ok(once()))
+            }
         };
         let outcome = outcome.unwrap_or_else(|payload| Err(panicked(payload.as_ref())));
         if let Err(fault) = &outcome {
@@ -237,7 +242,12 @@ impl WorkHandle {
     /// Detaches the source, after waiting for a running step. No step starts afterwards.
     pub(crate) fn detach(self) {
         self.waker.entry.detached.store(true, Ordering::SeqCst);
-        let source = self.waker.entry.source.lock().take();
+        let entry = &self.waker.entry;
+        let source = guard!(
+            "vmm.detach-waits",
+            entry.source.lock().take(),
+            else entry.source.try_lock().and_then(|mut held| held.take())
+        );
         drop(source);
     }
 }
@@ -248,7 +258,7 @@ impl Drop for WorkHandle {
         self.waker.entry.detached.store(true, Ordering::SeqCst);
         // Others may hold wakers of the source. No step will ever do what they ask for.
         self.waker.shared.forget(&self.waker.entry);
-        self.waker.entry.fail(Fault::Stopped);
+        guard!("vmm.dropped-source-fails", self.waker.entry.fail(Fault::Stopped));
         self.waker.entry.let_go();
     }
 }

@@ -48,8 +48,7 @@ pub enum Fault {
 impl Fault {
     /// The fault for a refusal by the driver: out of memory for `bytes`, loss of the device, or a
     /// refusal that may be temporary.
-    #[must_use]
-    pub fn of_device(device: &Device, error: DeviceError, bytes: u64) -> Self {
+    pub(crate) fn of_device(device: &Device, error: DeviceError, bytes: u64) -> Self {
         if error.is_out_of_memory() {
             Self::OutOfMemory { bytes }
         } else if device.poison().is_some() {
@@ -60,8 +59,7 @@ impl Fault {
     }
 
     /// Whether trying again is useless.
-    #[must_use]
-    pub fn is_fatal(&self) -> bool {
+    pub(crate) fn is_fatal(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::Panicked { .. } | Self::Stopped)
     }
 }

@@ -4,13 +4,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "programs for the terminal")]
 #![allow(clippy::unwrap_used, reason = "a measurement that fails says where, and ends")]
 
-#[path = "../../../kv-pool/tests/counting/mod.rs"]
-mod counting;
-
 use std::process::ExitCode;
 use std::sync::Arc;
 
-pub(crate) use counting::allocations;
 use cuda_driver::{CountingDriver, CudaDriver, Device, Driver, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{
@@ -19,6 +15,7 @@ use kv_cache::{
 };
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::{BlockHash, BlockHasher};
+pub(crate) use kv_testkit::alloc::allocations;
 
 pub(crate) const BLOCK_TOKENS: u32 = 16;
 

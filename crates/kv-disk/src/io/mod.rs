@@ -1,11 +1,11 @@
 //! The seam under the store: one file, whose reads and writes are begun and end later.
 //!
-//! The store knows a file through [`FileIo`] alone. There are three: [`RingFile`] over io_uring, [`ThreadFile`] over a
-//! few threads, and [`MemoryFile`], which is memory and does everything wrong that a disk can.
+//! The store knows a file through [`FileIo`] alone: [`RingFile`] over io_uring, or [`ThreadFile`] over a few threads. Tests have a
+//! third one, which is memory and does everything wrong that a disk can.
 
 mod body;
 mod buffer;
-mod memory;
+pub(crate) mod memory;
 mod ring;
 mod ring_calls;
 mod thread_calls;
@@ -17,7 +17,6 @@ use std::time::Duration;
 
 pub use body::Body;
 pub use buffer::{Buffer, PAGE_BYTES};
-pub use memory::{Crash, DiskFault, FaultPlan, Image, MemoryFile};
 pub use ring::RingFile;
 pub use threads::ThreadFile;
 
@@ -55,7 +54,7 @@ pub struct Io {
 impl Io {
     /// Bytes of the part that are the buffer's.
     #[must_use]
-    pub fn buffer_bytes(&self) -> usize {
+    pub(crate) fn buffer_bytes(&self) -> usize {
         self.bytes.saturating_sub(self.body.as_ref().map_or(0, Body::len))
     }
 }

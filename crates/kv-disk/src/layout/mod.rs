@@ -19,16 +19,16 @@ pub use heading::{Heading, HeadingFault};
 use crate::io::PAGE_BYTES;
 
 /// The version of the layout. A file of another version is not read.
-pub const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 4;
 
 /// Entries in a page of the table.
 pub const ENTRIES_A_PAGE: u64 = (PAGE_BYTES / ENTRY_BYTES) as u64;
 
 /// Slots of a file, at most.
-pub const SLOTS_MAX: u64 = kv_pool::BLOCKS_MAX;
+pub(crate) const SLOTS_MAX: u64 = kv_pool::BLOCKS_MAX;
 
 /// Bytes of a slot, at most.
-pub const SLOT_BYTES_MAX: u64 = 1 << 30;
+pub(crate) const SLOT_BYTES_MAX: u64 = 1 << 30;
 
 /// How many slots a file has, and of how many bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -1,5 +1,7 @@
 //! What is forgotten: one block, those of a key, or all.
 
+use cuda_driver::guard;
+
 use super::{Job, SlotFile, Waiting};
 use crate::io::Act;
 use crate::layout::ENTRIES_A_PAGE;
@@ -53,7 +55,7 @@ impl SlotFile {
     pub fn forget_key(&mut self, number: u64) {
         self.stuck = false;
         self.fail_stores(|(_, key)| *key == Some(number));
-        self.void_stores(|kept| kept.key == Some(number));
+        guard!("disk.voids-stores-of-a-key", self.void_stores(|kept| kept.key == Some(number)));
         for block in self.slots.of_key(number) {
             self.replace(block);
             self.stats.forgotten += 1;
@@ -70,9 +72,12 @@ impl SlotFile {
             self.miss(sink, Miss::Forgotten);
         }
         // Entries of an earlier epoch are not believed, so the table needs no change but for names of keys.
-        self.slots.with_keys().for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None));
+        guard!(
+            "disk.clears-names-of-keys",
+            self.slots.with_keys().for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None))
+        );
         self.heading.epoch += 1;
-        self.heading_due = 2;
+        self.heading_due = guard!("disk.writes-both-headings", 2, else 1);
         self.stats.forgotten += self.slots.clear().len() as u64;
         if self.punches && !self.punching_all {
             self.punching_all = true;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use cuda_driver::guard;
 use kv_manager::tiers::{BlockFault, BlockSink};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -18,7 +19,7 @@ impl SlotFile {
             return self.miss(sink, Miss::Absent);
         };
         // Its sums are no secret: who can write the file can make a record of a block that is to be encrypted.
-        if kept.key != self.key_of(kept.block()) {
+        if guard!("disk.loads-need-their-key", kept.key != self.key_of(kept.block()), else false) {
             drop(pin);
             self.lose(slot);
             return self.miss(sink, Miss::NoKey);
@@ -46,7 +47,8 @@ impl SlotFile {
     ) {
         let Load { sink, pin, slot, kept } = load;
         let Some(mut buffer) = buffer else { return self.miss(sink, Miss::Failed) };
-        if self.slots.kept(slot) != Some(&kept) {
+        let is_gone = self.slots.kept(slot) != Some(&kept);
+        if guard!("disk.misses-forgotten-loads", is_gone, else false) {
             drop(body);
             self.miss(sink, Miss::Forgotten);
         } else {
@@ -86,14 +88,15 @@ impl SlotFile {
             EntryFault::Foreign | EntryFault::Version { .. } | EntryFault::Field => Miss::Foreign,
         })?;
         let expected = self.slot_entry(slot, kept);
-        if found != expected {
+        if guard!("disk.compares-entry", found != expected, else false) {
             let here = |entry: &Entry| (entry.file, entry.model, entry.slot);
             // A slot of this file holds what was there before, or what an older life of the process has written.
             return Err(if here(&found) == here(&expected) { Miss::Stale } else { Miss::Foreign });
         }
         let (head, length) = (kept.head as usize, kept.length as usize);
         let summed = if head > 0 { head } else { length };
-        if xxh3_64(&bytes[ENTRY_BYTES..ENTRY_BYTES + summed]) != kept.sum {
+        let sum = xxh3_64(&bytes[ENTRY_BYTES..ENTRY_BYTES + summed]);
+        if guard!("disk.compares-header", sum != kept.sum, else false) {
             return Err(Miss::Torn);
         }
         let Some(number) = kept.key else {
@@ -122,7 +125,11 @@ impl SlotFile {
     ) {
         let uncopied = u64::from(body.is_some());
         let taken = match body {
-            Some(body) => sink.landed(body.into_lent(), header),
+            Some(body) => guard!(
+                "disk.compares-what-landed",
+                sink.landed(body.into_lent(), header),
+                else sink.write_at(0, header)
+            ),
             None => sink.write_at(0, header).and_then(|()| sink.write_at(header.len(), block)),
         };
         let length = sink.len() as u64;

@@ -1,6 +1,8 @@
 //! One file of slots, as a tier that works when it is polled.
 
 mod forget;
+#[cfg(test)]
+mod golden;
 mod load;
 mod open;
 mod store;
@@ -12,6 +14,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::time::Duration;
 
+use cuda_driver::guard;
 use kv_manager::GroupId;
 use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier};
 use kv_pool::{BlockHash, Pinned};
@@ -218,7 +221,11 @@ impl SlotFile {
     /// Begins what can be begun: what others wait for first.
     fn begin_ready(&mut self) {
         // Also in a file that is off: what is forgotten is not to come back.
-        if !self.stuck {
+        let tells = guard!("disk.tells-a-file-that-is-off", !self.stuck, else {
+            self.stuck |= self.off.is_some();
+            !self.stuck
+        });
+        if tells {
             let slots = self.rules.read_depth.saturating_add(self.rules.write_depth);
             let jobs_max = slots.saturating_add(PAGES_OPEN_MAX) as usize;
             self.write_heading();
@@ -301,7 +308,7 @@ impl SlotFile {
     /// forgotten: it follows from the block's tokens, so that prompts can be tried.
     fn slot_entry(&self, slot: u64, kept: &Kept) -> Entry {
         let entry = self.entry(slot, kept);
-        match kept.key {
+        match guard!("disk.hides-names-of-keys", kept.key, else None) {
             Some(_) => Entry { name: BlockHash::from_u128(0), ..entry },
             None => entry,
         }
@@ -410,6 +417,7 @@ impl SlotFile {
             _ => None,
         };
         let failing = self.failures >= self.rules.failures_max.max(1);
+        let failing = guard!("disk.gives-up-what-fails", failing, else false);
         let off = off.filter(|_| io.act == Act::Write).or(failing.then_some(Off::Failing));
         if let Some(off) = off
             && self.off != Some(Off::Failing)

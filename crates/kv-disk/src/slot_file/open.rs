@@ -5,6 +5,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
+
 use super::SlotFile;
 use crate::error::Hostility;
 use crate::io::{Act, Buffer, Ended, FileIo, Io, PAGE_BYTES};
@@ -186,7 +188,10 @@ impl SlotFile {
         // Entries that did not come are as bad as those that are spoilt, and are not to come back when they can be read.
         let missing = first + whole.len() as u64..first + (bytes / ENTRY_BYTES) as u64;
         self.stats.discarded += missing.end - missing.start;
-        missing.for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None));
+        guard!(
+            "disk.rewrites-pages-not-read",
+            missing.for_each(|slot| self.table.touch(slot / ENTRIES_A_PAGE, None))
+        );
         for (slot, bytes) in (first..).zip(whole) {
             let Some(record) = records.get_mut(slot as usize) else { return };
             match Entry::parse(bytes) {
@@ -198,7 +203,10 @@ impl SlotFile {
                 Ok(_) | Err(_) => {
                     self.stats.discarded += 1;
                     // It may have a name that is to be forgotten with its key.
-                    self.table.touch(slot / ENTRIES_A_PAGE, None);
+                    guard!(
+                        "disk.rewrites-entries-not-believed",
+                        self.table.touch(slot / ENTRIES_A_PAGE, None)
+                    );
                 }
             }
         }
@@ -206,7 +214,9 @@ impl SlotFile {
 
     fn is_own(&self, entry: &Entry, slot: u64) -> bool {
         let Heading { file, model, epoch, geometry, ceiling, .. } = self.heading;
-        (entry.file, entry.model, entry.epoch, entry.slot) == (file, model, epoch, slot)
+        let is_here = (entry.file, entry.model, entry.slot) == (file, model, slot);
+        is_here
+            && guard!("disk.believes-its-epoch-alone", entry.epoch == epoch, else true)
             && bytes_of(entry.length, entry.head).is_some_and(|bytes| bytes <= geometry.slot_bytes)
             && entry.generation < ceiling - GENERATIONS
             && entry.key == self.key_of((entry.group, entry.name))
@@ -224,7 +234,8 @@ pub(crate) fn check_depths(rules: &SlotRules) -> Result<(), OpenError> {
 fn first_generation(heading: &Heading) -> Result<u64, OpenError> {
     let random = random().map(u64::from_le_bytes);
     let random = random.map_err(OpenError::system("reading random numbers"))?;
-    Ok(heading.ceiling - GENERATIONS + random % (GENERATIONS / 2))
+    Ok(heading.ceiling - GENERATIONS
+        + guard!("disk.counts-each-life-apart", random % (GENERATIONS / 2), else 0))
 }
 
 /// The heading that the file has now, and whether what is in the file counts.
@@ -307,7 +318,7 @@ pub(crate) fn judge(
     let path = PathBuf::new;
     let refused = match found {
         // Wiping is for our own files.
-        Err(HeadingFault::Foreign) => {
+        Err(HeadingFault::Foreign) if guard!("disk.wipes-its-own-alone", true, else false) => {
             return Err(OpenError::Hostile { path: path(), reason: Hostility::Foreign });
         }
         Err(fault) => OpenError::Heading { path: path(), source: fault },
@@ -328,7 +339,8 @@ fn fits(old: &Heading, place: &Place, rules: &SlotRules) -> Result<(), OpenError
         return Err(OpenError::Model { path, found, expected });
     }
     // Without keys, its entries would not be believed, and would be taken out of the table.
-    if old.sealed && !rules.seals() {
+    let is_for_keys = old.sealed && !rules.seals();
+    if guard!("disk.refuses-files-of-keys", is_for_keys, else false) {
         return Err(OpenError::NoKeys { path: PathBuf::new() });
     }
     if old.geometry != place.geometry || place.found_bytes < place.geometry.bytes() {

@@ -1,5 +1,6 @@
 //! Stores: a slot is written, then its entry in the table, and only then the block is found.
 
+use cuda_driver::guard;
 use kv_manager::tiers::BlockSource;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -55,6 +56,7 @@ impl SlotFile {
             self.stats.evicted += 1;
             self.dropped.push(evicted);
         }
+        guard!("disk.finds-the-old-record-meanwhile", {}, else { self.replace(block); });
         let entry = self.slot_entry(slot.slot, &kept).to_bytes();
         memory.buffer.bytes_mut()[..ENTRY_BYTES].copy_from_slice(&entry);
         self.next_generation += 1;
@@ -85,12 +87,12 @@ impl SlotFile {
         let end = at + source.len() - head;
         source.read_at(0, &mut memory[header.clone()]).ok()?;
         // The buffer had another block before.
-        memory[header.end..at].fill(0);
+        guard!("disk.clears-before-a-block", memory[header.end..at].fill(0));
         if body.is_none() {
             source.read_at(head, &mut memory[at..end]).ok()?;
             memory[end..].fill(0);
         }
-        let Some(number) = kept.key else {
+        let Some(number) = guard!("disk.encrypts", kept.key, else None) else {
             return Some(Kept { sum: xxh3_64(&memory[header]), ..kept });
         };
         let record = &mut memory[ENTRY_BYTES..ENTRY_BYTES + kept.length as usize];
@@ -120,12 +122,13 @@ impl SlotFile {
     }
 
     fn is_void(&self, store: &Store) -> bool {
-        store.void || store.epoch != self.heading.epoch
+        let is_void = store.void || store.epoch != self.heading.epoch;
+        guard!("disk.voids-forgotten-stores", is_void, else false)
     }
 
     /// Takes in that a slot was written, or not, and whether its memory was taken back meanwhile.
     pub(super) fn end_write(&mut self, store: Store, whole: bool, fenced: bool) {
-        if !whole {
+        if guard!("disk.fails-stores-cut-short", !whole, else false) {
             return self.end_unwritten(store, Unstored::Failed);
         }
         if self.off.is_some() {
@@ -134,13 +137,33 @@ impl SlotFile {
         if self.is_void(&store) {
             return self.end_unwritten(store, Unstored::Forgotten);
         }
-        if fenced {
+        if guard!("disk.drops-fenced-stores", fenced, else false) {
             // It may have been another block's by the time that the disk read it.
             return self.end_unwritten(store, Unstored::Refused);
         }
         let slot = store.slot.slot;
         self.slots.set(slot, Some(store.kept));
-        self.touch(slot, Some(store));
+        guard!(
+            "disk.ends-stores-after-the-table",
+            self.touch(slot, Some(store)),
+            else {
+                self.touch(slot, None);
+                self.publish(store);
+            }
+        );
+    }
+
+    /// Has a block be found, and ends its store.
+    fn publish(&mut self, store: Store) {
+        let Store { source, slot, kept, uncopied, .. } = store;
+        // What was there under the name has been found until now.
+        self.replace(kept.block());
+        self.slots.set(slot.slot, Some(kept));
+        self.slots.publish(slot);
+        self.stats.stored += 1;
+        self.stats.stored_bytes += kept.length;
+        self.stats.uncopied += u64::from(uncopied);
+        source.done();
     }
 
     /// Takes in that a page of the table was written, or not.
@@ -158,15 +181,7 @@ impl SlotFile {
             } else if self.is_void(&store) {
                 self.end_unwritten(store, Unstored::Forgotten);
             } else {
-                let Store { source, slot, kept, uncopied, .. } = store;
-                // What was there under the name has been found until now.
-                self.replace(kept.block());
-                self.slots.set(slot.slot, Some(kept));
-                self.slots.publish(slot);
-                self.stats.stored += 1;
-                self.stats.stored_bytes += kept.length;
-                self.stats.uncopied += u64::from(uncopied);
-                source.done();
+                self.publish(store);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cuda_driver::{BatchCopy, DeviceError, Stream};
+use cuda_driver::{BatchCopy, DeviceError, Stream, guard};
 
 use super::decision::Decision;
 use super::fragments::{Fragments, plane_place};
@@ -11,7 +11,7 @@ use super::two_hops::Carried;
 use super::{HostDirection, HostLink, Load, Transport, TransportError};
 use crate::block_copy::{BlockCopy, RawBlockCopy, RowRange};
 use crate::block_units::{Planes, RawBlockSide, RawBlockUnits, UnitStrides};
-use crate::layout::alignment_of;
+use crate::paged_layout::alignment_of;
 use crate::pairs::BlockPair;
 use crate::{Blocks, KernelError, PagedKv, error::Side};
 
@@ -217,7 +217,7 @@ impl HostLink {
             units: RawBlockUnits { planes: whole.pieces, tokens: 1, segments: 1, unit_vectors },
             pairs: pairs + (piece.start * size_of::<BlockPair>()) as u64,
             items,
-            by_place: Some(by_place),
+            by_place: guard!("kernels.ring-numbers-by-place", Some(by_place), else None),
             first_pair: 0,
             vector_bytes,
             report: 0,
@@ -230,7 +230,7 @@ impl HostLink {
         // `check_copy`). Of the ring, blocks are numbered by place, and there are as many as pairs in the
         // piece, for which the buffer is long enough (`Runs::take`): whatever ids the device's pairs have,
         // nothing else is touched.
-        Ok(unsafe { self.kernels.copy_blocks_raw(stream, &raw) }?)
+        Ok(unsafe { self.kernels.copy_blocks.launch(stream, &raw) }?)
     }
 }
 
@@ -268,8 +268,9 @@ impl Whole<'_> {
     /// The pages, over the first `num_blocks` blocks.
     fn pages(&self, num_blocks: u64) -> RawBlockSide {
         if self.pieces == 1 {
-            let (address, stride) = (self.first_block(), self.block_stride_bytes());
-            return RawBlockSide::whole(address, stride, num_blocks);
+            let stride = self.block_stride_bytes();
+            let stride = guard!("kernels.hops-keep-strides", stride, else self.block_bytes);
+            return RawBlockSide::whole(self.first_block(), stride, num_blocks);
         }
         let start = UnitStrides { offset: 0, token: 0, segment: 0 };
         RawBlockSide::of((Blocks::Device(self.paged), Planes::All), &start, num_blocks)
@@ -391,7 +392,8 @@ fn whole(copy: BlockCopy<'_>) -> Option<Whole<'_>> {
     };
     let shape = paged.shape();
     let layout = paged.layout();
-    if shape != host.shape() || *host.layout() != layout.packed(shape) {
+    let is_packed = *host.layout() == layout.packed(shape);
+    if shape != host.shape() || !guard!("kernels.host-packs-as-pages", is_packed, else true) {
         return None;
     }
     let (block_bytes, plane_bytes) = (shape.block_bytes(), shape.block_plane_bytes());

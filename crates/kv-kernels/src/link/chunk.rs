@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cuda_driver::{DeviceError, DeviceSpan, OutOfBounds, PinnedBuffer, Stream};
+use cuda_driver::{DeviceError, DeviceSpan, OutOfBounds, PinnedBuffer, Stream, guard};
 use smallvec::SmallVec;
 
 use super::chunks::{Checked, ChunkWalk, ChunksPiece};
@@ -179,8 +179,12 @@ impl HostLink {
             return Err(TransportError::Directions { index });
         }
         match direction {
-            Some(HostDirection::ToHost) if all.len() > 1 => check_apart(&all)?,
-            Some(HostDirection::ToPages) => check_slots_apart(&all)?,
+            Some(HostDirection::ToHost) if all.len() > 1 => {
+                guard!("kernels.sequence-chunks-apart", check_apart(&all)?);
+            }
+            Some(HostDirection::ToPages) => {
+                guard!("kernels.sequence-slots-apart", check_slots_apart(&all)?);
+            }
             _ => {}
         }
         Ok(all)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cuda_driver::{BatchCopy, DeviceError, DriverResult, ErrorCode, Stream};
+use cuda_driver::{BatchCopy, DeviceError, DriverResult, ErrorCode, Stream, guard};
 
 use super::{HostDirection, HostLink, HostTransfer, TransportError};
 use crate::PagedKv;
@@ -87,7 +87,8 @@ impl<'a> Fragments<'a> {
     /// Appends a copy, or makes the last one longer where the two lie together in one tensor and in the host's memory.
     /// Two tensors may touch as well, but are two allocations, of which a driver makes no single copy.
     pub(super) fn push(&mut self, tensor: u64, copy: BatchCopy) {
-        let is_same = self.tensor.replace(tensor) == Some(tensor);
+        let before = self.tensor.replace(tensor);
+        let is_same = guard!("kernels.copies-of-one-tensor", before == Some(tensor), else true);
         match self.copies.last_mut() {
             Some(last)
                 if is_same

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::{Device, DeviceError, Event, Stream};
+use cuda_driver::{Device, DeviceError, Event, Stream, guard};
 
 use super::Transport;
 
@@ -122,9 +122,10 @@ impl Arrivals {
     pub(super) fn free(&mut self) -> Result<Arc<Event>, DeviceError> {
         let count = self.events.len();
         // The one after the last that was given out is the likeliest to be free.
-        let free = (0..count)
-            .map(|step| (self.next + step) % count)
-            .find(|&index| Arc::strong_count(&self.events[index]) == 1);
+        let free = (0..count).map(|step| (self.next + step) % count).find(|&index| {
+            let is_free = Arc::strong_count(&self.events[index]) == 1;
+            guard!("kernels.arrivals-are-not-shared", is_free, else true)
+        });
         let index = match free {
             Some(index) => index,
             None => {

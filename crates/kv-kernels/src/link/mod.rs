@@ -4,7 +4,6 @@ mod blocks;
 mod chunk;
 mod chunks;
 mod decision;
-mod edges;
 mod error;
 mod fragments;
 mod host_order;
@@ -23,8 +22,6 @@ use cuda_driver::{BatchCopy, Device, DeviceError, Event, Stream};
 use crate::{Direction, KvKernels, chunks::LaunchLimits};
 
 pub use chunk::HostTransfer;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-pub use edges::LinkEdge;
 pub use error::TransportError;
 pub use host_order::{HostArrival, HostReady};
 pub use layers::LayerEvents;
@@ -149,8 +146,6 @@ pub struct HostLink {
     /// Whether the driver has refused a batch for lack of the call.
     no_batches: bool,
     scratch: Scratch,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    left_out: Option<LinkEdge>,
 }
 
 /// Lists that transfers fill and empty, kept for their room.
@@ -196,8 +191,6 @@ impl HostLink {
             is_unordered: false,
             no_batches: false,
             scratch: Scratch::default(),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            left_out: None,
         })
     }
 

@@ -223,7 +223,7 @@ impl TransportProfile {
     ///
     /// Kernels and copies of two hops run beside each other then, so the slower of them counts.
     #[must_use]
-    pub fn estimate_of_many_ns(
+    pub(crate) fn estimate_of_many_ns(
         &self,
         transport: Transport,
         direction: HostDirection,
@@ -255,7 +255,7 @@ impl TransportProfile {
     /// As [`choose`](TransportProfile::choose), for one of many transfers that follow each other
     /// without a gap.
     #[must_use]
-    pub fn choose_of_many(&self, direction: HostDirection, load: Load) -> Transport {
+    pub(crate) fn choose_of_many(&self, direction: HostDirection, load: Load) -> Transport {
         self.cheapest(|transport| self.estimate_of_many_ns(transport, direction, load))
     }
 

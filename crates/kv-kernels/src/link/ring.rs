@@ -1,6 +1,6 @@
 //! A few buffers of device memory that a kernel and the copy engine hand to each other.
 
-use cuda_driver::{Device, DeviceBuffer, DeviceError, Event, Stream};
+use cuda_driver::{Device, DeviceBuffer, DeviceError, Event, Stream, guard};
 
 /// The buffers, used in turn.
 #[derive(Debug)]
@@ -62,8 +62,8 @@ impl Ring {
     pub(super) fn settle(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.buffers.iter().try_for_each(|buffer| {
             // Other streams' transfers that use the buffer keep their turn.
-            stream.wait(&buffer.emptied)?;
-            buffer.emptied.record(stream)
+            guard!("kernels.refusal-keeps-turns", stream.wait(&buffer.emptied)?);
+            guard!("kernels.refusal-settles", buffer.emptied.record(stream), else Ok(()))
         })
     }
 }

@@ -1,9 +1,8 @@
 //! The pipeline of two hops: a kernel between the pages and a buffer, the copy engine between a buffer and
 //! the host, each buffer handed from one to the other.
 
-use cuda_driver::{DeviceError, Stream};
+use cuda_driver::{DeviceError, Stream, guard};
 
-use super::edges::LinkEdge;
 use super::host_order::{HostOrder, HostReady};
 use super::pieces::Pace;
 use super::ring::Ring;
@@ -87,14 +86,14 @@ impl HostLink {
             let Some((piece, bytes)) = carried.take(budget) else { break };
             before = bytes;
             let turn = ring.turn();
-            self.order(LinkEdge::BufferEmpty, filler, &turn.buffer.emptied)?;
+            guard!("kernels.fills-what-is-empty", filler.wait(&turn.buffer.emptied)?);
             if to_host {
                 carried.walk(self, filler, &piece, turn.address)?;
             } else {
                 carried.copy(self, filler, &piece, turn.address)?;
             }
             turn.buffer.filled.record(filler)?;
-            self.order(LinkEdge::BufferFilled, emptier, &turn.buffer.filled)?;
+            guard!("kernels.empties-what-is-filled", emptier.wait(&turn.buffer.filled)?);
             if to_host {
                 carried.copy(self, emptier, &piece, turn.address)?;
             } else {
@@ -106,13 +105,13 @@ impl HostLink {
         match order {
             HostOrder::Strict if to_host => {
                 self.join.record(copies)?;
-                self.order(LinkEdge::Join, stream, &self.join)?;
+                guard!("kernels.stream-joins-copies", stream.wait(&self.join)?);
             }
             HostOrder::Strict => {}
-            HostOrder::Started { arrived, .. } if self.leaves_out(LinkEdge::Arrival) => {
-                arrived.record(filler)?;
+            HostOrder::Started { arrived, .. } => {
+                let last = guard!("kernels.arrival-behind-copies", emptier, else filler);
+                arrived.record(last)?;
             }
-            HostOrder::Started { arrived, .. } => arrived.record(emptier)?,
         }
         Ok(())
     }
@@ -130,10 +129,12 @@ impl HostLink {
             HostOrder::Started { ready, .. } => ready,
         };
         match (ready, direction) {
-            (HostReady::After(event), _) => self.order(LinkEdge::Ready, copies, event),
+            (HostReady::After(event), _) => {
+                guard!("kernels.copies-wait-until-ready", copies.wait(event), else Ok(()))
+            }
             (HostReady::InStream, HostDirection::ToPages) => {
                 self.fork.record(stream)?;
-                self.order(LinkEdge::Fork, copies, &self.fork)
+                guard!("kernels.copies-wait-for-stream", copies.wait(&self.fork), else Ok(()))
             }
             // Copies to the host come after kernels of the stream as it is.
             (HostReady::InStream, HostDirection::ToHost) | (HostReady::Now, _) => Ok(()),
@@ -151,7 +152,7 @@ impl HostLink {
             HostOrder::Strict => carry(self),
             HostOrder::Started { ready, arrived } => {
                 if let HostReady::After(event) = ready {
-                    self.order(LinkEdge::Ready, stream, event)?;
+                    guard!("kernels.stream-waits-until-ready", stream.wait(event)?);
                 }
                 carry(self)?;
                 Ok(arrived.record(stream)?)
@@ -170,9 +171,10 @@ impl HostLink {
     ) -> TransportError {
         let copies = self.copies(direction);
         let joined = self.join.record(copies).and_then(|()| stream.wait(&self.join));
+        let joined = guard!("kernels.refusal-joins-copies", joined, else Ok(()));
         let settled = joined.and_then(|()| match &self.ring {
-            Some(ring) if !self.leaves_out(LinkEdge::Settle) => ring.settle(stream),
-            _ => Ok(()),
+            Some(ring) => ring.settle(stream),
+            None => Ok(()),
         });
         if settled.is_ok() || self.comes_to_rest([copies, stream]) {
             return error;
@@ -190,7 +192,8 @@ impl HostLink {
                 let raw = stream.raw();
                 // SAFETY: the stream is live: this struct owns it, or the caller's handle does.
                 let waited = device.clean_up(|driver| unsafe { driver.stream_synchronize(raw) });
-                waited.is_ok() || device.poison().is_some()
+                let is_over = waited.is_ok() || device.poison().is_some();
+                guard!("kernels.refused-wait-is-no-rest", is_over, else true)
             })
         };
         streams.into_iter().all(rests)
@@ -202,7 +205,7 @@ impl HostLink {
     /// What the driver answers; nothing may be enqueued then.
     pub(super) fn wait_for_unordered(&mut self) -> Result<(), DeviceError> {
         if self.is_unordered {
-            self.device().synchronize()?;
+            guard!("kernels.unordered-is-waited-for", self.device().synchronize()?);
             self.is_unordered = false;
         }
         Ok(())

@@ -5,7 +5,8 @@ use cuda_driver::reference::{DeviceMemory, ReferenceError};
 
 use super::block_copy::Planes;
 use super::{Arguments, at, load_array, report_bad};
-use crate::raw::{RawAppendRows, RawBlockSide, RawBlockUnits};
+use crate::append::RawAppendRows;
+use crate::raw::{RawBlockSide, RawBlockUnits};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,

@@ -11,19 +11,17 @@ mod block_sum;
 mod checksum;
 mod fill;
 mod gather;
-mod quantize;
 mod transfer;
 
 use bytemuck::AnyBitPattern;
 use cuda_driver::KernelArgs;
 use cuda_driver::reference::{DeviceMemory, KernelReference, ReferenceError, ReferenceFn};
 
-use crate::{convert::ConversionKind, entry};
+use crate::entry;
 
 /// The references of all kernels, to register with a simulated device.
 #[must_use]
 pub fn references() -> &'static [KernelReference] {
-    use ConversionKind::{Dequantize, Quantize};
     const {
         &[
             of(entry::TRANSFERS[0][0], transfer::run_one),
@@ -65,12 +63,6 @@ pub fn references() -> &'static [KernelReference] {
             of(entry::COPY_BLOCKS[7], |m, _, a| block_copy::run(m, a, 4)),
             of(entry::COPY_BLOCKS[8], |m, _, a| block_copy::run(m, a, 8)),
             of(entry::COPY_BLOCKS[9], |m, _, a| block_copy::run(m, a, 16)),
-            of(entry::CONVERSIONS[0], |m, _, a| quantize::convert(m, a, Quantize, 8)),
-            of(entry::CONVERSIONS[1], |m, _, a| quantize::convert(m, a, Quantize, 1)),
-            of(entry::CONVERSIONS[2], |m, _, a| quantize::convert(m, a, Dequantize, 8)),
-            of(entry::CONVERSIONS[3], |m, _, a| quantize::convert(m, a, Dequantize, 1)),
-            of(entry::CONVERSIONS[4], |m, _, a| quantize::measure(m, a, 8)),
-            of(entry::CONVERSIONS[5], |m, _, a| quantize::measure(m, a, 1)),
         ]
     }
 }

@@ -7,7 +7,7 @@ use cuda_driver::{KernelArgs, LaunchConfig};
 
 use super::{Arguments, at, load_array, report_bad};
 use crate::Direction;
-use crate::raw::CHUNKS_MAX;
+use crate::launch::CHUNKS_MAX;
 use crate::walk::{TransferChunk, TransferChunks, TransferPages, WideRows};
 
 pub(super) fn run_one(

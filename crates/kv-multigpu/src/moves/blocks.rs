@@ -1,5 +1,6 @@
 //! Scattered blocks from one device to another.
 
+use cuda_driver::guard;
 use cuda_driver::{Device, DeviceSpan, Stream};
 use kv_kernels::BlockPair;
 use kv_kernels::error::Side;
@@ -215,7 +216,7 @@ impl Mover {
                 destination.planes.iter().try_for_each(|&to| check_apart(from, to))?;
             }
         }
-        destination.check_planes_apart()?;
+        guard!("multigpu.planes-apart", destination.check_planes_apart()?);
         source.check_rows(what, what.source_offset)?;
         destination.check_rows(what, what.destination_offset)?;
         what.pairs.check_within(source.grid.blocks.into(), destination.grid.blocks.into())?;
@@ -294,7 +295,7 @@ impl Mover {
             Ok(pendings) => pendings,
             Err(interrupted) => &interrupted.pendings,
         };
-        self.tables.read_by(&tables, readers);
+        guard!("multigpu.tables-in-use", self.tables.read_by(&tables, readers));
         enqueued
     }
 

@@ -1,5 +1,6 @@
 //! The boundary between two stages of a pipeline, where activations go from one device to the next.
 
+use cuda_driver::guard;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -81,7 +82,7 @@ impl Abandoning {
 impl Drop for Abandoning {
     fn drop(&mut self) {
         if let Some(is_abandoned) = &self.0 {
-            is_abandoned.store(true, Relaxed);
+            guard!("multigpu.abandoned-not-given", is_abandoned.store(true, Relaxed));
         }
     }
 }
@@ -214,7 +215,8 @@ impl HandOver {
         let (index, count) = (self.next_buffer()?, self.buffers.len());
         if let Err(error) = self.buffers[index].make_free(producer) {
             // The driver refuses events of a lost device.
-            return Err(self.check_ends().err().unwrap_or(error.into()));
+            let lost = guard!("multigpu.receiver-loss-told", self.check_ends().err(), else None);
+            return Err(lost.unwrap_or(error.into()));
         }
         let buffers = &mut self.buffers[index];
         buffers.is_held = true;
@@ -289,7 +291,7 @@ impl HandOver {
     /// cloned.
     fn check_own(&self, found: u64, buffer: usize) -> Result<(), MoveError> {
         let expected = self.id;
-        if found == expected {
+        if guard!("multigpu.own-token", found == expected, else true) {
             return Ok(());
         }
         Err(MoveError::OtherHandOver { buffer, expected, found })
@@ -353,7 +355,9 @@ impl HandOver {
         let buffers = &mut self.buffers[incoming.index];
         // Covers the reader, but not later work on its stream.
         if self.several {
-            if let Err(error) = buffers.read.record(consumer) {
+            let recorded =
+                guard!("multigpu.reader-recorded", buffers.read.record(consumer), else Ok(()));
+            if let Err(error) = recorded {
                 return Err((error.into(), incoming));
             }
             buffers.reader = None;
@@ -378,7 +382,7 @@ impl HandOver {
         outgoing.abandoning.forget();
         let buffers = &mut self.buffers[outgoing.index];
         // Its work runs after that of the previously recorded writer.
-        buffers.written_on = Some(outgoing.producer);
+        guard!("multigpu.unsent-writer-kept", buffers.written_on = Some(outgoing.producer));
         buffers.is_held = false;
         Ok(())
     }
@@ -393,26 +397,26 @@ impl BufferPair {
     /// outgoing buffer.
     fn make_free(&self, producer: &Stream) -> Result<(), DeviceError> {
         // These stay recorded, because the next copy has to wait for them too.
-        wait_on(&self.interrupted, producer)?;
+        guard!("multigpu.producer-waits-interrupted", wait_on(&self.interrupted, producer)?);
         match &self.written_on {
             Some(writer) if !is_same(writer, producer) => {
                 producer.wait_for(writer, &Event::new(writer.device())?)?;
             }
             _ => {}
         }
-        producer.wait(&self.copied)
+        guard!("multigpu.producer-waits-copied", producer.wait(&self.copied), else Ok(()))
     }
 
     /// Makes work enqueued on `consumer` from now on wait for everything that still uses the
     /// buffers.
     fn make_room(&mut self, consumer: &Stream, several: &mut bool) -> Result<(), DeviceError> {
-        wait_on(&self.interrupted, consumer)?;
+        guard!("multigpu.copy-waits-interrupted", wait_on(&self.interrupted, consumer)?);
         match &self.reader {
             Some(reader) if is_same(reader, consumer) => Ok(()),
             Some(reader) => {
                 *several = true;
                 // The work on the other stream at this moment includes the reader.
-                consumer.wait_for(reader, &self.read)?;
+                guard!("multigpu.copy-waits-reader", consumer.wait_for(reader, &self.read)?);
                 self.reader = None;
                 Ok(())
             }

@@ -1,5 +1,6 @@
 //! Memory that a move owns until it has completed.
 
+use cuda_driver::guard;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
@@ -118,7 +119,9 @@ impl Events {
     /// An event of `device` that no other move uses.
     pub(super) fn take(&mut self, device: &Device) -> Result<Arc<Event>, DeviceError> {
         // Moves usually end in order, so the first event is free unless a move is kept for long.
-        let free = self.events.iter_mut().position(|event| Arc::get_mut(event).is_some());
+        let is_free = |event: &mut Arc<Event>| Arc::get_mut(event).is_some();
+        let is_free = |event| guard!("multigpu.event-not-shared", is_free(event), else true);
+        let free = self.events.iter_mut().position(is_free);
         let event = match free.and_then(|free| self.events.remove(free)) {
             Some(event) => event,
             None => Arc::new(Event::new(device)?),
@@ -180,7 +183,7 @@ impl Parking {
         self.let_go_of(|parked| {
             parked.into_iter().partition(|parked| {
                 let waited = parked.pendings.iter().try_for_each(Pending::wait);
-                let is_over = waited.is_ok();
+                let is_over = guard!("multigpu.refused-wait-not-over", waited.is_ok(), else true);
                 outcome = std::mem::replace(&mut outcome, Ok(())).and(waited);
                 is_over
             })
@@ -274,7 +277,7 @@ impl<S: Send, D: Send> Move<S, D> {
     #[track_caller]
     pub fn reclaim_on(&mut self, stream: &Stream) -> Result<Option<S>, DeviceError> {
         let _site = cuda_driver::site::enter();
-        self.wait_on(stream)?;
+        guard!("multigpu.reclaim-waits", self.wait_on(stream)?);
         Ok(self.keepers.as_mut().and_then(|(source, _)| source.take()))
     }
 
@@ -371,7 +374,7 @@ impl<S: Send, D: Send> Withheld<S, D> {
     #[track_caller]
     pub fn reclaim_on(self, stream: &Stream) -> Result<(S, D), (DeviceError, Self)> {
         let _site = cuda_driver::site::enter();
-        match wait_on(&self.pendings, stream) {
+        match guard!("multigpu.withheld-waits", wait_on(&self.pendings, stream), else Ok(())) {
             Ok(()) => Ok(self.into_ends()),
             Err(error) => Err((error, self)),
         }
@@ -418,7 +421,8 @@ impl<S: Send, D: Send> Drop for Withheld<S, D> {
         if let Some(ends) = self.ends.take()
             && !self.pendings.is_empty()
         {
-            self.parking.park(std::mem::take(&mut self.pendings), Box::new(ends));
+            let pendings = std::mem::take(&mut self.pendings);
+            guard!("multigpu.withheld-kept", self.parking.park(pendings, Box::new(ends)));
         }
     }
 }
@@ -436,7 +440,7 @@ impl<S: Send, D: Send> Drop for Move<S, D> {
         if pendings.is_empty() || (keepers.0.is_none() && keepers.1.is_none()) {
             return;
         }
-        self.parking.park(pendings, Box::new(keepers));
+        guard!("multigpu.dropped-move-kept", self.parking.park(pendings, Box::new(keepers)));
     }
 }
 

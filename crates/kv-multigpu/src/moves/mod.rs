@@ -59,8 +59,6 @@ mod held;
 mod mover;
 mod reshard;
 mod ring;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-pub mod sabotage;
 mod table;
 
 pub use blocks::{BlockGrid, BlockMemory, BlockMove};

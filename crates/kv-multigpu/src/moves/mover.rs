@@ -1,5 +1,6 @@
 //! The mover: the streams, events, chunks, tables and kernels that moves between two devices need.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::HostPages;
@@ -9,8 +10,6 @@ use smallvec::{SmallVec, smallvec};
 
 use super::held::{Events, Parking, Pending, Pendings};
 use super::ring::Ring;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-use super::sabotage;
 use super::table::PairTables;
 use super::{Held, Move, MoveError, MoveFailed, Withheld};
 
@@ -249,7 +248,14 @@ impl Mover {
             };
             let ordered = self.ordered_until(order, lane, &arrived, work);
             let pending = match (lane, &self.ring) {
-                (MovePath::Ring, Some(ring)) => Pending::Relayed(arrived, ring.down.clone()),
+                (MovePath::Ring, Some(ring)) => {
+                    let sender = ring.down.clone();
+                    guard!(
+                        "multigpu.relayed-on-sender",
+                        Pending::Relayed(arrived, sender),
+                        else Pending::Event(arrived)
+                    )
+                }
                 _ => Pending::Event(arrived),
             };
             Ok(ordered.map(|()| smallvec![pending]))
@@ -278,7 +284,10 @@ impl Mover {
         }
         let ended = match lane {
             MovePath::Order => arrived.record(&streams[0]),
-            MovePath::Push | MovePath::Ring => order.on.wait_for(&streams[0], arrived),
+            MovePath::Push | MovePath::Ring => {
+                let waits = || order.on.wait_for(&streams[0], arrived);
+                guard!("multigpu.order-waits-move", waits(), else arrived.record(&streams[0]))
+            }
         };
         ended.map_err(|error| under_way(error.into()))
     }
@@ -305,23 +314,17 @@ impl Mover {
         order: MoveOrder<'_>,
         lane: MovePath,
     ) -> Result<SmallVec<[Stream; 2]>, MoveError> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        let ordered = !sabotage::is_out(sabotage::Protection::SourceOrder);
-        #[cfg(not(all(feature = "sabotage", debug_assertions)))]
-        let ordered = true;
         let (reader, writer) = match (lane, &mut self.ring) {
             (MovePath::Push, _) => (&self.push, &self.push),
             (MovePath::Ring, Some(ring)) => {
-                ring.refresh()?;
+                guard!("multigpu.ring-refreshed", ring.refresh()?);
                 (&ring.down, &ring.up)
             }
             _ => (order.on, order.on),
         };
-        if ordered {
-            reader.wait_for(order.after, &self.ready)?;
-        }
+        guard!("multigpu.source-order", reader.wait_for(order.after, &self.ready)?);
         if lane != MovePath::Order {
-            writer.wait_for(order.on, &self.room)?;
+            guard!("multigpu.destination-order", writer.wait_for(order.on, &self.room)?);
         }
         Ok(match lane {
             MovePath::Ring => smallvec![writer.clone(), reader.clone()],
@@ -359,12 +362,7 @@ impl Mover {
     ) -> Result<Move<S, D>, MoveFailed<S, D>> {
         match enqueued {
             Ok(pendings) => {
-                #[cfg(all(feature = "sabotage", debug_assertions))]
-                let pendings = if sabotage::is_out(sabotage::Protection::SourceHeld) {
-                    Pendings::new()
-                } else {
-                    pendings
-                };
+                let pendings = guard!("multigpu.source-held", pendings, else Pendings::new());
                 Ok(Move::new(&self.parking, pendings, source, destination))
             }
             Err(Interrupted { error, pendings }) => {
@@ -411,7 +409,11 @@ impl MoverConfig {
 
 /// Refuses counts that are too large for any machine.
 pub(super) fn check_count(what: &'static str, count: u64, most: u64) -> Result<(), MoveError> {
-    if count > most { Err(MoveError::TooMany { what, count, most }) } else { Ok(()) }
+    if guard!("multigpu.counts-bounded", count > most, else false) {
+        Err(MoveError::TooMany { what, count, most })
+    } else {
+        Ok(())
+    }
 }
 
 /// Chooses the path between two devices, and enables their access to each other.
@@ -440,7 +442,12 @@ pub(super) fn check_device(
     expected: &Device,
     found: &Device,
 ) -> Result<(), MoveError> {
-    if expected.shares_context(found) {
+    let same = guard!(
+        "multigpu.own-context",
+        expected.shares_context(found),
+        else expected.ordinal() == found.ordinal()
+    );
+    if same {
         return Ok(());
     }
     let device = expected.ordinal();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{BlockGrid, BlockMove, BlockPairs};
-use kv_place::HeadShards;
+use crate::place::HeadShards;
 
 /// The order of a block's heads in a plane.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -140,7 +140,7 @@ impl HeadTransfer {
 ///
 /// ```
 /// use kv_multigpu::moves::{BlockOfHeads, HeadOrder, ReshardPlan};
-/// use kv_place::{HeadShards, KvReplication};
+/// use kv_multigpu::place::{HeadShards, KvReplication};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let shards = |gpus| HeadShards::new(64, 8, gpus, KvReplication::Refuse);

@@ -1,6 +1,7 @@
 //! The path through the host: chunks of pinned memory, filled by one device and drained by the
 //! other.
 
+use cuda_driver::guard;
 use cuda_driver::{Device, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 
 use super::{MoveError, MoverConfig};
@@ -83,9 +84,9 @@ impl Ring {
         };
         let memory = ChunkInUse { memory: &chunk.memory, down: &self.down, up: &self.up };
         self.stale = true;
-        self.down.wait(&chunk.drained)?;
+        guard!("multigpu.chunk-drained", self.down.wait(&chunk.drained)?);
         fill(&memory)?;
-        self.up.wait_for(&self.down, &chunk.filled)?;
+        guard!("multigpu.chunk-filled", self.up.wait_for(&self.down, &chunk.filled)?);
         drain(&memory)?;
         chunk.drained.record(&self.up)?;
         self.stale = false;
@@ -125,7 +126,8 @@ impl Drop for Ring {
         };
         if !idle(&self.up) || !idle(&self.down) {
             tracing::warn!(chunks = self.chunks.len(), "pinned chunks still in use are leaked");
-            std::mem::forget(std::mem::take(&mut self.chunks));
+            let chunks = std::mem::take(&mut self.chunks);
+            guard!("multigpu.chunks-in-use-leak", std::mem::forget(chunks));
         }
     }
 }

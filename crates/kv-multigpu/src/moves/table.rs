@@ -1,5 +1,6 @@
 //! Pinned tables with the pairs of blocks that a kernel moves.
 
+use cuda_driver::guard;
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use kv_kernels::BlockPair;
 
@@ -76,7 +77,7 @@ impl PairTables {
                 return Ok(free);
             }
             let Some(table) = &mut self.tables[index] else { continue };
-            if all_over(&table.readers)? {
+            if guard!("multigpu.table-waits-readers", all_over(&table.readers)?, else true) {
                 table.readers.clear();
                 free.push(index);
             }
@@ -129,7 +130,7 @@ impl Drop for PairTables {
             let read = table.take_if(|table| !matches!(all_over(&table.readers), Ok(true)));
             if let Some(read) = read {
                 tracing::warn!("a pinned table still in use is leaked");
-                std::mem::forget(read);
+                guard!("multigpu.tables-in-use-leak", std::mem::forget(read));
             }
         }
     }

@@ -8,6 +8,7 @@ mod waits;
 #[cfg(loom)]
 pub mod model;
 
+use cuda_driver::guard;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -204,7 +205,8 @@ impl DeviceThread {
         F: FnOnce(&Device) -> T + Send + 'static,
         T: Send + 'static,
     {
-        if let Some(first) = self.device.poison() {
+        if let Some(first) = guard!("multigpu.lost-thread-refuses", self.device.poison(), else None)
+        {
             return Err(SubmitError { refusal: Refusal::Lost { first }, task });
         }
         let cell = Arc::new(ResultCell::new());

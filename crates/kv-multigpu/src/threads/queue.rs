@@ -1,5 +1,6 @@
 //! The bounded queue between the threads that submit tasks and the one thread that runs them.
 
+use cuda_driver::guard;
 use std::collections::VecDeque;
 use std::task::{Poll, Waker};
 
@@ -164,7 +165,7 @@ impl<C> Queue<C> {
         let waiting = state.take_waiting();
         drop(state);
         self.changed.notify_all();
-        wake_all(waiting);
+        guard!("multigpu.close-wakes-room", wake_all(waiting));
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Which threads wait for which device's thread, so that a wait that would never end is refused.
 
+use cuda_driver::guard;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
@@ -36,7 +37,7 @@ impl Waiting {
         let mut last = worker;
         // Threads without a wait of this one in their way are at most as many as there are waits.
         for _ in 0..=waits.len() {
-            if last == waiter {
+            if guard!("multigpu.circle-refused", last == waiter, else false) {
                 drop(waits);
                 return None;
             }

@@ -1,11 +1,12 @@
 //! Measured links: copies between two devices, timed once for each pair.
 
+use cuda_driver::guard;
 use std::collections::HashMap;
 
 use cuda_driver::{Device, DeviceBuffer, Event, Stream};
 use parking_lot::Mutex;
 
-use kv_place::{GPUS_MAX, Link, LinkMatrix};
+use crate::place::{GPUS_MAX, Link, LinkMatrix};
 
 use crate::moves::{Held, MoveError, MoveOrder, Mover, MoverConfig};
 
@@ -122,7 +123,7 @@ fn time_copies(from: &Device, to: &Device) -> Result<Link, MoveError> {
     let times = quickest(SHORT_BYTES).and_then(|short| Ok((short, quickest(bytes)?)));
     // A copy that failed half-way must end before the buffers are dropped, and with it the memory
     // that the mover keeps for it.
-    let settled = mover.settle();
+    let settled = guard!("multigpu.meter-settles", mover.settle(), else Ok(()));
     let (short, long) = times?;
     settled?;
     near.free()?;

@@ -39,7 +39,7 @@ use std::path::PathBuf;
 
 use cuda_driver::{Device, DeviceAttribute, DeviceError, PeerAttribute};
 
-use kv_place::{GpuCapacity, Link, LinkMatrix, PlacementError};
+use crate::place::{GpuCapacity, Link, LinkMatrix, PlacementError};
 
 pub use meter::LinkMeter;
 #[cfg(feature = "nvml")]

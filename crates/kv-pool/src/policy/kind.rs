@@ -3,10 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{
-    AdaptiveReplacement, EvictionPolicy, HitDensity, PolicyError, Prioritized, PriorityLru, S3Fifo,
-    Slru,
-};
+use super::{EvictionPolicy, HitDensity, PolicyError, PriorityLru};
 
 /// One of the policies of this crate.
 ///
@@ -27,12 +24,6 @@ use super::{
 pub enum PolicyKind {
     /// [`PriorityLru`]: what a pool does that is given no policy, and then without a policy's tables.
     Lru,
-    /// [`Slru`].
-    Slru,
-    /// [`S3Fifo`].
-    S3Fifo,
-    /// [`AdaptiveReplacement`].
-    Arc,
     /// [`HitDensity`]: learns what suits the traffic, so that nobody need choose.
     #[default]
     HitDensity,
@@ -40,7 +31,7 @@ pub enum PolicyKind {
 
 /// A text that names no policy.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("unknown policy {found:?}; expected lru, slru, s3fifo, arc or hit_density")]
+#[error("unknown policy {found:?}; expected lru or hit_density")]
 pub struct UnknownPolicy {
     /// The text.
     pub found: String,
@@ -48,38 +39,25 @@ pub struct UnknownPolicy {
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Lru, Self::Slru, Self::S3Fifo, Self::Arc, Self::HitDensity];
+    pub const ALL: [Self; 2] = [Self::Lru, Self::HitDensity];
 
     /// Its name in configurations and reports, which is that of the policy.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => "lru",
-            Self::Slru => "slru",
-            Self::S3Fifo => "s3fifo",
-            Self::Arc => "arc",
             Self::HitDensity => "hit_density",
         }
     }
 
-    /// Makes the policy for a pool of `blocks` blocks in all tiers. Priorities come first: policies that
-    /// know none decide among blocks of default priority.
+    /// Makes the policy for a pool of `blocks` blocks in all tiers.
     ///
     /// # Errors
     ///
     /// [`PolicyError`] if there are too many blocks, or no memory for the tables.
     pub fn make(self, blocks: u64) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
-        fn prioritized<P: EvictionPolicy + 'static>(
-            policy: P,
-            blocks: u64,
-        ) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
-            Ok(Box::new(Prioritized::new(policy, blocks)?))
-        }
         match self {
             Self::Lru => Ok(Box::new(PriorityLru::new(blocks)?)),
-            Self::Slru => prioritized(Slru::new(blocks)?, blocks),
-            Self::S3Fifo => prioritized(S3Fifo::new(blocks)?, blocks),
-            Self::Arc => prioritized(AdaptiveReplacement::new(blocks)?, blocks),
             Self::HitDensity => Ok(Box::new(HitDensity::new(blocks)?)),
         }
     }
@@ -112,9 +90,6 @@ mod tests {
             assert!(kind.make(u64::MAX).is_err());
         }
         let unknown = "LRU".parse::<PolicyKind>().unwrap_err();
-        assert_eq!(
-            unknown.to_string(),
-            "unknown policy \"LRU\"; expected lru, slru, s3fifo, arc or hit_density"
-        );
+        assert_eq!(unknown.to_string(), "unknown policy \"LRU\"; expected lru or hit_density");
     }
 }

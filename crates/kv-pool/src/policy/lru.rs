@@ -40,9 +40,8 @@ impl PriorityLru {
         Ok(Self { queues: Queues::new(blocks)?, occupied: 0 })
     }
 
-    /// The priority of the block that [`victim`](EvictionPolicy::victim) would choose, for those
-    /// who hold other blocks against it under the same lock.
-    pub(super) fn lowest(&mut self) -> Option<Priority> {
+    /// The priority of the block that [`victim`](EvictionPolicy::victim) would choose.
+    fn lowest(&mut self) -> Option<Priority> {
         loop {
             let lowest = self.occupied.trailing_zeros() as u8;
             let priority = Priority::new(lowest)?;
@@ -88,7 +87,7 @@ impl EvictionPolicy for PriorityLru {
     }
 
     fn len(&self) -> usize {
-        self.queues.evictable_len()
+        self.queues.len()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which cached block goes when one must: a trait, published policies, and one of our own.
+//! Which cached block goes when one must: a trait, priority LRU, and one of our own.
 //!
 //! A pool tells an [`EvictionPolicy`] what becomes of its cached blocks and asks it for a victim
 //! when it needs one. The policy decides on the order and on nothing else: it never sees a block
@@ -7,11 +7,7 @@
 //! | implementation | order |
 //! | --- | --- |
 //! | [`PriorityLru`] | lowest priority first, in it the least recently released: that of a pool without a policy |
-//! | [`Slru`] | segmented LRU: what was found outlives what never was |
-//! | [`S3Fifo`] | three first-in, first-out queues; what is looked up once passes quickly |
-//! | [`AdaptiveReplacement`] | ARC: recent against frequent, in shares that follow the misses |
 //! | [`HitDensity`] | fewest expected hits for the time that a block would stay, learned while serving |
-//! | [`Prioritized`] | any of them for blocks of default priority, lower priorities before and higher ones after |
 //!
 //! [`PolicyKind`] names them for configurations.
 //!
@@ -38,8 +34,7 @@
 //! [`BlockFacts::has_children`] and [`children`](EvictionPolicy::children), and a policy never
 //! chooses a block that has some. Neither side searches: the pool counts children, and a policy
 //! that comes upon such a block in its order sets it aside until its last child is gone, once for
-//! each time that the block was made evictable. Every operation of the list-based policies
-//! therefore takes constant time, amortised over the calls of `evictable`, however many children
+//! each time that the block was made evictable. Every operation therefore takes constant time, amortised over the calls of `evictable`, however many children
 //! one parent has.
 //!
 //! # Memory and time
@@ -48,30 +43,21 @@
 //! allocates. What a policy remembers of evicted content is bounded by that number too. Two
 //! policies that were made with the same options and told the same give the same victims.
 
-mod arc;
 mod error;
-mod ghosts;
 mod hint;
 mod hit_density;
 mod kind;
 mod lru;
-mod prioritized;
 mod queues;
-mod s3fifo;
-mod slru;
 
 use std::fmt;
 
 pub use crate::ids::RecordId;
-pub use arc::AdaptiveReplacement;
 pub use error::PolicyError;
 pub use hint::ReuseHint;
 pub use hit_density::HitDensity;
 pub use kind::{PolicyKind, UnknownPolicy};
 pub use lru::PriorityLru;
-pub use prioritized::Prioritized;
-pub use s3fifo::S3Fifo;
-pub use slru::Slru;
 
 use crate::{BlockHash, Priority};
 

@@ -7,6 +7,7 @@
 use std::cmp::Reverse;
 
 use crate::blocks::{BlockPhase, Flag};
+use crate::guard;
 use crate::state::{Claim, PoolState};
 use crate::tenants::Tenant;
 use crate::{BudgetError, RecordId, Tier};
@@ -53,7 +54,11 @@ impl Gone {
     /// Lowers the end to behind the last block id from `budget` on that has not left.
     fn settle(&mut self, budget: u32) {
         if self.end > budget {
-            self.end = self.end_of(self.end as usize).max(budget);
+            self.end = guard!(
+                "pool.end-stays-above-what-is-used",
+                self.end_of(self.end as usize).max(budget),
+                else budget
+            );
         }
     }
 
@@ -85,7 +90,7 @@ impl PoolState {
         if self.tier(tier).granules.is_some() {
             return Err(BudgetError::Divided { tier });
         }
-        if blocks > capacity {
+        if guard!("pool.budget-within-capacity", blocks > capacity, else false) {
             return Err(BudgetError::OverCapacity { tier, requested: blocks, capacity });
         }
         self.check_reserved(tier, blocks)
@@ -95,7 +100,7 @@ impl PoolState {
     pub(super) fn check_reserved(&self, tier: Tier, blocks: u64) -> Result<(), BudgetError> {
         let tenancy = self.watch.tenancy.as_ref();
         let reserved = tenancy.map_or(0, |tenancy| tenancy.tenants.reserved(tier));
-        if blocks < reserved {
+        if guard!("pool.budget-keeps-the-reserve", blocks < reserved, else false) {
             return Err(BudgetError::BelowReserved { tier, requested: blocks, reserved });
         }
         Ok(())
@@ -125,7 +130,7 @@ impl PoolState {
     pub(crate) fn is_beyond(&self, id: RecordId) -> bool {
         let location = self.blocks.location(id);
         let tier = self.tier(location.tier);
-        tier.is_beyond(tier.nth(location.id))
+        tier.is_beyond(location.id)
     }
 
     /// Ends the stay of a block that nobody uses beyond the budget of its tier. Its content is lost.
@@ -138,14 +143,18 @@ impl PoolState {
         self.put(id, BlockPhase::Absent);
         let location = self.blocks.location(id);
         let tier = &mut self.tiers[location.tier.index()];
-        tier.note_gone(tier.nth(location.id));
+        tier.note_gone(location.id.0);
         self.plain = self.is_plain_now();
     }
 
     /// Whether the short ways are open: no tenants, no policies, and no block to be looked at for whether it
     /// is to leave.
     pub(super) fn is_plain_now(&self) -> bool {
-        let settled = self.tiers.iter().all(|tier| tier.beyond() == 0);
+        let settled = guard!(
+            "pool.short-ways-close-beyond-a-budget",
+            self.tiers.iter().all(|tier| tier.beyond() == 0),
+            else true
+        );
         settled && self.watch.tenancy.is_none() && !self.has_notes()
     }
 
@@ -219,7 +228,7 @@ impl PoolState {
         let mut ids: Vec<_> = self.appeared().filter(gone).collect();
         ids.sort_by_key(|&id| blocks.location(id).id);
         for id in ids {
-            let n = self.tier(tier).nth(self.blocks.location(id).id);
+            let n = self.blocks.location(id).id.0;
             self.come_back(id, n);
         }
     }
@@ -278,11 +287,7 @@ impl super::TierState {
     /// The first block id behind all that may be in use.
     pub(crate) fn end(&self) -> u32 {
         let ragged = self.granules.is_some() || self.beyond() > 0;
-        let end = if ragged { self.gone.end } else { self.budget };
-        match end {
-            0 => 0,
-            n => self.block_id(n - 1).0 + 1,
-        }
+        if ragged { self.gone.end } else { self.budget }
     }
 }
 

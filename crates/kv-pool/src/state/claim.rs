@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use crate::blocks::{BlockPhase, Flag};
 use crate::claim::ClaimList;
+use crate::guard;
 use crate::pool::Shared;
 use crate::state::{PoolState, Turn};
 use crate::sync::Arc;
@@ -103,15 +104,6 @@ impl PoolState {
         match &self.watch.tenancy {
             None => Ok(()),
             Some(tenancy) => Ok(tenancy.tenants.admit(by, tier, count as u64)?),
-        }
-    }
-
-    /// The most blocks of a tier that can be claimed for a tenant now.
-    pub(crate) fn most_claimable(&self, tier: Tier, by: Tenant) -> usize {
-        let claimable = self.tier(tier).claimable();
-        match &self.watch.tenancy {
-            None => claimable,
-            Some(tenancy) => claimable.min(tenancy.tenants.most(by, tier) as usize),
         }
     }
 
@@ -238,7 +230,7 @@ impl PoolState {
             if !self.blocks.is(id, Flag::NAMED) || !self.is_kept(id, by) {
                 return Some((id, last_resort));
             }
-            self.pass_over(id);
+            guard!("pool.kept-is-set-aside", self.pass_over(id), else self.enqueue(id));
         }
     }
 
@@ -380,7 +372,8 @@ impl PoolState {
             return Err(Lost::Otherwise);
         }
         let owner = Tenant(self.blocks.tenant(victim));
-        let room = self.watch.tenancy.as_ref().map(|own| own.tenants.may_cache(owner, BELOW));
+        let tenancy = guard!("pool.offload-within-quota", self.watch.tenancy.as_ref(), else None);
+        let room = tenancy.map(|own| own.tenants.may_cache(owner, BELOW));
         let own = match room {
             None | Some(MayCache::More) => None,
             Some(MayCache::Nothing) => return Err(Lost::Otherwise),
@@ -395,7 +388,8 @@ impl PoolState {
                 leaf
             }
         };
-        if !self.is_worth_storing(victim) {
+        if guard!("pool.refused-content-does-not-move", !self.is_worth_storing(victim), else false)
+        {
             return Err(Lost::Refused);
         }
         if let Some(id) = own {
@@ -462,7 +456,11 @@ impl PoolState {
     #[inline]
     pub(crate) fn commit_offload(&mut self, moved: Move) {
         let id = self.moving_to(moved);
-        if self.blocks.is(id, Flag::EXPECTED) {
+        if guard!(
+            "pool.removed-content-does-not-arrive",
+            self.blocks.is(id, Flag::EXPECTED),
+            else true
+        ) {
             self.blocks.clear(id, Flag::EXPECTED);
             self.blocks.set(id, Flag::NAMED);
             self.counters.offloaded += 1;
@@ -509,10 +507,16 @@ impl PoolState {
         self.blocks.part(id, holder);
         self.swap_locations(id, own);
         // The block id that the copy reads may be the one that was just given away.
-        let holder = if holder == own { id } else { holder };
+        let holder = guard!(
+            "pool.copied-id-waits-under-its-new-holder",
+            if holder == own { id } else { holder },
+            else holder
+        );
         self.blocks.pair(own, holder);
         self.put(own, BlockPhase::Moving);
-        self.stand_ins.insert(to, own);
+        guard!("pool.offload-ends-for-its-stand-in", {
+            self.stand_ins.insert(to, own);
+        });
     }
 }
 

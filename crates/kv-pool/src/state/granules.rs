@@ -5,8 +5,9 @@
 use std::collections::TryReserveError;
 
 use crate::blocks::BlockPhase;
+use crate::guard;
 use crate::state::{Claim, PoolState};
-use crate::{BudgetError, GranuleUse, Location, Priority, RecordId, Tier};
+use crate::{BlockId, BudgetError, GranuleUse, Location, Priority, RecordId, Tier};
 
 /// Which granules a tier has.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ impl PoolState {
         records.extend((0..count).map(|n| RecordId(state.base + n)));
         for n in 0..count {
             let id = RecordId(state.base + n);
-            self.blocks.set_location(id, Location { tier, id: state.block_id(n) });
+            self.blocks.set_location(id, Location { tier, id: BlockId(n) });
             self.blocks.set_priority(id, Priority::DEFAULT);
             state.note_gone(n);
         }
@@ -106,7 +107,7 @@ impl PoolState {
         for &granule in granules {
             let (index, blocks) = self.granule(tier, granule)?;
             let uses = self.granule_use(tier, index, blocks);
-            if uses.in_use > 0 {
+            if guard!("pool.granule-in-use-is-not-vacated", uses.in_use > 0, else false) {
                 return Err(BudgetError::InUse { tier, granule, in_use: uses.in_use });
             }
             leaving.extend(uses.granted.then_some((granule, blocks)));
@@ -161,7 +162,7 @@ impl PoolState {
             let records = self.granule_records(tier, index, blocks);
             self.tell_tenants_of(tier, &records, false);
             self.claim_all(records.into_iter().map(|(_, id)| id).collect(), leaving);
-            self.plain = self.is_plain_now();
+            guard!("pool.short-ways-close-with-a-granule", self.plain = self.is_plain_now());
         }
         Ok(uses.in_use.into())
     }

@@ -5,6 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::guard;
 use crate::policy::EvictionPolicy;
 
 /// What `call` returns; `None` if it panics.
@@ -13,7 +14,11 @@ pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
         Ok(answer) => Some(answer),
         Err(payload) => {
             // To drop it would run code of the caller's again.
-            std::mem::forget(payload);
+            guard!(
+                "pool.panic-is-not-dropped-under-the-lock",
+                std::mem::forget(payload),
+                else drop(payload)
+            );
             None
         }
     }
@@ -31,7 +36,11 @@ impl<P: ?Sized> Guarded<P> {
     /// What the policy answers; `None` if it panics, or has done so before.
     pub(super) fn ask<T>(&mut self, call: impl FnOnce(&mut P) -> T) -> Option<T> {
         let policy = self.0.as_deref_mut()?;
-        let answer = caught(|| call(policy));
+        let answer = guard!(
+            "pool.policy-panics-end-in-the-pool",
+            caught(|| call(policy)),
+            else Some(call(policy))
+        );
         if answer.is_none() {
             self.end();
         }

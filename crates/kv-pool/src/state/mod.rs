@@ -22,7 +22,7 @@ pub(crate) use claim::{Claim, Move};
 pub(crate) use names::Named;
 pub(crate) use spares::Spares;
 pub(crate) use tenancy::Turn;
-pub(crate) use tier::{BlockIds, HeldBack, TierState};
+pub(crate) use tier::{HeldBack, TierState};
 pub(crate) use watch::Watch;
 
 use crate::blocks::{BlockPhase, Blocks, Flag, Unlinked};
@@ -67,14 +67,10 @@ pub(crate) struct PoolState {
 
 impl PoolState {
     /// `config` has been checked.
-    pub(crate) fn new(
-        config: &PoolConfig,
-        watch: Watch,
-        ids: BlockIds,
-    ) -> Result<Self, TryReserveError> {
+    pub(crate) fn new(config: &PoolConfig, watch: Watch) -> Result<Self, TryReserveError> {
         let mut base = 0;
         let tiers = config.blocks().map(|capacity| {
-            let tier = TierState::new(base, capacity as u32, ids);
+            let tier = TierState::new(base, capacity as u32);
             base += capacity as u32;
             tier
         });
@@ -106,7 +102,7 @@ impl PoolState {
     pub(crate) fn plain(config: &PoolConfig) -> Result<Self, TryReserveError> {
         let clock = Box::new(crate::clock::ManualClock::new());
         let watch = Watch::new(clock, None, [const { None }; Tier::COUNT], None, 0)?;
-        Self::new(config, watch, BlockIds::ALL)
+        Self::new(config, watch)
     }
 
     #[inline]
@@ -150,7 +146,7 @@ impl PoolState {
             return;
         }
         self.take_out(id);
-        self.untime(id);
+        crate::guard!("pool.use-ends-the-duration", self.untime(id));
         self.blocks.set_references(id, 1);
         self.put(id, BlockPhase::Pinned);
     }
@@ -203,9 +199,13 @@ impl PoolState {
         #[cfg(all(feature = "sabotage", debug_assertions))]
         self.take_out(id);
         self.arm(id);
-        if self.blocks.is(id, Flag::COPYING) {
+        if crate::guard!("pool.copied-id-drains", self.blocks.is(id, Flag::COPYING), else false) {
             self.put(id, BlockPhase::Draining);
-        } else if self.current <= self.completed {
+        } else if crate::guard!(
+            "pool.released-is-not-free",
+            self.current <= self.completed,
+            else true
+        ) {
             self.enqueue(id);
         } else {
             // Fewer than 2^31 epochs are ever open at once, so half of the number tells them apart.
@@ -221,7 +221,7 @@ impl PoolState {
         // Stamps never fall from front to back, for they are the epoch that was current.
         while let Some(id) = self.retiring.front() {
             let ahead = self.blocks.stamp(id).wrapping_sub(self.completed as u32) as i32;
-            if ahead > 0 {
+            if crate::guard!("pool.release-waits-for-its-epoch", ahead > 0, else false) {
                 break;
             }
             self.retiring.remove(&mut self.blocks, id);
@@ -236,7 +236,7 @@ impl PoolState {
         let (first, second) = (self.blocks.location(one), self.blocks.location(other));
         self.relocate(one, second);
         self.relocate(other, first);
-        self.blocks.swap_readers(one, other);
+        crate::guard!("pool.readers-go-with-the-id", self.blocks.swap_readers(one, other));
     }
 
     #[inline]
@@ -246,7 +246,10 @@ impl PoolState {
         self.tiers[from.index()].counts[place] -= 1;
         self.tiers[to.tier.index()].counts[place] += 1;
         self.blocks.set_location(id, to);
-        self.tiers[to.tier.index()].note_record(to.id, id);
+        crate::guard!(
+            "pool.granule-knows-what-moved-in",
+            self.tiers[to.tier.index()].note_record(to.id, id)
+        );
         self.account(id);
         if let Some(parent) = self.blocks.parent(id) {
             self.note_child(parent, from, false);
@@ -291,7 +294,7 @@ impl PoolState {
     /// beyond the budget leaves.
     #[inline]
     pub(crate) fn enqueue(&mut self, id: RecordId) {
-        if self.is_beyond(id) {
+        if crate::guard!("pool.beyond-the-budget-leaves", self.is_beyond(id), else false) {
             return self.leave(id);
         }
         self.put(id, BlockPhase::Queued);
@@ -328,8 +331,7 @@ impl PoolState {
         if state.appeared >= state.budget {
             return None;
         }
-        let (id, block_id) =
-            (RecordId(state.base + state.appeared), state.block_id(state.appeared));
+        let (id, block_id) = (RecordId(state.base + state.appeared), BlockId(state.appeared));
         state.appeared += 1;
         state.counts[BlockPhase::Absent as usize] += 1;
         self.blocks.set_location(id, Location { tier, id: block_id });

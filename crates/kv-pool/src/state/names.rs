@@ -1,6 +1,7 @@
 //! Names: who bears one, who follows whom, and how a name is lost.
 
 use crate::blocks::{BlockPhase, Flag};
+use crate::guard;
 use crate::hold::BlockAt;
 use crate::index::TOGETHER;
 use crate::naming::Naming;
@@ -29,7 +30,12 @@ impl PoolState {
     /// The block that lookups of this name find.
     #[inline]
     pub(crate) fn find(&self, hash: BlockHash) -> Option<RecordId> {
-        self.bearer(hash).filter(|&id| self.blocks.is(id, Flag::NAMED))
+        let named = |&id: &RecordId| self.blocks.is(id, Flag::NAMED);
+        guard!(
+            "pool.moving-content-is-not-found",
+            self.bearer(hash).filter(named),
+            else self.bearer(hash)
+        )
     }
 
     /// The bearer of the name of what comes before content that is about to be named.
@@ -39,7 +45,7 @@ impl PoolState {
         if self.blocks.bears(last, hash) {
             return Some(last);
         }
-        self.bearer(hash)
+        guard!("pool.moving-content-has-children", self.bearer(hash), else self.find(hash))
     }
 
     /// Makes `before` the parent of a block that was named as a successor and has none.
@@ -56,7 +62,7 @@ impl PoolState {
     /// Finds the longest cached prefix, then pins it. Two passes, for the reads of the first overlap.
     pub(crate) fn pin_prefix(&mut self, hashes: &[BlockHash], pins: &mut Vec<BlockAt>) {
         let alone = self.find_prefix(hashes, pins);
-        pins.truncate(self.usable(pins));
+        guard!("pool.lookup-ends-at-quota", pins.truncate(self.usable(pins)));
         if let Some(&missing) = hashes.get(pins.len()) {
             self.note_miss(missing);
         }
@@ -143,9 +149,14 @@ impl PoolState {
             }
             Ok(known) => {
                 let as_near = self.blocks.tier(known) <= self.blocks.tier(own);
-                let found = as_near && self.blocks.is(known, Flag::NAMED);
+                let found = as_near
+                    && guard!(
+                        "pool.moving-content-is-no-duplicate",
+                        self.blocks.is(known, Flag::NAMED),
+                        else true
+                    );
                 let found = found || self.blocks.place(known) == BlockPhase::Pinned;
-                if found && self.may_use(known) {
+                if found && guard!("pool.duplicate-within-quota", self.may_use(known), else true) {
                     self.counters.duplicates += 1;
                     self.pin(known);
                     self.adopt(known, parent);
@@ -194,7 +205,7 @@ impl PoolState {
     /// has been computed again. It keeps its name and those that follow it, and nothing else.
     #[cold]
     fn come_near(&mut self, id: RecordId, own: RecordId) {
-        self.emit_removed(id);
+        guard!("pool.removed-before-stored-again", self.emit_removed(id));
         self.counters.dropped += 1;
         self.unlink(id);
         self.blocks.clear(id, Flag::CHAINED);
@@ -219,7 +230,7 @@ impl PoolState {
             BlockPhase::Moving => {}
             BlockPhase::Queued | BlockPhase::Shadowed => self.enqueue(own),
             // Its block id may be in use still.
-            _ => self.rest(own),
+            _ => guard!("pool.far-id-waits-for-its-reader", self.rest(own), else self.enqueue(own)),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::index::Mixed;
 use crate::naming::Naming;
 use crate::state::{Claim, PoolState};
 use crate::tenants::Tenant;
-use crate::{BlockHash, RecordId, Tier};
+use crate::{BlockHash, BlockId, RecordId, Tier};
 
 impl PoolState {
     #[inline]
@@ -72,7 +72,7 @@ impl PoolState {
         if state.queues.empty() == 0 && queued < count {
             new = state.fresh().min(count - queued);
             for n in state.appeared..state.appeared + new as u32 {
-                let (id, block_id) = (RecordId(state.base + n), state.block_id(n));
+                let (id, block_id) = (RecordId(state.base + n), BlockId(n));
                 blocks.claim_new(id, tier, block_id, by.0);
                 claimed(Claim::new(id, block_id, false));
             }

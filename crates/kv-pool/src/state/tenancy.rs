@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, TryReserveError};
 
 use crate::blocks::{BlockPhase, Blocks, Flag};
 use crate::eviction::EvictionQueues;
+use crate::guard;
 use crate::hold::BlockAt;
 use crate::state::PoolState;
 use crate::tenants::{Tenant, Tenants};
@@ -215,7 +216,9 @@ impl PoolState {
         let tenant = self.tenant(tenant)?;
         if self.watch.tenancy.is_none() {
             // Before there are tables for tenants, which a refusal is not to make.
-            self.no_tenants().check_quota(tenant, tier, quota)?;
+            guard!("pool.refused-quota-makes-no-tables", {
+                self.no_tenants().check_quota(tenant, tier, quota)?;
+            });
         }
         let tenancy = self.tenancy()?;
         tenancy.tenants.set_quota(tenant, tier, quota)?;
@@ -451,7 +454,11 @@ impl PoolState {
     pub(super) fn next_to_give_way(&mut self, tenant: Tenant, tier: Tier) -> Option<RecordId> {
         let tenancy = self.watch.tenancy.as_mut()?;
         while let Some(id) = tenancy.oldest(tenant, tier, FREE) {
-            if self.blocks.children(id) == 0 {
+            if guard!(
+                "pool.tail-gives-way-before-its-head",
+                self.blocks.children(id) == 0,
+                else true
+            ) {
                 return Some(id);
             }
             tenancy.remove(id, tenant, tier, FREE);

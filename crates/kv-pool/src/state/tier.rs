@@ -4,20 +4,9 @@ use super::budget::Gone;
 use super::granules::Granules;
 use crate::blocks::BlockPhase;
 use crate::eviction::EvictionQueues;
+use crate::guard;
 use crate::list::List;
 use crate::{BlockId, RecordId};
-
-/// Which block ids of a tier a pool has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BlockIds {
-    pub(crate) first: u32,
-    /// From one to the next.
-    pub(crate) step: u32,
-}
-
-impl BlockIds {
-    pub(crate) const ALL: Self = Self { first: 0, step: 1 };
-}
 
 /// A list of blocks, and how many there are.
 #[derive(Debug)]
@@ -40,7 +29,6 @@ pub(crate) struct TierState {
     /// Blocks by place. Of the absent ones, those that have left are counted.
     pub(crate) counts: [u32; BlockPhase::COUNT],
     pub(crate) base: u32,
-    ids: BlockIds,
     /// Block ids that the tier was made for.
     pub(crate) capacity: u32,
     /// Block ids that may be handed out: the first ones, or those of its granules.
@@ -54,7 +42,7 @@ pub(crate) struct TierState {
 }
 
 impl TierState {
-    pub(crate) fn new(base: u32, capacity: u32, ids: BlockIds) -> Self {
+    pub(crate) fn new(base: u32, capacity: u32) -> Self {
         Self {
             queues: EvictionQueues::new(),
             shadowed: List::EMPTY,
@@ -62,7 +50,6 @@ impl TierState {
             aside: 0,
             counts: [0; BlockPhase::COUNT],
             base,
-            ids,
             capacity,
             budget: capacity,
             appeared: 0,
@@ -71,38 +58,28 @@ impl TierState {
         }
     }
 
-    /// The block id that is the `n`th of this pool.
-    pub(crate) fn block_id(&self, n: u32) -> BlockId {
-        BlockId(self.ids.first + n * self.ids.step)
-    }
-
-    /// Which one of this pool's a block id is.
+    /// Whether a block id is not to be handed out.
     #[inline]
-    pub(crate) fn nth(&self, id: BlockId) -> u32 {
-        (id.0 - self.ids.first) / self.ids.step
-    }
-
-    /// Whether the `n`th block id is not to be handed out.
-    #[inline]
-    pub(crate) fn is_beyond(&self, n: u32) -> bool {
+    pub(crate) fn is_beyond(&self, id: BlockId) -> bool {
         match &self.granules {
-            None => n >= self.budget,
-            Some(granules) => !granules.has(n),
+            None => id.0 >= self.budget,
+            Some(granules) => {
+                guard!("pool.taken-granule-is-beyond", !granules.has(id.0), else false)
+            }
         }
     }
 
     /// Notes which record a block is from now on, if the tier is divided into granules.
     #[inline]
     pub(crate) fn note_record(&mut self, block: BlockId, id: RecordId) {
-        let n = self.nth(block);
         if let Some(granules) = &mut self.granules {
-            granules.note(n, id);
+            granules.note(block.0, id);
         }
     }
 
     /// The record that a block is, if the tier is divided into granules.
     pub(crate) fn record(&self, block: BlockId) -> Option<RecordId> {
-        Some(self.granules.as_ref()?.record(self.nth(block)))
+        Some(self.granules.as_ref()?.record(block.0))
     }
 
     pub(crate) fn count(&self, place: BlockPhase) -> usize {

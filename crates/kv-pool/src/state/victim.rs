@@ -4,6 +4,7 @@
 //! wrongly, or loses a block, is asked no more. Its tier goes on with priority LRU.
 
 use crate::blocks::{BlockPhase, Flag};
+use crate::guard;
 use crate::list::List;
 use crate::state::{HeldBack, PoolState, Turn};
 use crate::{RecordId, Tier};
@@ -16,7 +17,11 @@ impl PoolState {
         let policy = self.watch.policies[tier.index()].as_mut()?;
         if let Some(victim) = policy.ask(|policy| policy.victim(now)) {
             let victim = victim?;
-            if self.is_ordered_by_policy(victim, tier) {
+            if guard!(
+                "pool.victim-is-one-that-was-given",
+                self.is_ordered_by_policy(victim, tier),
+                else victim.index() < self.blocks.len()
+            ) {
                 self.hold_back_no_more(victim);
                 let hash = self.blocks.hash(victim);
                 if let Some(policy) = &mut self.watch.policies[tier.index()] {
@@ -41,7 +46,7 @@ impl PoolState {
         if ordered == 0 {
             return None;
         }
-        if state.held_back.is_none() {
+        if guard!("pool.held-back-are-searched-for-once", state.held_back.is_none(), else true) {
             self.list_held_back(tier);
         }
         let held_back = self.tier(tier).held_back.as_ref()?;
@@ -130,7 +135,8 @@ impl PoolState {
         for id in ids {
             self.blocks.clear(id, Flag::HELD_BACK);
             let class = Some(self.blocks.priority(id));
-            self.tiers[tier.index()].queues.insert_last(&mut self.blocks, id, class);
+            let queues = &mut self.tiers[tier.index()].queues;
+            guard!("pool.lost-blocks-come-back", queues.insert_last(&mut self.blocks, id, class));
         }
     }
 }

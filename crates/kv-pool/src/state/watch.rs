@@ -9,6 +9,7 @@ use crate::blocks::{BlockPhase, Flag};
 use crate::clock::{Clock, nanos};
 use crate::events::EventLog;
 use crate::expiry::Expiries;
+use crate::guard;
 use crate::hold::BlockAt;
 use crate::policy::{BlockFacts, EvictionPolicy, PolicyTime, ReuseHint};
 use crate::state::PoolState;
@@ -76,14 +77,24 @@ impl Watch {
     /// clock goes back, and ends after 584 years. To be read before anything has changed: the clock may
     /// panic.
     pub(crate) fn now(&mut self) -> Duration {
-        self.now = self.now.max(Duration::from_nanos(nanos(self.clock.now())));
+        let now = Duration::from_nanos(nanos(self.clock.now()));
+        self.now = guard!("pool.time-stands-still", self.now.max(now), else now);
         self.now_ms = self.now.as_millis() as u64;
         self.now
     }
 
     /// The same while an operation is half done: the time stands still also where the clock panics.
     fn now_at_any_cost(&mut self) -> Duration {
-        caught(|| self.now()).unwrap_or(self.now)
+        guard!(
+            "pool.clock-panics-end-in-the-pool",
+            caught(|| self.now()).unwrap_or(self.now),
+            else self.now()
+        )
+    }
+
+    /// The same, for those who go by the time that is remembered.
+    fn note_time(&mut self) {
+        self.now_at_any_cost();
     }
 
     /// Whether there is no policy.
@@ -226,12 +237,21 @@ impl PoolState {
         let (mut after, mut ended) = (None, 0);
         for (id, sole) in held {
             let follows = after.is_some_and(|after| self.blocks.parent(after) == Some(id));
-            if self.blocks.children(id) > u32::from(follows) {
+            if guard!(
+                "pool.hint-ends-before-a-shared-head",
+                self.blocks.children(id) > u32::from(follows),
+                else false
+            ) {
                 break;
             }
             after = Some(id);
             let default = self.blocks.priority(id) == Priority::DEFAULT;
-            let alone = sole && self.blocks.references(id) == 1;
+            let alone = sole
+                && guard!(
+                    "pool.what-others-hold-is-not-over",
+                    self.blocks.references(id) == 1,
+                    else true
+                );
             if default && alone && self.blocks.is(id, Flag::NAMED) {
                 self.untime(id);
                 self.set_priority(id, Priority::MIN);
@@ -324,7 +344,7 @@ impl PoolState {
             return true;
         }
         // What may be stored in a time goes by it.
-        self.watch.now_at_any_cost();
+        guard!("pool.store-policy-knows-the-time", self.watch.note_time());
         let content = self.candidate(id);
         let Some(store) = &mut self.watch.store else { return true };
         let Some(stores) = store.ask(|store| store.stores(Tier::Secondary, &content)) else {

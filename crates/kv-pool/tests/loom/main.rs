@@ -11,9 +11,9 @@
 
 mod broken;
 mod explore;
-#[path = "../common/memory.rs"]
+#[path = "../it/common/memory.rs"]
 mod memory;
-#[path = "../common/one.rs"]
+#[path = "../it/common/one.rs"]
 mod one;
 mod ops;
 

@@ -12,9 +12,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a campaign says what it has seen")]
 #![cfg(shuttle)]
 
-#[path = "../common/memory.rs"]
+#[path = "../it/common/memory.rs"]
 mod memory;
-#[path = "../common/one.rs"]
+#[path = "../it/common/one.rs"]
 mod one;
 mod worker;
 

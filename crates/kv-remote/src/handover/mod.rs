@@ -3,7 +3,6 @@
 //! The parts are records of the node of the host that computes, under names that only this hand-over has. So they are pinned, found,
 //! read by any [`Transfer`](crate::Transfer) and checked like all records, and no part can be taken for another one.
 
-mod heads;
 mod offer;
 mod pull;
 mod sheet;
@@ -15,7 +14,6 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::wire::Key as Block;
 use crate::{PeerError, Refusal};
 
-pub use heads::{HeadLayout, HeadOrder, LayoutError, copy_heads};
 pub use offer::{Offer, Places, Verdict};
 pub use pull::{Progress, Pull};
 pub use sheet::{GroupSheet, Sheet};
@@ -132,6 +130,23 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    /// A host that computes and one that generates may be of two builds.
+    #[test]
+    fn names_of_records_are_what_they_were() {
+        let part = Part { group: GroupId(3), place: 5, layer: 7, shard: 1 };
+        let kinds = [Kind::Sheet(2), Kind::Part(part), Kind::Verdict(4)];
+        let names = kinds.map(|kind| {
+            let (group, name) = name(HandoverId(0x1234_5678), kind);
+            (group.0, name.to_u128())
+        });
+        let expected = [
+            (0, 0x27093838183efc6790d2a964f4cbf91a),
+            (3, 0xa86e2c4bb22fa700766b832d01efec09),
+            (1, 0x3fa954c91856a189eb6da6895e301fa7),
+        ];
+        assert_eq!(names, expected);
+    }
 
     #[test]
     fn no_two_records_of_two_handovers_have_one_name() {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
+
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::leases::ReaderId;
 use crate::message::{LIST_MAX, Span};
@@ -116,7 +118,7 @@ impl Offer {
         let records: Vec<(Block, &[u8])> = parts.iter().map(of).collect();
         self.node.check_room(records.len())?;
         // First, so that whatever is kept of them is forgotten with the offer.
-        self.given.extend(new);
+        guard!("remote.remembers-parts-first", self.given.extend(new));
         records.chunks(LIST_MAX).try_for_each(|records| self.keep(records))
     }
 
@@ -205,9 +207,15 @@ impl Offer {
             let is_cancelled = said.iter().flatten().any(|said| *said != TAKEN);
             let mut said = said.into_iter();
             self.readers.retain(|_| said.next().flatten().is_none());
+            let left = self.readers.len();
+            let is_taken = guard!(
+                "remote.waits-for-all-readers",
+                left == 0,
+                else left < self.sheet.readers as usize
+            );
             self.verdict = match () {
                 () if is_cancelled => Verdict::Cancelled,
-                () if self.readers.is_empty() => Verdict::Taken,
+                () if is_taken => Verdict::Taken,
                 () if Instant::now() >= self.until => Verdict::Expired,
                 () => Verdict::Waiting,
             };
@@ -248,13 +256,13 @@ impl Places {
 impl Drop for Offer {
     fn drop(&mut self) {
         // The leases of this reader are those of this offer.
-        self.node.end_reader(self.reader);
+        guard!("remote.ends-leases-of-an-offer", self.node.end_reader(self.reader));
         let parts = self.given.iter().map(|part| name(self.id, Kind::Part(*part)));
         let pieces = self.sheet.records(self.node.record_bytes() as usize).len();
         let pieces = (0..pieces).map(|at| name(self.id, Kind::Sheet(at as u32)));
         let verdicts = (0..self.sheet.readers).map(|of| name(self.id, Kind::Verdict(of)));
         let all = pieces.chain(verdicts).chain(parts);
-        self.node.forget(&all.collect::<Vec<_>>());
+        guard!("remote.forgets-parts-of-an-offer", self.node.forget(&all.collect::<Vec<_>>()));
         if self.verdict != Verdict::Taken {
             // A reader that comes later does not wait for it. If there is no room for this, it waits until its deadline.
             let _ = self.node.put(name(self.id, Kind::Sheet(0)), &[WITHDRAWN]);

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
+
 use super::offer::{CANCELLED, TAKEN, WITHDRAWN};
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::address::after;
@@ -95,8 +97,7 @@ impl Pull {
         Ok(Some(Self { id, reader, sheet, left, lease }))
     }
 
-    /// Takes the parts of these shards only: those that [`HeadLayout::ranks_for`](super::HeadLayout::ranks_for) names for this
-    /// reader's rank. To be called before parts are taken.
+    /// Takes the parts of these shards only: those that this reader's rank has heads of. To be called before parts are taken.
     ///
     /// # Errors
     /// [`HandoverError::None`] if the sheet has no such shard; all are taken then.
@@ -219,7 +220,10 @@ impl Pull {
             }
         }
         let progress = Progress { came: before - self.left.len(), left: self.left.len() };
-        if progress.came == 0 && progress.left > 0 && !self.is_offered(peer, deadline)? {
+        if progress.came == 0
+            && progress.left > 0
+            && guard!("remote.notices-withdrawal", !self.is_offered(peer, deadline)?, else false)
+        {
             return Err(HandoverError::Withdrawn);
         }
         Ok(progress)

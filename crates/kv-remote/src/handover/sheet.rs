@@ -226,6 +226,45 @@ impl Sheet {
 mod tests {
     use super::*;
 
+    fn group(kind: GroupKind, draft_model: bool, places: &[u32]) -> GroupSheet {
+        let format = GroupFormat { kind, block_tokens: 16, draft_model };
+        GroupSheet { format, layers: 2, part_bytes: 4096, places: places.to_vec() }
+    }
+
+    #[test]
+    fn a_sheet_has_the_bytes_that_it_had() {
+        const SHEET: [&str; 2] = [
+            "3c010000280000000000000020000000000000000200000004000000ffffffff2800000064000000\
+            65000000660000006700000068000000690000006a0000006b0000006c0000006d0000006e000000\
+            6f000000700000007100000072000000730000007400000075000000760000007700000078000000\
+            790000007a0000007b0000007c0000007d0000007e0000007f000000800000008100000082000000\
+            830000008400000085000000860000008700000088000000890000008a0000008b00000003000000",
+            "3c010000000000000000000000000000100000000000000002000000001000000300000000000000\
+            01000000020000000100000011000000030000001000000001000000020000000010000002000000\
+            01000000020000000200000040000000020000001000000000000000020000000010000001000000\
+            02000000",
+        ];
+        let sheet = Sheet {
+            tokens: 40,
+            draft_tokens: 32,
+            ids: (100..140).collect(),
+            shards: 2,
+            readers: 4,
+            chunk_places: u32::MAX,
+            groups: vec![
+                group(GroupKind::Full, false, &[0, 1, 2]),
+                group(GroupKind::Window { tokens: 17, sinks: 3 }, true, &[1, 2]),
+                group(GroupKind::State { checkpoint_tokens: 64, drafts: 2 }, false, &[2]),
+            ],
+        };
+        let records = sheet.records(200);
+        let hex = |record: &Vec<u8>| record.iter().map(|of| format!("{of:02x}")).collect();
+        let found: Vec<String> = records.iter().map(hex).collect();
+        assert_eq!(found, SHEET);
+        let whole: Vec<u8> = records.iter().flat_map(|of| &of[4..]).copied().collect();
+        assert_eq!(Sheet::parse(&whole).unwrap(), sheet);
+    }
+
     #[test]
     fn a_sheet_has_as_many_bytes_as_are_taken_and_no_more() {
         let record = |length: usize| [(length as u32).to_le_bytes().as_slice(), b"piece"].concat();

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use kv_pool::guard;
+
 use crate::wire::Key as Block;
 
 /// Members, at most: one bit for each.
@@ -34,7 +36,9 @@ impl Holders {
     /// believed.
     pub(super) fn add(&mut self, member: usize, block: Block, max: u64) -> bool {
         let Some(count) = self.counts.get_mut(member) else { return false };
-        if *count >= max.min(NAMES_MAX) && !self.of.contains_key(&block) {
+        let boasts =
+            guard!("remote.bounds-what-is-believed", *count >= max.min(NAMES_MAX), else false);
+        if boasts && !self.of.contains_key(&block) {
             return false;
         }
         let members = self.of.entry(block).or_default();

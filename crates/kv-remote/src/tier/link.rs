@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use kv_pool::guard;
+
 use super::blocks::{Loading, Storing};
 use super::stats::Miss;
 use super::{News, Shared};
@@ -120,7 +122,8 @@ impl Link {
             }
         }
         if !self.owed.is_nothing() {
-            self.shared.roster.lock().note_unpaid(&self.member.name);
+            let roster = &self.shared.roster;
+            guard!("remote.notes-debts", roster.lock().note_unpaid(&self.member.name));
         }
         // Behind all that it has said before: the place may become another member's.
         self.say(true, Vec::new());
@@ -161,7 +164,8 @@ impl Link {
             return Err(PeerError::Closed);
         }
         let called = self.connected().and_then(|mut peer| {
-            let called = self.pay_to(&mut peer).and_then(|()| call(self, &mut peer));
+            let paid = guard!("remote.pays-debts-first", self.pay_to(&mut peer), else Ok(()));
+            let called = paid.and_then(|()| call(self, &mut peer));
             if called.as_ref().err().is_none_or(PeerError::is_refusal) {
                 self.peer = Some(peer);
             }
@@ -307,6 +311,7 @@ impl Link {
         }
         // What lies in this host's own memory, its manager knows.
         let hosted = self.shared.options.own.as_ref() != Some(&self.member.name);
+        let hosted = guard!("remote.passes-over-its-own-tier", hosted, else true);
         let from = (self.cursor, hosted);
         let Ok(changes) = self.with_peer(|link, peer| peer.changes(from, link.deadline())) else {
             return;

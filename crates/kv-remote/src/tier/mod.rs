@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_pool::clock::{Clock, SystemClock};
+use kv_pool::guard;
 use parking_lot::Mutex;
 
 use crate::members::Member;
@@ -367,7 +368,10 @@ impl LowerTier for RemoteTier {
         // that a member is told or owed it, whenever it leaves.
         self.shared.roster.lock().tell_all(|| Order::Forget(blocks.to_vec()));
         blocks.iter().for_each(|&block| self.holders.forget(block));
-        self.gained.retain(|block| !blocks.contains(block));
+        guard!(
+            "remote.gains-nothing-forgotten",
+            self.gained.retain(|block| !blocks.contains(block))
+        );
     }
 
     fn clear(&mut self) {

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
+use kv_pool::guard;
+
 use super::holders::MEMBERS_MAX;
 use super::link::Order;
 use crate::members::{Member, replicas};
@@ -142,7 +144,10 @@ impl Roster {
 
     /// Tells all members what is forgotten. Those that have left are owed it when they come back.
     pub(super) fn tell_all(&mut self, order: impl Fn() -> Order) {
-        self.departed.values_mut().for_each(|owed| *owed = true);
+        guard!(
+            "remote.owes-those-that-left",
+            self.departed.values_mut().for_each(|owed| *owed = true)
+        );
         for seat in self.seats.iter().flatten() {
             // A thread ends before its seat is left only by a panic of what its caller has given.
             drop(seat.orders.send(order()));

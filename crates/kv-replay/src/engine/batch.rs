@@ -1,5 +1,6 @@
 //! The tokens that one iteration writes, with their slots and keys, in the order of the rows.
 
+use cuda_driver::guard;
 use kv_cache::kv_manager::{GroupId, Row};
 use kv_cache::{Sequence, SlotError};
 
@@ -128,7 +129,8 @@ impl Batch {
         self.written += end - start;
         if skip > 0 {
             let tokens = (end - start + skip) as usize;
-            self.launches.push(Launch { first, tokens, skip: skip as usize });
+            let skip = guard!("replay.cached-head-skipped", skip as usize, else 0);
+            self.launches.push(Launch { first, tokens, skip });
             self.open = self.keys.len();
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use cuda_driver::guard;
 use cuda_driver::{DeviceSpan, Stream};
 use kv_cache::kv_manager::{
     Adoption, CommitError, DraftError, Export, ForkError, GroupFormat, GroupId, Manager, Reserved,
@@ -348,7 +349,8 @@ impl Cache for Local {
     }
 
     fn read_block(&self, on: &Stream, id: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
-        let span = self.block(id)?.1;
+        let (part, span) = self.block(id)?;
+        let on = guard!("replay.blocks-leave-beside-steps", on, else part.compute());
         on.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
     }
 

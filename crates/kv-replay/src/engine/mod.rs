@@ -42,6 +42,7 @@ pub mod workers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use cuda_driver::{Driver as _, Stream};
 use cuda_sim::Pace;
 use kv_cache::kv_manager::Manager;
@@ -53,7 +54,7 @@ use kv_kernels::{
     KvKernels,
     link::{MeasureOptions, TransportProfile},
 };
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::BlockHasher;
 
 use crate::config::{ConfigError, Progress, ProgressState, RunConfig};
@@ -67,7 +68,7 @@ pub use error::{AdmitError, MeasureError, RunError};
 use handover::Handover;
 use model::Model;
 use recorder::Recorder;
-pub(crate) use scheduler::GRID_TOKENS;
+pub use scheduler::GRID_TOKENS;
 use scheduler::Scheduler;
 
 /// Number of iterations that the host is ahead of the device.
@@ -231,7 +232,7 @@ fn play(
     progress: &mut dyn Progress,
 ) -> Result<RunReport, RunError> {
     if config.open_loop {
-        arrivals::check(trace)?;
+        guard!("replay.late-arrivals-refused", arrivals::check(trace)?);
     }
     let begun = Begun::now(devices);
     let mut report = RunReport::new(config, &devices.description)?;
@@ -277,7 +278,11 @@ fn play(
     let cache = scheduler.into_cache().cache;
     note_moves(&mut report, &cache);
     // Also after a failure: closing waits for enqueued work, and releases the memory.
-    let ended = played.and(close(cache));
+    let ended = guard!(
+        "replay.failure-closes",
+        played.and(close(cache)),
+        else played.and_then(|()| close(cache))
+    );
     if let Some(worker) = worker {
         worker.close();
     }
@@ -305,7 +310,11 @@ impl Begun {
         if let Err(error) = ended.and_then(|()| check_findings(devices)) {
             return Err(match report.corrupt_blocks {
                 0 => error,
-                _ => RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
+                _ => guard!(
+                    "replay.corrupt-outweighs-failure",
+                    RunError::Corrupted { report: Box::new(report), source: Box::new(error) },
+                    else error
+                ),
             });
         }
         let calls = devices.driver.calls().into_iter();
@@ -435,7 +444,6 @@ fn state_of(report: &RunReport, scheduler: &Scheduler<'_, impl Cache>) -> Progre
         verified_blocks: report.verified_blocks,
         device_blocks_in_use: scheduler.blocks_in_use(),
         hit_rate: report.hit_rate,
-        sample: scheduler.recorder.last(),
     }
 }
 

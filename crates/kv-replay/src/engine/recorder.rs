@@ -201,11 +201,6 @@ impl Recorder {
         on.sampler.add(sample);
     }
 
-    /// What the last iteration has left.
-    pub(super) fn last(&self) -> Option<Sample> {
-        self.0.as_ref().map(|on| on.last)
-    }
-
     /// What was recorded.
     pub(super) fn finish(self) -> Option<Series> {
         self.0.map(|on| on.finish())

@@ -8,6 +8,7 @@ mod split;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use kv_cache::kv_manager::{
     ForkError, Missing, ReserveError as Refusal, SequenceError, SuspendError,
 };
@@ -48,7 +49,7 @@ const LOOK: Duration = Duration::from_micros(200);
 
 /// Number of tokens of a chunk of the grid to which stores are aligned: several of the trace's
 /// blocks, so that a cached prefix often ends inside a chunk.
-pub(crate) const GRID_TOKENS: u64 = 2048;
+pub const GRID_TOKENS: u64 = 2048;
 
 /// The state of a run between two iterations.
 pub(super) struct Scheduler<'a, C> {
@@ -201,7 +202,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         self.advance_running(report)?;
         self.adopt_whole(&step, report)?;
         self.admit_waiting(report)?;
-        self.adopt_early(&step, report)?;
+        guard!("replay.adopts-early", self.adopt_early(&step, report)?);
         if self.planned == 0 {
             return self.idle(step, report);
         }
@@ -282,7 +283,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let Some(request) = self.live.get_mut(&number) else { return };
         let waits = request.request.as_ref().map(|request| request.tokens());
         let sleeps = request.sequence.as_ref().map(Sequence::known);
-        self.cache.forget(request.content.names(waits.or(sleeps).unwrap_or(0)));
+        let names = request.content.names(waits.or(sleeps).unwrap_or(0));
+        guard!("replay.scattered-forgotten", self.cache.forget(names));
         shared.forgotten += 1;
     }
 
@@ -343,7 +345,10 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             self.branch(number, report)?;
             let Advance::Stalled(missing) = self.advance(number)? else { continue };
             let releasing = self.live.values().any(|request| request.over_in.is_some());
-            if retiring(&missing) > 0 || releasing || self.gives_way(report)? {
+            if retiring(&missing) > 0
+                || releasing
+                || guard!("replay.filled-gives-way", self.gives_way(report)?, else false)
+            {
                 // Blocks are being released. The request skips this iteration.
                 continue;
             }
@@ -433,7 +438,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
     /// Has every request computed again that no step up to `step` has completed: all that was computed is
     /// lost.
     fn start_over(&mut self, step: u64) {
-        self.readings.retain(|reading| reading.step <= step);
+        guard!("replay.void-sums-dropped", self.readings.retain(|reading| reading.step <= step));
         let mut again: Vec<_> = self.running.drain(..).chain(self.asleep.drain(..)).collect();
         for (&number, request) in &mut self.live {
             if request.cancelled || request.sequence.is_none() {
@@ -442,7 +447,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             match request.over_in {
                 Some(last) if last <= step => continue,
                 // Its last token is in a step that is void, and it is not among the running ones any more.
-                Some(_) => again.push(number),
+                Some(_) => guard!("replay.void-last-step-again", again.push(number), else continue),
                 None => {}
             }
             request.over_in = None;
@@ -703,7 +708,8 @@ impl<'a, C: Cache> Scheduler<'a, C> {
             self.start_over(step);
         }
         let completed = self.cache.manager().completed_step();
-        while let Some(reading) = self.readings.pop_front_if(|reading| reading.step <= completed) {
+        let comparable = guard!("replay.sums-after-step", completed, else completed + 1);
+        while let Some(reading) = self.readings.pop_front_if(|reading| reading.step <= comparable) {
             for part in 0..self.oracle.parts() {
                 let width = self.cache.checksums(part, &reading, &mut self.checksums)?;
                 let (sums, of) = (&self.checksums[..], (part, self.oracle.reads(part)));
@@ -720,7 +726,9 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let cache = &mut self.cache;
         let arrivals = &mut self.arrivals;
         self.live.retain(|&number, request| {
-            let over = request.over_in.is_some_and(|step| step <= completed);
+            let over = request.over_in.is_some_and(
+                |step| guard!("replay.released-after-last-sums", step <= completed, else true),
+            );
             if !over {
                 return true;
             }

@@ -1,5 +1,6 @@
 //! The device work of an iteration: fill, store, read, and copy the checksums back.
 
+use cuda_driver::guard;
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
 use kv_cache::{BatchStep, GroupKind, GroupOptions, GroupPart, KvCacheOptions, Part};
 use kv_kernels::{
@@ -105,7 +106,8 @@ impl DeviceWork {
         batch: &Batch,
         step: &mut BatchStep<'_>,
     ) -> Result<(), BatchError> {
-        let first = (self.first_part + part) * self.reads.len();
+        let first = self.first_part + part;
+        let first = guard!("replay.groups-have-own-bytes", first * self.reads.len(), else first);
         for (group, reads) in self.reads.iter().enumerate() {
             let (slots, keys) = arrays_of(group);
             let further = group.checked_sub(1).and_then(|at| batch.further.get(at));
@@ -224,7 +226,8 @@ impl Buffers {
         let sums_bytes = sequences * width as u64 * 8;
         let no_sums = refused("a checksum for each block of --max-batch requests", sums_bytes);
         let pinned = |_| PinnedBuffer::alloc(device, sums_bytes, HostAllocFlags::CACHED);
-        let arrivals = 0..options.overlap_depth + 1;
+        let arrivals = 0
+            ..guard!("replay.sums-arrive-apart", options.overlap_depth + 1, else options.overlap_depth);
         Ok(Self {
             chunk,
             checksums: DeviceBuffer::alloc(device, sums_bytes).map_err(no_sums)?,
@@ -334,7 +337,11 @@ impl Here<'_> {
         let table = part.batch().tables[group];
         let args = ChecksumArgs {
             // Of states, the one that the step begins with.
-            block_table: table.state_in.unwrap_or(table.block_table),
+            block_table: guard!(
+                "replay.chosen-state-read",
+                table.state_in.unwrap_or(table.block_table),
+                else table.block_table
+            ),
             table_stride: buffers.width as u64,
             seq_lens: lengths,
             sequences: sequences as u32,

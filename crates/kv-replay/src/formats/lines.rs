@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, Read as _};
 use std::sync::Arc;
 
+use cuda_driver::guard;
 use serde_json::{Map, Value};
 
 use super::csv_rows::MARK;
@@ -68,7 +69,7 @@ fn object(text: &[u8]) -> Result<Map<String, Value>, LineProblem> {
     // The line break is removed, because the parser would report it instead of a truncated value
     // before it.
     let text = text.strip_suffix(b"\n").unwrap_or(text);
-    Lists::default().take(text)?;
+    guard!("replay.lists-of-a-line-bounded", Lists::default().take(text)?);
     match serde_json::from_slice(text.strip_suffix(b"\r").unwrap_or(text)) {
         Ok(Value::Object(fields)) => Ok(fields),
         Ok(other) => Err(LineProblem::NotAnObject { value: shortened(&other) }),

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use cuda_driver::guard;
+
 use super::ReadOptions;
 use crate::trace::{IDS_MAX, LineProblem, Request, Trace, TraceError};
 
@@ -64,7 +66,7 @@ impl<'a> Rows<'a> {
         match row.and_then(|row| self.checked(row)) {
             Ok(request) => {
                 self.ids += request.input_length.div_ceil(self.block_tokens.max(1));
-                if self.ids > IDS_MAX {
+                if guard!("replay.ids-bounded", self.ids > IDS_MAX, else self.ids > 8 * IDS_MAX) {
                     return Err(self.at(line, LineProblem::TooManyIds { limit: IDS_MAX }));
                 }
                 self.requests.push(request);

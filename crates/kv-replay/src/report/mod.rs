@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use kv_cache::TransportStats;
 use serde::Serialize;
 
-pub(crate) use latency::queue_growth;
+pub use latency::queue_growth;
 pub use latency::{LatencyReport, OVERLOADED, OpenLoopReport};
-pub(crate) use summary::{bytes, grouped};
+pub use summary::{bytes, grouped};
 
 use crate::config::{RunConfig, Verify};
 use crate::disk::DiskReport;

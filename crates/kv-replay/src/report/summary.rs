@@ -313,7 +313,8 @@ impl RunReport {
 }
 
 /// Formats a number with a comma after every third digit from the right.
-pub(crate) fn grouped(number: u64) -> String {
+#[must_use]
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -326,7 +327,8 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// Formats a size in the largest binary unit that it fills.
-pub(crate) fn bytes(size: u64) -> String {
+#[must_use]
+pub fn bytes(size: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if size < 1024 {
         return format!("{size} B");

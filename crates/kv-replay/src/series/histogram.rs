@@ -19,7 +19,6 @@ pub struct Histogram {
 
 /// A histogram as programs read it.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct HistogramReport {
     /// Number of values.
     pub count: u64,
@@ -86,7 +85,7 @@ impl Histogram {
 
 impl HistogramReport {
     /// A value that so many of 1000 do not exceed: the upper end of its bucket; `None` if there are no values.
-    pub(crate) fn quantile(&self, of_1000: u64) -> Option<u64> {
+    pub fn quantile(&self, of_1000: u64) -> Option<u64> {
         let wanted = u128::from(self.count) * u128::from(of_1000);
         let mut below = 0_u128;
         let reached = |&&(_, count): &&(u64, u64)| {

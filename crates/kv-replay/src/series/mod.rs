@@ -22,7 +22,6 @@ pub use timeline::{SPANS_MAX, Timeline, Track};
 
 /// What a run did over time.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Series {
     /// Whose time it is: `virtual`, or `host` where there is no virtual time.
     pub clock: String,

@@ -18,14 +18,12 @@ macro_rules! columns {
     ($($(#[$doc:meta])* $name:ident: $join:ident,)*) => {
         /// One moment of a run.
         #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-        #[non_exhaustive]
         pub struct Sample {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         /// The samples of a run, a column for each figure. All columns have the same length.
         #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-        #[non_exhaustive]
         pub struct Samples {
             /// Iterations of the engine in each sample but the last, which may have fewer.
             pub every: u64,

@@ -12,7 +12,6 @@ const FIRST_RESOLUTION_NS: u64 = 500;
 
 /// The timeline of a run.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Timeline {
     /// Threads and streams.
     pub tracks: Vec<Track>,
@@ -37,7 +36,6 @@ pub struct Timeline {
 
 /// A thread of the host or a stream of a device.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
-#[non_exhaustive]
 pub struct Track {
     /// Its name.
     pub name: String,

@@ -7,7 +7,7 @@ mod packet;
 mod reference;
 mod step;
 
-use cuda_driver::{CopyError, DeviceError, Event, Stream};
+use cuda_driver::{CopyError, DeviceError, Event, Stream, guard};
 
 use crate::error::{AcquireError, BatchError, StagingError};
 use crate::{Row, StagingBuffer, StagingPool};
@@ -169,7 +169,8 @@ impl DeviceBatch {
             return Err(BatchError::Row { row, rows: self.options.rows });
         }
         let room = width.saturating_sub(first) as usize;
-        if ids.len() > room || first > width {
+        let fits = ids.len() <= room && first <= width;
+        if !guard!("stage.changes-lie-in-rows", fits, else true) {
             return Err(BatchError::Columns { row, first, count: ids.len(), width });
         }
         if let Some(&block) = ids.iter().find(|&&id| id < -1) {
@@ -180,7 +181,7 @@ impl DeviceBatch {
         }
         let waiting = (self.ids.len() + ids.len()) as u64;
         let max = self.options.pending_max();
-        if waiting > max {
+        if guard!("stage.changes-are-bounded", waiting > max, else false) {
             return Err(BatchError::Backlog { ids: waiting, max });
         }
         let (row, count) = (row.index() as u32, ids.len() as u32);
@@ -248,9 +249,13 @@ impl DeviceBatch {
         if let Some(bound) = &self.stream {
             let event = Event::new(bound.device())?;
             event.record(bound)?;
-            stream.wait(&event)?;
+            guard!("stage.rebinding-waits", stream.wait(&event)?);
         }
-        self.stream = Some(stream.clone());
+        self.stream = guard!(
+            "stage.first-binding-stays",
+            Some(stream.clone()),
+            else self.stream.take().map(|_| stream.clone())
+        );
         Ok(())
     }
 
@@ -262,9 +267,12 @@ impl DeviceBatch {
         self.check_stream(stream)?;
         let bytes = self.options.buffer_bytes();
         let used = self.options.header_bytes();
-        let mut buffer = acquire(&self.pool, bytes)?;
-        self.stream = Some(stream.clone());
-        while self.taken().0 < self.edits.len() {
+        let buffer = acquire(&self.pool, bytes);
+        if guard!("stage.refused-steps-bind-nothing", buffer.is_ok(), else true) {
+            self.stream = Some(stream.clone());
+        }
+        let mut buffer = buffer?;
+        while guard!("stage.long-changes-go-first", self.taken().0 < self.edits.len(), else false) {
             self.records.clear(&self.options);
             self.send(buffer, used, true)?;
             buffer = acquire(&self.pool, bytes)?;
@@ -304,18 +312,21 @@ impl DeviceBatch {
         let Some(stream) = &self.stream else { unreachable!("`begin` binds it") };
         let packet = self.memory.packet.span().slice(0, bytes).map_err(CopyError::from)?;
         // The context is looked up once for all calls.
-        stream.device().while_current(|| -> Result<(), BatchError> {
+        let sent = stream.device().while_current(|| -> Result<(), BatchError> {
             // The copy overwrites the packet of the step before after that was read: one stream.
             buffer.submit(stream, |view| view.copy_to_device(packet, 0))?;
             if gathers {
                 self.gather.launch(stream)?;
             }
             Ok(())
-        })??;
-        self.number = number;
-        self.edits.drain(..edits);
-        self.ids.drain(..ids);
-        Ok(bytes)
+        });
+        let sent = sent.map_err(BatchError::from).and_then(|sent| sent);
+        if guard!("stage.refused-changes-stay", sent.is_ok(), else true) {
+            self.number = number;
+            self.edits.drain(..edits);
+            self.ids.drain(..ids);
+        }
+        sent.map(|()| bytes)
     }
 
     /// Refuses a stream that the batch cannot be bound to, or is not.
@@ -323,7 +334,7 @@ impl DeviceBatch {
         self.check_device(stream)?;
         let given = stream.raw();
         match &self.stream {
-            Some(bound) if bound.raw() != given => {
+            Some(bound) if guard!("stage.batches-keep-streams", bound.raw() != given, else false) => {
                 Err(BatchError::OtherStream { bound: bound.raw(), given })
             }
             _ => Ok(()),
@@ -332,7 +343,7 @@ impl DeviceBatch {
 
     fn check_device(&self, stream: &Stream) -> Result<(), BatchError> {
         let (batch, stream) = (self.pool.device(), stream.device());
-        if stream != batch {
+        if guard!("stage.batches-keep-devices", stream != batch, else false) {
             let (batch, stream) = (batch.ordinal(), stream.ordinal());
             return Err(BatchError::OtherDevice { batch, stream });
         }

@@ -1,10 +1,12 @@
 //! The packet of a step: its records, and their places in a staging buffer.
 
+use std::collections::TryReserveError;
+
 use bytemuck::{NoUninit, Zeroable};
+use cuda_driver::guard;
 
 use super::options::{BatchOptions, padded};
 use crate::StagingBuffer;
-use crate::block_table::filled;
 use crate::error::StagingError;
 
 /// A change of a row that the device does not have yet. Its ids follow those of the changes before it.
@@ -88,7 +90,7 @@ impl Records {
         let jobs = options.sequences_max as usize + edits;
         Ok(Self {
             jobs: Vec::with_capacity(jobs),
-            job_of: filled(0, options.rows as usize).map_err(no_memory)?,
+            job_of: zeros(options.rows as usize).map_err(no_memory)?,
             sequences: 0,
             tokens: 0,
             arrays: Vec::with_capacity(options.arrays.len()),
@@ -101,7 +103,7 @@ impl Records {
     /// Forgets the last step.
     pub(super) fn clear(&mut self, options: &BatchOptions) {
         for job in self.jobs.drain(..) {
-            self.job_of[job.row as usize] = 0;
+            guard!("stage.dropped-rows-are-forgotten", self.job_of[job.row as usize] = 0);
         }
         (self.sequences, self.tokens) = (0, 0);
         self.arrays.clear();
@@ -139,7 +141,8 @@ impl Records {
         for (number, edit) in (1..).zip(edits) {
             let job = self.job_of[edit.row as usize] as usize - 1;
             let list = edit.table as usize * jobs + job;
-            match std::mem::replace(&mut self.tails[list], number) {
+            let last = std::mem::replace(&mut self.tails[list], number);
+            match guard!("stage.changes-keep-order", last, else 0) {
                 0 => self.heads[list] = number,
                 last => self.edits[last as usize - 1].next = number,
             }
@@ -186,6 +189,13 @@ impl Records {
     }
 }
 
+fn zeros(count: usize) -> Result<Box<[u32]>, TryReserveError> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(count)?;
+    values.resize(count, 0);
+    Ok(values.into_boxed_slice())
+}
+
 /// Puts `bytes` at `offset`, and zeros up to the next vector.
 pub(super) fn put(buffer: &mut StagingBuffer, offset: u64, bytes: &[u8]) {
     let length = padded(bytes.len() as u64);
@@ -193,7 +203,7 @@ pub(super) fn put(buffer: &mut StagingBuffer, offset: u64, bytes: &[u8]) {
         Ok(part) => {
             let (data, rest) = part.split_at_mut(bytes.len());
             data.copy_from_slice(bytes);
-            rest.fill(0);
+            guard!("stage.arrays-end-in-zeros", rest.fill(0));
         }
         Err(error) => unreachable!("a packet keeps to its room, which its buffer has: {error}"),
     }

@@ -1,6 +1,7 @@
 //! A step of a batch, while it is put together.
 
 use bytemuck::NoUninit;
+use cuda_driver::guard;
 
 use super::DeviceBatch;
 use super::buffers::BatchBuffers;
@@ -91,19 +92,21 @@ impl<'a> BatchStep<'a> {
         let number = row.index() as u32;
         let all = u64::from(records.tokens) + u64::from(tokens);
         let end = upper.saturating_add(tokens.into());
+        let is_full = records.sequences == options.sequences_max;
+        let (is_long, is_outside) = (all > options.tokens_max.into(), end > *row_tokens);
         match records.has(number) {
             None => return Err(BatchError::Row { row, rows: options.rows }),
             Some(true) => return Err(BatchError::RowTwice { row }),
-            Some(false) if records.sequences == options.sequences_max => {
+            Some(false) if guard!("stage.steps-hold-their-sequences", is_full, else false) => {
                 return Err(BatchError::Sequences { max: options.sequences_max });
             }
-            Some(false) if all > options.tokens_max.into() => {
+            Some(false) if guard!("stage.steps-hold-their-tokens", is_long, else false) => {
                 return Err(BatchError::Tokens { tokens: all, max: options.tokens_max });
             }
             Some(false) if resolved > upper => {
                 return Err(BatchError::Start { row, resolved, upper });
             }
-            Some(false) if end > *row_tokens => {
+            Some(false) if guard!("stage.tokens-end-in-their-row", is_outside, else false) => {
                 return Err(BatchError::End { row, end, max: *row_tokens });
             }
             Some(false) => {}
@@ -133,7 +136,7 @@ impl<'a> BatchStep<'a> {
         let arrays = options.arrays.len();
         let max = *options.arrays.get(array).ok_or(BatchError::Array { array, arrays })?;
         let length = bytes.len() as u64;
-        if length > max {
+        if guard!("stage.arrays-fit", length > max, else false) {
             return Err(BatchError::ArrayBytes { array, bytes: length, max });
         }
         let part = &mut records.arrays[array];

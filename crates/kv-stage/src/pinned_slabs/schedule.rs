@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use cuda_driver::guard;
 use cuda_driver::host_pages::{HostPagesError, PinError};
 
 /// The slabs that are being made, and those that the owner has not taken yet. `P` is the memory of a
@@ -96,9 +97,9 @@ impl<P, S> Schedule<P, S> {
         open: impl FnOnce() -> Result<P, PinError>,
     ) -> Result<Option<Job<P>>, PinError> {
         let pieces = self.pieces;
-        if !self.pinning
+        if guard!("stage.one-slab-at-a-time", !self.pinning, else true)
             && let Some(oldest) = self.making.front_mut()
-            && oldest.ended == pieces
+            && guard!("stage.slabs-are-whole", oldest.ended == pieces, else oldest.begun == pieces)
             && let Some(memory) = oldest.memory.take()
         {
             self.pinning = true;
@@ -159,7 +160,8 @@ impl<P, S> Schedule<P, S> {
             }
             Err(error) => {
                 self.refused = true;
-                (Some(Err(error)), self.cut(self.taken + self.pinned.len()))
+                let end = self.taken + self.pinned.len();
+                (Some(Err(error)), self.cut(guard!("stage.refusals-cut", end, else usize::MAX)))
             }
         }
     }

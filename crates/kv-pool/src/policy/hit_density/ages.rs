@@ -49,7 +49,8 @@ impl Clock {
         let passed = tick.saturating_sub(self.last).min(left) as u32;
         self.last = self.last.max(tick);
         self.passed += passed;
-        self.now = Tick(self.now.0.wrapping_add(passed));
+        let now = self.now.0.wrapping_add(passed);
+        self.now = Tick(crate::guard!("pool.ages-do-not-go-round", now, else now & 0xFFFF));
         self.now
     }
 

@@ -1,5 +1,6 @@
 //! The device side: the ranges, their view as blocks for the kernels, and the work of an iteration.
 
+use cuda_driver::guard;
 use cuda_driver::{
     DeviceBuffer, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
 };
@@ -294,11 +295,12 @@ impl Ranges {
         staged.submit(&self.writes, |view| view.copy_to_device(all, 0))?;
         self.write(batch, part(keys, 8 * tokens)?, part(slots, 8 * tokens)?)?;
         self.written.record(&self.writes)?;
-        self.reads.wait(&self.written)?;
+        guard!("replay.ranges-read-after-write", self.reads.wait(&self.written)?);
         if read {
             self.read(part(lengths, 4 * self.size.seats)?, at)?;
         }
-        self.last = Fence::record(&self.reads)?;
+        let last = guard!("replay.ranges-end-after-reads", &self.reads, else &self.writes);
+        self.last = Fence::record(last)?;
         Ok(self.last.clone())
     }
 

@@ -490,7 +490,6 @@ impl<'a> Scheduler<'a> {
             verified_blocks: report.verified_blocks,
             device_blocks_in_use: (stats.mapped_bytes + stats.parked_bytes) / block_bytes,
             hit_rate: 0.0,
-            sample: None,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use cuda_driver::guard;
 use cuda_driver::{Device, Stream};
 use kv_cache::Sequence;
 use kv_cache::kv_manager::{Adoption, GroupId};
@@ -98,7 +99,8 @@ impl Adopted {
 
     /// How many of the first blocks are right.
     fn right(&self, form: Form) -> usize {
-        self.layers.iter().take_while(|layers| **layers == form.layers).count()
+        let whole = |layers: &u32| guard!("replay.partly-come-is-wrong", *layers == form.layers, else *layers <= form.layers);
+        self.layers.iter().take_while(|layers| whole(layers)).count()
     }
 
     /// Ends the transfer.
@@ -256,7 +258,7 @@ impl Decode {
         let last = filled.max_by_key(|(request, coming)| (step(coming), **request));
         let Some((&request, coming)) = last else { return Ok(None) };
         let Some(adopted) = coming.adopted.take() else { return Ok(None) };
-        coming.way = Way::Far;
+        guard!("replay.gives-way-once", coming.way = Way::Far);
         Ok(Some((request, adopted.end(cache, self.form)?)))
     }
 
@@ -268,9 +270,8 @@ impl Decode {
     ) -> Result<Vec<(usize, Sequence)>, RunError> {
         let form = self.form;
         for Coming { way, pieces, adopted } in self.coming.values_mut() {
-            let Some(adopted) = adopted.as_mut().filter(|of| of.step <= completed) else {
-                continue;
-            };
+            let may_fill = |of: &&mut Adopted| guard!("replay.filled-behind-copies", of.step <= completed, else true);
+            let Some(adopted) = adopted.as_mut().filter(may_fill) else { continue };
             let parts = adopted.fill((cache, &self.copies), form, pieces)?;
             match way {
                 Way::Offered => self.report.handover_early_parts += parts,

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
+use cuda_driver::guard;
 use kv_remote::handover::{HandoverError, Part, Pull, Sheet};
 use kv_remote::{Key, Member, Peer, SocketTransfer, Transfer};
 
@@ -180,7 +181,8 @@ impl Puller {
         // Its node may have ended it: because nothing was asked for long, or to begin anew.
         let kept = self.peer.take().and_then(|mut peer| {
             let asked = peer.find_and_pin(&[], CALL_MAX, call());
-            asked.err().is_none_or(|error| error.is_refusal()).then_some(peer)
+            let lives = asked.err().is_none_or(|error| error.is_refusal());
+            guard!("replay.dead-connection-made-anew", lives, else true).then_some(peer)
         });
         let mut peer = match kept {
             Some(peer) => peer,

@@ -1,5 +1,7 @@
 //! Requests that end.
 
+use cuda_driver::guard;
+
 use super::Scheduler;
 use crate::engine::cache::Cache;
 use crate::report::RunReport;
@@ -16,7 +18,7 @@ impl<C: Cache> Scheduler<'_, C> {
             (request.request, request.cancelled) = (None, true);
             // The last one that may read it. Steps in which nothing runs are not complete before another one is.
             request.over_in = Some(self.launched);
-            self.handover.forget(number);
+            guard!("replay.cancelled-gives-back", self.handover.forget(number));
             report.cancelled += 1;
             if let Some(arrivals) = &mut self.arrivals {
                 arrivals.cancel(number);

@@ -1,5 +1,6 @@
 //! Prompts that are computed here for other nodes, and such that other nodes compute.
 
+use cuda_driver::guard;
 use kv_cache::{Answer, OpenStep, Tokens};
 
 use super::{IDLE_ITERATIONS_MAX, LOOK, Scheduler};
@@ -77,7 +78,7 @@ impl<C: Cache> Scheduler<'_, C> {
         step: &OpenStep,
         report: &mut RunReport,
     ) -> Result<(), RunError> {
-        if self.some_could_go_on() {
+        if guard!("replay.no-early-room-that-others-lack", self.some_could_go_on(), else false) {
             return Ok(());
         }
         for number in self.waiting.clone() {
@@ -171,7 +172,7 @@ impl<C: Cache> Scheduler<'_, C> {
         };
         if self.idle_iterations >= IDLE_ITERATIONS_MAX / 2 {
             self.idle_iterations = 0;
-            self.gives_way(report)?;
+            let _ = guard!("replay.idle-gives-way", self.gives_way(report)?, else false);
         }
         std::thread::park_timeout(LOOK);
         Ok(())

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use cuda_driver::guard;
 use kv_cache::kv_manager::{
     CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
 };
@@ -49,7 +50,8 @@ impl Cache for Fleet {
         if self.eager || self.manager.lower_stats().open_tickets > 0 {
             self.take_arrived()?;
         }
-        while self.in_flight.len() > OVERLAP_DEPTH as usize
+        let most = guard!("replay.one-step-ahead-of-workers", OVERLAP_DEPTH as usize, else 99);
+        while self.in_flight.len() > most
             && let Some(&oldest) = self.in_flight.front()
         {
             self.await_step(oldest)?;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cuda_driver::guard;
 use kv_cache::kv_manager::{GroupId, Manager, Message, Outcome, WorkerId};
 use kv_kernels::KvShape;
 use kv_pool::Tier;
@@ -219,8 +220,9 @@ impl Fleet {
                 };
                 let (named, step) = (completion.worker.0, completion.step);
                 let (next, reads) = member.sent.front().copied().unwrap_or((u64::MAX, false));
-                let known = step < next;
-                if usize::from(named) != worker || step > next {
+                let known = guard!("replay.old-completion-ignored", step < next, else false);
+                let beyond = guard!("replay.completes-only-sent-steps", step > next, else false);
+                if usize::from(named) != worker || beyond {
                     return Err(WorkerFault::Step { worker: named, step, expected: next });
                 }
                 let there = member.checksums.back().is_some_and(|(of, _)| *of == step);
@@ -250,10 +252,11 @@ impl Fleet {
         let void = self.in_flight.iter().filter(|&&step| step > completed.max(self.judged));
         self.report.steps_voided += void.count() as u64;
         self.judged = self.judged.max(self.staged);
-        self.loss = Some(self.loss.map_or(completed, |before| before.min(completed)));
+        let loss = self.loss.map_or(completed, |before| before.min(completed));
+        guard!("replay.lost-requests-again", self.loss = Some(loss));
         let failed = |source| RunError::Worker { worker: id.0, source: Box::new(source) };
         let inner = |source: kv_cache::kv_manager::CompletionError| failed(source.into());
-        self.manager.lose_worker(id).map_err(inner)?;
+        guard!("replay.lost-worker-told", self.manager.lose_worker(id).map_err(inner)?);
         // Its blocks are not handed out before it has ended.
         let place = &mut self.workers[worker];
         let status = place.member.fence(Deadline::after(self.timeout)).map_err(failed)?;
@@ -261,7 +264,7 @@ impl Fleet {
         if let WorkerFault::Ended(ended) = &mut fault {
             *ended = status;
         }
-        self.manager.fence_worker(id).map_err(inner)?;
+        guard!("replay.worker-fenced", self.manager.fence_worker(id).map_err(inner)?);
         let reason = fault.reason();
         let member = loop {
             let place = &mut self.workers[worker];
@@ -278,7 +281,7 @@ impl Fleet {
         let mut bytes = Vec::new();
         let snapshot = self.manager.snapshot();
         frame::append(&mut bytes, Kind::Message, |body| snapshot.to_bytes(body));
-        member.send(bytes.into());
+        guard!("replay.new-worker-snapshot", member.send(bytes.into()));
         self.workers[worker].member = member;
         let step = self.staged;
         self.report.restarts.push(RestartReport { worker: id.0.into(), step, reason });

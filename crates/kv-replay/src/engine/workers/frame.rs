@@ -7,6 +7,7 @@
 use std::io::Read;
 
 use bytemuck::Pod;
+use cuda_driver::guard;
 use kv_cache::kv_manager::Row;
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;
@@ -120,7 +121,8 @@ impl Frame {
             return Err(FrameError::Torn { bytes: read, expected: rest });
         }
         let found = bytes.split_off(bytes.len() - TAIL);
-        if found != xxh3_64(&bytes).to_ne_bytes() {
+        let sum = xxh3_64(&bytes).to_ne_bytes();
+        if guard!("replay.frame-sum-compared", found != sum, else false) {
             return Err(FrameError::Checksum { bytes: length });
         }
         let known = Kind::ALL.into_iter().find(|known| *known as u32 == kind);

@@ -1,8 +1,9 @@
 //! The start of a run: the processes, the division of the model over them, and their manager.
 
+use cuda_driver::guard;
 use kv_cache::SharedMemory;
 use kv_cache::kv_manager::{GroupId, GroupOptions, Manager, ManagerOptions, Survivors};
-use kv_place::Placement;
+use kv_multigpu::place::Placement;
 use kv_pool::clock::ManualClock;
 use kv_pool::store::StoreByEvidence;
 use kv_pool::{PoolConfig, Tier};
@@ -82,7 +83,7 @@ pub(super) fn start(
     let mut manager = manager(config, (workers.workers, shared), trace, clock, &memory)?;
     begin_tiers(&mut manager, config, &survivors)?;
     // What takes their place begins without content: all workers have forgotten it then.
-    shares.iter_mut().for_each(Share::forget_files);
+    guard!("replay.replaced-files-empty", shares.iter_mut().for_each(Share::forget_files));
     let places = members.into_iter().zip(opens).zip(shares).enumerate();
     let places = places.map(|(worker, ((member, open), share))| {
         let own = share.config().map_err(WorkerFault::from).map_err(failed(worker))?;

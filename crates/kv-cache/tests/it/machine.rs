@@ -1,0 +1,89 @@
+//! Simulated machines that run the kernels.
+
+use std::sync::Arc;
+
+use cuda_driver::{Device, Driver, ErrorCode};
+use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::KvShape;
+
+use crate::common::engine::shape;
+use crate::common::place::Place;
+use crate::common::scenarios::Rig;
+
+/// Pages of the simulated devices, in bytes.
+pub(crate) const PAGE: u64 = 4 << 10;
+
+/// Blocks of 1 KiB: four on a page.
+pub(crate) fn small() -> KvShape {
+    shape(4, 32, 4)
+}
+
+pub(crate) struct Machine {
+    pub(crate) sim: SimDriver,
+    pub(crate) rig: Rig,
+}
+
+impl Machine {
+    /// A machine on which `devices` share the layers.
+    pub(crate) fn new(seed: u64, devices: u32, shape: KvShape) -> Self {
+        Self::with(SimConfig { seed, devices, ..config() }, shape)
+    }
+
+    pub(crate) fn with(config: SimConfig, shape: KvShape) -> Self {
+        let sim = sim(config);
+        let rig = rig(&(Arc::new(sim.clone()) as Arc<dyn Driver>), sim.config().devices, shape);
+        Self { sim, rig }
+    }
+
+    pub(crate) fn calls(&self, name: &str) -> u64 {
+        kv_testkit::machine::calls(&self.sim, name)
+    }
+
+    /// The device has no finding and no leaked object.
+    #[track_caller]
+    pub(crate) fn assert_clean(self) {
+        let Self { sim, rig } = self;
+        drop(rig);
+        assert!(sim.findings().is_empty(), "{:?}", sim.findings());
+        let leaks = sim.check_leaks();
+        assert!(leaks.is_clean(), "{leaks}");
+    }
+}
+
+pub(crate) fn config() -> SimConfig {
+    SimConfig { granularity: PAGE, ..SimConfig::default() }
+}
+
+pub(crate) fn sim(config: SimConfig) -> SimDriver {
+    let sim = SimDriver::new(config).unwrap();
+    sim.register_kernels(&kv_cache::references());
+    sim
+}
+
+/// The first device of a machine.
+pub(crate) fn device(sim: &SimDriver) -> Device {
+    kv_testkit::machine::device(sim, 0)
+}
+
+/// The first devices of a machine.
+pub(crate) fn open(sim: &SimDriver, count: u32) -> Vec<Device> {
+    let driver = Arc::new(sim.clone());
+    let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
+    (0..count as i32).map(open).collect()
+}
+
+pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
+    let open = |ordinal| Device::open(Arc::clone(driver), ordinal).unwrap();
+    let devices = (0..devices as i32).map(open).collect();
+    Rig { devices, shape, place: Place::Even, tensors: None }
+}
+
+/// The codes with which a sweep without leaks refuses a call. A call that ends an object is refused
+/// with the code that says that it did nothing. After another code the object is given up, and
+/// leaks.
+pub(crate) fn refusal(call: &str) -> ErrorCode {
+    match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
+        true => ErrorCode::OUT_OF_MEMORY,
+        false => ErrorCode::UNKNOWN,
+    }
+}

@@ -1,0 +1,19 @@
+//! Tests on the simulated device, in one program.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod allocations;
+mod benches;
+mod cache;
+mod common;
+mod endless;
+mod groups;
+mod latent;
+mod machine;
+#[cfg(all(feature = "sabotage", debug_assertions))]
+mod sabotage;
+mod sizes;
+mod spans;
+
+// Refuses what an unchecked size would ask for, and counts.
+kv_testkit::allocator!(1 << 30);

@@ -1,0 +1,13 @@
+//! The tests of kv-disk.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
+
+mod common;
+mod faults;
+mod files;
+mod fuzz;
+mod kills;
+mod lent;
+#[cfg(feature = "seal")]
+mod seal;
+mod sizes;

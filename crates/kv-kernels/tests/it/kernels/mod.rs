@@ -1,0 +1,8 @@
+//! The kernels on the simulated device, against oracles that know nothing of them.
+
+mod checksum;
+mod errors;
+mod fill_and_gather;
+pub(crate) mod machine;
+pub(crate) mod raw_args;
+mod transfer;

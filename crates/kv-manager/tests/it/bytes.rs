@@ -1,0 +1,251 @@
+//! Messages between processes: what goes in comes out, and nothing else is taken for a message.
+
+use crate::common::{self, admit, manager};
+use kv_manager::{
+    BatchRow, BytesError, Completion, GroupId, Message, Outcome, PlanError, Replica, Row, RowEdit,
+    Start, StepPlan, WorkerId,
+};
+
+/// A plan with something in every field.
+fn plan() -> StepPlan {
+    let mut options = common::options(4, 4);
+    options.scrubs = true;
+    let mut manager = kv_manager::Manager::new(options).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    let mut first = common::computed(&mut manager, 0..15);
+    manager.commit(&mut first, 1, &[100]).unwrap();
+    drop(first);
+    let step = manager.begin_step().unwrap();
+    let mut request = kv_manager::Request::new((50..58).collect());
+    request.tenant = tenant;
+    let mut requests = [request];
+    // The first step's blocks can be claimed when the next one is complete, which has no plan.
+    drop(step);
+    let step = manager.begin_step().unwrap();
+    let mut second = common::admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let plan = manager.stage(&step, &mut [&mut second]).unwrap().clone();
+    assert!(!plan.copies.is_empty() && !plan.scrubs.is_empty() && !plan.edits.is_empty());
+    plan
+}
+
+fn bytes(plan: &StepPlan) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    plan.to_bytes(&mut bytes);
+    bytes
+}
+
+#[test]
+fn every_message_comes_out_as_it_went_in() {
+    let plan = plan();
+    assert_eq!(Message::from_bytes(&bytes(&plan)).unwrap(), Message::Plan(plan));
+    let mut manager = manager(8, 0);
+    let _sequence = admit(&mut manager, 0..20);
+    let snapshot = manager.snapshot();
+    let mut bytes = Vec::new();
+    snapshot.to_bytes(&mut bytes);
+    assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Snapshot(snapshot));
+    for outcome in [Outcome::Done, Outcome::Failed] {
+        let completion = Completion { worker: WorkerId(u16::MAX), step: u64::MAX, outcome };
+        bytes.clear();
+        completion.to_bytes(&mut bytes);
+        assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Completion(completion));
+    }
+}
+
+#[test]
+fn messages_are_read_from_a_stream_one_by_one() {
+    let plan = plan();
+    let done = Completion { worker: WorkerId(3), step: 9, outcome: Outcome::Done };
+    let mut stream = Vec::new();
+    plan.to_bytes(&mut stream);
+    done.to_bytes(&mut stream);
+    let (mut from, mut buffer) = (&stream[..], Vec::new());
+    let mut read = || Message::read_from(&mut from, &mut buffer).unwrap();
+    assert_eq!(read(), Some(Message::Plan(plan)));
+    assert_eq!(read(), Some(Message::Completion(done)));
+    assert_eq!(read(), None);
+    for length in 1..stream.len() {
+        let mut from = &stream[..length];
+        let mut last = Ok(None);
+        while let Ok(message @ Some(_)) = Message::read_from(&mut from, &mut buffer) {
+            last = Ok(message);
+        }
+        let end: std::io::Result<_> = last;
+        let whole = bytes(&self::plan()).len();
+        assert_eq!(end.unwrap().is_some(), length >= whole, "cut to {length}");
+    }
+    let mut endless = [&stream[..8], &u32::MAX.to_le_bytes()].concat();
+    endless.extend_from_slice(&stream);
+    let error = Message::read_from(&mut &endless[..], &mut buffer).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    stream[0] = b'X';
+    let error = Message::read_from(&mut &stream[..], &mut buffer).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+}
+
+#[test]
+fn a_changed_or_cut_message_is_refused() {
+    let whole = bytes(&plan());
+    for length in 0..whole.len() {
+        assert!(Message::from_bytes(&whole[..length]).is_err(), "cut to {length}");
+    }
+    for bit in 0..whole.len() * 8 {
+        let mut changed = whole.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        assert!(Message::from_bytes(&changed).is_err(), "bit {bit} is another");
+    }
+    let longer = [&whole[..], &[0]].concat();
+    assert!(matches!(Message::from_bytes(&longer), Err(BytesError::Length { .. })));
+}
+
+/// The message with `change` made to its bytes, and a checksum that is right.
+fn forged(plan: &StepPlan, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let mut bytes = bytes(plan);
+    let end = bytes.len() - 8;
+    change(&mut bytes[..end]);
+    let checksum = xxhash_rust::xxh3::xxh3_64(&bytes[..end]);
+    bytes[end..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_forged_message_is_refused_without_much_memory() {
+    let plan = plan();
+    let version = forged(&plan, |bytes| bytes[4] = 10);
+    assert_eq!(Message::from_bytes(&version), Err(BytesError::Version { version: 10 }));
+    let kind = forged(&plan, |bytes| bytes[6] = 77);
+    assert_eq!(Message::from_bytes(&kind), Err(BytesError::Value { field: "kind", value: 77 }));
+    // The number of copies.
+    let many = forged(&plan, |bytes| bytes[28..32].copy_from_slice(&u32::MAX.to_le_bytes()));
+    assert!(matches!(Message::from_bytes(&many), Err(BytesError::Length { .. })));
+    let group = forged(&plan, |bytes| bytes[34] = 1);
+    let expected = BytesError::Value { field: "group", value: 1 << 16 };
+    assert_eq!(Message::from_bytes(&group), Err(expected));
+    let tier = forged(&plan, |bytes| bytes[36] = 4);
+    assert_eq!(Message::from_bytes(&tier), Err(BytesError::Value { field: "tier", value: 4 }));
+    let id = forged(&plan, |bytes| bytes[43] = 0x80);
+    assert!(matches!(Message::from_bytes(&id), Err(BytesError::Value { field: "block id", .. })));
+}
+
+#[test]
+fn a_worker_refuses_plans_that_do_not_fit() {
+    let mut replica = Replica::new(4, 8).unwrap();
+    let edit = |row, first, count| StepPlan {
+        step: 1,
+        edits: vec![RowEdit { group: GroupId(0), row: Row::new(row), first, count }],
+        edit_ids: vec![7; 2],
+        ..StepPlan::default()
+    };
+    let refused = [
+        (edit(4, 0, 2), "plan 1 names row 4 of a block table with 4 rows"),
+        (edit(0, 7, 2), "plan 1 changes 2 entries from 7 on in rows of 8"),
+        (
+            edit(0, u32::MAX, u32::MAX),
+            "plan 1 changes 4294967295 entries from 4294967295 on in rows of 8",
+        ),
+        (edit(0, 0, 1), "plan 1 has 2 block ids for edits of 1 entries"),
+    ];
+    for (plan, message) in refused {
+        assert_eq!(replica.apply(&plan).unwrap_err().to_string(), message);
+        assert_eq!((replica.step(), replica.row(Row::new(0)).unwrap()), (0, &[-1; 8][..]));
+    }
+    replica.apply(&edit(3, 6, 2)).unwrap();
+    assert_eq!(replica.row(Row::new(3)).unwrap(), [-1, -1, -1, -1, -1, -1, 7, 7]);
+    let again = replica.apply(&edit(3, 6, 2)).unwrap_err();
+    assert_eq!(again, PlanError::Gap { step: 1, after: 0, last: 1 });
+}
+
+#[test]
+fn a_new_worker_begins_with_a_snapshot() {
+    let mut manager = manager(8, 0);
+    let mut sequence = common::computed(&mut manager, 0..10);
+    let mut replica =
+        Replica::new(manager.options().sequences_max, manager.options().blocks_per_sequence_max)
+            .unwrap();
+    replica.restore(&manager.snapshot()).unwrap();
+    manager.commit(&mut sequence, 1, &[5]).unwrap();
+    manager.reserve(&mut sequence, 7).unwrap();
+    let plan = common::step(&mut manager, &mut [&mut sequence]);
+    let id = sequence.block(4).unwrap().index() as u64;
+    // The last block has no memory.
+    let error = replica.apply_to_memory(&plan, &[(common::BLOCK, id)]).unwrap_err();
+    let row = sequence.row().unwrap();
+    assert_eq!(error, PlanError::NoBlocks { step: plan.step, row, end: 17 });
+    assert_eq!(replica.step(), plan.after, "nothing has changed");
+    replica.apply_to_memory(&plan, &[(common::BLOCK, id + 1)]).unwrap();
+    let row = replica.row(sequence.row().unwrap()).unwrap();
+    let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
+    assert_eq!(row[..5], ids);
+    let mut other = Replica::new(1, 1).unwrap();
+    assert!(matches!(other.restore(&manager.snapshot()), Err(PlanError::Snapshot { .. })));
+}
+
+#[test]
+fn a_batch_without_blocks_is_refused() {
+    let mut manager = manager(8, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let mut plan = common::step(&mut manager, &mut [&mut sequence]);
+    plan.edits.clear();
+    plan.edit_ids.clear();
+    let mut replica = Replica::new(256, 2048).unwrap();
+    let (step, row) = (1, sequence.row().unwrap());
+    assert_eq!(
+        replica.apply_to_memory(&plan, &[(common::BLOCK, 8)]),
+        Err(PlanError::NoBlocks { step, row, end: 10 })
+    );
+}
+
+#[test]
+fn a_refused_batch_takes_back_edits_that_overlap() {
+    let mut replica = Replica::new(2, 4).unwrap();
+    let row = Row::new(1);
+    let edit = |first, count| RowEdit { group: GroupId(0), row, first, count };
+    let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<i32>, tokens| {
+        let batch = vec![BatchRow { row, start: Start::At(0), tokens, drafts: 0, input: 0 }];
+        StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
+    };
+    replica.apply_to_memory(&plan(1, vec![edit(0, 4)], vec![1, 2, 3, -1], 6), &[(2, 4)]).unwrap();
+    let edits = vec![edit(0, 3), edit(1, 3)];
+    let overlapping = plan(2, edits, vec![3, 0, 0, 2, 1, 4], 8);
+    let refused = replica.apply_to_memory(&overlapping, &[(2, 4)]).unwrap_err();
+    assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
+    assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &[1, 2, 3, -1][..]));
+    replica.apply_to_memory(&overlapping, &[(2, 5)]).unwrap();
+    assert_eq!(replica.row(row).unwrap(), [3, 2, 1, 4]);
+}
+
+#[test]
+fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
+    let mut manager = manager(8, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    let plan = common::step(&mut manager, &mut [&mut sequence]);
+    let replica = Replica::new(256, 2048).unwrap();
+    let (step, row) = (1, sequence.row().unwrap());
+    let with = |change: fn(&mut StepPlan)| {
+        let mut wrong = plan.clone();
+        change(&mut wrong);
+        wrong
+    };
+    let refused = [
+        (with(|plan| plan.batch.push(plan.batch[0])), PlanError::RowTwice { step, row }),
+        (with(|plan| plan.draft_batch = vec![plan.batch[0]; 2]), PlanError::RowTwice { step, row }),
+        (
+            with(|plan| plan.draft_batch = std::mem::take(&mut plan.batch)),
+            PlanError::DraftRow { step, row },
+        ),
+        (
+            with(|plan| plan.batch[0].start = Start::Open { resolved: 9, upper: 0 }),
+            PlanError::Start { step, row, resolved: 9, upper: 0 },
+        ),
+        (
+            with(|plan| plan.batch[0].drafts = plan.batch[0].tokens),
+            PlanError::Drafts { step, row, tokens: 10, drafts: 10 },
+        ),
+    ];
+    for (wrong, error) in refused {
+        let mut here = replica.clone();
+        assert_eq!(here.apply_to_memory(&wrong, &[(common::BLOCK, 8)]), Err(error));
+        assert_eq!(format!("{here:?}"), format!("{replica:?}"), "{error}");
+        here.apply_to_memory(&plan, &[(common::BLOCK, 8)]).unwrap();
+    }
+}

@@ -1,0 +1,637 @@
+//! What random schedules of calls have found wrong, each by itself.
+
+use crate::common::{
+    admit, admitted, check_empty, complete, computed, done, manager, options, staged, step,
+};
+use kv_manager::{
+    Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
+    Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
+};
+use kv_pool::BlockHash;
+
+#[test]
+fn a_row_holds_nothing_of_its_last_sequence() {
+    let mut manager = manager(16, 0);
+    let long = computed(&mut manager, 0..20);
+    let row = long.row().unwrap();
+    drop(long);
+    let short = admit(&mut manager, 100..103);
+    assert_eq!(short.row(), Some(row));
+    let table = manager.snapshot();
+    let entries = &table.tables[0].ids[row.index() * table.tables[0].width as usize..][..5];
+    assert_eq!(entries, [short.block(0).unwrap().as_i32(), -1, -1, -1, -1]);
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut []).unwrap();
+    assert_eq!((plan.edits.len(), &plan.edit_ids[..]), (1, entries), "the workers are told");
+}
+
+#[test]
+fn a_sequence_without_a_next_id_is_not_staged() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.truncate(&mut sequence, 6).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
+    assert_eq!(refused, StageError::NothingKnown { index: 0, known: 6 });
+    manager.extend(&mut sequence, &[7]).unwrap();
+    let plan = manager.stage(&open, &mut [&mut sequence]).unwrap();
+    assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(6), 1));
+}
+
+#[test]
+fn a_failed_step_leaves_a_token_whose_output_is_wanted() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    staged(&mut manager, &mut [&mut sequence]);
+    // The next step computes a token whose id is not known yet, and fails.
+    manager.reserve(&mut sequence, 1).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    complete(&mut manager, 2, Outcome::Failed);
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 9 }));
+    assert_eq!((sequence.known(), sequence.resolved()), (10, 9));
+    manager.reserve(&mut sequence, 1).unwrap();
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(plan.batch[0].start, Start::At(9));
+    assert_eq!(manager.commit(&mut sequence, plan.step, &[7]), Ok(Committed::Taken));
+}
+
+#[test]
+fn a_failed_step_leaves_the_ids_that_it_did_not_give() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    staged(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 1, &[10, 11][..1]).unwrap();
+    manager.truncate(&mut sequence, 10).unwrap();
+    manager.extend(&mut sequence, &[20, 21, 22]).unwrap();
+    complete(&mut manager, 1, Outcome::Failed);
+    let refused = manager.reserve(&mut sequence, 1).unwrap_err();
+    assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
+    assert_eq!(sequence.known(), 13, "the engine's own ids stay");
+}
+
+#[test]
+fn a_step_that_gave_no_id_takes_none_back() {
+    let mut manager = manager(16, 0);
+    let mut sequence = admit(&mut manager, 0..10);
+    staged(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 1, &[]).unwrap();
+    manager.extend(&mut sequence, &[20, 21, 22]).unwrap();
+    complete(&mut manager, 1, Outcome::Failed);
+    assert!(manager.reserve(&mut sequence, 1).is_err());
+    assert_eq!(sequence.known(), 13);
+}
+
+/// Two requests with the same prompt, of which the first is computed after both were admitted.
+fn two_of_a_kind(manager: &mut Manager, hit_max: u64) -> [kv_manager::Sequence; 2] {
+    let mut first = Request::new((0..17).collect());
+    let mut second = first.clone();
+    (first.waits, second.waits) = (false, false);
+    second.hit_max = hit_max;
+    let mut requests = [first, second];
+    let mut answers = manager.admit(&mut requests, 100);
+    let second = admitted(answers.pop().unwrap());
+    let mut first = admitted(answers.pop().unwrap());
+    step(manager, &mut [&mut first]);
+    [first, second]
+}
+
+#[test]
+fn a_prompt_adopts_no_more_than_may_come_from_the_cache() {
+    for (hit_max, adopted) in [(0, 0), (7, 4), (8, 8), (100, 16)] {
+        let mut manager = manager(16, 0);
+        let [_first, mut second] = two_of_a_kind(&mut manager, hit_max);
+        let reserved = manager.reserve(&mut second, 4).unwrap();
+        assert_eq!(reserved.adopted_tokens, adopted, "{hit_max}");
+    }
+}
+
+#[test]
+fn a_reservation_without_room_adopts_nothing() {
+    let mut manager = manager(10, 0);
+    let [_first, mut second] = two_of_a_kind(&mut manager, u64::MAX);
+    manager.extend(&mut second, &[1; 10]).unwrap();
+    let before: Vec<_> = (0..5).map(|at| second.block(at)).collect();
+    let refused = manager.reserve(&mut second, 11).unwrap_err();
+    assert!(matches!(refused, ReserveError::NoRoom(_)), "{refused:?}");
+    assert_eq!((second.resolved(), second.block_count()), (0, 5));
+    assert_eq!((0..5).map(|at| second.block(at)).collect::<Vec<_>>(), before);
+}
+
+#[test]
+fn a_prompt_that_was_extended_adopts_beyond_its_blocks() {
+    let mut manager = manager(32, 0);
+    let mut long = Request::new((0..30).collect());
+    let mut short = Request::new((0..9).collect());
+    (long.waits, short.waits) = (false, false);
+    let mut requests = [long, short];
+    let mut answers = manager.admit(&mut requests, 100);
+    let mut short = admitted(answers.pop().unwrap());
+    let mut long = admitted(answers.pop().unwrap());
+    step(&mut manager, &mut [&mut long]);
+    manager.extend(&mut short, &(9..40).collect::<Vec<u32>>()).unwrap();
+    let reserved = manager.reserve(&mut short, 2).unwrap();
+    assert_eq!((reserved.adopted_tokens, reserved.blocks), (28, 1));
+    assert_eq!(short.block_count(), 8);
+}
+
+#[test]
+fn a_fork_shares_no_block_that_a_reservation_is_about_to_write() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let twin = manager.fork(&mut sequence).unwrap();
+    assert_eq!(sequence.next(), 0);
+    let open = manager.begin_step().unwrap();
+    let refused = manager.stage(&open, &mut [&mut sequence]).unwrap_err();
+    assert_eq!(refused, StageError::NothingReserved { index: 0 });
+    assert!(manager.reserve(&mut sequence, 1).unwrap().copied);
+    assert_ne!(sequence.block(2), twin.block(2));
+}
+
+#[test]
+fn twins_of_several_unnamed_blocks_are_cut_anywhere() {
+    let mut manager = manager(32, 0);
+    // The second one's blocks have no names, since the first one's have them.
+    let mut first = Request::new((0..14).collect());
+    first.waits = false;
+    let mut requests = [first.clone(), first];
+    let mut answers = manager.admit(&mut requests, 100);
+    let mut second = admitted(answers.pop().unwrap());
+    let mut first = admitted(answers.pop().unwrap());
+    let plan = step(&mut manager, &mut [&mut first, &mut second]);
+    manager.commit(&mut second, plan.step, &[7]).unwrap();
+    let all: Vec<_> = (0..4).map(|at| second.block(at).unwrap()).collect();
+    let mut twin = manager.fork(&mut second).unwrap();
+    manager.truncate(&mut twin, 6).unwrap();
+    let third = manager.fork(&mut twin).unwrap();
+    for (sequence, blocks) in [(&second, 4), (&twin, 2), (&third, 2)] {
+        let here: Vec<_> =
+            (0..sequence.block_count()).map(|at| sequence.block(at).unwrap()).collect();
+        assert_eq!(here, all[..blocks]);
+    }
+    drop((second, third));
+    manager.extend(&mut twin, &[1]).unwrap();
+    let reserved = manager.reserve(&mut twin, 1).unwrap();
+    assert!(reserved.copied, "a list that twins hold together is taken back as a whole only");
+    assert_eq!(twin.block(0), Some(all[0]));
+}
+
+#[test]
+fn a_worker_that_joins_has_no_share_of_what_was_computed_without_it() {
+    let mut manager = Manager::new(ManagerOptions { workers: 2, ..options(16, 0) }).unwrap();
+    manager.lose_worker(WorkerId(1)).unwrap();
+    let mut sequence = admit(&mut manager, 0..10);
+    manager.fence_worker(WorkerId(1)).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    done(&mut manager, 1);
+    manager.join_worker(WorkerId(1)).unwrap();
+    let lost = manager.commit(&mut sequence, 1, &[7]).unwrap_err();
+    assert_eq!(lost, SequenceError::Lost { worker: WorkerId(1) }.into());
+    let again = admit(&mut manager, 0..10);
+    assert_eq!(again.cached_tokens(), 0);
+}
+
+#[test]
+fn a_resume_of_a_running_sequence_hides_no_failure() {
+    let mut manager = manager(16, 4);
+    let mut sequence = admit(&mut manager, 0..10);
+    staged(&mut manager, &mut [&mut sequence]);
+    complete(&mut manager, 1, Outcome::Failed);
+    assert_eq!(manager.resume(&mut sequence), Err(SuspendError::NotSuspended));
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Redo { from: 0 }));
+}
+
+/// The names of all cached content.
+fn names(manager: &Manager) -> Vec<BlockHash> {
+    manager.pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+}
+
+#[test]
+fn content_has_other_names_after_a_reset() {
+    let given: Vec<_> = names_of_two_blocks();
+    let requests = [Request::new((0..9).collect()), Request::named(9, given)];
+    for request in requests {
+        let mut manager = manager(16, 0);
+        let mut before = Vec::new();
+        for generation in 0..3 {
+            let mut asked = [request.clone()];
+            let mut sequence = admitted(manager.admit(&mut asked, 100).pop().unwrap());
+            assert_eq!(sequence.cached_tokens(), 0);
+            step(&mut manager, &mut [&mut sequence]);
+            let now = names(&manager);
+            assert_eq!(now.len(), 2, "generation {generation}");
+            assert!(now.iter().all(|name| !before.contains(name)), "generation {generation}");
+            before.extend(now);
+            manager.reset();
+            assert_eq!(names(&manager), []);
+        }
+    }
+}
+
+fn names_of_two_blocks() -> Vec<BlockHash> {
+    let first = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
+    vec![first, BlockHash::chain(first, &[4, 5, 6, 7])]
+}
+
+#[test]
+fn a_request_that_waited_over_a_reset_is_cached_in_its_new_generation() {
+    for request in [Request::new((0..9).collect()), Request::named(9, names_of_two_blocks())] {
+        let mut manager = manager(3, 0);
+        let other = computed(&mut manager, 50..60);
+        let mut asked = [request.clone()];
+        assert!(matches!(manager.admit(&mut asked, 100).pop(), Some(Answer::NoRoom(_))));
+        manager.reset();
+        drop(other);
+        let mut sequence = admitted(manager.admit(&mut asked, 100).pop().unwrap());
+        step(&mut manager, &mut [&mut sequence]);
+        drop(sequence);
+        let mut again = [request];
+        let again = admitted(manager.admit(&mut again, 100).pop().unwrap());
+        assert_eq!(again.cached_tokens(), 8);
+    }
+}
+
+#[test]
+fn the_last_twin_writes_its_block_without_a_copy() {
+    let mut manager = manager(16, 0);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let before = sequence.block(2);
+    drop(manager.fork(&mut sequence).unwrap());
+    let reserved = manager.reserve(&mut sequence, 1).unwrap();
+    assert_eq!((reserved.copied, reserved.blocks, sequence.block(2)), (false, 0, before));
+}
+
+/// Stages the next token of a sequence; the step.
+fn stage_one(manager: &mut Manager, sequence: &mut Sequence) -> u64 {
+    manager.reserve(sequence, 1).unwrap();
+    staged(manager, &mut [sequence]).step
+}
+
+#[test]
+fn names_that_a_commit_gives_are_withdrawn_with_their_step() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut sequence = computed(&mut manager, 0..6);
+    for step in [2, 3] {
+        assert_eq!(stage_one(&mut manager, &mut sequence), step);
+    }
+    for (step, id) in [(1, 6), (2, 7), (3, 8)] {
+        manager.commit(&mut sequence, step, &[id]).unwrap();
+    }
+    assert_eq!(
+        (sequence.resolved(), names(&manager).len()),
+        (8, 2),
+        "the last commit names a block"
+    );
+    complete(&mut manager, 3, Outcome::Failed);
+    assert_eq!(names(&manager).len(), 1);
+    assert_eq!(admit(&mut manager, 0..20).cached_tokens(), 4);
+}
+
+#[test]
+fn a_resumed_sequence_depends_on_the_step_whose_blocks_it_found() {
+    let mut manager = manager(16, 4);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    let cached = names(&manager);
+    assert_eq!(manager.forget(&cached), 2);
+    let mut other = admit(&mut manager, 0..10);
+    staged(&mut manager, &mut [&mut other]);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 10, "it found what the step computes");
+    complete(&mut manager, 2, Outcome::Failed);
+    let refused = manager.reserve(&mut sequence, 1).unwrap_err();
+    assert!(matches!(refused, ReserveError::Sequence(SequenceError::Redo { from: 0 })));
+    assert_eq!(sequence.known(), 11, "its ids are its own");
+}
+
+#[test]
+fn a_failed_step_may_have_begun_where_its_plan_allows() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 4, ..options(16, 0) }).unwrap();
+    let mut sequence = computed(&mut manager, 0..6);
+    for step in [2, 3] {
+        assert_eq!(stage_one(&mut manager, &mut sequence), step);
+    }
+    for (step, id) in [(1, 6), (2, 7)] {
+        manager.commit(&mut sequence, step, &[id]).unwrap();
+    }
+    manager.reserve(&mut sequence, 1).unwrap();
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut [&mut sequence]).unwrap();
+    assert_eq!(plan.batch[0].start, Start::Open { resolved: 7, upper: 8 });
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut sequence, 3, &[8]).unwrap();
+    assert_eq!((sequence.resolved(), names(&manager).len()), (8, 2));
+    complete(&mut manager, 4, Outcome::Failed);
+    assert_eq!(names(&manager).len(), 1, "it may have written the last token of the second block");
+    assert!(matches!(
+        manager.reserve(&mut sequence, 1),
+        Err(ReserveError::Sequence(SequenceError::Redo { from: 7 }))
+    ));
+}
+
+#[test]
+fn a_step_without_a_plan_gives_back_what_was_released_in_it() {
+    let mut manager = manager(3, 3);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    let open = manager.begin_step().unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    // There is nothing to stage, so no plan says what was copied.
+    manager.finish_step(open).unwrap();
+    let open = manager.begin_step().unwrap();
+    let mut other = admit(&mut manager, 50..60);
+    let plan = manager.stage(&open, &mut [&mut other]).unwrap();
+    assert!(!plan.copies.is_empty(), "the copies come first");
+}
+
+#[test]
+fn a_sequence_from_before_a_reset_names_nothing_more() {
+    let mut manager = manager(16, 0);
+    let mut requests = [Request::new((0..22).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 8).pop().unwrap());
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager).len(), 2, "its first chunk");
+    manager.reset();
+    manager.reserve(&mut sequence, 14).unwrap();
+    let last = step(&mut manager, &mut [&mut sequence]).step;
+    manager.commit(&mut sequence, last, &[7]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager), [], "what it computes is of older weights in part");
+    drop(sequence);
+    assert_eq!(names(&manager), []);
+}
+
+#[test]
+fn a_sequence_from_before_a_reset_finds_nothing_of_after_it() {
+    let mut manager = manager(16, 4);
+    let mut sequence = computed(&mut manager, 0..10);
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.reset();
+    // None of its blocks is full now, so its names begin anew with what follows.
+    manager.truncate(&mut sequence, 3).unwrap();
+    manager.extend(&mut sequence, &[100, 101]).unwrap();
+    let other = computed(&mut manager, [0, 1, 2, 100, 101]);
+    manager.suspend(&mut sequence).unwrap();
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 0, "its KV is of other weights");
+    assert_ne!(sequence.block(0), other.block(0));
+}
+
+/// Two workers that share a step both say that it has failed.
+#[test]
+fn a_step_fails_once_whoever_says_so() {
+    let options = ManagerOptions { workers: 2, ..options(8, 0) };
+    let mut manager = Manager::new(options).unwrap();
+    let mut sequence = admit(&mut manager, 0..5);
+    staged(&mut manager, &mut [&mut sequence]);
+    for worker in [0, 1].map(WorkerId) {
+        manager.complete(Completion { worker, step: 1, outcome: Outcome::Failed }).unwrap();
+        let told = manager.commit(&mut sequence, 1, &[7]).unwrap();
+        let expected =
+            if worker == WorkerId(0) { Committed::Redo { from: 0 } } else { Committed::Stale };
+        assert_eq!(told, expected, "it is told once");
+    }
+    assert_eq!(manager.stats().failed_steps, 1);
+}
+
+/// Has everything evicted that nobody holds.
+fn evict(manager: &mut Manager) {
+    step(manager, &mut []);
+    let blocks = manager.pool().claimable() as u32;
+    let mut other = admit(manager, 1000..1000 + blocks * 4);
+    step(manager, &mut [&mut other]);
+    drop(other);
+    let others = names(manager);
+    manager.pool().check_integrity().unwrap();
+    assert!(others.len() as u32 >= blocks - 1);
+}
+
+/// A sequence whose two full blocks another one has named, and the other's names, which nobody holds any more.
+fn twin(manager: &mut Manager) -> (kv_manager::Sequence, Vec<BlockHash>) {
+    let mut request = Request::new((0..10).collect());
+    (request.hit_max, request.waits) = (0, false);
+    let mut requests = [request.clone(), request];
+    let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
+    let [first, second] = &mut both[..] else { unreachable!("there were two") };
+    step(manager, &mut [first, second]);
+    let (second, first) = (both.pop().unwrap(), both.pop().unwrap());
+    assert_eq!(names(manager).len(), 2);
+    drop(first);
+    (second, names(manager))
+}
+
+#[test]
+fn a_twin_takes_over_the_name_of_a_block_that_has_gone() {
+    let mut manager = manager(16, 0);
+    let (mut second, gone) = twin(&mut manager);
+    manager.commit(&mut second, 1, &[70]).unwrap();
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    evict(&mut manager);
+    assert!(names(&manager).iter().all(|name| !gone.contains(name)));
+    drop(second);
+    assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_twin_that_is_dropped_beside_its_other_is_not_cached_twice() {
+    let mut manager = manager(16, 0);
+    let (mut second, there) = twin(&mut manager);
+    manager.commit(&mut second, 1, &[70]).unwrap();
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    drop(second);
+    assert_eq!(names(&manager).len(), there.len());
+    assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 8);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_twin_in_a_step_in_flight_takes_over_nothing() {
+    let mut manager = manager(16, 0);
+    let mut request = Request::new((0..10).collect());
+    (request.hit_max, request.waits) = (0, false);
+    let mut requests = [request.clone(), request];
+    let mut both: Vec<_> = manager.admit(&mut requests, 100).into_iter().map(admitted).collect();
+    let [mut twin, mut first] = [both.pop().unwrap(), both.pop().unwrap()];
+    for sequence in [&mut first, &mut twin] {
+        staged(&mut manager, &mut [sequence]);
+    }
+    assert_eq!(names(&manager).len(), 2);
+    complete(&mut manager, 1, Outcome::Failed);
+    assert_eq!(names(&manager), []);
+    // Its own step comes after the one that failed.
+    drop(twin);
+    assert_eq!(names(&manager), []);
+}
+
+#[test]
+fn a_twin_of_before_a_loss_or_a_reset_takes_over_nothing() {
+    for reset in [false, true] {
+        let mut manager = manager(16, 0);
+        let (mut second, _) = twin(&mut manager);
+        manager.commit(&mut second, 1, &[70]).unwrap();
+        manager.reserve(&mut second, 1).unwrap();
+        step(&mut manager, &mut [&mut second]);
+        if reset {
+            manager.reset();
+        } else {
+            manager.lose_worker(WorkerId(0)).unwrap();
+            manager.fence_worker(WorkerId(0)).unwrap();
+            manager.join_worker(WorkerId(0)).unwrap();
+        }
+        drop(second);
+        assert_eq!(names(&manager), [], "reset: {reset}");
+    }
+}
+
+#[test]
+fn a_twin_of_before_a_forgetting_takes_over_nothing() {
+    let mut manager = manager(16, 0);
+    let (mut second, gone) = twin(&mut manager);
+    manager.commit(&mut second, 1, &[70]).unwrap();
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    assert_eq!(manager.forget(&gone), 2);
+    drop(second);
+    assert_eq!(names(&manager), []);
+    assert_eq!(admit(&mut manager, 0..10).cached_tokens(), 0);
+    check_empty(&mut manager);
+}
+
+/// A prompt of seven tokens, and a step that begins with the token that its step samples.
+fn overlapped(manager: &mut Manager) -> Sequence {
+    let mut sequence = admit(manager, 0..7);
+    staged(manager, &mut [&mut sequence]);
+    stage_one(manager, &mut sequence);
+    sequence
+}
+
+#[test]
+fn what_is_computed_behind_an_ignored_id_is_stale() {
+    for is_complete in [false, true] {
+        let mut manager = manager(16, 0);
+        let mut sequence = overlapped(&mut manager);
+        if is_complete {
+            done(&mut manager, 2);
+        }
+        // An end that the engine ignores, and with it what comes behind.
+        assert_eq!(manager.commit(&mut sequence, 1, &[]), Ok(Committed::Taken));
+        assert_eq!(manager.commit(&mut sequence, 2, &[77]), Ok(Committed::Stale));
+        assert_eq!((sequence.known(), sequence.resolved(), sequence.upper()), (7, 7, 7));
+        assert_eq!(names(&manager).len(), 1, "the KV at position 7 is the ignored id's");
+        // It goes on with an id of the engine's.
+        manager.extend(&mut sequence, &[77]).unwrap();
+        done(&mut manager, 2);
+        let last = stage_one(&mut manager, &mut sequence);
+        assert_eq!(manager.commit(&mut sequence, last, &[78]), Ok(Committed::Taken));
+        assert_eq!(
+            (sequence.ids().unwrap()[7..].to_vec(), names(&manager).len()),
+            (vec![77, 78], 2)
+        );
+        done(&mut manager, last);
+        drop(sequence);
+        check_empty(&mut manager);
+    }
+}
+
+#[test]
+fn what_is_computed_behind_an_ignored_id_in_the_middle_is_stale() {
+    let mut manager =
+        Manager::new(ManagerOptions { steps_in_flight_max: 3, ..options(16, 0) }).unwrap();
+    let mut sequence = overlapped(&mut manager);
+    stage_one(&mut manager, &mut sequence);
+    assert_eq!(manager.commit(&mut sequence, 1, &[7]), Ok(Committed::Taken));
+    assert_eq!(manager.commit(&mut sequence, 2, &[]), Ok(Committed::Taken));
+    assert_eq!(manager.commit(&mut sequence, 3, &[77]), Ok(Committed::Stale));
+    assert_eq!((sequence.known(), sequence.to_compute()), (8, 1), "id 7 is the engine's");
+    assert!(matches!(manager.extend(&mut sequence, &[8]), Ok(())), "no id is to come");
+}
+
+/// What is forgotten, by a sequence that has the content without the names; a part of the names.
+fn forgotten(manager: &mut Manager) -> (Sequence, Vec<BlockHash>) {
+    let (second, gone) = twin(manager);
+    assert_eq!(manager.forget(&gone), 2);
+    (second, gone)
+}
+
+#[test]
+fn a_resumed_twin_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 16);
+    let (mut twin, gone) = forgotten(&mut manager);
+    manager.commit(&mut twin, 1, &[70]).unwrap();
+    manager.suspend(&mut twin).unwrap();
+    step(&mut manager, &mut []);
+    assert_eq!(manager.resume(&mut twin), Ok(10));
+    manager.extend(&mut twin, &[71, 72]).unwrap();
+    manager.reserve(&mut twin, 3).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    let named = names(&manager);
+    assert!(named.iter().all(|name| !gone.contains(name)), "{named:?} of {gone:?}");
+    assert_eq!(named.len(), 1, "what comes behind is named as always");
+    drop(twin);
+    assert_eq!(names(&manager), named);
+    check_empty(&mut manager);
+}
+
+#[test]
+fn a_prompt_of_before_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 0);
+    let mut requests = [Request::new((0..13).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 4).pop().unwrap());
+    let block = BlockHash::chain(BlockHash::ROOT, &[0, 1, 2, 3]);
+    let next = BlockHash::chain(block, &[4, 5, 6, 7]);
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(names(&manager), [block]);
+    assert_eq!(manager.forget(&[block, next]), 1);
+    manager.reserve(&mut sequence, 9).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let last = BlockHash::chain(next, &[8, 9, 10, 11]);
+    assert_eq!(names(&manager), [last], "the block between is forgotten");
+    drop(sequence);
+    assert_eq!(names(&manager), [last]);
+    // One that comes later may cache it again.
+    let mut later = admit(&mut manager, 0..13);
+    step(&mut manager, &mut [&mut later]);
+    drop(later);
+    assert_eq!(admit(&mut manager, 0..13).cached_tokens(), 12);
+}
+
+#[test]
+fn a_forgotten_name_keeps_no_other_content_out_of_the_cache() {
+    let mut manager = manager(16, 0);
+    let (mut twin, gone) = twin(&mut manager);
+    manager.commit(&mut twin, 1, &[70]).unwrap();
+    manager.reserve(&mut twin, 1).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    drop(computed(&mut manager, 100..105));
+    let other = BlockHash::chain(BlockHash::ROOT, &[100, 101, 102, 103]);
+    assert_eq!(manager.forget(&[other]), 1);
+    evict(&mut manager);
+    drop(twin);
+    assert!(gone.iter().all(|name| names(&manager).contains(name)), "it was not forgotten");
+}
+
+#[test]
+fn a_fork_of_before_does_not_name_what_was_forgotten() {
+    let mut manager = manager(16, 16);
+    let (mut first, _) = forgotten(&mut manager);
+    manager.commit(&mut first, 1, &[70]).unwrap();
+    // It is made after the forgetting, of what was computed before.
+    let mut second = manager.fork(&mut first).unwrap();
+    drop(first);
+    manager.suspend(&mut second).unwrap();
+    step(&mut manager, &mut []);
+    assert_eq!(manager.resume(&mut second), Ok(10));
+    manager.reserve(&mut second, 1).unwrap();
+    step(&mut manager, &mut [&mut second]);
+    assert_eq!(names(&manager), []);
+    drop(second);
+    assert_eq!(names(&manager), []);
+}

@@ -1,0 +1,742 @@
+//! Several groups of layers: what each keeps, and what all can serve.
+
+mod checkpoints;
+
+use crate::common::{
+    self, BLOCK, admit, admitted, complete, computed, group, options, staged, step,
+};
+use kv_manager::{
+    AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupKind, GroupOptions,
+    Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError,
+    Start, SuspendError,
+};
+use kv_pool::tenants::{TenantError, TenantQuota};
+use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
+
+const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
+const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };
+
+/// A group of full attention with 64 blocks, and others.
+fn manager(further: impl IntoIterator<Item = GroupOptions>) -> Manager {
+    let further_groups = further.into_iter().collect();
+    Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap()
+}
+
+fn computed_in_chunks(manager: &mut Manager, ids: std::ops::Range<u32>) -> kv_manager::Sequence {
+    let mut sequence = admit(manager, ids);
+    loop {
+        step(manager, &mut [&mut sequence]);
+        let left = sequence.to_compute() as u32;
+        if left == 0 {
+            return sequence;
+        }
+        manager.reserve(&mut sequence, left).unwrap();
+    }
+}
+
+fn hit(manager: &mut Manager, tokens: u32) -> u64 {
+    let mut request = Request::new((0..tokens).collect());
+    request.waits = false;
+    admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap()).cached_tokens()
+}
+
+/// Steps without sequences, so that what was released can be claimed.
+fn settle(manager: &mut Manager) {
+    step(manager, &mut []);
+}
+
+fn row(manager: &Manager, group: u16, sequence: &kv_manager::Sequence, places: usize) -> Vec<bool> {
+    let ids = manager.block_ids_of(GroupId(group), sequence);
+    ids[..places].iter().map(|&id| id >= 0).collect()
+}
+
+#[test]
+fn h26_a_group_that_lags_shortens_the_hit_of_all() {
+    // Of 22 tokens, states are kept behind 8, 16 and 20: the last block size that the prompt is longer than.
+    let mut manager = manager([group(STATE, 4)]);
+    drop(computed_in_chunks(&mut manager, 0..22));
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 22), 20);
+    assert_eq!(hit(&mut manager, 20), 16, "the last token is computed");
+    assert_eq!(hit(&mut manager, 100), 20);
+    settle(&mut manager);
+    // Others take all states but that of the longest prefix, which was used last.
+    let _others = [admit(&mut manager, 500..503), admit(&mut manager, 600..603)];
+    assert_eq!(hit(&mut manager, 22), 20);
+    assert_eq!(
+        hit(&mut manager, 20),
+        0,
+        "the blocks of 16 tokens are there, and no state behind any"
+    );
+    assert_eq!(manager.pool().match_prefix(&[]).len(), 0);
+}
+
+#[test]
+fn h26_a_shortened_hit_is_judged_anew_in_every_group() {
+    // States behind 8 and 16 tokens; the window of 16 needs the blocks from token 11 on, that of 8 the first ones.
+    let mut manager = manager([group(WINDOW, 64), group(STATE, 64)]);
+    let mut sequence = computed_in_chunks(&mut manager, 0..18);
+    // The last step began behind 16 tokens, whose window begins with token 11.
+    assert_eq!(row(&manager, 1, &sequence, 5), [false, false, true, true, true]);
+    manager.commit(&mut sequence, 3, &[18]).unwrap();
+    let names = manager.pool_of(GroupId(1)).unwrap().snapshot().blocks;
+    let named = names.iter().filter(|block| block.hash.is_some()).count();
+    assert_eq!(named, 4, "what has left the window stays cached as long as there is room");
+    drop(sequence);
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 18), 16);
+    assert_eq!(hit(&mut manager, 16), 8);
+    let held = {
+        let mut request = Request::new((0..14).collect());
+        request.waits = false;
+        admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
+    };
+    assert_eq!(held.cached_tokens(), 8);
+    // Token 8 reads from token 3 on, and the first chunk ends at the checkpoint behind 12 tokens.
+    assert_eq!((held.next(), row(&manager, 1, &held, 4)), (4, vec![true, true, true, false]));
+    assert_eq!(manager.block_ids_of(GroupId(2), &held).len(), 1);
+}
+
+#[test]
+fn a_checkpoint_is_copied_before_it_is_gone_on_from() {
+    let mut manager = manager([group(STATE, 8)]);
+    drop(computed_in_chunks(&mut manager, 0..9));
+    settle(&mut manager);
+    let step = manager.begin_step().unwrap();
+    let mut request = Request::new((0..9).collect());
+    request.waits = false;
+    let mut sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(sequence.cached_tokens(), 8);
+    let state = sequence.block_of(GroupId(1), 0).unwrap();
+    let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
+    let [copy] = plan.copies[..] else { panic!("{:?}", plan.copies) };
+    assert_eq!((copy.group, copy.to.id, copy.tokens), (GroupId(1), state, BLOCK));
+    assert_ne!(copy.from.id, state);
+    assert_eq!(plan.batch[0].start, Start::At(8));
+}
+
+#[test]
+fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let group = GroupId(1);
+    let mut sequence = admit(&mut manager, 0..12);
+    let open = manager.begin_step().unwrap();
+    assert!(manager.stage(&open, &mut [&mut sequence]).unwrap().edits.len() >= 2);
+    manager.finish_step(open).unwrap();
+    let all: Vec<BlockId> = (0..3).map(|at| sequence.block_of(group, at).unwrap()).collect();
+    // The next step begins behind 12 tokens, but the first one is in flight, and could fail.
+    manager.commit(&mut sequence, 1, &[12]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    assert_eq!(row(&manager, 1, &sequence, 4), [true; 4]);
+    complete(&mut manager, 1, Outcome::Done);
+    manager.commit(&mut sequence, 2, &[13]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    // Token 12, of the step in flight, reads from token 7 on.
+    let plan = staged(&mut manager, &mut [&mut sequence]);
+    assert_eq!(row(&manager, 1, &sequence, 4), [false, true, true, true]);
+    assert_eq!(sequence.block_of(group, 0), None);
+    assert_eq!(sequence.block_of(group, 1), Some(all[1]));
+    let edit = plan.edits.iter().find(|edit| edit.group == group).unwrap();
+    assert_eq!((edit.first, edit.count), (0, 1));
+    // A worker's table has them no more, and needs them no more.
+    let mut replica = Replica::of_groups(256, [(GroupKind::Full, 2048), (WINDOW, 64)]).unwrap();
+    let mut snapshot = manager.snapshot();
+    snapshot.step = plan.after;
+    replica.restore(&snapshot).unwrap();
+    replica.apply_to_memory(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
+    assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], -1);
+    let mut bytes = Vec::new();
+    snapshot.to_bytes(&mut bytes);
+    assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Snapshot(snapshot));
+    // Nobody is given the block before the step in whose plan it left is complete.
+    let free = |manager: &Manager| manager.pool_of(group).unwrap().claimable();
+    let before = free(&manager);
+    complete(&mut manager, 2, Outcome::Done);
+    assert_eq!(free(&manager), before);
+    complete(&mut manager, 3, Outcome::Done);
+    assert_eq!(free(&manager), before + 1);
+}
+
+#[test]
+fn h27_a_failed_step_finds_its_window() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let mut sequence = admit(&mut manager, 0..40);
+    for chunk in 1..=5 {
+        manager.reserve(&mut sequence, 8).unwrap();
+        staged(&mut manager, &mut [&mut sequence]);
+        if chunk < 5 {
+            complete(&mut manager, chunk, Outcome::Done);
+        }
+    }
+    complete(&mut manager, 5, Outcome::Failed);
+    let redo = manager.reserve(&mut sequence, 1).unwrap_err();
+    assert_eq!(redo, ReserveError::Sequence(SequenceError::Redo { from: 32 }));
+    // Token 32 reads from token 27 on.
+    assert_eq!(row(&manager, 1, &sequence, 9)[6..8], [true; 2]);
+}
+
+#[test]
+fn a_long_prompt_needs_a_window_and_a_chunk() {
+    // 6 tokens of window and a chunk of 8, twice: the blocks of the first are free when its step is complete.
+    let mut manager = manager([group(WINDOW, 6)]);
+    let mut sequence = {
+        let mut requests = [Request::new((0..160).collect())];
+        admitted(manager.admit(&mut requests, 8).pop().unwrap())
+    };
+    assert_eq!((sequence.next(), sequence.block_count_of(GroupId(1))), (8, 2));
+    let mut steps = 0;
+    loop {
+        step(&mut manager, &mut [&mut sequence]);
+        steps += 1;
+        if sequence.to_compute() == 0 {
+            break;
+        }
+        manager.reserve(&mut sequence, 8).unwrap();
+    }
+    assert_eq!((steps, sequence.resolved()), (20, 160));
+    // A chunk is as long as there is room for.
+    drop(sequence);
+    settle(&mut manager);
+    let mut requests = [Request::new((1000..1160).collect())];
+    let sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    assert_eq!(sequence.next(), 24);
+}
+
+#[test]
+fn sinks_stay() {
+    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
+    let mut manager = manager([group(kind, 64)]);
+    let mut sequence = computed(&mut manager, 0..26);
+    manager.commit(&mut sequence, 1, &[26]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(row(&manager, 1, &sequence, 7), [true, true, false, false, false, true, true]);
+    drop(sequence);
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 26), 24);
+}
+
+#[test]
+fn all_groups_have_room_or_nothing_is_taken() {
+    let mut manager = manager([group(GroupKind::Full, 3)]);
+    let before = (manager.pool().claimable(), manager.free_rows());
+    let mut requests = [Request::new((0..16).collect())];
+    assert!(matches!(
+        manager.admit(&mut requests, u64::MAX)[..],
+        [Answer::Refused(AdmitError::NeverFits { blocks: 4, capacity: 3 })]
+    ));
+    let mut held = computed(&mut manager, 0..8);
+    let mut requests = [Request::new((100..108).collect())];
+    let answers = manager.admit(&mut requests, u64::MAX);
+    let [Answer::NoRoom(missing)] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    let reason = ClaimError::Exhausted { requested: 2, claimable: 1, retiring: 0 };
+    assert_eq!(missing.reason, reason);
+    assert_eq!((manager.pool().claimable(), manager.free_rows()), (before.0 - 2, before.1 - 1));
+    manager.commit(&mut held, 1, &[8]).unwrap();
+    let refused = manager.reserve(&mut held, 5).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    assert_eq!(manager.pool().claimable(), before.0 - 2);
+    assert_eq!(manager.reserve(&mut held, 4).unwrap().blocks, 2);
+}
+
+#[test]
+fn groups_have_blocks_of_their_own_size() {
+    // A group of layers with fewer bytes a token has more tokens in a block of as many bytes.
+    let wide = GroupOptions { block_tokens: 16, ..group(GroupKind::Full, 8) };
+    let mut manager = manager([wide]);
+    drop(computed(&mut manager, 0..40));
+    settle(&mut manager);
+    let blocks = |manager: &Manager, group| {
+        let blocks = manager.pool_of(GroupId(group)).unwrap().snapshot().blocks;
+        blocks.iter().filter(|block| block.hash.is_some()).count()
+    };
+    assert_eq!((blocks(&manager, 0), blocks(&manager, 1)), (10, 2));
+    assert_eq!(hit(&mut manager, 40), 32, "both sizes divide it");
+    assert_eq!(hit(&mut manager, 33), 32);
+    assert_eq!(hit(&mut manager, 32), 16);
+}
+
+#[test]
+fn a_state_does_not_take_ids_back() {
+    let mut manager = manager([group(STATE, 16)]);
+    let mut sequence = computed_in_chunks(&mut manager, 0..10);
+    manager.commit(&mut sequence, 2, &[10]).unwrap();
+    let drafts = manager.reserve(&mut sequence, 3).unwrap_err();
+    assert_eq!(drafts, ReserveError::Drafts { drafts: 2, max: 0 });
+    // The next step is staged before the id of the last is known, and the engine stops at that one.
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    assert_eq!(manager.commit(&mut sequence, 3, &[11]).unwrap(), Committed::Taken);
+    let redo = manager.commit(&mut sequence, 4, &[]).unwrap();
+    assert_eq!(redo, Committed::Redo { from: 8 }, "behind the checkpoint");
+    assert_eq!((sequence.known(), sequence.resolved()), (12, 8));
+    assert_eq!(manager.truncate(&mut sequence, 7).unwrap(), 0, "no state is behind 4 tokens");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |further: Vec<GroupOptions>| {
+        Manager::new(ManagerOptions { further_groups: further, ..options(8, 0) })
+            .unwrap_err()
+            .to_string()
+    };
+    let odd = GroupOptions { block_tokens: 6, ..group(GroupKind::Full, 8) };
+    assert_eq!(refused(vec![odd]), "6 tokens are not a multiple of 4");
+    let state = group(GroupKind::State { checkpoint_tokens: 6, drafts: 0 }, 8);
+    assert_eq!(refused(vec![state]), "6 tokens are not a multiple of 4");
+    let none = group(GroupKind::Window { tokens: 0, sinks: 1 }, 8);
+    assert_eq!(refused(vec![none]), "a window's tokens is 0");
+    let unnamed = group(GroupKind::State { checkpoint_tokens: 0, drafts: 0 }, 8);
+    assert_eq!(refused(vec![unnamed]), "checkpoint_tokens is 0");
+    let many = vec![group(GroupKind::Full, 1); 64];
+    assert_eq!(refused(many), "65 groups of layers are more than 64");
+    // What a worker knows of the groups.
+    let refused = |groups: &[(GroupKind, u32)]| {
+        Replica::of_groups(4, groups.iter().copied()).unwrap_err().to_string()
+    };
+    let none = GroupKind::Window { tokens: 0, sinks: 1 };
+    assert_eq!(refused(&[(GroupKind::Full, 4), (none, 4)]), "a window's tokens is 0");
+    assert_eq!(refused(&[(GroupKind::Full, 4); 65]), "65 groups of layers are more than 64");
+}
+
+#[test]
+fn a_claim_that_cannot_succeed_in_all_groups_evicts_nothing() {
+    let further_groups = vec![group(GroupKind::Full, 4)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let mut held = computed(&mut manager, 0..8);
+    drop(computed(&mut manager, 100..108));
+    settle(&mut manager);
+    let _other = computed(&mut manager, 200..208);
+    manager.commit(&mut held, 1, &[8]).unwrap();
+    let refused = manager.reserve(&mut held, 5).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    assert_eq!(manager.pool().counters().evicted, 0);
+}
+
+#[test]
+fn h26_a_state_of_a_failed_step_is_not_gone_on_from() {
+    let mut manager = Manager::new(ManagerOptions { kind: STATE, ..options(8, 0) }).unwrap();
+    let mut first = admit(&mut manager, 0..9);
+    staged(&mut manager, &mut [&mut first]);
+    let mut request = Request::new((0..9).collect());
+    request.waits = false;
+    let mut second = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(second.cached_tokens(), 8, "the step that writes it is in flight");
+    complete(&mut manager, 1, Outcome::Failed);
+    let redo = manager.reserve(&mut second, 1).unwrap_err();
+    assert_eq!(redo, ReserveError::Sequence(SequenceError::Redo { from: 0 }));
+}
+
+#[test]
+fn h26_a_suspended_state_of_a_failed_step_does_not_come_back() {
+    let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(8) };
+    let further_groups = vec![GroupOptions { pool, ..group(STATE, 8) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 8) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..10);
+    step(&mut manager, &mut [&mut sequence]);
+    manager.reserve(&mut sequence, 2).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 2, &[10]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    assert_eq!(sequence.resolved(), 10);
+    complete(&mut manager, 2, Outcome::Failed);
+    settle(&mut manager);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 8);
+    let open = manager.begin_step().unwrap();
+    let plan = manager.stage(&open, &mut []).unwrap();
+    let copies = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
+    let from: Vec<_> = copies.map(|copy| copy.from.tier).collect();
+    assert_eq!(from, [kv_pool::Tier::Primary], "the checkpoint is gone on from");
+}
+
+#[test]
+fn h26_gone_places_stay_gone_in_host_memory() {
+    // Nothing of the sequence has a name, since the weights changed before it was staged. Of 27 tokens it keeps
+    // 5 sinks and a window of 6: blocks 0, 1, 5 and 6 of 7, which is all that there is in host memory.
+    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
+    let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(7) };
+    let further_groups = vec![GroupOptions { pool, ..group(kind, 7) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..26);
+    manager.reset();
+    step(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 1, &[26]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let kept = [true, true, false, false, false, true, true];
+    assert_eq!(row(&manager, 1, &sequence, 7), kept);
+    manager.commit(&mut sequence, 2, &[27]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    settle(&mut manager);
+    // Three of the window's seven blocks are another's.
+    let _other = admit(&mut manager, 100..112);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 27);
+    assert_eq!(row(&manager, 1, &sequence, 7), kept);
+    let plan = step(&mut manager, &mut []);
+    let back = plan.copies.iter().filter(|copy| copy.group == GroupId(1));
+    let back: Vec<_> = back.map(|copy| copy.to.id).collect();
+    let blocks = [0, 1, 5, 6].map(|place| sequence.block_of(GroupId(1), place).unwrap());
+    assert_eq!(back, blocks, "each place has its own content");
+    // Token 20 reads from token 15 on, which it has no more.
+    assert_eq!(manager.truncate(&mut sequence, 20).unwrap(), 0);
+}
+
+#[test]
+fn h26_what_is_left_in_host_memory_is_enough_to_go_on() {
+    // As above, but the last step failed after the sequence was suspended, and had moved the window.
+    let kind = GroupKind::Window { tokens: 6, sinks: 5 };
+    let pool = PoolConfig { secondary_blocks: 8, ..PoolConfig::primary_only(16) };
+    let further_groups = vec![GroupOptions { pool, ..group(kind, 16) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 16) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..26);
+    manager.reset();
+    step(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 1, &[26]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, 2, &[27]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    complete(&mut manager, 2, Outcome::Failed);
+    settle(&mut manager);
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 26);
+    assert_eq!(row(&manager, 1, &sequence, 7), [true, true, false, false, false, true, true]);
+}
+
+#[test]
+fn a_tenant_that_may_not_claim_in_all_groups_evicts_nothing() {
+    let further_groups = vec![group(GroupKind::Full, 64)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(6, 0) }).unwrap();
+    let tenant = manager.add_tenant().unwrap();
+    let quota = TenantQuota { held_max: 2, ..TenantQuota::default() };
+    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    // All blocks of the first group have content.
+    drop(computed(&mut manager, 100..116));
+    let asked = |ids: std::ops::Range<u32>| {
+        let mut request = Request::new(ids.collect());
+        request.tenant = tenant;
+        request
+    };
+    let mut held = admitted(manager.admit(&mut [asked(0..8)], u64::MAX).pop().unwrap());
+    step(&mut manager, &mut [&mut held]);
+    settle(&mut manager);
+    let is_bound = |reason: &ClaimError| matches!(reason, ClaimError::Tenant(_));
+    let answer = manager.admit(&mut [asked(200..204)], u64::MAX).pop().unwrap();
+    let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
+    assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
+    manager.commit(&mut held, 1 + 1, &[8]).unwrap();
+    let refused = manager.reserve(&mut held, 1).unwrap_err();
+    let ReserveError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert!(missing.group == GroupId(1) && is_bound(&missing.reason), "{missing}");
+    assert_eq!(manager.pool().counters().evicted, 0);
+    assert_eq!(manager.pool().stats().primary.cached, 4);
+}
+
+#[test]
+fn a_suspension_that_has_no_room_in_all_groups_evicts_nothing() {
+    let further_groups = vec![group(GroupKind::Full, 16)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(4, 2) }).unwrap();
+    // Two blocks of the first group are cached in host memory, which has none of the second.
+    drop(computed(&mut manager, 100..108));
+    drop(computed(&mut manager, 200..216));
+    settle(&mut manager);
+    let mut sequence = computed(&mut manager, 0..6);
+    let cached = |manager: &Manager| manager.pool().stats().secondary.cached;
+    assert_eq!(cached(&manager), 2);
+    manager.commit(&mut sequence, 4, &[6]).unwrap();
+    let refused = manager.suspend(&mut sequence).unwrap_err();
+    let SuspendError::NoRoom(missing) = refused else { panic!("{refused:?}") };
+    assert_eq!((missing.group, cached(&manager)), (GroupId(1), 2));
+}
+
+#[test]
+fn a_budget_is_charged_with_what_a_step_computes() {
+    // Each prompt's first chunk ends at the checkpoint behind 8 tokens.
+    let mut manager = manager([group(STATE, 16)]);
+    let mut requests = [0, 100, 200].map(|first| Request::new((first..first + 40).collect()));
+    let answers = manager.admit(&mut requests, 20);
+    let chunks = answers.into_iter().map(|answer| admitted(answer).next());
+    assert_eq!(chunks.collect::<Vec<_>>(), [8, 8, 4]);
+}
+
+#[test]
+fn a_twin_names_the_checkpoint_that_its_first_step_ends_at() {
+    let mut manager = manager([group(STATE, 16)]);
+    // Of a prompt of 20 tokens, 10 are computed. The next checkpoint is behind 16.
+    let mut sequence = computed(&mut manager, 0..20);
+    manager.reserve(&mut sequence, 2).unwrap();
+    step(&mut manager, &mut [&mut sequence]);
+    let mut twin = manager.fork(&mut sequence).unwrap();
+    drop(sequence);
+    manager.reserve(&mut twin, 10).unwrap();
+    assert_eq!((twin.resolved(), twin.next()), (10, 6));
+    step(&mut manager, &mut [&mut twin]);
+    drop(twin);
+    settle(&mut manager);
+    assert_eq!(hit(&mut manager, 17), 16);
+}
+
+#[test]
+fn a_state_that_is_its_own_takes_no_drafts() {
+    let mut manager = manager([group(STATE, 8)]);
+    let mut sequence = computed_in_chunks(&mut manager, 0..5);
+    manager.commit(&mut sequence, 2, &[5]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    // The blocks of the full group reach to token 8, and so does the state's next checkpoint.
+    let drafts = manager.reserve(&mut sequence, 3);
+    assert_eq!(drafts, Err(ReserveError::Drafts { drafts: 2, max: 0 }));
+    assert_eq!(manager.reserve(&mut sequence, 1).unwrap().blocks, 0);
+}
+
+#[test]
+fn a_block_is_named_when_its_own_group_has_filled_it() {
+    let mut manager = manager([GroupOptions { block_tokens: 2 * BLOCK, ..group(WINDOW, 8) }]);
+    let _sequence = computed_in_chunks(&mut manager, 0..BLOCK + 1);
+    let named = |group| {
+        let blocks = manager.pool_of(GroupId(group)).unwrap().snapshot().blocks;
+        blocks.iter().filter(|block| block.hash.is_some()).count()
+    };
+    assert_eq!((named(0), named(1)), (1, 0));
+}
+
+/// Two prompts of seven full blocks are cached, and all 16 blocks but two.
+fn two_cached_prompts() -> Manager {
+    let further_groups = vec![group(WINDOW, 64)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(16, 0) }).unwrap();
+    for first in [0, 1000] {
+        drop(computed_in_chunks(&mut manager, first..first + 30));
+        settle(&mut manager);
+    }
+    manager
+}
+
+#[test]
+fn what_others_have_found_takes_no_room_from_the_first() {
+    let mut manager = two_cached_prompts();
+    let open = manager.begin_step().unwrap();
+    let mut requests: Vec<_> =
+        [2000..2040, 0..31, 1000..1031].map(|ids| Request::new(ids.collect())).into();
+    let mut answers = manager.admit(&mut requests, u64::MAX).into_iter();
+    // Ten blocks, of which eight are evicted from what the others would find.
+    let mut first = admitted(answers.next().unwrap());
+    assert_eq!((first.cached_tokens(), first.block_count()), (0, 10));
+    assert!(
+        matches!(answers.next(), Some(Answer::NoRoom(_))),
+        "the second has too few blocks left"
+    );
+    manager.stage(&open, &mut [&mut first]).unwrap();
+    manager.finish_step(open).unwrap();
+}
+
+#[test]
+fn the_first_evicts_what_nobody_has_found() {
+    let mut manager = two_cached_prompts();
+    // Six blocks: two are empty. The prompt that was used longest ago is what the second request finds.
+    let mut requests: Vec<_> = [2000..2024, 0..31].map(|ids| Request::new(ids.collect())).into();
+    let sequences: Vec<_> =
+        manager.admit(&mut requests, u64::MAX).into_iter().map(admitted).collect();
+    assert_eq!(
+        sequences.iter().map(kv_manager::Sequence::cached_tokens).collect::<Vec<_>>(),
+        [0, 28]
+    );
+}
+
+#[test]
+fn a_longer_prefix_that_one_group_cannot_serve_takes_no_room() {
+    // The only checkpoint is behind the last block, so a shorter prompt finds nothing that it can use.
+    let further_groups = vec![group(STATE, 2)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    drop(computed_in_chunks(&mut manager, 0..30));
+    settle(&mut manager);
+    let _open = manager.begin_step().unwrap();
+    let blocks = manager.pool().snapshot().blocks;
+    assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 7, "they are cached");
+    let mut request = Request::new((0..28).collect());
+    request.waits = false;
+    let sequence = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!(sequence.cached_tokens(), 0);
+}
+
+#[test]
+fn a_resumption_takes_no_room_that_it_cannot_use() {
+    let further_groups = vec![group(WINDOW, 12)];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 0) }).unwrap();
+    let mut sequence = admit(&mut manager, 0..32);
+    let plan = step(&mut manager, &mut [&mut sequence]);
+    manager.commit(&mut sequence, plan.step, &[32]).unwrap();
+    manager.suspend(&mut sequence).unwrap();
+    settle(&mut manager);
+    // The window is lost, so that none of the eight blocks of the other group is of use.
+    for blocks in [0, 12] {
+        manager.set_budget(GroupId(1), Tier::Primary, blocks).unwrap();
+        settle(&mut manager);
+    }
+    let blocks = manager.pool().snapshot().blocks;
+    assert_eq!(blocks.iter().filter(|block| block.hash.is_some()).count(), 8, "they are cached");
+    let _open = manager.begin_step().unwrap();
+    assert_eq!(manager.resume(&mut sequence).unwrap(), 0);
+    assert_eq!(manager.reserve(&mut sequence, 32).unwrap().blocks, 16, "all eight of both groups");
+}
+
+/// A running sequence of two blocks, and a suspended one that needs three: two are cached, and two are to be had in
+/// the second group.
+fn crowded() -> (Manager, kv_manager::Sequence, kv_manager::Sequence) {
+    let pool = PoolConfig { secondary_blocks: 4, ..PoolConfig::primary_only(4) };
+    let further_groups = vec![GroupOptions { pool, ..group(GroupKind::Full, 4) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(8, 4) }).unwrap();
+    let mut asleep = computed(&mut manager, 0..10);
+    manager.commit(&mut asleep, 1, &[10]).unwrap();
+    manager.suspend(&mut asleep).unwrap();
+    settle(&mut manager);
+    let running = computed(&mut manager, 100..108);
+    settle(&mut manager);
+    (manager, running, asleep)
+}
+
+fn claimable(manager: &Manager) -> [usize; 2] {
+    [GroupId(0), GroupId(1)].map(|group| manager.pool_of(group).unwrap().claimable())
+}
+
+#[test]
+fn a_resume_that_is_refused_takes_no_room_from_running_sequences() {
+    let (mut manager, mut running, mut asleep) = crowded();
+    let open = manager.begin_step().unwrap();
+    assert_eq!(claimable(&manager), [6, 2]);
+    let refused = manager.resume(&mut asleep).unwrap_err();
+    assert!(matches!(refused, SuspendError::NoRoom(missing) if missing.group == GroupId(1)));
+    assert_eq!(claimable(&manager), [6, 2], "what it found can be claimed in this step");
+    manager.commit(&mut running, 3, &[1]).unwrap();
+    manager.reserve(&mut running, 8).unwrap();
+    manager.stage(&open, &mut [&mut running]).unwrap();
+    manager.finish_step(open).unwrap();
+}
+
+#[test]
+fn an_admission_that_is_refused_takes_no_room_from_running_sequences() {
+    let (mut manager, _running, asleep) = crowded();
+    drop(asleep);
+    let _open = manager.begin_step().unwrap();
+    let mut request = Request::new((0..12).collect());
+    request.waits = false;
+    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    let Answer::NoRoom(missing) = answer else { panic!("{answer:?}") };
+    assert_eq!(missing.group, GroupId(1));
+    assert_eq!(claimable(&manager), [6, 2]);
+}
+
+#[test]
+fn what_a_sequence_finds_again_does_not_leave_before_it_is_copied() {
+    let pool = PoolConfig { secondary_blocks: 16, ..PoolConfig::primary_only(8) };
+    let further_groups = vec![GroupOptions { pool, ..group(WINDOW, 8) }];
+    let mut manager = Manager::new(ManagerOptions { further_groups, ..options(64, 0) }).unwrap();
+    let mut sequence = computed_in_chunks(&mut manager, 0..16);
+    manager.commit(&mut sequence, manager.completed_step(), &[16]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    let last = step(&mut manager, &mut [&mut sequence]).step;
+    manager.commit(&mut sequence, last, &[17]).unwrap();
+    // The window of the first eight tokens goes to host memory, from where another request has it brought.
+    drop(computed(&mut manager, 100..120));
+    settle(&mut manager);
+    assert_eq!(manager.pool_of(GroupId(1)).unwrap().counters().offloaded, 2);
+    let mut request = Request::new((0..9).collect());
+    request.waits = false;
+    let other = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    assert_eq!((other.cached_tokens(), other.onboarded_blocks()), (8, 2));
+    assert_eq!(manager.truncate(&mut sequence, 8).unwrap(), 8);
+    let refused = manager.export(sequence).unwrap_err();
+    assert_eq!(refused.reason, ExportError::Later { step: manager.completed_step() + 1 });
+    settle(&mut manager);
+    assert_eq!(manager.export(refused.sequence).unwrap().blocks(GroupId(1)).len(), 2);
+}
+
+#[test]
+fn a_tenant_of_another_manager_is_none_of_this_one() {
+    let mut both = [0, 1].map(|_| manager([group(GroupKind::Full, 64)]));
+    let [foreign, own] = both.each_mut().map(|manager| manager.add_tenant().unwrap());
+    let [_, manager] = &mut both;
+    let quota = TenantQuota { held_max: 1, ..TenantQuota::default() };
+    for group in [GroupId(0), GroupId(1)] {
+        let refused = manager.set_quota_of(group, foreign, Tier::Primary, quota).unwrap_err();
+        let expected = BudgetError::Tenant(TenantError::Foreign { tenant: foreign });
+        assert_eq!(refused, expected, "{group:?}");
+        manager.set_quota_of(group, own, Tier::Primary, TenantQuota::default()).unwrap();
+    }
+    let mut request = Request::new((0..4).collect());
+    request.tenant = foreign;
+    let answer = manager.admit(&mut [request], u64::MAX).pop().unwrap();
+    assert!(!matches!(answer, Answer::Admitted(_)), "{answer:?}");
+}
+
+#[test]
+fn a_hint_for_another_managers_sequence_changes_nothing() {
+    let mut other = manager([group(GroupKind::Full, 64)]);
+    let foreign = computed(&mut other, 0..8);
+    let mut one_group = common::manager(8, 0);
+    let before = computed(&mut one_group, 0..8);
+    one_group.retain(&foreign, kv_pool::retention::Retention::default());
+    assert_eq!(one_group.blocks_to_reserve(&foreign, 1), 1);
+    assert_eq!(one_group.block_ids(&foreign), []);
+    drop(before);
+}
+
+/// A sequence of 40 tokens whose window has moved on, and names that others have given to the same blocks since: those are
+/// being computed.
+fn cut_back_to_pending(manager: &mut Manager) -> (kv_manager::Sequence, kv_manager::Sequence) {
+    let mut first = computed_in_chunks(manager, 0..40);
+    let all = manager.pool_of(GroupId(1)).unwrap().snapshot().blocks;
+    let names: Vec<_> = all.iter().filter_map(|view| view.hash).collect();
+    assert_eq!(manager.forget(&names), 10);
+    let mut request = Request::new((0..40).collect());
+    (request.waits, request.hit_max) = (false, 0);
+    let mut second = admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap());
+    let at = manager.completed_step() + 1;
+    let open = manager.begin_step().unwrap();
+    assert_eq!(manager.stage(&open, &mut [&mut second]).unwrap().step, at);
+    manager.finish_step(open).unwrap();
+    manager.commit(&mut first, at - 1, &[40]).unwrap();
+    manager.reserve(&mut first, 1).unwrap();
+    assert_eq!(row(manager, 1, &first, 10)[..8], [false; 8]);
+    assert_eq!(manager.truncate(&mut first, 24).unwrap(), 24, "its window is found again");
+    assert_eq!(row(manager, 1, &first, 6), [false, false, false, false, true, true]);
+    (first, second)
+}
+
+#[test]
+fn a_cut_sequence_depends_on_the_steps_whose_blocks_it_found() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let (mut first, _second) = cut_back_to_pending(&mut manager);
+    let at = manager.completed_step() + 1;
+    complete(&mut manager, at, Outcome::Failed);
+    manager.extend(&mut first, &[24]).unwrap_err();
+    let told = manager.reserve(&mut first, 1);
+    assert!(told.is_ok(), "it was told once: {told:?}");
+    assert_eq!(first.resolved(), 0, "what its window was is void");
+}
+
+#[test]
+fn a_window_moves_on_behind_a_cut() {
+    let mut manager = manager([group(WINDOW, 64)]);
+    let (mut first, _second) = cut_back_to_pending(&mut manager);
+    let at = manager.completed_step() + 1;
+    complete(&mut manager, at, Outcome::Done);
+    let ids: Vec<u32> = (100..116).collect();
+    manager.extend(&mut first, &ids).unwrap();
+    for _ in 0..4 {
+        manager.reserve(&mut first, 4).unwrap();
+        step(&mut manager, &mut [&mut first]);
+    }
+    settle(&mut manager);
+    let last = manager.last_plan().step;
+    assert!(first.awaits().is_some_and(|awaits| awaits < last));
+    let open = first.awaits().unwrap();
+    manager.commit(&mut first, open, &[116]).unwrap();
+    manager.reserve(&mut first, 1).unwrap();
+    step(&mut manager, &mut [&mut first]);
+    let expected = [vec![false; 8], vec![true; 3]].concat();
+    assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");
+}

@@ -1,0 +1,136 @@
+//! The life of a sequence, call by call.
+
+use crate::common::{admitted, done, manager, staged};
+use kv_manager::{Answer, Committed, Manager, ManagerOptions, Request, Start};
+use kv_pool::PoolConfig;
+
+#[test]
+fn a_prompt_is_computed_in_chunks_and_decoded_with_overlap() {
+    let mut manager = manager(16, 0);
+    let step = manager.begin_step().unwrap();
+    let mut requests = [Request::new((0..10).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, 6).pop().unwrap());
+    assert_eq!((sequence.next(), sequence.block_count()), (6, 3));
+    let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
+    assert_eq!((plan.step, plan.after), (1, 0));
+    assert_eq!((plan.batch[0].start, plan.batch[0].tokens), (Start::At(0), 6));
+    manager.finish_step(step).unwrap();
+
+    let step = manager.begin_step().unwrap();
+    manager.reserve(&mut sequence, 4).unwrap();
+    manager.stage(&step, &mut [&mut sequence]).unwrap();
+    manager.finish_step(step).unwrap();
+    assert!(manager.begin_step().is_err(), "two steps are in flight");
+    done(&mut manager, 1);
+
+    // The next token is staged before the last one is known.
+    let step = manager.begin_step().unwrap();
+    let reserved = manager.reserve(&mut sequence, 1).unwrap();
+    assert_eq!(reserved.blocks, 0);
+    let plan = manager.stage(&step, &mut [&mut sequence]).unwrap();
+    assert_eq!(plan.batch[0].start, Start::At(10));
+    manager.finish_step(step).unwrap();
+    assert_eq!(manager.commit(&mut sequence, 2, &[100]).unwrap(), Committed::Taken);
+    assert_eq!(manager.commit(&mut sequence, 3, &[101]).unwrap(), Committed::Taken);
+    assert_eq!((sequence.known(), sequence.resolved()), (12, 11));
+    assert_eq!(manager.pool().stats().primary.cached, 0);
+    drop(sequence);
+    done(&mut manager, 3);
+
+    let step = manager.begin_step().unwrap();
+    let mut requests = [Request::new((0..10).collect())];
+    let sequence = admitted(manager.admit(&mut requests, 100).pop().unwrap());
+    assert_eq!((sequence.cached_tokens(), sequence.next()), (8, 2));
+    drop(sequence);
+    drop(step);
+    manager.pool().check_integrity().unwrap();
+}
+
+#[test]
+fn admission_leaves_the_watermark_while_sequences_run() {
+    let pool = PoolConfig::primary_only(16);
+    let options =
+        ManagerOptions { block_tokens: 4, pool, watermark_blocks: 4, ..ManagerOptions::default() };
+    let mut manager = Manager::new(options).unwrap();
+    let mut admit = |tokens: u32, first: u32| {
+        let mut requests = [Request::new((first..first + tokens).collect())];
+        manager.admit(&mut requests, u64::MAX).pop().unwrap()
+    };
+    // With nothing running there is nothing to leave blocks for.
+    drop(admitted(admit(64, 0)));
+    let _running = admitted(admit(32, 1000));
+    assert!(matches!(admit(17, 2000), Answer::NoRoom(_)), "5 of 8 blocks would leave 3");
+    let mut grows = admitted(admit(16, 2000));
+    assert!(matches!(admit(1, 3000), Answer::NoRoom(_)));
+    assert_eq!(manager.reserve(&mut grows, 32).unwrap().blocks, 4, "they are for those that run");
+}
+
+/// What `?` in `main` prints: one line, with what caused it.
+#[test]
+fn errors_say_in_one_line_what_was_to_be_done_and_the_numbers() {
+    let pool = PoolConfig::primary_only(2);
+    let options = ManagerOptions { block_tokens: 4, pool, ..ManagerOptions::default() };
+    let mut manager = Manager::new(options.clone()).unwrap();
+    let mut requests = [Request::new((0..8).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let no_room = manager.reserve(&mut sequence, 9).unwrap_err();
+    assert_eq!(
+        format!("{no_room:?}"),
+        "no room was reserved: group 0: 1 blocks were asked for, 0 can be claimed and 0 more once the work \
+         that uses them is complete"
+    );
+    let mut other = Manager::new(options).unwrap();
+    let foreign = other.reserve(&mut sequence, 1).unwrap_err();
+    assert_eq!(
+        format!("{foreign:?}"),
+        "no room was reserved: the sequence belongs to another manager"
+    );
+    let refused = other.export(sequence).unwrap_err();
+    assert_eq!(
+        format!("{refused:?}"),
+        "the sequence was not exported: the sequence belongs to another manager"
+    );
+    let wrong = manager.commit(&mut { refused.sequence }, 7, &[1]).unwrap_err();
+    assert_eq!(format!("{wrong:?}"), "the sequence waits for no ids of step 7");
+    let zero = ManagerOptions { block_tokens: 0, ..ManagerOptions::default() };
+    assert_eq!(format!("{:?}", Manager::new(zero).unwrap_err()), "block_tokens is 0");
+}
+
+#[test]
+fn errors_name_their_cause_wherever_they_are_printed() {
+    let mut manager = manager(2, 0);
+    let mut requests = [Request::new((0..7).collect())];
+    let mut sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let number = staged(&mut manager, &mut [&mut sequence]).step;
+    done(&mut manager, number);
+    manager.commit(&mut sequence, number, &[7]).unwrap();
+    let no_room = manager.reserve(&mut sequence, 9).unwrap_err();
+    let no_host = manager.suspend(&mut sequence).unwrap_err();
+    let mut other = Manager::new(manager.options().clone()).unwrap();
+    let foreign = other.fork(&mut sequence).unwrap_err();
+    let printed = [no_room.to_string(), no_host.to_string(), foreign.to_string()];
+    assert_eq!(
+        printed,
+        [
+            "no room was reserved: group 0: 2 blocks were asked for, 0 can be claimed and 0 more once the work \
+             that uses them is complete",
+            "the sequence was not suspended or resumed: group 0: 1 blocks were asked for of the Secondary tier, \
+             which was made without blocks",
+            "the sequence was not forked: the sequence belongs to another manager",
+        ]
+    );
+    // Nor do they say it twice.
+    let chains = [format!("{no_room:?}"), format!("{no_host:?}"), format!("{foreign:?}")];
+    assert_eq!(chains, printed);
+}
+
+#[test]
+fn a_sequence_is_printed_in_one_short_line() {
+    let mut manager = manager(1024, 0);
+    let mut requests = [Request::new((0..4000).collect())];
+    let sequence = admitted(manager.admit(&mut requests, u64::MAX).pop().unwrap());
+    let line = format!("{sequence:?}");
+    assert!(line.len() < 200 && !line.contains('\n'), "{line}");
+    assert!(line.contains("number: 0") && line.contains("known: 4000"), "{line}");
+    assert!(format!("{:?}", Answer::Admitted(sequence)).len() < 220);
+}

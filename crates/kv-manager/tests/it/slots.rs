@@ -1,0 +1,28 @@
+//! Token slots of sequences.
+
+#![allow(clippy::reversed_empty_ranges, reason = "a caller may ask for any two numbers")]
+
+use crate::common::{self, BLOCK, admit, manager};
+use kv_manager::SlotError;
+
+#[test]
+fn slots_are_those_of_the_blocks_and_end_with_them() {
+    let mut manager = manager(8, 0);
+    let other = common::manager(8, 0);
+    let first = admit(&mut manager, 0..5);
+    let second = admit(&mut manager, 20..30);
+    let mut slots = Vec::new();
+    manager.slot_mapping(&second, 3..9, &mut slots).unwrap();
+    let block = |index| i64::from(second.block(index).unwrap().as_i32()) * i64::from(BLOCK);
+    assert_eq!(slots, [block(0) + 3, block(1), block(1) + 1, block(1) + 2, block(1) + 3, block(2)]);
+    manager.slot_mapping(&first, 5..8, &mut slots).unwrap();
+    assert_eq!(slots.len(), 9, "behind those that were there, up to the end of the last block");
+    manager.slot_mapping(&first, 8..8, &mut slots).unwrap();
+    for (start, end) in [(0, 9), (8, 9), (3, 2), (0, u64::MAX), (u64::MAX, 0)] {
+        let error = manager.slot_mapping(&first, start..end, &mut slots).unwrap_err();
+        assert_eq!(error, SlotError { start, end, tokens: 8 });
+    }
+    let error = other.slot_mapping(&first, 0..1, &mut slots).unwrap_err();
+    assert_eq!(error, SlotError { start: 0, end: 1, tokens: 0 });
+    assert_eq!(slots.len(), 9, "what is refused adds nothing");
+}

@@ -1,0 +1,194 @@
+//! Counts: each thing that happens is counted once, where it belongs.
+
+use crate::common::{BLOCK, admit, admitted, computed, group, manager, options, staged, step};
+use kv_manager::{
+    Answer, BlockStates, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Request,
+    StepError, Waiting, WorkerId,
+};
+use kv_pool::{BlockHash, BlockHasher, Tier};
+
+fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
+    manager.admit(&mut [Request::new(ids.collect())], u64::MAX).pop().unwrap()
+}
+
+#[test]
+fn hits_are_counted_by_tier() {
+    let mut manager = manager(4, 8);
+    drop(computed(&mut manager, 0..8));
+    let stats = manager.stats();
+    assert_eq!((stats.prompt_tokens, stats.cached_tokens, stats.host_tokens), (8, 0, 0));
+    drop(computed(&mut manager, 0..9));
+    let stats = manager.stats();
+    assert_eq!((stats.prompt_tokens, stats.cached_tokens, stats.host_tokens), (17, 8, 0));
+    // What was cached goes to host memory, and comes back.
+    drop(computed(&mut manager, 100..116));
+    assert!(manager.stats().offloaded_blocks >= 2);
+    drop(computed(&mut manager, 0..9));
+    let stats = manager.stats();
+    assert_eq!((stats.prompt_tokens, stats.cached_tokens, stats.host_tokens), (42, 16, 8));
+    assert_eq!(stats.twice_tokens, 0);
+}
+
+#[test]
+fn tokens_that_two_sequences_compute_are_counted() {
+    let mut manager = manager(16, 0);
+    let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
+    requests[1].waits = false;
+    let mut answers = manager.admit(&mut requests, u64::MAX);
+    let (mut twin, mut first) =
+        (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
+    step(&mut manager, &mut [&mut first, &mut twin]);
+    assert_eq!(manager.stats().twice_tokens, 8);
+    drop((first, twin));
+    assert_eq!(manager.stats().twice_tokens, 8, "once");
+}
+
+#[test]
+fn blocks_are_counted_by_what_they_do() {
+    let mut manager = manager(8, 4);
+    let states = |manager: &Manager| manager.stats().blocks[0];
+    let free = BlockStates { free: 8, ..BlockStates::default() };
+    assert_eq!(states(&manager), free);
+    assert_eq!(manager.stats().blocks[1].free, 4);
+    let mut sequence = computed(&mut manager, 0..10);
+    assert_eq!(states(&manager), BlockStates { free: 5, in_use: 3, ..BlockStates::default() });
+    manager.commit(&mut sequence, 1, &[10]).unwrap();
+    manager.reserve(&mut sequence, 1).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    drop(sequence);
+    let left = BlockStates { free: 5, retiring: 3, ..BlockStates::default() };
+    assert_eq!(states(&manager), left);
+    // A lost worker may still write them.
+    manager.lose_worker(WorkerId(0)).unwrap();
+    assert_eq!(states(&manager), BlockStates { quarantined: 3, ..left });
+    manager.fence_worker(WorkerId(0)).unwrap();
+    assert_eq!(states(&manager), free);
+}
+
+#[test]
+fn what_is_waited_for_is_counted() {
+    let options = ManagerOptions { steps_in_flight_max: 1, sequences_max: 2, ..options(4, 0) };
+    let mut manager = Manager::new(options).unwrap();
+    let mut sequence = admit(&mut manager, 0..9);
+    assert!(matches!(ask(&mut manager, 0..12), Answer::Waiting(Waiting::Prefix { .. })));
+    assert_eq!(manager.stats().stalls.prefix, 1);
+    assert!(matches!(ask(&mut manager, 100..108), Answer::NoRoom(_)));
+    assert_eq!(manager.stats().stalls.room, 1);
+    let other = admit(&mut manager, 100..104);
+    assert!(matches!(ask(&mut manager, 200..204), Answer::NoRow));
+    assert_eq!(manager.stats().stalls.row, 1);
+    assert!(manager.reserve(&mut sequence, 17).is_err());
+    assert_eq!(manager.stats().stalls.room, 2);
+    manager.reserve(&mut sequence, 9).unwrap();
+    staged(&mut manager, &mut [&mut sequence]);
+    assert!(matches!(manager.begin_step(), Err(StepError::Busy { .. })));
+    let stalls = manager.stats().stalls;
+    assert_eq!((stalls.busy, stalls.load), (1, 0));
+    drop((sequence, other));
+}
+
+/// Two groups that keep all: blocks of eight tokens, and of four.
+fn unequal(device: u64, host: u64) -> Manager {
+    let small = options(2 * device, 2 * host);
+    let further = GroupOptions {
+        pool: small.pool,
+        blocks_per_sequence_max: small.blocks_per_sequence_max,
+        ..group(GroupKind::Full, 0)
+    };
+    let further_groups = vec![further];
+    Manager::new(ManagerOptions {
+        block_tokens: 2 * BLOCK,
+        further_groups,
+        ..options(device, host)
+    })
+    .unwrap()
+}
+
+#[test]
+fn tokens_that_lay_in_host_memory_are_counted_once_for_all_groups() {
+    let mut manager = unequal(3, 8);
+    drop(computed(&mut manager, 0..17));
+    step(&mut manager, &mut []);
+    drop(computed(&mut manager, 100..124));
+    step(&mut manager, &mut []);
+    let again = computed(&mut manager, 0..17);
+    assert_eq!((again.cached_tokens(), again.onboarded_blocks()), (16, 2 + 4));
+    let stats = manager.stats();
+    assert_eq!((stats.cached_tokens, stats.host_tokens), (16, 16));
+    // What one group alone has on the device lies in host memory for the others.
+    assert_eq!(stats.prompt_tokens, 17 + 24 + 17);
+}
+
+#[test]
+fn tokens_that_two_sequences_compute_are_counted_once_however_often_one_comes_back() {
+    let mut manager = manager(16, 8);
+    let mut requests = [Request::new((0..9).collect()), Request::new((0..9).collect())];
+    requests[1].waits = false;
+    let mut answers = manager.admit(&mut requests, u64::MAX);
+    let (mut twin, mut first) =
+        (admitted(answers.pop().unwrap()), admitted(answers.pop().unwrap()));
+    let mut last = step(&mut manager, &mut [&mut first, &mut twin]).step;
+    for id in 9..12 {
+        manager.commit(&mut twin, last, &[id]).unwrap();
+        manager.suspend(&mut twin).unwrap();
+        step(&mut manager, &mut []);
+        manager.resume(&mut twin).unwrap();
+        manager.reserve(&mut twin, 1).unwrap();
+        last = step(&mut manager, &mut [&mut twin]).step;
+    }
+    assert_eq!(manager.stats().twice_tokens, 8);
+    // What it computes again is computed twice once more.
+    manager.commit(&mut twin, last, &[12]).unwrap();
+    manager.truncate(&mut twin, 4).unwrap();
+    manager.extend(&mut twin, &[4, 5, 6, 7, 8]).unwrap();
+    manager.reserve(&mut twin, 5).unwrap();
+    step(&mut manager, &mut [&mut twin]);
+    assert_eq!(manager.stats().twice_tokens, 8 + 4);
+    drop((first, twin));
+}
+
+#[test]
+fn a_hint_brings_the_blocks_of_all_groups_back_whatever_their_sizes() {
+    let mut manager = unequal(4, 8);
+    drop(computed(&mut manager, 0..17));
+    step(&mut manager, &mut []);
+    drop(computed(&mut manager, 100..132));
+    step(&mut manager, &mut []);
+    let near = |manager: &Manager| {
+        [GroupId(0), GroupId(1)].map(|group| {
+            let blocks = manager.pool_of(group).unwrap().snapshot().blocks;
+            let near = blocks.iter().filter(|block| block.location.tier == Tier::Primary);
+            near.filter(|block| block.hash.is_some()).count()
+        })
+    };
+    let names = |ids: std::ops::Range<u32>| {
+        let block_tokens = std::num::NonZeroU32::new(BLOCK).unwrap();
+        let ids: Vec<_> = ids.collect();
+        BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, block_tokens).collect::<Vec<_>>()
+    };
+    assert_eq!(manager.forget(&names(100..132)), 8);
+    step(&mut manager, &mut []);
+    assert_eq!(near(&manager), [0, 0]);
+    assert_eq!(manager.prefetch(&names(0..16)), 2 + 4);
+    let plan = step(&mut manager, &mut []);
+    assert_eq!((plan.copies.len(), near(&manager)), (2 + 4, [2, 4]));
+    assert_eq!(manager.prefetch(&names(0..16)), 0, "all is there");
+    let hit = admit(&mut manager, 0..17);
+    assert_eq!((hit.cached_tokens(), hit.onboarded_blocks()), (16, 0));
+}
+
+#[test]
+fn a_hint_for_what_is_there_keeps_no_block_from_running_sequences() {
+    let mut manager = manager(4, 4);
+    drop(computed(&mut manager, 100..109));
+    step(&mut manager, &mut []);
+    let mut running = computed(&mut manager, 0..7);
+    manager.commit(&mut running, 3, &[7]).unwrap();
+    let block_tokens = std::num::NonZeroU32::new(BLOCK).unwrap();
+    let ids: Vec<_> = (100..108).collect();
+    let names: Vec<_> = BlockHasher::FAST.prefix(BlockHash::ROOT, &ids, block_tokens).collect();
+    let open = manager.begin_step().unwrap();
+    assert_eq!(manager.prefetch(&names), 0);
+    manager.reserve(&mut running, 2).unwrap();
+    drop(open);
+}

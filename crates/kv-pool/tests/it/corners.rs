@@ -1,0 +1,205 @@
+//! Corners that comparison with the reference has found: several rules meet in one operation.
+
+use std::time::Duration;
+
+use crate::common::{OneClaimed, Registration};
+use crate::common::{cache, checked, claim, name, named, pool, priority};
+use kv_pool::{
+    Admit, BlockPool, ClaimError, Naming, PoolConfig, Priority, Tier,
+    clock::ManualClock,
+    events::{PoolEvent, Reading},
+    retention::Retention,
+    tenants::{TenantError, TenantQuota},
+};
+
+const FIVE_MS: Duration = Duration::from_millis(5);
+
+fn timed(config: &PoolConfig) -> (BlockPool, ManualClock) {
+    let clock = ManualClock::new();
+    (BlockPool::builder(config).clock(clock.clone()).build().unwrap(), clock)
+}
+
+fn for_five_ms(value: u8) -> Retention {
+    Retention { priority: priority(value), duration: Some(FIVE_MS) }
+}
+
+#[test]
+fn protected_blocks_of_low_priority_do_not_stand_before_the_victims() {
+    let pool = pool(3, 0);
+    cache(&pool, 1, Priority::MIN);
+    cache(&pool, 2, priority(50));
+    cache(&pool, 3, priority(50));
+    let victims = pool.pin_victims(Tier::Primary, 2, &[name(1)]).unwrap();
+    let found: Vec<_> = victims.ids().map(|block_id| block_id.index()).collect();
+    assert_eq!(found, [1, 2]);
+    let refused = pool.pin_victims(Tier::Primary, 1, &[name(1)]).unwrap_err();
+    assert_eq!(refused, ClaimError::Exhausted { requested: 1, claimable: 0, retiring: 0 });
+    checked(&pool);
+}
+
+#[test]
+fn what_is_passed_over_keeps_its_place() {
+    let pool = pool(3, 0);
+    for content in 1..=3 {
+        cache(&pool, content, Priority::DEFAULT);
+    }
+    drop(pool.pin_victims(Tier::Primary, 1, &[name(1)]).unwrap());
+    let order: Vec<_> = pool.claim(3).unwrap().ids().map(|block_id| block_id.index()).collect();
+    assert_eq!(order, [0, 2, 1]);
+}
+
+#[test]
+fn a_kept_block_of_the_lowest_priority_is_not_evicted_for_others() {
+    let pool = pool(3, 0);
+    let tenant = pool.add_tenant().unwrap();
+    let quota = TenantQuota { reserved: 1, ..TenantQuota::NONE };
+    pool.set_quota(tenant, Tier::Primary, quota).unwrap();
+    let mut own = pool.claim_for(tenant, 1).unwrap();
+    drop(own.register(&[name(1)], Naming::default().keep(Priority::MIN)).unwrap());
+    cache(&pool, 2, priority(100));
+    cache(&pool, 3, priority(100));
+    let others = pool.claim(2).unwrap();
+    assert_eq!(pool.match_prefix(&[name(1)]).len(), 1);
+    assert!(matches!(pool.claim(1), Err(ClaimError::Tenant(_))));
+    drop(others);
+    checked(&pool);
+}
+
+#[test]
+fn a_batch_leaves_what_is_kept_for_those_outside_of_it() {
+    let pool = pool(10, 0);
+    let [first, second, other] = [0; 3].map(|_| pool.add_tenant().unwrap());
+    let quota = TenantQuota { reserved: 4, ..TenantQuota::NONE };
+    pool.set_quota(other, Tier::Primary, quota).unwrap();
+    let request = |tenant, blocks| Admit { tenant, blocks, ..Admit::default() };
+    // Each of them could have so many, but not both.
+    let refused = pool.admit(&[request(first, 5), request(second, 5)]).unwrap_err();
+    assert!(matches!(refused, ClaimError::Tenant(TenantError::KeptForOthers { .. })));
+    let admitted = pool.admit(&[request(first, 3), request(second, 3)]).unwrap();
+    assert_eq!(pool.claim_for(other, 4).unwrap().len(), 4);
+    drop(admitted);
+    checked(&pool);
+}
+
+#[test]
+fn a_block_kept_in_host_memory_does_not_give_way_to_the_content_of_others() {
+    let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(1) };
+    let pool = BlockPool::new(&config).unwrap();
+    let tenant = pool.add_tenant().unwrap();
+    let quota = TenantQuota { reserved: 1, ..TenantQuota::NONE };
+    pool.set_quota(tenant, Tier::Secondary, quota).unwrap();
+    let mut own = pool.claim_for(tenant, 1).unwrap();
+    drop(own.register(&[name(1)], Naming::default()).unwrap());
+    let mut block = claim(&pool);
+    block.take_offload().unwrap().commit();
+    drop(named(block, 2, Priority::DEFAULT));
+    // The content of nobody finds no room beside what is kept.
+    let mut block = claim(&pool);
+    assert!(block.evicted(0) && block.take_offload().is_none());
+    assert!(pool.find_and_pin(name(1), Tier::Secondary).is_some());
+    checked(&pool);
+}
+
+#[test]
+fn a_head_that_is_moved_to_the_room_of_its_own_tail_stays_whole() {
+    let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(2) };
+    let pool = BlockPool::new(&config).unwrap();
+    cache(&pool, 1, Priority::DEFAULT);
+    cache(&pool, 3, priority(80));
+    let mut tail = pool.claim_in(Tier::Secondary, 1).unwrap();
+    let tail = tail.register(&[name(2)], Naming::after(name(1))).unwrap();
+    // There is no room for the head, and its tail is in use: it waits, and the other one goes.
+    let other = claim(&pool);
+    assert_eq!(pool.match_prefix(&[name(3)]).len(), 0);
+    drop(tail);
+    let mut block = claim(&pool);
+    block.take_offload().unwrap().commit();
+    checked(&pool);
+    assert_eq!(pool.match_prefix(&[name(2)]).len(), 0, "the tail went first");
+    assert!(pool.find_and_pin(name(1), Tier::Secondary).is_some());
+    drop((other, block));
+    checked(&pool);
+    assert_eq!(pool.claimable(), 2);
+}
+
+#[test]
+fn the_next_of_a_list_follows_the_block_with_the_name() {
+    let config = PoolConfig { secondary_blocks: 2, ..PoolConfig::primary_only(2) };
+    let pool = BlockPool::new(&config).unwrap();
+    // In use in the secondary tier, content 1 keeps its name there.
+    let mut far = pool.claim_in(Tier::Secondary, 1).unwrap();
+    let far = far.register(&[name(1)], Naming::default()).unwrap();
+    let mut near = pool.claim(2).unwrap();
+    let near = near.register(&[name(1), name(2)], Naming::default()).unwrap();
+    let snapshot = pool.snapshot();
+    let view = |hash| snapshot.blocks.iter().find(|block| block.hash == Some(hash)).unwrap();
+    assert_eq!(view(name(2)).parent, Some(far.records().next().unwrap()));
+    assert_eq!(view(name(1)).children, 1);
+    drop((near, far));
+    checked(&pool);
+}
+
+#[test]
+fn a_duration_goes_on_while_the_content_moves() {
+    let config = PoolConfig { secondary_blocks: 1, ..PoolConfig::primary_only(1) };
+    let (pool, clock) = timed(&config);
+    let Registration::New(pin) = claim(&pool).register_one(name(1), for_five_ms(80)) else {
+        panic!("twice")
+    };
+    drop(pin);
+    assert_eq!((pool.next_expiry(), clock.reads()), (Some(FIVE_MS), 1));
+    clock.advance(Duration::from_millis(3));
+    let mut block = claim(&pool);
+    block.take_offload().unwrap().commit();
+    assert_eq!((pool.next_expiry(), clock.reads()), (Some(FIVE_MS), 1));
+    clock.advance(Duration::from_millis(2));
+    assert_eq!(pool.refresh(), 1);
+    checked(&pool);
+}
+
+#[test]
+fn a_duration_given_to_a_block_without_a_name_ends_with_its_use() {
+    let (pool, _) = timed(&PoolConfig::primary_only(1));
+    let mut claimed = pool.claim(1).unwrap();
+    let pins = claimed.register(&[name(1)], Priority::DEFAULT).unwrap();
+    pool.remove(name(1));
+    pool.retain(&pins, for_five_ms(80));
+    drop(pins);
+    drop(named(claim(&pool), 2, priority(90)));
+    assert_eq!(pool.next_expiry(), None);
+}
+
+#[test]
+fn content_whose_block_is_taken_over_is_evicted() {
+    let pool = pool(4, 0);
+    cache(&pool, 1, Priority::DEFAULT);
+    let partial = [name(1)];
+    let request = Admit { partial: &partial, blocks: 1, ..Admit::default() };
+    let admitted = pool.admit(&[request]).unwrap();
+    assert!(admitted[0].claimed.evicted(0));
+    let counters = pool.counters();
+    assert_eq!((counters.evicted, counters.dropped, counters.claimed), (1, 1, 2));
+    assert_eq!(pool.eviction_ages().evicted, 1);
+    drop(admitted);
+    checked(&pool);
+}
+
+#[test]
+fn content_is_told_of_behind_what_it_was_named_after_also_if_that_is_not_cached() {
+    let builder = BlockPool::builder(&PoolConfig::primary_only(4)).events(16);
+    let pool = builder.build().unwrap();
+    let mut events = pool.events().unwrap();
+    let gone = name(9);
+    drop(pool.claim(2).unwrap().register(&[name(1), name(2)], Naming::after(gone)).unwrap());
+    drop(claim(&pool).register_one(name(3), Naming::default()));
+    let mut readings = Vec::new();
+    events.read(16, &mut readings);
+    let parents: Vec<_> = readings
+        .iter()
+        .map(|reading| match reading {
+            Reading::Event { event: PoolEvent::Stored { parent, .. }, .. } => *parent,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(parents, [gone, name(1), kv_pool::BlockHash::ROOT]);
+}

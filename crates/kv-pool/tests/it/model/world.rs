@@ -1,0 +1,326 @@
+//! What happens to the pool as a whole: removal, epochs, time, tenants, loans, batches.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::common::one::One;
+use kv_pool::{
+    Admission, Admit, Admitted, BlockHash, ClaimError, Partial, Pinned, Tier,
+    loan::LoanError,
+    policy::ReuseHint,
+    tenants::{TenantError, TenantQuota},
+};
+
+use super::batch::{Begun, Request, Served};
+use super::blocks::{names, refusal, retention};
+use super::driver::Driver;
+use super::operations::Refusal;
+use super::reference::{Now, name};
+
+impl Driver {
+    pub fn remove(&mut self) {
+        let hurries = self.random.below(2) == 0;
+        let on_its_way = if hurries { self.on_its_way() } else { None };
+        let content = on_its_way.unwrap_or_else(|| self.random.content());
+        match self.random.below(8) {
+            0 if self.tenants.len() > 1 => {
+                let tenant = 1 + self.random.below(self.tenants.len() as u64 - 1) as usize;
+                let removed = self.pool.remove_tenant(self.tenants[tenant]).unwrap();
+                assert_eq!(removed, self.model.remove_tenant(tenant));
+            }
+            1..4 => {
+                let bearer = self.model.bearer(content);
+                let on_its_way =
+                    |id: usize| matches!(self.model.blocks[id].now, Now::Moving { .. });
+                let on_its_way = bearer.is_some_and(on_its_way);
+                let removed = self.pool.remove_with_successors(name(content));
+                assert_eq!(removed, self.model.remove_with_successors(content));
+                self.seen.saw("removed with successors", u64::from(removed > 1));
+                let both = on_its_way && removed > 1;
+                self.seen.saw("removed on its way with successors", both.into());
+            }
+            _ => {
+                let on_its_way =
+                    |now| matches!(now, Now::Moving { content: Some(c), .. } if c == content);
+                let on_its_way = self.model.blocks.iter().any(|block| on_its_way(block.now));
+                self.seen.saw("removed on its way", on_its_way.into());
+                assert_eq!(self.pool.remove(name(content)), self.model.remove(content));
+            }
+        }
+    }
+
+    pub fn begin_epoch(&mut self) {
+        let epoch = self.pool.begin_epoch();
+        self.model.begun += 1;
+        assert_eq!(epoch.number(), self.model.begun);
+        self.epochs.push(epoch);
+    }
+
+    /// In any order: an epoch may be completed after a later one.
+    pub fn complete_epoch(&mut self) {
+        let Some(epoch) = self.random.pick(&mut self.epochs) else { return };
+        self.pool.complete_epoch(epoch).unwrap();
+        self.model.complete(epoch.number());
+    }
+
+    pub fn retain(&mut self) {
+        let Some((pins, blocks, owner)) = self.random.pick(&mut self.pin_lists) else { return };
+        if self.random.below(3) == 0 {
+            let ended = Pinned::hint([&pins], 0..usize::MAX, ReuseHint::Over);
+            assert_eq!(ended, self.model.hint_over(&blocks, Rc::strong_count(&owner) == 1));
+            self.seen.saw("over", ended as u64);
+            self.pin_lists.push((pins, blocks, owner));
+            return;
+        }
+        let (priority, duration) = (self.random.priority(), self.random.duration());
+        self.pool.retain(&pins, retention(priority, duration));
+        self.model.retain(&blocks, priority, duration);
+        self.pin_lists.push((pins, blocks, owner));
+    }
+
+    pub fn pass_time(&mut self) {
+        let passed = self.random.below(12);
+        self.clock.advance(Duration::from_millis(passed));
+        self.model.time += passed;
+        if self.random.below(2) == 0 {
+            let ended = self.pool.refresh();
+            assert_eq!(ended, self.model.refresh());
+            self.seen.saw("priority ended", ended as u64);
+        } else {
+            let now = self.model.read_clock();
+            assert_eq!(self.pool.tick(), Duration::from_millis(now));
+        }
+        let passed_over = |now| matches!(now, Now::Shadowed(_));
+        let passed_over = self.model.blocks.iter().filter(|block| passed_over(block.now)).count();
+        self.seen.saw("passed over for its successors", passed_over as u64);
+        let passed_over = |now| matches!(now, Now::PassedOver(_));
+        let passed_over = self.model.blocks.iter().filter(|block| passed_over(block.now)).count();
+        self.seen.saw("passed over for its tenant", passed_over as u64);
+    }
+
+    pub fn set_quota(&mut self) {
+        if self.tenants.len() == 1 {
+            return;
+        }
+        let tenant = 1 + self.random.below(self.tenants.len() as u64 - 1) as usize;
+        let quota = TenantQuota {
+            held_max: self.random.one_of(&[1, 3, 6, u64::MAX, u64::MAX]),
+            cached_max: self.random.one_of(&[0, 2, 4, u64::MAX, u64::MAX]),
+            reserved: self.random.one_of(&[0, 0, 1, 2, 4]),
+        };
+        let others: u64 = self.model.tenants.iter().map(|quota| quota.reserved).sum();
+        let reserved = others - self.model.tenants[tenant].reserved + quota.reserved;
+        let set = self.pool.set_quota(self.tenants[tenant], Tier::Primary, quota);
+        if quota.reserved > quota.held_max {
+            assert!(matches!(set, Err(TenantError::ReservedOverHeldMax { .. })), "{set:?}");
+        } else if reserved > self.model.budgets[0] as u64 {
+            assert!(matches!(set, Err(TenantError::OverReserved { .. })), "{set:?}");
+        } else {
+            set.unwrap();
+            self.model.tenants[tenant] = quota;
+            let dropped = self.model.counters.dropped;
+            self.model.give_way(tenant, 0);
+            self.seen.saw("tenant gave way", self.model.counters.dropped - dropped);
+        }
+    }
+
+    pub fn loan(&mut self) {
+        match self.random.below(4) {
+            0 => self.end_loan(),
+            1 => self.end_overdue_loans(),
+            _ => self.lend(),
+        }
+    }
+
+    fn lend(&mut self) {
+        let (first, len) = (self.random.content(), 1 + self.random.below(4) as u32);
+        let contents: Vec<u32> = (first..first + len).collect();
+        let tier = self.random.one_of(&[Tier::Primary, Tier::Secondary]);
+        let lasts = self.random.below(10);
+        let found = contents.iter().map_while(|&content| self.model.find(content));
+        let found: Vec<_> =
+            found.take_while(|&id| self.model.blocks[id].tier == tier.index()).collect();
+        let found = self.model.usable(found);
+        let loan = self.pool.lend(&names(&contents), tier, Duration::from_millis(lasts));
+        assert_eq!(loan.is_some(), !found.is_empty());
+        let Some(loan) = loan else { return };
+        let now = self.model.read_clock();
+        assert_eq!(loan.deadline, Duration::from_millis(now + lasts));
+        assert_eq!(loan.blocks.len(), found.len());
+        for (at, &id) in loan.blocks.iter().zip(&found) {
+            self.model.pin(id);
+            assert_eq!((at.tier.index(), at.id.index()), self.model.at(id));
+        }
+        self.loans.push((loan, found));
+    }
+
+    pub fn end_loan(&mut self) {
+        let Some((loan, blocks)) = self.random.pick(&mut self.loans) else { return };
+        self.pool.end_loan(loan.id).unwrap();
+        assert_eq!(self.pool.end_loan(loan.id), Err(LoanError::Unknown { loan: loan.id }));
+        blocks.iter().rev().for_each(|&block| self.model.unpin(block));
+    }
+
+    fn end_overdue_loans(&mut self) {
+        let now = Duration::from_millis(self.model.read_clock());
+        let (mut over, open): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.loans).into_iter().partition(|(loan, _)| loan.deadline <= now);
+        self.loans = open;
+        over.sort_by_key(|(loan, _)| (loan.deadline, loan.id));
+        let ended = self.pool.end_overdue_loans();
+        assert_eq!(ended, over.iter().map(|(loan, _)| loan.id).collect::<Vec<_>>());
+        self.seen.saw("loan overdue", ended.len() as u64);
+        for (_, blocks) in over {
+            blocks.iter().rev().for_each(|&block| self.model.unpin(block));
+        }
+    }
+
+    pub fn pin_victims(&mut self) {
+        let tier = self.random.one_of(&[Tier::Primary, Tier::Secondary]);
+        let count = self.random.below(4) as usize;
+        let protected: Vec<u32> =
+            (0..self.random.below(4)).map(|_| self.random.content()).collect();
+        let real = self.pool.pin_victims(tier, count, &names(&protected));
+        match (real, self.model.pin_victims(tier.index(), count, &protected)) {
+            (Ok(pins), Ok(expected)) => {
+                let seen: Vec<_> = pins.records().map(|record| record.index()).collect();
+                assert_eq!(seen, expected);
+                self.pin_lists.push((pins, expected, Rc::new(())));
+            }
+            (Err(error), Err(expected)) => {
+                self.seen.saw("victims refused", 1);
+                assert_eq!(refusal(&error), expected);
+            }
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    pub fn admit(&mut self) {
+        let batch: Vec<Request> = (0..1 + self.random.below(3)).map(|_| self.request()).collect();
+        let real: Vec<(Vec<BlockHash>, Vec<BlockHash>)> =
+            batch.iter().map(|request| (names(&request.prefix), names(&request.partial))).collect();
+        let asked: Vec<Admit<'_>> = batch
+            .iter()
+            .zip(&real)
+            .map(|(request, (prefix, partial))| Admit {
+                prefix,
+                partial,
+                blocks: request.blocks,
+                tenant: self.tenants[request.tenant],
+            })
+            .collect();
+        match self.random.below(4) {
+            0 => return self.admit_fitting(&asked, &batch),
+            1 => return self.admit_to_empty(&asked, &batch),
+            _ => {}
+        }
+        let admitted = self.pool.admit(&asked);
+        self.admitted(admitted, &batch);
+    }
+
+    /// As many as fit: the reference refuses one more, for the same reason, and admits as many.
+    fn admit_fitting(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
+        let to_write_max = self.budget();
+        let Admission { admitted, refused } = self.pool.admit_fitting(asked, to_write_max);
+        let fitting = admitted.len();
+        let spent = self.spends(&admitted, batch, to_write_max);
+        let more = batch.get(..fitting + 1).filter(|_| !spent);
+        let expected = more.map(|more| self.model.admit(more).unwrap_err());
+        let served = self.model.admit(&batch[..fitting]).unwrap();
+        self.seen.saw("some of a batch fit", u64::from(expected.is_some() && !served.is_empty()));
+        self.seen.saw("a budget was spent", u64::from(spent && fitting < batch.len()));
+        assert_eq!(refused.as_ref().map(refusal), expected);
+        assert_eq!(admitted.len(), served.len());
+        for (real, served) in admitted.into_iter().zip(served) {
+            self.served(real, served);
+        }
+    }
+
+    /// All of a batch, if it needs no content to be evicted; else the pool says how many blocks it needs,
+    /// and how many there are without content.
+    fn admit_to_empty(&mut self, asked: &[Admit<'_>], batch: &[Request]) {
+        let (empty, evicted) = (self.pool.empty(), self.pool.counters().evicted);
+        let admitted = match self.pool.admit_to_empty(asked, usize::MAX) {
+            Ok(admitted) => {
+                assert_eq!(self.pool.counters().evicted, evicted);
+                self.seen.saw("admitted to empty blocks", admitted.len() as u64);
+                Ok(admitted)
+            }
+            // Of such a refusal the reference knows nothing: both go on to evict.
+            Err(ClaimError::Exhausted { requested, claimable, .. }) => {
+                assert!(requested > claimable && claimable == empty, "{requested}, {claimable}");
+                self.pool.admit(asked)
+            }
+            Err(error) => Err(error),
+        };
+        self.admitted(admitted, batch);
+    }
+
+    fn admitted(&mut self, admitted: Result<Vec<Admitted>, ClaimError>, batch: &[Request]) {
+        match (admitted, self.model.admit(batch)) {
+            (Ok(admitted), Ok(served)) => {
+                assert_eq!(admitted.len(), served.len());
+                admitted
+                    .into_iter()
+                    .zip(served)
+                    .for_each(|(real, served)| self.served(real, served));
+            }
+            (Err(error), Err(expected)) => {
+                let exhausted = matches!(expected, Refusal::Exhausted { .. });
+                self.seen.saw("batch refused", exhausted.into());
+                assert_eq!(refusal(&error), expected);
+            }
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+    }
+
+    fn budget(&mut self) -> usize {
+        match self.random.below(3) {
+            0 => self.random.below(6) as usize,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Whether what was admitted spends a budget of blocks to write; none but the last one may.
+    fn spends(&self, admitted: &[Admitted], batch: &[Request], to_write_max: usize) -> bool {
+        let (mut to_write, mut spent) = (0, to_write_max == 0);
+        for (own, request) in admitted.iter().zip(batch) {
+            assert!(!spent, "a sequence beyond the budget");
+            to_write += request.blocks - own.prefix.len();
+            spent = to_write >= to_write_max;
+        }
+        spent
+    }
+
+    fn request(&mut self) -> Request {
+        let (first, len) = (self.random.content(), self.random.below(4) as u32);
+        Request {
+            prefix: (first..first + len).collect(),
+            partial: (0..self.random.below(3)).map(|_| self.random.content()).collect(),
+            blocks: self.random.below(5) as usize,
+            tenant: self.random.below(self.tenants.len() as u64) as usize,
+        }
+    }
+
+    fn served(&mut self, real: Admitted, served: Served) {
+        let seen: Vec<_> = real.prefix.records().map(|record| record.index()).collect();
+        assert_eq!(seen, served.prefix);
+        let seen: Vec<_> = real.claimed.records().map(|record| record.index()).collect();
+        assert_eq!(seen, served.claimed.iter().map(|claim| claim.block).collect::<Vec<_>>());
+        match (real.partial, served.partial) {
+            (None, None) => {}
+            (Some(Partial::TakenOver { candidate }), Some((expected, Begun::TakenOver))) => {
+                self.seen.saw("taken over", 1);
+                assert_eq!(candidate, expected);
+            }
+            (Some(Partial::Copy { candidate, source }), Some((expected, Begun::Copy(block)))) => {
+                self.seen.saw("partly copied", 1);
+                assert_eq!((candidate, source.block().index()), (expected, block));
+                self.pins.push((source, block, Rc::new(())));
+            }
+            (real, expected) => panic!("{real:?}, but {expected:?} was expected"),
+        }
+        self.pin_lists.push((real.prefix, served.prefix, Rc::new(())));
+        self.held_lists.push((real.claimed, served.claimed));
+    }
+}

@@ -1,0 +1,393 @@
+//! `run`: its options, in groups, and the configuration that they stand for.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use kv_cache::TransportChoice;
+use kv_pool::policy::PolicyKind;
+use kv_pool::store::StoreKind;
+use kv_replay::command_line::{ReadArgs, positive, whole};
+use kv_replay::config::{Life, ModelCost, RunConfig, Verify};
+use kv_replay::device::DeviceSpec;
+use kv_replay::disk::{ByteSize, DiskConfig};
+use kv_replay::nodes::{NodeConfig, NodeTransfer};
+use kv_replay::place::Division;
+use kv_replay::shape::{Dtype, KvModelShape};
+
+use crate::drills::Drills;
+use crate::fleet::NodeRole;
+
+const RUN_HELP: &str = "\
+Examples:
+  kv-replay run --trace chat.jsonl --series --json chat.json
+  kv-replay run --requests 250 --device sim:2 --place layers --layers 8 --verify full
+  kv-replay run --trace chat.jsonl --open-loop --prefill-rate 20000 --decode-step-us 9000
+  kv-replay run --workers 4 --drill stop-worker=1@1000:1000
+  kv-replay run --trace chat.jsonl --disk /mnt/nvme/kv --disk-bytes 4GiB";
+
+#[derive(Args, Debug)]
+#[command(allow_negative_numbers = true, after_help = RUN_HELP)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) workload: WorkloadArgs,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
+    pub(crate) life: LifeArgs,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
+    #[command(flatten)]
+    pub(crate) result: ResultArgs,
+    #[command(flatten)]
+    pub(crate) drills: Drills,
+}
+
+/// The requests.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Workload")]
+pub(crate) struct WorkloadArgs {
+    /// The trace, in any format that `convert` reads; gzip and zstd are unpacked. Without a trace, a workload is
+    /// generated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) reading: ReadArgs,
+    /// Uses only the first N requests of the trace, or generates N requests [default: all, or
+    /// 1000].
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub(crate) requests: Option<u64>,
+    /// Has each request wait for its arrival, the first of which is at once, and reports the time to the first token. Time is the
+    /// virtual time of simulated devices, and on GPUs that of this machine. Engines that keep up with their requests have free time
+    /// between them; without this flag the next request comes as soon as there is room.
+    #[arg(long, conflicts_with_all = ["workers", "contiguous"])]
+    pub(crate) open_loop: bool,
+    /// Requests a second, on average: arrivals come closer or further apart than in the trace.
+    #[arg(long, value_name = "R", value_parser = positive, requires = "open_loop")]
+    pub(crate) rate: Option<f64>,
+    /// Seed of all random choices.
+    #[arg(long, value_name = "S", default_value_t = RunConfig::default().seed, value_parser = whole::<u64>)]
+    pub(crate) seed: u64,
+}
+
+/// The model, of which a run has the shape of its KV and the time that it would take.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Number of layers of the model [default: one for each device or worker, and with --window two].
+    #[arg(long, value_name = "L", value_parser = whole::<u32>)]
+    pub(crate) layers: Option<u32>,
+    /// Number of heads of K, and of V, in one layer.
+    #[arg(long, value_name = "H", default_value_t = RunConfig::default().shape.kv_heads, value_parser = whole::<u32>)]
+    pub(crate) kv_heads: u32,
+    /// Number of elements of one head.
+    #[arg(long, value_name = "D", default_value_t = RunConfig::default().shape.head_size, value_parser = whole::<u32>)]
+    pub(crate) head_size: u32,
+    /// Element type: f32, f16, bf16 or fp8.
+    #[arg(long, value_name = "T", default_value_t = RunConfig::default().shape.dtype)]
+    pub(crate) dtype: Dtype,
+    /// Gives every second layer a sliding window of N tokens; those have a block table of their own.
+    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    pub(crate) window: Option<u32>,
+    /// Keeps full attention in F layers, and gives all others the window [default: every second layer].
+    #[arg(long, value_name = "F", default_value_t = 0, value_parser = whole::<u32>, requires = "window")]
+    pub(crate) full_layers: u32,
+    /// Adds N layers with a recurrent state instead of keys and values.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) state_layers: u32,
+    /// Bytes of a layer's state: as many as keys and values of N tokens in a layer have.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().state_tokens, value_parser = whole::<u32>, requires = "state_layers")]
+    pub(crate) state_tokens: u32,
+    /// Adds N layers of a draft model, which computes nothing in some iterations and catches up in others: its KV ends
+    /// elsewhere than the model's.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) draft_layers: u32,
+    /// Prompt tokens that the model computes in a second; 0 for no time. On a GPU a kernel waits so long.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    pub(crate) prefill_rate: u64,
+    /// Microseconds that an iteration takes which generates tokens; 0 for no time.
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
+    pub(crate) decode_step_us: u64,
+}
+
+/// What the run is on.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Devices")]
+pub(crate) struct DeviceArgs {
+    /// Devices to run on: sim, sim:N for N simulated devices, or GPUs such as cuda:0,cuda:1. With
+    /// --workers: sim, GPUs that the workers take in turn, or cuda for every GPU.
+    #[arg(long, value_name = "DEVICES", default_value_t)]
+    pub(crate) device: DeviceSpec,
+    /// Timing profile of simulated devices: h100, h200 or a file of `key = value` lines [default:
+    /// h100].
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) profile: Option<String>,
+    /// Division of the model over several devices: heads, layers, layers:round-robin,
+    /// layers:contiguous, layers:free-memory or layers:least-cost.
+    #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().place)]
+    pub(crate) place: Division,
+    /// Transport of blocks between device and host memory: auto, copy-engine, kernel, two-hop or
+    /// each-block (one copy call per block). auto uses the fastest, which it measures first on
+    /// GPUs.
+    #[arg(long, value_name = "WAY", default_value_t = RunConfig::default().transport)]
+    pub(crate) transport: TransportChoice,
+}
+
+/// Memory of devices, of the host, and of files below it.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Memory")]
+pub(crate) struct MemoryArgs {
+    /// Number of tokens of a block, a divisor or a multiple of the tokens of a hash id in the trace.
+    #[arg(long, value_name = "B", default_value_t = RunConfig::default().block_tokens, value_parser = whole::<u32>)]
+    pub(crate) block_tokens: u32,
+    /// Maximum number of blocks in device memory.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().device_blocks, value_parser = whole::<u64>)]
+    pub(crate) device_blocks: u64,
+    /// Bytes of each device that all groups of layers share, instead of as many blocks for each; with
+    /// --window, --state-layers or --draft-layers.
+    #[arg(long, value_name = "BYTES", value_parser = whole::<u64>, conflicts_with = "device_blocks")]
+    pub(crate) device_memory: Option<u64>,
+    /// Maximum number of blocks in pinned host memory; 0 for no host tier [default: 32768, or 0 with
+    /// --contiguous].
+    #[arg(long, value_name = "N", value_parser = whole::<u64>)]
+    pub(crate) host_blocks: Option<u64>,
+    /// Gives each request a contiguous range of addresses for each plane, which grows page by page,
+    /// instead of blocks: on one device, without sharing and without host memory. --device-blocks
+    /// is then the limit of memory, and --block-tokens the tokens of a checksum.
+    #[arg(long)]
+    pub(crate) contiguous: bool,
+    /// Eviction policy for cached blocks, on the device and in host memory: lru or hit_density.
+    #[arg(long, value_name = "POLICY", default_value_t = RunConfig::default().policy)]
+    pub(crate) policy: PolicyKind,
+    /// What of the evicted blocks is stored in host memory, and in files: evidence for what is likely to
+    /// be asked for again, or all.
+    #[arg(long, value_name = "RULE", default_value_t = RunConfig::default().store)]
+    pub(crate) store: StoreKind,
+    /// Bytes a second that are stored in host memory at most, such as 4GiB: its share of the link.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) store_rate: Option<ByteSize>,
+    /// Puts files in this folder below the host. Blocks of an earlier run of the same shape are found again; files of
+    /// another shape or size are refused. The folder is made if the one around it is there. Workers have a folder each
+    /// in it, and divide the bytes and the rate between them.
+    #[arg(long, value_name = "DIR", requires = "disk_bytes", conflicts_with_all = ["contiguous"])]
+    pub(crate) disk: Option<PathBuf>,
+    /// Bytes of these files, such as 256MiB or 4GiB.
+    #[arg(long, value_name = "SIZE", requires = "disk")]
+    pub(crate) disk_bytes: Option<ByteSize>,
+    /// Bytes a second that these files are read and written with, at most.
+    #[arg(long, value_name = "SIZE", requires = "disk")]
+    pub(crate) disk_rate: Option<ByteSize>,
+    /// Finds no blocks of an earlier run in these files, and begins those of another shape or size anew.
+    #[arg(long, requires = "disk")]
+    pub(crate) disk_fresh: bool,
+    /// Tokens that the engine computes in a second: what a tier below the host would take longer for is computed
+    /// instead of loaded [default: measured with --disk; loads all that is there with --drill tier-faults].
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<u64>)]
+    pub(crate) compute_rate: Option<u64>,
+}
+
+/// Iterations, and what happens to requests in them.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Life of requests")]
+pub(crate) struct LifeArgs {
+    /// Maximum number of requests at once.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().max_batch, value_parser = whole::<u32>)]
+    pub(crate) max_batch: u32,
+    /// Maximum number of tokens, prompt and generated together, that one iteration writes.
+    #[arg(long, value_name = "N", default_value_t = RunConfig::default().step_tokens, value_parser = whole::<u32>)]
+    pub(crate) step_tokens: u32,
+    /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) chunk: u32,
+    /// Draft tokens that are computed behind each sampled one.
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) draft: u32,
+    /// Chance, in percent, that a draft is accepted if those before it are.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) accept: u32,
+    /// Answers to each request: when its prompt is computed, it is forked into N.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) fork: u32,
+    /// Chance, in percent, that a running request is suspended in an iteration, for up to 16 of
+    /// them.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) suspend: u32,
+    /// Chance, in percent, that a request is cancelled before its end.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) cancel: u32,
+    /// By how much of the device blocks, in percent, the budget falls and rises again, every 64
+    /// iterations.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
+    pub(crate) budget_swing: u32,
+    /// Has each request say, when it ends, what becomes of its session: over, or back in the time until the
+    /// request of the trace that continues it.
+    #[arg(long)]
+    pub(crate) hints: bool,
+}
+
+/// Processes of this program that the run starts.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Worker processes and nodes")]
+pub(crate) struct ProcessArgs {
+    /// Drives N worker processes, each with one device, by plans over pipes; this process decides and
+    /// opens no device.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>)]
+    pub(crate) workers: Option<u16>,
+    /// Kills and replaces a worker process that makes no progress for S seconds.
+    #[arg(long, value_name = "S", default_value_t = 60, value_parser = whole::<u32>, requires = "workers")]
+    pub(crate) worker_timeout: u32,
+    /// Starts N processes of this program, each with a device of its own, and spreads the requests over them. They keep
+    /// blocks for each other, as a tier below the host memory of each, and read each other's host memory.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", conflicts_with_all = ["workers", "contiguous", "disk"])]
+    pub(crate) nodes: Option<u16>,
+    /// Starts N processes that compute the prompts of all requests, each of a share, and --decode-nodes that go on with them:
+    /// they fill blocks of their devices while the prompts are computed, and compute what does not come.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, group = "fleet", requires = "decode_nodes", conflicts_with_all = ["nodes", "workers", "contiguous", "disk", "etcd"])]
+    pub(crate) prefill_nodes: Option<u16>,
+    /// Starts N processes that go on with the prompts of --prefill-nodes.
+    #[arg(long, value_name = "N", value_parser = whole::<u16>, requires = "prefill_nodes")]
+    pub(crate) decode_nodes: Option<u16>,
+    /// How many milliseconds a prompt is offered to the node that goes on with it, and waited for there.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, value_parser = whole::<u32>, requires = "prefill_nodes")]
+    pub(crate) handover_ms: u32,
+    /// Bytes that each node keeps for all, such as 256MiB.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) node_bytes: ByteSize,
+    /// How blocks of other nodes are read: sockets; nixl, from the other node's memory, if NIXL is installed; or nixl-device, prompts
+    /// of --prefill-nodes from GPU to GPU.
+    #[arg(long, value_name = "HOW", default_value_t = NodeTransfer::Sockets)]
+    pub(crate) node_transfer: NodeTransfer,
+    /// Has nodes find each other by the etcd of this URL, such as http://127.0.0.1:2379, so that nodes that die are members no
+    /// more. Can be given several times, for one etcd. Needs the feature etcd.
+    #[arg(long, value_name = "URL", requires = "fleet")]
+    pub(crate) etcd: Vec<String>,
+    /// Gives up a node that is not done after S seconds.
+    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = whole::<u32>, requires = "fleet")]
+    pub(crate) node_timeout: u32,
+    /// That this process is a node of a run, with the folder of all nodes; it is told the rest.
+    #[arg(long, hide = true)]
+    pub(crate) node: Option<PathBuf>,
+}
+
+/// What is checked and told.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Verification and results")]
+pub(crate) struct ResultArgs {
+    /// How many of the read blocks are compared: none, sample or full.
+    #[arg(long, value_name = "HOW", default_value_t = RunConfig::default().verify)]
+    pub(crate) verify: Verify,
+    /// Writes the report to this file as JSON, completely or not at all.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Adds to the report what the run did over time, for `page` of `tools/`: samples, histograms and a timeline, of
+    /// bounded length.
+    #[arg(long, conflicts_with_all = ["contiguous", "nodes", "prefill_nodes"])]
+    pub(crate) series: bool,
+}
+
+impl RunArgs {
+    /// Number of devices that the model is divided over.
+    pub(crate) fn parts(&self) -> usize {
+        match self.process.workers {
+            Some(workers) => workers.into(),
+            None if self.fleet().is_some() || self.process.node.is_some() => 1,
+            None => self.device.device.count(),
+        }
+    }
+
+    /// Blocks of host memory.
+    pub(crate) fn host_blocks(&self) -> u64 {
+        self.memory.host_blocks.unwrap_or(match self.memory.contiguous {
+            true => 0,
+            false => RunConfig::default().host_blocks,
+        })
+    }
+
+    fn disk_config(&self) -> Option<DiskConfig> {
+        let MemoryArgs { disk, disk_bytes, disk_rate, disk_fresh, .. } = &self.memory;
+        let mut config = DiskConfig::new(disk.clone()?, disk_bytes.as_ref()?.0);
+        config.bytes_per_second = disk_rate.as_ref().map(|rate| rate.0);
+        config.fresh = *disk_fresh;
+        Some(config)
+    }
+
+    /// How many processes the run starts, and how many of them compute prompts for the others; none if it is one process.
+    pub(crate) fn fleet(&self) -> Option<(u16, u16)> {
+        match (self.process.prefill_nodes, self.process.decode_nodes) {
+            (Some(prefill), Some(decode)) => Some((prefill.saturating_add(decode), prefill)),
+            _ => self.process.nodes.map(|nodes| (nodes, 0)),
+        }
+    }
+
+    /// The node that this process is, by what it was told; none if it is none, or its key is of no use.
+    pub(crate) fn node_config(&self, role: &NodeRole) -> Option<NodeConfig> {
+        let folder = self.process.node.as_ref()?;
+        let key = kv_remote::Key::new(role.key.as_bytes()).ok()?;
+        let bytes = self.process.node_bytes.0;
+        let mut node = NodeConfig::new(role.index, role.count, folder, key, bytes);
+        (node.transfer, node.walled) = (self.process.node_transfer, role.walled);
+        node.prefill = role.prefill;
+        node.handover = Duration::from_millis(role.handover_ms.into());
+        node.etcd.clone_from(&role.etcd);
+        Some(node)
+    }
+
+    fn shape(&self) -> KvModelShape {
+        let ModelArgs { layers, window, kv_heads, head_size, dtype, .. } = self.model;
+        // Of each kind, one for each device.
+        let layers = layers.unwrap_or(match window {
+            None => self.parts() as u32,
+            Some(_) => 2 * self.parts() as u32,
+        });
+        KvModelShape { layers, kv_heads, head_size, dtype }
+    }
+
+    pub(crate) fn config(&self) -> RunConfig {
+        let Self { model, memory, life, device, .. } = self;
+        RunConfig {
+            shape: self.shape(),
+            block_tokens: memory.block_tokens,
+            place: device.place,
+            device_blocks: memory.device_blocks,
+            device_memory: memory.device_memory,
+            host_blocks: self.host_blocks(),
+            max_batch: life.max_batch,
+            step_tokens: life.step_tokens,
+            policy: memory.policy,
+            store: memory.store,
+            store_rate: memory.store_rate.as_ref().map(|rate| rate.0),
+            transport: device.transport,
+            open_loop: self.workload.open_loop,
+            model: ModelCost {
+                prefill_tokens_per_s: model.prefill_rate,
+                decode_step_us: model.decode_step_us,
+            },
+            life: Life {
+                chunk: life.chunk,
+                drafts: life.draft,
+                accept: life.accept,
+                fork: life.fork,
+                suspend: life.suspend,
+                cancel: life.cancel,
+                budget_swing: life.budget_swing,
+                hints: life.hints,
+            },
+            tier_faults: self.drills.tier_faults(),
+            disk: self.disk_config(),
+            node: None,
+            compute_rate: memory.compute_rate,
+            verify: self.result.verify,
+            seed: self.workload.seed,
+            window: model.window,
+            full_layers: model.full_layers,
+            state_layers: model.state_layers,
+            state_tokens: model.state_tokens,
+            draft_layers: model.draft_layers,
+            series: self.result.series,
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The program refuses bad input with exit status 2 and a message that names it, before it writes
+//! anything.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+const GOOD: &str =
+    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
+
+/// An empty folder, and the path of a report in it.
+struct Case {
+    folder: TempDir,
+    report: PathBuf,
+}
+
+impl Case {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let report = folder.path().join("report.json");
+        Self { folder, report }
+    }
+
+    /// A trace of these lines, in another folder.
+    fn trace(&self, lines: &[&str]) -> PathBuf {
+        let path = self.folder.path().join("trace.jsonl");
+        std::fs::write(&path, lines.join("\n")).unwrap();
+        path
+    }
+
+    /// Runs `kv-replay run` with `args` and a report option; returns the error that it must print.
+    fn refused(&self, args: &[&str]) -> String {
+        let mut all = vec!["run", "--json", self.report.to_str().unwrap()];
+        all.extend(args);
+        let message = refused(&all);
+        self.assert_nothing_written();
+        message
+    }
+
+    fn assert_nothing_written(&self) {
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
+        let written: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| name != "trace.jsonl")
+            .collect();
+        assert!(written.is_empty(), "left behind: {written:?}");
+    }
+}
+
+fn kv_replay(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    // The program then finds no GPU, even on a machine with GPUs.
+    command.args(args).env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
+}
+
+/// Runs with `args`, and returns the standard error of a run that must end with exit status 2 and
+/// empty standard output.
+fn refused(args: &[&str]) -> String {
+    let output = kv_replay(args);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "", "{args:?}");
+    assert!(message.starts_with("error: "), "{message}");
+    message
+}
+
+#[track_caller]
+fn assert_says(message: &str, expected: &str) {
+    assert!(message.contains(expected), "expected {expected:?} in: {message}");
+}
+
+#[test]
+fn a_bad_line_of_a_trace_is_named() {
+    for (line, expected) in [
+        ("{\"timestamp\": 6,", "not valid JSON: EOF while parsing"),
+        (&format!("\n{GOOD}"), "the line is empty, expected a JSON object"),
+        (&GOOD.replace("52", "-3"), "output_length is -3, expected a positive integer"),
+        (&GOOD.replace("700", "-700"), "input_length is -700, expected a positive integer"),
+        (
+            &GOOD.replace("700", "1025"),
+            "hash_ids has 2 ids, but input_length 1025 makes 3 blocks of 512 tokens",
+        ),
+    ] {
+        let case = Case::new();
+        let trace = case.trace(&[GOOD, line]);
+        let trace = trace.to_str().unwrap();
+        let place = format!("error: {trace}:2: {expected}");
+        assert_says(&case.refused(&["--trace", trace]), &place);
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_read_is_named_with_the_cause() {
+    let case = Case::new();
+    let absent = case.folder.path().join("absent.jsonl");
+    let message = case.refused(&["--trace", absent.to_str().unwrap()]);
+    assert_says(&message, &format!("error: cannot open trace {}\n", absent.display()));
+    assert_says(&message, "  caused by: No such file");
+    let folder = case.folder.path().to_str().unwrap();
+    let message = case.refused(&["--trace", folder]);
+    assert_says(&message, &format!("error: cannot read trace {folder}: it is a folder\n"));
+}
+
+#[test]
+fn options_are_named_with_their_values() {
+    for (args, expected) in [
+        (&["--device-blocks", "0"][..], "error: --device-blocks is 0, expected at least 1"),
+        (&["--max-batch", "0"], "error: --max-batch is 0, expected at least 1"),
+        (&["--step-tokens", "0"], "error: --step-tokens is 0, expected at least 1"),
+        (&["--requests", "0"], "error: --requests is 0, expected at least 1"),
+        (&["--layers", "0"], "error: --layers is 0, expected at least 1"),
+        (
+            &["--block-tokens", "48"],
+            "error: --block-tokens is 48, expected a divisor or a multiple of 512",
+        ),
+        (&["--requests", "4000001"], "error: 4000001 requests asked for, more than the largest"),
+        (
+            &["--device-blocks", "-5"],
+            "invalid value '-5' for '--device-blocks <N>': expected a whole number from 0 to 18446744073709551615",
+        ),
+        (
+            &["--seed", "many"],
+            "invalid value 'many' for '--seed <S>': expected a whole number from 0 to 18446744073709551615",
+        ),
+        (
+            &["--layers", "4294967296"],
+            "invalid value '4294967296' for '--layers <L>': expected a whole number from 0 to 4294967295",
+        ),
+        (&["--verify", "most"], "unknown verification \"most\"; expected none, sample or full"),
+        (
+            &["--transport", "dma"],
+            "unknown transport \"dma\"; expected auto, copy-engine, kernel, two-hop or each-block",
+        ),
+        (&["--dtype", "int8"], "unknown dtype \"int8\"; expected f32, f16, bf16 or fp8"),
+        (&["--head-size", "3"], "has 3 bytes, expected a multiple of 8"),
+        (&["--device-blocks", "3"], "tokens, which take"),
+        (
+            &["--device-memory", "1073741824"],
+            "error: --device-memory 1073741824 is shared by groups of layers, but there is one group without",
+        ),
+        (
+            &["--state-layers", "1", "--device-memory", "4096", "--device-blocks", "9"],
+            "error: the argument '--device-memory <BYTES>' cannot be used with '--device-blocks <N>'",
+        ),
+        (
+            &["--state-tokens", "0", "--state-layers", "1"],
+            "error: --state-tokens is 0, expected at least 1",
+        ),
+        (
+            &["--contiguous", "--host-blocks", "9"],
+            "error: --host-blocks 9 cannot be combined with --contiguous",
+        ),
+        (
+            &["--contiguous", "--draft", "2"],
+            "error: --draft 2 cannot be combined with --contiguous",
+        ),
+        (
+            &["--contiguous", "--device", "sim:2"],
+            "error: --device with 2 devices cannot be combined with --contiguous",
+        ),
+        (
+            &["--contiguous", "--workers", "2"],
+            "error: --workers 2 cannot be combined with --contiguous",
+        ),
+        (&["--contiguous", "--device-blocks", "500"], "tokens, whose ranges take"),
+    ] {
+        assert_says(&Case::new().refused(args), expected);
+    }
+}
+
+#[test]
+fn a_shape_that_overflows_is_named() {
+    let huge = ["--layers", "4294967295", "--kv-heads", "4294967295", "--head-size", "4294967288"];
+    assert_says(
+        &Case::new().refused(&huge),
+        "error: a block of 512 tokens x 4294967295 layers x K and V x 4294967295 heads x \
+         4294967288 elements of fp8 has more bytes than 64 bits can count",
+    );
+    let pool = ["--device-blocks", "2147483647", "--host-blocks", "0", "--head-size", "2147483648"];
+    assert_says(
+        &Case::new().refused(&pool),
+        "error: --device-blocks 2147483647 of 2199023255552 bytes each overflow the address space",
+    );
+    assert_says(
+        &Case::new().refused(&["--layers", "65536", "--kv-heads", "16", "--head-size", "128"]),
+        "--device-blocks takes 1125899906842624 bytes on Simulated H100, which has",
+    );
+}
+
+#[test]
+fn devices_that_do_not_exist_are_named() {
+    for (device, expected) in [
+        ("gpu0", "unknown device \"gpu0\"; expected sim, sim:N, cuda or cuda:0[,cuda:1…]"),
+        ("cuda:0,cuda:0", "device \"cuda:0\" is named twice"),
+        ("sim:2,cuda:0", "\"sim:2,cuda:0\" mixes simulated devices and GPUs"),
+        ("sim,sim", "\"sim,sim\" names simulated devices one by one; expected sim:2"),
+    ] {
+        assert_says(&Case::new().refused(&["--device", device]), expected);
+    }
+    let split = Case::new().refused(&["--device", "sim:3", "--layers", "2"]);
+    assert_says(&split, "error: --layers is 2, expected at least one for each of the 3 devices");
+    let heads = Case::new().refused(&["--device", "sim:2", "--place", "heads", "--kv-heads", "3"]);
+    assert_says(&heads, "error: --kv-heads is 3: 3 query heads do not divide by 2 GPUs");
+    let place = Case::new().refused(&["--place", "tails"]);
+    assert_says(
+        &place,
+        "unknown division \"tails\"; expected heads, layers, layers:round-robin, layers:contiguous,",
+    );
+    let policy = Case::new().refused(&["--policy", "mru"]);
+    assert_says(&policy, "unknown policy \"mru\"; expected lru");
+    let many = Case::new().refused(&["--device", "sim:33", "--layers", "64"]);
+    assert_says(&many, "error: cannot use device sim:33\n  caused by: ");
+    assert_says(&many, "cannot simulate 33 devices: the number must be 1 to 32");
+}
+
+#[test]
+fn a_machine_without_a_driver_or_device_says_so() {
+    let message = Case::new().refused(&["--device", "cuda:0"]);
+    assert_says(&message, "error: cannot use device cuda:0\n  caused by: ");
+    let known = ["no CUDA driver library", "could not be initialised", "reports no device"];
+    assert!(known.iter().any(|reason| message.contains(reason)), "{message}");
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_found_before_the_trace_is_read() {
+    let case = Case::new();
+    let report = case.folder.path().join("absent/report.json");
+    let report = report.to_str().unwrap();
+    let message = refused(&["run", "--trace", "/absent/trace.jsonl", "--json", report]);
+    assert_says(&message, &format!("error: cannot write {report}\n  caused by: No such file"));
+    case.assert_nothing_written();
+    let folder = case.folder.path().to_str().unwrap();
+    let message = refused(&["run", "--json", folder]);
+    assert_says(&message, &format!("error: cannot write {folder}: it is a folder"));
+}
+
+#[test]
+fn generate_writes_a_file_whole_or_says_why_not() {
+    let case = Case::new();
+    let path = case.trace(&[]);
+    let path_text = path.to_str().unwrap();
+    let output = kv_replay(&["generate", "--requests", "20", "--seed", "3", "--output", path_text]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_says(&String::from_utf8(output.stdout).unwrap(), "wrote 20 requests");
+    let printed = kv_replay(&["generate", "--requests", "20", "--seed", "3"]);
+    assert_eq!(std::fs::read(&path).unwrap(), printed.stdout);
+    let nowhere = case.folder.path().join("absent/x.jsonl");
+    let message = refused(&["generate", "--output", nowhere.to_str().unwrap()]);
+    assert_says(&message, "error: cannot write ");
+    assert_says(&refused(&["generate", "--requests", "0"]), "0 requests asked for");
+    case.assert_nothing_written();
+}
+
+#[test]
+fn a_run_over_contiguous_ranges_tells_of_its_pages() {
+    let case = Case::new();
+    let trace = case.trace(&[GOOD, GOOD]);
+    let (trace, report) = (trace.to_str().unwrap(), case.report.to_str().unwrap());
+    let output = kv_replay(&["run", "--contiguous", "--trace", trace, "--json", report]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let summary = String::from_utf8(output.stdout).unwrap();
+    assert_says(&summary, "  ranges    8 MiB mapped of 64 MiB at most, ");
+    assert!(!summary.contains("lookups") && !summary.contains("transport"), "{summary}");
+    let json = read_json(&case.report);
+    assert_eq!((json["finished"].as_u64(), json["corrupt_blocks"].as_u64()), (Some(2), Some(0)));
+    assert_eq!(json["contiguous"]["pages_mapped"], 4);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_standard_output_that_takes_nothing_costs_no_result() {
+    let case = Case::new();
+    let report = case.report.to_str().unwrap();
+    let trace = case.trace(&[GOOD]);
+    let trace = trace.to_str().unwrap();
+    let workload = case.folder.path().join("workload.jsonl");
+    let small = ["--requests", "1", "--device-blocks", "64", "--host-blocks", "0"];
+    let run = [&["run", "--trace", trace, "--json", report], &small[..]].concat();
+    let generate = ["generate", "--requests", "2", "--output", workload.to_str().unwrap()];
+    for (args, made) in [(&run[..], &case.report), (&generate, &workload)] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_kv-replay")).args(args).stdout(full).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {message}");
+        assert_says(&message, "error: cannot write to standard output\n  caused by: No space left");
+        assert!(!std::fs::read(made).unwrap().is_empty(), "{args:?}");
+        std::fs::remove_file(made).unwrap();
+    }
+    // A closed standard error does not change the exit status either.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let status = command.args(["generate", "--requests", "0"]).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+}
+
+fn read_json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn usage_errors_have_the_status_of_bad_input() {
+    for args in [&["policies"][..], &["replay"], &["run", "--colour"]] {
+        refused(args);
+    }
+    assert_eq!(kv_replay(&["--help"]).status.code(), Some(0));
+    assert_eq!(kv_replay(&["run", "--help"]).status.code(), Some(0));
+}
+
+#[test]
+fn a_profile_that_cannot_be_used_is_named_with_its_line() {
+    let case = Case::new();
+    let file = case.trace(&["base = h200", "htod = fast"]);
+    let file = file.to_str().unwrap();
+    let message = case.refused(&["--profile", file]);
+    assert_says(&message, &format!("error: {file} is not a profile\n"));
+    assert_says(&message, "caused by: line 2: `htod` takes a rate such as `55.1 GB/s`, not `fast`");
+    assert_says(&case.refused(&["--profile", "b200"]), "neither h100 nor h200, nor a file");
+    assert_says(
+        &case.refused(&["--profile", "h100", "--device", "cuda:0"]),
+        "error: --profile is for simulated devices; cuda:0 keeps real time",
+    );
+}

@@ -1,0 +1,126 @@
+//! Every subcommand misused in ten ways: the exit status that is documented, a message that names what is wrong and what to do, no
+//! panic, and no file left behind.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Arguments, divided by spaces, and a piece of the message. `{}` are files of the folder in which it runs.
+type Misuse = (&'static str, &'static str);
+
+const RUN: [Misuse; 10] = [
+    ("--trace absent.jsonl --json out.json", "cannot open trace absent.jsonl"),
+    ("--trace text.txt --json out.json", "text.txt:1: "),
+    ("--drill kill-worker=0@1 --json out.json", "is for runs with --workers"),
+    ("--device gpu --json out.json", "'gpu' for '--device <DEVICES>'"),
+    ("--device sim:0 --json out.json", "'sim:0' for '--device <DEVICES>'"),
+    ("--json no/out.json", "cannot write no/out.json"),
+    ("--json folder", "cannot write folder: it is a folder"),
+    ("--profile h900 --json out.json", "neither h100 nor h200, nor a file"),
+    ("--disk files --json out.json", "--disk-bytes <SIZE>"),
+    ("--nodes 2 --workers 2 --json out.json", "cannot be used with"),
+];
+
+const GENERATE: [Misuse; 10] = [
+    ("--requests 0 --output out.jsonl", "0 requests"),
+    ("--requests -1 --output out.jsonl", "expected a whole number from 0"),
+    ("--requests 4000001 --output out.jsonl", "4000001 requests asked for, more than the largest"),
+    ("--requests ten --output out.jsonl", "'ten' for '--requests <N>'"),
+    ("--seed 1.5 --output out.jsonl", "'1.5' for '--seed <S>'"),
+    ("--seed 18446744073709551616 --output out.jsonl", "from 0 to 18446744073709551615"),
+    ("--output no/out.jsonl", "cannot write no/out.jsonl"),
+    ("--output folder", "cannot write folder: it is a folder"),
+    ("--requests 3 --output out.jsonl --json no/out.json", "cannot write no/out.json"),
+    ("--trace good.jsonl --output out.jsonl", "unexpected argument '--trace'"),
+];
+
+const CONVERT: [Misuse; 10] = [
+    ("--output out.jsonl", "<FILE>..."),
+    ("absent.jsonl --output out.jsonl", "cannot open trace absent.jsonl"),
+    ("folder --output out.jsonl", "folder: it is a folder"),
+    ("empty.jsonl --output out.jsonl", "trace empty.jsonl is empty"),
+    ("text.txt --output out.jsonl", "text.txt:1: "),
+    (
+        "bad.jsonl --output out.jsonl",
+        "bad.jsonl:2: output_length is -3, expected a positive integer",
+    ),
+    ("good.jsonl --output no/out.jsonl", "cannot write no/out.jsonl"),
+    (
+        "good.jsonl --trace-block-tokens 0 --output out.jsonl",
+        "--trace-block-tokens is 0, expected 1",
+    ),
+    ("good.jsonl --sessions-within soon --output out.jsonl", "'soon' for '--sessions-within <S>'"),
+    ("good.jsonl --json folder --output out.jsonl", "cannot write folder: it is a folder"),
+];
+
+const ALL: [(&str, &[Misuse]); 3] = [("run", &RUN), ("generate", &GENERATE), ("convert", &CONVERT)];
+
+const GOOD: &str =
+    r#"{"timestamp": 5, "input_length": 700, "output_length": 52, "hash_ids": [0, 1]}"#;
+
+fn entries(folder: &Path) -> BTreeSet<std::ffi::OsString> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+}
+
+fn kv_replay(folder: &Path, command: &str, args: &str) -> std::process::Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    program.current_dir(folder).arg(command).args(args.split_whitespace());
+    // The program then finds no GPU, even on a machine with GPUs.
+    program.env("CUDA_VISIBLE_DEVICES", "-1").output().unwrap()
+}
+
+#[test]
+fn every_subcommand_says_what_is_wrong_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    fs::create_dir(at.join("folder")).unwrap();
+    for (name, text) in [
+        ("text.txt", "hello"),
+        ("good.jsonl", GOOD),
+        ("bad.jsonl", &format!("{GOOD}\n{}", GOOD.replace("52", "-3"))),
+        ("empty.jsonl", ""),
+    ] {
+        fs::write(at.join(name), text).unwrap();
+    }
+    let before = entries(at);
+    let mut failures = Vec::new();
+    for (command, misuses) in ALL {
+        for (args, expected) in misuses {
+            let output = kv_replay(at, command, args);
+            let message = String::from_utf8_lossy(&output.stderr);
+            let fine = output.status.code() == Some(2)
+                && message.starts_with("error: ")
+                && message.contains(expected)
+                && !message.contains("panicked")
+                && output.stdout.is_empty()
+                && entries(at) == before;
+            if !fine {
+                let status = output.status;
+                let left: Vec<_> = entries(at).difference(&before).cloned().collect();
+                failures.push(format!(
+                    "{command} {args}: {status}, expected {expected:?}, left {left:?}: {message}"
+                ));
+                left.iter().for_each(|name| fs::remove_file(at.join(name)).unwrap());
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn every_subcommand_is_misused_here_and_shows_examples() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = kv_replay(folder.path(), "--help", "");
+    let help = String::from_utf8(help.stdout).unwrap();
+    let commands = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let commands = commands.lines().filter_map(|line| line.split_whitespace().next());
+    let listed: BTreeSet<_> = commands.filter(|name| *name != "help").collect();
+    assert_eq!(listed, ALL.iter().map(|(name, _)| *name).collect());
+    for command in listed {
+        let help = kv_replay(folder.path(), command, "--help");
+        let text = String::from_utf8(help.stdout).unwrap();
+        let examples = text.split("Examples:\n").nth(1).unwrap_or_default();
+        assert!(examples.contains(&format!("  kv-replay {command}")), "{command}: {text}");
+    }
+}

@@ -1,0 +1,174 @@
+//! What a run did over time: equal runs have equal series, sums are those of the report, and the timeline finds what a run
+//! was made to wait for.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use cuda_sim::{Profile, Rate};
+use kv_pool::store::StoreKind;
+use kv_replay::config::{RunConfig, Verify};
+use kv_replay::device::{SimSizes, open};
+use kv_replay::engine;
+use kv_replay::generate::{GenerateOptions, generate};
+use kv_replay::report::RunReport;
+use kv_replay::series::{SAMPLES_MAX, SPANS_MAX, Series};
+use kv_replay::shape::KvModelShape;
+use kv_replay::trace::{Request, Trace};
+
+fn config() -> RunConfig {
+    RunConfig {
+        block_tokens: 64,
+        device_blocks: 2048,
+        host_blocks: 8192,
+        store: StoreKind::All,
+        verify: Verify::None,
+        series: true,
+        ..RunConfig::default()
+    }
+}
+
+fn replay(config: &RunConfig, profile: Profile, trace: &Trace) -> RunReport {
+    let sizes = SimSizes { profile, ..SimSizes::for_config(config) };
+    let devices = open(&"sim".parse().unwrap(), sizes).unwrap();
+    engine::run(config, trace, &devices, &mut ()).unwrap()
+}
+
+/// A series without what the host's clock has measured.
+fn without_host_clock(report: &RunReport) -> Series {
+    let mut series = *report.series.clone().unwrap();
+    series.calls_ns = BTreeMap::new();
+    series
+}
+
+fn generated() -> Trace {
+    let mut trace = generate(&GenerateOptions { requests: 80, seed: 3 }).unwrap();
+    trace.requests.iter_mut().for_each(|request| request.output_length = 3);
+    trace
+}
+
+#[test]
+fn equal_runs_have_equal_series_and_their_sums_are_those_of_the_report() {
+    let trace = generated();
+    let report = replay(&config(), Profile::default(), &trace);
+    let series = without_host_clock(&report);
+    assert_eq!(series, without_host_clock(&replay(&config(), Profile::default(), &trace)));
+    assert!(series.is_whole());
+    assert!(series.samples.time_ns.len() <= SAMPLES_MAX);
+    assert!(series.timeline.track.len() <= SPANS_MAX);
+    let last = |column: &[u64]| column.last().copied().unwrap();
+    let samples = &series.samples;
+    assert_eq!(last(&samples.lookups), report.block_lookups);
+    assert_eq!(last(&samples.hits_device) + last(&samples.hits_host), report.block_hits);
+    assert_eq!(last(&samples.evicted), report.blocks_evicted);
+    assert_eq!(last(&samples.finished), report.finished);
+    let block = report.shape.block_bytes;
+    assert_eq!(last(&samples.bytes_to_host), report.blocks_offloaded * block);
+    assert_eq!(last(&samples.bytes_to_device), report.blocks_onboarded * block);
+    assert!(report.blocks_onboarded > 0, "the run brings blocks back");
+    assert_eq!(series.age_at_eviction_ms.count, report.blocks_evicted);
+    assert_eq!(series.clock, "virtual");
+    assert!(series.moves_ns["onboard"].count > 0);
+    assert!(samples.time_ns.is_sorted());
+}
+
+#[test]
+fn a_series_changes_nothing_else_and_is_absent_unless_asked_for() {
+    let trace = generated();
+    let recorded = replay(&config(), Profile::default(), &trace);
+    let plain = replay(&RunConfig { series: false, ..config() }, Profile::default(), &trace);
+    assert!(plain.series.is_none());
+    let times = |report: RunReport| RunReport { setup_s: 0.0, wall_s: 0.0, series: None, ..report };
+    let json = serde_json::to_value(&plain).unwrap();
+    assert!(json.get("series").is_none());
+    assert_eq!(times(recorded), times(plain));
+}
+
+#[test]
+fn a_series_survives_its_file() {
+    let report = replay(&config(), Profile::default(), &generated());
+    let json = serde_json::to_value(&report).unwrap();
+    let read: Series = serde_json::from_value(json["series"].clone()).unwrap();
+    assert_eq!(&read, &**report.series.as_ref().unwrap());
+}
+
+/// Two prompts in turn, of which the device has room for one.
+fn taking_turns() -> Trace {
+    let prompt = |first| Request {
+        timestamp_ms: 0,
+        input_length: 16_384,
+        output_length: 2,
+        hash_ids: (first..first + 32).collect(),
+        tenant: None,
+    };
+    Trace::new((0..8).map(|turn| prompt(100 * (turn % 2))).collect())
+}
+
+#[test]
+fn the_timeline_finds_that_a_slow_link_was_waited_for() {
+    // Blocks that are large beside what is staged for a step.
+    let shape = KvModelShape { layers: 4, head_size: 32, ..RunConfig::default().shape };
+    let (device_blocks, host_blocks) = (300, 2048);
+    let config = RunConfig { shape, device_blocks, host_blocks, max_batch: 1, ..config() };
+    let waits = |mb_per_s| {
+        let link = Rate::mb_per_s(mb_per_s);
+        let profile = Profile { htod: link, kernel_host_load: link, ..Profile::h100() };
+        let report = replay(&config, profile, &taking_turns());
+        assert!(report.blocks_onboarded > 1000, "{}", report.blocks_onboarded);
+        let series = *report.series.unwrap();
+        let compute = series.timeline.tracks.iter().find(|track| track.name.contains("compute"));
+        let waited = compute.unwrap().waited_ns.iter();
+        let copies = waited.filter(|(cause, _)| cause.ends_with("copies to the device"));
+        (copies.map(|(_, ns)| ns).sum::<u64>(), series)
+    };
+    let (slow, series) = waits(10);
+    // The longest waits of the device, and of the engine for it, are for the slow copies.
+    let longest = series.timeline.waits();
+    let of = |track| *longest.iter().find(|(on, ..)| *on == track).unwrap();
+    for track in ["engine", "device 0: compute"] {
+        assert!(of(track).1.ends_with("copies to the device"), "{:?}", &longest[..9]);
+    }
+    assert!(slow > series.samples.time_ns.last().unwrap() / 2, "{slow}");
+    let (fast, _) = waits(50_000);
+    assert!(fast < slow / 100, "{fast} of {slow}");
+}
+
+#[test]
+fn content_that_is_asked_for_again_has_its_age_found_or_lost() {
+    let at = |timestamp_ms, first| Request {
+        timestamp_ms,
+        input_length: 5121,
+        output_length: 2,
+        hash_ids: (first..first + 11).collect(),
+        tenant: None,
+    };
+    // The second is found. The third evicts it, and the fourth has lost it.
+    let trace = Trace::new(vec![at(0, 0), at(3000, 0), at(4000, 100), at(9000, 0)]);
+    let config = RunConfig { device_blocks: 90, host_blocks: 0, max_batch: 1, ..config() };
+    let series = without_host_clock(&replay(&config, Profile::default(), &trace));
+    let (reuse, loss) = (&series.age_at_reuse_ms, &series.age_at_loss_ms);
+    assert_eq!(reuse.buckets.first().map(|of| of.1), Some(80), "{reuse:?}");
+    assert!((3000..3400).contains(&reuse.p50), "{reuse:?}");
+    assert_eq!(reuse.count + loss.count, 160);
+    assert_eq!(series.samples.lost.last(), Some(&loss.count));
+    assert!(loss.count > 70 && loss.max == 6000, "{loss:?}");
+    // Both prompts' 80 blocks have room in 160.
+    let size = &series.cache_at_loss_blocks;
+    assert_eq!((size.count, size.p50, size.max), (loss.count, 160, 160));
+}
+
+#[test]
+fn the_timeline_finds_a_stopped_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("run.json");
+    let args = ["run", "--requests", "40", "--workers", "2", "--series", "--verify", "none"];
+    let drill = ["--drill", "stop-worker=1@20:1500", "--json", json.to_str().unwrap()];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-replay"));
+    let output = command.args(args).args(drill).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let series: Series = serde_json::from_value(json["series"].clone()).unwrap();
+    let (track, cause, _, length) = series.timeline.waits()[0];
+    assert_eq!((series.clock.as_str(), track, cause), ("host", "engine", "workers"));
+    // The drill has it go on only when it has been waited for so long.
+    assert!(length >= 1_500_000_000, "{length}");
+}

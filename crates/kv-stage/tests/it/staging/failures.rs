@@ -1,0 +1,166 @@
+//! The state after a refusal, a panic or the loss of a device.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cuda_driver::host_pages::HostMemory;
+use cuda_driver::{CopyError, DeviceError, ErrorCode, HostAllocFlags};
+use kv_stage::{
+    PoolOptions, StagingOptions, StagingPool, SubmittedView,
+    error::{AcquireError, StagingError, SubmitError},
+};
+use kv_testkit::pattern;
+
+use crate::machine::Machine;
+
+const BYTES: usize = 256;
+
+/// Runs `end` after a copy behind a stalled stream; the buffer must be kept for that copy.
+fn keeps_the_buffer_when(end: impl FnOnce(&SubmittedView<'_>) -> Result<(), CopyError>) {
+    let machine = Machine::new(1);
+    let pool = machine.pool(BYTES as u64, 1);
+    let target = machine.memory(BYTES as u64);
+    machine.sim.hold(machine.stream.raw());
+    let mut buffer = pool.acquire().unwrap();
+    buffer.bytes_mut().copy_from_slice(&pattern(1, BYTES));
+    let enqueue = |view: &SubmittedView<'_>| {
+        view.copy_to_device(target.span(), 0)?;
+        end(view)
+    };
+    let ended = catch_unwind(AssertUnwindSafe(|| buffer.submit(&machine.stream, enqueue)));
+    assert!(!matches!(ended, Ok(Ok(()))));
+    let refused = pool.acquire().map(drop);
+    assert_eq!(refused, Err(AcquireError::Exhausted { live: 1, max: 1 }));
+    machine.sim.release_hold(machine.stream.raw());
+    let mut next = pool.acquire_wait().unwrap();
+    next.bytes_mut().fill(0);
+    assert_eq!(machine.read(target.span()), pattern(1, BYTES));
+}
+
+#[test]
+fn a_failed_closure_keeps_the_buffer_for_what_it_enqueued() {
+    // The second copy is longer than the buffer.
+    let machine = Machine::new(0);
+    let pool = machine.pool(BYTES as u64, 1);
+    let long = machine.memory(2 * BYTES as u64);
+    let buffer = pool.acquire().unwrap();
+    let refused = buffer.submit(&machine.stream, |view| view.copy_to_device(long.span(), 0));
+    assert!(matches!(refused, Err(SubmitError::Enqueue(CopyError::OutOfBounds(_)))));
+
+    keeps_the_buffer_when(|view| view.copy_to_device(long.span(), 0));
+}
+
+#[test]
+fn a_panicking_closure_keeps_the_buffer_for_what_it_enqueued() {
+    keeps_the_buffer_when(|_| panic!("a closure that gives up"));
+}
+
+#[test]
+fn a_buffer_without_an_event_is_never_used_again() {
+    let machine = Machine::new(2);
+    let pool = machine.pool(BYTES as u64, 2);
+    let target = machine.memory(BYTES as u64);
+    machine.sim.fail_nth("cuEventRecord", 1, ErrorCode::OUT_OF_MEMORY);
+    let buffer = pool.acquire().unwrap();
+    let refused = buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0));
+    assert!(matches!(refused, Err(SubmitError::Retire(DeviceError::Driver(_)))), "{refused:?}");
+    assert_eq!((pool.leaked(), pool.live(), pool.pinned_bytes()), (1, 0, 4096));
+    machine.stream.synchronize().unwrap();
+    let held = pool.acquire().unwrap();
+    let refused = pool.acquire_wait().map(drop);
+    assert_eq!(refused, Err(AcquireError::Exhausted { live: 1, max: 1 }));
+    drop(held);
+    pool.close().unwrap();
+    assert_eq!(machine.sim.pinned_bytes(), 0);
+}
+
+#[test]
+fn a_second_event_that_cannot_be_had_loses_nothing() {
+    let machine = Machine::new(3);
+    let pool = machine.pool(BYTES as u64, 1);
+    let target = machine.memory(BYTES as u64);
+    let other = cuda_driver::Stream::new(&machine.device).unwrap();
+    machine.sim.fail_nth("cuEventCreate", 1, ErrorCode::OUT_OF_MEMORY);
+    let buffer = pool.acquire().unwrap();
+    let copies = machine.calls("cuMemcpyHtoDAsync");
+    let refused =
+        buffer.submit(&machine.stream, |view| view.copy_to_device_on(&other, target.span(), 0));
+    assert!(matches!(refused, Err(SubmitError::Enqueue(CopyError::Device(_)))), "{refused:?}");
+    assert_eq!(machine.calls("cuMemcpyHtoDAsync"), copies);
+    drop(pool.acquire_wait().unwrap());
+    assert_eq!((pool.leaked(), pool.live()), (0, 0));
+}
+
+#[test]
+fn construction_that_fails_at_any_step_gives_everything_back() {
+    let calls =
+        ["cuMemHostAlloc", "cuMemHostRegister", "cuMemHostGetDevicePointer", "cuEventCreate"];
+    for call in calls {
+        let memory = match call {
+            "cuMemHostAlloc" => HostMemory::Driver(HostAllocFlags::CACHED),
+            _ => PoolOptions::MEMORY,
+        };
+        for nth in 1..=3 {
+            let machine = Machine::new(nth);
+            let before = machine.sim.check_leaks();
+            machine.sim.fail_nth(call, nth, ErrorCode::OUT_OF_MEMORY);
+            let class = StagingOptions { buffer_bytes: 4096, buffers_max: 3 };
+            // One slab for each buffer.
+            let options = PoolOptions { slab_bytes: 4096, memory, ..PoolOptions::new(vec![class]) };
+            let refused = StagingPool::with_classes(&machine.device, &options).map(drop);
+            let Err(StagingError::Device(error)) = refused else { panic!("{refused:?}") };
+            assert!(error.is_out_of_memory(), "{error:?}");
+            assert_eq!(machine.sim.check_leaks(), before, "{call} {nth}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_releases_what_it_held() {
+    let machine = Machine::new(4);
+    let pool = machine.pool(BYTES as u64, 3);
+    let target = machine.memory(BYTES as u64);
+    machine.sim.hold(machine.stream.raw());
+    for source in [None, Some(0x10)] {
+        let buffer = pool.acquire().unwrap();
+        let enqueue = |view: &SubmittedView<'_>| {
+            let source = source.unwrap_or(view.address());
+            machine.launch_copy(view.stream(), target.span(), source)
+        };
+        buffer.submit(&machine.stream, enqueue).unwrap();
+    }
+    let held = pool.acquire().unwrap();
+    machine.sim.release_hold(machine.stream.raw());
+    assert!(machine.stream.synchronize().is_err());
+    let calls = machine.sim.calls();
+    let refused = pool.acquire().map(drop);
+    let Err(AcquireError::Device(DeviceError::Poisoned { first })) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(first.code, ErrorCode::ILLEGAL_ADDRESS);
+    assert_eq!(pool.live(), 1, "the submitted ones are released, the held one is its holder's");
+    // A submission on a lost device reports the loss and keeps nothing.
+    let refused = held.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0));
+    assert!(matches!(refused, Err(SubmitError::Enqueue(CopyError::Device(_)))), "{refused:?}");
+    assert!(matches!(pool.acquire_wait().map(drop), Err(AcquireError::Device(_))));
+    assert!(matches!(pool.drain(), Err(StagingError::Device(_))));
+    assert_eq!((pool.live(), pool.leaked()), (0, 0));
+    assert_eq!(machine.sim.calls(), calls, "a lost device is asked nothing, not even about events");
+    // Clean-up ends without further errors.
+    pool.close().unwrap();
+    assert_eq!(machine.sim.pinned_bytes(), 0);
+}
+
+#[test]
+fn a_device_lost_while_asking_for_an_event_releases_too() {
+    let machine = Machine::new(5);
+    let pool = machine.pool(BYTES as u64, 2);
+    let target = machine.memory(BYTES as u64);
+    machine.sim.hold(machine.stream.raw());
+    for _ in 0..2 {
+        let buffer = pool.acquire().unwrap();
+        buffer.submit(&machine.stream, |view| view.copy_to_device(target.span(), 0)).unwrap();
+    }
+    machine.sim.fail_nth("cuEventQuery", 1, ErrorCode::LAUNCH_FAILED);
+    assert!(matches!(pool.acquire().map(drop), Err(AcquireError::Device(_))));
+    assert_eq!(pool.live(), 0);
+}

@@ -1,0 +1,9 @@
+//! The tests of the tools.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cli;
+mod eviction;
+mod page;
+mod plan;
+mod policies;
