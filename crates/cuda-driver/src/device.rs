@@ -144,16 +144,6 @@ pub(crate) struct Inner {
     pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
     pub(crate) owner: Owner,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    sabotage: Sabotage,
-}
-
-/// Protections taken out, for tests that must see the harm.
-#[cfg(all(feature = "sabotage", debug_assertions))]
-#[derive(Debug, Default)]
-struct Sabotage {
-    binds_nothing: std::sync::atomic::AtomicBool,
-    forgets_loss: std::sync::atomic::AtomicBool,
 }
 
 /// How many devices of this process were lost.
@@ -272,8 +262,6 @@ impl Device {
                 given_up: OnceLock::new(),
                 tally: Tally::default(),
                 owner,
-                #[cfg(all(feature = "sabotage", debug_assertions))]
-                sabotage: Sabotage::default(),
             }),
         }
     }
@@ -362,10 +350,6 @@ impl Device {
     ) -> Result<T, DeviceError> {
         let _site = guard!("driver.site-of-caller", site::enter(), else site::leave());
         let driver = &*self.inner.driver;
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.inner.sabotage.binds_nothing.load(Relaxed) {
-            return calls(driver).map_err(|error| self.named(error).into());
-        }
         // SAFETY: the context is alive as long as `inner` (its invariant).
         let result = unsafe { Bound::enter(driver, self.inner.context) }.and_then(|bound| {
             let result = calls(driver);
@@ -392,10 +376,6 @@ impl Device {
     /// # Errors
     /// When the context cannot be bound; `work` was not called then.
     pub fn while_current<T>(&self, work: impl FnOnce() -> T) -> Result<T, DeviceError> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.inner.sabotage.binds_nothing.load(Relaxed) {
-            return Ok(work());
-        }
         // SAFETY: the context is alive as long as `inner` (its invariant), which `self` holds.
         let keeping = unsafe { Keeping::enter(&*self.inner.driver, self.inner.context) };
         let keeping = keeping.map_err(|error| self.met(error))?;
@@ -412,10 +392,6 @@ impl Device {
     /// Converts an error of a call. A sticky error poisons the device.
     fn met(&self, error: DriverError) -> DeviceError {
         let error = self.named(error);
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.inner.sabotage.forgets_loss.load(Relaxed) {
-            return DeviceError::Driver(error);
-        }
         if guard!("driver.first-loss-kept", error.code.is_sticky(), else false) {
             let first = self.inner.lose(error);
             if first != error {
@@ -470,19 +446,6 @@ impl Device {
             }
         }
         self.met(error)
-    }
-
-    /// Makes operations act on the thread's current context, without binding their own.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_bind_nothing(&self, on: bool) {
-        self.inner.sabotage.binds_nothing.store(on, Relaxed);
-    }
-
-    /// Makes the device forget the error that lost it, so that every later call returns the
-    /// driver's error.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_forget_loss(&self, on: bool) {
-        self.inner.sabotage.forgets_loss.store(on, Relaxed);
     }
 
     /// Refuses objects of another driver object. This driver would follow their handles, which are
