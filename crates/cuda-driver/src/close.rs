@@ -1,5 +1,7 @@
 //! Closing a device: who may close it, the order of the steps, and the outcome.
 
+use crate::guard;
+
 use crate::current::Bound;
 use crate::device::{Inner, Object, Retired};
 use crate::opened;
@@ -67,7 +69,7 @@ impl Device {
             Err(inner) => return Err(CloseError::InUse { device: Self { inner }, alive }),
         };
         let freed = inner.retired.get_mut().len();
-        let ended = inner.end().and(inner.given_up.get().map_or(Ok(()), |error| Err(*error)));
+        let ended = inner.end().and(guard!("driver.given-up-told", inner.given_up(), else Ok(())));
         let lost = inner.loss.get().map(|loss| loss.error);
         match ended {
             Err(error) if !error.code.is_sticky() => {
@@ -80,11 +82,16 @@ impl Device {
 }
 
 impl Inner {
+    /// The refusal of the first object that was given up when it was dropped.
+    fn given_up(&self) -> DriverResult<()> {
+        self.given_up.get().map_or(Ok(()), |error| Err(*error))
+    }
+
     /// Frees retired memory, releases the context and drops its owner. Takes every step even if one
     /// before it failed, and returns the first refusal. A second call does nothing.
     #[track_caller]
     fn end(&mut self) -> DriverResult<()> {
-        let _site = site::enter();
+        let _site = guard!("driver.close-site", site::enter(), else site::leave());
         let mut left =
             Left { retired: std::mem::take(self.retired.get_mut()), regions: Vec::new() };
         let mut outcome = Ok(());
@@ -142,15 +149,23 @@ pub(crate) fn free_all(driver: &dyn Driver, left: &mut Left) -> DriverResult<()>
     // The driver waits for all devices before it frees memory, and for one device before it
     // unregisters memory. It waits for no device before this crate's own memory is freed.
     let registered = has(|memory| matches!(memory, Retired::Registered(_)));
-    let settled = if registered { twice(|| opened::settle(driver)) } else { Ok(()) };
+    let settled = if guard!("driver.all-contexts-waited", registered, else false) {
+        twice(|| opened::settle(driver))
+    } else {
+        Ok(())
+    };
     let lent = has(|memory| matches!(memory, Retired::Lent(_)));
-    let waited = if lent { twice(|| driver.ctx_synchronize()) } else { Ok(()) };
+    let waited = if guard!("driver.lent-waited", lent, else false) {
+        twice(|| driver.ctx_synchronize())
+    } else {
+        Ok(())
+    };
     let mut outcome = Ok(());
     for mut memory in retired {
         let freed = match &mut memory {
             Retired::Device(address, uses) => {
                 // The driver waits for work that is enqueued, and not for a call that is about to do so.
-                uses.wait();
+                guard!("driver.free-waits-calls", uses.wait());
                 // SAFETY: an address enters the list when the one buffer that owned it is dropped,
                 // and leaves it before this call, which is made once (see `once`). It enters the list
                 // again only where the call did nothing.
@@ -179,10 +194,14 @@ pub(crate) fn free_all(driver: &dyn Driver, left: &mut Left) -> DriverResult<()>
             outcome = outcome.and(Err(error));
         }
         match freed {
-            Err(error) if error.code.is_of_call_not_made() => left.retired.push(memory),
+            Err(error) if error.code.is_of_call_not_made() => {
+                guard!("driver.refused-kept", left.retired.push(memory));
+            }
             // Host memory that the device may still use is never freed. No work of a stopped device
             // uses it.
-            Err(error) if !error.code.is_sticky() => std::mem::forget(memory),
+            Err(error) if guard!("driver.in-use-kept", !error.code.is_sticky(), else false) => {
+                std::mem::forget(memory);
+            }
             _ => match memory {
                 Retired::Registered(region) => left.regions.push(region),
                 Retired::Lent(bytes) => drop(bytes),

@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use crate::guard;
+
 use crate::{Driver, DriverResult};
 
 /// A context, with the driver object that it was made current through.
@@ -41,16 +43,18 @@ impl<'a> Bound<'a> {
     pub(crate) unsafe fn enter(driver: &'a dyn Driver, context: u64) -> DriverResult<Self> {
         let (wanted, kept) = (Kept::of(driver, context), KEPT.get());
         let current = match kept {
-            Some(kept) if kept.driver == wanted.driver => kept.context,
+            Some(kept) if guard!("driver.kept-own", kept.driver == wanted.driver, else true) => {
+                kept.context
+            }
             _ => driver.ctx_get_current()?,
         };
-        if current == context {
+        if guard!("driver.own-context-bound", current == context, else true) {
             return Ok(Self { driver, restore: None });
         }
         // SAFETY: the caller passes a live context.
         unsafe { driver.ctx_set_current(context) }?;
         // The kept context may not be assumed current until it is restored.
-        KEPT.set(None);
+        guard!("driver.bound-is-not-kept", KEPT.set(None));
         Ok(Self { driver, restore: Some((current, kept)) })
     }
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::guard;
+
 use crate::alive::Tally;
 use crate::close::{Left, Loss, destroy, free_all, refused};
 use crate::current::{Bound, Keeping};
@@ -142,16 +144,6 @@ pub(crate) struct Inner {
     pub(crate) given_up: OnceLock<DriverError>,
     tally: Tally,
     pub(crate) owner: Owner,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    sabotage: Sabotage,
-}
-
-/// Protections taken out, for tests that must see the harm.
-#[cfg(all(feature = "sabotage", debug_assertions))]
-#[derive(Debug, Default)]
-struct Sabotage {
-    binds_nothing: std::sync::atomic::AtomicBool,
-    forgets_loss: std::sync::atomic::AtomicBool,
 }
 
 /// How many devices of this process were lost.
@@ -270,8 +262,6 @@ impl Device {
                 given_up: OnceLock::new(),
                 tally: Tally::default(),
                 owner,
-                #[cfg(all(feature = "sabotage", debug_assertions))]
-                sabotage: Sabotage::default(),
             }),
         }
     }
@@ -343,7 +333,7 @@ impl Device {
         &self,
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
-        if let Some(first) = self.poison() {
+        if let Some(first) = guard!("driver.lost-asked-nothing", self.poison(), else None) {
             return Err(DeviceError::Poisoned { first });
         }
         self.clean_up(calls)
@@ -358,12 +348,8 @@ impl Device {
         &self,
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
-        let _site = site::enter();
+        let _site = guard!("driver.site-of-caller", site::enter(), else site::leave());
         let driver = &*self.inner.driver;
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.inner.sabotage.binds_nothing.load(Relaxed) {
-            return calls(driver).map_err(|error| self.named(error).into());
-        }
         // SAFETY: the context is alive as long as `inner` (its invariant).
         let result = unsafe { Bound::enter(driver, self.inner.context) }.and_then(|bound| {
             let result = calls(driver);
@@ -390,10 +376,6 @@ impl Device {
     /// # Errors
     /// When the context cannot be bound; `work` was not called then.
     pub fn while_current<T>(&self, work: impl FnOnce() -> T) -> Result<T, DeviceError> {
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.inner.sabotage.binds_nothing.load(Relaxed) {
-            return Ok(work());
-        }
         // SAFETY: the context is alive as long as `inner` (its invariant), which `self` holds.
         let keeping = unsafe { Keeping::enter(&*self.inner.driver, self.inner.context) };
         let keeping = keeping.map_err(|error| self.met(error))?;
@@ -410,11 +392,7 @@ impl Device {
     /// Converts an error of a call. A sticky error poisons the device.
     fn met(&self, error: DriverError) -> DeviceError {
         let error = self.named(error);
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.inner.sabotage.forgets_loss.load(Relaxed) {
-            return DeviceError::Driver(error);
-        }
-        if error.code.is_sticky() {
+        if guard!("driver.first-loss-kept", error.code.is_sticky(), else false) {
             let first = self.inner.lose(error);
             if first != error {
                 return DeviceError::Poisoned { first };
@@ -431,7 +409,8 @@ impl Device {
         others: &[&Device],
         calls: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
-        if let Some(first) = others.iter().find_map(|other| other.poison()) {
+        let lost = || others.iter().find_map(|other| other.poison());
+        if let Some(first) = guard!("driver.other-lost", lost(), else None) {
             return Err(DeviceError::Poisoned { first });
         }
         let mut answer = Ok(());
@@ -454,29 +433,19 @@ impl Device {
     #[track_caller]
     pub(crate) fn met_with(&self, others: &[&Device], error: DriverError) -> DeviceError {
         if error.code.is_sticky() {
-            for other in others.iter().filter(|other| !self.shares_context(other)) {
+            let is_other = |other: &&&Device| !self.shares_context(other);
+            let is_other =
+                |other: &&&Device| guard!("driver.whose-loss", is_other(other), else false);
+            for other in others.iter().filter(is_other) {
                 let _ = other.memory_info();
                 if let Some(first) = other.poison()
-                    && self.memory_info().is_ok()
+                    && guard!("driver.both-lost", self.memory_info().is_ok(), else true)
                 {
                     return DeviceError::Poisoned { first };
                 }
             }
         }
         self.met(error)
-    }
-
-    /// Makes operations act on the thread's current context, without binding their own.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_bind_nothing(&self, on: bool) {
-        self.inner.sabotage.binds_nothing.store(on, Relaxed);
-    }
-
-    /// Makes the device forget the error that lost it, so that every later call returns the
-    /// driver's error.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_forget_loss(&self, on: bool) {
-        self.inner.sabotage.forgets_loss.store(on, Relaxed);
     }
 
     /// Refuses objects of another driver object. This driver would follow their handles, which are
@@ -503,7 +472,7 @@ impl Device {
     ) -> Result<(), DeviceError> {
         let other = stream.device();
         self.check_driver(other, call, ErrorCode::INVALID_HANDLE)?;
-        match self.shares_context(other) {
+        match guard!("driver.own-context", self.shares_context(other), else true) {
             true => Ok(()),
             false => {
                 let (device, stream) = (self.ordinal(), other.ordinal());
@@ -518,7 +487,8 @@ impl Device {
     /// objects may have one number.
     #[must_use]
     pub fn shares_context(&self, other: &Device) -> bool {
-        self.inner.context == other.inner.context && self.is_of_driver(other)
+        self.inner.context == other.inner.context
+            && guard!("driver.two-drivers", self.is_of_driver(other), else true)
     }
 
     /// Whether both devices are of one driver object.
@@ -583,7 +553,10 @@ impl Device {
         });
         match answer {
             Ok(()) => Ended::Done,
-            Err(error) if made && !error.driver_error().code.is_of_call_not_made() => {
+            Err(error)
+                if guard!("driver.unbound-not-made", made, else true)
+                    && !error.driver_error().code.is_of_call_not_made() =>
+            {
                 Ended::Perhaps(error)
             }
             Err(error) => Ended::Not(error),
@@ -602,7 +575,7 @@ impl Device {
         match self.end(|driver| unsafe { destroy(driver, object) }) {
             Ended::Done => Ok(()),
             Ended::Not(error) if !error.driver_error().code.is_sticky() => {
-                self.retire(Retired::Object(object));
+                guard!("driver.object-again", self.retire(Retired::Object(object)));
                 Err(error)
             }
             Ended::Not(error) | Ended::Perhaps(error) => {
@@ -640,7 +613,7 @@ impl Device {
     pub fn free_retired(&self) -> Result<usize, DeviceError> {
         // Bounded by the driver's calls, which wait for the device's work. The regions are dropped
         // behind it, since their destructors are the host program's code.
-        let freeing = self.inner.freeing.lock();
+        let freeing = guard!("driver.freeing-waited", Some(self.inner.freeing.lock()), else None);
         let retired = std::mem::take(&mut *self.inner.retired.lock());
         if retired.is_empty() {
             return Ok(0);
@@ -649,7 +622,7 @@ impl Device {
         let mut left = Left { retired, regions: Vec::new() };
         // Where the context cannot be bound, all is left.
         let freed = self.clean_up(|driver| free_all(driver, &mut left));
-        self.inner.retired.lock().extend(left.retired);
+        guard!("driver.unbound-kept", self.inner.retired.lock().extend(left.retired));
         // Relaxed: whoever compares the number has waited for the lock.
         self.inner.freed.fetch_add(1, Relaxed);
         drop(freeing);
@@ -667,7 +640,7 @@ impl Device {
         calls: impl Fn(&dyn Driver) -> DriverResult<T>,
     ) -> Result<T, DeviceError> {
         let _site = site::enter();
-        if !self.inner.retired.lock().is_empty() {
+        if guard!("driver.frees-own-needs", !self.inner.retired.lock().is_empty(), else true) {
             self.free_retired()?;
         }
         let freed = self.inner.freed.load(Relaxed);
@@ -676,9 +649,10 @@ impl Device {
             return answer;
         }
         self.free_retired()?;
-        match self.inner.freed.load(Relaxed) == freed {
-            true => answer,
-            false => self.run(calls),
+        let is_more = self.inner.freed.load(Relaxed) != freed;
+        match guard!("driver.short-tries-again", is_more, else false) {
+            true => self.run(calls),
+            false => answer,
         }
     }
 }

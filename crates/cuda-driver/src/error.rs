@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::guard;
+
 use crate::LaunchConfig;
 use crate::messages::{ByteSize, one_line_debug};
 
@@ -160,7 +162,8 @@ impl ErrorCode {
     /// resources, or is not permitted during a capture.
     #[must_use]
     pub(crate) fn is_of_call_not_made(self) -> bool {
-        matches!(self, Self::OUT_OF_MEMORY | Self::STREAM_CAPTURE_UNSUPPORTED)
+        let says_so = matches!(self, Self::OUT_OF_MEMORY | Self::STREAM_CAPTURE_UNSUPPORTED);
+        guard!("driver.not-destroyed-twice", says_so, else !self.is_sticky())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Graphs of launches that a stream captured.
 
+use crate::guard;
+
 use crate::close::once;
 use crate::device::Object;
 use crate::{Device, DeviceError, Driver, DriverResult, Stream};
@@ -54,11 +56,15 @@ impl Stream {
     ) -> Result<T, DeviceError> {
         let mut ended = false;
         let mut answer = self.try_end_capture(&take, &mut ended);
-        if !ended {
+        if guard!("driver.capture-ended-again", !ended, else false) {
             answer = self.try_end_capture(&take, &mut ended);
         }
         if let (false, Err(error)) = (ended, &answer) {
-            self.device().give_up(error.driver_error(), "a stream may still be captured");
+            let error = error.driver_error();
+            guard!(
+                "driver.capture-told",
+                self.device().give_up(error, "a stream may still be captured")
+            );
         }
         answer
     }

@@ -2,6 +2,8 @@
 
 use std::sync::{PoisonError, RwLock};
 
+use crate::guard;
+
 use crate::alive::{Held, Kind};
 use crate::device::Retired;
 use crate::pin::Origin;
@@ -201,7 +203,7 @@ impl PinnedBuffer {
                     match unsafe { driver.mem_free_host(host) } {
                         Ok(()) => {}
                         Err(error) if error.code.is_of_call_not_made() => {
-                            device.retire(Retired::Host(host));
+                            guard!("driver.unreached-kept", device.retire(Retired::Host(host)));
                         }
                         Err(error) => {
                             device.give_up(error, "pinned memory may not have been freed");
@@ -270,7 +272,8 @@ impl PinnedBuffer {
     /// # Errors
     /// [`ReaderError::OtherDriver`].
     pub fn device_address_on(&self, stream: &Stream) -> Result<u64, ReaderError> {
-        match self.device.is_of_driver(stream.device()) {
+        let is_own = self.device.is_of_driver(stream.device());
+        match guard!("driver.kernel-own-driver", is_own, else true) {
             true => Ok(self.device_address),
             false => Err(ReaderError::OtherDriver { stream: stream.raw() }),
         }
@@ -379,7 +382,7 @@ impl PinnedBuffer {
     #[track_caller]
     pub fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), OutOfBounds> {
         let host = self.host_range(offset, data.len() as u64)?;
-        self.tell(offset, data.len() as u64, false);
+        guard!("driver.read-told", self.tell(offset, data.len() as u64, false));
         let _access = self.accesses.read().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range lies in the owned, initialised allocation and does not overlap `data`. No other thread
         // writes it: `write_shared` waits for the lock, and `slice_mut` needs `&mut self`.
@@ -398,7 +401,7 @@ impl PinnedBuffer {
     /// - no device operation that reads it is pending, unless a torn read is acceptable.
     #[track_caller]
     pub unsafe fn slice_mut(&mut self) -> &mut [u8] {
-        self.tell(0, self.bytes, true);
+        guard!("driver.slice-told", self.tell(0, self.bytes, true));
         // SAFETY: the allocation is owned, initialised since `alloc`, and `bytes` long; `&mut
         // self` excludes other Rust accesses, the caller excludes the device's.
         unsafe { std::slice::from_raw_parts_mut(self.host as *mut u8, self.bytes as usize) }
@@ -434,7 +437,7 @@ impl PinnedSpan<'_> {
     pub fn device_address(self, stream: &Stream) -> Result<u64, ReaderError> {
         let first = self.buffer.device_address_on(stream)?;
         match self.reader {
-            Some(reader) if !reader.is_same(stream) => {
+            Some(reader) if guard!("driver.for-stream", !reader.is_same(stream), else false) => {
                 Err(ReaderError::OtherStream { reader: reader.raw(), stream: stream.raw() })
             }
             _ => Ok(first + self.offset),

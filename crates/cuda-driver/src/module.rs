@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::guard;
+
 use crate::alive::{Held, Kind};
 use crate::device::{Object, Retired};
 use crate::{Device, DeviceError, KernelArgs, LaunchConfig, Stream};
@@ -98,7 +100,11 @@ impl Drop for ModuleInner {
     fn drop(&mut self) {
         // Unloading waits for all work of the device, which a drop must not do. Kernels hold a
         // handle of the module, so none is left.
-        self.device.retire(Retired::Object(Object::Module(self.raw)));
+        guard!(
+            "driver.module-unloaded-later",
+            self.device.retire(Retired::Object(Object::Module(self.raw))),
+            else self.device.run(|driver| unsafe { driver.module_unload(self.raw) }).unwrap_or(())
+        );
     }
 }
 
@@ -141,7 +147,7 @@ impl Kernel {
         args: &KernelArgs,
     ) -> Result<(), DeviceError> {
         let device = self.device();
-        device.check_stream(stream, "cuLaunchKernel")?;
+        guard!("driver.launch-own-driver", device.check_stream(stream, "cuLaunchKernel")?);
         device.run(|driver| {
             // SAFETY: function and stream are live (their invariants) and of this driver object;
             // the rest is the caller's.

@@ -6,6 +6,8 @@
 
 use parking_lot::Mutex;
 
+use crate::guard;
+
 use crate::current::Bound;
 use crate::{Driver, DriverResult};
 
@@ -55,7 +57,11 @@ impl Drop for Noted {
     fn drop(&mut self) {
         let mut opened = OPENED.lock();
         if let Some(place) = opened.iter().position(|other| *other == self.0) {
-            opened.swap_remove(place);
+            guard!(
+                "driver.own-entry",
+                { opened.swap_remove(place); },
+                else opened.retain(|other| *other != self.0)
+            );
         }
     }
 }

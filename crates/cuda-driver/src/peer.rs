@@ -1,5 +1,7 @@
 //! Access of one device to another one's memory, and copies between them.
 
+use crate::guard;
+
 use crate::{
     CopyError, Device, DeviceError, DeviceSpan, DriverResult, ErrorCode, Event, PeerAttribute,
     PeerCopy, Stream, site,
@@ -79,7 +81,8 @@ impl Stream {
         let _site = site::enter();
         let (here, there) = (self.device(), other.device());
         for device in [there, event.device()] {
-            here.check_driver(device, "cuEventRecord", ErrorCode::INVALID_HANDLE)?;
+            let checked = here.check_driver(device, "cuEventRecord", ErrorCode::INVALID_HANDLE);
+            guard!("driver.wait-own-driver", checked?);
         }
         event.device().check_stream(other, "cuEventRecord")?;
         if self.raw().min(other.raw()) <= STREAM_LEGACY {

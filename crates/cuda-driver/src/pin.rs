@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::guard;
+
 use crate::device::Retired;
 use crate::{
     Device, DeviceError, ErrorCode, GrantedPages, HostAllocFlags, HostPages, HostPagesError,
@@ -162,8 +164,9 @@ impl PinnedBuffer {
             let reached = driver.mem_host_get_device_pointer(host);
             reached.map_err(|error| error.of_range(host, bytes)).inspect_err(|_| {
                 // SAFETY: registered just now; the device knows nothing of it.
-                let undone = unsafe { driver.mem_host_unregister(host) };
-                stays = undone.is_err();
+                let undo = || unsafe { driver.mem_host_unregister(host) };
+                let undone = guard!("driver.refused-unregistered", undo(), else Ok(()));
+                stays = guard!("driver.registered-not-returned", undone.is_err(), else false);
             })
         });
         match registered {

@@ -4,6 +4,8 @@
 //! notes its caller on the thread: it begins with [`enter`], and has `#[track_caller]`. Functions
 //! nest. The outermost line is the program's own, the innermost names the call of our crates.
 
+use crate::guard;
+
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
@@ -55,7 +57,7 @@ pub struct Entered {
 #[track_caller]
 pub fn enter() -> Entered {
     let here = Location::caller();
-    let at = AT.get();
+    let at = guard!("driver.site-outermost", AT.get(), else None);
     let Some(outer) = at else {
         // The outermost function has no line inside these crates.
         AT.set(Some(here));
@@ -75,7 +77,8 @@ fn is_same(one: &Location<'_>, other: &Location<'_>) -> bool {
 /// For code of the program that one of our functions calls back: its calls have lines of their own.
 #[inline]
 pub fn leave() -> Entered {
-    Entered { at: AT.take(), through: THROUGH.take(), thread: PhantomData }
+    let at = guard!("driver.site-of-callback", AT.take(), else AT.get());
+    Entered { at, through: THROUGH.take(), thread: PhantomData }
 }
 
 /// The line noted on this thread.
@@ -88,7 +91,7 @@ pub fn current() -> Option<Site> {
 impl Drop for Entered {
     #[inline]
     fn drop(&mut self) {
-        AT.set(self.at);
+        guard!("driver.site-ends", AT.set(self.at));
         THROUGH.set(self.through);
     }
 }

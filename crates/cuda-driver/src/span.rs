@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 use parking_lot::Mutex;
 
+use crate::guard;
+
 use crate::{Device, OutOfBounds, ReaderError, Stream};
 
 /// A range of device memory: an address and a length, without ownership.
@@ -87,7 +89,8 @@ impl DeviceSpan {
         let (address, bytes) = (self.address, self.bytes);
         let Some(owner) = self.owner else { return Ok(Use(None)) };
         let held = owner.enter().ok_or(ReaderError::Gone { address, bytes })?;
-        match owner.slot.driver.load(SeqCst) == driver_of(stream.device()) {
+        let is_own = owner.slot.driver.load(SeqCst) == driver_of(stream.device());
+        match guard!("driver.span-own-driver", is_own, else true) {
             true => Ok(held),
             false => Err(ReaderError::OtherDriver { stream: stream.raw() }),
         }
@@ -156,7 +159,8 @@ impl Mark {
     fn enter(self) -> Option<Use> {
         let before = self.slot.state.fetch_add(1, SeqCst);
         let held = Use(Some(self.slot));
-        (before & !CALLS == self.owner).then_some(held)
+        guard!("driver.ended-owner-refused", before & !CALLS == self.owner, else true)
+            .then_some(held)
     }
 }
 
@@ -199,7 +203,10 @@ pub(crate) struct LastUses(Option<&'static Slot>);
 
 impl LastUses {
     fn are_over(&self) -> bool {
-        self.0.is_none_or(|slot| slot.state.load(SeqCst) & CALLS == 0)
+        self.0.is_none_or(|slot| {
+            let is_idle = slot.state.load(SeqCst) & CALLS == 0;
+            guard!("driver.last-uses", is_idle, else true)
+        })
     }
 
     /// Waits until they have returned, for no longer than one driver call takes. To be called before the memory is

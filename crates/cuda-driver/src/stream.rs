@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::guard;
+
 use crate::alive::{Held, Kind};
 use crate::device::{Object, Owner, Retired};
 use crate::{
@@ -106,7 +108,7 @@ impl Stream {
         raw: u64,
         owner: Owner,
     ) -> Result<Self, DeviceError> {
-        if raw == STREAM_PER_THREAD {
+        if guard!("driver.no-stream-per-thread", raw == STREAM_PER_THREAD, else false) {
             return Err(DriverError::new("cuStreamGetCtx", ErrorCode::INVALID_HANDLE).into());
         }
         if raw != 0 {
@@ -195,7 +197,7 @@ impl Stream {
         offset: u64,
     ) -> Result<(), CopyError> {
         let host = source.host_range(offset, destination.bytes())?;
-        self.check_pinned(source, "cuMemcpyHtoDAsync")?;
+        guard!("driver.pinned-of-own-driver", self.check_pinned(source, "cuMemcpyHtoDAsync")?);
         let _use = destination.used_by(self)?;
         self.enqueue(destination.bytes(), |driver, stream| {
             // SAFETY: the range lies inside the pinned buffer, whose memory is not freed before
@@ -299,7 +301,7 @@ impl Stream {
                 source_bytes: data.len() as u64,
             });
         }
-        if data.is_empty() {
+        if guard!("driver.no-bytes-wait", data.is_empty(), else false) {
             return Ok(self.synchronize()?);
         }
         let mut own = OwnBytes::new(data.len());
@@ -307,7 +309,8 @@ impl Stream {
             let piece = destination.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
             own.at(&self.inner.device, data.len(), true).copy_from_slice(data);
             let used = piece.used_by(self)?;
-            self.carry(&mut own, |driver, host, stream| {
+            self.carry(&mut own, |driver, own, stream| {
+                let host = guard!("driver.upload-own-memory", own, else data.as_ptr() as u64);
                 // For the call alone: the owner's end waits for no stream.
                 let _used = used;
                 // SAFETY: `carry` keeps the memory until the copy is over; it is as long as the
@@ -343,7 +346,8 @@ impl Stream {
         for (place, data) in (0..).zip(destination.chunks_mut(OWN_BYTES_MAX)) {
             let piece = source.slice(place * OWN_BYTES_MAX as u64, data.len() as u64)?;
             let used = piece.used_by(self)?;
-            self.carry(&mut own, |driver, host, stream| {
+            self.carry(&mut own, |driver, own, stream| {
+                let host = guard!("driver.download-own-memory", own, else data.as_mut_ptr() as u64);
                 let _used = used;
                 // SAFETY: `carry` keeps the memory until the copy is over, and no code reads it
                 // before; it is as long as the piece.
@@ -366,7 +370,10 @@ impl Stream {
         let device = &self.inner.device;
         device.run(|driver| call(driver, host, self.raw()))?;
         Ok(self.synchronize().inspect_err(|_| {
-            device.retire(Retired::Lent(std::mem::take(&mut own.bytes)));
+            guard!(
+                "driver.unwaited-memory-kept",
+                device.retire(Retired::Lent(std::mem::take(&mut own.bytes)))
+            );
         })?)
     }
 
@@ -413,7 +420,8 @@ impl OwnBytes {
     fn at(&mut self, device: &Device, bytes: usize, writes: bool) -> &mut [u8] {
         let place = &mut self.bytes[..bytes];
         let address = place.as_ptr().addr() as u64;
-        device.host_access(HostAccess { address, bytes: bytes as u64, writes });
+        let access = HostAccess { address, bytes: bytes as u64, writes };
+        guard!("driver.lent-access-told", device.host_access(access));
         place
     }
 }

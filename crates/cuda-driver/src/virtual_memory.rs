@@ -1,5 +1,7 @@
 //! Address ranges without memory, and physical memory without addresses.
 
+use crate::guard;
+
 use crate::alive::{Held, Kind};
 use crate::device::{Ended, Object};
 use crate::span::Life;
@@ -70,7 +72,9 @@ impl AddressRange {
     #[track_caller]
     pub fn map(&self, offset: u64, memory: &PhysicalMemory) -> Result<(), DeviceError> {
         let address = self.address("cuMemMap", offset, memory.bytes)?;
-        self.device.check_driver(&memory.device, "cuMemMap", ErrorCode::INVALID_VALUE)?;
+        let checked =
+            self.device.check_driver(&memory.device, "cuMemMap", ErrorCode::INVALID_VALUE);
+        guard!("driver.map-own-driver", checked?);
         self.device.run(|driver| {
             // SAFETY: the handle is live (invariant of `handle`), as `memory` is borrowed, and of
             // this driver object.
@@ -130,9 +134,13 @@ impl AddressRange {
         if bytes == 0 {
             return Ok(());
         }
-        self.life.end().wait();
-        // SAFETY: a live reservation (invariant of `base`), which is used no more.
-        unsafe { self.device.destroy(Object::Addresses(self.base, bytes)) }
+        guard!("driver.addresses-wait-calls", self.life.end().wait(), else drop(self.life.end()));
+        guard!(
+            "driver.addresses-again",
+            // SAFETY: a live reservation (invariant of `base`), which is used no more.
+            unsafe { self.device.destroy(Object::Addresses(self.base, bytes)) },
+            else self.device.clean_up(|driver| driver.mem_address_free(self.base, bytes))
+        )
     }
 
     fn address(&self, call: &'static str, offset: u64, bytes: u64) -> Result<u64, DeviceError> {
@@ -219,7 +227,9 @@ impl PhysicalMemory {
         // SAFETY: the handle is live and this struct's alone (its invariant). Unless the call did
         // nothing for certain, `is_live` says from here on that it is used no more.
         let ended = self.device.end(|driver| unsafe { driver.mem_release(handle) });
-        self.is_live = matches!(ended, Ended::Not(_));
+        let certain = matches!(ended, Ended::Not(_));
+        self.is_live =
+            guard!("driver.perhaps-released", certain, else !matches!(ended, Ended::Done));
         match ended {
             Ended::Done => Ok(()),
             Ended::Not(source) | Ended::Perhaps(source) => {
@@ -238,8 +248,12 @@ impl PhysicalMemory {
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
         if self.is_live {
-            // SAFETY: the handle is live and this struct's alone (its invariant).
-            let _ = unsafe { self.device.destroy(Object::PhysicalMemory(self.handle)) };
+            let _ = guard!(
+                "driver.memory-again",
+                // SAFETY: the handle is live and this struct's alone (its invariant).
+                unsafe { self.device.destroy(Object::PhysicalMemory(self.handle)) },
+                else self.device.clean_up(|driver| unsafe { driver.mem_release(self.handle) })
+            );
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The configuration of a simulated machine.
 
+use cuda_driver::guard;
+
 use crate::{Pace, Profile, RaceCheck, environment};
 
 /// Maximum number of devices of one simulated machine.
@@ -68,7 +70,7 @@ impl Default for SimConfig {
             pinned_bytes: 8 << 30,
             granularity: 2 << 20,
             seed: 0,
-            pace: environment::PACE.value(),
+            pace: guard!("sim.pace-of-environment", environment::PACE.value(), else Pace::Random),
             peer_access: true,
             peer_group: DEVICES_MAX,
             track_initialised: true,
@@ -96,7 +98,7 @@ impl SimConfig {
     }
 
     pub(crate) fn check(&self) -> Result<(), SimConfigError> {
-        environment::check()?;
+        guard!("sim.unknown-pace", environment::check()?);
         if !(1..=DEVICES_MAX).contains(&self.devices) {
             return Err(SimConfigError::Devices { devices: self.devices, most: DEVICES_MAX });
         }

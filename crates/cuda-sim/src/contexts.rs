@@ -1,6 +1,7 @@
 //! Primary contexts, and the current context of each thread.
 
 use cuda_driver::ErrorCode;
+use cuda_driver::guard;
 
 use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
@@ -39,7 +40,7 @@ impl Machine {
     pub(crate) fn poison(&mut self, device: u32, code: ErrorCode) {
         self.devices[device as usize].poison.get_or_insert(code);
         self.discard_work(device);
-        self.races.device_stopped(device);
+        guard!("sim.lost-is-over", self.races.device_stopped(device));
     }
 
     /// Loses a device because its work faulted. NVIDIA's driver fails the whole process then: all
@@ -120,7 +121,10 @@ impl Machine {
         {
             let allocation = &self.memory.allocations.live()[index];
             let range = (allocation.base, allocation.bytes());
-            self.note_freed_by(call, RangeKind::Allocation, range);
+            guard!(
+                "sim.context-ends-memory",
+                self.note_freed_by(call, RangeKind::Allocation, range)
+            );
             self.memory.free(index);
         }
         while let Some(index) = self.memory.host.live().iter().position(|r| r.owner == device) {

@@ -1,5 +1,6 @@
 //! Allocation, copies and fills: the driver's checks before the work is enqueued.
 
+use cuda_driver::guard;
 use cuda_driver::{
     AllocationProp, BatchCopy, ErrorCode, HostAllocFlags, HostRegisterFlags, PeerCopy,
 };
@@ -223,7 +224,7 @@ impl Machine {
             self.take_back(point);
             return Err(code);
         }
-        self.races.host_knows_point(point);
+        guard!("sim.pageable-copy-waits", self.races.host_knows_point(point));
         self.health(device)?;
         if let Some(data) = self.fetched.take() {
             host.fill_from(class, &data);
@@ -325,7 +326,7 @@ impl Machine {
                 other.wrapping_sub(start) != offset.wrapping_sub(key)
             })
         });
-        if overlaps {
+        if guard!("sim.copy-over-itself", overlaps, else false) {
             let reason = "the copy writes bytes that it reads, and nothing orders them";
             self.note_range(FindingKind::Conflict, call, at, (destination.1, bytes), reason);
         }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::time::Duration;
 
+use cuda_driver::guard;
 use cuda_driver::site::Site;
 use cuda_driver::{
     AccessDesc, AllocationProp, BatchCopy, DeviceAttribute, DeviceInfo, Driver, DriverError,
@@ -55,7 +56,7 @@ impl SimDriver {
         call: &'static str,
         body: impl FnOnce(&mut Machine) -> Answer<T>,
     ) -> DriverResult<T> {
-        CALLING.set(Some(Location::caller()));
+        guard!("sim.call-site", CALLING.set(Some(Location::caller())));
         let mut state = self.state();
         let answer = state.enter(call).and_then(|()| body(&mut state));
         state.after_call(call);
@@ -206,7 +207,7 @@ impl Driver for SimDriver {
     fn ctx_synchronize(&self) -> DriverResult<()> {
         self.call("cuCtxSynchronize", |state| {
             let device = state.current()?;
-            state.may_wait_for_device(device)?;
+            guard!("sim.capture-all", state.may_wait_for_device(device)?, else state.may_wait()?);
             state.wait("cuCtxSynchronize", Goal::Device(device))?;
             state.health(device)
         })

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::thread::ThreadId;
 
+use cuda_driver::guard;
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 
 use crate::races::KnownPoint;
@@ -50,7 +51,7 @@ impl Capture {
 
     /// Answers a call that cannot be captured, which ends the capture without a graph.
     pub(crate) fn invalidate(&self) -> ErrorCode {
-        self.is_invalid.set(true);
+        guard!("sim.capture-invalid", self.is_invalid.set(true));
         ErrorCode::STREAM_CAPTURE_UNSUPPORTED
     }
 }
@@ -85,7 +86,9 @@ impl Machine {
             return Ok(());
         }
         let thread = std::thread::current().id();
-        let own = self.captures(|_, capture| capture.thread == thread);
+        let of_thread = |capture: &Capture| capture.thread == thread;
+        let own =
+            self.captures(|_, capture| guard!("sim.capture-waits", of_thread(capture), else false));
         own.map(Capture::invalidate).last().map_or(Ok(()), Err)
     }
 
@@ -173,8 +176,16 @@ impl Machine {
         let (nodes, launched) = (exec.nodes.clone(), exec.launched.clone());
         // Two launches of one graph never overlap, even in different streams.
         if let Some((point, known)) = launched.filter(|(point, _)| point.stream != stream) {
-            self.enqueue(stream, "cuGraphLaunch", Work::Wait(point));
-            known.inspect(|known| self.races.follows(stream, known));
+            guard!(
+                "sim.graph-alone",
+                self.enqueue(stream, "cuGraphLaunch", Work::Wait(point)),
+                else point
+            );
+            guard!(
+                "sim.graph-ordered",
+                known.inspect(|known| self.races.follows(stream, known)),
+                else None
+            );
         }
         let mut last = None;
         for launch in nodes {

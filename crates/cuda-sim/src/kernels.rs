@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cuda_driver::guard;
 use cuda_driver::{ErrorCode, KernelArgs, LaunchConfig};
 use parking_lot::Mutex;
 
@@ -63,7 +64,7 @@ impl Machine {
     /// As in driver 580, this waits for all work of the device, from every module.
     pub(crate) fn module_unload(&mut self, module: u64) -> Answer<()> {
         let device = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
-        self.wait_to_end("cuModuleUnload", Goal::Device(device))?;
+        guard!("sim.unload-waits", self.wait_to_end("cuModuleUnload", Goal::Device(device))?);
         self.note_unloaded("cuModuleUnload", module);
         self.modules.remove(&module);
         self.functions.retain(|_, function| function.module != module);
@@ -147,7 +148,8 @@ impl Machine {
         config: &LaunchConfig,
         args: &KernelArgs,
     ) -> Answer<()> {
-        if program.state_bytes(config) > STATE_BYTES_MAX {
+        let is_large = program.state_bytes(config) > STATE_BYTES_MAX;
+        if guard!("sim.state-bounded", is_large, else false) {
             return Err(ErrorCode::LAUNCH_OUT_OF_RESOURCES);
         }
         let shared = u64::from(program.shared_bytes()) + u64::from(config.shared_bytes);

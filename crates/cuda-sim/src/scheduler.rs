@@ -1,6 +1,7 @@
 //! Which stream advances next, and how far the device runs while a host waits.
 
 use cuda_driver::ErrorCode;
+use cuda_driver::guard;
 
 use crate::findings::{Finding, FindingKind};
 use crate::state::{Answer, Machine};
@@ -104,7 +105,7 @@ impl Machine {
     /// Waits on behalf of a call that frees or destroys something.
     pub(crate) fn wait_to_end(&mut self, call: &'static str, goal: Goal) -> Answer<()> {
         self.run_until(call, goal)?;
-        if self.config.implicit_waits {
+        if guard!("sim.implicit-waits", self.config.implicit_waits, else true) {
             self.host_learns(goal);
         }
         Ok(())
@@ -117,7 +118,8 @@ impl Machine {
             let advanced = match self.pace {
                 Pace::Slowest | Pace::OneBehind if self.choices.is_none() => {
                     // A host that would hang still lets everything else run.
-                    self.step_towards(goal) || self.step()
+                    guard!("sim.wait-runs-no-more", self.step_towards(goal), else false)
+                        || guard!("sim.hang-goes-on", self.step(), else false)
                 }
                 _ => self.step(),
             };
@@ -166,7 +168,7 @@ impl Machine {
         let kept_back = match self.pace {
             _ if self.choices.is_some() => return,
             Pace::Random | Pace::Slowest => return,
-            Pace::OneBehind => 1,
+            Pace::OneBehind => guard!("sim.one-behind", 1, else 0),
             Pace::Fastest | Pace::Timed => 0,
         };
         loop {
@@ -199,7 +201,7 @@ impl Machine {
         let queries = if ticks == self.ticks { queries + 1 } else { 1 };
         self.polled = (self.ticks, queries);
         if queries >= QUERIES_MAX {
-            self.step();
+            guard!("sim.polls-end", self.step(), else false);
             self.polled = (self.ticks, 0);
         }
     }
@@ -334,6 +336,6 @@ impl Machine {
     pub(crate) fn take_back(&mut self, point: Point) {
         let Some(stream) = self.streams.get_mut(&point.stream) else { return };
         stream.queue.retain(|operation| operation.sequence != point.sequence);
-        self.races.taken_back(point);
+        guard!("sim.race-taken-back", self.races.taken_back(point));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use cuda_driver::ErrorCode;
+use cuda_driver::guard;
 
 use crate::graphs::Capture;
 use crate::races::KnownPoint;
@@ -108,7 +109,8 @@ impl Machine {
     /// Table key and device of a stream argument, for a call that cannot be captured.
     pub(crate) fn stream(&self, stream: u64) -> Answer<(u64, u32)> {
         let (stream, device) = self.stream_or_capture(stream)?;
-        match &self.streams[&stream].capture {
+        let capture = &self.streams[&stream].capture;
+        match guard!("sim.capture-takes-launches", capture, else &None) {
             Some(capture) => Err(capture.invalidate()),
             None => Ok((stream, device)),
         }
@@ -119,7 +121,7 @@ impl Machine {
     pub(crate) fn stream_or_capture(&self, stream: u64) -> Answer<(u64, u32)> {
         if is_legacy(stream) {
             let current = self.current()?;
-            self.may_use_legacy(current)?;
+            guard!("sim.capture-legacy", self.may_use_legacy(current)?);
             return Ok((self.devices[current as usize].legacy_stream, current));
         }
         let found = self.streams.get(&stream).filter(|stream| stream.is_users());
@@ -229,7 +231,7 @@ impl Machine {
         let known = self.races.recorded(stream, point.sequence, event);
         if let Some(event) = self.events.get_mut(&event) {
             event.record = Some(Record { point, ended_ns: 0 });
-            event.known = known;
+            event.known = guard!("sim.last-record", known, else event.known.take().or(known));
         }
         Ok(())
     }
@@ -246,7 +248,10 @@ impl Machine {
     pub(crate) fn event_query(&mut self, event: u64) -> Answer<bool> {
         self.event(event)?;
         self.may_wait()?;
-        let is_done = self.look(event);
+        let is_done = guard!("sim.query-first", self.look(event), else {
+            self.go_on_after_query();
+            self.look(event)
+        });
         self.queried("cuEventQuery", event, is_done);
         Ok(is_done)
     }
@@ -263,9 +268,9 @@ impl Machine {
         let Some(found) = self.events.get_mut(&event) else { return true };
         let on_time = found.late == 0;
         found.late = found.late.saturating_sub(1);
-        if on_time {
+        if guard!("sim.late-tells-nothing", on_time, else true) {
             self.seen(Goal::Point(record.point));
-            self.host_learns_event(event);
+            guard!("sim.query-tells", self.host_learns_event(event));
         }
         on_time
     }

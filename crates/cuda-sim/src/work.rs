@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cuda_driver::guard;
 use cuda_driver::reference::{AccessFault, KernelReference, ReferenceError};
 use cuda_driver::{BatchCopy, ErrorCode, KernelArgs, LaunchConfig};
 use parking_lot::Mutex;
@@ -101,7 +102,7 @@ impl Machine {
         let mut name = operation.call;
         let order = operation.order;
         let touches = order.as_ref().map(|_| Touches::of(device, &operation.work));
-        self.memory.recorder.switch(order.is_some());
+        guard!("sim.kernel-recorded", self.memory.recorder.switch(order.is_some()));
         let outcome = match operation.work {
             Work::Copy { destination, source, bytes } => {
                 let to = (engine(destination.0), destination.1);

@@ -74,7 +74,6 @@
 //! # Features
 //! - `nvml`: `NvmlDirectory`, NVML's indices of devices, and `topology::NvmlLinks`, its links, where the machine
 //!   has it. Its absence is no error.
-//! - `sabotage` (debug builds only): for this crate's tests, the switches of `cuda-driver` that take a protection out.
 //!
 //! # What it does not do
 //! It starts no process and restarts none.

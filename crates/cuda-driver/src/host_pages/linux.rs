@@ -5,6 +5,8 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::guard;
+
 use super::{GrantedPages, HostPages, HostPagesError, PageKind};
 
 /// The size of an ordinary page on every supported machine.
@@ -66,7 +68,8 @@ fn map_not_set_aside(
 ) -> Result<HostPages, HostPagesError> {
     let refused = |errno| HostPagesError::Refused { bytes, errno };
     let length = whole_pages(bytes)?;
-    if available_bytes().is_some_and(|most| bytes > most) {
+    let is_short = available_bytes().is_some_and(|most| bytes > most);
+    if guard!("driver.host-has-pages", is_short, else false) {
         return Err(refused(libc::ENOMEM));
     }
     let huge = huge && length >= HUGE_BYTES;
@@ -97,7 +100,8 @@ fn map_set_aside(length: usize, node: Option<u32>) -> Option<HostPages> {
 }
 
 pub(super) fn populate(pages: &HostPages, offset: u64, bytes: u64) -> Result<(), HostPagesError> {
-    let end = offset.saturating_add(bytes).min(pages.bytes).next_multiple_of(PAGE_BYTES as u64);
+    let most = guard!("driver.populate-bounded", pages.bytes, else pages.bytes + PAGE_BYTES as u64);
+    let end = offset.saturating_add(bytes).min(most).next_multiple_of(PAGE_BYTES as u64);
     let first = offset / PAGE_BYTES as u64 * PAGE_BYTES as u64;
     if offset >= pages.bytes || bytes == 0 {
         return Ok(());

@@ -205,6 +205,7 @@ fn a_wait_for_goes_to_no_stream_or_event_of_another_driver() {
     let refused = Err(DriverError::new("cuEventRecord", ErrorCode::INVALID_HANDLE).into());
     assert_eq!(streams[0].wait_for(&streams[1], &events[0]), refused);
     assert_eq!(streams[0].wait_for(&streams[0], &events[1]), refused);
+    assert_eq!(streams[0].wait_for(&streams[1], &events[1]), refused);
     let (ours, theirs) = ((&ours, 0), (&theirs, 0));
     let memory = [ours, theirs].map(|(device, _)| DeviceBuffer::alloc(device, 64).unwrap());
     let [mine, foreign] = [(ours.0, memory[0].span()), (theirs.0, memory[1].span())];

@@ -227,6 +227,8 @@ fn a_span_is_for_its_stream_whatever_handle_names_it() {
     // Two machines of one seed give out the same numbers.
     let theirs = self::machine();
     assert_eq!(theirs.2.raw(), stream.raw());
+    assert_eq!(theirs.1.context(), device.context());
+    assert!(!device.shares_context(&theirs.1) && device.shares_context(device));
     let unknown = ReaderError::OtherStream { reader: stream.raw(), stream: other.raw() };
     let foreign = ReaderError::OtherDriver { stream: theirs.2.raw() };
     for (at, refused, plain) in [(&other, unknown, Ok(address)), (&theirs.2, foreign, Err(foreign))]

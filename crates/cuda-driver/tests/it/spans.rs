@@ -121,8 +121,8 @@ fn staying_in(call: &'static str) -> (Arc<dyn Driver>, Receiver<&'static str>, S
     (Arc::new(driver), told, go_on)
 }
 
-/// A minute: an answer that has not come by then does not come.
-const EVER: Duration = Duration::from_secs(60);
+/// Half a minute: an answer that has not come by then does not come.
+const EVER: Duration = Duration::from_secs(30);
 /// Long enough for a call that nothing holds up.
 const SOON: Duration = Duration::from_millis(500);
 

@@ -1,5 +1,7 @@
 //! The schedule in words: what the host asked for, and what the device ran, in order.
 
+use cuda_driver::guard;
+
 use crate::SimDriver;
 
 use crate::explore::choices::Record;
@@ -42,7 +44,7 @@ impl Machine {
         if IMMEDIATE.contains(&call) {
             self.interleave();
             self.trace(|_| format!("host    {call}"));
-        } else if call.ends_with("Query") {
+        } else if guard!("sim.explore-queries", call.ends_with("Query"), else false) {
             self.interleave();
         }
     }

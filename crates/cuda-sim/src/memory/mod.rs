@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use cuda_driver::guard;
 use cuda_driver::reference::AccessFault;
 use cuda_driver::{ErrorCode, MemoryKind, PointerAttributes};
 
@@ -181,7 +182,8 @@ impl Memory {
                 Piece { key: address, bytes, is_mapped: false, is_host: false }
             }
             Located::Physical { index, offset } => {
-                let key = self.virtual_memory.key(index) + offset;
+                let own = self.virtual_memory.key(index) + offset;
+                let key = guard!("sim.key-of-memory", own, else address);
                 Piece { key, bytes, is_mapped: true, is_host: false }
             }
         })

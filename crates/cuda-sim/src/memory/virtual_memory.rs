@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use cuda_driver::ErrorCode;
+use cuda_driver::guard;
 
 use super::charge::Charge;
 use super::pages::Pages;
@@ -232,7 +233,8 @@ impl VirtualMemory {
         }
         let pages = bytes >> self.shift;
         let reserved: u64 = self.reservations.iter().map(|other| other.entries.len() as u64).sum();
-        if reserved + pages > RESERVED_PAGES_MAX {
+        let is_large = reserved + pages > RESERVED_PAGES_MAX;
+        if guard!("sim.reservations-bounded", is_large, else false) {
             return Err(ErrorCode::OUT_OF_MEMORY);
         }
         let base = if self.is_free(hint, bytes, alignment) {

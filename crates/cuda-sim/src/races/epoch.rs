@@ -1,5 +1,7 @@
 //! Accesses with their actor and time, and the order that is known between them.
 
+use cuda_driver::guard;
+
 use std::sync::Arc;
 
 /// The number of the actor "host".
@@ -58,9 +60,13 @@ impl Strong {
     /// Whether both are of one size, and so of the same bytes, and each scope includes the other's
     /// device. Two that write are then of one device, or neither is an update.
     fn meets(self, other: Self, both_write: bool) -> bool {
-        let is_split = both_write && (self.mark.is_update || other.mark.is_update);
+        let updates = self.mark.is_update || other.mark.is_update;
+        let is_split = both_write && guard!("sim.host-updates-split", updates, else false);
         let is_of_both = self.mark.is_system && other.mark.is_system && !is_split;
-        self.mark.size_log2 == other.mark.size_log2 && (self.device == other.device || is_of_both)
+        let are_near = self.device == other.device || is_of_both;
+        let is_one_size = self.mark.size_log2 == other.mark.size_log2;
+        guard!("sim.strong-sizes", is_one_size, else true)
+            && guard!("sim.strong-scope", are_near, else true)
     }
 
     /// Whether every access that this one meets and that could conflict with `old` meets `old` too.
@@ -136,7 +142,8 @@ impl Epoch {
     pub(super) fn is_covered_by(self, newer: Self) -> bool {
         let (old, new) = (self.how(), newer.how());
         let covers = |new: Strong| old.strong.is_some_and(|one| new.stands_for(one, old.writes));
-        (new.writes || !old.writes) && new.strong.is_none_or(covers)
+        guard!("sim.read-hides-no-write", new.writes || !old.writes, else true)
+            && guard!("sim.atomic-hides-no-plain", new.strong.is_none_or(covers), else true)
     }
 }
 

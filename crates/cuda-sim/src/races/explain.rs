@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use cuda_driver::guard;
 use cuda_driver::site::{self, Site};
 
 use super::{
@@ -65,7 +66,7 @@ impl Races {
             let pair = (side(&race.first), side(&race.second), base);
             if self.told.len() == TOLD_MAX {
                 self.unseen += u64::from(!self.told.contains(&pair));
-            } else if self.told.insert(pair) {
+            } else if guard!("sim.told-once", self.told.insert(pair), else true) {
                 races.push(race);
             }
         }

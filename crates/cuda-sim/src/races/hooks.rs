@@ -1,5 +1,7 @@
 //! The memory accesses of operations and of the host, as they happen.
 
+use cuda_driver::guard;
+
 use super::{
     Accesses, CHANGES_AT, CHANGES_MAX, CallName, Change, Clash, Epoch, Found, HOST, HOST_ACCESS,
     How, Order, RaceActor, RaceCheck, RaceUse, Races, SEGMENTS_MAX, SWEEP_AT,
@@ -48,7 +50,9 @@ impl Races {
     /// enqueued. They race with the operation, whatever is at the addresses now.
     fn changed_since(&mut self, order: &Order, how: How, (address, bytes): (u64, u64)) {
         let end = address.saturating_add(bytes);
-        let since = self.changes.iter().rev().take_while(|change| change.sequence > order.sequence);
+        let since = self.changes.iter().rev().take_while(
+            |change| guard!("sim.ended-since", change.sequence > order.sequence, else false),
+        );
         // The first of several such calls is reported: the operation had to come before it, or
         // after it.
         let first = since.filter(|change| change.start < end && address < change.end).last();
@@ -109,7 +113,10 @@ impl Races {
             note(found, clash, clash.key, sequence, RaceUse::End);
         });
         self.shadow.forget((address, bytes));
-        self.note_change((address, bytes), sequence, RaceUse::End, Some(kind));
+        guard!(
+            "sim.free-remembered",
+            self.note_change((address, bytes), sequence, RaceUse::End, Some(kind))
+        );
     }
 
     /// Records that a call gives a device its first access to mapped memory, in pages at these
@@ -125,7 +132,10 @@ impl Races {
         }
         self.note_call(sequence, CallName::Fixed(call), RaceActor::Host);
         for &page in pages {
-            self.note_change((page, page_bytes), sequence, RaceUse::Map, None);
+            guard!(
+                "sim.mapping-noted",
+                self.note_change((page, page_bytes), sequence, RaceUse::Map, None)
+            );
         }
     }
 
@@ -144,14 +154,17 @@ impl Races {
         let page_bytes = self.shadow.page_bytes();
         self.each_page(memory, pages, |races, key, page| {
             for user in races.shadow.unmapped(key, page) {
-                if !order.is_after(user) {
+                if guard!("sim.unmapped-under", !order.is_after(user), else false) {
                     races.unmapped_under(user.sequence(), sequence, (key, page * page_bytes));
                 }
             }
         });
         let granularity = memory.virtual_memory.granularity();
         for &page in pages {
-            self.note_change((page, granularity), sequence, RaceUse::End, None);
+            guard!(
+                "sim.unmapping-remembered",
+                self.note_change((page, granularity), sequence, RaceUse::End, None)
+            );
         }
     }
 
@@ -191,7 +204,8 @@ impl Races {
     pub(crate) fn uses_module(&mut self, module: u64, order: &Order) {
         let users: &mut Accesses = self.modules.entry(module).or_default();
         users.retain(|user| user.actor() != order.actor);
-        users.push(Epoch::new(order.actor, order.sequence, How::READ));
+        let user = Epoch::new(order.actor, order.sequence, How::READ);
+        guard!("sim.launch-uses-module", users.push(user));
     }
 
     /// Forgets a module that ended with its context. The end of the context is reported instead.
@@ -275,19 +289,20 @@ impl Races {
             wanted.push(order.sequence);
             for (known, actor) in floor.iter_mut().zip(0..) {
                 if actor != order.actor {
-                    *known = (*known).min(order.clock.of(actor));
+                    let most = guard!("sim.pending-keeps-past", order.clock.of(actor), else *known);
+                    *known = (*known).min(most);
                 }
             }
         }
         self.shadow.retain(|epoch| match epoch.actor() {
-            HOST => epoch.sequence() >= oldest,
+            HOST => guard!("sim.host-access-kept", epoch.sequence() >= oldest, else false),
             actor => epoch.sequence() > floor[usize::from(actor)],
         });
         if self.shadow.segments() > SEGMENTS_MAX {
             self.shadow.retain(|_| false);
             self.unseen += 1;
         }
-        self.changes.retain(|change| change.sequence > oldest);
+        self.changes.retain(|change| guard!("sim.ends-kept", change.sequence > oldest, else false));
         self.forget_calls(wanted);
         self.sweep_at = (self.shadow.segments() * 2).max(SWEEP_AT);
         self.forget_calls_at = (self.calls.len() * 2).max(SWEEP_AT);

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use cuda_driver::guard;
 use cuda_driver::{BatchCopy, HostAccess};
 
 use super::epoch::Strong;
@@ -93,7 +94,9 @@ impl Machine {
         match goal {
             Goal::Point(_) => {}
             Goal::Stream(stream) => self.races.host_knows_stream(stream),
-            Goal::Device(device) => self.races.host_knows_device(device),
+            Goal::Device(device) => {
+                guard!("sim.device-wait-tells", self.races.host_knows_device(device));
+            }
             Goal::Everything => self.races.host_knows_everything(),
         }
     }
@@ -169,7 +172,7 @@ impl Machine {
     /// Turns the races found into findings, and sweeps the history.
     fn tell_races(&mut self) {
         for race in self.races.take_found(&self.memory) {
-            if self.races.aborts() {
+            if guard!("sim.abort", self.races.aborts(), else false) {
                 abort(&race);
             }
             self.findings.add(finding(race));

@@ -9,7 +9,7 @@
 //! A report names two conflicting accesses that nothing visible to the driver orders. For each
 //! byte, page of addresses, module and context with such a pair, at least one pair is reported, in
 //! whatever order the device ran the work. With more than two unordered accesses, the reported pair
-//! may depend on that order. `tests/race_programs` compares this with a graph of all order that
+//! may depend on that order. `tests/it/race_programs` compares this with a graph of all order that
 //! CUDA guarantees. One pair may be missing: an access that work of an ended context covers, and a
 //! later one. The end of the context is then reported as a race with that work.
 //!
@@ -28,6 +28,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
+use cuda_driver::guard;
 use cuda_driver::site::Site;
 
 use epoch::{Clock, Epoch, HOST};
@@ -236,7 +237,7 @@ impl Races {
         self.check = check;
         let changes = was_on != self.is_on();
         if changes {
-            self.shadow.clear();
+            guard!("sim.check-begins-anew", self.shadow.clear());
             self.modules.clear();
             self.changes.clear();
             self.edges.clear();
@@ -266,7 +267,8 @@ impl Races {
         let host = Arc::clone(&self.host);
         let unused = (1u16..).zip(&self.actors[1..]).find(|(number, actor)| {
             let is_over = actor.last <= host.of(*number) && host.includes(&actor.clock);
-            !actor.is_alive && is_over
+            guard!("sim.live-number", !actor.is_alive, else true)
+                && guard!("sim.number-over", is_over, else true)
         });
         let number = match unused {
             Some((number, _)) => {
@@ -337,15 +339,21 @@ impl Races {
     fn defaults(&self, number: u16) -> Vec<u16> {
         let this = &self.actors[usize::from(number)];
         let wanted = match this.order {
-            DefaultOrder::NonBlocking => return Vec::new(),
-            DefaultOrder::Blocking => DefaultOrder::Legacy,
-            DefaultOrder::Legacy => DefaultOrder::Blocking,
+            DefaultOrder::NonBlocking => {
+                guard!("sim.non-blocking-apart", return Vec::new(), else DefaultOrder::Legacy)
+            }
+            DefaultOrder::Blocking => {
+                guard!("sim.blocking-after-default", DefaultOrder::Legacy, else return Vec::new())
+            }
+            DefaultOrder::Legacy => {
+                guard!("sim.default-after-blocking", DefaultOrder::Blocking, else return Vec::new())
+            }
         };
         (1u16..)
             .zip(&self.actors[1..])
             .filter(|(_, other)| other.device == this.device && other.order == wanted)
             // Stopped streams did not wait for anything, and the host knows their own work.
-            .filter(|(_, other)| !other.is_stopped)
+            .filter(|(_, other)| guard!("sim.stopped-order-nothing", !other.is_stopped, else true))
             .map(|(other, _)| other)
             .collect()
     }
@@ -360,7 +368,8 @@ impl Races {
     /// The known point of call `sequence` of a stream, its last call.
     pub(crate) fn known(&self, stream: u64, sequence: u64) -> Option<KnownPoint> {
         let &actor = self.numbers.get(&stream).filter(|_| self.is_on())?;
-        let clock = Arc::clone(&self.actors[usize::from(actor)].clock);
+        let before = Arc::clone(&self.actors[usize::from(actor)].clock);
+        let clock = guard!("sim.event-carries", before, else Arc::default());
         Some(KnownPoint { stream, actor, sequence, clock })
     }
 
@@ -379,7 +388,12 @@ impl Races {
     /// Orders all later work of a stream after a known point.
     pub(crate) fn follows(&mut self, stream: u64, known: &KnownPoint) {
         let Some(&number) = self.numbers.get(&stream) else { return };
-        self.learn(number, &known.clock, Some((known.actor, known.sequence)));
+        let sequence = guard!(
+            "sim.event-is-its-record",
+            known.sequence,
+            else self.actors[usize::from(known.actor)].last
+        );
+        self.learn(number, &known.clock, Some((known.actor, sequence)));
     }
 
     /// Records that a stream waits for an event, in call `sequence`.
@@ -391,14 +405,15 @@ impl Races {
 
     /// Records that the host knows an event to be complete.
     pub(crate) fn host_knows(&mut self, known: &KnownPoint) {
-        learn(&mut self.host, &known.clock, Some((known.actor, known.sequence)));
+        let clock = guard!("sim.host-learns-others", &known.clock, else &Arc::default());
+        learn(&mut self.host, clock, Some((known.actor, known.sequence)));
     }
 
     /// Records that a device runs nothing any more, which orders like a wait. Work that the device
     /// would have waited for may still run, and is not known to be complete.
     pub(crate) fn device_stopped(&mut self, device: u32) {
         for actor in self.actors.iter_mut().skip(1).filter(|actor| actor.device == device) {
-            actor.is_stopped = true;
+            guard!("sim.stopped-waits-for-nothing", actor.is_stopped = true);
         }
         self.host_knows_device(device);
     }
@@ -422,7 +437,9 @@ impl Races {
     }
 
     pub(crate) fn host_knows_device(&mut self, device: u32) {
-        self.host_knows_streams(|actor| actor.device == device);
+        self.host_knows_streams(
+            |actor| guard!("sim.one-device-known", actor.device == device, else true),
+        );
     }
 
     pub(crate) fn host_knows_everything(&mut self) {

@@ -9,6 +9,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use smallvec::SmallVec;
 
+use cuda_driver::guard;
+
 use super::epoch::{Epoch, How, Order};
 
 /// Kept accesses of one range: the reads and writes that no other kept access covers.
@@ -300,7 +302,7 @@ impl ShadowPage {
                 return None;
             }
             next = segment.end;
-            if next == end {
+            if guard!("sim.whole-segments", next == end, else next <= end) {
                 return Some(count + 1);
             }
         }

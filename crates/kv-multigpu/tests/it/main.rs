@@ -8,6 +8,7 @@ mod bench_moves;
 mod device_thread;
 mod drops;
 mod hand_over_ends;
+mod hazards;
 mod health;
 mod identity;
 mod layers;
@@ -21,8 +22,6 @@ mod moves_sweep;
 mod placement;
 mod registry;
 mod reshard;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-mod sabotage;
 mod sites;
 mod sizes;
 mod topology;

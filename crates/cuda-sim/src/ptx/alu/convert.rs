@@ -1,5 +1,7 @@
 //! `cvt`: conversions between types.
 
+use cuda_driver::guard;
+
 use super::super::types::{Type, extend, mask};
 use super::float::{SINGLE_NAN, quiet};
 
@@ -69,7 +71,12 @@ impl Conversion {
             }
             Type::F32 => SINGLE_NAN.into(),
             Type::F64 => quiet(bits),
-            to if self.from == Type::F64 || to.bits() == 64 => {
+            to if guard!(
+                "sim.nan-to-integer",
+                self.from == Type::F64 || to.bits() == 64,
+                else false
+            ) =>
+            {
                 extend(1 << (to.bits() - 1), to.bits(), to.is_signed()) & mask(self.register_bits)
             }
             _ => 0,

@@ -7,6 +7,8 @@
 //! Results are bits from here on, because a compiler may replace a NaN of a float value by another
 //! NaN.
 
+use cuda_driver::guard;
+
 use super::super::types::Type;
 use super::{Binary, Ternary, Unary, Word, of};
 
@@ -68,7 +70,7 @@ impl Float for f32 {
     }
 
     fn settled(self, _operands: &[Self]) -> u32 {
-        if self.is_nan() { SINGLE_NAN } else { self.to_bits() }
+        if guard!("sim.one-nan", self.is_nan(), else false) { SINGLE_NAN } else { self.to_bits() }
     }
 
     fn is_nan(self) -> bool {

@@ -4,6 +4,8 @@
 //! continue and the count starts again at zero. Threads that arrive afterwards belong to the next
 //! phase.
 
+use cuda_driver::guard;
+
 use super::super::op::BarrierOp;
 use super::WARP;
 use super::block::{ThreadBlock, ThreadState};
@@ -72,8 +74,12 @@ impl ThreadBlock<'_, '_> {
         if phase.count < expected {
             return Ok(());
         }
-        let phase = std::mem::take(phase);
-        self.check_alignment(id, &phase)?;
+        let phase = guard!(
+            "sim.barrier-anew",
+            std::mem::take(phase),
+            else Phase { came: std::mem::take(&mut phase.came), ..*phase }
+        );
+        guard!("sim.aligned-barrier", self.check_alignment(id, &phase)?);
         self.complete_barrier(phase);
         Ok(())
     }
@@ -84,7 +90,7 @@ impl ThreadBlock<'_, '_> {
             self.threads[arrival.came.thread].state = ThreadState::Ready;
         }
         // A waiting thread arrives once, so these are all threads.
-        if waiting().count() == self.threads.len() {
+        if guard!("sim.meeting-of-all", waiting().count() == self.threads.len(), else true) {
             return self.meet_all();
         }
         let after: Vec<usize> = waiting().map(|arrival| arrival.came.thread).collect();

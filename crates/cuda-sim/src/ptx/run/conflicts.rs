@@ -6,6 +6,8 @@
 //! of a word that is accessed atomically, or that many threads read in a kernel where part of a
 //! block can meet. A crowd stores every access that some later access may not be ordered after.
 
+use cuda_driver::guard;
+
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -91,7 +93,9 @@ impl Stretches {
         let place = thread.wrapping_sub(self.first);
         place < self.block_threads
             && (meetings < self.now.meetings
-                || self.known.as_ref().is_some_and(|known| earlier <= known[place as usize]))
+                || self.known.as_ref().is_some_and(|known| {
+                    guard!("sim.partial-barrier", earlier <= known[place as usize], else true)
+                }))
     }
 
     fn is_of_other_block(&self, id: StretchId) -> bool {
@@ -124,7 +128,9 @@ impl StrongKind {
     /// Whether an access of this kind does not conflict with one of another kind, which is of
     /// another block or not.
     fn meets(self, other: Self, of_other_block: bool) -> bool {
-        self.bytes == other.bytes && !(of_other_block && (self.of_block || other.of_block))
+        let is_beyond = of_other_block && (self.of_block || other.of_block);
+        guard!("sim.atomics-of-one-size", self.bytes == other.bytes, else true)
+            && guard!("sim.atomics-of-block", !is_beyond, else true)
     }
 }
 
@@ -219,7 +225,7 @@ impl Conflicts {
         let page = self.page(address >> PAGE_SHIFT);
         let (page, others) = (&mut self.pages[page], &mut self.others);
         let first = (address as usize >> 2) & (PAGE_WORDS - 1);
-        if bytes < 4 {
+        if guard!("sim.bytes-of-a-word", bytes < 4, else bytes == 0) {
             let start = address as usize & 3;
             let range = start..(start + bytes as usize).min(4);
             return page[first].access_bytes(others, stretches, id, range, how);
@@ -286,7 +292,9 @@ impl Word {
             self.writer = id;
         } else if !conflicts(self.reader) {
             self.reader = id;
-        } else if !stretches.parts_meet || !conflicts(self.other_reader) {
+        } else if !stretches.parts_meet
+            || guard!("sim.third-reader", !conflicts(self.other_reader), else true)
+        {
             self.other_reader = id;
         } else {
             return self.access_special(others, stretches, id, how);

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use cuda_driver::guard;
+
 use super::block::ThreadBlock;
 use super::conflicts::{KnownStretches, StretchId};
 
@@ -39,7 +41,7 @@ impl ThreadBlock<'_, '_> {
             stretch: self.threads[thread].stretch,
             known: self.known[thread].clone(),
         };
-        self.threads[thread].stretch = 0;
+        guard!("sim.arrival-ends-stretch", self.threads[thread].stretch = 0);
         came
     }
 

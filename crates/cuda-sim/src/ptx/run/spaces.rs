@@ -1,5 +1,7 @@
 //! The state spaces as one thread sees them, with every access checked.
 
+use cuda_driver::guard;
+
 use super::super::op::{Access, AccessOrder, Scope, Space};
 use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, StrongKind, Use};
 use super::non_coherent::NonCoherent;
@@ -72,7 +74,8 @@ impl Spaces<'_> {
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
                 })?;
                 into[..bytes as usize].copy_from_slice(&found);
-                if !self.view.initialised(address, bytes.into()) {
+                let is_written = self.view.initialised(address, bytes.into());
+                if guard!("sim.unwritten-told", !is_written, else false) {
                     let detail = "reads bytes that were never written".to_owned();
                     let kind = ObservationKind::Uninitialised;
                     self.remarks.push(*Trouble::at(kind, address, bytes.into(), detail));
@@ -153,7 +156,7 @@ impl Spaces<'_> {
     fn record(&mut self, access: &Access, range: (u64, u32), by: Accessor, writes: bool) {
         if let Some(seen) = &mut self.non_coherent
             && (writes || access.order == AccessOrder::NonCoherent)
-            && seen.access(range, writes)
+            && guard!("sim.other-cache", seen.access(range, writes), else false)
         {
             self.remark_non_coherent(range, writes);
         }
@@ -218,7 +221,12 @@ fn meant(access: &Access, writes: bool) -> Option<Use> {
         AccessOrder::Plain | AccessOrder::NonCoherent => Use::Read,
         AccessOrder::Strong(scope) | AccessOrder::Atomic(scope) => {
             let of_block = scope == Scope::Block;
-            Use::Strong { writes, kind: StrongKind { of_block, bytes: access.bytes } }
+            let kind = StrongKind { of_block, bytes: access.bytes };
+            guard!(
+                "sim.atomics-recorded",
+                Use::Strong { writes, kind },
+                else return (!writes).then_some(Use::Strong { writes, kind })
+            )
         }
         AccessOrder::AtomicLoad(_) => return None,
     })
@@ -235,12 +243,13 @@ fn mark(access: &Access) -> Option<StrongMark> {
     };
     let size_log2 = access.bytes.trailing_zeros() as u8;
     let is_system = scope == Scope::System;
-    (scope != Scope::Block).then_some(StrongMark { is_system, is_update, size_log2 })
+    let is_seen = guard!("sim.block-scope-is-plain", scope != Scope::Block, else true);
+    is_seen.then_some(StrongMark { is_system, is_update, size_log2 })
 }
 
 #[inline]
 fn check_alignment(address: u64, bytes: u32) -> Ran<()> {
-    if address & u64::from(bytes - 1) == 0 {
+    if guard!("sim.aligned", address & u64::from(bytes - 1) == 0, else true) {
         return Ok(());
     }
     let detail =

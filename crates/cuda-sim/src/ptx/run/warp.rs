@@ -1,5 +1,7 @@
 //! Instructions that the lanes of a warp execute together.
 
+use cuda_driver::guard;
+
 use super::super::op::Exchange;
 use super::WARP;
 use super::block::{Thread, ThreadBlock, ThreadState};
@@ -35,7 +37,7 @@ impl ThreadBlock<'_, '_> {
                 return Err((first + lane, Trouble::new(ObservationKind::Barrier, detail)));
             }
             // Lanes that have ended are not waited for.
-            let named = mask & living;
+            let named = guard!("sim.ended-lanes", mask & living, else mask);
             let mut lanes = (0..count).filter(|other| named >> other & 1 == 1);
             if lanes.all(|other| self.meets(here, self.threads[first + other])) {
                 self.exchange(first, (named, mask), notes);
@@ -54,7 +56,7 @@ impl ThreadBlock<'_, '_> {
             (
                 ThreadState::AtWarp { index: a, mask },
                 ThreadState::AtWarp { index: b, mask: same },
-            ) => kind(a) == kind(b) && mask == same,
+            ) => guard!("sim.lanes-meet", kind(a) == kind(b), else a == b) && mask == same,
             _ => false,
         }
     }
@@ -94,7 +96,7 @@ impl ThreadBlock<'_, '_> {
                     let b = self.register(first + lane, op.b);
                     let c = self.register(first + lane, op.c);
                     let (from, valid) = source_lane(shuffle, lane as u32, b as u32, c as u32);
-                    if named >> from & 1 == 1 {
+                    if guard!("sim.lanes-outside", named >> from & 1 == 1, else true) {
                         (values[from as usize], valid)
                     } else {
                         self.remark_nothing(first, from, mask);
