@@ -275,7 +275,8 @@ fn violations_of(graph: &Graph, layers: &[Layer], member: &Member, layer: &Layer
             || LIBRARIES.contains(&dependency)
             || layer.others.contains(&dependency);
         let is_optional = member.optional.iter().any(|of| of == dependency);
-        if !allowed && !(is_optional && layer.featured.contains(&dependency)) {
+        let is_of_a_feature = is_optional && layer.featured.contains(&dependency);
+        if !(allowed || is_of_a_feature) {
             found.push(format!("{name} must not depend on {dependency}"));
         }
     }

@@ -479,7 +479,10 @@ impl NodeConfig {
 
     /// Has the tier follow the members that etcd lists, and waits until all are there or had the time to be.
     #[cfg(feature = "etcd")]
-    fn join(&self, watch: RemoteWatch) -> Result<Option<kv_remote::etcd::Membership>, NodeStartError> {
+    fn join(
+        &self,
+        watch: RemoteWatch,
+    ) -> Result<Option<kv_remote::etcd::Membership>, NodeStartError> {
         if self.etcd.is_empty() {
             return Ok(None);
         }
