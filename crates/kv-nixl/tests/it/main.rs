@@ -1,5 +1,5 @@
-//! Reads by NIXL between processes, over TCP and over shared memory, of peers that stop, die and start anew; and
-//! within one process of a simulated device, whose bytes come over the connection.
+//! Reads by NIXL between processes, over TCP and over shared memory, of peers that stop, die and start
+//! anew; and within one process, of a simulated device, whose bytes come over the connection.
 //!
 //! The library is that of `KV_NIXL_LIBRARY`, or the one that the dynamic linker finds. Without it every trial is listed as ignored;
 //! with `KV_REQUIRE_NIXL=1` it fails. Each trial of several processes is one of its own, since UCX reads its variables once, and

@@ -1,6 +1,6 @@
-//! Lists of launches over odd sizes for each operation: on the simulated device the committed PTX gives, thread
-//! by thread, the bytes that the CPU references give, and these are what oracles that know nothing of either
-//! foretell. `tests/gpu.rs` runs the same lists on a card.
+//! Lists of launches over odd sizes for each operation: on the simulated device the committed PTX gives,
+//! thread by thread, the bytes that the CPU references give, and these are what oracles that know nothing
+//! of either foretell. `tests/gpu.rs` runs the same lists on a card.
 
 pub(crate) mod adopt;
 pub(crate) mod append;
