@@ -83,8 +83,8 @@ impl Manager {
             let step = latest.map_or(step, |latest| latest.max(step));
             // Of a step that is complete already, nothing can be withdrawn.
             let at = self.in_flight.iter().position(|staged| staged.step >= step);
-            let at = guard!("manager.commits-names-are-withdrawn", at, else None);
-            self.name_with(sequence, at, step);
+            let with = guard!("manager.commits-names-are-withdrawn", at, else None);
+            self.name_with(sequence, with, step);
         }
         self.leave_when_resolved(sequence);
         Ok(Committed::Taken)

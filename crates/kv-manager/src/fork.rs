@@ -37,8 +37,8 @@ impl Manager {
         }
         guard!("manager.forks-take-reservations-back", sequence.ends.next = 0);
         let ends = sequence.ends.clone();
-        let era = sequence.era.clone();
-        let era = guard!("manager.twins-are-of-one-era", era, else self.eras.present());
+        let own = sequence.era.clone();
+        let era = guard!("manager.twins-are-of-one-era", own, else self.eras.present());
         self.next_number += 1;
         Ok(Sequence {
             number: self.next_number - 1,

@@ -315,8 +315,8 @@ impl GroupShare {
         let lend = |names| self.pool.lend(names, Tier::Secondary, Duration::MAX);
         let loan = lend(names)?;
         let written = loan.blocks.iter().map_while(|at| self.blocks.get(at.id.index()));
-        let completed = guard!("manager.lends-what-is-copied", completed, else UNPLANNED - 1);
-        let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= completed;
+        let last = guard!("manager.lends-what-is-copied", completed, else UNPLANNED - 1);
+        let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= last;
         let writes = written.take_while(is_whole).map(|of| of.number.load(Ordering::Relaxed));
         let writes: Vec<_> = writes.collect();
         if writes.len() == loan.blocks.len() {

@@ -92,8 +92,8 @@ impl Content {
 
     /// Its salt as names have it. That of a tenant is of a kind of its own, so no salt that a request gives is the same.
     fn salt(&self, is_tenants: bool) -> Option<ExtraKey<'_>> {
-        let is_tenants = guard!("manager.tenants-salts-are-apart", is_tenants, else false);
-        let kind = if is_tenants { ExtraKey::Other } else { ExtraKey::TenantSalt };
+        let is_apart = guard!("manager.tenants-salts-are-apart", is_tenants, else false);
+        let kind = if is_apart { ExtraKey::Other } else { ExtraKey::TenantSalt };
         (!self.salt.is_empty()).then(|| kind(&self.salt))
     }
 

@@ -69,8 +69,8 @@ impl Queue {
 
     /// Whether those of other tenants are looked at although this is missing.
     pub(crate) fn passes(&mut self, tenant: TenantId, missing: &Missing) -> bool {
-        let own = matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }));
-        let own = guard!("manager.a-tenants-bound-bars-it-alone", own, else false);
+        let is_bound = matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }));
+        let own = guard!("manager.a-tenants-bound-bars-it-alone", is_bound, else false);
         if own {
             self.barred.insert(tenant, missing.clone());
         }

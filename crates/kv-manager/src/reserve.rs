@@ -398,9 +398,9 @@ pub(crate) fn need(
         true => 0,
         false => (upper - group.tokens_of(last)) as u32,
     };
-    let shared =
+    let is_others =
         filled > 0 && tokens > 0 && !held.blocks.is_own(last) && !held.blocks.claim_back(last);
-    let shared = guard!("manager.copies-before-it-writes", shared, else false);
+    let shared = guard!("manager.copies-before-it-writes", is_others, else false);
     let have = match adopted {
         0 => held.blocks.len(),
         // Of a prompt that was extended, there may be more than it has blocks for.

@@ -269,8 +269,8 @@ impl Manager {
             let from = (!all).then(|| group.first_token(right, load.tokens));
             wrong_from = wrong_from.into_iter().chain(from).min();
         }
-        let wrong_from = guard!("manager.wrong-loads-set-back", wrong_from, else None);
         let from = wrong_from.filter(|&from| from < sequence.ends.upper())?;
+        let from = guard!("manager.wrong-loads-set-back", Some(from), else None)?;
         self.lower.stats.redone += 1;
         // All its steps have read what was loaded.
         Some(sequence.ends.redo_from(from, 0, sequence.known.tokens()))

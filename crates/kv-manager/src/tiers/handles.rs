@@ -427,8 +427,8 @@ impl BlockSink {
         }
         let at = offset.max(header_bytes) - header_bytes;
         // Others may read what was found right.
-        let right = self.slot.sections().end_of(self.right).saturating_sub(at);
-        let right = guard!("manager.right-sections-stay", right, else 0);
+        let right = guard!("manager.right-sections-stay", self.right, else 0);
+        let right = self.slot.sections().end_of(right).saturating_sub(at);
         let body = body.get(right..).unwrap_or_default();
         let (block, at) = (self.slot.block, at + right);
         self.slot.with_host(|host| body.is_empty() || host.write(block, at, body))?;
