@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kv_pool::{
     Admission, Admit, Admitted, BlockHash, BlockId, Budget, ClaimError, Claimed, Pinned, Tier,
+    guard,
     moves::{OnboardError, Onboarded},
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
@@ -425,15 +426,19 @@ impl Manager {
         let (own, mut content) = (self.tenant_salt(request.tenant)?, request.content.clone());
         let salted_by_tenant = content.salt.is_empty();
         if salted_by_tenant {
-            content.salt = own.to_vec();
+            guard!("manager.tenants-have-salts", content.salt = own.to_vec());
         }
         let tokens = match &request.tokens {
             Wanted::Ids(ids) => Tokens::Ids(ids),
             Wanted::Named(count, names) => Tokens::Named { count: *count, names },
             Wanted::Known(known)
-                if known.is_of(&self.namer)
-                    && known.generation() == self.namer.generation
-                    && known.has(&content, salted_by_tenant) =>
+                if guard!(
+                    "manager.renames-what-has-changed",
+                    known.is_of(&self.namer)
+                        && known.generation() == self.namer.generation
+                        && known.has(&content, salted_by_tenant),
+                    else true
+                ) =>
             {
                 return Ok(None);
             }

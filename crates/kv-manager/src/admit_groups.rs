@@ -1,7 +1,7 @@
 //! Admission to several groups, or to one that does not keep all: one hit for all, and blocks of all or none.
 
 use kv_pool::tenants::TenantId;
-use kv_pool::{Admitted, Claimed, Location, Pinned, Tier};
+use kv_pool::{Admitted, Claimed, Location, Pinned, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request, Waiting};
@@ -267,7 +267,8 @@ impl Manager {
             Ok((chunk, price)) => return Ok((sight, chunk, price)),
             Err(missing) => missing,
         };
-        if call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0 {
+        let stays = call.due.leaves || !call.is_first || !missing.is_final() || sight.tokens == 0;
+        if guard!("manager.the-first-goes-without-its-prefix", stays, else true) {
             return Err(missing);
         }
         let extents: Extents = self.groups.iter().map(|_| Extent::default()).collect();
@@ -374,7 +375,8 @@ impl Manager {
             let written_by = group.pending(record, self.completed).unwrap_or(0);
             let to = Location { tier: Tier::Primary, id: to };
             let (group, tokens) = (group.id, group.block_tokens);
-            self.plan.copies.push(BlockCopy { group, from, to, tokens, written_by });
+            let copy = BlockCopy { group, from, to, tokens, written_by };
+            guard!("manager.checkpoints-are-copied", self.plan.copies.push(copy));
         }
         // The copy comes before every later use of the checkpoint, in the order of the plans.
         let mut blocks = Blocks::default();
@@ -437,6 +439,7 @@ impl Group {
     /// The first token that is wrong if the content of a block is, which a sequence of `tokens` tokens goes on
     /// behind.
     pub(crate) fn first_token(&self, place: usize, tokens: u64) -> u64 {
-        if self.is_state() { tokens.saturating_sub(1) } else { self.tokens_of(place) }
+        let before = guard!("manager.a-failed-state-takes-a-token-back", 1, else 0);
+        if self.is_state() { tokens.saturating_sub(before) } else { self.tokens_of(place) }
     }
 }

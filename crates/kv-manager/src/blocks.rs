@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::{
-    BlockHash, BlockId, Claimed, Naming, Pinned, policy::RecordId, retention::Retention,
+    BlockHash, BlockId, Claimed, Naming, Pinned, guard, policy::RecordId, retention::Retention,
 };
 use smallvec::SmallVec;
 
@@ -474,7 +474,7 @@ impl Blocks {
 
     /// The places from the first block without a name on, up to `end`, of blocks that are needed.
     pub(crate) fn unnamed(&self, end: usize) -> impl Iterator<Item = usize> + use<> {
-        let gone = self.gone();
+        let gone = guard!("manager.gone-places-stay-gone", self.gone(), else 0..0);
         (self.shared_len()..end).filter(move |place| !gone.contains(place))
     }
 

@@ -1,6 +1,7 @@
 //! Budgets: tiers that get fewer blocks, or more, while steps are in flight.
 
 use kv_pool::Tier;
+use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::plan::StepPlan;
@@ -90,8 +91,13 @@ impl Manager {
         let group = groups.get(usize::from(group.0)).ok_or(BudgetError::NoGroup { group })?;
         let next = Reach::of(&self.plan);
         // Of blocks that are released, copies may be planned and not staged yet.
-        let plans = self.in_flight.iter().map(|staged| &staged.reach).chain([&next]);
+        let in_flight = self.in_flight.iter().map(|staged| &staged.reach);
+        let in_flight =
+            in_flight.skip(guard!("manager.plans-in-flight-need-memory", 0, else usize::MAX));
+        let plans = in_flight.chain([&next]);
         let plans = plans.map(|reach| reach.end(group.id, tier)).max();
-        Ok(group.pool.blocks_end(tier).max(plans.unwrap_or(0)))
+        let in_use =
+            guard!("manager.blocks-in-use-need-memory", group.pool.blocks_end(tier), else 0);
+        Ok(in_use.max(plans.unwrap_or(0)))
     }
 }

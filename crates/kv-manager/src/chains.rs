@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 use kv_pool::policy::RecordId;
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::events::{CacheEvent, StoredBlocks};
@@ -183,7 +183,8 @@ impl Chains {
             let behind = !feed.groups[key.0].is_chained()
                 || node.parents.is_empty()
                 || node.parents.iter().any(|&parent| self.is_found(&(key.0, parent)));
-            let found = node.there != Places::NONE && behind;
+            let found = node.there != Places::NONE
+                && guard!("manager.nothing-behind-a-gap-is-told", behind, else true);
             let Some(node) = self.nodes.get_mut(&key) else { continue };
             if std::mem::replace(&mut node.found, found) != found {
                 // Those that were looked at before are looked at again.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kv_pool::{BlockId, Tier};
+use kv_pool::{BlockId, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::Row;
@@ -420,7 +420,7 @@ impl StepPlan {
         for transfer in &self.transfers {
             let &Transfer { ticket, group, direction, ref blocks, .. } = transfer;
             let host = *of_group(host, group, step)?;
-            if ticket <= last {
+            if guard!("manager.tickets-begin-once", ticket <= last, else false) {
                 return Err(PlanError::Ticket { step, ticket, last });
             }
             last = ticket;
@@ -430,7 +430,11 @@ impl StepPlan {
                     return Err(PlanError::Block { step, tier, id, blocks: host });
                 }
                 if let Some((other, way)) = users.insert((group, block), (ticket, direction))
-                    && (way == Direction::Load || direction == Direction::Load)
+                    && guard!(
+                        "manager.loads-have-blocks-of-their-own",
+                        way == Direction::Load || direction == Direction::Load,
+                        else false
+                    )
                 {
                     return Err(PlanError::Shared { step, ticket, other, block });
                 }

@@ -1,6 +1,7 @@
 //! Commits: the ids that came out of a step.
 
 use crate::{CommitError, Manager, Sequence, SequenceError, Tokens};
+use kv_pool::guard;
 
 /// What became of committed ids.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -55,10 +56,12 @@ impl Manager {
             }
             Err(error) => return Err(error.into()),
         }
-        if sequence.ends.is_stale(step) {
+        let is_stale = sequence.ends.is_stale(step);
+        if guard!("manager.results-before-a-cut-are-stale", is_stale, else false) {
             return Ok(Committed::Stale);
         }
-        if let Some(ticket) = sequence.loads() {
+        if let Some(ticket) = guard!("manager.commits-wait-for-loads", sequence.loads(), else None)
+        {
             return Err(SequenceError::Loading { ticket }.into());
         }
         sequence.known.check(&self.namer, &tokens)?;
@@ -76,10 +79,12 @@ impl Manager {
         if self.has_unnamed(sequence) {
             // A later step may begin, by its plan, before where this one has ended: if it fails, it has
             // spoilt these blocks too.
-            let step = sequence.ends.latest().map_or(step, |latest| latest.max(step));
+            let latest = guard!("manager.a-later-step-spoils", sequence.ends.latest(), else None);
+            let step = latest.map_or(step, |latest| latest.max(step));
             // Of a step that is complete already, nothing can be withdrawn.
             let at = self.in_flight.iter().position(|staged| staged.step >= step);
-            self.name_with(sequence, at, step);
+            let with = guard!("manager.commits-names-are-withdrawn", at, else None);
+            self.name_with(sequence, with, step);
         }
         self.leave_when_resolved(sequence);
         Ok(Committed::Taken)

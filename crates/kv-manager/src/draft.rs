@@ -1,5 +1,6 @@
 //! A draft model: its KV ends where its own steps have come to, not where the model's has.
 
+use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::reserve::{Need, need};
@@ -47,12 +48,14 @@ impl DraftEnd {
 
     /// Ends the KV after at most `tokens` tokens.
     pub(crate) fn truncate(&mut self, tokens: u64) {
-        (self.end, self.upto) = (self.end.min(tokens), 0);
+        self.upto = 0;
+        guard!("manager.cuts-take-drafts-along", self.end = self.end.min(tokens));
     }
 
     /// What is not committed yet stays with blocks that a twin shares, and is not copied with them.
     pub(crate) fn fork(&mut self) -> Self {
-        (self.upto, self.stale) = (0, self.latest);
+        self.upto = 0;
+        guard!("manager.drafts-before-a-fork-are-stale", self.stale = self.latest);
         self.clone()
     }
 

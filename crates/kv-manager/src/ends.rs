@@ -1,5 +1,6 @@
 //! How far a sequence's KV reaches: for certain, and at most, while outcomes are open.
 
+use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::CommitError;
@@ -119,7 +120,7 @@ impl Ends {
             false => known.saturating_sub(upper).min(u64::from(tokens)),
         };
         let unknown = tokens - led as u32;
-        self.resolved += led;
+        self.resolved += guard!("manager.drafts-are-uncertain", led, else u64::from(tokens));
         let awaits = upper + u64::from(tokens) >= known;
         // What is not known is at the end, so its step is waited for.
         self.unknown += u64::from(unknown);
@@ -178,7 +179,8 @@ impl Ends {
         // Of a step that began with known tokens, the last id has no KV; the others are accepted drafts.
         self.resolved += if staged.led { count.saturating_sub(1) } else { count };
         // Every step that is waited for has sampled an id, at least.
-        Ok(count == 0 && !(staged.led && is_last))
+        let stands = staged.led && is_last;
+        Ok(guard!("manager.nothing-behind-an-ignored-id", count == 0 && !stands, else false))
     }
 
     /// Tokens whose KV was written by steps that are complete and have not failed, at least.
@@ -203,7 +205,11 @@ impl Ends {
     /// staged are stale.
     pub(crate) fn truncate(&mut self, tokens: u64, known: u64) {
         self.resolved = self.resolved.min(tokens);
-        self.stale = self.last;
+        self.stale = guard!(
+            "manager.a-cut-makes-forgotten-steps-stale",
+            self.last,
+            else self.latest().unwrap_or(self.stale)
+        );
         self.offered = self.offered.min(tokens);
         (self.next, self.unknown, self.entry) = (0, 0, 0);
         // Their failure still concerns what they wrote before the cut.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kv_pool::events::{EventReader as PoolReader, PoolEvent, Reading};
 use kv_pool::policy::RecordId;
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, Tier, guard};
 
 use crate::chains::Chains;
 use crate::feed::{Feed, LowerKey, Note};
@@ -296,7 +296,7 @@ impl EventReader {
     /// Takes back what was not told yet of where a block is.
     fn void(&mut self, group: usize, record: RecordId) {
         if let Some(at) = self.open.remove(&(group, record)) {
-            self.queue[at].what = What::Void;
+            guard!("manager.the-withdrawn-is-not-told", self.queue[at].what = What::Void);
         }
     }
 
@@ -315,7 +315,11 @@ impl EventReader {
             match what {
                 What::Void => {}
                 What::Stored { record, .. }
-                    if notes.note(record).is_some_and(|note| note.step > feed.completed) =>
+                    if guard!(
+                        "manager.told-when-complete",
+                        notes.note(record).is_some_and(|note| note.step > feed.completed),
+                        else notes.note(record).is_none()
+                    ) =>
                 {
                     self.open.insert((group, record), kept);
                     self.queue[kept] = self.queue[at];

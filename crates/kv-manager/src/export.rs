@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kv_pool::{BlockHash, BlockId, Claimed, Tier};
+use kv_pool::{BlockHash, BlockId, Claimed, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request};
@@ -373,7 +373,7 @@ impl Manager {
     ) -> Result<(), SequenceError> {
         let Some(arrives) = &mut sequence.arrives else { return Ok(()) };
         // Its other holder is gone for good, and the blocks that it had lent with it.
-        if Arc::get_mut(arrives).is_none() {
+        if guard!("manager.a-dropped-adoption-ends", Arc::get_mut(arrives).is_none(), else true) {
             return Err(SequenceError::Arriving);
         }
         sequence.end_transfer();
@@ -405,7 +405,9 @@ impl Manager {
         let first = lent.first().map_or(0, |lent| lent.first);
         drop((lent, arrives));
         self.check_whole(sequence)?;
-        if number != sequence.number || !self.home.is(&home) {
+        let is_of = number == sequence.number && self.home.is(&home);
+        if guard!("manager.adoptions-are-of-their-manager", !is_of, else number != sequence.number)
+        {
             return Err(SequenceError::Foreign);
         }
         sequence.end_transfer();
@@ -413,11 +415,13 @@ impl Manager {
         let group = &self.groups[0];
         let (begins, filled) = match self.keeps_all {
             true => (group.tokens_of(first), group.tokens_of(first + right)),
-            false if right == count => (0, tokens),
+            false if guard!("manager.a-part-is-of-no-use", right == count, else true) => {
+                (0, tokens)
+            }
             false => return Ok(self.cut(sequence, 0)),
         };
         let before = sequence.ends.resolved();
-        if before < begins {
+        if guard!("manager.arrivals-follow-their-prefix", before < begins, else false) {
             // A failed step has spoilt what comes before, and the sequence was told.
             return Ok(before);
         }

@@ -1,5 +1,6 @@
 //! Forks: sequences that share all blocks so far.
 
+use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::group::Held;
@@ -15,7 +16,7 @@ impl Manager {
     /// [`ForkError`]. [`Later`](ForkError::Later) while ids of the sequence's steps are to come.
     pub fn fork(&mut self, sequence: &mut Sequence) -> Result<Sequence, ForkError> {
         self.look_at_loaded(sequence)?;
-        if sequence.ends.is_open() {
+        if guard!("manager.forks-wait-for-ids", sequence.ends.is_open(), else false) {
             return Err(ForkError::Later);
         }
         self.settle_states(sequence);
@@ -34,12 +35,14 @@ impl Manager {
             group.write_row(&mut self.plan, row.row(), &twin, 0);
             held.push(twin);
         }
-        sequence.ends.next = 0;
+        guard!("manager.forks-take-reservations-back", sequence.ends.next = 0);
         let ends = sequence.ends.clone();
+        let own = sequence.era.clone();
+        let era = guard!("manager.twins-are-of-one-era", own, else self.eras.present());
         self.next_number += 1;
         Ok(Sequence {
             number: self.next_number - 1,
-            era: sequence.era.clone(),
+            era,
             home: sequence.home.clone(),
             row: Some(row),
             held: Holding::new(held),

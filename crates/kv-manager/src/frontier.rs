@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kv_pool::BlockHash;
+use kv_pool::guard;
 use parking_lot::Mutex;
 
 /// The position and the name of the next block of a prompt that has no KV yet.
@@ -57,6 +58,8 @@ impl FrontierLease {
 
 impl Drop for FrontierLease {
     fn drop(&mut self) {
-        self.all.prompts.lock().all.remove(&self.number);
+        guard!("manager.the-dropped-keep-nobody-waiting", {
+            self.all.prompts.lock().all.remove(&self.number);
+        });
     }
 }

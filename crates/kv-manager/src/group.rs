@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use kv_pool::policy::RecordId;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier};
+use kv_pool::{
+    BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier, guard,
+};
 
 use crate::blocks::Blocks;
 use crate::host_share::HostShare;
@@ -210,7 +212,8 @@ impl Group {
         let next = (tokens / u64::from(checkpoint_tokens) + 1) * u64::from(checkpoint_tokens);
         // The last token of a prompt is computed in any case.
         let last = marks.prompt.saturating_sub(1);
-        let ends = [marks.shared.min(last), last].map(|end| end / self.aligned * self.aligned);
+        let shared = guard!("manager.shared-prefixes-have-checkpoints", marks.shared, else 0);
+        let ends = [shared.min(last), last].map(|end| end / self.aligned * self.aligned);
         ends.into_iter().filter(|&end| end > tokens).fold(next, u64::min)
     }
 
@@ -232,8 +235,9 @@ impl Group {
 
     /// The tenant as this pool knows it. One of another manager stays what it is, and no pool takes it.
     pub(crate) fn tenant(&self, tenant: TenantId) -> TenantId {
+        let is_own = |given| guard!("manager.knows-its-tenants", given == tenant, else true);
         match self.tenants.get(usize::from(tenant.number())) {
-            Some(&(given, own)) if given == tenant => own,
+            Some(&(given, own)) if is_own(given) => own,
             _ => tenant,
         }
     }
@@ -253,7 +257,9 @@ impl Group {
     pub(crate) fn join_epochs(&mut self, step: u64) {
         let last = self.epochs.len().saturating_sub(1);
         if let Some(at) = last.checked_sub(1).filter(|&at| self.epochs[at].0 > step) {
-            self.epochs.remove(at);
+            guard!("manager.idle-epochs-are-one", {
+                self.epochs.remove(at);
+            });
         }
     }
 
@@ -313,17 +319,21 @@ impl Group {
         if !plan.layer_loads.is_empty() {
             // They are of a sequence that has gone since, before its plan was staged, and would come at any time.
             let is_kept = |id| claimed.ids().all(|own| own != id);
-            plan.layer_loads.retain(|load| load.group != self.id || is_kept(load.to));
+            guard!(
+                "manager.loads-go-with-their-sequence",
+                plan.layer_loads.retain(|load| load.group != self.id || is_kept(load.to))
+            );
         }
         self.plan_offloads(plan, stats, claimed);
         if self.writers.is_empty() {
             return;
         }
-        let after = plan.copies.len() as u32;
+        let after = guard!("manager.scrubs-behind-copies", plan.copies.len() as u32, else 0);
         for id in claimed.ids() {
             let now = Writer::Tenant(tenant);
             let before = std::mem::replace(&mut self.writers[id.index()], now);
-            if before != Writer::Nobody && before != now {
+            let is_anothers = before != Writer::Nobody && before != now;
+            if guard!("manager.scrubs-for-another-tenant", is_anothers, else false) {
                 plan.scrubs.push(BlockScrub { group: self.id, block: id, after });
                 stats.scrubbed_blocks += 1;
             }
@@ -340,9 +350,10 @@ impl Group {
         while let Some(offload) = claimed.take_offload() {
             let at = |tier, id| Location { tier, id };
             let (from, to) = (at(Tier::Primary, offload.from()), at(Tier::Secondary, offload.to()));
-            self.plan_copy(plan, from, to, self.block_tokens);
+            let tokens = self.block_tokens;
+            guard!("manager.evicts-by-copy", self.plan_copy(plan, from, to, tokens));
             stats.offloaded_blocks += 1;
-            self.note_offload(offload.to());
+            guard!("manager.offloads-are-lent-late", self.note_offload(offload.to()));
             // Every later use of either block comes later in the plans.
             offload.commit();
         }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier};
+use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::group::{Group, names_of};
@@ -98,7 +98,8 @@ impl Hit {
 impl Manager {
     /// Finds and pins the longest prefix, of at most `most` tokens, that every group can serve.
     pub(crate) fn hit(&self, names: &[BlockHash], most: u64) -> Hit {
-        self.pinned_hit(names, self.reach(names, most))
+        let reach = self.reach(names, most);
+        self.pinned_hit(names, guard!("manager.pins-what-all-serve", reach, else most))
     }
 
     /// Pins what a sequence needs that goes on behind `most` tokens, which every group can serve.
@@ -176,7 +177,7 @@ impl Manager {
             for index in 0..self.groups.len() {
                 end = end.min(serve(index, end));
             }
-            if end == before {
+            if guard!("manager.shorter-hits-are-judged-anew", end == before, else true) {
                 return end;
             }
         }
@@ -227,7 +228,8 @@ impl Group {
         }
         let cached = needed().filter(|(_, name)| self.pool.locate(*name).is_some());
         let (places, names): (Vec<_>, Vec<_>) = cached.unzip();
-        places.get(self.pool.prefix_len(&names)).copied()
+        let behind = places.get(self.pool.prefix_len(&names)).copied();
+        guard!("manager.reaches-what-may-be-held", behind, else None)
     }
 
     /// What a sequence needs that goes on behind so many blocks: so many first ones, and those from this one on.
@@ -236,7 +238,8 @@ impl Group {
         match self.kind {
             GroupKind::Full => (blocks, blocks),
             GroupKind::Window { .. } => {
-                (sinks, self.first_read(self.tokens_of(blocks)).max(sinks).min(blocks))
+                let read = self.first_read(self.tokens_of(blocks)).max(sinks).min(blocks);
+                (sinks, guard!("manager.windows-are-behind-the-hit", read, else sinks))
             }
             GroupKind::State { .. } => (0, blocks.saturating_sub(1)),
         }

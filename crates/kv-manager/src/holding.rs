@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
@@ -63,7 +64,8 @@ impl Bounds {
             } else if group.is_state() {
                 // A state is written whole, and by drafts only where there is room for each.
                 bounds.at_once = 1;
-                let writable = own_from == 0 && len > 0;
+                let is_own = guard!("manager.writes-its-own-state", own_from == 0, else true);
+                let writable = is_own && len > 0;
                 (if writable { u64::MAX } else { 0 }, held.turn)
             } else {
                 bounds.writes_from = bounds.writes_from.max(group.tokens_of(own_from));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kv_pool::loan::{Loan, LoanId};
-use kv_pool::{BlockHash, BlockId, BlockPool, Tier};
+use kv_pool::{BlockHash, BlockId, BlockPool, Tier, guard};
 use parking_lot::{Mutex, RwLock};
 
 use crate::group::Group;
@@ -315,7 +315,8 @@ impl GroupShare {
         let lend = |names| self.pool.lend(names, Tier::Secondary, Duration::MAX);
         let loan = lend(names)?;
         let written = loan.blocks.iter().map_while(|at| self.blocks.get(at.id.index()));
-        let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= completed;
+        let last = guard!("manager.lends-what-is-copied", completed, else UNPLANNED - 1);
+        let is_whole = |of: &&Written| of.step.load(Ordering::Acquire) <= last;
         let writes = written.take_while(is_whole).map(|of| of.number.load(Ordering::Relaxed));
         let writes: Vec<_> = writes.collect();
         if writes.len() == loan.blocks.len() {
@@ -364,7 +365,7 @@ impl HostLoan {
         let block = self.blocks.get(at).ok_or(BlockFault::Missing)?;
         let group = self.share.of(block.group).ok_or(BlockFault::Missing)?;
         if let Some((write, header)) = group.headers.lock().get(&block.block)
-            && *write == block.write
+            && guard!("manager.headers-are-of-one-write", *write == block.write, else true)
         {
             return Ok(Arc::clone(header));
         }

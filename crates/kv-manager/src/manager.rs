@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, Tier};
+use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, Tier, guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -192,7 +192,12 @@ impl Manager {
         // A number would be another's in another manager, with whom files and other hosts may be shared.
         let random = RandomState::new();
         let drawn = [0, 1].map(|part: u8| random.hash_one(part).to_le_bytes());
-        self.add_salted([&[0], &drawn[0][..], &drawn[1]].concat())
+        let salt = [&[0], &drawn[0][..], &drawn[1]].concat();
+        self.add_salted(guard!(
+            "manager.tenants-salts-are-drawn",
+            salt,
+            else self.salts.len().to_le_bytes().to_vec()
+        ))
     }
 
     /// Adds a tenant that is known by this key wherever names are shared: in files that are opened again, and on other
@@ -358,7 +363,8 @@ impl Manager {
         retention: impl Into<kv_pool::retention::Retention>,
     ) {
         let retention = retention.into();
-        if !self.home.is(&sequence.home) {
+        let is_foreign = !self.home.is(&sequence.home);
+        if guard!("manager.hints-are-of-its-own-sequences", is_foreign, else false) {
             return;
         }
         for (group, held) in self.groups.iter().zip(sequence.held.iter()) {
@@ -405,7 +411,8 @@ impl Manager {
     /// The same, for what cannot be done before the loads of a sequence have ended.
     pub(crate) fn look_at_loaded(&mut self, sequence: &mut Sequence) -> Result<(), SequenceError> {
         self.look_at_running(sequence)?;
-        sequence.loads().map_or(Ok(()), |ticket| Err(SequenceError::Loading { ticket }))
+        let loads = guard!("manager.copies-wait-for-loads", sequence.loads(), else None);
+        loads.map_or(Ok(()), |ticket| Err(SequenceError::Loading { ticket }))
     }
 
     pub(crate) fn check_whole(&self, sequence: &Sequence) -> Result<(), SequenceError> {
@@ -413,7 +420,15 @@ impl Manager {
             return Err(SequenceError::Foreign);
         }
         match self.lost {
-            Some((below, worker)) if sequence.number < below => Err(SequenceError::Lost { worker }),
+            Some((below, worker))
+                if guard!(
+                    "manager.sequences-of-a-loss-are-lost",
+                    sequence.number < below,
+                    else false
+                ) =>
+            {
+                Err(SequenceError::Lost { worker })
+            }
             _ => Ok(()),
         }
     }
@@ -423,7 +438,7 @@ impl Manager {
         let mut parts: SmallVec<[Redo; 2]> = self.end_layers(sequence).into_iter().collect();
         let known = sequence.known.tokens();
         for step in self.failures.since(sequence.failures_seen) {
-            sequence.draft.fail(step);
+            guard!("manager.failures-take-drafts-back", sequence.draft.fail(step));
             let own = sequence.ends.redo(step, known);
             let read = sequence.depends.iter().filter(|(on, _)| *on == step);
             let read = read.map(|&(_, token)| token).min();
@@ -433,7 +448,8 @@ impl Manager {
         sequence.failures_seen = self.failures.count();
         let redo = parts.iter().map(|part| part.from).min();
         for part in parts {
-            sequence.known.truncate(&self.namer, part.known);
+            let known = &mut sequence.known;
+            guard!("manager.ids-of-void-steps-go", known.truncate(&self.namer, part.known));
         }
         // The id that came out behind the last known token is forgotten, so its output is wanted again.
         let from = redo?.min(sequence.known.tokens().saturating_sub(1));
@@ -460,7 +476,8 @@ impl Manager {
 
     /// The step that makes all copies decided so far, or an earlier one if the next plan makes some.
     pub(crate) fn copied_by(&self) -> u64 {
-        if self.plan.copies.is_empty() { self.copied } else { self.latest_staged + 1 }
+        let copied = guard!("manager.copies-are-waited-for", self.copied, else 0);
+        if self.plan.copies.is_empty() { copied } else { self.latest_staged + 1 }
     }
 
     /// Writes the rows of a sequence in all block tables.

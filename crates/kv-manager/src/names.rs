@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kv_pool::{BlockHash, BlockHasher, ExtraKey};
+use kv_pool::{BlockHash, BlockHasher, ExtraKey, guard};
 use smallvec::SmallVec;
 
 use crate::TokensError;
@@ -92,7 +92,8 @@ impl Content {
 
     /// Its salt as names have it. That of a tenant is of a kind of its own, so no salt that a request gives is the same.
     fn salt(&self, is_tenants: bool) -> Option<ExtraKey<'_>> {
-        let kind = if is_tenants { ExtraKey::Other } else { ExtraKey::TenantSalt };
+        let is_apart = guard!("manager.tenants-salts-are-apart", is_tenants, else false);
+        let kind = if is_apart { ExtraKey::Other } else { ExtraKey::TenantSalt };
         (!self.salt.is_empty()).then(|| kind(&self.salt))
     }
 
@@ -159,7 +160,7 @@ impl Namer {
             0 => 0,
             generation => {
                 let salted = self.hasher.salted(&generation.to_le_bytes()).to_u128();
-                (salted >> 64).max(1) << 64
+                guard!("manager.names-have-a-generation", (salted >> 64).max(1) << 64, else 0)
             }
         }
     }
@@ -277,7 +278,8 @@ impl Known {
         if let Some(&(at, _)) = inputs.last().filter(|(at, _)| *at >= tokens) {
             return Err(TokensError::InputOutside { at, tokens });
         }
-        namer.check_inputs(self.tokens, ids, inputs)
+        let checked = namer.check_inputs(self.tokens, ids, inputs);
+        guard!("manager.placeholders-come-with-inputs", checked, else Ok(()))
     }
 
     fn check_names(
@@ -304,7 +306,7 @@ impl Known {
         match tokens {
             Tokens::Ids(more) | Tokens::With { ids: more, .. } => {
                 if let Tokens::With { inputs, .. } = tokens {
-                    self.add_inputs(before, inputs);
+                    guard!("manager.later-inputs-are-named", self.add_inputs(before, inputs));
                 }
                 if let Some(ids) = &mut self.ids {
                     match more {
@@ -353,7 +355,11 @@ impl Known {
         let kept = self.later.partition_point(|(at, _)| *at < self.tokens);
         let gone = self.later.split_off(kept);
         if let Some(content) = self.content.as_mut().filter(|_| !gone.is_empty()) {
-            Arc::make_mut(content).inputs.retain(|input| !gone.contains(input));
+            let inputs = &mut Arc::make_mut(content).inputs;
+            guard!(
+                "manager.inputs-go-with-their-ids",
+                inputs.retain(|input| !gone.contains(input))
+            );
         }
     }
 
@@ -408,7 +414,8 @@ impl Content {
             }
             keys.push(ExtraKey::Modality { offset: offset as u32, content });
         }
-        namer.hasher.chain_with(parent, tokens, &keys)
+        let keys = guard!("manager.names-have-keys", &keys[..], else &[]);
+        namer.hasher.chain_with(parent, tokens, keys)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Whose each granule of shared memory is, as a worker knows it: each is one group's at a time.
 
 use kv_pool::Tier;
+use kv_pool::guard;
 
 use crate::options::repeated;
 use crate::plan::{GranuleMove, GroupId, Snapshot, StepPlan};
@@ -56,7 +57,7 @@ impl Owners {
         if let Some(group) = to.filter(|to| usize::from(to.0) >= groups) {
             return Err(PlanError::Group { step, group, groups });
         }
-        if *owner != from {
+        if guard!("manager.granules-have-one-owner", *owner != from, else false) {
             return Err(PlanError::GranuleOwner { step, granule, from, owner: *owner });
         }
         *owner = to;

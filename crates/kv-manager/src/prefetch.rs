@@ -1,7 +1,7 @@
 //! Content that comes nearer before a request asks for it.
 
 use kv_pool::tenants::TenantId;
-use kv_pool::{Admitted, BlockHash, Pinned, Tier};
+use kv_pool::{Admitted, BlockHash, Pinned, Tier, guard};
 
 use crate::Manager;
 use crate::manager::Writer;
@@ -17,7 +17,7 @@ impl Manager {
     pub fn prefetch(&mut self, names: &[BlockHash]) -> usize {
         let loading = self.prefetch_below(names);
         let end = self.reach(names, u64::MAX);
-        let groups = 0..self.groups.len();
+        let groups = 0..guard!("manager.hints-are-for-all-groups", self.groups.len(), else 1);
         loading + groups.map(|group| self.prefetch_host(group, names, end)).sum::<usize>()
     }
 

@@ -4,7 +4,7 @@
 //! has used it: who asked in every step, in vain, would keep the running sequences from blocks that are theirs.
 
 use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{BlockHash, ClaimError, Claimed};
+use kv_pool::{BlockHash, ClaimError, Claimed, guard};
 use smallvec::SmallVec;
 
 use crate::group::Group;
@@ -63,7 +63,8 @@ impl Manager {
         due: &Due,
     ) -> Result<Price, Missing> {
         let wanted = |(index, group): (usize, &Group)| {
-            let count = due.counts[index].saturating_add(counts[index]);
+            let earlier = guard!("manager.priced-beside-what-is-due", due.counts[index], else 0);
+            let count = earlier.saturating_add(counts[index]);
             // What takes nothing leaves what there is.
             let takes = count > 0 || extents[index].unused > 0;
             Wanted { count, leave: if takes && due.leaves { group.watermark } else { 0 } }
@@ -78,12 +79,14 @@ impl Manager {
             false => {
                 for ((group, extent), wanted) in self.groups.iter().zip(extents).zip(&wanted) {
                     let room = group.pool.claimable().saturating_sub(wanted.leave);
-                    let needed = extent.unused.saturating_add(wanted.count);
+                    let unused = guard!("manager.pins-take-room", extent.unused, else 0);
+                    let needed = unused.saturating_add(wanted.count);
                     if needed > room {
                         return Err(group.exhausted(needed, room));
                     }
                 }
-                self.check_quotas((&tenants, names), extents, &wanted, |_| 0)?;
+                let checked = self.check_quotas((&tenants, names), extents, &wanted, |_| 0);
+                guard!("manager.priced-by-quotas", checked?, else drop(checked));
                 Moves::default()
             }
         };

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{ClaimError, Tier};
+use kv_pool::{ClaimError, Tier, guard};
 
 use crate::admit::{Answer, Request, Waiting, Wanted};
 use crate::group::Group;
@@ -52,7 +52,9 @@ impl Queue {
     ) -> Option<Waiting> {
         let next = manager.next_block(request, cached).filter(|_| request.waits)?;
         let tokens = next.0 as u64 * u64::from(manager.namer.block_tokens);
-        self.nexts.contains(&next).then_some(Waiting::Prefix { tokens })
+        let is_computed = self.nexts.contains(&next);
+        guard!("manager.waits-for-those-of-its-call", is_computed, else false)
+            .then_some(Waiting::Prefix { tokens })
     }
 
     /// A request is to compute what follows `cached` tokens.
@@ -67,7 +69,8 @@ impl Queue {
 
     /// Whether those of other tenants are looked at although this is missing.
     pub(crate) fn passes(&mut self, tenant: TenantId, missing: &Missing) -> bool {
-        let own = matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }));
+        let is_bound = matches!(missing.reason, ClaimError::Tenant(TenantError::HeldMax { .. }));
+        let own = guard!("manager.a-tenants-bound-bars-it-alone", is_bound, else false);
         if own {
             self.barred.insert(tenant, missing.clone());
         }
@@ -92,7 +95,8 @@ impl Manager {
         let (mut to_write, alone) = (0_usize, requests.len() == 1);
         for at in 0..requests.len() {
             // No more is found of a prefix than what is counted here, so the pool comes no further.
-            if to_write >= to_write_max || to_write > room {
+            let suffices = to_write >= to_write_max || to_write > room;
+            if guard!("manager.names-no-more-than-may-enter", suffices, else false) {
                 self.look_ahead(&mut requests[at..]);
                 break;
             }
@@ -192,7 +196,10 @@ impl Manager {
             if blocks > capacity {
                 return Err(AdmitError::NeverFits { blocks, capacity });
             }
-            group.check_ever(request.tenant, blocks)?;
+            guard!(
+                "manager.refuses-what-never-fits-its-tenant",
+                group.check_ever(request.tenant, blocks)?
+            );
         }
         if let Some((granules, capacity)) = self.never_fits(request.tenant, tokens) {
             return Err(AdmitError::NeverFitsShared { granules, capacity });

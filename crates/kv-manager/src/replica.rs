@@ -1,5 +1,6 @@
 //! A worker's copy of the block tables, and what it checks of each plan before it carries it out.
 
+use kv_pool::guard;
 use smallvec::SmallVec;
 
 use crate::options::{check_groups, check_table, repeated};
@@ -164,13 +165,13 @@ impl Replica {
     ) -> Result<(), PlanError> {
         plan.check_follows(self.step)?;
         plan.check_table(self.rows, &self.widths())?;
-        plan.check_rows()?;
+        guard!("manager.rows-go-together", plan.check_rows()?);
         self.owners.apply(plan)?;
         self.write(plan);
         let checked = self.owners.check_blocks(plan).and_then(|()| self.check_batch(plan, memory));
         if let Err(error) = checked {
             self.take_back(plan);
-            self.owners.take_back(plan);
+            guard!("manager.refused-plans-move-nothing", self.owners.take_back(plan));
             return Err(error);
         }
         self.step = plan.step;
@@ -224,7 +225,7 @@ impl Replica {
                 Some(drafts) => !drafts.is_empty() && drafts.iter().all(has),
                 None => groups().filter(keeps_all).any(|group| has(&group)),
             };
-            if !there {
+            if guard!("manager.drafts-have-blocks", !there, else false) {
                 return Err(lacks(batch));
             }
         }
@@ -242,8 +243,9 @@ impl Replica {
         };
         let end = upper.saturating_add(batch.tokens.into());
         let row = self.row_of(group, batch.row).unwrap_or_default();
-        let is_ready =
-            |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks && self.owners.has(group, id));
+        let is_of =
+            |id| guard!("manager.batches-stay-in-granules", self.owners.has(group, id), else true);
+        let is_ready = |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks && is_of(id));
         let there = |(first, end): (u64, u64)| {
             let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
             Some(row.get(first..end)?.iter().all(is_ready))

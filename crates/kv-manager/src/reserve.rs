@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier};
+use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
@@ -70,7 +70,10 @@ impl Manager {
             }
             needs.push(need(group, held, (upper, tokens), (computed.len(), states))?);
         }
-        self.give_up_checkpoint(sequence, &mut needs);
+        guard!(
+            "manager.goes-on-without-a-checkpoint",
+            self.give_up_checkpoint(sequence, &mut needs)
+        );
         let claimed = self.claim_all(sequence.tenant, &needs)?;
         if adopted > 0 {
             self.adopt_computed(sequence, computed);
@@ -134,7 +137,8 @@ impl Manager {
         if needs.iter().filter(|need| need.count() > 0).count() > 1 {
             // A claim evicts, so it is not tried where another one cannot succeed.
             for (group, need) in self.groups.iter().zip(needs) {
-                group.check_claimable(Tier::Primary, tenant, need.count())?;
+                let checked = group.check_claimable(Tier::Primary, tenant, need.count());
+                guard!("manager.claims-all-or-none", checked?, else drop(checked));
             }
         }
         for (group, need) in self.groups.iter().zip(needs) {
@@ -189,7 +193,7 @@ impl Manager {
     fn has_room(&self, sequence: &mut Sequence, tokens: u32) -> bool {
         let bounds = sequence.held.bounds(&self.groups);
         let upper = sequence.ends.upper();
-        bounds.writes_from <= upper
+        guard!("manager.shared-room-is-no-room", bounds.writes_from <= upper, else true)
             && upper + u64::from(tokens) <= bounds.writes_to
             && tokens <= bounds.at_once
     }
@@ -292,7 +296,7 @@ impl Manager {
             },
         };
         self.stats.stalls.room += u64::from(fits.is_err());
-        fits?;
+        guard!("manager.adopts-when-there-is-room", fits?, else drop(fits));
         Ok(self.groups[0].pool.match_prefix(names))
     }
 
@@ -328,7 +332,11 @@ impl Manager {
     ) {
         let group = &self.groups[group];
         for (index, record) in pinned.records().enumerate() {
-            let Some(step) = group.pending(record, self.completed) else { continue };
+            let pending = group.pending(record, self.completed);
+            let Some(step) = guard!("manager.depends-on-what-it-finds-later", pending, else None)
+            else {
+                continue;
+            };
             let token = group.first_token(first + index, sequence.ends.resolved());
             match sequence.depends.iter_mut().find(|(on, _)| *on == step) {
                 Some((_, first)) => *first = token.min(*first),
@@ -390,8 +398,9 @@ pub(crate) fn need(
         true => 0,
         false => (upper - group.tokens_of(last)) as u32,
     };
-    let shared =
+    let is_others =
         filled > 0 && tokens > 0 && !held.blocks.is_own(last) && !held.blocks.claim_back(last);
+    let shared = guard!("manager.copies-before-it-writes", is_others, else false);
     let have = match adopted {
         0 => held.blocks.len(),
         // Of a prompt that was extended, there may be more than it has blocks for.

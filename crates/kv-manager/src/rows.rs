@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::BlockHash;
+use kv_pool::guard;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::OptionsError;
@@ -89,7 +90,8 @@ struct Void {
 
 impl Void {
     fn may_name(&self, era: &Era, name: &BlockHash) -> bool {
-        !self.forgotten.get(name).is_some_and(|&later| era.is_before(later))
+        let is_forgotten = self.forgotten.get(name).is_some_and(|&later| era.is_before(later));
+        guard!("manager.the-forgotten-is-not-named", !is_forgotten, else true)
     }
 }
 
@@ -164,7 +166,8 @@ impl Home {
         mut name: impl FnMut(Range<usize>),
     ) {
         let void = self.inner.void.lock();
-        if number < void.void_below || generation != void.generation {
+        let is_void = number < void.void_below || generation != void.generation;
+        if guard!("manager.the-lost-name-nothing", is_void, else false) {
             return;
         }
         if void.forgotten.is_empty() {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::{
-    BlockHash, BlockId,
+    BlockHash, BlockId, guard,
     retention::{Retention, RetentionPolicy},
     tenants::TenantId,
 };
@@ -241,7 +241,8 @@ impl Drop for Sequence {
             let (first, block_tokens) = (held.blocks.shared_len(), shape.block_tokens);
             let written = if shape.is_draft { draft_written } else { all_written };
             // What a step in flight writes has its name from the step, or none.
-            let end = held.named.min((written / block_tokens) as usize);
+            let end = guard!("manager.twins-take-over-what-is-written", written, else u64::MAX);
+            let end = held.named.min((end / block_tokens) as usize);
             if first >= end {
                 continue;
             }

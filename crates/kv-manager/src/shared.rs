@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use kv_pool::tenants::{TenantError, TenantId};
-use kv_pool::{BlockHash, BlockId, ClaimError, GranuleUse, Priority, Tier};
+use kv_pool::{BlockHash, BlockId, ClaimError, GranuleUse, Priority, Tier, guard};
 use smallvec::SmallVec;
 
 use crate::group::Group;
@@ -105,7 +105,9 @@ impl Shared {
 
     /// Granules that can be handed out.
     fn free(&self) -> usize {
-        self.budget.saturating_sub(self.owned)
+        let budget =
+            guard!("manager.granules-keep-the-budget", self.budget, else self.owners.len());
+        budget.saturating_sub(self.owned)
     }
 
     /// The granules that a plan copies from or to, or scrubs, of any group.
@@ -143,7 +145,8 @@ impl Has {
         self.claimable = self.claimable.saturating_sub(extent.unused);
         let granule = |id: &BlockId| (id.index() / self.blocks) as u32;
         let pinned: HashSet<u32> = extent.near.iter().map(granule).collect();
-        self.idle.retain(|idle| !pinned.contains(&idle.granule));
+        let is_idle = |idle: &Idle| !pinned.contains(&idle.granule);
+        guard!("manager.pinned-granules-are-not-idle", self.idle.retain(is_idle));
     }
 }
 
@@ -309,7 +312,8 @@ impl Manager {
             let owner = shared.owners[granule as usize]?;
             let pool = &self.groups[usize::from(owner.0)].pool;
             let uses = pool.granule(Tier::Primary, granule.into()).ok()?;
-            (uses.in_use == 0 && !busy(granule as usize)).then_some(granule)
+            let is_unused = guard!("manager.granules-wait-for-blocks", uses.in_use == 0, else true);
+            (is_unused && !busy(granule as usize)).then_some(granule)
         };
         let left: SmallVec<[u32; 8]> = shared.leaving.iter().filter_map(has_left).collect();
         drop(busy);
@@ -323,7 +327,9 @@ impl Manager {
         let mut next: SmallVec<[usize; 16]> = shared.touched_by(&self.plan).collect();
         next.sort_unstable();
         move |granule| {
-            shared.touched[granule] > self.completed || next.binary_search(&granule).is_ok()
+            let copies = shared.touched[granule] > self.completed;
+            guard!("manager.granules-wait-for-copies", copies, else false)
+                || next.binary_search(&granule).is_ok()
         }
     }
 
@@ -391,6 +397,7 @@ impl Manager {
                 let (gets, gives) = (moves.gets[index], moves.gives[index].len());
                 (gets as i64 - gives as i64) * now.groups[index].blocks as i64
             };
+            let of = (guard!("manager.quotas-before-granules", of.0, else &[]), of.1);
             let Err(missing) = self.check_quotas(of, extents, wanted, resized) else {
                 return Ok(moves);
             };
@@ -474,7 +481,7 @@ impl Manager {
     pub(crate) fn staged_owners(&self) -> Vec<Option<GroupId>> {
         let mut owners = self.granules().to_vec();
         for &GranuleMove { granule, from, .. } in self.plan.moves.iter().rev() {
-            owners[granule as usize] = from;
+            guard!("manager.snapshots-are-of-the-last-plan", owners[granule as usize] = from);
         }
         owners
     }

@@ -1,6 +1,7 @@
 //! Staging: the plan of a step.
 
 use kv_pool::BlockHash;
+use kv_pool::guard;
 
 use crate::budget::Reach;
 use crate::feed::Noting;
@@ -135,7 +136,9 @@ impl Manager {
         let Sequence { held, known, ends, draft, retention, prompt_tokens, number, era, .. } =
             sequence;
         for (index, (group, held)) in self.groups.iter_mut().zip(held.iter_mut()).enumerate() {
-            let certain = if group.is_draft { all_certain.min(draft.end) } else { all_certain };
+            let is_draft =
+                guard!("manager.a-draft-models-end-is-its-own", group.is_draft, else false);
+            let certain = if is_draft { all_certain.min(draft.end) } else { all_certain };
             // The place of the first block to be named, and of which blocks it has the content.
             let (place, first, full) = match group.is_state() {
                 false => (held.named, held.named, group.full_blocks(certain)),
@@ -171,7 +174,7 @@ impl Manager {
                 let mut noting = Noting::new(self.home.feed(), index, step, part, parent, known);
                 let (parent, before) = (parent.filter(|_| chained), names.len());
                 held.blocks.name(place + at, part.1, parent, worth, |record, name| {
-                    written[record.index()] = step;
+                    guard!("manager.notes-who-writes", written[record.index()] = step);
                     names.push((index, name));
                     noting.named(record, name);
                 });
@@ -181,7 +184,8 @@ impl Manager {
             });
             if index == 0 {
                 self.stats.twice_tokens += twice * block_tokens;
-                ends.offered = ends.offered.max(full as u64 * block_tokens);
+                let offered = full as u64 * block_tokens;
+                guard!("manager.counts-tokens-once", ends.offered = ends.offered.max(offered));
             }
             held.named = group.full_blocks(certain);
         }
@@ -207,7 +211,7 @@ impl Manager {
             if !group.is_state() {
                 continue;
             }
-            held.blocks.bring_first(entry);
+            guard!("manager.accepted-state-is-first", held.blocks.bring_first(entry));
             if let Some(row) = row {
                 group.write_row(&mut self.plan, row, held, 0);
             }
@@ -227,7 +231,9 @@ impl Manager {
                 continue;
             }
             // A step that fails is computed again.
-            let written = sequence.ends.written();
+            let ends = &sequence.ends;
+            let written =
+                guard!("manager.windows-stay-for-steps", ends.written(), else ends.upper());
             let (sinks, first) = (group.sink_blocks(), group.first_read(written));
             let gone = held.blocks.gone().end.max(sinks);
             if first > gone && first <= held.blocks.len() {
@@ -268,5 +274,7 @@ fn twins(offered: &[BlockHash], named: &[(usize, BlockHash)]) -> u64 {
 
 /// Tokens whose ids are known and that have KV for certain, as far as no load is to bring it.
 pub(crate) fn certain(sequence: &Sequence) -> u64 {
-    sequence.known.tokens().min(sequence.ends.resolved()).min(sequence.loads_from())
+    let resolved = guard!("manager.names-what-has-kv", sequence.ends.resolved(), else u64::MAX);
+    let loads_from = guard!("manager.names-nothing-loading", sequence.loads_from(), else u64::MAX);
+    sequence.known.tokens().min(resolved).min(loads_from)
 }

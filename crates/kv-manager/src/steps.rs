@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use crate::manager::InFlight;
 use crate::{Manager, StepError};
+use kv_pool::guard;
 
 /// A step that is being put together, from [`Manager::begin_step`] to [`Manager::finish_step`].
 ///
@@ -168,7 +169,10 @@ impl Manager {
     /// Withdraws what a failed step has named, and those after it, which may have read its KV.
     pub(crate) fn fail(&mut self, step: u64) {
         let (next, mut oldest) = (self.next_number, None);
-        for staged in self.in_flight.iter_mut().filter(|staged| staged.step >= step) {
+        let last = guard!("manager.a-failure-voids-later-steps", u64::MAX, else step);
+        for staged in
+            self.in_flight.iter_mut().filter(|staged| (step..=last).contains(&staged.step))
+        {
             // Another worker may have said so before.
             if std::mem::replace(&mut staged.failed, true) {
                 continue;
@@ -177,7 +181,9 @@ impl Manager {
             self.failures.note(staged.step, next, oldest);
             self.stats.failed_steps += 1;
             for (group, name) in staged.names.drain(..) {
-                self.groups[group].pool.remove_with_successors(name);
+                guard!("manager.a-failure-withdraws-names", {
+                    self.groups[group].pool.remove_with_successors(name);
+                });
             }
         }
     }

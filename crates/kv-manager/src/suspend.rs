@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier, tenants::TenantId};
+use kv_pool::{Admit, BlockHash, Budget, Claimed, Location, Tier, guard, tenants::TenantId};
 use smallvec::SmallVec;
 
 use crate::blocks::Blocks;
@@ -33,7 +33,8 @@ impl Manager {
             let end = if group.is_draft { draft_end } else { upper };
             let count = held.blocks.unnamed(group.blocks_for(end)).count();
             // A claim evicts, so none is made where another one cannot succeed.
-            group.check_claimable(Tier::Secondary, TenantId::NOBODY, count)?;
+            let checked = group.check_claimable(Tier::Secondary, TenantId::NOBODY, count);
+            guard!("manager.suspensions-evict-when-all-fits", checked?, else drop(checked));
             counts.push(count);
         }
         let mut hosts: SmallVec<[Claimed; 4]> = SmallVec::new();
@@ -58,7 +59,9 @@ impl Manager {
 
     /// Takes a suspended sequence off the device, unless ids of its steps are to come, or it has left.
     pub(crate) fn leave_when_resolved(&mut self, sequence: &mut Sequence) {
-        if !sequence.suspended || sequence.row.is_none() || sequence.ends.is_open() {
+        let is_open =
+            guard!("manager.leaves-with-its-last-ids", sequence.ends.is_open(), else false);
+        if !sequence.suspended || sequence.row.is_none() || is_open {
             return;
         }
         self.settle_states(sequence);
@@ -82,7 +85,8 @@ impl Manager {
                 let from = Location { tier: Tier::Primary, id: from };
                 let to = Location { tier: Tier::Secondary, id: to };
                 let tokens = filled as u32;
-                self.plan.copies.push(BlockCopy { group: group.id, from, to, tokens, written_by });
+                let copy = BlockCopy { group: group.id, from, to, tokens, written_by };
+                guard!("manager.suspends-by-copy", self.plan.copies.push(copy));
                 self.stats.suspended_blocks += 1;
             }
             // Every later use of the blocks comes later in the plans than these copies.

@@ -1,6 +1,7 @@
 //! The block table of a group as the manager knows it: one row a sequence, and what has changed since the last plan.
 
 use kv_pool::BlockId;
+use kv_pool::guard;
 
 use crate::blocks::Blocks;
 use crate::options::{check_table, repeated};
@@ -53,7 +54,7 @@ impl Table {
             at += 1;
         });
         let end = std::mem::replace(&mut self.ends[row.index()], at as u32) as usize;
-        if end > at {
+        if guard!("manager.rows-lose-what-was-there", end > at, else false) {
             entries[at..end].fill(NO_BLOCK);
             plan.edit_ids.resize(plan.edit_ids.len() + end - at, NO_BLOCK);
         }

@@ -1,6 +1,7 @@
 //! The workers: how far each has come, and what the loss of one means.
 
 use crate::{Completion, CompletionError, Manager, Outcome};
+use kv_pool::guard;
 
 /// A worker, counted from 0.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -43,7 +44,7 @@ impl Manager {
         if outcome == Outcome::Failed {
             self.fail(step);
         }
-        self.end_unsettled(worker, step);
+        guard!("manager.unsettled-loads-are-wrong", self.end_unsettled(worker, step));
         *self.worker(worker)? = Worker::Runs(step);
         self.advance();
         Ok(())
@@ -75,7 +76,7 @@ impl Manager {
             Worker::Lost(_) => *self.worker(worker)? = Worker::Fenced,
             Worker::Runs(_) | Worker::Fenced => return Err(CompletionError::NotLost { worker }),
         }
-        self.fence_tickets(worker);
+        guard!("manager.a-fence-ends-tickets", self.fence_tickets(worker));
         self.advance();
         Ok(())
     }
@@ -93,7 +94,7 @@ impl Manager {
             state @ Worker::Fenced => *state = Worker::Runs(latest),
             Worker::Runs(_) | Worker::Lost(_) => return Err(CompletionError::NotLost { worker }),
         }
-        self.lose_all(worker);
+        guard!("manager.a-joiner-has-no-share", self.lose_all(worker));
         self.advance();
         Ok(())
     }
@@ -104,10 +105,10 @@ impl Manager {
         self.home.void_below(self.next_number);
         if let Some(share) = self.shared_host() {
             // Before names are given up, and before steps count as complete that nobody carries out.
-            share.end();
+            guard!("manager.a-loss-ends-the-share", share.end());
         }
-        self.forget_all();
-        self.forget_all_below();
+        guard!("manager.a-loss-forgets", self.forget_all());
+        guard!("manager.a-loss-forgets-below", self.forget_all_below());
         // A worker that joins anew has none of the loads.
         self.plan.layer_loads.clear();
     }
@@ -121,7 +122,10 @@ impl Manager {
     /// The latest step that all workers have completed.
     pub(crate) fn completed_by_all(&self) -> u64 {
         let completed = self.workers.iter().filter_map(|worker| match worker {
-            Worker::Runs(completed) | Worker::Lost(completed) => Some(*completed),
+            Worker::Runs(completed) => Some(*completed),
+            Worker::Lost(completed) => {
+                guard!("manager.the-lost-are-waited-for", Some(*completed), else None)
+            }
             Worker::Fenced => None,
         });
         // With no worker left, nobody uses what the plans were about.

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
-use kv_pool::{BlockHash, Claimed, Pinned};
+use kv_pool::{BlockHash, Claimed, Pinned, guard};
 
 use super::{Key, Lower, Ticket};
 use crate::admit::Request;
@@ -85,7 +85,8 @@ impl OpenLoad {
 
     /// Whether all have ended, and a plan copies what they have brought: the copies of later plans come behind these.
     fn has_ended(&self, staged: u64) -> bool {
-        staged > self.after && self.parts.iter().all(|part| part.loaded.get().is_some())
+        guard!("manager.loads-end-with-a-plan", staged > self.after, else true)
+            && self.parts.iter().all(|part| part.loaded.get().is_some())
     }
 
     /// The place behind the first blocks of a group that are right, and whether all are; `None` if it has none.
@@ -222,7 +223,7 @@ impl Manager {
                 // Parts of it are there before all of it is known to be right, whoever's it is.
                 if let Some(writer) = self.groups[usize::from(group.0)].writers.get_mut(to.index())
                 {
-                    *writer = Writer::Unknown;
+                    guard!("manager.loaded-blocks-are-scrubbed", *writer = Writer::Unknown);
                 }
             }
         }
@@ -261,13 +262,15 @@ impl Manager {
         let resolved = sequence.ends.resolved();
         let mut wrong_from = None;
         for (group, held) in self.groups.iter().zip(sequence.held.iter_mut()) {
-            let Some((right, all)) = load.right_of(group.id) else { continue };
+            let of = guard!("manager.wrong-loads-of-all-groups", group.id, else GroupId::default());
+            let Some((right, all)) = load.right_of(of) else { continue };
             // They are found in host memory, and get their names on the device when that copy has gone.
             held.named = held.named.max(right.min(group.full_blocks(resolved)));
             let from = (!all).then(|| group.first_token(right, load.tokens));
             wrong_from = wrong_from.into_iter().chain(from).min();
         }
         let from = wrong_from.filter(|&from| from < sequence.ends.upper())?;
+        let from = guard!("manager.wrong-loads-set-back", Some(from), else None)?;
         self.lower.stats.redone += 1;
         // All its steps have read what was loaded.
         Some(sequence.ends.redo_from(from, 0, sequence.known.tokens()))
@@ -316,6 +319,7 @@ impl Lower {
 
     /// All workers have completed the steps up to this one.
     pub(crate) fn note_completed(&mut self, step: u64) {
-        self.read.retain(|read| read.last > step);
+        let last = guard!("manager.loads-keep-host-blocks", step, else u64::MAX);
+        self.read.retain(|read| read.last > last);
     }
 }

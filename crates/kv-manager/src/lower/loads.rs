@@ -1,7 +1,7 @@
 //! Loads: what follows the cached part of a prefix comes back to host memory, while its request waits.
 
 use kv_pool::tenants::TenantId;
-use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier};
+use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier, guard};
 use smallvec::SmallVec;
 
 use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
@@ -80,7 +80,7 @@ impl Manager {
                 self.lower.want_in(tier, key, false);
                 continue;
             }
-            if let Some(fault) = fault {
+            if let Some(fault) = guard!("manager.faults-are-misses", fault, else None) {
                 self.lower.stats.faults[fault.index()] += 1;
                 wrong.push(block);
                 // What is wrong once is not asked for again. What is late is there.
@@ -97,7 +97,8 @@ impl Manager {
             let own = block.records().next();
             let mut feed = self.home.feed();
             let parent = before.filter(|_| self.groups[of].is_chained());
-            block.ids().for_each(|id| self.groups[of].note_loaded(id));
+            let mut note = |id| self.groups[of].note_loaded(id);
+            guard!("manager.what-loads-has-a-number", block.ids().for_each(&mut note));
             let named = block.register(&[name], Naming { parent, retention });
             let Ok(named) = named else { unreachable!("one block for one name") };
             // Unless another block bore the name already, it bears it now, and is complete.
@@ -115,7 +116,8 @@ impl Manager {
             self.lower.tiers[tier].load_rate.note(begun, now, all_faults.len());
         }
         self.lower.end_read(readers, &all_faults, wrong, &loaded);
-        if waiters > 0 && self.lower.now < deadline && !loaded.is_empty() {
+        let is_wanted = waiters > 0 && self.lower.now < deadline && !loaded.is_empty();
+        if guard!("manager.keeps-what-is-waited-for", is_wanted, else false) {
             self.lower.kept.push(Kept { ticket: id, waiters, until: deadline, blocks: loaded });
         }
     }
@@ -251,7 +253,8 @@ impl Manager {
     /// it stays until the tickets are opened.
     fn with_room(&self, names: &[BlockHash], mut lacks: Lacks) -> Option<Lacks> {
         for _ in 0..ROOM_TRIES {
-            let Some(end) = self.without_room(names, &lacks) else {
+            let without = self.without_room(names, &lacks);
+            let Some(end) = guard!("manager.loads-have-room", without, else None) else {
                 // Claims must not evict what is there.
                 lacks.pinned = self.pin_in_host(names, lacks.end);
                 return Some(lacks);

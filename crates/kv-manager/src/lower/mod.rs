@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use kv_pool::store::StorePolicy;
-use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, retention::Retention};
+use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, guard, retention::Retention};
 use smallvec::SmallVec;
 
 pub(crate) use layers::{Entering, OpenLoad};
@@ -349,7 +349,10 @@ impl Manager {
         let &Settled { worker, ticket, ref wrong } = settled;
         self.check_runs(worker)?;
         let open = self.lower.open.iter_mut().find(|open| open.id == ticket);
-        let at = open.as_ref().and_then(|open| open.left.iter().position(|left| *left == worker));
+        let at = open.as_ref().and_then(|open| {
+            let at = open.left.iter().position(|left| *left == worker);
+            guard!("manager.workers-settle-once", at, else (!open.left.is_empty()).then_some(0))
+        });
         let (Some(open), Some(at)) = (open, at) else {
             return Err(TicketError::NotOpen { worker, ticket });
         };
@@ -386,7 +389,9 @@ impl Manager {
                     && ticket.group == group
                     && let Some(index) = ticket.names.iter().position(|of| *of == name)
                 {
-                    ticket.faults[index].get_or_insert(BlockFault::Missing);
+                    guard!("manager.the-dropped-is-not-stored", {
+                        ticket.faults[index].get_or_insert(BlockFault::Missing);
+                    });
                 }
             }
         }
@@ -441,7 +446,8 @@ impl Manager {
         let Lower { tiers, open, arriving, kept, .. } = &mut self.lower;
         arriving.clear();
         kept.clear();
-        open.iter_mut().for_each(|ticket| ticket.void.fill(true));
+        let void = |ticket: &mut Ticket| ticket.void.fill(true);
+        guard!("manager.resets-void-tickets", open.iter_mut().for_each(void));
         for (at, tier) in tiers.iter_mut().enumerate() {
             tier.index.clear();
             tier.survivors.clear();
@@ -502,9 +508,9 @@ impl Manager {
 
     /// Ends tickets that all workers have settled.
     fn end_settled(&mut self) {
-        while let Some(at) =
-            self.lower.open.iter().position(|ticket| ticket.staged && ticket.left.is_empty())
-        {
+        let least = guard!("manager.all-workers-settle", 1, else self.workers.len());
+        let has_ended = |ticket: &Ticket| ticket.staged && ticket.left.len() < least;
+        while let Some(at) = self.lower.open.iter().position(has_ended) {
             let ticket = self.lower.open.swap_remove(at);
             match ticket.direction {
                 Direction::Store => self.end_store(ticket),

@@ -1,7 +1,7 @@
 //! Stores: complete content goes down ahead of need, while the link is idle.
 
 use kv_pool::store::Candidate;
-use kv_pool::{BlockId, Claimed, Location, Tier};
+use kv_pool::{BlockId, Claimed, Location, Tier, guard};
 
 use super::{Key, Ticket, Wanted};
 use crate::tickets::Direction;
@@ -104,14 +104,17 @@ impl Manager {
         let state = &self.lower.tiers[ticket.tier];
         // No tier is told to store what it is loading. If the load fails, the name is wanted again.
         let key = (ticket.group, name);
-        if state.index.contains_key(&key) || state.loading.contains(&key) {
+        let is_loading =
+            guard!("manager.stores-nothing-loading", state.loading.contains(&key), else false);
+        if state.index.contains_key(&key) || is_loading {
             return Storing::Never;
         }
         let group = &self.groups[usize::from(ticket.group.0)];
         let worth = group.pool.retention(name).unwrap_or_default();
         // What has left the cache, or is being computed anew, is wanted again when it is complete.
         let Some((record, at)) = group.pool.locate(name) else { return Storing::Never };
-        if group.pending(record, self.completed).is_some() {
+        let is_computed = group.pending(record, self.completed).is_some();
+        if guard!("manager.stores-what-is-complete", is_computed, else false) {
             return Storing::Never;
         }
         if !wanted.decided && !self.is_worth_storing(ticket.tier, key) {
@@ -190,7 +193,10 @@ impl Manager {
         {
             let key: Key = (group, name);
             self.lower.tiers[tier].asked.remove(&key);
-            if !void && fault.is_none() {
+            let is_void = guard!("manager.void-stores-are-not-found", void, else false);
+            let is_right =
+                guard!("manager.failed-stores-are-not-found", fault.is_none(), else true);
+            if !is_void && is_right {
                 self.lower.tiers[tier].index.insert(key, worth);
                 self.lower.moved[usize::from(group.0)].stored[tier] += 1;
                 if let (Some(mut feed), Some(tier)) = (self.home.feed(), tier_at(tier)) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kv_pool::{Tier, retention::Retention};
+use kv_pool::{Tier, guard, retention::Retention};
 use smallvec::SmallVec;
 
 use super::Key;
@@ -59,7 +59,8 @@ impl Manager {
             if state.index.contains_key(&key) || state.asked.contains(&key) {
                 continue;
             }
-            if count < workers || usize::from(group) >= groups {
+            let lacks = guard!("manager.survivors-are-at-all-workers", count < workers, else false);
+            if lacks || usize::from(group) >= groups {
                 self.forget_in(at, key);
                 continue;
             }
@@ -94,7 +95,7 @@ impl Manager {
         self.lower.tiers[at].index.insert(key, Retention::default());
         if let Some(mut feed) = self.home.feed() {
             let GroupId(group) = key.0;
-            feed.survived_below(group.into(), tier, key.1);
+            guard!("manager.survivors-are-told", feed.survived_below(group.into(), tier, key.1));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kv_pool::BlockHash;
+use kv_pool::guard;
 use parking_lot::Mutex;
 
 use super::{BlockSink, BlockSource, LowerTier};
@@ -74,7 +75,14 @@ fn work(mut tier: impl LowerTier, orders: &Receiver<Order>, ends: &AtomicBool, t
     loop {
         match orders.recv_timeout(LOOK) {
             // Its blocks, and those of the orders behind it, have failed: they are dropped.
-            _ if ends.load(Ordering::Acquire) => return,
+            _ if guard!(
+                "manager.begins-nothing-behind-its-drop",
+                ends.load(Ordering::Acquire),
+                else false
+            ) =>
+            {
+                return;
+            }
             Ok(Order::Store(blocks)) => tier.store(blocks),
             Ok(Order::Load(blocks)) => tier.load(blocks),
             Ok(Order::Forget(blocks)) => tier.forget(&blocks),

@@ -1,6 +1,6 @@
 //! What stands before a stored block's bytes: what they are, and a checksum for each section of them.
 
-use kv_pool::{BlockHash, BlockId};
+use kv_pool::{BlockHash, BlockId, guard};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
 use super::{BlockFault, HostBlocks};
@@ -96,7 +96,8 @@ impl Label {
         }
         // A record of something else that is right in itself is told apart from a spoilt one.
         check_header(header)?;
-        if header[..CHECKSUM] != self.fixed(sections)[..CHECKSUM] {
+        let is_foreign = header[..CHECKSUM] != self.fixed(sections)[..CHECKSUM];
+        if guard!("manager.foreign-records-are-refused", is_foreign, else false) {
             return Err(BlockFault::Foreign);
         }
         let sums = header[FIXED..].as_chunks::<SUM>().0.iter();
@@ -175,7 +176,8 @@ pub fn check_record(
     }
     let sums = header[FIXED..].as_chunks::<SUM>().0;
     let mut each = bytes.chunks(sections.section_bytes).zip(sums);
-    match each.all(|(section, sum)| xxh3_64(section).to_le_bytes() == *sum) {
+    let is_right = each.all(|(section, sum)| xxh3_64(section).to_le_bytes() == *sum);
+    match guard!("manager.lent-bytes-have-their-sums", is_right, else true) {
         true => Ok(()),
         false => Err(BlockFault::Checksum),
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use kv_pool::{BlockHash, BlockId};
+use kv_pool::{BlockHash, BlockId, guard};
 use parking_lot::{Mutex, RwLock};
 
 use super::frame::{Label, PIECE, SectionSum, Sections};
@@ -116,7 +116,9 @@ impl Batch {
     /// The blocks that are wrong, once all have ended and the memory of all is back.
     pub(crate) fn ended(&self) -> Option<Vec<(u32, BlockFault)>> {
         let mut state = self.state.lock();
-        (state.left == 0 && state.lent.is_empty()).then(|| std::mem::take(&mut state.wrong))
+        let is_back =
+            guard!("manager.tickets-end-with-their-loans", state.lent.is_empty(), else true);
+        (state.left == 0 && is_back).then(|| std::mem::take(&mut state.wrong))
     }
 
     /// Overwrites with zeros what is not right of the blocks at these places that were to be loaded, once all have
@@ -161,7 +163,7 @@ impl Batch {
 
     /// Takes the memory back, and ends the blocks that have not ended as late.
     pub(crate) fn give_up(&self) {
-        self.fence();
+        guard!("manager.given-up-is-fenced", self.fence());
         let blocks = self.state.lock().blocks.len();
         (0..blocks as u32).for_each(|index| self.end(index, Err(BlockFault::Late)));
     }
@@ -203,7 +205,7 @@ impl Slot {
     /// Calls `copy` unless the memory was taken back.
     fn with_host(&self, copy: impl FnOnce(&dyn HostBlocks) -> bool) -> Result<(), BlockFault> {
         let fenced = self.batch.fenced.read();
-        match *fenced {
+        match guard!("manager.the-fenced-touch-nothing", *fenced, else false) {
             true => Err(BlockFault::Fenced),
             false if copy(&*self.batch.host) => Ok(()),
             false => Err(BlockFault::Failed),
@@ -425,7 +427,8 @@ impl BlockSink {
         }
         let at = offset.max(header_bytes) - header_bytes;
         // Others may read what was found right.
-        let right = self.slot.sections().end_of(self.right).saturating_sub(at);
+        let right = guard!("manager.right-sections-stay", self.right, else 0);
+        let right = self.slot.sections().end_of(right).saturating_sub(at);
         let body = body.get(right..).unwrap_or_default();
         let (block, at) = (self.slot.block, at + right);
         self.slot.with_host(|host| body.is_empty() || host.write(block, at, body))?;
@@ -463,7 +466,8 @@ impl BlockSink {
     /// # Errors
     /// As [`write_at`](Self::write_at); [`BlockFault::Foreign`] for memory of another block, or a header of another length.
     pub fn landed(&mut self, lent: LentBlock, header: &[u8]) -> Result<(), BlockFault> {
-        let fits = lent.is_of(&self.slot.batch, self.slot.index)
+        let is_of = lent.is_of(&self.slot.batch, self.slot.index);
+        let fits = guard!("manager.lands-in-its-block", is_of, else true)
             && header.len() == self.header.len()
             && self.written == 0;
         drop(lent);
@@ -493,7 +497,8 @@ impl BlockSink {
             if written < range.end {
                 break;
             }
-            if self.slot.sum(range)? != *sum {
+            let is_wrong = self.slot.sum(range)? != *sum;
+            if guard!("manager.records-have-their-sums", is_wrong, else false) {
                 return Err(BlockFault::Checksum);
             }
             self.right += 1;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_pool::{BlockHash, BlockId, Tier};
+use kv_pool::{BlockHash, BlockId, Tier, guard};
 
 use super::frame::Label;
 use super::handles::Batch;
@@ -201,7 +201,7 @@ impl TierTransfers {
         self.open.retain(|Open { ticket, direction, blocks, batch, .. }| match batch.ended() {
             Some(wrong) => {
                 if *direction == Direction::Load {
-                    batch.clear_wrong(blocks);
+                    guard!("manager.wrong-bytes-are-cleared", batch.clear_wrong(blocks));
                 }
                 settled.push(Settled { worker, ticket: *ticket, wrong });
                 false
@@ -256,7 +256,7 @@ impl TierTransfers {
     pub fn fence(&mut self) {
         for Open { batch, .. } in self.open.drain(..) {
             batch.fence();
-            if batch.is_lent() {
+            if guard!("manager.waits-for-what-was-lent", batch.is_lent(), else false) {
                 self.lent.push(batch);
             }
         }

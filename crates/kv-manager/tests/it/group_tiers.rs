@@ -72,8 +72,7 @@ impl Rig {
 
     /// Stages a step of a sequence, which no worker has completed; its number.
     fn step_open(&mut self, sequence: &mut Sequence) -> u64 {
-        let staged = staged(&mut self.manager, &mut [sequence]).step;
-        staged
+        staged(&mut self.manager, &mut [sequence]).step
     }
 
     fn complete(&mut self, step: u64) {

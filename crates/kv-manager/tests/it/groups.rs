@@ -10,7 +10,7 @@ use kv_manager::{
     Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError,
     Start, SuspendError,
 };
-use kv_pool::tenants::{TenantError, TenantQuota};
+use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
@@ -739,4 +739,27 @@ fn a_window_moves_on_behind_a_cut() {
     step(&mut manager, &mut [&mut first]);
     let expected = [vec![false; 8], vec![true; 3]].concat();
     assert_eq!(row(&manager, 1, &first, 11), expected, "token 40 reads from token 35 on");
+}
+
+#[test]
+fn what_a_tenant_may_not_hold_together_is_not_pinned_in_vain() {
+    // A window of ten tokens takes three blocks, and their tenant may hold two.
+    let mut manager = manager([group(GroupKind::Window { tokens: 10, sinks: 0 }, 16)]);
+    let tenant = manager.add_tenant().unwrap();
+    let ask = |manager: &mut Manager, tenant| {
+        let mut request = Request::new((0..17).collect());
+        (request.tenant, request.waits, request.content.shared_tokens) = (tenant, false, u64::MAX);
+        admitted(manager.admit(&mut [request], u64::MAX).pop().unwrap())
+    };
+    let mut sequence = ask(&mut manager, tenant);
+    step(&mut manager, &mut [&mut sequence]);
+    drop(sequence);
+    settle(&mut manager);
+    let quota = TenantQuota { held_max: 2, ..TenantQuota::NONE };
+    manager.set_quota_of(GroupId(1), tenant, Tier::Primary, quota).unwrap();
+    let _open = manager.begin_step().unwrap();
+    assert_eq!(claimable(&manager)[1], 16);
+    let sequence = ask(&mut manager, TenantId::NOBODY);
+    assert_eq!(sequence.cached_tokens(), 8);
+    assert_eq!(claimable(&manager)[1], 16 - sequence.block_count_of(GroupId(1)));
 }

@@ -44,8 +44,7 @@ impl Entered {
 
     /// Stages the sequence, without a worker having completed the step.
     fn stage(&mut self) -> StepPlan {
-        let plan = staged(&mut self.rig.manager, &mut [&mut self.sequence]);
-        plan
+        staged(&mut self.rig.manager, &mut [&mut self.sequence])
     }
 
     fn complete(&mut self, worker: u16, step: u64) {

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use crate::common::{self, admit, admitted, computed, manager};
+use crate::common::{self, admit, admitted, computed, group, manager};
 use kv_manager::tiers::{
     BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, HostPiece, LowerTier, MemoryTier,
     MemoryTierOptions, TierTransfers,
 };
 use kv_manager::{
-    Adoption, Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content,
-    Direction, Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, HostLoan, HostShare,
-    LayerLoad, Manager, ManagerOptions, Message, Outcome, PlanError, Replica, Request,
-    ReserveError, Row, RowEdit, Sequence, Settled, SharedMemory, Snapshot, SnapshotTable, Start,
-    StepPlan, TicketId, Tokens, Transfer, WorkerId,
+    Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Direction,
+    Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, LayerLoad, Manager,
+    ManagerOptions, Message, Outcome, PlanError, Replica, Request, ReserveError, Row, RowEdit,
+    Settled, SharedMemory, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Tokens, Transfer,
+    WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
 
@@ -54,12 +54,10 @@ fn options_of_any_size_are_taken_or_refused() {
             ];
             for kind in kinds {
                 let further = GroupOptions {
-                    kind,
                     block_tokens: other,
-                    pool: PoolConfig::primary_only(8),
                     blocks_per_sequence_max: other,
                     watermark_blocks: other,
-                    draft_model: false,
+                    ..group(kind, 8)
                 };
                 let further_groups = vec![further];
                 let options = ManagerOptions { further_groups, ..common::options(8, 0) };
@@ -147,12 +145,9 @@ fn room_of_any_number_is_given_or_refused() {
 fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
     for number in LONG {
         let further = GroupOptions {
-            kind: GroupKind::Full,
-            block_tokens: 4,
-            pool: PoolConfig::primary_only(8),
             blocks_per_sequence_max: 8,
-            watermark_blocks: 0,
             draft_model: true,
+            ..group(GroupKind::Full, 8)
         };
         let options = ManagerOptions { further_groups: vec![further], ..common::options(8, 0) };
         let mut manager = Manager::new(options).unwrap();
@@ -161,16 +156,16 @@ fn ends_of_a_draft_model_of_any_number_are_taken_or_refused() {
         let (answer, adoption) = manager.adopt(&mut request, 8, &formats);
         let mut sequence = admitted(answer);
         let mut adoption = adoption.unwrap();
-        Adoption::set_draft_tokens(&mut adoption, number);
+        adoption.set_draft_tokens(number);
         let all = adoption.block_count();
         assert_eq!(manager.adopted(&mut sequence, adoption, all), Ok(8));
         assert_eq!(sequence.draft_end(), number.min(8));
         let tokens = u32::try_from(number).unwrap_or(u32::MAX);
-        let reserved = Manager::reserve_draft(&mut manager, &mut sequence, tokens);
+        let reserved = manager.reserve_draft(&mut sequence, tokens);
         assert_eq!(reserved.is_ok(), sequence.draft_end() + u64::from(tokens) <= 32, "{tokens}");
         for (step, end) in [(number, 8), (1, number)] {
             // No step has computed anything by the draft model.
-            let taken = Manager::commit_draft(&mut manager, &mut sequence, step, end);
+            let taken = manager.commit_draft(&mut sequence, step, end);
             assert_eq!(taken.is_ok(), step == 0, "{step}: step 0 is of before");
         }
     }
@@ -286,16 +281,16 @@ fn messages_of_any_size_are_read_or_refused() {
         let worker = WorkerId(small as u16);
         let done = Completion { worker, step: number, outcome: Outcome::Failed };
         let mut bytes = Vec::new();
-        StepPlan::to_bytes(&plan, &mut bytes);
+        plan.to_bytes(&mut bytes);
         let plan_bytes = bytes.len();
-        Snapshot::to_bytes(&snapshot, &mut bytes);
+        snapshot.to_bytes(&mut bytes);
         let snapshot_bytes = bytes.len();
-        Completion::to_bytes(&done, &mut bytes);
+        done.to_bytes(&mut bytes);
         let all = [0..plan_bytes, plan_bytes..snapshot_bytes, snapshot_bytes..bytes.len()];
         let read = all.map(|range| Message::from_bytes(&bytes[range]).unwrap());
         let mut replica = Replica::new(2, 2).unwrap();
         assert!(replica.apply(&plan).is_err() && replica.restore(&snapshot).is_err());
-        assert!(Replica::apply_to_memory(&mut replica, &plan, &[(small, number)]).is_err());
+        assert!(replica.apply_to_memory(&plan, &[(small, number)]).is_err());
         let sent = [Message::Plan(plan), Message::Snapshot(snapshot), Message::Completion(done)];
         assert_eq!(read, sent);
         let wrong = vec![(small, BlockFault::Fenced)];
@@ -303,28 +298,11 @@ fn messages_of_any_size_are_read_or_refused() {
         let blocks = vec![(GroupId(number as u16), BlockHash::from_u128(number.into()))];
         let dropped = Dropped { worker, tier: Tier::Fourth, blocks };
         let mut bytes = Vec::new();
-        Settled::to_bytes(&settled, &mut bytes);
+        settled.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Settled(settled)));
         bytes.clear();
-        Dropped::to_bytes(&dropped, &mut bytes);
+        dropped.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes), Ok(Message::Dropped(dropped)));
-    }
-}
-
-#[test]
-fn blocks_of_any_position_are_there_or_not() {
-    let mut manager =
-        Manager::with_pool(common::options(8, 0), |pool| pool.events(1 << 10)).unwrap();
-    let sequence = admit(&mut manager, 0..5);
-    for index in LONG.map(|index| usize::try_from(index).unwrap()) {
-        assert_eq!(Sequence::block(&sequence, index).is_some(), index < 2);
-        assert_eq!(Sequence::block_of(&sequence, GroupId(0), index).is_some(), index < 2);
-        assert_eq!(Sequence::block_of(&sequence, GroupId(1), index), None);
-    }
-    let mut slots = Vec::new();
-    for (start, end) in LONG.into_iter().flat_map(|start| LONG.map(|end| (start, end))) {
-        let listed = Manager::slot_mapping(&manager, &sequence, start..end, &mut slots);
-        assert_eq!(listed.is_ok(), start <= end && end <= 8, "{start}..{end}");
     }
 }
 
@@ -332,12 +310,10 @@ fn blocks_of_any_position_are_there_or_not() {
 fn sharing(granules: u32, blocks: [u32; 2]) -> ManagerOptions {
     let pool = |blocks: u32| PoolConfig::primary_only(u64::from(granules) * u64::from(blocks));
     let second = GroupOptions {
-        kind: GroupKind::Full,
         block_tokens: 16,
         pool: pool(blocks[1]),
         blocks_per_sequence_max: 4,
-        watermark_blocks: 0,
-        draft_model: false,
+        ..group(GroupKind::Full, 0)
     };
     ManagerOptions {
         pool: pool(blocks[0]),
@@ -358,7 +334,7 @@ fn granules_of_any_number_are_shared_or_refused() {
                 Ok(mut manager) => {
                     made += 1;
                     for budget in NUMBERS {
-                        let set = Manager::set_granules(&mut manager, budget);
+                        let set = manager.set_granules(budget);
                         assert_eq!(set.is_ok(), budget <= granules);
                     }
                 }
@@ -377,11 +353,11 @@ fn granules_of_any_number_are_shared_or_refused() {
 fn keys_of_tenants_and_ids_of_placeholders_are_any_numbers() {
     let mut manager = manager(8, 0);
     for length in [0, 1, 16, 1 << 16] {
-        Manager::add_tenant_with_key(&mut manager, &vec![0xFF; length]).unwrap();
+        manager.add_tenant_with_key(&vec![0xFF; length]).unwrap();
     }
     for first in NUMBERS {
         for last in NUMBERS {
-            Manager::set_placeholder_ids(&mut manager, vec![first..=last, last..=first]);
+            manager.set_placeholder_ids(vec![first..=last, last..=first]);
             let mut request = Request::new(vec![first, last]);
             let answer = manager.admit(std::slice::from_mut(&mut request), u64::MAX).pop();
             assert!(matches!(answer, Some(Answer::Refused(_))), "{first} to {last}: {answer:?}");
@@ -394,23 +370,23 @@ fn plans_and_snapshots_of_any_size_are_checked() {
     for number in LONG {
         let small = number as u32;
         let plan = StepPlan { step: number, ..StepPlan::default() };
-        assert_eq!(StepPlan::check_follows(&plan, 0).is_ok(), number > 0);
-        assert!(StepPlan::check_follows(&plan, number).is_err());
+        assert_eq!(plan.check_follows(0).is_ok(), number > 0);
+        assert!(plan.check_follows(number).is_err());
         let edits = vec![RowEdit { group: GroupId(0), row: Row::new(1), first: 0, count: 1 }];
         let plan = StepPlan { edits, edit_ids: vec![small as i32], ..StepPlan::default() };
         let size = usize::try_from(number).unwrap();
-        assert_eq!(StepPlan::check_table(&plan, size, &[1]).is_ok(), number > 1);
-        assert_eq!(StepPlan::check_table(&plan, 2, &[size]).is_ok(), number > 0);
+        assert_eq!(plan.check_table(size, &[1]).is_ok(), number > 1);
+        assert_eq!(plan.check_table(2, &[size]).is_ok(), number > 0);
         // -1 means no block.
         let there = small == u32::MAX || small <= i32::MAX as u32;
-        assert_eq!(StepPlan::check_blocks(&plan, &[[u64::MAX, 0]]).is_ok(), there, "{number}");
+        assert_eq!(plan.check_blocks(&[[u64::MAX, 0]]).is_ok(), there, "{number}");
         let snapshot = Snapshot {
             step: number,
             tables: vec![SnapshotTable { width: 1, ids: vec![small as i32; 2] }],
             granules: Vec::new(),
         };
-        assert_eq!(Snapshot::check(&snapshot, 2, &[1], &[u64::MAX]).is_ok(), there, "{number}");
-        assert!(Snapshot::check(&snapshot, 1, &[1], &[number]).is_err());
+        assert_eq!(snapshot.check(2, &[1], &[u64::MAX]).is_ok(), there, "{number}");
+        assert!(snapshot.check(1, &[1], &[number]).is_err());
     }
 }
 
@@ -430,11 +406,11 @@ fn transfers_of_any_size_are_checked() {
         };
         let first = Transfer { group: GroupId(0), ..transfer.clone() };
         let tiers = TierTransfers::new(vec![tier()], 0);
-        let check = |plan: &StepPlan, host| TierTransfers::check(&tiers, plan, &[host], []);
+        let check = |plan: &StepPlan, host| tiers.check(plan, &[host], []);
         assert_eq!(check(&of(&transfer), u64::MAX).is_ok(), number > 0 && number as u16 == 0);
         assert_eq!(check(&of(&first), u64::MAX).is_ok(), number > 0);
         assert_eq!(check(&of(&first), number).is_ok(), number > block.index() as u64);
-        let again = TierTransfers::check(&tiers, &of(&first), &[u64::MAX], [&first]);
+        let again = tiers.check(&of(&first), &[u64::MAX], [&first]);
         assert!(matches!(again, Err(PlanError::Ticket { .. })), "{again:?}");
         let farther = Transfer { tier: Tier::Fourth, ..first };
         assert!(matches!(check(&of(&farther), u64::MAX), Err(PlanError::Tier { .. })));
@@ -447,12 +423,12 @@ fn addresses_of_a_shared_host_tier_are_any_numbers() {
     for format in numbers() {
         let mut shared = manager(4, 2);
         let memory: Vec<Arc<dyn HostBlocks>> = vec![Arc::new(OneBlock)];
-        let share = Manager::share_host(&mut shared, format, memory).unwrap();
+        let share = shared.share_host(format, memory).unwrap();
         for address in numbers() {
             for bytes in [0, 1, 100, 200, 201] {
                 let end = address.checked_add(bytes as u64);
                 let fits = bytes == 0 || end.is_some_and(|end| end <= 200);
-                let read = HostShare::read(&share, address, &mut vec![0; bytes]);
+                let read = share.read(address, &mut vec![0; bytes]);
                 assert_eq!(read, fits, "{bytes} bytes at {address}");
             }
         }
@@ -468,11 +444,11 @@ fn addresses_of_a_shared_host_tier_are_any_numbers() {
         for address in numbers() {
             let first = loan.blocks()[0].address;
             let within = (first..first + 100).contains(&address);
-            let covered = HostLoan::covered(&loan, address);
+            let covered = loan.covered(address);
             assert_eq!(covered, within.then_some(first + 100), "{address}");
         }
         for at in [0, 1, usize::MAX] {
-            assert_eq!(HostLoan::header(&loan, at).is_ok(), at == 0);
+            assert_eq!(loan.header(at).is_ok(), at == 0);
         }
     }
 }
@@ -510,7 +486,7 @@ impl LowerTier for Anywhere {
     fn store(&mut self, blocks: Vec<BlockSource>) {
         for block in &blocks {
             for (offset, bytes) in PLACES {
-                let read = BlockSource::read_at(block, offset, &mut vec![0; bytes]);
+                let read = block.read_at(offset, &mut vec![0; bytes]);
                 let fits = offset.checked_add(bytes).is_some_and(|end| end <= block.len());
                 assert_eq!(read.is_ok(), fits, "{bytes} bytes at {offset}");
             }
@@ -522,7 +498,7 @@ impl LowerTier for Anywhere {
             // Headers of any length, of which none is right.
             for bytes in [0, 1, 71, 72, 73, 1 << 20] {
                 let lent = block.lend().unwrap();
-                let landed = BlockSink::landed(block, lent, &vec![0; bytes]);
+                let landed = block.landed(lent, &vec![0; bytes]);
                 let fault = if bytes == 72 { BlockFault::Checksum } else { BlockFault::Foreign };
                 assert_eq!(landed, Err(fault), "{bytes} bytes");
                 if bytes == 72 {
@@ -532,7 +508,7 @@ impl LowerTier for Anywhere {
         }
         for block in &mut blocks {
             for (offset, bytes) in PLACES {
-                let written = BlockSink::write_at(block, offset, &vec![0; bytes]);
+                let written = block.write_at(offset, &vec![0; bytes]);
                 let fits = offset.checked_add(bytes).is_some_and(|end| end <= block.len());
                 // Within them, it is wrong: zeros are no record.
                 let beyond = written == Err(BlockFault::Foreign);
@@ -558,9 +534,9 @@ fn records_are_read_and_written_within_their_bounds() {
             let (ticket, tier, group) = (TicketId(format), Tier::Third, GroupId(0));
             let blocks = vec![(BlockHash::ROOT, BlockId::new(0))];
             let transfer = Transfer { ticket, tier, group, direction, blocks };
-            TierTransfers::begin(&mut tiers, &transfer, &host).unwrap();
+            tiers.begin(&transfer, &host).unwrap();
             for block in [0, 1, u32::MAX / 2] {
-                let arrived = TierTransfers::arrived(&tiers, ticket, BlockId::new(block));
+                let arrived = tiers.arrived(ticket, BlockId::new(block));
                 assert_eq!(
                     arrived.is_some(),
                     block == 0 && direction == Direction::Load,
@@ -587,12 +563,12 @@ fn growth_of_any_size_is_asked_for() {
             Ok::<_, std::convert::Infallible>(tokens)
         };
         let mut requests = [Request::new((0..9).collect())];
-        let answers = Manager::admit_growing(&mut manager, &mut requests, u64::MAX, grow).unwrap();
+        let answers = manager.admit_growing(&mut requests, u64::MAX, grow).unwrap();
         assert_eq!(asked, [3]);
         assert_eq!(matches!(answers[..], [Answer::Admitted(_)]), tokens >= 3, "{tokens}");
         if let Some(Answer::Admitted(sequence)) = answers.into_iter().next() {
             let small = tokens as u32;
-            let most = Manager::blocks_to_reserve(&manager, &sequence, small);
+            let most = manager.blocks_to_reserve(&sequence, small);
             assert!(most <= manager.table_width(), "{tokens}: {most}");
         }
     }
