@@ -135,7 +135,8 @@ fn with_copies_pending(engine: &mut Engine, enqueued: bool) {
         let step = engine.begin().unwrap();
         engine.cache.stage(&step, &mut [&mut live.sequence], |_, _| Ok(())).unwrap();
     }
-    let sent = engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
+    let sent: u64 =
+        engine.cache.transports().by_name().iter().map(|(_, carried)| carried.blocks).sum();
     let parts = engine.cache.parts().len() as u64;
     assert_eq!(if enqueued { offloaded * parts } else { 0 }, sent);
     drop(live);
