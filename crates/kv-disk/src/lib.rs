@@ -4,6 +4,8 @@
 
 mod error;
 mod folder;
+/// Programs of this repository measure disks by it. It may change with any version.
+#[doc(hidden)]
 pub mod io;
 mod layout;
 mod limits;
@@ -17,6 +19,7 @@ mod table;
 mod tier;
 
 pub use error::{Hostility, OpenError};
+pub use io::Backend;
 pub use layout::{Geometry, HeadingFault};
 pub use options::{BackendChoice, DiskOptions, Keep, Mismatch, SlotRules};
 pub use seal::Keys;

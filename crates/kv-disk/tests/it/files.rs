@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{BLOCK_BYTES, RECORD_BYTES, Seen, Worker, counted, random};
-use kv_disk::io::Backend;
 use kv_disk::parts::{Entry, Heading};
 use kv_disk::{
-    BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Hostility, Keep, Mismatch, Miss,
-    OpenError, Unstored,
+    Backend, BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Hostility, Keep, Mismatch,
+    Miss, OpenError, Unstored,
 };
 use kv_manager::tiers::BlockFault;
 
