@@ -349,9 +349,10 @@ impl Cache for Local {
     }
 
     fn read_block(&self, on: &Stream, id: BlockId, bytes: &mut [u8]) -> Result<(), RunError> {
-        let (part, span) = self.block(id)?;
-        let on = guard!("replay.blocks-leave-beside-steps", on, else part.compute());
-        on.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
+        let span = self.block(id)?.1;
+        let beside =
+            guard!("replay.blocks-leave-beside-steps", on, else self.block(id)?.0.compute());
+        beside.download(bytes, span).map_err(|error| RunError::BlockCopy(error.into()))
     }
 
     fn write_block(
