@@ -174,8 +174,6 @@ const LAYERS: &[Layer] = &[
         below: &["cuda-sim", "kv-cache", "kv-disk", "kv-multigpu", "kv-nixl", "kv-remote"],
         others: &[
             "clap",
-            "clap_complete",
-            "clap_mangen",
             "csv",
             "flate2",
             "indicatif",
@@ -185,7 +183,6 @@ const LAYERS: &[Layer] = &[
             "signal-hook",
             "serde",
             "serde_json",
-            "toml",
             "xxhash-rust",
         ],
         featured: &[],

@@ -1,3 +1,5 @@
+//! What the unchecked launches refuse.
+
 use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, Stream};
