@@ -332,8 +332,8 @@ impl Group {
         for id in claimed.ids() {
             let now = Writer::Tenant(tenant);
             let before = std::mem::replace(&mut self.writers[id.index()], now);
-            let is_anothers = before != Writer::Nobody && before != now;
-            if guard!("manager.scrubs-for-another-tenant", is_anothers, else false) {
+            let is_foreign = before != Writer::Nobody && before != now;
+            if guard!("manager.scrubs-for-another-tenant", is_foreign, else false) {
                 plan.scrubs.push(BlockScrub { group: self.id, block: id, after });
                 stats.scrubbed_blocks += 1;
             }
