@@ -175,7 +175,8 @@ impl Manager {
         loop {
             let before = end;
             for index in 0..self.groups.len() {
-                end = end.min(serve(index, end));
+                let served = serve(index, end);
+                end = guard!("manager.hits-are-served-by-all", end.min(served), else end);
             }
             if guard!("manager.shorter-hits-are-judged-anew", end == before, else true) {
                 return end;
