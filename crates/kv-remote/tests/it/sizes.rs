@@ -7,10 +7,10 @@ use crate::common::{self, block, record};
 use kv_manager::{GroupFormat, GroupId, GroupKind};
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Pull, Sheet};
-use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Span};
+use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
 use kv_remote::{
-    Address, HostMemory, Joined, Memory, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal,
-    RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
+    Address, HostMemory, Joined, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId,
+    Refusal, RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
 };
 
 const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
@@ -140,6 +140,17 @@ fn answers_of_any_numbers_are_read_or_refused() {
             let read = peer.read(&mut SocketTransfer, &found, &wanted, deadline);
             assert!(read.is_err() || read.is_ok_and(|read| read.len() == 2));
         }
+    }
+}
+
+#[test]
+fn keys_and_messages_of_any_length_are_taken_or_refused() {
+    for bytes in [0, 1, 15, 16, 64, 65, 1 << 16] {
+        assert_eq!(Key::new(&vec![3; bytes]).is_ok(), bytes >= 16);
+        let body = vec![2; bytes];
+        // Of a kind with lists, with more bytes than any list says.
+        assert!(Request::parse(&body).is_err());
+        assert_eq!(Reply::parse(&body).is_ok(), bytes > 0, "bytes, as many as there are");
     }
 }
 
