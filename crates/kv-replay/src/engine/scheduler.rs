@@ -283,8 +283,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         let Some(request) = self.live.get_mut(&number) else { return };
         let waits = request.request.as_ref().map(|request| request.tokens());
         let sleeps = request.sequence.as_ref().map(Sequence::known);
-        let names = request.content.names(waits.or(sleeps).unwrap_or(0));
-        guard!("replay.scattered-forgotten", self.cache.forget(names));
+        self.cache.forget(request.content.names(waits.or(sleeps).unwrap_or(0)));
         shared.forgotten += 1;
     }
 

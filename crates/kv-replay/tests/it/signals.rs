@@ -11,7 +11,10 @@ use kv_replay::rng::SplitMix64;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// How long processes may take to go.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long processes may be there when their run is not: less than they would take to end by themselves.
+const GONE: Duration = Duration::from_secs(5);
 
 /// How often each kind of run is ended: `KV_SIGNAL_TRIES`, or few.
 fn tries() -> u64 {
@@ -77,7 +80,7 @@ fn ended_by(signal: Signal, kind: &str, more: &[&str]) {
         assert!(is_told, "{kind} {turn}: {status}");
         let since = Instant::now();
         while !processes(folder.path()).is_empty() {
-            assert!(since.elapsed() < PATIENCE, "{kind} {turn}: {:?}", processes(folder.path()));
+            assert!(since.elapsed() < GONE, "{kind} {turn}: {:?}", processes(folder.path()));
             std::thread::yield_now();
         }
         let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();

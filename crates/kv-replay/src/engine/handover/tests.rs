@@ -23,7 +23,7 @@ const LAYERS: u32 = 2;
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(120);
 /// After so long, what a test waits for does not come.
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(25);
 
 pub(super) fn request((blocks, more): (u64, u64), output_length: u64, first_id: u64) -> Request {
     let input_length = blocks * BLOCK + more;
