@@ -183,7 +183,10 @@ fn panics_are_errors_and_the_thread_goes_on() {
     assert_eq!(wait(|_| std::panic::panic_any(7)), panicked("no text in the panic"));
     assert_eq!(wait(|_| std::panic::panic_any(Explosive)), panicked("no text in the panic"));
     // Nobody takes this result, and it panics as it is dropped; so does what this task owns.
+    let (go, busy) = occupy(&thread);
     thread.submit(|_| Explosive).unwrap().detach();
+    drop(go);
+    busy.wait().unwrap();
     let owned = Explosive;
     let owns = thread.submit(move |_| drop(owned)).unwrap();
     assert_eq!(owns.wait(), panicked("dropped"));
