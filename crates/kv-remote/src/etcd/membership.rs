@@ -169,7 +169,7 @@ impl Membership {
         let client = Client::new(options.endpoints.clone(), options.call_max.min(CALL_LONGEST));
         let (lease, is_taken, held) = (None, false, Arc::clone(&shared));
         let keeper = Keeper { options, own, take, client, lease, is_taken, shared: held };
-        let thread = std::thread::Builder::new().name("kv-etcd".to_owned());
+        let thread = std::thread::Builder::new().name("kv-remote etcd".to_owned());
         let thread = thread.spawn(move || keeper.run());
         let thread = thread.map_err(|error| OptionsError::Thread { reason: error.to_string() })?;
         Ok(Self { shared, thread: Some(thread) })
