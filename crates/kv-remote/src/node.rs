@@ -70,7 +70,7 @@ impl NodeOptions {
 pub struct NodeStats {
     /// Slots of its memory.
     pub slots: u64,
-    /// Slots with a record that is found.
+    /// Slots with a record that is found, or that a lease keeps.
     pub used_slots: u64,
     /// Records that were stored.
     pub stored: u64,
@@ -335,7 +335,8 @@ impl Node {
     #[must_use]
     pub fn stats(&self) -> NodeStats {
         let state = self.state.lock();
-        let used_slots = self.pool.stats().primary.cached;
+        let slots = self.pool.stats().primary;
+        let used_slots = slots.cached + slots.pinned;
         NodeStats { used_slots, leases: state.leases.counts(), ..state.stats }
     }
 

@@ -40,6 +40,7 @@ fn the_longest_run_is_found_and_what_is_not_there_ends_it() {
     }
     let found = node.find_and_pin(ONE, &blocks(1..=5), SECOND).unwrap();
     assert_eq!(found.blocks.len(), 3);
+    assert_eq!(node.stats().used_slots, 4, "three of them under a lease");
     for (at, number) in (0..).zip(1..=3) {
         assert_eq!(look(&node, &found, at, number), Ok(record(number)));
     }
