@@ -108,7 +108,7 @@ fn parts(packages: &[cargo::Package]) -> Vec<Part> {
         ("minimal", vec![Step::own("minimal", minimal::run)]),
         ("outside", vec![Step::own("outside", outside::run)]),
         ("chat", vec![Step::own("chat --check", chat::check)]),
-        ("tools", vec![Step::cargo("test --manifest-path tools/Cargo.toml")]),
+        ("tools", vec![Step::cargo("test --locked --manifest-path tools/Cargo.toml")]),
     ]
 }
 

@@ -31,7 +31,9 @@ fn steps(nextest: bool) -> Vec<Step> {
         Step::own("deny", deny::run),
         Step::own("kernels --check", || kernels::run(&kernels::Args { check: true })),
         Step::cargo("clippy --workspace --all-targets --all-features -- -D warnings"),
-        Step::cargo("clippy --manifest-path tools/Cargo.toml --all-targets -- -D warnings"),
+        Step::cargo(
+            "clippy --locked --manifest-path tools/Cargo.toml --all-targets -- -D warnings",
+        ),
         // A race ends its test, unless the test plants the race.
         Step::cargo_with(tests(nextest), &[("CUDA_SIM_RACES", "abort")]),
         Step::cargo("test --doc --workspace --all-features --no-fail-fast"),
