@@ -208,8 +208,16 @@ fn detaching_waits_for_a_step_and_dropping_does_not() {
     let (source, has_begun, end) = long();
     let place = worker.attach(source.clone());
     next(&has_begun, &place);
+    let entry = Arc::clone(&place.waker().entry);
     std::thread::scope(|scope| {
-        scope.spawn(|| end.send(()).unwrap());
+        scope.spawn(|| {
+            // The step ends once it is waited for. Who does not wait has gone on by then.
+            while !entry.is_detached() {
+                std::thread::yield_now();
+            }
+            (0..1000).for_each(|_| std::thread::yield_now());
+            end.send(()).unwrap();
+        });
         place.detach();
         assert!(source.ended.load(Ordering::SeqCst));
     });
