@@ -9,12 +9,12 @@ use kv_pool::{BlockHash, BlockId, Location, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::plan::{
-    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, GroupId, LayerLoad, Outcome, RowEdit,
+    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan,
 };
 use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
 use crate::tiers::BlockFault;
-use crate::{Row, WorkerId};
+use crate::{GroupId, Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
 const VERSION: u16 = 9;

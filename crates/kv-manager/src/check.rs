@@ -5,8 +5,9 @@ use std::collections::{HashMap, HashSet};
 use kv_pool::{BlockId, Tier, guard};
 use smallvec::SmallVec;
 
+use crate::GroupId;
 use crate::Row;
-use crate::plan::{BatchRow, BlockScrub, GroupId, LayerLoad, Snapshot, Start, StepPlan};
+use crate::plan::{BatchRow, BlockScrub, LayerLoad, Snapshot, Start, StepPlan};
 use crate::tickets::{Direction, Forget, TicketId, Transfer};
 use crate::tiers::index_of;
 

@@ -78,6 +78,8 @@ pub mod vllm;
 mod work;
 mod workers;
 
+pub use kv_pool::{GroupId, Row};
+
 pub use admit::{Answer, Request, Waiting};
 pub use budget::Budgeted;
 pub use bytes::{BytesError, Message};
@@ -97,13 +99,12 @@ pub use names::{Content, Tokens};
 pub use options::{GroupFormat, GroupKind, GroupOptions, ManagerOptions, SharedMemory};
 pub use pins::PinnedPrefix;
 pub use plan::{
-    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, GroupId, LayerLoad, Outcome, RowEdit,
+    BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan,
 };
 pub use replica::Replica;
 pub use reserve::Reserved;
 pub use reuse::Reuse;
-pub use rows::Row;
 pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};

@@ -3,8 +3,9 @@
 use kv_pool::Tier;
 use kv_pool::guard;
 
+use crate::GroupId;
 use crate::options::repeated;
-use crate::plan::{GranuleMove, GroupId, Snapshot, StepPlan};
+use crate::plan::{GranuleMove, Snapshot, StepPlan};
 use crate::{OptionsError, PlanError, SharedMemory};
 
 /// The owners of all granules; none where groups have memory of their own.

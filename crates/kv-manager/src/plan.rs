@@ -3,11 +3,7 @@
 use kv_pool::{BlockId, Location};
 
 use crate::tickets::{Forget, TicketId, Transfer};
-use crate::{Row, WorkerId};
-
-/// Layers that share one block table and one rule for what they keep.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct GroupId(pub u16);
+use crate::{GroupId, Row, WorkerId};
 
 /// The copy of a block's first tokens.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -3,9 +3,10 @@
 use kv_pool::guard;
 use smallvec::SmallVec;
 
+use crate::GroupId;
 use crate::options::{check_groups, check_table, repeated};
 use crate::owners::Owners;
-use crate::plan::{BatchRow, GroupId, RowEdit, Snapshot, Start, StepPlan};
+use crate::plan::{BatchRow, RowEdit, Snapshot, Start, StepPlan};
 use crate::table::NO_BLOCK;
 use crate::{GroupKind, OptionsError, PlanError, Row, SharedMemory};
 

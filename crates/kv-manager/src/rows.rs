@@ -1,7 +1,6 @@
 //! What sequences share with their manager: the rows of the block table, and what is void.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,36 +8,11 @@ use kv_pool::BlockHash;
 use kv_pool::guard;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::OptionsError;
 use crate::eras::Era;
 use crate::feed::Feed;
 use crate::group::Group;
 use crate::options::repeated;
-
-/// A sequence's line of the block table.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Row(u32);
-
-impl Row {
-    /// Row number `index`, counted from 0.
-    #[must_use]
-    pub const fn new(index: u32) -> Self {
-        Self(index)
-    }
-
-    /// The number, counted from 0.
-    #[must_use]
-    #[inline]
-    pub const fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+use crate::{OptionsError, Row};
 
 /// What the sequences of a manager share with it. Its identity is that of the manager.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Names of things: blocks, block ids, rows, slots, groups, tiers, priorities and epochs.
+//! Names of things: blocks, block ids, rows, groups, tiers, priorities and epochs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,38 +75,6 @@ impl Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-/// Where in a tier a token lies, as kernels read it: its block times the tokens of a block, and its place in
-/// the block. A negative one is no place.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-#[repr(transparent)]
-pub struct Slot(i64);
-
-impl Slot {
-    /// No place: what kernels read for a token that is not to be written.
-    pub const PADDING: Self = Self(-1);
-
-    /// The slot of token `offset` of a block of `block_tokens` tokens; `None` if the block has no such token,
-    /// or kernels no such slot.
-    #[must_use]
-    #[inline]
-    pub const fn new(block: BlockId, block_tokens: u32, offset: u32) -> Option<Self> {
-        // Two factors of 32 bits and less than one of them more are below 2^64.
-        let slot = block.0 as u64 * block_tokens as u64 + offset as u64;
-        if offset < block_tokens && slot <= i64::MAX as u64 {
-            Some(Self(slot as i64))
-        } else {
-            None
-        }
-    }
-
-    /// The number that kernels read.
-    #[must_use]
-    #[inline]
-    pub const fn get(self) -> i64 {
-        self.0
     }
 }
 
@@ -270,21 +238,6 @@ mod tests {
         assert_eq!((Row::default().index(), Row::new(u32::MAX).index()), (0, u32::MAX as usize));
         assert!(Row::new(1) < Row::new(2));
         assert_eq!(Row::new(7).to_string(), "7");
-    }
-
-    #[test]
-    fn a_slot_is_a_token_of_a_block_that_kernels_can_read() {
-        let slot = |block, tokens, offset| Slot::new(BlockId(block), tokens, offset).map(Slot::get);
-        assert_eq!(
-            [slot(0, 16, 0), slot(2, 16, 5), slot(2, 16, 15)],
-            [Some(0), Some(37), Some(47)]
-        );
-        assert_eq!([slot(2, 16, 16), slot(0, 0, 0), slot(u32::MAX, 4, u32::MAX)], [None; 3]);
-        // The largest pool has slots for blocks of any length. Beyond it they end.
-        let last = i32::MAX as u32 - 1;
-        assert!(slot(last, u32::MAX, u32::MAX - 1).is_some_and(|slot| slot > 0));
-        assert_eq!(slot(u32::MAX, u32::MAX, u32::MAX - 1), None);
-        assert!(Slot::PADDING.get() < 0);
     }
 
     #[test]

@@ -194,7 +194,7 @@ pub use claim::{Claimed, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{BudgetError, ClaimError, EpochError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
-pub use ids::{BlockId, Epoch, GroupId, Location, Priority, Row, Slot, Tier};
+pub use ids::{BlockId, Epoch, GroupId, Location, Priority, Row, Tier};
 pub use naming::Naming;
 pub use pin::Pinned;
 pub use pool::BlockPool;
