@@ -460,6 +460,16 @@ fn member(package: &Package, workspace_root: &str) -> Member {
 }
 
 #[test]
+fn a_protection_is_taken_out_alike_in_all_crates() {
+    // No crate lies below both, so the macro stands twice.
+    let (driver, pool) = (
+        include_str!("../../crates/cuda-driver/src/guard.rs"),
+        include_str!("../../crates/kv-pool/src/guard.rs"),
+    );
+    assert_eq!(driver, pool);
+}
+
+#[test]
 fn the_page_draws_the_layers_of_the_table() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(PAGE);
     let page = std::fs::read_to_string(path).unwrap();

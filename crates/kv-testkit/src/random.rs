@@ -27,11 +27,6 @@ impl Random {
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
-
-    /// One of `items`, of which there is at least one.
-    pub fn one_of<'a, T>(&mut self, items: &'a [T]) -> &'a T {
-        &items[self.below(items.len() as u64) as usize]
-    }
 }
 
 /// `bytes` bytes that depend on `seed` and on their position.

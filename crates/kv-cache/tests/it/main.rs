@@ -17,6 +17,5 @@ mod sabotage;
 mod sizes;
 mod spans;
 
-// Refuses what an unchecked size would ask for, and counts. Caches that are dropped under their work by the
-// thousand (`late`) leave more than a gigabyte behind.
-kv_testkit::allocator!(8 << 30);
+// Refuses what an unchecked size would ask for, and counts.
+kv_testkit::allocator!(1 << 30);
