@@ -133,6 +133,17 @@ mod tests {
     }
 
     #[test]
+    fn a_descriptor_has_the_bytes_that_it_had() {
+        let bytes = Descriptor { metadata: b"its agent".to_vec(), ..whole() }.to_bytes();
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "4b564e58020103000000000000000200000000000000000000000010000000000000000000400000\
+             0000000000400000000000000000000100006400000000000000697473206167656e74"
+        );
+    }
+
+    #[test]
     fn a_descriptor_is_read_as_it_was_written_or_its_fault_is_named() {
         let (whole, bytes) = (whole(), whole().to_bytes());
         assert_eq!(Descriptor::parse(&bytes), Ok(whole.clone()));
