@@ -5,16 +5,16 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
 
 use crate::address::{Address, Stream};
 use crate::auth::{Role, Tags, Transcript};
 use crate::channel::{Channel, Facts};
 use crate::entry::Entry;
 use crate::members::score;
-use crate::message::{Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span};
-use crate::wire::Key as Block;
+use crate::message::{
+    Block, Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span,
+};
 use crate::{Key, Refusal};
 
 /// Bytes as text: as many lines as there are.

@@ -1,13 +1,13 @@
 //! Messages between processes: what goes in comes out, and nothing else is taken for a message.
 
 use crate::common::{self, admit, manager};
-use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Direction, Dropped, Forget,
-    GranuleMove, GroupId, LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled,
-    Snapshot, SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
+    BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Dropped, Forget, GranuleMove, GroupId,
+    LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled, Snapshot,
+    SnapshotTable, Start, StepPlan, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 
 /// A plan with something in every field.
 fn plan() -> StepPlan {
