@@ -30,8 +30,8 @@ struct Layer {
 const LIBRARIES: &[&str] = &["bytemuck", "parking_lot", "smallvec", "thiserror", "tracing"];
 
 /// Our crates that the tests of any crate may use, although they are on the same layer: a device to
-/// run on, and kernels that read memory contents.
-const TEST_DEVICES: &[&str] = &["cuda-sim", "kv-kernels", "kv-testkit"];
+/// run on, kernels that read memory contents, and a manager whose plans tiers and nodes serve.
+const TEST_DEVICES: &[&str] = &["cuda-sim", "kv-kernels", "kv-manager", "kv-testkit"];
 
 /// Too heavy for a library, or a choice of the program: runtimes, command lines, formats, loggers.
 const HEAVY: &[&str] = &[
@@ -113,7 +113,7 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: true,
     },
     Layer {
-        name: "kv-manager",
+        name: "kv-tier",
         below: &["kv-pool"],
         others: &["xxhash-rust"],
         featured: &[],
@@ -121,8 +121,16 @@ const LAYERS: &[Layer] = &[
         may_be_unsafe: false,
     },
     Layer {
+        name: "kv-manager",
+        below: &["kv-pool", "kv-tier"],
+        others: &["xxhash-rust"],
+        featured: &[],
+        never: &[HEAVY, CUDA],
+        may_be_unsafe: false,
+    },
+    Layer {
         name: "kv-disk",
-        below: &["cuda-driver", "kv-manager"],
+        below: &["cuda-driver", "kv-tier"],
         others: &["chacha20poly1305", "io-uring", "libc", "rustix", "xxhash-rust"],
         featured: &[],
         never: &[HEAVY],
@@ -130,7 +138,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-remote",
-        below: &["kv-manager"],
+        below: &["kv-tier"],
         others: &["blake3", "rustix", "tempfile", "xxhash-rust"],
         featured: &["base64", "serde_json", "ureq"],
         never: &[HEAVY, CUDA],
@@ -163,6 +171,7 @@ const LAYERS: &[Layer] = &[
             "kv-multigpu",
             "kv-pool",
             "kv-stage",
+            "kv-tier",
         ],
         others: &[],
         featured: &["prometheus"],

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
 use cuda_driver::{DeviceBuffer, Event, Stream};
 use kv_cache::kv_manager::LowerOptions;
-use kv_cache::kv_manager::tiers::{Background, MemoryTier, MemoryTierOptions};
+use kv_cache::kv_tier::{Background, MemoryTier, MemoryTierOptions};
 use kv_cache::{
     Answer, Committed, KvCache, KvCacheOptions, LowerTiers, OpenStep, Request, Sequence, Tokens,
 };

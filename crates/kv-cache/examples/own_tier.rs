@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::kv_manager::tiers::{Background, BlockFault, BlockSink, BlockSource, LowerTier};
+use kv_cache::kv_tier::{Background, BlockFault, BlockSink, BlockSource, LowerTier};
 use kv_cache::{Answer, GroupId, KvCache, KvCacheOptions, LowerTiers, Request};
 use kv_kernels::{KvShape, KvShapeOptions};
 use kv_pool::BlockHash;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{Stream, guard};
 use kv_kernels::{KvShape, PagedKv};
-use kv_manager::{GroupId, HostShare, Manager, StepPlan};
+use kv_manager::{GroupId, Manager, StepPlan};
 use kv_pool::{PoolBuilder, PoolView, Tier};
+use kv_tier::HostShare;
 
 use crate::growth::Grown;
 use crate::part::Part;

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use kv_manager::{
     Adoption, Answer, CommitError, Committed, DraftError, EventReader, Export, ExportRefused,
-    ForkError, GroupFormat, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError,
-    SuspendError, Tokens, TruncateError,
+    ForkError, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
+    Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, retention::Retention};
+use kv_tier::GroupFormat;
 
 use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, SlotError};
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use kv_manager::{GroupId, HostShare};
+use kv_manager::GroupId;
+use kv_tier::HostShare;
 
 use crate::KvCache;
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
 use kv_kernels::{BlockPair, link::HostDirection};
-use kv_manager::tiers::Arrived;
 use kv_manager::{GroupId, LayerLoad, StepPlan};
+use kv_tier::Arrived;
 use smallvec::SmallVec;
 
 use crate::runs::{Kind, Run};

@@ -93,10 +93,11 @@ pub use error::{
 pub use group::GroupPart;
 pub use kv_manager::{
     self, Answer, CacheEvent, Committed, Content, DraftError, EventReader, EventsLost, GroupId,
-    GroupKind, OpenStep, PinnedPrefix, Request, Reserved, Reuse, Sequence, SharedMemory, SlotError,
-    StepPlan, StoredBlocks, Tokens, Waiting,
+    OpenStep, PinnedPrefix, Request, Reserved, Reuse, Sequence, SharedMemory, SlotError, StepPlan,
+    StoredBlocks, Tokens, Waiting,
 };
 pub use kv_stage::{BatchBuffers, BatchLength, BatchStep, TableBuffers};
+pub use kv_tier::{self, GroupKind};
 pub use options::{
     Eviction, GroupOptions, Growth, HostPinning, HostStore, KvCacheOptions, OptionsError, PoolRules,
 };

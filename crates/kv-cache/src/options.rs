@@ -5,13 +5,14 @@ use std::sync::Arc;
 use cuda_driver::guard;
 use cuda_vmm::{MemoryRules, Worker};
 use kv_kernels::KvShape;
-use kv_manager::{GroupId, GroupKind, ManagerOptions, SharedMemory};
+use kv_manager::{GroupId, ManagerOptions, SharedMemory};
 use kv_multigpu::place::Placement;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 use kv_pool::store::{StoreKind, StorePolicy, StoreRules};
 use kv_pool::{BlockHasher, PoolConfig};
 use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
+use kv_tier::GroupKind;
 
 use crate::{LowerTiers, TransportRules, shares};
 

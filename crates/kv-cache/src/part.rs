@@ -9,12 +9,13 @@ use cuda_driver::{Device, DeviceError, Stream, guard};
 use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
-use kv_manager::{GroupId, GroupKind, Replica, SharedMemory, Start, StepPlan};
+use kv_manager::{GroupId, Replica, SharedMemory, Start, StepPlan};
 use kv_pool::BlockId;
 use kv_stage::{
     BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, RowStates, StagingOptions, StagingPool,
     error::BatchError,
 };
+use kv_tier::GroupKind;
 
 use crate::draft::DraftBatch;
 use crate::granules::Granules;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cuda_driver::{PinnedBuffer, guard};
-use kv_manager::tiers::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TierTransfers};
 use kv_manager::{
     Dropped, Gained, GroupId, LowerOptions, Manager, PlanError, Settled, StepPlan, Survivors,
-    TicketId, Transfer, WorkerId,
+    TierTransfers, WorkerId,
 };
 use kv_pool::policy::PolicyError;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_tier::{Arrived, BlockFault, HostBlocks, HostPiece, LowerTier, TicketId, Transfer};
 
 use crate::{KvCache, KvCacheOptions, KvWorker, Part};
 
@@ -26,7 +26,7 @@ type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
 ///
 /// ```
 /// use kv_cache::LowerTiers;
-/// use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
+/// use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
 ///
 /// let mut tiers = LowerTiers::new(b"llama-3-8b, revision 4");
 /// tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));

@@ -19,11 +19,12 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_disk::io::{Act, FileIo, Io, RingFile};
 use kv_disk::parts::{ENTRIES_A_PAGE, Entry, Heading};
 use kv_disk::{DiskOptions, DiskTier, Geometry, SlotRules};
-use kv_manager::tiers::{
-    BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers, header_bytes,
+use kv_manager::{Settled, TierTransfers, WorkerId};
+use kv_pool::{BlockHash, BlockId, GroupId, Tier};
+use kv_tier::{
+    BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, TicketId, Transfer,
+    header_bytes,
 };
-use kv_manager::{Direction, GroupId, Settled, TicketId, Transfer, WorkerId};
-use kv_pool::{BlockHash, BlockId, Tier};
 
 /// Pinned host memory, as a cache has. With `KV_DISK_BENCH_COPIES` set, no block is lent.
 #[derive(Debug)]

@@ -133,7 +133,7 @@ pub struct DiskOptions {
 
 impl DiskOptions {
     /// One file of so many bytes in a folder, for records of so many bytes at most. See
-    /// [`kv_manager::tiers::header_bytes`] for what a record has beside a block's bytes.
+    /// [`kv_tier::header_bytes`] for what a record has beside a block's bytes.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>, bytes: u64, record_bytes: u64, model: &[u8]) -> Self {
         Self {

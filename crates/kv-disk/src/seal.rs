@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
 
 #[cfg(feature = "seal")]
 use chacha20poly1305::{KeyInit, Tag, XChaCha20Poly1305, XNonce, aead::AeadInPlace};

@@ -1,8 +1,7 @@
 //! Which slot holds which block, and which block makes room for another: slots are the blocks of a pool.
 
-use kv_manager::GroupId;
 use kv_pool::policy::PolicyKind;
-use kv_pool::{BlockHash, BlockPool, Claimed, Pinned, PoolConfig, Priority, Tier};
+use kv_pool::{BlockHash, BlockPool, Claimed, GroupId, Pinned, PoolConfig, Priority, Tier};
 
 use crate::OpenError;
 

@@ -8,9 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cuda_driver::guard;
-use kv_manager::GroupId;
-use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
+use kv_tier::{BlockSink, BlockSource, LowerTier};
 use parking_lot::Mutex;
 
 use crate::folder::{self, Ready};

@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kv_manager::{
-    Answer, Completion, GroupKind, GroupOptions, Manager, ManagerOptions, Outcome, Request,
-    Sequence, WorkerId,
+    Answer, Completion, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, WorkerId,
 };
 use kv_pool::PoolConfig;
+use kv_tier::GroupKind;
 
 /// Counts allocations.
 struct Counting;

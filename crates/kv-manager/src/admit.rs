@@ -11,6 +11,7 @@ use kv_pool::{
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
+use kv_tier::TicketId;
 use smallvec::smallvec;
 
 use crate::admit_groups::Gotten;
@@ -22,7 +23,7 @@ use crate::holding::Holding;
 use crate::lower::LoadWait;
 use crate::names::Known;
 use crate::ready::{Queue, Ready};
-use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, TicketId, Tokens};
+use crate::{AdmitError, Content, GroupId, Manager, Missing, Reuse, Sequence, Tokens};
 
 /// A request to be admitted. It keeps the names of its blocks, so that asking again is cheap.
 ///

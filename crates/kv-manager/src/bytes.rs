@@ -6,14 +6,15 @@
 use std::io::{self, Read};
 
 use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_tier::codec::{FieldError, Fields, Writer};
+use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::plan::{
     BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan,
 };
-use crate::tickets::{Direction, Dropped, Forget, Settled, TicketId, Transfer};
-use crate::tiers::BlockFault;
+use crate::tickets::{Dropped, Forget, Settled};
 use crate::{GroupId, Row, WorkerId};
 
 const MAGIC: [u8; 4] = *b"KVPL";
@@ -97,8 +98,8 @@ impl StepPlan {
             out.u64(self.after);
             out.list(&self.copies, |out, copy| {
                 out.u32(copy.group.0.into());
-                out.location(copy.from);
-                out.location(copy.to);
+                write_location(out, copy.from);
+                write_location(out, copy.to);
                 out.u32(copy.tokens);
                 out.u64(copy.written_by);
             });
@@ -114,8 +115,8 @@ impl StepPlan {
                 out.u32(edit.count);
             });
             out.list(&self.edit_ids, |out, &id| out.u32(id as u32));
-            out.list(&self.batch, Writer::batch_row);
-            out.list(&self.draft_batch, Writer::batch_row);
+            out.list(&self.batch, write_batch_row);
+            out.list(&self.draft_batch, write_batch_row);
             out.list(&self.forgets, |out, forget| {
                 let (all, group, name) = match *forget {
                     Forget::Block(_, group, name) => (0, group, name),
@@ -144,8 +145,8 @@ impl StepPlan {
             });
             out.list(&self.moves, |out, one| {
                 out.u32(one.granule);
-                out.owner(one.from);
-                out.owner(one.to);
+                write_owner(out, one.from);
+                write_owner(out, one.to);
             });
         });
     }
@@ -188,7 +189,7 @@ impl Snapshot {
                 out.u32(table.width);
                 out.list(&table.ids, |out, &id| out.u32(id as u32));
             });
-            out.list(&self.granules, |out, &owner| out.owner(owner));
+            out.list(&self.granules, |out, &owner| write_owner(out, owner));
         });
     }
 }
@@ -214,13 +215,11 @@ impl Message {
         let Some((head, rest)) = bytes.split_at_checked(HEAD) else {
             return Err(BytesError::Length { bytes: bytes.len(), expected: HEAD + TAIL });
         };
-        let mut head = Reader { bytes: head };
-        let magic = head.array()?;
+        let mut head = Fields::new(head);
+        let (magic, version, kind) = (head.array()?, head.u16()?, head.u16()?);
         if magic != MAGIC {
             return Err(BytesError::Magic { found: magic });
         }
-        let [version, kind] =
-            [u16::from_le_bytes(head.array()?), u16::from_le_bytes(head.array()?)];
         if version != VERSION {
             return Err(BytesError::Version { version });
         }
@@ -229,23 +228,35 @@ impl Message {
         if bytes.len() != expected {
             return Err(BytesError::Length { bytes: bytes.len(), expected });
         }
-        let (body, mut tail) = (&rest[..length], Reader { bytes: &rest[length..] });
+        let (body, mut tail) = (&rest[..length], Fields::new(&rest[length..]));
         let (found, expected) = (tail.u64()?, xxh3_64(&bytes[..HEAD + length]));
         if found != expected {
             return Err(BytesError::Checksum { found, expected });
         }
-        let mut body = Reader { bytes: body };
+        let mut body = Fields::new(body);
         let message = match kind {
-            PLAN => Self::Plan(body.plan()?),
-            SNAPSHOT => Self::Snapshot(body.snapshot()?),
-            COMPLETION => Self::Completion(body.completion()?),
-            SETTLED => Self::Settled(body.settled()?),
-            DROPPED => Self::Dropped(body.dropped()?),
+            PLAN => Self::Plan(plan(&mut body)?),
+            SNAPSHOT => Self::Snapshot(snapshot(&mut body)?),
+            COMPLETION => Self::Completion(completion(&mut body)?),
+            SETTLED => Self::Settled(settled(&mut body)?),
+            DROPPED => Self::Dropped(dropped(&mut body)?),
             _ => return Err(BytesError::Value { field: "kind", value: kind.into() }),
         };
-        match body.bytes.len() {
-            0 => Ok(message),
-            left => Err(BytesError::Value { field: "bytes behind its end", value: left as u64 }),
+        body.end()?;
+        Ok(message)
+    }
+}
+
+impl From<FieldError> for BytesError {
+    fn from(error: FieldError) -> Self {
+        match error {
+            FieldError::Short { wanted: expected, left: bytes }
+            | FieldError::TooMany { count: bytes, max: expected }
+            | FieldError::TooLong { bytes, max: expected } => Self::Length { bytes, expected },
+            FieldError::Trailing { bytes } => {
+                Self::Value { field: "bytes behind its end", value: bytes as u64 }
+            }
+            FieldError::Value { field, value } => Self::Value { field, value },
         }
     }
 }
@@ -277,250 +288,166 @@ impl Message {
 }
 
 /// Appends a message whose body `write` writes.
-fn message(into: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Writer<'_>)) {
+fn message(into: &mut Vec<u8>, kind: u16, write: impl FnOnce(&mut Writer)) {
     let start = into.len();
-    into.extend_from_slice(&MAGIC);
-    into.extend_from_slice(&VERSION.to_le_bytes());
-    into.extend_from_slice(&kind.to_le_bytes());
-    into.extend_from_slice(&[0; 4]);
-    write(&mut Writer { into });
-    let length = (into.len() - start - HEAD) as u32;
-    into[start + HEAD - 4..start + HEAD].copy_from_slice(&length.to_le_bytes());
-    let checksum = xxh3_64(&into[start..]);
-    into.extend_from_slice(&checksum.to_le_bytes());
+    let mut out = Writer(std::mem::take(into));
+    out.raw(&MAGIC);
+    out.u16(VERSION);
+    out.u16(kind);
+    out.u32(0);
+    write(&mut out);
+    let length = (out.0.len() - start - HEAD) as u32;
+    out.0[start + HEAD - 4..start + HEAD].copy_from_slice(&length.to_le_bytes());
+    out.u64(xxh3_64(&out.0[start..]));
+    *into = out.0;
 }
 
-/// Writes the fields of a body.
-struct Writer<'a> {
-    into: &'a mut Vec<u8>,
+/// Writes a group, or 65,536 for none.
+fn write_owner(out: &mut Writer, owner: Option<GroupId>) {
+    out.u32(owner.map_or(NOBODY, |group| group.0.into()));
 }
 
-impl Writer<'_> {
-    fn u32(&mut self, value: u32) {
-        self.into.extend_from_slice(&value.to_le_bytes());
-    }
+fn write_location(out: &mut Writer, location: Location) {
+    out.u32(location.tier.index() as u32);
+    out.u32(location.id.index() as u32);
+}
 
-    fn u64(&mut self, value: u64) {
-        self.into.extend_from_slice(&value.to_le_bytes());
-    }
+fn write_batch_row(out: &mut Writer, row: &BatchRow) {
+    out.u32(row.row.index() as u32);
+    out.u32(row.tokens);
+    out.u32(row.drafts);
+    out.u32(row.input);
+    let (open, resolved, upper) = match row.start {
+        Start::At(tokens) => (0, tokens, tokens),
+        Start::Open { resolved, upper } => (1, resolved, upper),
+    };
+    out.u32(open);
+    out.u64(resolved);
+    out.u64(upper);
+}
 
-    fn name(&mut self, name: BlockHash) {
-        self.into.extend_from_slice(&name.to_u128().to_le_bytes());
-    }
+/// A list of values, each at least `size` bytes long.
+fn list<T>(
+    from: &mut Fields<'_>,
+    size: usize,
+    each: impl FnMut(&mut Fields<'_>) -> Result<T, FieldError>,
+) -> Result<Vec<T>, FieldError> {
+    from.list(usize::MAX, size, each)
+}
 
-    /// A group, or 65,536 for none.
-    fn owner(&mut self, owner: Option<GroupId>) {
-        self.u32(owner.map_or(NOBODY, |group| group.0.into()));
-    }
+fn block(from: &mut Fields<'_>, field: &'static str) -> Result<BlockId, FieldError> {
+    from.choice(field, 1 << 31).map(BlockId::new)
+}
 
-    fn location(&mut self, location: Location) {
-        self.u32(location.tier.index() as u32);
-        self.u32(location.id.index() as u32);
-    }
+fn tier(from: &mut Fields<'_>) -> Result<Tier, FieldError> {
+    Ok(Tier::ALL[from.choice("tier", Tier::ALL.len() as u32)? as usize])
+}
 
-    fn batch_row(&mut self, row: &BatchRow) {
-        self.u32(row.row.index() as u32);
-        self.u32(row.tokens);
-        self.u32(row.drafts);
-        self.u32(row.input);
-        let (open, resolved, upper) = match row.start {
-            Start::At(tokens) => (0, tokens, tokens),
-            Start::Open { resolved, upper } => (1, resolved, upper),
-        };
-        self.u32(open);
-        self.u64(resolved);
-        self.u64(upper);
-    }
+fn location(from: &mut Fields<'_>) -> Result<Location, FieldError> {
+    Ok(Location { tier: tier(from)?, id: block(from, "block id")? })
+}
 
-    fn list<T>(&mut self, all: &[T], each: impl Fn(&mut Self, &T)) {
-        self.u32(all.len() as u32);
-        all.iter().for_each(|one| each(self, one));
+fn worker(from: &mut Fields<'_>) -> Result<WorkerId, FieldError> {
+    Ok(WorkerId(from.choice("worker", 1 << 16)? as u16))
+}
+
+fn group(from: &mut Fields<'_>) -> Result<GroupId, FieldError> {
+    Ok(GroupId(from.choice("group", 1 << 16)? as u16))
+}
+
+fn owner(from: &mut Fields<'_>) -> Result<Option<GroupId>, FieldError> {
+    match from.choice("owner of a granule", NOBODY + 1)? {
+        NOBODY => Ok(None),
+        group => Ok(Some(GroupId(group as u16))),
     }
 }
 
-/// Reads the fields of a body.
-struct Reader<'a> {
-    bytes: &'a [u8],
+fn plan(from: &mut Fields<'_>) -> Result<StepPlan, FieldError> {
+    Ok(StepPlan {
+        step: from.u64()?,
+        after: from.u64()?,
+        copies: list(from, 32, |from| {
+            let group = group(from)?;
+            let (here, there) = (location(from)?, location(from)?);
+            let (tokens, written_by) = (from.u32()?, from.u64()?);
+            Ok(BlockCopy { group, from: here, to: there, tokens, written_by })
+        })?,
+        scrubs: list(from, 12, |from| {
+            let (group, block) = (group(from)?, block(from, "scrubbed block")?);
+            Ok(BlockScrub { group, block, after: from.u32()? })
+        })?,
+        edits: list(from, 16, |from| {
+            let (group, row) = (group(from)?, Row::new(from.u32()?));
+            Ok(RowEdit { group, row, first: from.u32()?, count: from.u32()? })
+        })?,
+        edit_ids: list(from, 4, |from| Ok(from.u32()? as i32))?,
+        batch: list(from, 36, batch_row)?,
+        draft_batch: list(from, 36, batch_row)?,
+        forgets: list(from, 28, |from| {
+            let (tier, all) = (tier(from)?, from.choice("forget", 2)?);
+            let (group, name) = (group(from)?, from.name()?);
+            Ok(if all == 1 { Forget::All(tier) } else { Forget::Block(tier, group, name) })
+        })?,
+        transfers: list(from, 24, |from| {
+            Ok(Transfer {
+                ticket: TicketId(from.u64()?),
+                tier: tier(from)?,
+                group: group(from)?,
+                direction: match from.choice("direction", 2)? {
+                    0 => Direction::Store,
+                    _ => Direction::Load,
+                },
+                blocks: list(from, 20, |from| {
+                    Ok((from.name()?, block(from, "transferred block")?))
+                })?,
+            })
+        })?,
+        layer_loads: list(from, 20, |from| {
+            let (ticket, group) = (TicketId(from.u64()?), group(from)?);
+            let (from, to) = (block(from, "loaded block")?, block(from, "device block")?);
+            Ok(LayerLoad { ticket, group, from, to })
+        })?,
+        moves: list(from, 12, |from| {
+            Ok(GranuleMove { granule: from.u32()?, from: owner(from)?, to: owner(from)? })
+        })?,
+    })
 }
 
-impl Reader<'_> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], BytesError> {
-        let (here, rest) = self
-            .bytes
-            .split_first_chunk::<N>()
-            .ok_or(BytesError::Length { bytes: self.bytes.len(), expected: N })?;
-        self.bytes = rest;
-        Ok(*here)
-    }
+fn settled(from: &mut Fields<'_>) -> Result<Settled, FieldError> {
+    let (worker, ticket) = (worker(from)?, TicketId(from.u64()?));
+    let faults = BlockFault::ALL;
+    let wrong = list(from, 8, |from| {
+        let (index, fault) = (from.u32()?, from.choice("fault", faults.len() as u32)?);
+        Ok((index, faults[fault as usize]))
+    })?;
+    Ok(Settled { worker, ticket, wrong })
+}
 
-    fn u32(&mut self) -> Result<u32, BytesError> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
+fn dropped(from: &mut Fields<'_>) -> Result<Dropped, FieldError> {
+    let (worker, tier) = (worker(from)?, tier(from)?);
+    let blocks = list(from, 20, |from| Ok((group(from)?, from.name()?)))?;
+    Ok(Dropped { worker, tier, blocks })
+}
 
-    fn u64(&mut self) -> Result<u64, BytesError> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
+fn batch_row(from: &mut Fields<'_>) -> Result<BatchRow, FieldError> {
+    let (row, tokens) = (Row::new(from.u32()?), from.u32()?);
+    let (drafts, input, open) = (from.u32()?, from.u32()?, from.choice("start", 2)?);
+    let (resolved, upper) = (from.u64()?, from.u64()?);
+    let start = if open == 1 { Start::Open { resolved, upper } } else { Start::At(resolved) };
+    Ok(BatchRow { row, start, tokens, drafts, input })
+}
 
-    /// A list of values, each at least `size` bytes long.
-    fn list<T>(
-        &mut self,
-        size: usize,
-        each: impl Fn(&mut Self) -> Result<T, BytesError>,
-    ) -> Result<Vec<T>, BytesError> {
-        let count = self.u32()? as usize;
-        let expected = count.saturating_mul(size);
-        if expected > self.bytes.len() {
-            return Err(BytesError::Length { bytes: self.bytes.len(), expected });
-        }
-        (0..count).map(|_| each(self)).collect()
-    }
+fn snapshot(from: &mut Fields<'_>) -> Result<Snapshot, FieldError> {
+    let step = from.u64()?;
+    let tables = list(from, 8, |from| {
+        let width = from.u32()?;
+        Ok(SnapshotTable { width, ids: list(from, 4, |from| Ok(from.u32()? as i32))? })
+    })?;
+    Ok(Snapshot { step, tables, granules: list(from, 4, owner)? })
+}
 
-    fn block(&mut self, field: &'static str) -> Result<BlockId, BytesError> {
-        match self.u32()? {
-            id @ 0..=0x7fff_ffff => Ok(BlockId::new(id)),
-            id => Err(BytesError::Value { field, value: id.into() }),
-        }
-    }
-
-    fn tier(&mut self) -> Result<Tier, BytesError> {
-        let tier = self.u32()?;
-        let value = u64::from(tier);
-        let tier = Tier::ALL.get(tier as usize).copied();
-        tier.ok_or(BytesError::Value { field: "tier", value })
-    }
-
-    fn location(&mut self) -> Result<Location, BytesError> {
-        Ok(Location { tier: self.tier()?, id: self.block("block id")? })
-    }
-
-    fn name(&mut self) -> Result<BlockHash, BytesError> {
-        Ok(BlockHash::from_u128(u128::from_le_bytes(self.array()?)))
-    }
-
-    /// One of so many numbers.
-    fn choice(&mut self, field: &'static str, count: u32) -> Result<u32, BytesError> {
-        match self.u32()? {
-            value if value < count => Ok(value),
-            value => Err(BytesError::Value { field, value: value.into() }),
-        }
-    }
-
-    fn worker(&mut self) -> Result<WorkerId, BytesError> {
-        Ok(WorkerId(self.choice("worker", 1 << 16)? as u16))
-    }
-
-    fn group(&mut self) -> Result<GroupId, BytesError> {
-        let value = self.u32()?;
-        let group = u16::try_from(value).map(GroupId);
-        group.map_err(|_| BytesError::Value { field: "group", value: value.into() })
-    }
-
-    fn owner(&mut self) -> Result<Option<GroupId>, BytesError> {
-        match self.choice("owner of a granule", NOBODY + 1)? {
-            NOBODY => Ok(None),
-            group => Ok(Some(GroupId(group as u16))),
-        }
-    }
-
-    fn row(&mut self) -> Result<Row, BytesError> {
-        Ok(Row::new(self.u32()?))
-    }
-
-    fn plan(&mut self) -> Result<StepPlan, BytesError> {
-        Ok(StepPlan {
-            step: self.u64()?,
-            after: self.u64()?,
-            copies: self.list(32, |from| {
-                let group = from.group()?;
-                let (here, there) = (from.location()?, from.location()?);
-                let (tokens, written_by) = (from.u32()?, from.u64()?);
-                Ok(BlockCopy { group, from: here, to: there, tokens, written_by })
-            })?,
-            scrubs: self.list(12, |from| {
-                let (group, block) = (from.group()?, from.block("scrubbed block")?);
-                Ok(BlockScrub { group, block, after: from.u32()? })
-            })?,
-            edits: self.list(16, |from| {
-                let group = from.group()?;
-                Ok(RowEdit { group, row: from.row()?, first: from.u32()?, count: from.u32()? })
-            })?,
-            edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
-            batch: self.list(36, Self::batch_row)?,
-            draft_batch: self.list(36, Self::batch_row)?,
-            forgets: self.list(28, |from| {
-                let (tier, all) = (from.tier()?, from.choice("forget", 2)?);
-                let (group, name) = (from.group()?, from.name()?);
-                Ok(if all == 1 { Forget::All(tier) } else { Forget::Block(tier, group, name) })
-            })?,
-            transfers: self.list(24, |from| {
-                Ok(Transfer {
-                    ticket: TicketId(from.u64()?),
-                    tier: from.tier()?,
-                    group: GroupId(from.choice("group", 1 << 16)? as u16),
-                    direction: match from.choice("direction", 2)? {
-                        0 => Direction::Store,
-                        _ => Direction::Load,
-                    },
-                    blocks: from
-                        .list(20, |from| Ok((from.name()?, from.block("transferred block")?)))?,
-                })
-            })?,
-            layer_loads: self.list(20, |from| {
-                let (ticket, group) = (TicketId(from.u64()?), from.group()?);
-                let (from, to) = (from.block("loaded block")?, from.block("device block")?);
-                Ok(LayerLoad { ticket, group, from, to })
-            })?,
-            moves: self.list(12, |from| {
-                let granule = from.u32()?;
-                Ok(GranuleMove { granule, from: from.owner()?, to: from.owner()? })
-            })?,
-        })
-    }
-
-    fn settled(&mut self) -> Result<Settled, BytesError> {
-        let (worker, ticket) = (self.worker()?, TicketId(self.u64()?));
-        let faults = BlockFault::ALL;
-        let wrong = self.list(8, |from| {
-            let (index, fault) = (from.u32()?, from.choice("fault", faults.len() as u32)?);
-            Ok((index, faults[fault as usize]))
-        })?;
-        Ok(Settled { worker, ticket, wrong })
-    }
-
-    fn dropped(&mut self) -> Result<Dropped, BytesError> {
-        let (worker, tier) = (self.worker()?, self.tier()?);
-        let blocks = self.list(20, |from| Ok((from.group()?, from.name()?)))?;
-        Ok(Dropped { worker, tier, blocks })
-    }
-
-    fn batch_row(&mut self) -> Result<BatchRow, BytesError> {
-        let (row, tokens) = (self.row()?, self.u32()?);
-        let (drafts, input, open) = (self.u32()?, self.u32()?, self.u32()?);
-        let (resolved, upper) = (self.u64()?, self.u64()?);
-        let start = match open {
-            0 => Start::At(resolved),
-            1 => Start::Open { resolved, upper },
-            _ => return Err(BytesError::Value { field: "start", value: open.into() }),
-        };
-        Ok(BatchRow { row, start, tokens, drafts, input })
-    }
-
-    fn snapshot(&mut self) -> Result<Snapshot, BytesError> {
-        let step = self.u64()?;
-        let tables = self.list(8, |from| {
-            let width = from.u32()?;
-            Ok(SnapshotTable { width, ids: from.list(4, |from| Ok(from.u32()? as i32))? })
-        })?;
-        Ok(Snapshot { step, tables, granules: self.list(4, Self::owner)? })
-    }
-
-    fn completion(&mut self) -> Result<Completion, BytesError> {
-        let (worker, failed, step) = (self.worker()?, self.u32()?, self.u64()?);
-        let outcome = match failed {
-            0 => Outcome::Done,
-            1 => Outcome::Failed,
-            _ => return Err(BytesError::Value { field: "outcome", value: failed.into() }),
-        };
-        Ok(Completion { worker, step, outcome })
-    }
+fn completion(from: &mut Fields<'_>) -> Result<Completion, FieldError> {
+    let (worker, failed) = (worker(from)?, from.choice("outcome", 2)?);
+    let outcome = if failed == 1 { Outcome::Failed } else { Outcome::Done };
+    Ok(Completion { worker, step: from.u64()?, outcome })
 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::events::{CacheEvent, StoredBlocks};
 use crate::feed::{Feed, GroupNotes, Note};
-use crate::tiers::{index_of, tier_at};
+use crate::transfers::{index_of, tier_at};
 
 /// A name in a group.
 type Key = (usize, BlockHash);

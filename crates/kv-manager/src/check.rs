@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 
 use kv_pool::{BlockId, Tier, guard};
+use kv_tier::{Direction, TicketId, Transfer};
 use smallvec::SmallVec;
 
-use crate::GroupId;
-use crate::Row;
 use crate::plan::{BatchRow, BlockScrub, LayerLoad, Snapshot, Start, StepPlan};
-use crate::tickets::{Direction, Forget, TicketId, Transfer};
-use crate::tiers::index_of;
+use crate::tickets::Forget;
+use crate::transfers::index_of;
+use crate::{GroupId, Row};
 
 /// Why a plan was not carried out. Nothing has changed.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]

@@ -1,8 +1,9 @@
 //! Errors, one enum for each family of operations.
 
 use kv_pool::{ClaimError, ConfigError, moves::OnboardError, one_line_debug};
+use kv_tier::{GroupFormat, GroupKind, TicketId};
 
-use crate::{GroupFormat, GroupId, GroupKind, TicketId, WorkerId};
+use crate::{GroupId, WorkerId};
 
 /// Why a manager was not made.
 #[derive(thiserror::Error)]

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use kv_pool::events::{EventReader as PoolReader, PoolEvent, Reading};
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Tier, guard};
+use kv_tier::{GroupKind, HostChange};
 
 use crate::chains::Chains;
 use crate::feed::{Feed, LowerKey, Note};
 use crate::rows::Home;
-use crate::{Content, GroupId, GroupKind, Manager};
+use crate::{Content, GroupId, Manager};
 
 /// Consecutive blocks of one prefix, in one tier.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -87,6 +88,27 @@ pub enum CacheEvent {
     /// Nothing that was stored before is found any more, in any group and tier: after a
     /// [reset](Manager::reset), the loss of a worker, and before the content that a new reader begins with.
     Cleared,
+}
+
+impl CacheEvent {
+    /// What it says of host memory; none if it happens elsewhere.
+    #[must_use]
+    pub fn in_host(&self) -> Option<HostChange> {
+        let blocks = |group, names: &[_]| names.iter().map(|&name| (group, name)).collect();
+        Some(match self {
+            Self::Stored(to) | Self::Moved { to, .. } if to.tier == Tier::Secondary => {
+                HostChange::Come(blocks(to.group, &to.names))
+            }
+            Self::Moved { from: Tier::Secondary, to } => {
+                HostChange::Gone(blocks(to.group, &to.names))
+            }
+            Self::Removed { group, tier: Tier::Secondary, names } => {
+                HostChange::Gone(blocks(*group, names))
+            }
+            Self::Cleared => HostChange::Cleared,
+            _ => return None,
+        })
+    }
 }
 
 /// A reader came too late.

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kv_pool::{BlockHash, BlockId, Claimed, Tier, guard};
+use kv_tier::GroupFormat;
 use smallvec::SmallVec;
 
 use crate::admit::{Answer, Request};
 use crate::admit_groups::Gotten;
 use crate::group::{Group, names_of};
 use crate::hit::{Extent, Extents, Found, Hit};
-use crate::options::GroupFormat;
 use crate::rows::Home;
 use crate::{AdmitError, GroupId, Manager, Missing, Sequence, SequenceError};
 

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use kv_pool::events::EventReader as PoolReader;
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, BlockPool, Tier};
+use kv_tier::GroupKind;
 use parking_lot::MutexGuard;
 
 use crate::group::Group;
 use crate::names::Known;
 use crate::options::repeated;
-use crate::{Content, GroupId, GroupKind, OptionsError};
+use crate::{Content, GroupId, OptionsError};
 
 /// What is noted of a block's content, beside its token ids.
 #[derive(Clone, Debug, Default)]

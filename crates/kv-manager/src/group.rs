@@ -10,11 +10,11 @@ use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{
     BlockHash, BlockPool, ClaimError, Claimed, Epoch, Location, PoolBuilder, Tier, guard,
 };
+use kv_tier::{GroupFormat, GroupKind, HostShare};
 
 use crate::blocks::Blocks;
-use crate::host_share::HostShare;
 use crate::manager::Writer;
-use crate::options::{GroupFormat, GroupKind, GroupOptions, common_multiple, repeated};
+use crate::options::{GroupOptions, common_multiple, repeated, row_width};
 use crate::plan::{BlockCopy, BlockScrub, StepPlan};
 use crate::stats::ManagerStats;
 use crate::table::Table;
@@ -105,7 +105,7 @@ impl Group {
         let [third, fourth] = own.pool.further_blocks;
         let device = own.pool.primary_blocks as usize;
         let records = device + (own.pool.secondary_blocks + third + fourth) as usize;
-        let width = own.kind.width(own.blocks_per_sequence_max);
+        let width = row_width(own.kind, own.blocks_per_sequence_max);
         Ok(Self {
             id,
             kind: own.kind,

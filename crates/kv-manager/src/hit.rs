@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use kv_pool::{BlockHash, BlockId, Location, Pinned, Tier, guard};
+use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
+use crate::Manager;
 use crate::group::{Group, names_of};
 use crate::lower::{Key, OpenLoad};
-use crate::{GroupKind, Manager};
 
 /// What was found of a prefix in a group: pins of all blocks that a token behind it reads.
 #[derive(Debug, Default)]

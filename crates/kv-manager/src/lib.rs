@@ -71,7 +71,7 @@ mod steps;
 mod suspend;
 mod table;
 mod tickets;
-pub mod tiers;
+mod transfers;
 mod truncate;
 pub mod vllm;
 #[cfg(test)]
@@ -92,11 +92,10 @@ pub use error::{
 };
 pub use events::{CacheEvent, EventReader, EventsLost, StoredBlocks};
 pub use export::{Adoption, Export, ExportError, ExportRefused};
-pub use host_share::{HostLoan, HostShare, LentHostBlock};
 pub use lower::{ComputeRate, LowerBlocks, LowerOptions, LowerStats};
 pub use manager::Manager;
 pub use names::{Content, Tokens};
-pub use options::{GroupFormat, GroupKind, GroupOptions, ManagerOptions, SharedMemory};
+pub use options::{GroupOptions, ManagerOptions, SharedMemory};
 pub use pins::PinnedPrefix;
 pub use plan::{
     BatchRow, BlockCopy, BlockScrub, Completion, GranuleMove, LayerLoad, Outcome, RowEdit,
@@ -109,9 +108,8 @@ pub use sequence::Sequence;
 pub use slots::SlotError;
 pub use stats::{BlockStates, ManagerStats, Stalls};
 pub use steps::OpenStep;
-pub use tickets::{
-    Direction, Dropped, Forget, Gained, Settled, Survivors, TicketError, TicketId, Transfer,
-};
+pub use tickets::{Dropped, Forget, Gained, Settled, Survivors, TicketError};
+pub use transfers::{TierError, TierTransfers};
 pub use workers::WorkerId;
 
 #[cfg(doctest)]

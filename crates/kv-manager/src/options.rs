@@ -3,112 +3,53 @@
 use std::ops::RangeInclusive;
 
 use kv_pool::{BlockHasher, PoolConfig};
+use kv_tier::GroupKind;
 
 use crate::lower::TIERS_MAX;
 use crate::{BatchRow, GroupId, LowerOptions, OptionsError, Start};
 
-/// What a group of layers keeps of a sequence.
-///
-/// Layers with latent attention, with other bytes a token, or that share another layer's KV keep all of it: their
-/// kind is [`Full`](Self::Full), and how many bytes a block has is no matter of the manager's.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-#[non_exhaustive]
-pub enum GroupKind {
-    /// The KV of all tokens.
-    #[default]
-    Full,
-    /// The KV of the last tokens, and of the first ones.
-    ///
-    /// A token reads the `tokens` tokens that end with itself, and the first `sinks`. Blocks that no later step
-    /// reads leave the sequence: their entries of the block table are -1 from the next plan on.
-    Window {
-        /// Tokens that a token reads, itself included; 1 or more.
-        tokens: u32,
-        /// The first tokens, which all read.
-        sinks: u32,
-    },
-    /// One state, that all tokens have changed: the first entry of the sequence's row of the block table. A step that
-    /// begins at token 0 does not read it.
-    ///
-    /// Drafts may be rejected, so a step leaves a state behind each of them: entry 0 of the row is the one behind the
-    /// tokens before the first [draft](crate::BatchRow::drafts), entry `n` the one behind `n` drafts. The next step begins
-    /// with the entry of as many drafts as were accepted ([`BatchRow::input`](crate::BatchRow::input)). It reads that
-    /// before it writes any: without drafts, in place.
-    ///
-    /// Content of the cache are states behind certain numbers of tokens (checkpoints). A sequence that begins
-    /// there, or goes on behind one of its own, has the state copied first, so a checkpoint does not change.
-    /// A step ends at the next position of a checkpoint, at the latest:
-    /// [`reserve`](crate::Manager::reserve) gives fewer tokens than it was asked for.
-    State {
-        /// Tokens between checkpoints; a multiple of the block sizes of all groups. Another one is behind the last
-        /// such block size that a prompt is longer than.
-        checkpoint_tokens: u32,
-        /// The most drafts of a step: a row has one entry more. A sequence has one state until drafts are reserved
-        /// for it, and then one for each beside.
-        drafts: u32,
-    },
-}
-
-impl GroupKind {
-    /// Checks what can be checked of a group alone.
-    pub(crate) fn check(self) -> Result<(), OptionsError> {
-        match self {
-            Self::Window { tokens: 0, .. } => {
-                Err(OptionsError::Zero { field: "a window's tokens" })
-            }
-            Self::State { checkpoint_tokens: 0, .. } => {
-                Err(OptionsError::Zero { field: "checkpoint_tokens" })
-            }
-            _ => Ok(()),
+/// Checks what can be checked of a group alone.
+pub(crate) fn check_kind(kind: GroupKind) -> Result<(), OptionsError> {
+    match kind {
+        GroupKind::Window { tokens: 0, .. } => {
+            Err(OptionsError::Zero { field: "a window's tokens" })
         }
-    }
-
-    /// Entries of a row for `blocks` blocks of a sequence.
-    pub(crate) fn width(self, blocks: u32) -> u32 {
-        if let Self::State { drafts, .. } = self { drafts.saturating_add(1) } else { blocks }
-    }
-
-    /// The ranges of a sequence's blocks of `block_tokens` tokens that a row of a batch needs, which begins behind
-    /// `start` tokens or later, and ends with token `end`.
-    pub(crate) fn needs(
-        self,
-        batch: &BatchRow,
-        (start, end): (u64, u64),
-        block_tokens: u64,
-    ) -> [(u64, u64); 2] {
-        let blocks = end.div_ceil(block_tokens);
-        match self {
-            Self::Full => [(0, blocks), (0, 0)],
-            Self::Window { tokens, sinks } => {
-                let first = self.first_read(start, block_tokens, tokens);
-                let sinks = u64::from(sinks).div_ceil(block_tokens).min(blocks);
-                [(0, sinks), (first.min(blocks), blocks)]
-            }
-            Self::State { .. } => {
-                let input = match batch.start {
-                    Start::At(1..) => u64::from(batch.input),
-                    _ => 0,
-                };
-                [(0, 1 + u64::from(batch.drafts)), (input, input + 1)]
-            }
+        GroupKind::State { checkpoint_tokens: 0, .. } => {
+            Err(OptionsError::Zero { field: "checkpoint_tokens" })
         }
-    }
-
-    /// The first block that a token behind `start` others reads through a window of `tokens` tokens.
-    fn first_read(self, start: u64, block_tokens: u64, tokens: u32) -> u64 {
-        start.saturating_sub(u64::from(tokens) - 1) / block_tokens
+        _ => Ok(()),
     }
 }
 
-/// What the blocks of a group are: those of two managers mean the same only if this is the same.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct GroupFormat {
-    /// What the group keeps of a sequence.
-    pub kind: GroupKind,
-    /// Tokens of a block.
-    pub block_tokens: u32,
-    /// Whether a draft model writes it.
-    pub draft_model: bool,
+/// Entries of a row for `blocks` blocks of a sequence.
+pub(crate) fn row_width(kind: GroupKind, blocks: u32) -> u32 {
+    if let GroupKind::State { drafts, .. } = kind { drafts.saturating_add(1) } else { blocks }
+}
+
+/// The ranges of a sequence's blocks of `block_tokens` tokens that a row of a batch needs, which begins behind
+/// `start` tokens or later, and ends with token `end`.
+pub(crate) fn needed_blocks(
+    kind: GroupKind,
+    batch: &BatchRow,
+    (start, end): (u64, u64),
+    block_tokens: u64,
+) -> [(u64, u64); 2] {
+    let blocks = end.div_ceil(block_tokens);
+    match kind {
+        GroupKind::Window { tokens, sinks } => {
+            let first = start.saturating_sub(u64::from(tokens) - 1) / block_tokens;
+            let sinks = u64::from(sinks).div_ceil(block_tokens).min(blocks);
+            [(0, sinks), (first.min(blocks), blocks)]
+        }
+        GroupKind::State { .. } => {
+            let input = match batch.start {
+                Start::At(1..) => u64::from(batch.input),
+                _ => 0,
+            };
+            [(0, 1 + u64::from(batch.drafts)), (input, input + 1)]
+        }
+        GroupKind::Full => [(0, blocks), (0, 0)],
+    }
 }
 
 /// What a further group of layers is made with.
@@ -281,7 +222,7 @@ impl ManagerOptions {
         if let Some((field, _)) = groups.chain(zero).find(|&(_, value)| value == 0) {
             return Err(OptionsError::Zero { field });
         }
-        self.groups().try_for_each(|group| group.kind.check())?;
+        self.groups().try_for_each(|group| check_kind(group.kind))?;
         for (group, id) in self.groups().zip(0..) {
             if group.draft_model && group.kind != GroupKind::Full {
                 return Err(OptionsError::DraftKind { group: GroupId(id), kind: group.kind });
@@ -303,7 +244,7 @@ impl ManagerOptions {
                 return Err(OptionsError::Unaligned { tokens, unit: unit.into() });
             }
             aligned = common_multiple(aligned, tokens.into());
-            check_table(self.sequences_max, group.kind.width(group.blocks_per_sequence_max))?;
+            check_table(self.sequences_max, row_width(group.kind, group.blocks_per_sequence_max))?;
         }
         for group in self.groups() {
             if let GroupKind::State { checkpoint_tokens: tokens, .. } = group.kind

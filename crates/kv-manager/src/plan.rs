@@ -1,8 +1,9 @@
 //! What passes between the manager and its workers: plans and completions, as values.
 
 use kv_pool::{BlockId, Location};
+use kv_tier::{TicketId, Transfer};
 
-use crate::tickets::{Forget, TicketId, Transfer};
+use crate::tickets::Forget;
 use crate::{GroupId, Row, WorkerId};
 
 /// The copy of a block's first tokens.

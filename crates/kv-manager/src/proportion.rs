@@ -6,11 +6,12 @@ use kv_pool::retention::Retention;
 use kv_pool::store::StoreAll;
 use kv_pool::tenants::{TenantId, TenantQuota};
 use kv_pool::{BlockHash, PoolConfig, Tier};
+use kv_tier::GroupKind;
 
 use crate::work::looks_of;
 use crate::{
-    Answer, Completion, GroupKind, GroupOptions, LowerOptions, Manager, ManagerOptions, Outcome,
-    Request, Sequence, WorkerId,
+    Answer, Completion, GroupOptions, LowerOptions, Manager, ManagerOptions, Outcome, Request,
+    Sequence, WorkerId,
 };
 
 const BLOCK: u32 = 4;

@@ -235,7 +235,8 @@ mod tests {
     use kv_pool::PoolConfig;
 
     use super::*;
-    use crate::{GroupKind, GroupOptions, ManagerOptions};
+    use crate::{GroupOptions, ManagerOptions};
+    use kv_tier::GroupKind;
 
     /// Managers with blocks of four tokens: with one group that keeps all, and with a window beside it.
     fn managers(device: u64) -> [Manager; 2] {

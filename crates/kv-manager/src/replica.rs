@@ -1,14 +1,14 @@
 //! A worker's copy of the block tables, and what it checks of each plan before it carries it out.
 
 use kv_pool::guard;
+use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
-use crate::GroupId;
-use crate::options::{check_groups, check_table, repeated};
+use crate::options::{check_groups, check_kind, check_table, needed_blocks, repeated, row_width};
 use crate::owners::Owners;
 use crate::plan::{BatchRow, RowEdit, Snapshot, Start, StepPlan};
 use crate::table::NO_BLOCK;
-use crate::{GroupKind, OptionsError, PlanError, Row, SharedMemory};
+use crate::{GroupId, OptionsError, PlanError, Row, SharedMemory};
 
 /// The block tables as a worker knows it.
 ///
@@ -63,8 +63,8 @@ impl Replica {
         groups: impl IntoIterator<Item = (GroupKind, u32)>,
     ) -> Result<Self, OptionsError> {
         let table = |(kind, width): (GroupKind, u32)| {
-            kind.check()?;
-            let width = kind.width(width);
+            check_kind(kind)?;
+            let width = row_width(kind, width);
             check_table(rows, width)?;
             let width = width as usize;
             Ok(Copied { kind, width, ids: repeated(NO_BLOCK, rows as usize * width)? })
@@ -251,7 +251,7 @@ impl Replica {
             let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
             Some(row.get(first..end)?.iter().all(is_ready))
         };
-        let needs = table.kind.needs(batch, (lower, end), block_tokens.max(1).into());
+        let needs = needed_blocks(table.kind, batch, (lower, end), block_tokens.max(1).into());
         needs.into_iter().all(|range| there(range) == Some(true))
     }
 }

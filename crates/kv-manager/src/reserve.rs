@@ -4,11 +4,12 @@ use std::cmp::Ordering;
 
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, Claimed, Location, Pinned, Tier, guard};
+use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
 use crate::group::{Group, Held};
 use crate::shared::{Wanted, Wants};
-use crate::{BlockCopy, GroupKind, Manager, Missing, ReserveError, Sequence};
+use crate::{BlockCopy, Manager, Missing, ReserveError, Sequence};
 
 /// What a sequence was given.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

@@ -1,13 +1,13 @@
 //! Staging: the plan of a step.
 
-use kv_pool::BlockHash;
-use kv_pool::guard;
+use kv_pool::{BlockHash, guard};
+use kv_tier::GroupKind;
 
 use crate::budget::Reach;
 use crate::feed::Noting;
 use crate::group::names_of;
+use crate::host_share::note_copies;
 use crate::manager::InFlight;
-use crate::options::GroupKind;
 use crate::plan::{BatchRow, Start, StepPlan};
 use crate::sequence::{parent_of, retention_of};
 use crate::steps::Latest;
@@ -75,7 +75,7 @@ impl Manager {
         if !self.staged.copies.is_empty() {
             self.copied = number;
             if let Some(share) = self.shared_host() {
-                share.plan(&self.staged.copies, number);
+                note_copies(share, &self.staged.copies, number);
             }
         }
         if let Some(shared) = &mut self.shared {

@@ -382,7 +382,8 @@ mod tests {
     use kv_pool::PoolConfig;
 
     use crate::blocks::LOOKS;
-    use crate::{Answer, GroupKind, GroupOptions, Manager, ManagerOptions, Request};
+    use crate::{Answer, GroupOptions, Manager, ManagerOptions, Request};
+    use kv_tier::GroupKind;
 
     /// Ids that are looked at while a sequence of so many blocks without names is suspended and resumed.
     fn looks(blocks: u32, further_groups: Vec<GroupOptions>) -> usize {

@@ -29,8 +29,9 @@
 //! Msgpack needs six encodings here, so they are written out, and the crate has no dependency for them.
 
 use kv_pool::{BlockHash, Tier};
+use kv_tier::GroupKind;
 
-use crate::{CacheEvent, Content, GroupId, GroupKind, StoredBlocks};
+use crate::{CacheEvent, Content, GroupId, StoredBlocks};
 
 /// A name as routers know it: its lower 64 bits. Routers keep names as 64-bit numbers. Among a million names, two
 /// are the same number with a probability of 3 in 100 million.
@@ -108,9 +109,9 @@ impl Msgpack<'_> {
         self.extra_keys(stored);
         self.number(stored.group.0.into());
         let (kind, window) = match stored.kind {
-            GroupKind::Full => ("full_attention", None),
             GroupKind::Window { tokens, .. } => ("sliding_window", Some(tokens)),
             GroupKind::State { .. } => ("mamba", None),
+            GroupKind::Full => ("full_attention", None),
         };
         self.text(kind);
         match window {

@@ -1,14 +1,13 @@
 //! What a node says of its memory, so that its peers reach it: where it lies in the node's process, and its agent's metadata.
 
 use kv_remote::message::Span;
+use kv_tier::codec::{FieldError, Fields, Writer};
 
 use crate::NixlError;
 use crate::agent::Kind;
 
 const MAGIC: [u8; 4] = *b"KVNX";
 const VERSION: u8 = 2;
-/// Bytes before the regions.
-const HEAD: usize = 18;
 /// Bytes of a region.
 const REGION: usize = 24;
 /// Regions of a descriptor, at most: it has 64 KiB, with the metadata.
@@ -38,58 +37,61 @@ pub(crate) struct Region {
 
 impl Descriptor {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEAD + self.metadata.len());
-        bytes.extend_from_slice(&MAGIC);
-        bytes.push(VERSION);
-        bytes.push(self.kind.number());
-        bytes.extend_from_slice(&self.device.to_le_bytes());
-        bytes.extend_from_slice(&(self.regions.len() as u32).to_le_bytes());
-        for Region { address, base, bytes: count } in &self.regions {
-            for word in [address, base, count] {
-                bytes.extend_from_slice(&word.to_le_bytes());
-            }
-        }
-        bytes.extend_from_slice(&self.metadata);
-        bytes
+        let mut bytes = Writer::default();
+        bytes.raw(&MAGIC);
+        bytes.u8(VERSION);
+        bytes.u8(self.kind.number());
+        bytes.u64(self.device);
+        bytes.list(&self.regions, |bytes, region| {
+            [region.address, region.base, region.bytes].into_iter().for_each(|of| bytes.u64(of));
+        });
+        bytes.raw(&self.metadata);
+        bytes.0
     }
 
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, NixlError> {
+        let mut fields = Fields::new(bytes);
+        let read = Self::read(&mut fields);
+        let there = read.map_err(|error| NixlError::Descriptor {
+            field: match error {
+                FieldError::Value { field, .. } => field,
+                FieldError::TooMany { .. } => "regions",
+                _ => "length",
+            },
+        })?;
         let wrong = |field| NixlError::Descriptor { field };
-        let (head, rest) = bytes.split_at_checked(HEAD).ok_or(wrong("length"))?;
-        let (magic, head) = head.split_first_chunk().ok_or(wrong("length"))?;
-        if *magic != MAGIC {
-            return Err(wrong("magic"));
-        }
-        let ([version, kind], head) = head.split_first_chunk().ok_or(wrong("length"))?;
-        if *version != VERSION {
-            return Err(wrong("version"));
-        }
-        let kind = Kind::of(*kind).ok_or(wrong("kind"))?;
-        let (device, head) = head.split_first_chunk().ok_or(wrong("length"))?;
-        let count = head.first_chunk().map_or(0, |count| u32::from_le_bytes(*count)) as usize;
-        if count == 0 || count > REGIONS_MAX {
-            return Err(wrong("regions"));
-        }
-        let (regions, metadata) = rest.split_at_checked(count * REGION).ok_or(wrong("length"))?;
-        let regions = regions.as_chunks::<REGION>().0.iter().map(|region| {
-            let (words, _) = region.as_chunks::<8>();
-            let word = |at: usize| words.get(at).map_or(0, |word| u64::from_le_bytes(*word));
-            Region { address: word(0), base: word(1), bytes: word(2) }
-        });
-        let regions: Vec<_> = regions.collect();
         let mut end = 0;
-        for Region { address, base, bytes } in &regions {
+        for Region { address, base, bytes } in &there.regions {
             if *base == 0 {
                 return Err(wrong("base"));
             }
             let is_there = base.checked_add(*bytes).is_some() && *address >= end;
             end = address.checked_add(*bytes).filter(|_| is_there).ok_or(wrong("bytes"))?;
         }
-        if metadata.is_empty() {
+        if there.metadata.is_empty() {
             return Err(wrong("metadata"));
         }
-        let device = u64::from_le_bytes(*device);
-        Ok(Self { kind, device, regions, metadata: metadata.to_vec() })
+        Ok(there)
+    }
+
+    fn read(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
+        let wrong = |field, value: u8| FieldError::Value { field, value: value.into() };
+        if fields.array()? != MAGIC {
+            return Err(wrong("magic", 0));
+        }
+        let (version, kind, device) = (fields.u8()?, fields.u8()?, fields.u64()?);
+        if version != VERSION {
+            return Err(wrong("version", version));
+        }
+        let kind = Kind::of(kind).ok_or(wrong("kind", kind))?;
+        let regions = fields.list(REGIONS_MAX, REGION, |fields| {
+            let (address, base, bytes) = (fields.u64()?, fields.u64()?, fields.u64()?);
+            Ok(Region { address, base, bytes })
+        })?;
+        if regions.is_empty() {
+            return Err(wrong("regions", 0));
+        }
+        Ok(Self { kind, device, regions, metadata: fields.rest().to_vec() })
     }
 
     /// Where the last region ends.
@@ -119,6 +121,9 @@ impl Descriptor {
 mod tests {
     use super::*;
 
+    /// Bytes before the regions.
+    const HEAD: usize = 18;
+
     fn region(address: u64, base: u64, bytes: u64) -> Region {
         Region { address, base, bytes }
     }
@@ -130,6 +135,17 @@ mod tests {
             regions: vec![region(0, 4096, 1 << 30), region(1 << 30, 1 << 40, 100)],
             metadata: vec![7; 100],
         }
+    }
+
+    #[test]
+    fn a_descriptor_has_the_bytes_that_it_had() {
+        let bytes = Descriptor { metadata: b"its agent".to_vec(), ..whole() }.to_bytes();
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            hex,
+            "4b564e58020103000000000000000200000000000000000000000010000000000000000000400000\
+             0000000000400000000000000000000100006400000000000000697473206167656e74"
+        );
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use cuda_driver::PinnedBuffer;
-use kv_manager::HostShare;
 use kv_remote::message::DESCRIPTOR_MAX;
 use kv_remote::{HostMemory, Memory, host_tier_address};
+use kv_tier::HostShare;
 use parking_lot::Mutex;
 
 use crate::agent::{Agent, Kind, Role};

@@ -2,19 +2,17 @@
 
 use std::borrow::Cow;
 
-use kv_manager::GroupId;
-use kv_manager::tiers::{BlockFault, check_record};
-use kv_pool::BlockHash;
-use kv_pool::guard;
+use kv_pool::{BlockHash, GroupId, guard};
+use kv_tier::codec::{FieldError, Fields, Writer};
+use kv_tier::{BlockFault, check_record};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::message::{Located, Span};
-use crate::wire::{Fields, Key};
+use crate::message::{Block, Located, Span};
 
 /// Bytes of an entry.
 pub(crate) const ENTRY_BYTES: usize = 64;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"KVREMOT1");
+const MAGIC: [u8; 8] = *b"KVREMOT1";
 
 /// Why a record that was read is none that may be used.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -33,7 +31,7 @@ pub enum Unfit {
 /// An entry: of which block and which write the record behind it is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Entry {
-    pub(crate) block: Key,
+    pub(crate) block: Block,
     pub(crate) generation: u64,
     /// Bytes of the record.
     pub(crate) length: u64,
@@ -42,42 +40,36 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    pub(crate) fn of(block: Key, generation: u64, record: &[u8]) -> Self {
+    pub(crate) fn of(block: Block, generation: u64, record: &[u8]) -> Self {
         Self { block, generation, length: record.len() as u64, sum: xxh3_64(record) }
     }
 
-    pub(crate) fn bytes(&self) -> [u8; ENTRY_BYTES] {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let (group, name) = self.block;
-        let name = name.to_u128();
-        let mut bytes = [0; ENTRY_BYTES];
-        let words = [
-            MAGIC,
-            name as u64,
-            (name >> 64) as u64,
-            group.0.into(),
-            self.generation,
-            self.length,
-            self.sum,
-        ];
-        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *to = word.to_le_bytes();
-        }
-        let sum = xxh3_64(&bytes[..ENTRY_BYTES - 8]);
-        bytes[ENTRY_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
-        bytes
+        let mut bytes = Writer(Vec::with_capacity(ENTRY_BYTES));
+        bytes.raw(&MAGIC);
+        bytes.name(name);
+        bytes.u64(group.0.into());
+        bytes.u64(self.generation);
+        bytes.u64(self.length);
+        bytes.u64(self.sum);
+        bytes.u64(xxh3_64(&bytes.0));
+        bytes.0
     }
 
     fn parse(bytes: &[u8]) -> Result<Self, Unfit> {
         let head = bytes.get(..ENTRY_BYTES).ok_or(Unfit::Short)?;
-        let mut fields = Fields::new(head);
-        let mut word = || fields.u64().map_err(|_| Unfit::Short);
-        let (magic, low, high, group) = (word()?, word()?, word()?, word()?);
-        let (generation, length, sum, own) = (word()?, word()?, word()?, word()?);
-        if magic != MAGIC || own != xxh3_64(&head[..ENTRY_BYTES - 8]) {
+        let (body, own) = head.split_at(ENTRY_BYTES - 8);
+        if body[..MAGIC.len()] != MAGIC || own != xxh3_64(body).to_le_bytes() {
             return Err(Unfit::Torn);
         }
+        let read = |mut fields: Fields<'_>| -> Result<_, FieldError> {
+            let (name, group) = (fields.name()?, fields.u64()?);
+            Ok((name, group, fields.u64()?, fields.u64()?, fields.u64()?))
+        };
+        let (name, group, generation, length, sum) =
+            read(Fields::new(&body[MAGIC.len()..])).map_err(|_| Unfit::Short)?;
         let group = GroupId(u16::try_from(group).map_err(|_| Unfit::Foreign)?);
-        let name = BlockHash::from_u128(u128::from(high) << 64 | u128::from(low));
         Ok(Self { block: (group, name), generation, length, sum })
     }
 }
@@ -135,12 +127,12 @@ impl Located {
 mod tests {
     use super::*;
 
-    fn check(bytes: &[u8], block: Key, generation: u64) -> Result<Cow<'_, [u8]>, Unfit> {
+    fn check(bytes: &[u8], block: Block, generation: u64) -> Result<Cow<'_, [u8]>, Unfit> {
         let span = Span { address: 0, bytes: bytes.len() as u32 };
         Located { span, generation, sum: 0, head: None }.record(bytes, block)
     }
 
-    fn block(name: u128) -> Key {
+    fn block(name: u128) -> Block {
         (GroupId(3), BlockHash::from_u128(name))
     }
 

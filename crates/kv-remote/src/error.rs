@@ -3,6 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use kv_tier::codec::FieldError;
+
 /// Why bytes are no frame or no message.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -57,6 +59,18 @@ pub enum FrameError {
         /// Frames of this direction before it.
         number: u64,
     },
+}
+
+impl From<FieldError> for FrameError {
+    fn from(error: FieldError) -> Self {
+        match error {
+            FieldError::Short { wanted, left } => Self::Short { wanted, left },
+            FieldError::TooMany { count, max } => Self::TooMany { count, max },
+            FieldError::TooLong { bytes, max } => Self::TooLong { bytes, max },
+            FieldError::Trailing { bytes } => Self::Trailing { bytes },
+            FieldError::Value { field, value } => Self::Value { field, value },
+        }
+    }
 }
 
 /// Why a peer was not let in, or not believed to be who it should be.

@@ -1,20 +1,20 @@
 //! The bytes that nodes of one version say to each other: they change with `VERSION` in `channel.rs` alone.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
 
 use crate::address::{Address, Stream};
 use crate::auth::{Role, Tags, Transcript};
 use crate::channel::{Channel, Facts};
 use crate::entry::Entry;
 use crate::members::score;
-use crate::message::{Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span};
-use crate::wire::Key as Block;
+use crate::message::{
+    Block, Change, Changes, Cursor, Found, LeaseId, Located, Reply, Request, Span,
+};
 use crate::{Key, Refusal};
 
 /// Bytes as text: as many lines as there are.
@@ -203,6 +203,48 @@ fn a_connection_begins_with_the_bytes_that_it_began_with() {
     client.write_all(&frame.concat()).unwrap();
     assert_eq!(take(&mut client, &mut receives), b"a bodya body");
     served.join().unwrap();
+}
+
+/// A server that knows nothing but the bytes of the protocol is believed, and understood.
+#[test]
+fn a_call_begins_with_the_bytes_that_it_began_with() {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("node");
+    let listener = UnixListener::bind(&path).unwrap();
+    let called = std::thread::spawn(move || {
+        let address = Address::Unix(path);
+        let connected = Channel::connect(&address, "node-a", &key(), 1 << 20, deadline);
+        let (mut channel, facts) = connected.unwrap();
+        assert_eq!(facts, Facts { memory_bytes: 1 << 30, slot_bytes: 0x1240 });
+        channel.send(b"a body", deadline).unwrap();
+        assert_eq!(channel.receive(deadline).unwrap(), b"an answer");
+    });
+    let (mut client, _) = listener.accept().unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut hello = [0; 6 + 32];
+    client.read_exact(&mut hello).unwrap();
+    let (head, nonce) = hello.split_first_chunk::<6>().unwrap();
+    assert_eq!(head, b"KVRM\x03\x00");
+    let (facts, server) = (bytes("00000040000000004012000000000000"), [2; 32]);
+    let (facts, nonce) = (facts.first_chunk().unwrap(), nonce.first_chunk().unwrap());
+    let said = said(facts, nonce, &server);
+    let proof = said.prove(&key(), Role::Server);
+    let welcome: [&[u8]; 5] = [b"KVRM\x03\x00", &server, facts, b"\x06node-a", &proof];
+    client.write_all(&welcome.concat()).unwrap();
+    let mut proof = [0; 32];
+    client.read_exact(&mut proof).unwrap();
+    assert_eq!(proof, said.prove(&key(), Role::Client));
+    let (mut sends, mut receives) =
+        (said.tags(&key(), Role::Server), said.tags(&key(), Role::Client));
+    let mut send = |body: &[u8]| {
+        let length = (body.len() as u32).to_le_bytes();
+        client.write_all(&[length.as_slice(), body, &sends.next(body)].concat()).unwrap();
+    };
+    send(b"");
+    send(b"an answer");
+    assert_eq!(take(&mut client, &mut receives), b"a body");
+    called.join().unwrap();
 }
 
 /// All hosts have to agree on where a block is kept, and on how addresses are written in lists of members.

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use kv_manager::{CacheEvent, HostLoan, HostShare};
-use kv_pool::Tier;
+use kv_tier::{HostLoan, HostShare};
 
-use crate::message::{HEAD_MAX, Located, Span};
-use crate::wire::Key as Block;
+use crate::message::{Block, HEAD_MAX, Located, Span};
 
 /// The host tier, at the addresses behind the node's own memory.
 #[derive(Debug)]
@@ -50,33 +48,5 @@ impl HostTier {
         });
         let located: Vec<_> = located.collect();
         (!located.is_empty()).then_some((loan, located))
-    }
-}
-
-/// What an event says of the host tier.
-#[derive(Debug)]
-pub(crate) enum Hosted {
-    Come(Vec<Block>),
-    Gone(Vec<Block>),
-    Cleared,
-}
-
-impl Hosted {
-    /// None for what happens elsewhere.
-    pub(crate) fn of(event: &CacheEvent) -> Option<Self> {
-        let blocks = |group, names: &[_]| names.iter().map(|&name| (group, name)).collect();
-        Some(match event {
-            CacheEvent::Stored(to) | CacheEvent::Moved { to, .. } if to.tier == Tier::Secondary => {
-                Self::Come(blocks(to.group, &to.names))
-            }
-            CacheEvent::Moved { from: Tier::Secondary, to } => {
-                Self::Gone(blocks(to.group, &to.names))
-            }
-            CacheEvent::Removed { group, tier: Tier::Secondary, names } => {
-                Self::Gone(blocks(*group, names))
-            }
-            CacheEvent::Cleared => Self::Cleared,
-            _ => return None,
-        })
     }
 }

@@ -5,10 +5,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::time::Duration;
 
-use kv_manager::HostLoan;
-use kv_pool::guard;
 use kv_pool::loan::{Loan, LoanId};
-use kv_pool::{BlockId, BlockPool};
+use kv_pool::{BlockId, BlockPool, guard};
+use kv_tier::HostLoan;
 
 use crate::message::LeaseId;
 

@@ -3,8 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
 
 use crate::address::{Address, Listener};
 use crate::channel::{Channel, Facts};
@@ -285,7 +284,7 @@ fn boaster(facts: Facts, asked: &std::sync::Arc<std::sync::atomic::AtomicUsize>)
 #[test]
 fn a_member_that_boasts_is_believed_what_it_has_room_for_and_asked_no_more_than_is_taken_in() {
     use crate::{RemoteOptions, RemoteTier};
-    use kv_manager::tiers::LowerTier as _;
+    use kv_tier::LowerTier as _;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     // Blocks of one group may have any part of the bytes that a slot has for those of another one.

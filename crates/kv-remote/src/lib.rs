@@ -26,7 +26,6 @@ mod peer;
 mod server;
 mod tier;
 mod transfer;
-mod wire;
 
 pub use address::Address;
 pub use auth::Key;

@@ -1,7 +1,6 @@
 //! What has come to a node and gone, for peers that follow it.
 
-use crate::message::{Change, Changes, Cursor, LIST_MAX};
-use crate::wire::Key;
+use crate::message::{Block, Change, Changes, Cursor, LIST_MAX};
 
 /// Changes from a beginning on. When there are many more than blocks, the log begins anew with what is there.
 #[derive(Debug)]
@@ -23,8 +22,13 @@ impl Log {
     }
 
     /// Adds a change; `there` is everything that is there with it.
-    pub(crate) fn push(&mut self, is_there: bool, block: Key, there: impl Iterator<Item = Key>) {
-        let change = |is_there, (group, name): Key| Change { is_there, group, name };
+    pub(crate) fn push(
+        &mut self,
+        is_there: bool,
+        block: Block,
+        there: impl Iterator<Item = Block>,
+    ) {
+        let change = |is_there, (group, name): Block| Change { is_there, group, name };
         if self.changes.len() < self.max {
             self.changes.push(change(is_there, block));
             return;
@@ -48,8 +52,7 @@ impl Log {
 mod tests {
     use std::collections::BTreeSet;
 
-    use kv_manager::GroupId;
-    use kv_pool::BlockHash;
+    use kv_pool::{BlockHash, GroupId};
 
     use super::*;
 

@@ -4,7 +4,7 @@ use kv_pool::BlockHash;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::address::Address;
-use crate::wire::Key as Block;
+use crate::message::Block;
 
 /// A node, as its peers know it.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -39,7 +39,7 @@ pub fn replicas(members: &[Member], block: Block, replicas: usize) -> Vec<usize>
 
 #[cfg(test)]
 mod tests {
-    use kv_manager::GroupId;
+    use kv_pool::GroupId;
 
     use super::*;
 

@@ -6,11 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
+use kv_tier::codec::{FieldError, Fields, KEY_BYTES, Writer};
 
-use crate::wire::{Fields, KEY_BYTES, Writer};
 use crate::{FrameError, Refusal};
+
+/// A block: its group, and its name.
+pub(crate) type Block = (GroupId, BlockHash);
 
 /// Entries of a list, at most.
 pub const LIST_MAX: usize = 4096;
@@ -166,21 +168,34 @@ pub enum Reply {
 /// The kind of [`Reply::Bytes`], which stands before the bytes.
 pub(crate) const BYTES: u8 = 2;
 
-fn span(fields: &mut Fields<'_>) -> Result<Span, FrameError> {
+fn span(fields: &mut Fields<'_>) -> Result<Span, FieldError> {
     Ok(Span { address: fields.u64()?, bytes: fields.u32()? })
 }
 
-fn flag(fields: &mut Fields<'_>, field: &'static str) -> Result<bool, FrameError> {
-    match fields.u8()? {
-        0 => Ok(false),
-        1 => Ok(true),
-        value => Err(FrameError::Value { field, value: value.into() }),
-    }
+fn cursor(fields: &mut Fields<'_>) -> Result<Cursor, FieldError> {
+    Ok(Cursor { log: fields.u64()?, read: fields.u64()? })
 }
 
-fn write_span(writer: &mut Writer, span: &Span) {
-    writer.u64(span.address);
-    writer.u32(span.bytes);
+fn located(fields: &mut Fields<'_>) -> Result<Located, FieldError> {
+    let (span, generation) = (span(fields)?, fields.u64()?);
+    let (sum, head) = (fields.u64()?, fields.bytes(HEAD_MAX)?);
+    let head = (!head.is_empty()).then(|| head.into());
+    Ok(Located { span, generation, sum, head })
+}
+
+fn change(fields: &mut Fields<'_>) -> Result<Change, FieldError> {
+    let (is_there, (group, name)) = (fields.flag("is_there")?, fields.key()?);
+    Ok(Change { is_there, group, name })
+}
+
+fn write_span(out: &mut Writer, span: &Span) {
+    out.u64(span.address);
+    out.u32(span.bytes);
+}
+
+fn write_cursor(out: &mut Writer, cursor: &Cursor) {
+    out.u64(cursor.log);
+    out.u64(cursor.read);
 }
 
 impl Request {
@@ -206,10 +221,7 @@ impl Request {
             }
             5 => Self::Forget { blocks: fields.list(LIST_MAX, KEY_BYTES, Fields::key)? },
             6 => Self::Clear,
-            7 => Self::Changes {
-                from: Cursor { log: fields.u64()?, read: fields.u64()? },
-                hosted: flag(&mut fields, "hosted")?,
-            },
+            7 => Self::Changes { from: cursor(&mut fields)?, hosted: fields.flag("hosted")? },
             8 => Self::Describe,
             9 => Self::Release { lease: LeaseId(fields.u64()?) },
             kind => return Err(FrameError::Kind { kind }),
@@ -221,50 +233,44 @@ impl Request {
     /// The body of its frame. Of longer lists than [`LIST_MAX`], receivers take nothing.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
+        let mut out = Writer::default();
         match self {
             Self::Find { lease, blocks } => {
-                let mut writer = Writer::of(1);
-                writer.u32(u32::try_from(lease.as_millis()).unwrap_or(u32::MAX));
-                writer.list(blocks, Writer::key);
-                writer.0
+                out.u8(1);
+                out.u32(u32::try_from(lease.as_millis()).unwrap_or(u32::MAX));
+                out.list(blocks, Writer::key);
             }
             Self::Read { lease, spans } => {
-                let mut writer = Writer::of(2);
-                writer.u64(lease.0);
-                writer.list(spans, write_span);
-                writer.0
+                out.u8(2);
+                out.u64(lease.0);
+                out.list(spans, write_span);
             }
             Self::End { lease } => {
-                let mut writer = Writer::of(3);
-                writer.u64(lease.0);
-                writer.0
+                out.u8(3);
+                out.u64(lease.0);
             }
             Self::Put { group, name, record } => {
-                let mut writer = Writer::of(4);
-                writer.key(&(*group, *name));
-                writer.0.extend_from_slice(record);
-                writer.0
+                out.u8(4);
+                out.key(&(*group, *name));
+                out.raw(record);
             }
             Self::Forget { blocks } => {
-                let mut writer = Writer::of(5);
-                writer.list(blocks, Writer::key);
-                writer.0
+                out.u8(5);
+                out.list(blocks, Writer::key);
             }
-            Self::Clear => Writer::of(6).0,
+            Self::Clear => out.u8(6),
             Self::Changes { from, hosted } => {
-                let mut writer = Writer::of(7);
-                writer.u64(from.log);
-                writer.u64(from.read);
-                writer.0.push((*hosted).into());
-                writer.0
+                out.u8(7);
+                write_cursor(&mut out, from);
+                out.u8((*hosted).into());
             }
-            Self::Describe => Writer::of(8).0,
+            Self::Describe => out.u8(8),
             Self::Release { lease } => {
-                let mut writer = Writer::of(9);
-                writer.u64(lease.0);
-                writer.0
+                out.u8(9);
+                out.u64(lease.0);
             }
         }
+        out.0
     }
 }
 
@@ -283,12 +289,6 @@ impl Reply {
         let reply = match fields.u8()? {
             1 => {
                 let lease = fields.u64()?;
-                let located = |fields: &mut Fields<'_>| {
-                    let (span, generation) = (span(fields)?, fields.u64()?);
-                    let (sum, head) = (fields.u64()?, fields.bytes(HEAD_MAX)?);
-                    let head = (!head.is_empty()).then(|| head.into());
-                    Ok(Located { span, generation, sum, head })
-                };
                 let blocks = fields.list(LIST_MAX, 32, located)?;
                 // A lease without blocks has nothing to end, and blocks without a lease are not pinned.
                 if (lease == 0) != blocks.is_empty() {
@@ -299,12 +299,7 @@ impl Reply {
             BYTES => Self::Bytes(fields.rest().to_vec()),
             3 => Self::Done,
             4 => {
-                let next = Cursor { log: fields.u64()?, read: fields.u64()? };
-                let change = |fields: &mut Fields<'_>| {
-                    let is_there = flag(fields, "is_there")?;
-                    let (group, name) = fields.key()?;
-                    Ok(Change { is_there, group, name })
-                };
+                let next = cursor(&mut fields)?;
                 let changes = fields.list(LIST_MAX, 1 + KEY_BYTES, change)?;
                 Self::Changes(Changes { next, changes })
             }
@@ -331,45 +326,41 @@ impl Reply {
     /// The body of its frame.
     #[must_use]
     pub fn body(&self) -> Vec<u8> {
+        let mut out = Writer::default();
         match self {
             Self::Found(Found { lease, blocks }) => {
-                let mut writer = Writer::of(1);
-                writer.u64(lease.map_or(0, |lease| lease.0));
-                writer.list(blocks, |writer, block| {
-                    write_span(writer, &block.span);
-                    writer.u64(block.generation);
-                    writer.u64(block.sum);
-                    writer.bytes(block.head.as_deref().unwrap_or_default());
+                out.u8(1);
+                out.u64(lease.map_or(0, |lease| lease.0));
+                out.list(blocks, |out, block| {
+                    write_span(out, &block.span);
+                    out.u64(block.generation);
+                    out.u64(block.sum);
+                    out.bytes(block.head.as_deref().unwrap_or_default());
                 });
-                writer.0
             }
             Self::Bytes(bytes) => {
-                let mut writer = Writer::of(BYTES);
-                writer.0.extend_from_slice(bytes);
-                writer.0
+                out.u8(BYTES);
+                out.raw(bytes);
             }
-            Self::Done => Writer::of(3).0,
+            Self::Done => out.u8(3),
             Self::Changes(Changes { next, changes }) => {
-                let mut writer = Writer::of(4);
-                writer.u64(next.log);
-                writer.u64(next.read);
-                writer.list(changes, |writer, change| {
-                    writer.0.push(change.is_there.into());
-                    writer.key(&(change.group, change.name));
+                out.u8(4);
+                write_cursor(&mut out, next);
+                out.list(changes, |out, change| {
+                    out.u8(change.is_there.into());
+                    out.key(&(change.group, change.name));
                 });
-                writer.0
             }
             Self::Refused(refusal) => {
-                let mut writer = Writer::of(5);
                 let number = Refusal::ALL.iter().position(|of| of == refusal);
-                writer.0.push(number.unwrap_or(0) as u8);
-                writer.0
+                out.u8(5);
+                out.u8(number.unwrap_or(0) as u8);
             }
             Self::Described(descriptor) => {
-                let mut writer = Writer::of(6);
-                writer.0.extend_from_slice(descriptor);
-                writer.0
+                out.u8(6);
+                out.raw(descriptor);
             }
         }
+        out.0
     }
 }

@@ -5,22 +5,20 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kv_manager::{CacheEvent, HostLoan, HostShare};
 use kv_pool::clock::Clock;
-use kv_pool::guard;
 use kv_pool::loan::Loan;
-use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier};
+use kv_pool::{BlockHash, BlockPool, Claimed, PoolConfig, Priority, Tier, guard};
+use kv_tier::{HostChange, HostLoan, HostShare};
 use parking_lot::Mutex;
 
 use crate::auth::random;
 use crate::channel::NAME_MAX;
 use crate::entry::{ENTRY_BYTES, Entry};
-use crate::host_tier::{HostTier, Hosted, host_tier_address};
+use crate::host_tier::{HostTier, host_tier_address};
 use crate::leases::{Lease, LeaseCounts, Leases, Left, Lent, PeerHost, ReaderId};
 use crate::log::Log;
 use crate::memory::Memory;
-use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Located, Span};
-use crate::wire::Key as Block;
+use crate::message::{Block, Changes, Cursor, Found, LIST_MAX, LeaseId, Located, Span};
 use crate::{NodeError, Refusal};
 
 /// Bytes of the longest frame.
@@ -231,7 +229,7 @@ impl Node {
     /// Lends peers the blocks that lie in the host tier of an engine in this process, too, from now on, at
     /// [addresses](host_tier_address) behind the node's memory. A block that a lease pins is not evicted there, so leases take from what
     /// the engine can claim, up to [`host_lent_max`](NodeOptions::host_lent_max). Peers know of these blocks by
-    /// [`note_events`](Self::note_events), and take them for stored as long as they are there.
+    /// [`note_changes`](Self::note_changes), and take them for stored as long as they are there.
     ///
     /// # Errors
     /// [`NodeError::Record`] if a block has more bytes than the longest record; [`NodeError::Host`] if the tier has more than
@@ -258,23 +256,24 @@ impl Node {
     }
 
     /// Takes in what has happened in the host tier that the node [shares](Self::share), for the peers that follow what it holds:
-    /// the events of the engine's cache, in their order, all from the first one on. Before a tier is shared, nothing is noted.
-    pub fn note_events(&self, events: &[CacheEvent]) {
+    /// what the events of the engine's cache say of it (`CacheEvent::in_host` of `kv-manager`), in their order, all from the first one
+    /// on. Before a tier is shared, nothing is noted.
+    pub fn note_changes(&self, changes: impl IntoIterator<Item = HostChange>) {
         let mut state = self.state.lock();
         if state.all.is_none() {
             return;
         }
-        for hosted in events.iter().filter_map(Hosted::of) {
-            match hosted {
-                Hosted::Come(blocks) => {
+        for change in changes {
+            match change {
+                HostChange::Come(blocks) => {
                     for block in blocks {
                         if state.hosted.insert(block) && !self.is_kept(&state, block) {
                             state.note_of_all(true, block);
                         }
                     }
                 }
-                Hosted::Gone(blocks) => self.unhost(&mut state, blocks),
-                Hosted::Cleared => {
+                HostChange::Gone(blocks) => self.unhost(&mut state, blocks),
+                HostChange::Cleared => {
                     let all = state.hosted.iter().copied().collect();
                     self.unhost(&mut state, all);
                 }

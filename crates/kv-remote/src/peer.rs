@@ -8,10 +8,9 @@ use kv_pool::guard;
 use crate::channel::{Channel, Facts};
 use crate::entry::{ENTRY_BYTES, Unfit};
 use crate::joined::Joined;
-use crate::message::{Changes, Cursor, Found, LIST_MAX, LeaseId, Reply, Request, Span};
+use crate::message::{Block, Changes, Cursor, Found, LIST_MAX, LeaseId, Reply, Request, Span};
 use crate::node::FRAME_MAX;
 use crate::transfer::Transfer;
-use crate::wire::Key as Block;
 use crate::{Key, Lie, Member, PeerError};
 
 /// A record that was read, or why it is not to be used.

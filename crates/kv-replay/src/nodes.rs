@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cuda_driver::Device;
 use kv_cache::KvCache;
-use kv_cache::kv_manager::EventReader;
+use kv_cache::kv_manager::{CacheEvent, EventReader};
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Key, KeyError, Member, Memory, Miss, Node, NodeError, NodeOptions,
@@ -62,7 +62,7 @@ impl Hosts {
                 if events.read(&mut read).is_ok_and(|count| count == 0) {
                     std::thread::park_timeout(EVENTS_EVERY);
                 }
-                node.note_events(&read);
+                node.note_changes(read.iter().filter_map(CacheEvent::in_host));
             }
         })?;
         Ok(Self { ends, thread: Some(thread) })

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
 use kv_cache::kv_manager::vllm;
+use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
 use kv_cache::{
     Answer, EventReader, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request,
     Sequence,

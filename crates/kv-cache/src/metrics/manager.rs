@@ -1,7 +1,7 @@
 //! Metrics of a manager, and of the tiers below host memory that it decides for.
 
-use kv_manager::tiers::BlockFault;
 use kv_manager::{LowerStats, ManagerStats};
+use kv_tier::BlockFault;
 
 use super::Exposition;
 use super::pool::BLOCKS_HELP;

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use cuda_driver::{DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{LowerOptions, Waiting};
+use kv_cache::kv_tier::{BlockSink, BlockSource, LowerTier};
 use kv_cache::{
     Answer, BuildError, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions,
     KvWorker, LowerTiers, OptionsError, Request, Sequence, StepError,

@@ -446,7 +446,7 @@ fn quotas() {
 
 #[test]
 fn tiers_of_any_number_and_models_of_any_length_are_taken_or_refused() {
-    use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
+    use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
     let device = [device()];
     for (tiers, length) in [(0, 0), (1, 1), (2, 1 << 20), (3, 7)] {
         let mut lower = kv_cache::LowerTiers::new(&vec![1; length]);

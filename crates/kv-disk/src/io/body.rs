@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cuda_driver::PinnedBuffer;
-use kv_manager::tiers::LentBlock;
+use kv_tier::LentBlock;
 
 use super::{Buffer, PAGE_BYTES};
 
@@ -129,11 +129,11 @@ mod tests {
 
     use cuda_driver::{Device, HostAllocFlags};
     use cuda_sim::{SimConfig, SimDriver};
-    use kv_manager::tiers::{
-        BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers,
+    use kv_manager::TierTransfers;
+    use kv_pool::{BlockHash, BlockId, GroupId, Tier};
+    use kv_tier::{
+        BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, TicketId, Transfer,
     };
-    use kv_manager::{Direction, GroupId, TicketId, Transfer};
-    use kv_pool::{BlockHash, BlockId, Tier};
 
     use super::*;
 

@@ -1,30 +1,16 @@
 //! What a slot says of its record.
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
+use kv_tier::codec::{FieldError, Fields, Writer};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{VERSION, field};
+use super::VERSION;
 
 /// Bytes of an entry: a divisor of a sector, so that no sector has a part of one.
 pub const ENTRY_BYTES: usize = 128;
 
 const MAGIC: [u8; 8] = *b"KVSLOT01";
-const VERSION_AT: usize = 8;
-const GROUP: usize = 12;
-const FLAGS: usize = 14;
-const NAME: usize = 16;
-const FILE: usize = 32;
-const MODEL: usize = 48;
-const EPOCH: usize = 64;
-const GENERATION: usize = 72;
-const SLOT: usize = 80;
-const LENGTH: usize = 88;
-const SUM: usize = 96;
-const KEY: usize = 104;
-const HEAD: usize = 112;
-const RESERVED: usize = 116;
-const CHECKSUM: usize = 120;
+const CHECKSUM: usize = ENTRY_BYTES - 8;
 
 /// The record is encrypted with the key of the entry.
 const SEALED: u16 = 1;
@@ -86,26 +72,23 @@ pub enum EntryFault {
 impl Entry {
     /// The bytes.
     #[must_use]
-    pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
-        let mut bytes = [0; ENTRY_BYTES];
-        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-        put(0, &MAGIC);
-        put(VERSION_AT, &VERSION.to_le_bytes());
-        put(GROUP, &self.group.0.to_le_bytes());
-        put(FLAGS, &(if self.key.is_some() { SEALED } else { 0 }).to_le_bytes());
-        put(NAME, &self.name.to_u128().to_le_bytes());
-        put(FILE, &self.file.to_le_bytes());
-        put(MODEL, &self.model.to_le_bytes());
-        put(EPOCH, &self.epoch.to_le_bytes());
-        put(GENERATION, &self.generation.to_le_bytes());
-        put(SLOT, &self.slot.to_le_bytes());
-        put(LENGTH, &self.length.to_le_bytes());
-        put(SUM, &self.sum.to_le_bytes());
-        put(KEY, &self.key.unwrap_or(0).to_le_bytes());
-        put(HEAD, &self.head.to_le_bytes());
-        let sum = xxh3_64(&bytes[..CHECKSUM]);
-        bytes[CHECKSUM..].copy_from_slice(&sum.to_le_bytes());
-        bytes
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Writer(Vec::with_capacity(ENTRY_BYTES));
+        bytes.raw(&MAGIC);
+        bytes.u32(VERSION);
+        bytes.u16(self.group.0);
+        bytes.u16(if self.key.is_some() { SEALED } else { 0 });
+        bytes.name(self.name);
+        bytes.u128(self.file);
+        bytes.u128(self.model);
+        for number in [self.epoch, self.generation, self.slot, self.length, self.sum] {
+            bytes.u64(number);
+        }
+        bytes.u64(self.key.unwrap_or(0));
+        bytes.u32(self.head);
+        bytes.u32(0);
+        bytes.u64(xxh3_64(&bytes.0));
+        bytes.0
     }
 
     /// Reads an entry from the first bytes of `bytes`.
@@ -113,39 +96,47 @@ impl Entry {
     /// # Errors
     /// [`EntryFault`].
     pub fn parse(bytes: &[u8]) -> Result<Self, EntryFault> {
-        let bytes: &[u8; ENTRY_BYTES] = bytes.first_chunk().ok_or(EntryFault::Short)?;
-        if bytes[..8] != MAGIC {
+        let bytes = bytes.get(..ENTRY_BYTES).ok_or(EntryFault::Short)?;
+        let mut fields = Fields::new(bytes);
+        if fields.array()? != MAGIC {
             let empty = bytes.iter().all(|byte| *byte == 0);
             return Err(if empty { EntryFault::Empty } else { EntryFault::Foreign });
         }
-        let version = u32::from_le_bytes(field(bytes, VERSION_AT));
+        let version = fields.u32()?;
         if version != VERSION {
             return Err(EntryFault::Version { version });
         }
         if bytes[CHECKSUM..] != xxh3_64(&bytes[..CHECKSUM]).to_le_bytes() {
             return Err(EntryFault::Checksum);
         }
-        let flags = u16::from_le_bytes(field(bytes, FLAGS));
-        let key = u64::from_le_bytes(field(bytes, KEY));
-        let head = u32::from_le_bytes(field(bytes, HEAD));
-        let known = flags <= SEALED && (flags == SEALED || key == 0);
-        let known = known && (flags == SEALED) == (head == 0);
-        if !known || bytes[RESERVED..CHECKSUM].iter().any(|byte| *byte != 0) {
-            return Err(EntryFault::Field);
+        let (group, flags) = (GroupId(fields.u16()?), fields.u16()?);
+        let entry = Self {
+            name: fields.name()?,
+            group,
+            file: fields.u128()?,
+            model: fields.u128()?,
+            epoch: fields.u64()?,
+            generation: fields.u64()?,
+            slot: fields.u64()?,
+            length: fields.u64()?,
+            sum: fields.u64()?,
+            key: Some(fields.u64()?).filter(|key| flags == SEALED || *key != 0),
+            head: fields.u32()?,
+        };
+        let is_sealed = flags == SEALED;
+        let is_known = flags <= SEALED && is_sealed == (entry.head == 0) && fields.u32()? == 0;
+        // A key of an entry that is not encrypted is none.
+        if is_known && is_sealed == entry.key.is_some() {
+            Ok(entry)
+        } else {
+            Err(EntryFault::Field)
         }
-        Ok(Self {
-            name: BlockHash::from_u128(u128::from_le_bytes(field(bytes, NAME))),
-            group: GroupId(u16::from_le_bytes(field(bytes, GROUP))),
-            file: u128::from_le_bytes(field(bytes, FILE)),
-            model: u128::from_le_bytes(field(bytes, MODEL)),
-            epoch: u64::from_le_bytes(field(bytes, EPOCH)),
-            generation: u64::from_le_bytes(field(bytes, GENERATION)),
-            slot: u64::from_le_bytes(field(bytes, SLOT)),
-            length: u64::from_le_bytes(field(bytes, LENGTH)),
-            head,
-            sum: u64::from_le_bytes(field(bytes, SUM)),
-            key: (flags == SEALED).then_some(key),
-        })
+    }
+}
+
+impl From<FieldError> for EntryFault {
+    fn from(_: FieldError) -> Self {
+        Self::Short
     }
 }
 
@@ -180,7 +171,7 @@ mod tests {
     fn an_entry_with_any_bit_changed_is_none() {
         let bytes = entry(None).to_bytes();
         for bit in 0..ENTRY_BYTES * 8 {
-            let mut changed = bytes;
+            let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
             assert!(Entry::parse(&changed).is_err(), "bit {bit}");
         }
@@ -192,9 +183,8 @@ mod tests {
 
     #[test]
     fn a_field_that_no_entry_has_is_refused_with_a_right_checksum() {
-        for (at, value) in
-            [(FLAGS, 2), (FLAGS, 1), (KEY, 1), (HEAD, 0), (RESERVED, 1), (RESERVED + 3, 1)]
-        {
+        // The flags, the key, the bytes of the header, and what is reserved.
+        for (at, value) in [(14, 2), (14, 1), (104, 1), (112, 0), (116, 1), (119, 1)] {
             let mut bytes = entry(None).to_bytes();
             bytes[at] = value;
             let sum = xxh3_64(&bytes[..CHECKSUM]);

@@ -1,24 +1,12 @@
 //! What a file says of itself.
 
+use kv_tier::codec::{FieldError, Fields, Writer};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Geometry, VERSION, field};
+use super::{Geometry, VERSION};
 use crate::io::PAGE_BYTES;
 
 const MAGIC: [u8; 8] = *b"KVDISK01";
-const VERSION_AT: usize = 8;
-const STRIPE: usize = 12;
-const STRIPES: usize = 14;
-const SET: usize = 16;
-const FILE: usize = 32;
-const MODEL: usize = 48;
-const SLOTS: usize = 64;
-const SLOT_BYTES: usize = 72;
-const EPOCH: usize = 80;
-const CEILING: usize = 88;
-const SEQUENCE: usize = 96;
-const SEALED: usize = 104;
-const RESERVED: usize = 105;
 const CHECKSUM: usize = 120;
 const END: usize = 128;
 
@@ -68,28 +56,33 @@ pub enum HeadingFault {
     Field,
 }
 
+impl From<FieldError> for HeadingFault {
+    fn from(_: FieldError) -> Self {
+        Self::Foreign
+    }
+}
+
 impl Heading {
     /// The page.
     #[must_use]
-    pub fn to_page(&self) -> [u8; PAGE_BYTES] {
-        let mut page = [0; PAGE_BYTES];
-        let mut put = |at: usize, field: &[u8]| page[at..at + field.len()].copy_from_slice(field);
-        put(0, &MAGIC);
-        put(VERSION_AT, &VERSION.to_le_bytes());
-        put(STRIPE, &self.stripe.to_le_bytes());
-        put(STRIPES, &self.stripes.to_le_bytes());
-        put(SET, &self.set.to_le_bytes());
-        put(FILE, &self.file.to_le_bytes());
-        put(MODEL, &self.model.to_le_bytes());
-        put(SLOTS, &self.geometry.slots.to_le_bytes());
-        put(SLOT_BYTES, &self.geometry.slot_bytes.to_le_bytes());
-        put(EPOCH, &self.epoch.to_le_bytes());
-        put(CEILING, &self.ceiling.to_le_bytes());
-        put(SEQUENCE, &self.sequence.to_le_bytes());
-        put(SEALED, &[self.sealed.into()]);
-        let sum = xxh3_64(&page[..CHECKSUM]);
-        page[CHECKSUM..END].copy_from_slice(&sum.to_le_bytes());
-        page
+    pub fn to_page(&self) -> Vec<u8> {
+        let mut page = Writer(Vec::with_capacity(PAGE_BYTES));
+        page.raw(&MAGIC);
+        page.u32(VERSION);
+        page.u16(self.stripe);
+        page.u16(self.stripes);
+        page.u128(self.set);
+        page.u128(self.file);
+        page.u128(self.model);
+        let Geometry { slots, slot_bytes } = self.geometry;
+        for number in [slots, slot_bytes, self.epoch, self.ceiling, self.sequence] {
+            page.u64(number);
+        }
+        page.u8(self.sealed.into());
+        page.0.resize(CHECKSUM, 0);
+        page.u64(xxh3_64(&page.0));
+        page.0.resize(PAGE_BYTES, 0);
+        page.0
     }
 
     /// Reads a heading from the first bytes of `page`.
@@ -97,40 +90,28 @@ impl Heading {
     /// # Errors
     /// [`HeadingFault`].
     pub fn parse(page: &[u8]) -> Result<Self, HeadingFault> {
-        let bytes: &[u8; END] = page.first_chunk().ok_or(HeadingFault::Foreign)?;
-        if bytes[..8] != MAGIC {
+        let bytes = page.get(..END).ok_or(HeadingFault::Foreign)?;
+        let mut fields = Fields::new(bytes);
+        if fields.array()? != MAGIC {
             return Err(HeadingFault::Foreign);
         }
-        let version = u32::from_le_bytes(field(bytes, VERSION_AT));
+        let version = fields.u32()?;
         if version != VERSION {
             return Err(HeadingFault::Version { version });
         }
-        if bytes[CHECKSUM..END] != xxh3_64(&bytes[..CHECKSUM]).to_le_bytes() {
+        if bytes[CHECKSUM..] != xxh3_64(&bytes[..CHECKSUM]).to_le_bytes() {
             return Err(HeadingFault::Checksum);
         }
-        let geometry = Geometry {
-            slots: u64::from_le_bytes(field(bytes, SLOTS)),
-            slot_bytes: u64::from_le_bytes(field(bytes, SLOT_BYTES)),
-        };
-        let (stripe, stripes) =
-            (u16::from_le_bytes(field(bytes, STRIPE)), u16::from_le_bytes(field(bytes, STRIPES)));
-        let reserved = &bytes[RESERVED..CHECKSUM];
-        let is_known = bytes[SEALED] <= 1 && reserved.iter().all(|byte| *byte == 0);
-        if stripe >= stripes || !geometry.is_valid() || !is_known {
+        let (stripe, stripes) = (fields.u16()?, fields.u16()?);
+        let (set, file, model) = (fields.u128()?, fields.u128()?, fields.u128()?);
+        let geometry = Geometry { slots: fields.u64()?, slot_bytes: fields.u64()? };
+        let (epoch, ceiling, sequence) = (fields.u64()?, fields.u64()?, fields.u64()?);
+        let sealed = fields.flag("sealed").map_err(|_| HeadingFault::Field)?;
+        let reserved: [u8; 15] = fields.array()?;
+        if stripe >= stripes || !geometry.is_valid() || reserved != [0; 15] {
             return Err(HeadingFault::Field);
         }
-        Ok(Self {
-            set: u128::from_le_bytes(field(bytes, SET)),
-            file: u128::from_le_bytes(field(bytes, FILE)),
-            stripe,
-            stripes,
-            model: u128::from_le_bytes(field(bytes, MODEL)),
-            sealed: bytes[SEALED] == 1,
-            geometry,
-            epoch: u64::from_le_bytes(field(bytes, EPOCH)),
-            ceiling: u64::from_le_bytes(field(bytes, CEILING)),
-            sequence: u64::from_le_bytes(field(bytes, SEQUENCE)),
-        })
+        Ok(Self { set, file, stripe, stripes, model, sealed, geometry, epoch, ceiling, sequence })
     }
 
     /// The newer of two pages that is whole.
@@ -180,7 +161,7 @@ mod tests {
         assert_eq!(Heading::newer(&new, &old), Ok(heading(9)));
         assert_ne!(heading(8).place(), heading(9).place());
         for bit in 0..END * 8 {
-            let mut torn = new;
+            let mut torn = new.clone();
             torn[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(Heading::newer(&torn, &old), Ok(heading(8)), "bit {bit}");
             assert!(Heading::newer(&torn, &torn).is_err());

@@ -110,15 +110,6 @@ pub(crate) fn bytes_of(length: u64, head: u32) -> Option<u64> {
     block_at(length, head).checked_add(block)?.checked_next_multiple_of(PAGE_BYTES as u64)
 }
 
-/// The bytes of a field.
-pub(crate) fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut field = [0; N];
-    if let Some(part) = bytes.get(at..at + N) {
-        field.copy_from_slice(part);
-    }
-    field
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -50,7 +50,7 @@ impl SlotFile {
     }
 
     /// Forgets all blocks whose records are encrypted with a key or are to be, and says so with the next
-    /// [`poll`](kv_manager::tiers::LowerTier::poll). With the key destroyed, they could not be read anyway. The file has none of
+    /// [`poll`](kv_tier::LowerTier::poll). With the key destroyed, they could not be read anyway. The file has none of
     /// their names any more once it is [idle](Self::is_idle).
     pub fn forget_key(&mut self, number: u64) {
         self.stuck = false;

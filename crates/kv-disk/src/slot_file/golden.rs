@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use kv_manager::tiers::{HostBlocks, LowerTier, TierTransfers};
-use kv_manager::{Direction, GroupId, Settled, TicketId, Transfer, WorkerId};
-use kv_pool::{BlockHash, BlockId, Tier};
+use kv_manager::{Settled, TierTransfers, WorkerId};
+use kv_pool::{BlockHash, BlockId, GroupId, Tier};
+use kv_tier::{Direction, HostBlocks, LowerTier, TicketId, Transfer};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::*;

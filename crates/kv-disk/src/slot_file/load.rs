@@ -3,7 +3,7 @@
 use std::io;
 
 use cuda_driver::guard;
-use kv_manager::tiers::{BlockFault, BlockSink};
+use kv_tier::{BlockFault, BlockSink};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Job, Load, SlotFile};

@@ -15,9 +15,8 @@ use std::io;
 use std::time::Duration;
 
 use cuda_driver::guard;
-use kv_manager::GroupId;
-use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier};
-use kv_pool::{BlockHash, Pinned};
+use kv_pool::{BlockHash, GroupId, Pinned};
+use kv_tier::{BlockFault, BlockSink, BlockSource, LowerTier};
 
 use crate::io::{Act, Backend, Body, Buffer, Ended, FileIo, Io, PAGE_BYTES};
 use crate::layout::{ENTRIES_A_PAGE, ENTRY_BYTES, Entry, Heading, block_at, bytes_of};

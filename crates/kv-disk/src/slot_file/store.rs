@@ -1,7 +1,7 @@
 //! Stores: a slot is written, then its entry in the table, and only then the block is found.
 
 use cuda_driver::guard;
-use kv_manager::tiers::BlockSource;
+use kv_tier::BlockSource;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Job, Memory, SlotFile, Store, Waiting};

@@ -7,11 +7,12 @@ use std::sync::{Arc, LazyLock, Mutex};
 use cuda_driver::{Device, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_disk::{DiskStats, DiskWatch};
-use kv_manager::tiers::{
-    BlockFault, BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers,
+use kv_manager::{Dropped, Forget, Settled, TierTransfers, WorkerId};
+use kv_pool::{BlockHash, BlockId, GroupId, Tier};
+use kv_tier::{
+    BlockFault, BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier, TicketId,
+    Transfer,
 };
-use kv_manager::{Direction, Dropped, Forget, GroupId, Settled, TicketId, Transfer, WorkerId};
-use kv_pool::{BlockHash, BlockId, Tier};
 
 pub(crate) const BLOCK_BYTES: usize = 5000;
 pub(crate) const SECTION_BYTES: usize = 1800;

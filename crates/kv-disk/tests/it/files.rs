@@ -13,7 +13,7 @@ use kv_disk::{
     Backend, BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Hostility, Keep, Mismatch,
     Miss, OpenError, Unstored,
 };
-use kv_manager::tiers::BlockFault;
+use kv_tier::BlockFault;
 
 fn options(folder: &Path, slots: u64) -> DiskOptions {
     let mut options = DiskOptions::new(folder, 0, RECORD_BYTES, b"a model");

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use crate::common::{number_of, random};
 use kv_disk::Geometry;
 use kv_disk::parts::{ENTRY_BYTES, Entry, Heading};
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
 
 fn entry(state: &mut u64) -> Entry {
     let mut next = || random(state);

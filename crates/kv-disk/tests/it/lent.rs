@@ -17,8 +17,7 @@ use kv_disk::parts::{
 use kv_disk::{
     BackendChoice, DiskOptions, DiskStats, DiskTier, DiskWatch, Geometry, Miss, SlotRules, Unstored,
 };
-use kv_manager::TicketId;
-use kv_manager::tiers::BlockFault;
+use kv_tier::{BlockFault, TicketId};
 
 const SLOTS: u64 = 4;
 const HEADER_BYTES: usize = 64 + 3 * 8;

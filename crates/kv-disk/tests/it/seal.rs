@@ -17,9 +17,8 @@ use kv_disk::{
     DiskOptions, DiskStats, DiskTier, DiskWatch, Geometry, Keep, Keys, Mismatch, Miss, OpenError,
     SlotRules, Unstored,
 };
-use kv_manager::GroupId;
-use kv_manager::tiers::BlockFault;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
+use kv_tier::BlockFault;
 
 const GEOMETRY: Geometry = Geometry { slots: 20, slot_bytes: 8192 };
 

@@ -7,6 +7,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use kv_tier::{BlockFault, TicketId};
 use smallvec::SmallVec;
 
 use kv_pool::{BlockHash, Claimed, Pinned, guard};
@@ -18,8 +19,7 @@ use crate::group::Group;
 use crate::hit::Found;
 use crate::manager::Writer;
 use crate::plan::LayerLoad;
-use crate::tiers::BlockFault;
-use crate::{GroupId, Manager, Sequence, TicketId, WorkerId};
+use crate::{GroupId, Manager, Sequence, WorkerId};
 
 /// What became of a load: whether each of its blocks is wrong, once that is known of all workers.
 type Loaded = Arc<OnceLock<Vec<bool>>>;

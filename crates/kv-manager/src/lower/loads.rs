@@ -2,13 +2,13 @@
 
 use kv_pool::tenants::TenantId;
 use kv_pool::{BlockHash, ClaimError, Naming, Pinned, Tier, guard};
+use kv_tier::{BlockFault, Direction, TicketId};
 use smallvec::SmallVec;
 
 use super::{Kept, Key, LoadWait, Ticket, VAIN_LOADS_MAX};
 use crate::admit::{Request, Waiting};
 use crate::group::Group;
-use crate::tickets::{Direction, TicketId};
-use crate::tiers::{BlockFault, tier_at};
+use crate::transfers::tier_at;
 use crate::{GroupId, Manager};
 
 /// How often a shorter prefix is tried for which host memory has room: the search is part of a step's cost.

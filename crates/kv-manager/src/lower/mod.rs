@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use kv_pool::store::StorePolicy;
 use kv_pool::{BlockHash, BlockId, Claimed, Pinned, Tier, guard, retention::Retention};
+use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 use smallvec::SmallVec;
 
 pub(crate) use layers::{Entering, OpenLoad};
@@ -26,8 +27,8 @@ pub use options::{LowerBlocks, LowerOptions, LowerStats};
 pub use worth::ComputeRate;
 use worth::{Compute, LoadRate};
 
-use crate::tickets::{Direction, Dropped, Forget, Settled, TicketError, TicketId, Transfer};
-use crate::tiers::{BlockFault, index_of, tier_at};
+use crate::tickets::{Dropped, Forget, Settled, TicketError};
+use crate::transfers::{index_of, tier_at};
 use crate::workers::Worker;
 use crate::{GroupId, Manager, WorkerId};
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use kv_tier::BlockFault;
+
 use super::ComputeRate;
-use crate::tiers::BlockFault;
 
 /// Tiers below host memory, at most: [`Tier::Third`](kv_pool::Tier::Third) and [`Tier::Fourth`](kv_pool::Tier::Fourth).
 pub(crate) const TIERS_MAX: u8 = 2;

@@ -2,10 +2,10 @@
 
 use kv_pool::store::Candidate;
 use kv_pool::{BlockId, Claimed, Location, Tier, guard};
+use kv_tier::{BlockFault, Direction};
 
 use super::{Key, Ticket, Wanted};
-use crate::tickets::Direction;
-use crate::tiers::{BlockFault, tier_at};
+use crate::transfers::tier_at;
 use crate::{BlockCopy, GroupId, Manager};
 
 /// What becomes of a block that is to be stored.

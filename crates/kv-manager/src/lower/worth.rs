@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use kv_pool::BlockHash;
+use kv_tier::Direction;
 
 use super::loads::{Lack, Lacks};
 use super::{Lower, TierState};
-use crate::tickets::Direction;
 use crate::{GroupId, Manager};
 
 /// How fast the engine computes the tokens that are not loaded.

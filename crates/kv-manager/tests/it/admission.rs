@@ -4,11 +4,12 @@ mod queue;
 
 use crate::common::{BLOCK, admit, admitted, check_empty, computed, group, manager, options, step};
 use kv_manager::{
-    AdmitError, Answer, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Missing,
-    PinError, Request, ReserveError, Sequence, SuspendError, Waiting,
+    AdmitError, Answer, GroupId, GroupOptions, Manager, ManagerOptions, Missing, PinError, Request,
+    ReserveError, Sequence, SuspendError, Waiting,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockHash, ClaimError, Tier};
+use kv_tier::GroupKind;
 
 const FULL: GroupId = GroupId(0);
 const SECOND: GroupId = GroupId(1);

@@ -2,9 +2,12 @@
 
 use crate::common::{self, admit, manager};
 use kv_manager::{
-    BatchRow, BytesError, Completion, GroupId, Message, Outcome, PlanError, Replica, Row, RowEdit,
-    Start, StepPlan, WorkerId,
+    BatchRow, BlockCopy, BlockScrub, BytesError, Completion, Dropped, Forget, GranuleMove, GroupId,
+    LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled, Snapshot,
+    SnapshotTable, Start, StepPlan, WorkerId,
 };
+use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 
 /// A plan with something in every field.
 fn plan() -> StepPlan {
@@ -50,6 +53,77 @@ fn every_message_comes_out_as_it_went_in() {
         completion.to_bytes(&mut bytes);
         assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Completion(completion));
     }
+}
+
+/// One of each message, with something in every field.
+fn messages() -> [(Message, Vec<u8>); 5] {
+    let (group, name, id) = (GroupId(3), BlockHash::from_u128(0x0102_0304_0506), BlockId::new);
+    let at = |tier, of| Location { tier, id: id(of) };
+    let row =
+        |number, start| BatchRow { row: Row::new(number), start, tokens: 5, drafts: 2, input: 1 };
+    let transfer = |ticket, tier, direction| {
+        let blocks = vec![(name, id(21)), (BlockHash::ROOT, id(22))];
+        Transfer { ticket: TicketId(ticket), tier, group, direction, blocks }
+    };
+    let plan = StepPlan {
+        step: 9,
+        after: 7,
+        copies: vec![BlockCopy {
+            group,
+            from: at(Tier::Primary, 4),
+            to: at(Tier::Secondary, 5),
+            tokens: 16,
+            written_by: 6,
+        }],
+        scrubs: vec![BlockScrub { group, block: id(8), after: 1 }],
+        edits: vec![RowEdit { group, row: Row::new(2), first: 10, count: 2 }],
+        edit_ids: vec![11, -1],
+        batch: vec![row(1, Start::At(12)), row(2, Start::Open { resolved: 13, upper: 15 })],
+        draft_batch: vec![row(3, Start::At(14))],
+        forgets: vec![Forget::Block(Tier::Third, group, name), Forget::All(Tier::Fourth)],
+        transfers: vec![
+            transfer(17, Tier::Third, Direction::Store),
+            transfer(18, Tier::Fourth, Direction::Load),
+        ],
+        layer_loads: vec![LayerLoad { ticket: TicketId(16), group, from: id(23), to: id(24) }],
+        moves: vec![GranuleMove { granule: 25, from: None, to: Some(group) }],
+    };
+    let tables = vec![SnapshotTable { width: 2, ids: vec![26, -1] }];
+    let snapshot = Snapshot { step: 9, tables, granules: vec![Some(group), None] };
+    let worker = WorkerId(27);
+    let done = Completion { worker, step: 9, outcome: Outcome::Failed };
+    let wrong = vec![(1, BlockFault::Late), (2, BlockFault::Missing)];
+    let settled = Settled { worker, ticket: TicketId(17), wrong };
+    let dropped = Dropped { worker, tier: Tier::Third, blocks: vec![(group, name)] };
+    let of = |write: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = Vec::new();
+        write(&mut bytes);
+        bytes
+    };
+    [
+        (Message::Plan(plan.clone()), of(&|into| plan.to_bytes(into))),
+        (Message::Snapshot(snapshot.clone()), of(&|into| snapshot.to_bytes(into))),
+        (Message::Completion(done), of(&|into| done.to_bytes(into))),
+        (Message::Settled(settled.clone()), of(&|into| settled.to_bytes(into))),
+        (Message::Dropped(dropped.clone()), of(&|into| dropped.to_bytes(into))),
+    ]
+}
+
+/// Processes of one version understand each other: the bytes change with the version alone.
+#[test]
+fn messages_have_the_bytes_that_they_had() {
+    let found = messages().map(|(message, bytes)| {
+        assert_eq!(Message::from_bytes(&bytes), Ok(message));
+        (bytes.len(), xxhash_rust::xxh3::xxh3_64(&bytes))
+    });
+    let expected = [
+        (468, 6_622_664_589_578_065_905),
+        (60, 8_605_339_986_945_692_927),
+        (36, 14_487_025_759_695_306_503),
+        (52, 15_143_312_090_075_686_946),
+        (52, 4_875_073_667_074_281_918),
+    ];
+    assert_eq!(found, expected);
 }
 
 #[test]

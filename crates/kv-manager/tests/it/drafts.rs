@@ -2,11 +2,11 @@
 
 use crate::common::{self, BLOCK, admit, admitted, complete, options, staged, step};
 use kv_manager::{
-    BatchRow, Committed, DraftError, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions,
-    OptionsError, Outcome, PlanError, Replica, Request, ReserveError, Row, Sequence, SequenceError,
-    Start,
+    BatchRow, Committed, DraftError, GroupId, GroupOptions, Manager, ManagerOptions, OptionsError,
+    Outcome, PlanError, Replica, Request, ReserveError, Row, Sequence, SequenceError, Start,
 };
 use kv_pool::{PoolConfig, Tier};
+use kv_tier::GroupKind;
 
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 3 };
 const FURTHER: GroupId = GroupId(1);

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use crate::common::{self, admit, admitted, complete, computed, done, options, staged, step};
 use kv_manager::{
-    CacheEvent, Completion, Content, EventReader, GroupId, GroupKind, Manager, ManagerOptions,
-    Outcome, Request, Sequence, StoredBlocks, Tokens, WorkerId, vllm,
+    CacheEvent, Completion, Content, EventReader, GroupId, Manager, ManagerOptions, Outcome,
+    Request, Sequence, StoredBlocks, Tokens, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
+use kv_tier::GroupKind;
 
 fn watched(device: u64, host: u64, events_max: usize) -> Manager {
     Manager::new(ManagerOptions { events_max, ..options(device, host) }).unwrap()

@@ -3,13 +3,13 @@
 use crate::common;
 use crate::common::below::{Rig, StoreNone, lower, request};
 use crate::common::{admitted, options, staged};
-use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    Answer, CommitError, Committed, Completion, Direction, Dropped, Forget, GroupId, GroupKind,
-    GroupOptions, LowerOptions, ManagerOptions, Outcome, Request, ReserveError, Sequence,
-    SequenceError, Transfer, Waiting, WorkerId,
+    Answer, CommitError, Committed, Completion, Dropped, Forget, GroupId, GroupOptions,
+    LowerOptions, ManagerOptions, Outcome, Request, ReserveError, Sequence, SequenceError, Waiting,
+    WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig, Priority, Tier};
+use kv_tier::{BlockFault, Direction, GroupKind, Transfer};
 
 const FULL: GroupId = GroupId(0);
 const WINDOW: GroupId = GroupId(1);

@@ -6,12 +6,13 @@ use crate::common::{
     self, BLOCK, admit, admitted, complete, computed, group, options, staged, step,
 };
 use kv_manager::{
-    AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupKind, GroupOptions,
-    Manager, ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError,
-    Start, SuspendError,
+    AdmitError, Answer, BudgetError, Committed, ExportError, GroupId, GroupOptions, Manager,
+    ManagerOptions, Message, Outcome, Replica, Request, ReserveError, SequenceError, Start,
+    SuspendError,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
+use kv_tier::GroupKind;
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 0 };

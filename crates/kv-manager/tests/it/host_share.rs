@@ -9,12 +9,11 @@ use crate::common::below::{Rig, blocks_of};
 use crate::common::ends::Ends;
 use crate::common::host::{BYTES, Engine, Host, hash, keys};
 use crate::common::{group, options};
-use kv_manager::tiers::{BlockFault, HostBlocks, check_record};
 use kv_manager::{
-    GroupId, GroupKind, GroupOptions, HostShare, Manager, ManagerOptions, Outcome, Request,
-    Sequence, Survivors, WorkerId,
+    GroupId, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence, Survivors, WorkerId,
 };
 use kv_pool::{PoolConfig, Tier};
+use kv_tier::{BlockFault, GroupKind, HostBlocks, HostShare, check_record};
 
 /// The number that all words of a lent block are.
 fn content(share: &HostShare, address: u64) -> Option<u64> {

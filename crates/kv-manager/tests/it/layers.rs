@@ -3,12 +3,12 @@
 use crate::common;
 use crate::common::below::{Rig, lower, request};
 use crate::common::{admitted, options, staged};
-use kv_manager::tiers::BlockFault;
 use kv_manager::{
     Answer, CommitError, Committed, Completion, ForkError, ManagerOptions, Outcome, Request,
-    Sequence, SequenceError, StageError, StepPlan, SuspendError, Transfer, Waiting, WorkerId,
+    Sequence, SequenceError, StageError, StepPlan, SuspendError, Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, Tier};
+use kv_tier::{BlockFault, Transfer};
 
 /// A manager with two workers, and a request that was admitted while its first three blocks are loaded.
 struct Entered {

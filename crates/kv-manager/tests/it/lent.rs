@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kv_manager::tiers::{
-    Arrived, BlockFault, BlockSink, BlockSource, HostBlocks, HostPiece, LowerTier, TierTransfers,
-};
-use kv_manager::{Direction, GroupId, Settled, TicketId, Transfer, WorkerId};
+use kv_manager::{GroupId, Settled, TierTransfers, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
+use kv_tier::{
+    Arrived, BlockFault, BlockSink, BlockSource, Direction, HostBlocks, HostPiece, LowerTier,
+    TicketId, Transfer,
+};
 
 const BLOCK_BYTES: usize = 100;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use crate::common::{admitted, options};
-use kv_manager::tiers::BlockFault;
-use kv_manager::{Answer, Direction, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
+use kv_manager::{Answer, Dropped, LowerOptions, ManagerOptions, Waiting, WorkerId};
 use kv_pool::Tier;
 use kv_pool::store::{Candidate, StoreAll, StorePolicy};
+use kv_tier::{BlockFault, Direction};
 
 #[test]
 fn what_is_being_loaded_is_not_stored_before_the_load_has_ended() {

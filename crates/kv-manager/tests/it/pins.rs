@@ -3,10 +3,9 @@
 use crate::common::{
     admit, admitted, check_empty, complete, computed, group, names, options, staged, step,
 };
-use kv_manager::{
-    GroupId, GroupKind, Manager, ManagerOptions, Outcome, PinError, PinnedPrefix, Request,
-};
+use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, PinError, PinnedPrefix, Request};
 use kv_pool::{BlockHash, Tier, tenants::TenantQuota};
+use kv_tier::GroupKind;
 
 /// 8 device blocks, of which pins may hold `max`.
 fn manager(max: u64) -> Manager {

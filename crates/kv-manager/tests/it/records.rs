@@ -3,14 +3,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use kv_manager::tiers::{
-    Arrived, BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, LowerTier, MemoryTier,
-    MemoryTierOptions, TierTransfers, header_bytes,
-};
-use kv_manager::{
-    Direction, Forget, GroupId, LayerLoad, Settled, StepPlan, TicketId, Transfer, WorkerId,
-};
+use kv_manager::{Forget, GroupId, LayerLoad, Settled, StepPlan, TierTransfers, WorkerId};
 use kv_pool::{BlockHash, BlockId, Tier};
+use kv_tier::{
+    Arrived, BlockFault, BlockSink, BlockSource, Direction, FaultRules, HostBlocks, LowerTier,
+    MemoryTier, MemoryTierOptions, TicketId, Transfer, header_bytes,
+};
 
 #[derive(Debug)]
 struct Host {

@@ -4,13 +4,13 @@ use crate::common;
 use crate::common::state::{difference, evictions, state};
 use crate::common::{BLOCK, admit, admitted, options, step};
 use kv_manager::{
-    AdmitError, Answer, Completion, Dropped, GroupId, GroupKind, GroupOptions, LowerOptions,
-    Manager, ManagerOptions, OpenStep, Outcome, Request, Sequence, Settled, SharedMemory, TicketId,
-    Tokens, WorkerId,
+    AdmitError, Answer, Completion, Dropped, GroupId, GroupOptions, LowerOptions, Manager,
+    ManagerOptions, OpenStep, Outcome, Request, Sequence, Settled, SharedMemory, Tokens, WorkerId,
 };
 use kv_pool::store::StoreAll;
 use kv_pool::tenants::{TenantId, TenantQuota};
 use kv_pool::{BlockHash, PoolConfig, Tier};
+use kv_tier::{GroupKind, TicketId};
 
 /// Memory that is nearly used up, and sequences in every state.
 struct World {

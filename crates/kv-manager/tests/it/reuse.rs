@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::common::{admitted, computed, group, options, step};
-use kv_manager::{GroupId, GroupKind, Manager, ManagerOptions, Request, Reuse, Sequence};
+use kv_manager::{GroupId, Manager, ManagerOptions, Request, Reuse, Sequence};
 use kv_pool::policy::ReuseHint;
 use kv_pool::{PoolView, Priority};
+use kv_tier::GroupKind;
 
 const OVER: Reuse = Reuse { shared_head: 0, then: Some(ReuseHint::Over) };
 

@@ -4,13 +4,14 @@ use crate::common::{
     self, BLOCK, admit, admitted, check_empty, computed, group, options, staged, step,
 };
 use kv_manager::{
-    AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupKind, GroupOptions,
-    Manager, ManagerOptions, Message, Missing, OptionsError, PlanError, Replica, Request,
-    ReserveError, Sequence, SharedMemory, Snapshot, StepPlan, SuspendError,
+    AdmitError, Answer, BlockCopy, BudgetError, GranuleMove, GroupId, GroupOptions, Manager,
+    ManagerOptions, Message, Missing, OptionsError, PlanError, Replica, Request, ReserveError,
+    Sequence, SharedMemory, Snapshot, StepPlan, SuspendError,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
 use kv_pool::{BlockId, ClaimError, Location, PoolBuilder, PoolConfig, Tier};
+use kv_tier::GroupKind;
 
 const FULL: GroupId = GroupId(0);
 const OTHER: GroupId = GroupId(1);

@@ -4,18 +4,17 @@
 use std::sync::Arc;
 
 use crate::common::{self, admit, admitted, computed, group, manager};
-use kv_manager::tiers::{
-    BlockFault, BlockSink, BlockSource, FaultRules, HostBlocks, HostPiece, LowerTier, MemoryTier,
-    MemoryTierOptions, TierTransfers,
-};
 use kv_manager::{
-    Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Direction,
-    Dropped, Forget, GranuleMove, GroupId, GroupKind, GroupOptions, LayerLoad, Manager,
-    ManagerOptions, Message, Outcome, PlanError, Replica, Request, ReserveError, Row, RowEdit,
-    Settled, SharedMemory, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Tokens, Transfer,
-    WorkerId,
+    Answer, BatchRow, BlockCopy, BlockScrub, Completion, CompletionError, Content, Dropped, Forget,
+    GranuleMove, GroupId, GroupOptions, LayerLoad, Manager, ManagerOptions, Message, Outcome,
+    PlanError, Replica, Request, ReserveError, Row, RowEdit, Settled, SharedMemory, Snapshot,
+    SnapshotTable, Start, StepPlan, TierTransfers, Tokens, WorkerId,
 };
 use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
+use kv_tier::{
+    BlockFault, BlockSink, BlockSource, Direction, FaultRules, GroupKind, HostBlocks, HostPiece,
+    LowerTier, MemoryTier, MemoryTierOptions, TicketId, Transfer,
+};
 
 const NUMBERS: [u32; 7] = [0, 1, 7, 4096, 1 << 30, i32::MAX as u32, u32::MAX];
 const LONG: [u64; 9] = [0, 1, 7, 10, 1 << 20, u32::MAX as u64, 1 << 63, u64::MAX - 1, u64::MAX];

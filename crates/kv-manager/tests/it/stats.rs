@@ -2,10 +2,11 @@
 
 use crate::common::{BLOCK, admit, admitted, computed, group, manager, options, staged, step};
 use kv_manager::{
-    Answer, BlockStates, GroupId, GroupKind, GroupOptions, Manager, ManagerOptions, Request,
-    StepError, Waiting, WorkerId,
+    Answer, BlockStates, GroupId, GroupOptions, Manager, ManagerOptions, Request, StepError,
+    Waiting, WorkerId,
 };
 use kv_pool::{BlockHash, BlockHasher, Tier};
+use kv_tier::GroupKind;
 
 fn ask(manager: &mut Manager, ids: std::ops::Range<u32>) -> Answer {
     manager.admit(&mut [Request::new(ids.collect())], u64::MAX).pop().unwrap()

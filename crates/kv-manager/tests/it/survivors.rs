@@ -2,12 +2,12 @@
 
 use crate::common::below::{Rig, blocks_of, lower, request};
 use crate::common::{admitted, options};
-use kv_manager::tiers::{BlockFault, BlockSink, BlockSource, LowerTier, TierTransfers};
 use kv_manager::{
     CacheEvent, Dropped, Forget, Gained, GroupId, ManagerOptions, Settled, StoredBlocks, Survivors,
-    TicketError, WorkerId, vllm,
+    TicketError, TierTransfers, WorkerId, vllm,
 };
 use kv_pool::{BlockHash, Tier};
+use kv_tier::{BlockFault, BlockSink, BlockSource, LowerTier};
 
 fn rig() -> Rig {
     Rig::with(ManagerOptions { workers: 2, lower: lower(), ..options(8, 8) })
@@ -203,7 +203,7 @@ fn a_worker_tells_what_its_tiers_have_had_also_in_threads() {
     let names = names(0..12);
     let old = || Old(blocks_of(&names));
     let tiers: Vec<Box<dyn LowerTier>> =
-        vec![Box::new(old()), Box::new(kv_manager::tiers::Background::new(old()).unwrap())];
+        vec![Box::new(old()), Box::new(kv_tier::Background::new(old()).unwrap())];
     let mut transfers = TierTransfers::new(tiers, 7);
     let [third, fourth] = transfers.survivors(WorkerId(1)).try_into().unwrap();
     assert_eq!(third, told(1, &names));

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use crate::common::below::{Rig, StoreNone, WAIT, blocks_of, lower, request};
 use crate::common::{admitted, options, staged};
-use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    Answer, CacheEvent, Completion, Direction, Dropped, Forget, GroupId, ManagerOptions, Outcome,
-    Request, Settled, TicketError, Waiting, WorkerId,
+    Answer, CacheEvent, Completion, Dropped, Forget, GroupId, ManagerOptions, Outcome, Request,
+    Settled, TicketError, Waiting, WorkerId,
 };
 use kv_pool::retention::{Retention, RetentionPolicy, TokenRange};
 use kv_pool::store::StoreAll;
 use kv_pool::{BlockHash, Priority, Tier};
+use kv_tier::{BlockFault, Direction};
 
 #[test]
 fn a_block_is_found_below_once_every_worker_has_stored_it() {

@@ -2,10 +2,11 @@
 
 use crate::common::{self, admit, admitted, check_empty, computed, manager, staged, step};
 use kv_manager::{
-    AdmitError, Adoption, Answer, Committed, ExportError, GroupFormat, GroupId, GroupKind, Manager,
-    ManagerOptions, Outcome, Request, ReserveError, Sequence, SequenceError, Start,
+    AdmitError, Adoption, Answer, Committed, ExportError, GroupId, Manager, ManagerOptions,
+    Outcome, Request, ReserveError, Sequence, SequenceError, Start,
 };
 use kv_pool::events::BlockUse;
+use kv_tier::{GroupFormat, GroupKind};
 
 const FIRST: GroupId = GroupId(0);
 

@@ -5,8 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
 use kv_remote::{Key, Member, Node, Peer, Server, ServerOptions};
 
 /// The variable that says what the node is to have.

@@ -8,11 +8,12 @@ use std::time::Duration;
 use cuda_driver::{CudaDriver, Device, DeviceBuffer, DeviceSpan, Stream};
 use kv_kernels::verify::{BlockSums, block_sum};
 use kv_kernels::{KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
-use kv_manager::{GroupFormat, GroupId, GroupKind};
 use kv_nixl::{Library, NixlDeviceMemory, NixlDeviceTransfer};
+use kv_pool::GroupId;
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Sheet, Verdict};
 use kv_remote::{Address, Member, Memory, Node, NodeOptions, Peer, Server, ServerOptions};
+use kv_tier::{GroupFormat, GroupKind};
 use parking_lot::Mutex;
 
 use super::common::{block, far, key, random};

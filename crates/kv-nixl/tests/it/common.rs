@@ -4,9 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
 use kv_pool::clock::SystemClock;
+use kv_pool::{BlockHash, GroupId};
 use kv_remote::{HostMemory, Key, Member, Node, NodeOptions, Server, ServerOptions};
 
 pub(crate) type Block = (GroupId, BlockHash);

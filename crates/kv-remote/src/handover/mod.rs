@@ -7,11 +7,11 @@ mod offer;
 mod pull;
 mod sheet;
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, GroupId};
+use kv_tier::codec::Writer;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::wire::Key as Block;
+use crate::message::Block;
 use crate::{PeerError, Refusal};
 
 pub use offer::{Offer, Places, Verdict};
@@ -102,27 +102,25 @@ enum Kind {
 
 /// The name of a record of a hand-over. It is as likely to be a block's name as two blocks are to have the same.
 fn name(id: HandoverId, kind: Kind) -> Block {
-    let mut bytes = Vec::with_capacity(32);
-    bytes.extend_from_slice(b"handover");
-    bytes.extend_from_slice(&id.0.to_le_bytes());
+    let mut bytes = Writer(Vec::with_capacity(32));
+    bytes.raw(b"handover");
+    bytes.raw(&id.0.to_le_bytes());
     let group = match kind {
         Kind::Sheet(piece) => {
-            bytes.extend_from_slice(&piece.to_le_bytes());
+            bytes.u32(piece);
             GroupId(0)
         }
         Kind::Verdict(reader) => {
-            bytes.extend_from_slice(&reader.to_le_bytes());
+            bytes.u32(reader);
             GroupId(1)
         }
         Kind::Part(Part { group, place, layer, shard }) => {
-            for number in [place, layer, shard] {
-                bytes.extend_from_slice(&number.to_le_bytes());
-            }
+            [place, layer, shard].into_iter().for_each(|number| bytes.u32(number));
             group
         }
     };
-    bytes.push(matches!(kind, Kind::Part(_)).into());
-    (group, BlockHash::from_u128(xxh3_128(&bytes)))
+    bytes.u8(matches!(kind, Kind::Part(_)).into());
+    (group, BlockHash::from_u128(xxh3_128(&bytes.0)))
 }
 
 #[cfg(test)]

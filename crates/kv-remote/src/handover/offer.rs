@@ -9,8 +9,7 @@ use kv_pool::guard;
 
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::leases::ReaderId;
-use crate::message::{LIST_MAX, Span};
-use crate::wire::Key as Block;
+use crate::message::{Block, LIST_MAX, Span};
 use crate::{Node, Refusal, Reserved};
 
 /// What has become of an offer.

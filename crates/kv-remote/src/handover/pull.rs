@@ -8,8 +8,7 @@ use super::offer::{CANCELLED, TAKEN, WITHDRAWN};
 use super::{HandoverError, HandoverId, Kind, Part, Sheet, name};
 use crate::address::after;
 use crate::entry::ENTRY_BYTES;
-use crate::message::Found;
-use crate::wire::Key as Block;
+use crate::message::{Block, Found};
 use crate::{Peer, PeerError, Transfer};
 
 /// Parts that are asked for at a time.

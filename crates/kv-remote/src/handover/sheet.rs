@@ -1,10 +1,10 @@
 //! What is handed over: the format of each group, which blocks there are, and in which order their parts come.
 
-use kv_manager::{GroupFormat, GroupId, GroupKind};
+use kv_pool::GroupId;
+use kv_tier::codec::{FieldError, Fields, Writer};
+use kv_tier::{GroupFormat, GroupKind};
 
 use super::{HandoverError, Part};
-use crate::FrameError;
-use crate::wire::{Fields, Writer};
 
 /// Groups of a sheet, at most.
 const GROUPS_MAX: usize = 64;
@@ -170,7 +170,7 @@ impl Sheet {
             let (kind, first, second) = match group.format.kind {
                 GroupKind::Window { tokens, sinks } => (1, tokens, sinks),
                 GroupKind::State { checkpoint_tokens, drafts } => (2, checkpoint_tokens, drafts),
-                _ => (0, 0, 0),
+                GroupKind::Full => (0, 0, 0),
             };
             writer.u32(kind);
             writer.u32(first);
@@ -192,7 +192,7 @@ impl Sheet {
     }
 
     /// None if a group has a kind or a flag that there is not.
-    fn read(record: &[u8]) -> Result<Option<Self>, FrameError> {
+    fn read(record: &[u8]) -> Result<Option<Self>, FieldError> {
         let mut fields = Fields::new(record);
         let (tokens, draft_tokens) = (fields.u64()?, fields.u64()?);
         let (shards, readers, chunk_places) = (fields.u32()?, fields.u32()?, fields.u32()?);

@@ -3,10 +3,10 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use kv_manager::tiers::{BlockFault, BlockSink, BlockSource};
+use kv_tier::{BlockFault, BlockSink, BlockSource};
 use parking_lot::Mutex;
 
-use crate::wire::Key as Block;
+use crate::message::Block;
 
 /// A block to be loaded, which one member after the other is asked for.
 #[derive(Debug)]

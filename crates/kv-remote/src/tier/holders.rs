@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kv_pool::guard;
 
-use crate::wire::Key as Block;
+use crate::message::Block;
 
 /// Members, at most: one bit for each.
 pub(super) const MEMBERS_MAX: usize = 64;
@@ -89,8 +89,7 @@ impl Holders {
 
 #[cfg(test)]
 mod tests {
-    use kv_manager::GroupId;
-    use kv_pool::BlockHash;
+    use kv_pool::{BlockHash, GroupId};
 
     use super::*;
 

@@ -11,8 +11,7 @@ use super::blocks::{Loading, Storing};
 use super::stats::Miss;
 use super::{News, Shared};
 use crate::address::after;
-use crate::message::{Cursor, Found, LIST_MAX};
-use crate::wire::Key as Block;
+use crate::message::{Block, Cursor, Found, LIST_MAX};
 use crate::{Member, Peer, PeerError, Transfer, Unfit};
 
 /// What a member's thread is to do.

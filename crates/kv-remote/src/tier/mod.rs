@@ -13,13 +13,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_pool::clock::{Clock, SystemClock};
 use kv_pool::guard;
+use kv_tier::{BlockSink, BlockSource, LowerTier};
 use parking_lot::Mutex;
 
 use crate::members::Member;
-use crate::wire::Key as Block;
+use crate::message::Block;
 use crate::{Key, SocketTransfer, Transfer};
 
 use blocks::{Loading, Storing};
@@ -423,8 +423,7 @@ impl Drop for RemoteTier {
 
 #[cfg(test)]
 mod tests {
-    use kv_manager::GroupId;
-    use kv_pool::BlockHash;
+    use kv_pool::{BlockHash, GroupId};
 
     use super::*;
 

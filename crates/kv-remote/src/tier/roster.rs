@@ -11,7 +11,7 @@ use kv_pool::guard;
 use super::holders::MEMBERS_MAX;
 use super::link::Order;
 use crate::members::{Member, replicas};
-use crate::wire::Key as Block;
+use crate::message::Block;
 
 /// Names of members that have left which are remembered.
 const DEPARTED_MAX: usize = 1024;

@@ -22,6 +22,7 @@ use kv_remote::etcd::{EtcdError, EtcdOptions, EtcdStats, Membership, OptionsErro
 use kv_testkit::etcd::{Etcd, until};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
 
 const NODE: &str = "KV_ETCD_NODE";
 const PREFIX: &str = "/kv/test/";
@@ -43,6 +44,7 @@ const WITHOUT: &[(&str, fn())] = &[
     ("answers_that_are_none_are_counted_and_change_nothing", answers_that_are_none),
     ("answers_that_are_too_long_are_given_up", answers_that_are_too_long),
     ("a_membership_ends_while_nobody_answers", ends_while_nobody_answers),
+    ("etcd_is_asked_what_it_was_asked", what_is_asked),
     ("a_name_that_another_node_takes_is_left_to_it_and_costs_one_lease", name_is_taken),
     ("nodes_of_a_prefix_that_begins_in_the_same_way_are_no_members", another_prefix),
     ("an_endpoint_does_not_send_a_node_elsewhere", sent_elsewhere),
@@ -364,11 +366,11 @@ fn gateway(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> (String, 
 }
 
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<String>>>);
+struct Asked(Arc<Mutex<Vec<(String, Value)>>>);
 
 impl Asked {
     fn count(&self, path: &str) -> usize {
-        self.0.lock().unwrap().iter().filter(|of| *of == path).count()
+        self.0.lock().unwrap().iter().filter(|(of, _)| of == path).count()
     }
 }
 
@@ -391,8 +393,9 @@ fn serve(stream: TcpStream, answer: &dyn Fn(&str) -> String, asked: &Asked) {
                 break;
             }
         }
-        reader.read_exact(&mut vec![0; length]).unwrap();
-        asked.0.lock().unwrap().push(path.clone());
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        asked.0.lock().unwrap().push((path.clone(), serde_json::from_slice(&body).unwrap()));
         let mut text = answer(&path);
         if !text.starts_with("HTTP") {
             text = format!("HTTP/1.1 200 x\r\nContent-Length: {}\r\n\r\n{text}", text.len());
@@ -443,6 +446,34 @@ fn name_is_taken() {
     assert_eq!((asked.count(GRANT), asked.count(REVOKE)), (2, 1));
     one.leave();
     assert_eq!(asked.count(REVOKE), 2);
+}
+
+/// What a membership says to etcd, whose calls are those of etcd's gateway: in base64 `/kv/test/a`, and what is behind it.
+fn what_is_asked() {
+    let (endpoint, asked) = gateway(|path| match path {
+        GRANT => "{\"ID\":\"7587869\"}".to_owned(),
+        "/v3/kv/range" => one_key("/kv/test/a", &member("a")),
+        _ => "{\"header\":{},\"result\":{\"TTL\":\"9\"}}".to_owned(),
+    });
+    let mut options = options(&endpoint);
+    (options.lease, options.every) = (Duration::from_secs(2), Duration::from_millis(1));
+    let one = Membership::join(options, member("a"), |_| true).unwrap();
+    until("its lease is renewed", || one.stats().renewed > 0 && one.stats().lists > 0);
+    one.leave();
+    let mut asked = std::mem::take(&mut *asked.0.lock().unwrap());
+    asked.sort_by(|(one, _), (other, _)| one.cmp(other));
+    asked.dedup();
+    let expected = [
+        (
+            "/v3/kv/put",
+            json!({ "key": "L2t2L3Rlc3QvYQ==", "value": "dW5peDovbm93aGVyZS9h", "lease": "7587869" }),
+        ),
+        ("/v3/kv/range", json!({ "key": "L2t2L3Rlc3Qv", "range_end": "L2t2L3Rlc3Qw" })),
+        (GRANT, json!({ "TTL": "2" })),
+        ("/v3/lease/keepalive", json!({ "ID": "7587869" })),
+        (REVOKE, json!({ "ID": "7587869" })),
+    ];
+    assert_eq!(asked, expected.map(|(path, body)| (path.to_owned(), body)));
 }
 
 fn another_prefix() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::common::{self, far, key, node_with, random, until};
-use kv_manager::{GroupFormat, GroupId, GroupKind};
+use kv_pool::GroupId;
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{
     GroupSheet, HandoverError, HandoverId, Offer, Part, Places, Progress, Pull, Sheet, Verdict,
@@ -16,6 +16,7 @@ use kv_remote::{
     HostMemory, Member, Node, NodeOptions, Peer, PeerError, ReaderId, Refusal, Server,
     ServerOptions, SocketTransfer,
 };
+use kv_tier::{GroupFormat, GroupKind};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ID: HandoverId = HandoverId(77);

@@ -8,8 +8,7 @@ use std::time::Duration;
 use crate::common::engine::{Ends, Engine, Host};
 use crate::common::worker::{BLOCK_BYTES, RECORD_BYTES, Worker, bytes_of};
 use crate::common::{self, block, far, key, number_of, random, until};
-use kv_manager::tiers::HostBlocks;
-use kv_manager::{EventReader, HostShare};
+use kv_manager::{CacheEvent, EventReader};
 use kv_pool::BlockId;
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
 use kv_remote::message::{Changes, Cursor, Found, Span};
@@ -17,6 +16,7 @@ use kv_remote::{
     HostMemory, Joined, Member, Node, NodeError, NodeOptions, Peer, ReaderId, Refusal,
     RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, host_tier_address,
 };
+use kv_tier::{HostBlocks, HostShare};
 
 const SECOND: Duration = Duration::from_secs(1);
 const ONE: ReaderId = ReaderId(1);
@@ -376,7 +376,7 @@ fn follow(
 ) {
     let mut read = Vec::new();
     events.read(&mut read).unwrap();
-    node.note_events(&read);
+    node.note_changes(read.iter().filter_map(CacheEvent::in_host));
     loop {
         let Changes { next, changes } = node.changes(*cursor, true);
         if next.log != cursor.log {
@@ -475,7 +475,7 @@ fn another_host_loads_from_the_host_tier_while_the_engine_goes_on() {
             }
             let mut read = Vec::new();
             events.read(&mut read).unwrap();
-            node.note_events(&read);
+            node.note_changes(read.iter().filter_map(CacheEvent::in_host));
         }
         let (loaded, missed, gained) = reader.join().unwrap();
         println!("{loaded} loaded, {missed} missed, {gained} names gained");
@@ -499,7 +499,7 @@ fn a_host_does_not_take_its_own_memory_for_a_tier_below() {
     churn(&mut engine, 0..4);
     let mut read = Vec::new();
     events.read(&mut read).unwrap();
-    node.note_events(&read);
+    node.note_changes(read.iter().filter_map(CacheEvent::in_host));
     node.put(block(90), &[1; 30]).unwrap();
     let options = ServerOptions::new("tcp:127.0.0.1:0".parse().unwrap(), key());
     let server = Server::start(Arc::clone(&node), options).unwrap();

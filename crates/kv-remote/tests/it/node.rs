@@ -48,13 +48,13 @@ fn the_longest_run_is_found_and_what_is_not_there_ends_it() {
     assert_eq!(node.find_and_pin(ONE, &[], SECOND), Ok(Found::default()));
     // A name of one group is none of the other.
     let (group, name) = block(1);
-    let other = (kv_manager::GroupId(group.0 + 1), name);
+    let other = (kv_pool::GroupId(group.0 + 1), name);
     assert_eq!(node.find_and_pin(ONE, &[other], SECOND), Ok(Found::default()));
     // Nor one that the node's pool takes for it: nothing of it stays pinned.
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
     let spread = |group: u16| SPREAD.wrapping_mul(group.into());
     let alike = name.to_u128() ^ spread(group.0) ^ spread(group.0 + 1);
-    let alike = (kv_manager::GroupId(group.0 + 1), kv_pool::BlockHash::from_u128(alike));
+    let alike = (kv_pool::GroupId(group.0 + 1), kv_pool::BlockHash::from_u128(alike));
     assert_eq!(node.find_and_pin(ONE, &[alike], SECOND), Ok(Found::default()));
     assert_eq!(open(&node).open, 1);
 }
@@ -158,8 +158,8 @@ fn two_blocks_that_the_pool_takes_for_one_are_told_apart() {
     // What `pool_name` adds for the second group.
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
     let name = kv_pool::BlockHash::from_u128(77);
-    let one = (kv_manager::GroupId(0), name);
-    let two = (kv_manager::GroupId(1), kv_pool::BlockHash::from_u128(77 ^ SPREAD));
+    let one = (kv_pool::GroupId(0), name);
+    let two = (kv_pool::GroupId(1), kv_pool::BlockHash::from_u128(77 ^ SPREAD));
     node.put(one, &record(1)).unwrap();
     assert_eq!(node.find_and_pin(ONE, &[two], SECOND), Ok(Found::default()));
     assert_eq!(open(&node).open, 0, "nothing is pinned for a block that is not there");

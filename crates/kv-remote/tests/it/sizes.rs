@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::{self, block, record};
-use kv_manager::{GroupFormat, GroupId, GroupKind};
+use kv_pool::GroupId;
 use kv_pool::clock::SystemClock;
 use kv_remote::handover::{GroupSheet, HandoverId, Offer, Part, Pull, Sheet};
 use kv_remote::message::{Found, LIST_MAX, LeaseId, Located, Reply, Request, Span};
@@ -12,6 +12,7 @@ use kv_remote::{
     Address, HostMemory, Joined, Key, Memory, Node, NodeError, NodeOptions, Peer, ReaderId,
     Refusal, RemoteOptions, RemoteTier, Server, ServerOptions, SocketTransfer, Unfit, replicas,
 };
+use kv_tier::{GroupFormat, GroupKind};
 
 const NUMBERS: [u64; 8] = [0, 1, 63, 64, 1 << 12, 1 << 31, 1 << 62, u64::MAX];
 

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::common::worker::{RECORD_BYTES, Worker};
 use crate::common::{self, key, number_of, random, until};
-use kv_manager::tiers::BlockFault;
 use kv_pool::clock::{ManualClock, SystemClock};
 use kv_remote::message::{LeaseId, Span};
 use kv_remote::{
     Address, HostMemory, Member, Miss, Node, NodeOptions, Peer, PeerError, RemoteOptions,
     RemoteTier, RemoteWatch, Server, ServerOptions, SocketTransfer, Transfer, replicas,
 };
+use kv_tier::BlockFault;
 
 /// A node and, as long as it is there, its server.
 struct Host {

@@ -5,9 +5,9 @@ use std::ops::Range;
 use cuda_driver::guard;
 use cuda_driver::{DeviceSpan, Stream};
 use kv_cache::kv_manager::{
-    Adoption, CommitError, DraftError, Export, ForkError, GroupFormat, GroupId, Manager, Reserved,
-    SuspendError,
+    Adoption, CommitError, DraftError, Export, ForkError, GroupId, Manager, Reserved, SuspendError,
 };
+use kv_cache::kv_tier::GroupFormat;
 use kv_cache::{
     Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
     ResumeError, Sequence, SlotError, Tokens,

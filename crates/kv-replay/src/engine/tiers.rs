@@ -3,10 +3,8 @@
 use std::sync::Mutex;
 
 use kv_cache::LowerTiers;
-use kv_cache::kv_manager::tiers::{
-    BlockFault, FaultRules, MemoryTier, MemoryTierOptions, header_bytes,
-};
 use kv_cache::kv_manager::{ComputeRate, GroupId, LowerOptions, Manager};
+use kv_cache::kv_tier::{BlockFault, FaultRules, MemoryTier, MemoryTierOptions, header_bytes};
 
 use kv_pool::Tier;
 use kv_pool::store::{StoreKind, StoreRules};

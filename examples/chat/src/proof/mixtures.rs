@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kv_cache::kv_manager::tiers::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
+use kv_cache::kv_tier::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
 use kv_cache::{KvCacheOptions, LowerTiers};
 use kv_pool::Tier;
 

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer, Stream};
 use kv_cache::LowerTiers;
-use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, Direction, GroupId, LayerLoad, Outcome, PlanError, Row,
-    RowEdit, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
+    BatchRow, BlockCopy, BlockScrub, GroupId, LayerLoad, Outcome, PlanError, Row, RowEdit,
+    Snapshot, SnapshotTable, Start, StepPlan, WorkerId,
 };
+use kv_cache::kv_tier::{BlockSink, BlockSource, Direction, LowerTier, TicketId, Transfer};
 use kv_cache::{
     BuildError, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, OptionsError,
     StepError, TransportChoice,

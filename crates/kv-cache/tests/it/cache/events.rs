@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
+use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
 use kv_cache::{CacheEvent, KvCacheOptions, LowerTiers, PoolRules};
 use kv_pool::clock::ManualClock;
 use kv_pool::{BlockHash, Tier};

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cuda_driver::DeviceSpan;
-use kv_cache::kv_manager::tiers::{
-    Background, BlockFault, BlockSink, BlockSource, FaultRules, LowerTier, MemoryTier,
-    MemoryTierOptions, header_bytes,
-};
 use kv_cache::kv_manager::{
     CommitError, GroupId, LowerOptions, LowerStats, SequenceError, Waiting,
+};
+use kv_cache::kv_tier::{
+    Background, BlockFault, BlockSink, BlockSource, FaultRules, LowerTier, MemoryTier,
+    MemoryTierOptions, header_bytes,
 };
 use kv_cache::{
     Answer, Committed, KvCacheOptions, LowerTiers, OpenStep, PoolRules, Request, Sequence,

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cuda_sim::Pace;
-use kv_cache::kv_manager::tiers::check_record;
-use kv_cache::kv_manager::{GroupId, HostLoan, HostShare};
+use kv_cache::kv_manager::GroupId;
+use kv_cache::kv_tier::{HostLoan, HostShare, check_record};
 use kv_cache::{HostPinning, KvCacheOptions, TransportChoice};
 use kv_pool::{BlockHash, Tier};
 

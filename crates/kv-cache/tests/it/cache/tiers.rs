@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_sim::Pace;
-use kv_cache::kv_manager::tiers::{Background, FaultRules, MemoryTier, MemoryTierOptions};
 use kv_cache::kv_manager::{LowerOptions, LowerStats, StepPlan};
+use kv_cache::kv_tier::{Background, FaultRules, MemoryTier, MemoryTierOptions};
 use kv_cache::{KvCacheOptions, KvWorker, LowerTiers, PoolRules, StepError, TransportChoice};
 use kv_pool::clock::ManualClock;
 

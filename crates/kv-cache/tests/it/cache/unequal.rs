@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU32;
 
-use kv_cache::kv_manager::tiers::{MemoryTier, MemoryTierOptions};
-use kv_cache::kv_manager::{Direction, Outcome, PlanError, StepPlan, TicketId, Transfer};
+use kv_cache::kv_manager::{Outcome, PlanError, StepPlan};
+use kv_cache::kv_tier::{Direction, MemoryTier, MemoryTierOptions, TicketId, Transfer};
 use kv_cache::{
     Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, LowerTiers,
     Request, Sequence, StepError,

@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use kv_manager::tiers::BlockFault;
 use kv_manager::{
-    Answer, Completion, Direction, Forget, GroupId, LowerOptions, Manager, ManagerOptions, Outcome,
-    Request, Sequence, Settled, StepPlan, TicketId, Transfer, Waiting, WorkerId,
+    Answer, Completion, Forget, GroupId, LowerOptions, Manager, ManagerOptions, Outcome, Request,
+    Sequence, Settled, StepPlan, Waiting, WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::store::{Candidate, StoreAll, StorePolicy};
 use kv_pool::{BlockHash, Tier};
+use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 
 use super::{BLOCK, admitted, options};
 

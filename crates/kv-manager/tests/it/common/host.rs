@@ -6,11 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kv_manager::tiers::HostBlocks;
-use kv_manager::{
-    GroupId, HostShare, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan,
-};
+use kv_manager::{GroupId, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan};
 use kv_pool::{BlockHash, BlockId, Tier};
+use kv_tier::{HostBlocks, HostShare};
 
 use super::{BLOCK, admitted, complete, options};
 

@@ -7,10 +7,11 @@ pub(crate) mod host;
 pub(crate) mod state;
 
 use kv_manager::{
-    Answer, Completion, GroupKind, GroupOptions, Manager, ManagerOptions, Outcome, Request,
-    Sequence, StepPlan, WorkerId,
+    Answer, Completion, GroupOptions, Manager, ManagerOptions, Outcome, Request, Sequence,
+    StepPlan, WorkerId,
 };
 use kv_pool::{BlockHash, PoolConfig};
+use kv_tier::GroupKind;
 
 /// Blocks of four tokens.
 pub(crate) const BLOCK: u32 = 4;

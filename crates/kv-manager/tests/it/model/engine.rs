@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use kv_manager::{
-    Completion, CompletionError, Direction, GroupId, GroupKind, Manager, ManagerOptions, OpenStep,
-    Outcome, PinnedPrefix, Request, Row, Sequence, SequenceError, StageError, Start, StepError,
-    WorkerId,
+    Completion, CompletionError, GroupId, Manager, ManagerOptions, OpenStep, Outcome, PinnedPrefix,
+    Request, Row, Sequence, SequenceError, StageError, Start, StepError, WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::events::BlockUse;
 use kv_pool::store::{StoreByEvidence, StoreRules};
 use kv_pool::tenants::{TenantId, TenantQuota};
 use kv_pool::{BlockHash, BlockId, Location, PoolBuilder, PoolConfig, Tier};
+use kv_tier::{Direction, GroupKind};
 
 use super::foreign::Foreign;
 use super::mirror::Mirror;

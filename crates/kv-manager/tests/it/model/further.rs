@@ -1,6 +1,7 @@
 //! What a worker reads and writes in groups beside the first.
 
-use kv_manager::{BatchRow, GroupId, GroupKind, Start};
+use kv_manager::{BatchRow, GroupId, Start};
+use kv_tier::GroupKind;
 
 use super::truth::{Cell, Kind};
 use super::worker::{Job, Line, Worker};

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, GroupKind, Manager, StoredBlocks};
+use kv_manager::{CacheEvent, EventReader, EventsLost, GroupId, Manager, StoredBlocks};
 use kv_pool::policy::RecordId;
 use kv_pool::{BlockHash, Location, Tier};
+use kv_tier::GroupKind;
 
 /// When a block of the pool may be told of: not before the first of these steps is complete, and at once when
 /// the second one is.

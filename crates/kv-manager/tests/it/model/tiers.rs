@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use kv_manager::tiers::{
-    FaultRules, HostBlocks, LowerTier, MemoryTier, MemoryTierOptions, TierTransfers,
-};
 use kv_manager::{
-    ComputeRate, Dropped, GroupId, LowerOptions, Message, Settled, TicketError, TicketId, Transfer,
+    ComputeRate, Dropped, GroupId, LowerOptions, Message, Settled, TicketError, TierTransfers,
     WorkerId,
 };
 use kv_pool::clock::ManualClock;
 use kv_pool::store::{Candidate, StorePolicy};
 use kv_pool::{BlockHash, BlockId, Tier};
+use kv_tier::{
+    FaultRules, HostBlocks, LowerTier, MemoryTier, MemoryTierOptions, TicketId, Transfer,
+};
 
 use super::engine::Engine;
 use super::random::Random;

@@ -2,10 +2,9 @@
 
 use std::rc::Rc;
 
-use kv_manager::{
-    Adoption, Answer, Export, ExportError, ExportRefused, GroupId, GroupKind, SequenceError,
-};
+use kv_manager::{Adoption, Answer, Export, ExportError, ExportRefused, GroupId, SequenceError};
 use kv_pool::BlockId;
+use kv_tier::GroupKind;
 
 use super::engine::Engine;
 use super::run::{Run, blocks_of};

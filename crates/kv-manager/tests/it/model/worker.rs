@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use kv_manager::tiers::{Arrived, FaultRules, HostBlocks, TierTransfers};
 use kv_manager::{
-    GroupId, GroupKind, GroupOptions, Message, Replica, Row, SharedMemory, Snapshot, Start,
-    StepPlan,
+    GroupId, GroupOptions, Message, Replica, Row, SharedMemory, Snapshot, Start, StepPlan,
+    TierTransfers,
 };
 use kv_pool::{BlockId, Location, PoolConfig, Tier};
+use kv_tier::{Arrived, FaultRules, GroupKind, HostBlocks};
 
 use super::random::Random;
 use super::tiers::{HostCells, Loads, faults_of, tiers_of};

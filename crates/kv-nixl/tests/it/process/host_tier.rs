@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Driver, HostAllocFlags, PinnedBuffer};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_manager::tiers::{HostBlocks, HostPiece};
-use kv_manager::{
-    Answer, Completion, GroupId, HostShare, Manager, ManagerOptions, Outcome, Request, WorkerId,
-};
-use kv_pool::{BlockHash, BlockId, PoolConfig, Tier as PoolTier};
+use kv_manager::{Answer, Completion, Manager, ManagerOptions, Outcome, Request, WorkerId};
+use kv_pool::{BlockHash, BlockId, GroupId, PoolConfig, Tier as PoolTier};
+use kv_tier::{HostBlocks, HostPiece, HostShare};
 
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 100_000;

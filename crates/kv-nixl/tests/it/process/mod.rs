@@ -7,12 +7,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kv_manager::HostShare;
 use kv_nixl::{Library, NixlMemory};
 use kv_pool::clock::SystemClock;
 use kv_remote::{
     Address, HostMemory, Member, Memory, Node, NodeOptions, Peer, Server, ServerOptions,
 };
+use kv_tier::HostShare;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kv_manager::tiers::HostBlocks;
 use kv_manager::{
     Answer, Completion, Manager, ManagerOptions, Outcome, Request, Sequence, StepPlan, WorkerId,
 };
 use kv_pool::{BlockId, PoolConfig, Tier};
+use kv_tier::HostBlocks;
 
 use super::block;
 use super::worker::{BLOCK_BYTES, bytes_of};

@@ -7,9 +7,8 @@ pub(crate) mod worker;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kv_manager::GroupId;
-use kv_pool::BlockHash;
 use kv_pool::clock::{Clock, ManualClock, SystemClock};
+use kv_pool::{BlockHash, GroupId};
 use kv_remote::{Address, HostMemory, Key, Member, Node, NodeOptions, Server, ServerOptions};
 
 pub(crate) type Block = (GroupId, BlockHash);

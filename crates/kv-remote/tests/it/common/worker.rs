@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use kv_manager::tiers::{BlockFault, HostBlocks, LowerTier, TierTransfers};
-use kv_manager::{Direction, Dropped, Forget, GroupId, Settled, TicketId, Transfer, WorkerId};
-use kv_pool::{BlockHash, BlockId, Tier};
+use kv_manager::{Dropped, Forget, Settled, TierTransfers, WorkerId};
+use kv_pool::{BlockHash, BlockId, GroupId, Tier};
+use kv_tier::{BlockFault, Direction, HostBlocks, LowerTier, TicketId, Transfer};
 
 use super::{block, random};
 

@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use kv_cache::GroupId;
-use kv_cache::kv_manager::tiers::BlockFault;
-use kv_cache::kv_manager::{
-    Direction, Dropped, Forget, Manager, Settled, StepPlan, TicketError, Transfer, WorkerId,
-};
+use kv_cache::kv_manager::{Dropped, Forget, Manager, Settled, StepPlan, TicketError, WorkerId};
+use kv_cache::kv_tier::{BlockFault, Direction, Transfer};
 use kv_pool::{BlockHash, Tier};
 
 use crate::plan::rules::Rules;

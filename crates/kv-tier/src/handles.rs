@@ -1,15 +1,13 @@
 //! The blocks of a store or load: handles that copy bytes, check them, and end once.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use kv_pool::{BlockHash, BlockId, guard};
+use kv_pool::{BlockHash, BlockId, GroupId, guard};
 use parking_lot::{Mutex, RwLock};
 
-use super::frame::{Label, PIECE, SectionSum, Sections};
-use super::{HostBlocks, LentBlock};
-use crate::GroupId;
+use crate::frame::{Label, PIECE, Sections, sum_of};
+use crate::{Direction, HostBlocks, LentBlock, LowerTier, Transfer};
 
 /// Why a block was not stored or loaded.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, thiserror::Error)]
@@ -71,10 +69,13 @@ impl BlockFault {
     }
 }
 
-/// The blocks of one ticket at a worker.
+/// The blocks of one ticket at a worker, which a tier stores or loads.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub struct Batch {
     host: Arc<dyn HostBlocks>,
+    direction: Direction,
+    /// Where each block is in host memory.
+    places: Vec<BlockId>,
     sections: Sections,
     /// Set when the worker takes its memory back. Held while bytes are copied, so that no copy goes on
     /// after that.
@@ -105,28 +106,79 @@ pub enum Arrived {
 }
 
 impl Batch {
-    pub(crate) fn new(host: Arc<dyn HostBlocks>, blocks: usize) -> Arc<Self> {
-        let arrived = vec![Arrived::Sections(0); blocks];
-        let (wrong, right, lent) = (Vec::new(), Vec::new(), Vec::new());
-        let state = Mutex::new(State { left: blocks, blocks: arrived, wrong, right, lent });
-        let sections = Sections::new(host.block_bytes(), host.section_bytes());
-        Arc::new(Self { host, sections, fenced: RwLock::new(false), state })
+    /// Has a tier begin a store or a load of blocks of `host`, the host memory of the transfer's group. The blocks hold what is to
+    /// be stored, or may be written, from now on until the batch has [ended](Self::ended). `format` is a number for everything
+    /// beside names that decides what the bytes of a block mean: the model and its weights, the shape and layout of the KV, and which
+    /// share of it this worker holds. A record of another format is not read.
+    pub fn begin(
+        transfer: &Transfer,
+        host: &Arc<dyn HostBlocks>,
+        format: u64,
+        tier: &mut dyn LowerTier,
+    ) -> Arc<Self> {
+        let &Transfer { group, direction, ref blocks, .. } = transfer;
+        let state = State {
+            left: blocks.len(),
+            blocks: vec![Arrived::Sections(0); blocks.len()],
+            wrong: Vec::new(),
+            right: Vec::new(),
+            lent: Vec::new(),
+        };
+        let batch = Arc::new(Self {
+            host: Arc::clone(host),
+            direction,
+            places: blocks.iter().map(|&(_, block)| block).collect(),
+            sections: Sections::new(host.block_bytes(), host.section_bytes()),
+            fenced: RwLock::new(false),
+            state: Mutex::new(state),
+        });
+        let slots = blocks.iter().zip(0..).map(|(&(name, block), index)| {
+            let label = Label { name, group, format };
+            Slot { batch: Arc::clone(&batch), index, block, label }
+        });
+        match direction {
+            Direction::Store => tier.store(slots.map(BlockSource::new).collect()),
+            Direction::Load => tier.load(slots.map(BlockSink::new).collect()),
+        }
+        batch
     }
 
-    /// The blocks that are wrong, once all have ended and the memory of all is back.
-    pub(crate) fn ended(&self) -> Option<Vec<(u32, BlockFault)>> {
+    /// Which way the blocks go.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Where each block is in host memory.
+    #[must_use]
+    pub fn places(&self) -> &[BlockId] {
+        &self.places
+    }
+
+    /// The blocks that are wrong, by their position, once all have ended and the memory of all is back; to be asked until then. What
+    /// is not right of a block that was to be loaded is overwritten with zeros before: whoever gets the memory next finds nothing of its
+    /// former owners there.
+    pub fn ended(&self) -> Option<Vec<(u32, BlockFault)>> {
         let mut state = self.state.lock();
         let is_back =
             guard!("manager.tickets-end-with-their-loans", state.lent.is_empty(), else true);
-        (state.left == 0 && is_back).then(|| std::mem::take(&mut state.wrong))
+        if state.left > 0 || !is_back {
+            return None;
+        }
+        let (wrong, right) = (std::mem::take(&mut state.wrong), std::mem::take(&mut state.right));
+        drop(state);
+        if self.direction == Direction::Load {
+            guard!("manager.wrong-bytes-are-cleared", self.clear_wrong(&right));
+        }
+        Some(wrong)
     }
 
-    /// Overwrites with zeros what is not right of the blocks at these places that were to be loaded, once all have
-    /// [ended](Self::ended): the memory has bytes of former owners there, or of a record that is another one's.
-    pub(crate) fn clear_wrong(&self, places: &[BlockId]) {
+    /// Overwrites with zeros what is behind the first sections of blocks that are right: the memory has bytes of former owners there, or
+    /// of a record that is another one's.
+    fn clear_wrong(&self, right: &[(u32, usize)]) {
         let zeros = [0; PIECE];
-        for (index, right) in std::mem::take(&mut self.state.lock().right) {
-            let Some(&block) = places.get(index as usize) else { continue };
+        for &(index, right) in right {
+            let Some(&block) = self.places.get(index as usize) else { continue };
             let rest = self.sections.end_of(right)..self.sections.block_bytes;
             for start in rest.clone().step_by(PIECE) {
                 // Memory that is not there any more has no bytes.
@@ -135,34 +187,38 @@ impl Batch {
         }
     }
 
-    /// Whether a tier has memory of it.
-    pub(crate) fn is_lent(&self) -> bool {
+    /// Whether a tier has [borrowed](LentBlock) memory of it.
+    #[must_use]
+    pub fn is_lent(&self) -> bool {
         !self.state.lock().lent.is_empty()
     }
 
-    pub(super) fn is_fenced(&self) -> bool {
+    pub(crate) fn is_fenced(&self) -> bool {
         *self.fenced.read()
     }
 
     /// Takes in that a block's memory is back.
-    pub(super) fn give_back(&self, index: u32) {
+    pub(crate) fn give_back(&self, index: u32) {
         let mut state = self.state.lock();
         if let Some(at) = state.lent.iter().position(|of| *of == index) {
             state.lent.swap_remove(at);
         }
     }
 
-    pub(crate) fn arrived(&self, index: usize) -> Option<Arrived> {
+    /// How much of a host block is there; `None` if it is none of the batch.
+    #[must_use]
+    pub fn arrived(&self, block: BlockId) -> Option<Arrived> {
+        let index = self.places.iter().position(|of| *of == block)?;
         self.state.lock().blocks.get(index).copied()
     }
 
     /// Takes the memory back: no byte of it is read or written after this call, but by what it was lent to.
-    pub(crate) fn fence(&self) {
+    pub fn fence(&self) {
         *self.fenced.write() = true;
     }
 
     /// Takes the memory back, and ends the blocks that have not ended as late.
-    pub(crate) fn give_up(&self) {
+    pub fn give_up(&self) {
         guard!("manager.given-up-is-fenced", self.fence());
         let blocks = self.state.lock().blocks.len();
         (0..blocks as u32).for_each(|index| self.end(index, Err(BlockFault::Late)));
@@ -205,11 +261,10 @@ impl Slot {
     /// Calls `copy` unless the memory was taken back.
     fn with_host(&self, copy: impl FnOnce(&dyn HostBlocks) -> bool) -> Result<(), BlockFault> {
         let fenced = self.batch.fenced.read();
-        match guard!("manager.the-fenced-touch-nothing", *fenced, else false) {
-            true => Err(BlockFault::Fenced),
-            false if copy(&*self.batch.host) => Ok(()),
-            false => Err(BlockFault::Failed),
+        if guard!("manager.the-fenced-touch-nothing", *fenced, else false) {
+            return Err(BlockFault::Fenced);
         }
+        copy(&*self.batch.host).then_some(()).ok_or(BlockFault::Failed)
     }
 
     /// Lends the memory of the block, unless it was taken back or has ended.
@@ -227,17 +282,9 @@ impl Slot {
         Ok(LentBlock::new(&self.batch, self.index, pieces))
     }
 
-    /// The checksum of bytes of the block, which are read piece by piece: host memory is read once, and nothing as
-    /// large is written.
-    fn sum(&self, range: Range<usize>) -> Result<u64, BlockFault> {
-        let mut piece = [0; PIECE];
-        let mut sum = SectionSum::default();
-        for start in range.clone().step_by(PIECE) {
-            let piece = &mut piece[..PIECE.min(range.end - start)];
-            self.with_host(|host| host.read(self.block, start, piece))?;
-            sum.update(piece);
-        }
-        Ok(sum.value())
+    /// Reads bytes of the block.
+    fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), BlockFault> {
+        self.with_host(|host| host.read(self.block, offset, into))
     }
 
     /// Says that so many sections are right.
@@ -291,8 +338,7 @@ pub struct BlockSink {
 }
 
 impl BlockSource {
-    pub(crate) fn new(batch: &Arc<Batch>, index: u32, block: BlockId, label: Label) -> Self {
-        let slot = Slot { batch: Arc::clone(batch), index, block, label };
+    fn new(slot: Slot) -> Self {
         Self { slot, header: OnceLock::new() }
     }
 
@@ -336,7 +382,7 @@ impl BlockSource {
         }
         if !body.is_empty() {
             let from = offset.max(header_bytes) - header_bytes;
-            self.slot.with_host(|host| host.read(self.slot.block, from, body))?;
+            self.slot.read(from, body)?;
         }
         Ok(())
     }
@@ -359,11 +405,9 @@ impl BlockSource {
         if let Some(header) = self.header.get() {
             return Ok(header);
         }
-        let sections = self.slot.sections();
-        let sums = (0..sections.count())
-            .map(|at| self.slot.sum(sections.end_of(at)..sections.end_of(at + 1)))
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(self.header.get_or_init(|| self.slot.label.header(sections, &sums)))
+        let read = |offset, into: &mut [u8]| self.slot.read(offset, into);
+        let header = self.slot.label.header(self.slot.sections(), read)?;
+        Ok(self.header.get_or_init(|| header))
     }
 
     /// Lends the memory of the block: the record without its [header](Self::header). It holds what is to be stored as long
@@ -387,8 +431,7 @@ impl BlockSource {
 }
 
 impl BlockSink {
-    pub(crate) fn new(batch: &Arc<Batch>, index: u32, block: BlockId, label: Label) -> Self {
-        let slot = Slot { batch: Arc::clone(batch), index, block, label };
+    fn new(slot: Slot) -> Self {
         let header = vec![0; slot.sections().header_bytes()];
         Self { slot, header, sums: None, right: 0, written: 0, fault: None }
     }
@@ -493,11 +536,12 @@ impl BlockSink {
             None => self.sums.insert(self.slot.label.check(sections, &self.header)?),
         };
         while let Some(sum) = sums.get(self.right) {
-            let range = sections.end_of(self.right)..sections.end_of(self.right + 1);
+            let range = sections.section(self.right);
             if written < range.end {
                 break;
             }
-            let is_wrong = self.slot.sum(range)? != *sum;
+            let found = sum_of(range, |offset, into| self.slot.read(offset, into))?;
+            let is_wrong = found != *sum;
             if guard!("manager.records-have-their-sums", is_wrong, else false) {
                 return Err(BlockFault::Checksum);
             }

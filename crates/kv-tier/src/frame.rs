@@ -1,10 +1,12 @@
 //! What stands before a stored block's bytes: what they are, and a checksum for each section of them.
 
-use kv_pool::{BlockHash, BlockId, guard};
+use std::ops::Range;
+
+use kv_pool::{BlockHash, GroupId, guard};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64, xxh3_64_with_seed};
 
-use super::{BlockFault, HostBlocks};
-use crate::GroupId;
+use crate::BlockFault;
+use crate::codec::{FieldError, Fields, Writer};
 
 /// Bytes of a block that are read at a time for its checksums. They stay in the nearest cache but one.
 pub(crate) const PIECE: usize = 32 << 10;
@@ -15,13 +17,10 @@ pub const fn header_bytes(sections: usize) -> usize {
     FIXED + sections * SUM
 }
 
-/// The layout of the header. Another layout has another one.
+/// The layout of the header: name, format, bytes of the block and of a section, group, and the header's checksum. Another layout
+/// has another one.
 const MAGIC: [u8; 8] = *b"KVTIER02";
-const NAME: usize = 8;
-const FORMAT: usize = 24;
-const LENGTH: usize = 32;
-const SECTION: usize = 40;
-const GROUP: usize = 48;
+/// Where the header's checksum is.
 const CHECKSUM: usize = 56;
 /// Behind these come the checksums of the sections.
 const FIXED: usize = 64;
@@ -61,32 +60,42 @@ impl Sections {
     pub(crate) fn end_of(&self, sections: usize) -> usize {
         (sections * self.section_bytes).min(self.block_bytes)
     }
+
+    pub(crate) fn section(&self, at: usize) -> Range<usize> {
+        self.end_of(at)..self.end_of(at + 1)
+    }
 }
 
-/// The checksum of a section, whose bytes come piece by piece.
-#[derive(Clone, Default)]
-pub(crate) struct SectionSum(Xxh3Default);
-
-impl SectionSum {
-    pub(crate) fn update(&mut self, piece: &[u8]) {
-        self.0.update(piece);
+/// The checksum of bytes of a block, which `read` reads piece by piece: host memory is read once, and nothing as large is
+/// written.
+pub(crate) fn sum_of(
+    range: Range<usize>,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<(), BlockFault>,
+) -> Result<u64, BlockFault> {
+    let (mut piece, mut sum) = ([0; PIECE], Xxh3Default::new());
+    for start in range.clone().step_by(PIECE) {
+        let piece = &mut piece[..PIECE.min(range.end - start)];
+        read(start, piece)?;
+        sum.update(piece);
     }
-
-    pub(crate) fn value(&self) -> u64 {
-        self.0.digest()
-    }
+    Ok(sum.digest())
 }
 
 impl Label {
-    /// The header of a block whose sections have these checksums.
-    pub(crate) fn header(&self, sections: Sections, sums: &[u64]) -> Vec<u8> {
-        let mut header = self.fixed(sections).to_vec();
-        for sum in sums {
-            header.extend_from_slice(&sum.to_le_bytes());
+    /// The header of a block, whose bytes `read` reads.
+    pub(crate) fn header(
+        &self,
+        sections: Sections,
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), BlockFault>,
+    ) -> Result<Vec<u8>, BlockFault> {
+        let mut header = self.fixed(sections);
+        header.u64(0);
+        for at in 0..sections.count() {
+            header.u64(sum_of(sections.section(at), &mut read)?);
         }
-        let checksum = checksum(&header);
-        header[CHECKSUM..FIXED].copy_from_slice(&checksum.to_le_bytes());
-        header
+        let checksum = checksum(&header.0);
+        header.0[CHECKSUM..FIXED].copy_from_slice(&checksum.to_le_bytes());
+        Ok(header.0)
     }
 
     /// Checks that a header is that of this block; the checksums of its sections.
@@ -96,7 +105,7 @@ impl Label {
         }
         // A record of something else that is right in itself is told apart from a spoilt one.
         check_header(header)?;
-        let is_foreign = header[..CHECKSUM] != self.fixed(sections)[..CHECKSUM];
+        let is_foreign = header[..CHECKSUM] != self.fixed(sections).0;
         if guard!("manager.foreign-records-are-refused", is_foreign, else false) {
             return Err(BlockFault::Foreign);
         }
@@ -104,42 +113,17 @@ impl Label {
         Ok(sums.map(|sum| u64::from_le_bytes(*sum)).collect())
     }
 
-    /// What is the same for all bytes, and no checksum yet.
-    fn fixed(&self, sections: Sections) -> [u8; FIXED] {
-        let Sections { block_bytes, section_bytes } = sections;
-        let mut fixed = [0; FIXED];
-        fixed[..NAME].copy_from_slice(&MAGIC);
-        fixed[NAME..FORMAT].copy_from_slice(&self.name.to_u128().to_le_bytes());
-        fixed[FORMAT..LENGTH].copy_from_slice(&self.format.to_le_bytes());
-        fixed[LENGTH..SECTION].copy_from_slice(&(block_bytes as u64).to_le_bytes());
-        fixed[SECTION..GROUP].copy_from_slice(&(section_bytes as u64).to_le_bytes());
-        fixed[GROUP..GROUP + 2].copy_from_slice(&self.group.0.to_le_bytes());
+    /// What is the same for all bytes, up to the header's checksum.
+    fn fixed(&self, sections: Sections) -> Writer {
+        let mut fixed = Writer(Vec::with_capacity(sections.header_bytes()));
+        fixed.raw(&MAGIC);
+        fixed.name(self.name);
+        fixed.u64(self.format);
+        fixed.u64(sections.block_bytes as u64);
+        fixed.u64(sections.section_bytes as u64);
+        fixed.u64(self.group.0.into());
         fixed
     }
-}
-
-/// The header of a block in host memory, as it is now.
-pub(crate) fn header_of(
-    host: &dyn HostBlocks,
-    block: BlockId,
-    (name, group, format): (BlockHash, GroupId, u64),
-) -> Result<Vec<u8>, BlockFault> {
-    let sections = Sections::new(host.block_bytes(), host.section_bytes());
-    let mut sums = Vec::with_capacity(sections.count());
-    let mut piece = [0; PIECE];
-    for section in 0..sections.count() {
-        let range = sections.end_of(section)..sections.end_of(section + 1);
-        let mut sum = SectionSum::default();
-        for start in range.clone().step_by(PIECE) {
-            let piece = &mut piece[..PIECE.min(range.end - start)];
-            if !host.read(block, start, piece) {
-                return Err(BlockFault::Missing);
-            }
-            sum.update(piece);
-        }
-        sums.push(sum.value());
-    }
-    Ok(Label { name, group, format }.header(sections, &sums))
 }
 
 /// Compares a header of some length with its own checksum.
@@ -151,7 +135,7 @@ fn check_header(header: &[u8]) -> Result<(), BlockFault> {
 }
 
 /// Checks that a record is that of a block, and whole: its header, and each section of its bytes by the checksum that the header
-/// has. A [`BlockSink`](super::BlockSink) also checks of which format it is.
+/// has. A [`BlockSink`](crate::BlockSink) also checks of which format it is.
 ///
 /// # Errors
 /// [`BlockFault::Short`] for other lengths than the header says, [`BlockFault::Checksum`], and [`BlockFault::Foreign`].
@@ -164,23 +148,30 @@ pub fn check_record(
         return Err(BlockFault::Short);
     }
     check_header(header)?;
-    if header[NAME..FORMAT] != name.to_u128().to_le_bytes()
-        || header[GROUP..GROUP + 2] != group.0.to_le_bytes()
-    {
+    let (of, length, section_bytes) = said(header).map_err(|_| BlockFault::Short)?;
+    if of != (group, name) {
         return Err(BlockFault::Foreign);
     }
-    let word = |at: usize| header[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-    let sections = Sections::new(bytes.len(), usize::try_from(word(SECTION)).unwrap_or(usize::MAX));
-    if word(LENGTH) != bytes.len() as u64 || header.len() != sections.header_bytes() {
+    let sections = Sections::new(bytes.len(), usize::try_from(section_bytes).unwrap_or(usize::MAX));
+    if length != bytes.len() as u64 || header.len() != sections.header_bytes() {
         return Err(BlockFault::Short);
     }
     let sums = header[FIXED..].as_chunks::<SUM>().0;
     let mut each = bytes.chunks(sections.section_bytes).zip(sums);
     let is_right = each.all(|(section, sum)| xxh3_64(section).to_le_bytes() == *sum);
-    match guard!("manager.lent-bytes-have-their-sums", is_right, else true) {
-        true => Ok(()),
-        false => Err(BlockFault::Checksum),
+    if guard!("manager.lent-bytes-have-their-sums", is_right, else true) {
+        Ok(())
+    } else {
+        Err(BlockFault::Checksum)
     }
+}
+
+/// Of which block a header is, and the bytes of the block and of a section.
+fn said(header: &[u8]) -> Result<((GroupId, BlockHash), u64, u64), FieldError> {
+    let mut fields = Fields::new(&header[MAGIC.len()..]);
+    let (name, _format) = (fields.name()?, fields.u64()?);
+    let (length, section) = (fields.u64()?, fields.u64()?);
+    Ok(((GroupId(fields.u16()?), name), length, section))
 }
 
 /// The checksum of a header, but for its own place.

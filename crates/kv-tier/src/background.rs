@@ -6,12 +6,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kv_pool::BlockHash;
-use kv_pool::guard;
+use kv_pool::{BlockHash, GroupId, guard};
 use parking_lot::Mutex;
 
-use super::{BlockSink, BlockSource, LowerTier};
-use crate::GroupId;
+use crate::{BlockSink, BlockSource, LowerTier};
 
 /// How often an idle thread lets its tier work.
 const LOOK: Duration = Duration::from_micros(200);

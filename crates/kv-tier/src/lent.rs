@@ -3,15 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::HostPiece;
-use super::handles::Batch;
+use crate::{Batch, HostPiece};
 
 /// The memory of a block that a tier has borrowed, and reads or writes by itself: see
-/// [`BlockSource::lend`](super::BlockSource::lend) and [`BlockSink::lend`](super::BlockSink::lend).
+/// [`BlockSource::lend`](crate::BlockSource::lend) and [`BlockSink::lend`](crate::BlockSink::lend).
 ///
 /// Dropping it gives the memory back: nothing of the tier may touch it from then on. Until then the block's ticket
 /// does not end, even if the worker gives the block up, so that nobody else is given the memory. A tier gives it back without
-/// being polled, or in [`poll`](super::LowerTier::poll).
+/// being polled, or in [`poll`](crate::LowerTier::poll).
 #[must_use = "dropping it gives the memory back"]
 pub struct LentBlock {
     batch: Arc<Batch>,
@@ -20,7 +19,7 @@ pub struct LentBlock {
 }
 
 impl LentBlock {
-    pub(super) fn new(batch: &Arc<Batch>, index: u32, pieces: Vec<HostPiece>) -> Self {
+    pub(crate) fn new(batch: &Arc<Batch>, index: u32, pieces: Vec<HostPiece>) -> Self {
         Self { batch: Arc::clone(batch), index, pieces }
     }
 
@@ -38,7 +37,7 @@ impl LentBlock {
     }
 
     /// Whether it is the block of a batch at a position.
-    pub(super) fn is_of(&self, batch: &Arc<Batch>, index: u32) -> bool {
+    pub(crate) fn is_of(&self, batch: &Arc<Batch>, index: u32) -> bool {
         Arc::ptr_eq(&self.batch, batch) && self.index == index
     }
 }

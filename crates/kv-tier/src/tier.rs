@@ -1,44 +1,12 @@
-//! Tiers below host memory, as a worker sees them: files, another host's memory, or anything else that keeps
-//! copies of blocks by name.
-//!
-//! A [`LowerTier`] stores and loads whole blocks in batches. It is handed a [`BlockSource`] for each block to
-//! store and a [`BlockSink`] for each block to load. These copy bytes out of and into host memory, keep
-//! that memory alive, and tell the worker how each block has ended: [`done`](BlockSource::done),
-//! [`failed`](BlockSource::failed), or dropped, which counts as failed. So each block ends once, and no tier needs
-//! to report anything else.
-//!
-//! A stored block is a *record*: a header with its name, its group, the format of the cache and a checksum for each
-//! section of its bytes, such as a layer, and then its bytes. The handles write the header, and check each section as
-//! it arrives. A tier that tears, mixes up or changes a record cannot pass it off as right.
-//!
-//! A tier that moves bytes without copies of its own, such as one of files, can [borrow](LentBlock) the memory of a block
-//! instead. Its ticket stays open until the memory is back, whatever becomes of the block.
-//!
-//! All of this is without a device, so that tiers can be written and tested on their own.
-
-mod background;
-mod frame;
-mod handles;
-mod lent;
-mod memory;
-mod transfers;
+//! The trait of a tier, and the host memory that it copies from and to.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use kv_pool::{BlockHash, BlockId};
+use kv_pool::{BlockHash, BlockId, GroupId};
 
-use crate::GroupId;
-
-pub use background::Background;
-pub(crate) use frame::header_of;
-pub use frame::{check_record, header_bytes};
-pub use handles::{Arrived, BlockFault, BlockSink, BlockSource};
-pub use lent::LentBlock;
-pub use memory::{FaultRules, FaultsMade, MemoryTier, MemoryTierOptions};
-pub use transfers::{TierError, TierTransfers};
-pub(crate) use transfers::{index_of, tier_at};
+use crate::{BlockSink, BlockSource};
 
 /// A worker's blocks in host memory, each with the worker's share of the block's bytes.
 pub trait HostBlocks: fmt::Debug + Send + Sync {
@@ -59,7 +27,7 @@ pub trait HostBlocks: fmt::Debug + Send + Sync {
     /// room.
     fn write(&self, block: BlockId, offset: usize, from: &[u8]) -> bool;
 
-    /// The memory of a block, piece after piece, for tiers that [borrow](LentBlock) it. Empty if it is not lent.
+    /// The memory of a block, piece after piece, for tiers that [borrow](crate::LentBlock) it. Empty if it is not lent.
     fn pieces(&self, _block: BlockId) -> Vec<HostPiece> {
         Vec::new()
     }
@@ -81,7 +49,7 @@ pub struct HostPiece {
 /// its space.
 ///
 /// No call waits. A tier does its work in threads of its own, in [`poll`](Self::poll), or in the call if that
-/// is quick; [`Background`] runs any tier in a thread.
+/// is quick; [`Background`](crate::Background) runs any tier in a thread.
 ///
 /// # Ordering
 /// Loads and stores of different batches may end in any order. A worker never loads a name while it stores it, and
@@ -91,7 +59,7 @@ pub trait LowerTier: fmt::Debug + Send {
     /// Stores blocks. What is there under their names is replaced.
     fn store(&mut self, blocks: Vec<BlockSource>);
 
-    /// Loads blocks. One that is not there [fails](BlockSink::failed) as [`BlockFault::Missing`].
+    /// Loads blocks. One that is not there [fails](BlockSink::failed) as [`BlockFault::Missing`](crate::BlockFault::Missing).
     fn load(&mut self, blocks: Vec<BlockSink>);
 
     /// Removes blocks, each by its group and name.

@@ -4,12 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kv_pool::{BlockHash, BlockId, Tier, guard};
+use kv_tier::{Arrived, Batch, Direction, HostBlocks, LowerTier, TicketId, Transfer};
 
-use super::frame::Label;
-use super::handles::Batch;
-use super::{Arrived, BlockSink, BlockSource, HostBlocks, LowerTier};
 use crate::check::{OpenTransfer, OpenTransfers};
-use crate::tickets::{Direction, Dropped, Forget, Gained, Settled, Survivors, TicketId, Transfer};
+use crate::tickets::{Dropped, Forget, Gained, Settled, Survivors};
 use crate::{GroupId, PlanError, StepPlan, WorkerId};
 
 /// Why a worker did not begin a transfer.
@@ -52,8 +50,6 @@ pub struct TierTransfers {
 struct Open {
     ticket: TicketId,
     group: GroupId,
-    direction: Direction,
-    blocks: Vec<BlockId>,
     batch: Arc<Batch>,
 }
 
@@ -102,8 +98,8 @@ impl TierTransfers {
         let begun = self.open.iter().map(|open| OpenTransfer {
             ticket: open.ticket,
             group: open.group,
-            direction: open.direction,
-            blocks: &open.blocks,
+            direction: open.batch.direction(),
+            blocks: open.batch.places(),
         });
         let waits = waiting.iter().map(|(of, blocks)| OpenTransfer {
             ticket: of.ticket,
@@ -126,36 +122,13 @@ impl TierTransfers {
         transfer: &Transfer,
         host: &Arc<dyn HostBlocks>,
     ) -> Result<(), TierError> {
-        let &Transfer { ticket, tier, group, direction, ref blocks } = transfer;
-        let (format, tiers) = (self.format, self.tiers.len());
+        let &Transfer { ticket, tier, group, .. } = transfer;
+        let tiers = self.tiers.len();
         let at = index_of(tier).and_then(|at| self.tiers.get_mut(at));
         let Some(at) = at else { return Err(TierError::NoTier { ticket, tier, tiers }) };
-        let batch = Batch::new(Arc::clone(host), blocks.len());
         self.last = self.last.max(ticket);
-        let places = blocks.iter().map(|&(_, block)| block).collect();
-        self.open.push(Open {
-            ticket,
-            group,
-            direction,
-            blocks: places,
-            batch: Arc::clone(&batch),
-        });
-        let blocks = blocks
-            .iter()
-            .zip(0..)
-            .map(|(&(name, block), index)| (index, block, Label { name, group, format }));
-        match direction {
-            Direction::Store => at.store(
-                blocks
-                    .map(|(index, block, label)| BlockSource::new(&batch, index, block, label))
-                    .collect(),
-            ),
-            Direction::Load => at.load(
-                blocks
-                    .map(|(index, block, label)| BlockSink::new(&batch, index, block, label))
-                    .collect(),
-            ),
-        }
+        let batch = Batch::begin(transfer, host, self.format, &mut **at);
+        self.open.push(Open { ticket, group, batch });
         Ok(())
     }
 
@@ -198,11 +171,8 @@ impl TierTransfers {
                 dropped.push(Dropped { worker, tier, blocks });
             }
         }
-        self.open.retain(|Open { ticket, direction, blocks, batch, .. }| match batch.ended() {
+        self.open.retain(|Open { ticket, batch, .. }| match batch.ended() {
             Some(wrong) => {
-                if *direction == Direction::Load {
-                    guard!("manager.wrong-bytes-are-cleared", batch.clear_wrong(blocks));
-                }
                 settled.push(Settled { worker, ticket: *ticket, wrong });
                 false
             }
@@ -238,20 +208,20 @@ impl TierTransfers {
     /// How much of a host block is there that a load brings; `None` if no such load is open here.
     #[must_use]
     pub fn arrived(&self, ticket: TicketId, block: BlockId) -> Option<Arrived> {
-        let is_it = |open: &&Open| open.ticket == ticket && open.direction == Direction::Load;
-        let open = self.open.iter().find(is_it)?;
-        open.batch.arrived(open.blocks.iter().position(|of| *of == block)?)
+        let batches = self.open.iter().filter(|open| open.ticket == ticket);
+        let mut batches = batches.map(|open| &open.batch);
+        batches.find(|batch| batch.direction() == Direction::Load)?.arrived(block)
     }
 
     /// Ends a ticket here: no tier reads or writes a block of it after this call, and blocks that had not ended are
-    /// [late](super::BlockFault::Late). Memory that a tier has [borrowed](super::LentBlock) is not waited for: the ticket is
+    /// [late](kv_tier::BlockFault::Late). Memory that a tier has [borrowed](kv_tier::LentBlock) is not waited for: the ticket is
     /// told of when that is back.
     pub fn give_up(&mut self, ticket: TicketId) {
         self.open.iter().filter(|open| open.ticket == ticket).for_each(|open| open.batch.give_up());
     }
 
     /// Takes the memory of all open tickets back, and forgets the tickets: no tier reads or writes a block of
-    /// theirs after this call, but for what it has [borrowed](super::LentBlock), for which [`await_lent`](Self::await_lent)
+    /// theirs after this call, but for what it has [borrowed](kv_tier::LentBlock), for which [`await_lent`](Self::await_lent)
     /// waits. For a worker whose manager has given it up: tickets may be numbered from 1 again.
     pub fn fence(&mut self) {
         for Open { batch, .. } in self.open.drain(..) {

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kv_pool::BlockHash;
 use kv_pool::clock::{Clock, SystemClock};
+use kv_pool::{BlockHash, GroupId};
 
-use super::{BlockFault, BlockSink, BlockSource, LowerTier};
-use crate::GroupId;
+use crate::{BlockFault, BlockSink, BlockSource, LowerTier};
 
 /// How large and how fast a [`MemoryTier`] is.
 #[derive(Clone, Debug)]
@@ -181,10 +180,8 @@ impl MemoryTier {
     fn push(&mut self, work: Work) {
         let at = self.options.clock.now().saturating_add(self.options.latency);
         let FaultRules { late, late_polls_max, .. } = self.options.faults;
-        let late = match self.happens(late, |made| &made.late) {
-            true => self.next() % (u64::from(late_polls_max) + 1),
-            false => 0,
-        };
+        let is_late = self.happens(late, |made| &made.late);
+        let late = if is_late { self.next() % (u64::from(late_polls_max) + 1) } else { 0 };
         self.jobs.push_back(Job { at, poll: self.polls + late, work });
     }
 
