@@ -5,7 +5,7 @@
 
 use std::io::{self, Read};
 
-use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::plan::{
@@ -113,7 +113,7 @@ impl StepPlan {
                 out.u32(edit.first);
                 out.u32(edit.count);
             });
-            out.list(&self.edit_ids, |out, &id| out.u32(id as u32));
+            out.list(&self.edit_ids, |out, &id| out.u32(id.get() as u32));
             out.list(&self.batch, Writer::batch_row);
             out.list(&self.draft_batch, Writer::batch_row);
             out.list(&self.forgets, |out, forget| {
@@ -186,7 +186,7 @@ impl Snapshot {
             out.u64(self.step);
             out.list(&self.tables, |out, table| {
                 out.u32(table.width);
-                out.list(&table.ids, |out, &id| out.u32(id as u32));
+                out.list(&table.ids, |out, &id| out.u32(id.get() as u32));
             });
             out.list(&self.granules, |out, &owner| out.owner(owner));
         });
@@ -376,10 +376,14 @@ impl Reader<'_> {
     }
 
     fn block(&mut self, field: &'static str) -> Result<BlockId, BytesError> {
-        match self.u32()? {
-            id @ 0..=0x7fff_ffff => Ok(BlockId::new(id)),
-            id => Err(BytesError::Value { field, value: id.into() }),
-        }
+        let id = self.u32()?;
+        BlockId::new(id).ok_or(BytesError::Value { field, value: id.into() })
+    }
+
+    fn entry(&mut self) -> Result<TableEntry, BytesError> {
+        let entry = self.u32()?;
+        let field = "entry of a block table";
+        TableEntry::new(entry as i32).ok_or(BytesError::Value { field, value: entry.into() })
     }
 
     fn tier(&mut self) -> Result<Tier, BytesError> {
@@ -444,7 +448,7 @@ impl Reader<'_> {
                 let group = from.group()?;
                 Ok(RowEdit { group, row: from.row()?, first: from.u32()?, count: from.u32()? })
             })?,
-            edit_ids: self.list(4, |from| Ok(from.u32()? as i32))?,
+            edit_ids: self.list(4, Reader::entry)?,
             batch: self.list(36, Self::batch_row)?,
             draft_batch: self.list(36, Self::batch_row)?,
             forgets: self.list(28, |from| {
@@ -509,7 +513,7 @@ impl Reader<'_> {
         let step = self.u64()?;
         let tables = self.list(8, |from| {
             let width = from.u32()?;
-            Ok(SnapshotTable { width, ids: from.list(4, |from| Ok(from.u32()? as i32))? })
+            Ok(SnapshotTable { width, ids: from.list(4, Reader::entry)? })
         })?;
         Ok(Snapshot { step, tables, granules: self.list(4, Self::owner)? })
     }
