@@ -98,7 +98,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-stage",
-        below: &["cuda-driver"],
+        below: &["cuda-driver", "kv-pool"],
         others: &[],
         featured: &[],
         never: &[HEAVY],
@@ -106,7 +106,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "kv-kernels",
-        below: &["cuda-driver"],
+        below: &["cuda-driver", "kv-pool"],
         others: &[],
         featured: &[],
         never: &[HEAVY],

@@ -221,7 +221,7 @@ impl<'a> Bench<'a> {
             let part = &cache.parts()[0];
             for &id in &cache.manager().block_ids(sequence)[..sequence.block_count()] {
                 let from = noise.span().slice(written * 4112 % NOISE_BYTES, bytes).unwrap();
-                let to = part.paged().block_span(id as u64).unwrap().unwrap();
+                let to = part.paged().block_span(id.get() as u64).unwrap().unwrap();
                 part.compute().copy_on_device(to, from).unwrap();
                 written += 1;
             }

@@ -109,7 +109,7 @@ fn serve(cache: &mut KvCache, number: u32) -> f64 {
     cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
     let part = &cache.parts()[0];
     for &id in &cache.manager().block_ids(&sequence)[..sequence.block_count()] {
-        let block = part.paged().block_span(id as u64).unwrap().unwrap();
+        let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
         part.compute().fill(block, byte_of(number)).unwrap();
     }
     cache.finish_step(step).unwrap();
@@ -135,7 +135,7 @@ fn check(cache: &mut KvCache) {
     let part = &cache.parts()[0];
     let mut bytes = vec![0; cache.shape().block_bytes() as usize];
     for &id in &cache.manager().block_ids(&sequence)[..BLOCKS as usize] {
-        let block = part.paged().block_span(id as u64).unwrap().unwrap();
+        let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
         part.compute().download(&mut bytes, block).unwrap();
         assert!(bytes.iter().all(|&byte| byte == byte_of(number)), "wrong bytes of {number}");
     }

@@ -230,7 +230,7 @@ impl<'a> Bench<'a> {
     fn write(&self, sequence: &Sequence, byte: u8) {
         let part = &self.cache.parts()[0];
         for &id in &self.cache.manager().block_ids(sequence)[..sequence.block_count()] {
-            let block = part.paged().block_span(id as u64).unwrap().unwrap();
+            let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
             part.compute().fill(block, byte).unwrap();
         }
     }
@@ -240,7 +240,7 @@ impl<'a> Bench<'a> {
         let part = &self.cache.parts()[0];
         let mut bytes = vec![0; self.cache.shape().block_bytes() as usize];
         for &id in &self.cache.manager().block_ids(sequence)[..PREFIX as usize] {
-            let block = part.paged().block_span(id as u64).unwrap().unwrap();
+            let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
             part.compute().download(&mut bytes, block).unwrap();
             assert!(bytes.iter().all(|&found| found == byte), "wrong bytes in {id}");
         }
@@ -273,7 +273,7 @@ impl<'a> Bench<'a> {
         let part = &self.cache.parts()[0];
         if let Some((ids, byte)) = written {
             for id in ids {
-                let block = part.paged().block_span(id as u64).unwrap().unwrap();
+                let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
                 part.compute().fill(block, byte).unwrap();
             }
         }

@@ -53,11 +53,12 @@ impl Awaited {
             let blocks = upper.saturating_add(row.tokens.into()).div_ceil(block_tokens.into());
             let ids = table.row_of(group, row.row).unwrap_or_default();
             // New blocks are the last ones of their rows.
-            for &id in ids[..blocks.min(ids.len() as u64) as usize].iter().rev() {
+            let ids = &ids[..blocks.min(ids.len() as u64) as usize];
+            for id in ids.iter().rev().filter_map(|entry| entry.block()) {
                 if found == all {
                     break;
                 }
-                found |= self.marks.get(id as usize).copied().unwrap_or(0);
+                found |= self.marks.get(id.index()).copied().unwrap_or(0);
             }
         }
         [found & 1 != 0, found & 2 != 0]

@@ -7,7 +7,7 @@ use kv_manager::{
     ForkError, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
     Tokens, TruncateError,
 };
-use kv_pool::{BlockHash, retention::Retention};
+use kv_pool::{BlockHash, Slot, retention::Retention};
 use kv_tier::GroupFormat;
 
 use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, SlotError};
@@ -288,7 +288,7 @@ impl KvCache {
         &self,
         sequence: &Sequence,
         tokens: Range<u64>,
-        slots: &mut Vec<i64>,
+        slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError> {
         self.manager.slot_mapping(sequence, tokens, slots)
     }

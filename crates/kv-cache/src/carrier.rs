@@ -160,27 +160,27 @@ impl Carrier {
             let (direction, first) = (*direction, self.list.len());
             let per_slab = self.blocks_per_slab;
             let host_id = |pair: &BlockPair| match direction {
-                HostDirection::ToHost => pair.destination as usize,
-                HostDirection::ToPages => pair.source as usize,
+                HostDirection::ToHost => pair.destination,
+                HostDirection::ToPages => pair.source,
             };
             self.list.extend_from_slice(pairs);
             // Sorted by host block: neighbours in host memory can go in one piece.
             self.list[first..].sort_unstable_by_key(host_id);
             let mut begin = first;
-            for chunk in
-                self.list[first..].chunk_by(|a, b| host_id(a) / per_slab == host_id(b) / per_slab)
-            {
-                let (slab, end) = (host_id(&chunk[0]) / per_slab, begin + chunk.len());
+            let slab = |pair: &BlockPair| host_id(pair).in_slabs(per_slab).0;
+            for chunk in self.list[first..].chunk_by(|a, b| slab(a) == slab(b)) {
+                let (slab, end) = (slab(&chunk[0]), begin + chunk.len());
                 let ends_run = (end == self.list.len()).then_some(number);
                 self.legs.push(Leg { direction, slab, pairs: begin..end, ends_run });
                 begin = end;
             }
             // Ids of host blocks count from the start of their slab.
             for pair in &mut self.list[first..] {
-                match direction {
-                    HostDirection::ToHost => pair.destination %= per_slab as i32,
-                    HostDirection::ToPages => pair.source %= per_slab as i32,
-                }
+                let id = match direction {
+                    HostDirection::ToHost => &mut pair.destination,
+                    HostDirection::ToPages => &mut pair.source,
+                };
+                *id = id.in_slabs(per_slab).1;
             }
         }
         numbers.len()
@@ -202,10 +202,8 @@ impl Carrier {
 
 /// Writes pairs of ids as kernels read them.
 pub(crate) fn write_pairs(places: &mut [u8], pairs: &[BlockPair]) {
-    for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(pairs) {
-        place[..4].copy_from_slice(&pair.source.to_ne_bytes());
-        place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
-    }
+    let bytes: &[u8] = bytemuck::cast_slice(pairs);
+    places[..bytes.len()].copy_from_slice(bytes);
 }
 
 fn copy_of<'a>(
@@ -338,7 +336,8 @@ mod tests {
             };
             // Out to all host blocks, crosswise, and back to other blocks.
             let mut runs = Runs::of(1);
-            let mut push = |direction, source: i32, destination: i32| {
+            let mut push = |direction, source: u16, destination: u16| {
+                let (source, destination) = (source.into(), destination.into());
                 runs.push(Kind::Carry(direction), false, BlockPair { source, destination });
             };
             (0..7).for_each(|id| push(HostDirection::ToHost, (id * 3) % 7, id));

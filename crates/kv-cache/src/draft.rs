@@ -3,7 +3,7 @@
 use cuda_driver::{Device, Stream};
 use kv_manager::{BatchRow, Start};
 use kv_stage::{
-    BatchBuffers, BatchLength, DeviceBatch, Row, StagingOptions, StagingPool,
+    BatchBuffers, BatchLength, DeviceBatch, Row, StagingOptions, StagingPool, TableEntry,
     error::{BatchError, StagingError},
 };
 
@@ -54,7 +54,7 @@ impl DraftBatch {
         group: usize,
         row: Row,
         first: u32,
-        ids: &[i32],
+        ids: &[TableEntry],
     ) -> Result<(), BatchError> {
         match self.tables.get(group).copied().flatten() {
             Some(table) => self.batch.edit(table, row, first, ids),
@@ -74,7 +74,7 @@ impl DraftBatch {
                 Start::At(at) => (at, at),
                 Start::Open { resolved, upper } => (resolved, upper),
             };
-            step.row(Row::new(row.row.index() as u32), resolved, upper, row.tokens)?;
+            step.row(row.row, resolved, upper, row.tokens)?;
         }
         let staged = step.submit()?;
         self.lengths.clear();

@@ -501,7 +501,7 @@ impl GroupPart {
             if range.end < block_bytes {
                 return Ok(0);
             }
-            let pair = BlockPair { source: from.as_i32(), destination: to.as_i32() };
+            let pair = BlockPair { source: from, destination: to };
             let run = Run { kind: Kind::Carry(here), behind_work: false, pairs: vec![pair] };
             streams.use_lane(lane);
             self.sent.clear();
@@ -563,10 +563,11 @@ impl GroupPart {
             let Run { kind, pairs, .. } = &runs[number];
             if *kind == Kind::Scrub {
                 // A granule is one piece.
-                let follows =
-                    |one: &BlockPair, next: &BlockPair| next.destination == one.destination + 1;
+                let follows = |one: &BlockPair, next: &BlockPair| {
+                    next.destination.index() == one.destination.index() + 1
+                };
                 for piece in pairs.chunk_by(follows) {
-                    let first = self.whole_block(piece[0].destination as usize)?;
+                    let first = self.whole_block(piece[0].destination.index())?;
                     let start = first.address() - self.paged.span().address();
                     let bytes = first.bytes() * piece.len() as u64;
                     let piece = self.paged.span().slice(start, bytes).map_err(CopyError::from)?;
@@ -575,8 +576,8 @@ impl GroupPart {
             } else {
                 for pair in pairs {
                     // Ids of the pool are not negative.
-                    let to = self.whole_block(pair.destination as usize)?;
-                    let from = self.whole_block(pair.source as usize)?;
+                    let to = self.whole_block(pair.destination.index())?;
+                    let from = self.whole_block(pair.source.index())?;
                     compute.copy_on_device(to, from)?;
                 }
             }
@@ -620,7 +621,7 @@ impl GroupPart {
             let stream = streams.lane(here);
             for pair in pairs {
                 // Ids of the pool are not negative.
-                let (source, destination) = (pair.source as usize, pair.destination as usize);
+                let (source, destination) = (pair.source.index(), pair.destination.index());
                 let block = match direction {
                     HostDirection::ToHost => source,
                     HostDirection::ToPages => destination,

@@ -66,10 +66,7 @@ impl OpenLayers {
 
     /// The copies of a group as a run.
     fn run(&self, group: GroupId) -> Run {
-        let pair = |load: &Load| BlockPair {
-            source: load.of.from.as_i32(),
-            destination: load.of.to.as_i32(),
-        };
+        let pair = |load: &Load| BlockPair { source: load.of.from, destination: load.of.to };
         Run { kind: BACK, behind_work: false, pairs: self.loads_of(group).map(pair).collect() }
     }
 }

@@ -10,7 +10,7 @@ use kv_multigpu::place::Placement;
 use kv_pool::clock::Clock;
 use kv_pool::policy::{EvictionPolicy, PolicyError, PolicyKind};
 use kv_pool::store::{StoreKind, StorePolicy, StoreRules};
-use kv_pool::{BlockHasher, PoolConfig};
+use kv_pool::{BlockHasher, BlockId, PoolConfig};
 use kv_stage::{BatchOptions, BatchTable, SlabsOptions};
 use kv_tier::GroupKind;
 
@@ -555,9 +555,10 @@ impl KvCacheOptions {
     }
 
     /// The block that stands where a row has none.
-    pub(crate) fn null_block(&self, group: &GroupOptions) -> u32 {
+    pub(crate) fn null_block(&self, group: &GroupOptions) -> BlockId {
         let has_own = guard!("cache.padding-names-nobody", self.has_null_block(group), else false);
-        if has_own { group.device_blocks } else { 0 }
+        // Pages of more blocks than there are ids are refused.
+        BlockId::new(group.device_blocks).filter(|_| has_own).unwrap_or(BlockId::from(0))
     }
 
     /// Checks what can be checked without a device.
@@ -709,7 +710,7 @@ impl KvCacheOptions {
 
     /// The block table of a group.
     fn table(&self, group: &GroupOptions) -> BatchTable {
-        let (is_state, null_block) = (group.is_state(), self.null_block(group) as i32);
+        let (is_state, null_block) = (group.is_state(), self.null_block(group));
         let block_tokens = if is_state { 1 } else { group.shape.block_tokens() };
         BatchTable { width: group.width(), block_tokens, null_block, is_state }
     }

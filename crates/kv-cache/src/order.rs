@@ -60,8 +60,7 @@ impl CopyOrder {
     fn places<'a>(&self, run: &'a Run) -> impl Iterator<Item = usize> + use<'a> {
         let (device_blocks, kind) = (self.device_blocks, run.kind);
         run.pairs.iter().flat_map(move |pair| {
-            // Ids of the pool are not negative.
-            let (source, destination) = (pair.source as usize, pair.destination as usize);
+            let (source, destination) = (pair.source.index(), pair.destination.index());
             match kind {
                 Kind::Carry(HostDirection::ToHost) => [source, device_blocks + destination],
                 Kind::Carry(HostDirection::ToPages) => [device_blocks + source, destination],
@@ -77,8 +76,11 @@ mod tests {
 
     use super::*;
 
-    fn run(kind: Kind, pairs: &[(i32, i32)]) -> Run {
-        let pair = |&(source, destination): &(i32, i32)| BlockPair { source, destination };
+    fn run(kind: Kind, pairs: &[(u16, u16)]) -> Run {
+        let pair = |&(source, destination): &(u16, u16)| BlockPair {
+            source: source.into(),
+            destination: destination.into(),
+        };
         Run { kind, behind_work: false, pairs: pairs.iter().map(pair).collect() }
     }
 

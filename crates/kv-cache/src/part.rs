@@ -10,9 +10,9 @@ use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
 use kv_manager::{GroupId, Replica, SharedMemory, Start, StepPlan};
-use kv_pool::BlockId;
+use kv_pool::{BlockId, Row, TableEntry};
 use kv_stage::{
-    BatchBuffers, BatchLength, BatchStep, DeviceBatch, Row, RowStates, StagingOptions, StagingPool,
+    BatchBuffers, BatchLength, BatchStep, DeviceBatch, RowStates, StagingOptions, StagingPool,
     error::BatchError,
 };
 use kv_tier::GroupKind;
@@ -231,8 +231,7 @@ impl Part {
         for edit in &plan.edits {
             let (here, rest) = ids.split_at(edit.count as usize);
             ids = rest;
-            let row = Row::new(edit.row.index() as u32);
-            let noted = self.edit_row(edit.group.0.into(), row, edit.first, here);
+            let noted = self.edit_row(edit.group.0.into(), edit.row, edit.first, here);
             if let Err(BatchError::Backlog { .. }) = noted {
                 return guard!(
                     "cache.refused-tables-are-written",
@@ -250,7 +249,7 @@ impl Part {
         group: usize,
         row: Row,
         first: u32,
-        ids: &[i32],
+        ids: &[TableEntry],
     ) -> Result<(), BatchError> {
         self.batch.edit(group, row, first, ids)?;
         let draft = guard!("cache.draft-tables-follow", self.draft.as_mut(), else None);
@@ -262,9 +261,9 @@ impl Part {
         self.batch.forget_edits();
         self.draft.iter_mut().for_each(DraftBatch::forget_edits);
         for group in 0..self.groups.len() {
-            for row in 0..self.batch.options().rows {
-                let ids = table.row_of(GroupId(group as u16), kv_manager::Row::new(row));
-                self.edit_row(group, Row::new(row), 0, ids.unwrap_or_default())?;
+            for row in (0..self.batch.options().rows).map(Row::new) {
+                let ids = table.row_of(GroupId(group as u16), row);
+                self.edit_row(group, row, 0, ids.unwrap_or_default())?;
             }
         }
         Ok(())
@@ -287,7 +286,7 @@ impl Part {
                 };
                 let states = RowStates { drafts: row.drafts, input: row.input };
                 let bounds = (resolved, upper);
-                step.row_with_states(Row::new(row.row.index() as u32), bounds, row.tokens, states)?;
+                step.row_with_states(row.row, bounds, row.tokens, states)?;
             }
             add(&mut step)?;
             let staged = step.submit()?;

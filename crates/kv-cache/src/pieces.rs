@@ -5,6 +5,7 @@ use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, KvKernels, PagedKv, PagedLayout, error::BlocksError,
     link::TransportError,
 };
+use kv_pool::BlockId;
 use kv_stage::{StagingOptions, StagingPool, error::StagingError};
 
 use crate::carrier::{PAIR_BYTES, write_pairs};
@@ -72,7 +73,7 @@ impl Pieces {
                     break;
                 }
                 let scrubs = *kind == Kind::Scrub;
-                let source = |pair: &BlockPair| if scrubs { 0 } else { pair.source };
+                let source = |pair: &BlockPair| if scrubs { BlockId::from(0) } else { pair.source };
                 list.extend(pairs.iter().map(|pair| BlockPair { source: source(pair), ..*pair }));
                 taken += 1;
             }

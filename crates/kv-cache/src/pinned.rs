@@ -3,7 +3,7 @@
 use cuda_driver::guard;
 use cuda_driver::host_pages::PinError;
 use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
-use kv_pool::Tier;
+use kv_pool::{BlockId, Tier};
 
 use crate::group::GroupPart;
 use crate::part::Part;
@@ -202,20 +202,20 @@ impl KvWorker {
         let Some((group, block)) = self.without_memory(plan) else { return Ok(()) };
         let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks_of(group));
         // Nothing of the plan is carried out, so it is none that could be finished.
-        Err(PlanError::Block { step, tier, id: block as i64, blocks })
+        Err(PlanError::Block { step, tier, id: block, blocks })
     }
 
     /// A host block of a plan that is not pinned.
-    fn without_memory(&self, plan: &StepPlan) -> Option<(GroupId, usize)> {
+    fn without_memory(&self, plan: &StepPlan) -> Option<(GroupId, BlockId)> {
         let ends =
             plan.copies.iter().flat_map(|copy| [(copy.group, copy.from), (copy.group, copy.to)]);
         let far = ends.filter(|(_, end)| end.tier != Tier::Primary);
         let moved = plan.transfers.iter().flat_map(|transfer| {
             let group = guard!("cache.transfers-name-their-group", transfer.group, else GroupId(0));
-            transfer.blocks.iter().map(move |&(_, id)| (group, id.index()))
+            transfer.blocks.iter().map(move |&(_, id)| (group, id))
         });
-        let loaded = plan.layer_loads.iter().map(|load| (load.group, load.from.index()));
-        let mut ids = far.map(|(group, end)| (group, end.id.index())).chain(moved).chain(loaded);
-        ids.find(|&(group, id)| id as u64 >= self.host_blocks_of(group))
+        let loaded = plan.layer_loads.iter().map(|load| (load.group, load.from));
+        let mut ids = far.map(|(group, end)| (group, end.id)).chain(moved).chain(loaded);
+        ids.find(|&(group, id)| id.index() as u64 >= self.host_blocks_of(group))
     }
 }

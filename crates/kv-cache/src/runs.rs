@@ -1,6 +1,7 @@
 //! Decided copies and scrubs that are not enqueued yet.
 
 use kv_kernels::{BlockPair, link::HostDirection};
+use kv_pool::BlockId;
 
 /// Most blocks of a run: the room of one list of pairs.
 pub(crate) const RUN_BLOCKS_MAX: usize = 8192;
@@ -86,8 +87,7 @@ impl Runs {
             let pairs = self.spare.pop().unwrap_or_default();
             self.list.push(Run { kind, behind_work, pairs });
         }
-        // Ids of the pool are not negative.
-        let destination = pair.destination as usize;
+        let destination = pair.destination.index();
         if self.written.len() <= destination {
             self.written.resize(destination + 1, 0);
         }
@@ -98,8 +98,8 @@ impl Runs {
     }
 
     /// The last run that wrote a block; 0 for none.
-    fn written_in(&self, destination: i32) -> u64 {
-        self.written.get(destination as usize).copied().unwrap_or(0)
+    fn written_in(&self, destination: BlockId) -> u64 {
+        self.written.get(destination.index()).copied().unwrap_or(0)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -132,8 +132,8 @@ mod tests {
     const OUT: Kind = Kind::Carry(HostDirection::ToHost);
     const BACK: Kind = Kind::Carry(HostDirection::ToPages);
 
-    fn pair(source: i32, destination: i32) -> BlockPair {
-        BlockPair { source, destination }
+    fn pair(source: u16, destination: u16) -> BlockPair {
+        BlockPair { source: source.into(), destination: destination.into() }
     }
 
     fn lengths(runs: &Runs) -> Vec<usize> {
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn a_run_that_is_full_becomes_no_longer() {
         let mut runs = Runs::of(1);
-        let all = 0..RUN_BLOCKS_MAX as i32 + 1;
+        let all = 0..RUN_BLOCKS_MAX as u16 + 1;
         all.for_each(|id| runs.push(BACK, false, pair(id, id)));
         assert_eq!(lengths(&runs), [RUN_BLOCKS_MAX, 1]);
         let mut runs = Runs::of(6 << 20);

@@ -8,7 +8,7 @@ use cuda_driver::{DeviceError, Stream, guard};
 use cuda_vmm::{EpochGate, Fence, Lease};
 use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
 use kv_manager::{BlockCopy, BlockScrub, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan};
-use kv_pool::Tier;
+use kv_pool::{BlockId, Tier};
 use kv_stage::{BatchStep, error::BatchError};
 use smallvec::SmallVec;
 
@@ -414,11 +414,10 @@ impl KvWorker {
         let scrubs = plan.scrubs.iter().filter(|scrub| scrub.group == group);
         let loads = plan.layer_loads.iter().filter(|load| load.group == group);
         let ids = ids.chain(scrubs.map(|scrub| scrub.block)).chain(loads.map(|load| load.to));
-        let ids = ids.map(|id| id.index() as u64);
         let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks_of(group));
-        let beyond = |&id: &u64| guard!("cache.plans-name-memory", id >= blocks, else false);
-        match ids.max().filter(beyond) {
-            Some(id) => Err(PlanError::Block { step, tier, id: id as i64, blocks }),
+        let is_beyond = |id: &BlockId| guard!("cache.plans-name-memory", id.index() as u64 >= blocks, else false);
+        match ids.max().filter(is_beyond) {
+            Some(id) => Err(PlanError::Block { step, tier, id, blocks }),
             None => Ok(()),
         }
     }
@@ -446,9 +445,7 @@ impl KvWorker {
         let Some(&blocks) = memory.granule_blocks.get(index) else { return };
         self.unmapped.push((group, granule));
         let first = granule * blocks;
-        for block in first..first + blocks {
-            // As many as there can be ids.
-            let block = block as i32;
+        for block in (first..first + blocks).filter_map(BlockId::new) {
             let pair = BlockPair { source: block, destination: block };
             guard!("cache.granules-are-zeroed", self.runs[index].push(Kind::Scrub, false, pair));
         }
@@ -466,10 +463,7 @@ impl KvWorker {
     /// Takes in the copies and scrubs of a plan, in their order. Those of the plans before were sent.
     fn decide(&mut self, plan: &StepPlan) {
         let mut scrubs = plan.scrubs.iter().peekable();
-        let pair = |source: kv_pool::BlockId, destination: kv_pool::BlockId| BlockPair {
-            source: source.as_i32(),
-            destination: destination.as_i32(),
-        };
+        let pair = |source: BlockId, destination: BlockId| BlockPair { source, destination };
         for at in 0..=plan.copies.len() {
             while let Some(&BlockScrub { group, block, .. }) =
                 scrubs.next_if(|scrub| scrub.after as usize <= at)

@@ -121,7 +121,7 @@ impl Bench {
         let count = depth * 5;
         let host: Arc<dyn HostBlocks> = Arc::new(Host::new(count, block_bytes));
         let transfers = TierTransfers::new(vec![Box::new(tier)], 1);
-        let spare = (0..count).map(BlockId::new).collect();
+        let spare = (0..count).filter_map(BlockId::new).collect();
         let (open, settled) = (VecDeque::new(), Vec::new());
         Self { transfers, host, watch, tickets: 0, open, spare, settled, wrong: 0 }
     }
@@ -270,7 +270,7 @@ fn sums_alone(block_bytes: usize) -> f64 {
     let mut transfers = TierTransfers::new(vec![Box::new(Sums)], 1);
     let mut rates: Vec<f64> = Vec::new();
     for round in 1..=5 {
-        let blocks = (0..count).map(|at| (name(at.into()), BlockId::new(at))).collect();
+        let blocks = (0..count).map(|at| (name(at.into()), BlockId::new(at).unwrap())).collect();
         let (ticket, tier, group) = (TicketId(round), Tier::Third, GroupId(0));
         let transfer = Transfer { ticket, tier, group, direction: Direction::Store, blocks };
         let began = Instant::now();

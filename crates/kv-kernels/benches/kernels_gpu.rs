@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
 use kv_kernels::{
-    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     verify::{ChecksumArgs, FillPattern, token_word, word_share},
 };
 pub(crate) use ways::Ways;
@@ -128,14 +128,14 @@ impl<'w> Bench<'w> {
     }
 
     /// Whether a chunk has the rows of the slots as the noise in the pages says.
-    fn is_of_pages(&self, chunk: &[u8], slots: &[i64]) -> bool {
+    fn is_of_pages(&self, chunk: &[u8], slots: &[Slot]) -> bool {
         let (shape, layout) = (&self.shape, self.paged.layout());
         let (tokens, row) = (slots.len(), shape.row_bytes() as usize);
         let noise = bytemuck::cast_slice::<u64, u8>(&self.noise);
         let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
         let rows: Vec<&[u8]> = chunk.chunks(row).collect();
         all(&rows, |n, found| {
-            let (plane, slot) = ((n / tokens) as u64, slots[n % tokens] as u64);
+            let (plane, slot) = ((n / tokens) as u64, slots[n % tokens].get() as u64);
             // A chunk has all layers of keys before those of values.
             let at = plane % layers * layout.layer_stride_bytes()
                 + plane / layers * layout.kv_stride_bytes()
@@ -227,7 +227,7 @@ impl<'w> Bench<'w> {
     }
 
     /// Slots all over the pages: whole blocks in random order, or each token anywhere.
-    fn slots(&self, tokens: u64, scattered: bool) -> Vec<i64> {
+    fn slots(&self, tokens: u64, scattered: bool) -> Vec<Slot> {
         let block_tokens = u64::from(self.shape.block_tokens());
         let slots: Vec<u64> = if scattered {
             shuffled(self.blocks * block_tokens)
@@ -237,7 +237,7 @@ impl<'w> Bench<'w> {
                 .flat_map(|id| (0..block_tokens).map(move |t| id * block_tokens + t))
                 .collect()
         };
-        slots[..tokens as usize].iter().map(|slot| *slot as i64).collect()
+        slots[..tokens as usize].iter().map(|slot| Slot::from(*slot as u32)).collect()
     }
 
     fn reader(&self) {

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout,
+    Append, BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, Slot,
     layout::RowRange,
     tables::BlockOffsets,
     verify::{BlockSums, block_sum},
@@ -257,8 +257,8 @@ impl<'w> Bench<'w> {
         let seconds = self.timed((name, bytes), enqueue, || {
             let found = self.read(self.pools[1].span());
             all_rows(from.shape(), &pairs, |pair, plane, token| {
-                let there = row_at(&to, plane, pair.destination as u64, token);
-                let here = row_at(&from, plane, pair.source as u64, token);
+                let there = row_at(&to, plane, pair.destination.index() as u64, token);
+                let here = row_at(&from, plane, pair.source.index() as u64, token);
                 found[there + rows.to_byte as usize..][..rows.bytes as usize]
                     == self.image[here + rows.from_byte as usize..][..rows.bytes as usize]
             })
@@ -336,8 +336,8 @@ impl<'w> Bench<'w> {
                     self.wipe(self.pools[1].span());
                 }
                 let row = shape.row_bytes() as usize;
-                let dense = |block: i32, plane: u64, token: u64| {
-                    (block as u64 * shape.block_bytes()
+                let dense = |block: BlockId, plane: u64, token: u64| {
+                    (block.index() as u64 * shape.block_bytes()
                         + plane * shape.block_plane_bytes()
                         + token * shape.row_bytes()) as usize
                 };
@@ -352,10 +352,10 @@ impl<'w> Bench<'w> {
                             let (there, here) = match to_host {
                                 true => (
                                     dense(pair.destination, plane, token),
-                                    row_at(&device, plane, pair.source as u64, token),
+                                    row_at(&device, plane, pair.source.index() as u64, token),
                                 ),
                                 false => (
-                                    row_at(&device, plane, pair.destination as u64, token),
+                                    row_at(&device, plane, pair.destination.index() as u64, token),
                                     dense(pair.source, plane, token),
                                 ),
                             };
@@ -384,7 +384,7 @@ impl<'w> Bench<'w> {
         for order in [Order::PageFirst, Order::LayerFirst] {
             let pool = self.pool(0, SHAPE, order);
             let count = self.moved_bytes / pool.shape().block_bytes();
-            let host_ids: Vec<i32> =
+            let host_ids: Vec<_> =
                 pairs(pool.blocks(), count, count).iter().map(|p| p.source).collect();
             let ids = self.upload(&host_ids);
             let sums = DeviceBuffer::alloc(&self.device, count * 8).unwrap();
@@ -406,7 +406,7 @@ impl<'w> Bench<'w> {
                     all(&host_ids, |n, id| {
                         let planes = 0..pool.shape().planes();
                         let plane = |plane| {
-                            let at = row_at(&pool, plane, *id as u64, 0);
+                            let at = row_at(&pool, plane, id.index() as u64, 0);
                             &self.image[at..][..pool.shape().block_plane_bytes() as usize]
                         };
                         let block: Vec<u8> = planes.flat_map(plane).copied().collect();
@@ -417,7 +417,7 @@ impl<'w> Bench<'w> {
             line(&format!("sum_blocks, {order:?}"), seconds, 1.0);
 
             let tokens = self.moved_bytes / pool.shape().token_bytes();
-            let host_slots: Vec<i64> = (0..tokens as i64).rev().collect();
+            let host_slots: Vec<_> = (0..tokens as u32).rev().map(Slot::from).collect();
             let slots = self.upload(&host_slots);
             let half = self.moved_bytes / 2;
             let [keys, values] =
@@ -444,7 +444,7 @@ impl<'w> Bench<'w> {
                 || {
                     let found = self.read(self.pools[1].span());
                     all(&host_slots, |token, slot| {
-                        let (block, inside) = (*slot as u64 / 16, *slot as u64 % 16);
+                        let (block, inside) = (slot.get() as u64 / 16, slot.get() as u64 % 16);
                         (0..pages.shape().planes()).all(|plane| {
                             let (layer, kv) = (plane / 2, plane % 2);
                             let here = kv * half + (layer * tokens + token as u64) * 2048;
@@ -512,9 +512,10 @@ impl<'w> Bench<'w> {
 /// Sources and destinations in random order, each once.
 fn pairs(from: u64, to: u64, count: u64) -> Vec<BlockPair> {
     let (from, to) = (shuffled(from), shuffled(to));
+    let block = |id| BlockId::new(id as u32).unwrap();
     let pair = |(source, destination)| BlockPair {
-        source: source as i32,
-        destination: destination as i32,
+        source: block(source),
+        destination: block(destination),
     };
     from.into_iter().zip(to).map(pair).take(count as usize).collect()
 }

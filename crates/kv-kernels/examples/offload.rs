@@ -11,8 +11,8 @@ use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape, KvShapeOptions,
-    PagedKv, PagedLayout,
+    BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, HostBlocks, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout,
     verify::{BlockSums, block_sum},
 };
 
@@ -38,8 +38,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let host = HostBlocks::new(&stream, shape, layout, (pinned, 0), 2)?;
 
     // Blocks 5 and 2 go to the host, and from there to blocks 0 and 7.
-    let out = [(5, 0), (2, 1)].map(|(source, destination)| BlockPair { source, destination });
-    let back = [(0, 0), (1, 7)].map(|(source, destination)| BlockPair { source, destination });
+    let pair = |(source, destination): (u16, u16)| BlockPair {
+        source: source.into(),
+        destination: destination.into(),
+    };
+    let out = [(5, 0), (2, 1)].map(pair);
+    let back = [(0, 0), (1, 7)].map(pair);
     for (from, to, pairs) in [
         (Blocks::from(&paged), Blocks::from(&host), &out),
         (Blocks::from(&host), Blocks::from(&paged), &back),
@@ -61,7 +65,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // A block has the same sum in every layout and memory.
-    let ids = [5, 0, 2, 7];
+    let ids = [5, 0, 2, 7].map(BlockId::from);
     let (device_ids, sums) = (upload(&stream, &ids)?, upload(&stream, &[0u64; 4])?);
     let args = BlockSums {
         blocks: (&paged).into(),

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{KernelArgs, LaunchConfig, Stream, guard};
+use kv_pool::Slot;
 
 use crate::block_copy::FLAT_THREADS;
 use crate::block_units::{
@@ -37,11 +38,11 @@ pub struct Append<'a> {
     pub first_layer: u32,
     /// How many layers the rows are of.
     pub layers: u32,
-    /// One slot (`i64`) for each token; a negative one is passed over.
+    /// One [`Slot`] for each token; [`Slot::NONE`] is passed over.
     pub slot_mapping: KernelSource<'a>,
     /// The host's copy of the mapping, which is checked before the launch; `None` where only the
     /// device has it.
-    pub host_slots: Option<&'a [i64]>,
+    pub host_slots: Option<&'a [Slot]>,
     /// How many tokens.
     pub tokens: u64,
     /// Blocks that are ready, the first of the pages; slots beyond them are refused.

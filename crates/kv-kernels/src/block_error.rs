@@ -1,6 +1,7 @@
 //! Why blocks were not copied, written or summed.
 
 use cuda_driver::{DeviceError, ModuleError};
+use kv_pool::BlockId;
 
 use crate::{KernelError, error::OperandError};
 
@@ -22,29 +23,16 @@ impl std::fmt::Display for Side {
     }
 }
 
-/// Why pairs of blocks are none that may be copied.
+/// A block would be written by two pairs of a copy.
 #[derive(Clone, Copy, Eq, PartialEq, thiserror::Error)]
-pub enum PairsError {
-    /// A pair names no block.
-    #[error("pair {pair} names block {block} of the {side}")]
-    NegativeBlock {
-        /// Which side.
-        side: Side,
-        /// Position of the pair.
-        pair: usize,
-        /// The id, which is negative.
-        block: i32,
-    },
-    /// A block would be written twice.
-    #[error("block {block} is the destination of pair {first} and of pair {second}")]
-    WrittenTwice {
-        /// The id.
-        block: i32,
-        /// Position of the last pair before `second` that writes the block.
-        first: usize,
-        /// Position of the first pair that writes a block again.
-        second: usize,
-    },
+#[error("block {block} is the destination of pair {first} and of pair {second}")]
+pub struct PairsError {
+    /// The id.
+    pub block: BlockId,
+    /// Position of the last pair before `second` that writes the block.
+    pub first: usize,
+    /// Position of the first pair that writes a block again.
+    pub second: usize,
 }
 
 /// Why an operation on blocks was not launched. Nothing was enqueued.
@@ -67,7 +55,7 @@ pub enum BlocksError {
         /// Which side.
         side: Side,
         /// The id.
-        block: i32,
+        block: BlockId,
         /// Blocks that the launch may touch.
         blocks: u64,
     },
@@ -83,7 +71,7 @@ pub enum BlocksError {
         /// Position of the pair that writes.
         writer: u64,
         /// The block.
-        block: i32,
+        block: BlockId,
     },
     /// The two sides have not the same planes and tokens.
     #[error(

@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{DeviceSpan, KernelArgs, LaunchConfig, OutOfBounds, Stream, guard};
+use kv_pool::BlockId;
 
 use crate::block_units::counted;
 use crate::divider::Divider31;
@@ -27,7 +28,7 @@ pub struct BlockSums<'a> {
     pub count: u64,
     /// The host's copy of the ids, which is checked before the launch; `None` where only the device
     /// has them.
-    pub host_ids: Option<&'a [i32]>,
+    pub host_ids: Option<&'a [BlockId]>,
     /// Blocks that are ready, the first ones; others are refused.
     pub num_blocks: u64,
     /// Where the sums (`u64`) go.
@@ -316,7 +317,7 @@ impl KvKernels {
             return Err(BlocksError::Count { count, given: host_ids.len() as u64 });
         }
         for (place, &block) in (0..).zip(host_ids) {
-            if u64::try_from(block).is_err() || block as u64 >= num_blocks {
+            if block.index() as u64 >= num_blocks {
                 let (side, blocks) = (Side::Source, num_blocks);
                 return Err(BlocksError::BlockOutOfRange { place, side, block, blocks });
             }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use cuda_driver::{DeviceSpan, PinnedBuffer, Stream, guard};
+use kv_pool::{Slot, TableEntry};
 use smallvec::SmallVec;
 
 use crate::launch::{CHUNKS_MAX, COUNT_MAX, RawChunk, RawMapping, RawTransfer};
@@ -65,19 +66,19 @@ impl ChunkMemory<'_> {
 /// Which slots the tokens of a chunk have.
 #[derive(Clone, Copy, Debug)]
 pub enum ChunkMapping<'a> {
-    /// A slot (`i64`) for each token; [`PagedKv::slots`] says what a slot is.
+    /// A [`Slot`] for each token.
     Slots {
         /// The slots as the kernel reads them, at least one for each token.
         slots: KernelSource<'a>,
         /// The host's copy, exactly one for each token, which is checked before the launch.
-        host: Option<&'a [i64]>,
+        host: Option<&'a [Slot]>,
     },
-    /// A block id (`i32`) for each `block_tokens` tokens; the last block may be named for fewer.
+    /// An entry of a block table for each `block_tokens` tokens; the last block may be named for fewer.
     Blocks {
         /// The ids as the kernel reads them, at least one for each begun block.
         ids: KernelSource<'a>,
         /// The host's copy, exactly one for each begun block, which is checked before the launch.
-        host: Option<&'a [i32]>,
+        host: Option<&'a [TableEntry]>,
     },
 }
 
@@ -86,7 +87,7 @@ pub enum ChunkMapping<'a> {
 pub struct Chunk<'a> {
     /// Its memory: exactly `tokens` tokens of all planes of the layers that are moved.
     pub memory: ChunkMemory<'a>,
-    /// Where its tokens lie in the pages. A negative slot or id means "skip this token", or this block.
+    /// Where its tokens lie in the pages. [`Slot::NONE`] means "skip this token", and [`TableEntry::NONE`] this block.
     pub mapping: ChunkMapping<'a>,
     /// Tokens of the chunk.
     pub tokens: u64,
@@ -254,7 +255,7 @@ fn check_chunk(
     let block_tokens = u64::from(shape.block_tokens());
     let mapping = match chunk.mapping {
         ChunkMapping::Slots { slots, host } => {
-            check_array(Operand::SlotMapping, slots, tokens, size_of::<i64>() as u64)?;
+            check_array(Operand::SlotMapping, slots, tokens, size_of::<Slot>() as u64)?;
             if let Some(given) = host.map(|host| host.len() as u64).filter(|&given| given != tokens)
             {
                 return Err(KernelError::SlotCount { slots: given, tokens });
@@ -267,7 +268,7 @@ fn check_chunk(
                 return Err(KernelError::SkipBlocks { skip_prefix_n_tokens: skip, block_tokens });
             }
             let blocks = tokens.div_ceil(block_tokens);
-            check_array(Operand::BlockIds, ids, blocks, size_of::<i32>() as u64)?;
+            check_array(Operand::BlockIds, ids, blocks, size_of::<TableEntry>() as u64)?;
             if let Some(ids) = host.map(|host| host.len() as u64).filter(|&given| given != blocks) {
                 return Err(KernelError::IdCount { ids, blocks });
             }
@@ -286,7 +287,7 @@ fn check_places(
     transfer: &ChunkTransfer<'_>,
     apart: bool,
 ) -> Result<(), KernelError> {
-    let block_tokens = u64::from(paged.shape().block_tokens());
+    let block_tokens = paged.shape().block_tokens();
     let named: SmallVec<[Named<'_>; 4]> = transfer
         .chunks
         .iter()
@@ -304,7 +305,7 @@ fn check_places(
         .collect();
     let is_by_blocks = matches!(named.first(), Some(Named::Blocks { .. }));
     let tokens = if is_by_blocks { 1 } else { block_tokens };
-    check_named(transfer.num_blocks * tokens, &named, apart)
+    check_named(transfer.num_blocks * u64::from(tokens), &named, apart)
 }
 
 /// Checks that nothing that is written is also read, or written twice.

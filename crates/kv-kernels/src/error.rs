@@ -3,6 +3,7 @@
 use std::fmt;
 
 use cuda_driver::{CopyError, DeviceError, ModuleError, ReaderError};
+use kv_pool::{Slot, TableEntry};
 
 use crate::layout::LayoutError;
 
@@ -234,7 +235,7 @@ pub enum KernelError {
         /// Position of the token in the chunk.
         token: u64,
         /// Its slot.
-        slot: i64,
+        slot: Slot,
         /// Slots of the blocks that the launch may touch.
         slots: u64,
     },
@@ -245,7 +246,7 @@ pub enum KernelError {
     )]
     StoredTwice {
         /// The slot.
-        slot: u64,
+        slot: Slot,
         /// Position in the call of the later chunk that names it.
         chunk: usize,
         /// Position of the token in that chunk.
@@ -288,7 +289,7 @@ pub enum KernelError {
         /// Position in the block ids.
         entry: u64,
         /// The block there.
-        block: i32,
+        block: TableEntry,
         /// Blocks that the launch may touch.
         blocks: u64,
     },

@@ -40,7 +40,8 @@
 //! use cuda_driver::{Device, DeviceBuffer, Stream};
 //! use cuda_sim::{SimConfig, SimDriver};
 //! use kv_kernels::{
-//!     Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer, references,
+//!     Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
+//!     references,
 //! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -58,7 +59,7 @@
 //!
 //! // Six tokens go to blocks 2 and 3. The first is in a block that others read: it is skipped.
 //! let chunk = DeviceBuffer::alloc(&device, 6 * shape.token_bytes())?;
-//! let slots: [i64; 6] = [8, 9, 10, 11, 12, 13];
+//! let slots = [8, 9, 10, 11, 12, 13].map(Slot::from);
 //! let slot_mapping = DeviceBuffer::alloc(&device, 6 * 8)?;
 //! stream.upload(slot_mapping.span(), bytemuck::cast_slice(&slots))?;
 //! let transfer = Transfer {
@@ -148,6 +149,7 @@ pub use blocks::{Blocks, HostBlocks};
 pub use error::KernelError;
 pub use format::KvFormat;
 pub use kernels::KvKernels;
+pub use kv_pool::{BlockId, Slot, TableEntry};
 pub use paged_kv::PagedKv;
 pub use paged_layout::PagedLayout;
 pub use pairs::{BlockPair, BlockPairs};

@@ -4,6 +4,7 @@
 use std::cell::Cell;
 
 use cuda_driver::guard;
+use kv_pool::{Slot, TableEntry};
 
 use crate::KernelError;
 use crate::places::first_repeat;
@@ -21,8 +22,8 @@ thread_local! {
 /// a chunk by blocks, entries are blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Named<'a> {
-    Slots { skip: u64, slots: &'a [i64] },
-    Blocks { skip: u64, ids: &'a [i32], block_tokens: u64 },
+    Slots { skip: u64, slots: &'a [Slot] },
+    Blocks { skip: u64, ids: &'a [TableEntry], block_tokens: u32 },
 }
 
 impl Named<'_> {
@@ -37,48 +38,51 @@ impl Named<'_> {
     fn first(&self) -> usize {
         match *self {
             Self::Slots { skip, .. } => skip as usize,
-            Self::Blocks { skip, block_tokens, .. } => skip.div_ceil(block_tokens) as usize,
+            Self::Blocks { skip, block_tokens, .. } => skip.div_ceil(block_tokens.into()) as usize,
         }
     }
 
-    /// The slot, or block, of an entry; none for a negative one, and for one that is skipped.
+    /// The slot, or block, of an entry, if it names one and is not skipped.
     fn place(&self, entry: usize) -> Option<u64> {
         if entry < self.first() {
             return None;
         }
         match self {
-            Self::Slots { slots, .. } => u64::try_from(slots[entry]).ok(),
-            Self::Blocks { ids, .. } => u64::try_from(ids[entry]).ok(),
+            Self::Slots { slots, .. } => slots[entry].place(),
+            Self::Blocks { ids, .. } => place_of(ids[entry]),
         }
     }
 
     /// Checks the entries that move.
     fn check_range(&self, places: u64) -> Result<(), KernelError> {
-        let first = self.first();
-        let is_out = |place: i64| u64::try_from(place).is_ok_and(|place| place >= places);
-        match *self {
+        let is_out = |entry: &usize| self.place(*entry).is_some_and(|place| place >= places);
+        let Some(at) = (self.first()..self.len()).find(is_out) else { return Ok(()) };
+        let place = at as u64;
+        Err(match self {
             Self::Slots { slots, .. } => {
-                let entry = (first..slots.len()).find(|&entry| is_out(slots[entry]));
-                entry.map_or(Ok(()), |entry| {
-                    let (token, slot) = (entry as u64, slots[entry]);
-                    Err(KernelError::SlotOutOfRange { token, slot, slots: places })
-                })
+                KernelError::SlotOutOfRange { token: place, slot: slots[at], slots: places }
             }
             Self::Blocks { ids, .. } => {
-                let entry = (first..ids.len()).find(|&entry| is_out(ids[entry].into()));
-                entry.map_or(Ok(()), |entry| {
-                    let (entry, block) = (entry as u64, ids[entry]);
-                    Err(KernelError::IdOutOfRange { entry, block, blocks: places })
-                })
+                KernelError::IdOutOfRange { entry: place, block: ids[at], blocks: places }
             }
-        }
+        })
     }
 
     /// Tokens of an entry.
     fn unit(&self) -> u64 {
         match *self {
             Self::Slots { .. } => 1,
-            Self::Blocks { block_tokens, .. } => block_tokens,
+            Self::Blocks { block_tokens, .. } => block_tokens.into(),
+        }
+    }
+
+    /// The slot of an entry's first token.
+    fn slot(&self, entry: usize) -> Slot {
+        match *self {
+            Self::Slots { slots, .. } => slots[entry],
+            Self::Blocks { ids, block_tokens, .. } => {
+                ids[entry].block().map_or(Slot::NONE, |block| block.slot(block_tokens, 0))
+            }
         }
     }
 }
@@ -108,12 +112,17 @@ fn is_unsure(places: u64, chunks: &[Named<'_>]) -> bool {
     let mut seen = Kept::take();
     chunks.iter().any(|chunk| match *chunk {
         Named::Slots { slots, .. } => {
-            seen.any_twice(places, slots.iter().skip(chunk.first()).copied())
+            seen.any_twice(places, slots.iter().skip(chunk.first()).filter_map(|slot| slot.place()))
         }
         Named::Blocks { ids, .. } => {
-            seen.any_twice(places, ids.iter().skip(chunk.first()).map(|id| i64::from(*id)))
+            seen.any_twice(places, ids.iter().skip(chunk.first()).filter_map(|id| place_of(*id)))
         }
     })
+}
+
+/// The index of the block that an entry names.
+fn place_of(entry: TableEntry) -> Option<u64> {
+    entry.block().map(|block| block.index() as u64)
 }
 
 /// Names the first repeat with both of its tokens, if there is one.
@@ -134,9 +143,9 @@ fn find_repeat(chunks: &[Named<'_>]) -> Result<(), KernelError> {
     });
     let Some((first, second)) = repeat else { return Ok(()) };
     let [(first_chunk, first_entry), (chunk, entry)] = [at(first), at(second)];
-    let (unit, named) = (chunks[chunk].unit(), chunks[chunk].place(entry));
+    let (unit, slot) = (chunks[chunk].unit(), chunks[chunk].slot(entry));
     Err(KernelError::StoredTwice {
-        slot: named.unwrap_or_default() * unit,
+        slot,
         chunk,
         token: entry as u64 * unit,
         first_chunk,
@@ -183,12 +192,12 @@ impl Kept {
     }
 
     /// Whether one of the places was seen before, or is not below `end`, or beyond the bits that are kept:
-    /// only a `false` is sure. Negative ones are none.
-    pub(crate) fn any_twice(&mut self, end: u64, places: impl Iterator<Item = i64>) -> bool {
+    /// only a `false` is sure.
+    pub(crate) fn any_twice(&mut self, end: u64, places: impl Iterator<Item = u64>) -> bool {
         let end = end.min(BITS_MAX);
         // Places that follow each other share a word, which is looked at once for all of them.
         let (mut word, mut bits) = (0, 0u64);
-        for place in places.filter_map(|place| u64::try_from(place).ok()) {
+        for place in places {
             if guard!("kernels.slots-are-there", place >= end, else place >= BITS_MAX) {
                 return true;
             }
@@ -222,7 +231,8 @@ impl Drop for Kept {
 mod tests {
     use super::*;
 
-    fn twice(slot: u64, first: (usize, u64), second: (usize, u64)) -> Result<(), KernelError> {
+    fn twice(slot: i64, first: (usize, u64), second: (usize, u64)) -> Result<(), KernelError> {
+        let slot = Slot::new(slot).unwrap();
         let ((first_chunk, first_token), (chunk, token)) = (first, second);
         Err(KernelError::StoredTwice { slot, chunk, token, first_chunk, first_token })
     }
@@ -236,14 +246,20 @@ mod tests {
         KEPT.set(kept);
     }
 
-    fn slots(skip: u64, slots: &[i64]) -> Named<'_> {
-        Named::Slots { skip, slots }
+    fn slots(skip: u64, numbers: &[i64]) -> Named<'static> {
+        let slots = numbers.iter().map(|&slot| Slot::new(slot).unwrap());
+        Named::Slots { skip, slots: slots.collect::<Vec<_>>().leak() }
+    }
+
+    fn blocks(skip: u64, numbers: &[i32]) -> Named<'static> {
+        let ids = numbers.iter().map(|&id| TableEntry::new(id).unwrap());
+        Named::Blocks { skip, ids: ids.collect::<Vec<_>>().leak(), block_tokens: 4 }
     }
 
     #[test]
     fn a_slot_that_is_named_twice_is_found_with_both_tokens() {
         assert_found(&[], Ok(()));
-        assert_found(&[slots(0, &[4, 5, 6, -1, 3, 2, -1, -7])], Ok(()));
+        assert_found(&[slots(0, &[4, 5, 6, -1, 3, 2, -1, -1])], Ok(()));
         assert_found(&[slots(0, &[4, 5, 6, 4])], twice(4, (0, 0), (0, 3)));
         assert_found(&[slots(0, &[6, 100, 5, 6])], twice(6, (0, 0), (0, 3)));
         assert_found(&[slots(0, &[9, 1, 2, 300, 2])], twice(2, (0, 2), (0, 4)));
@@ -259,7 +275,6 @@ mod tests {
 
     #[test]
     fn a_block_that_is_named_twice_is_found_by_its_first_token() {
-        let blocks = |skip, ids| Named::Blocks { skip, ids, block_tokens: 4 };
         assert_found(&[blocks(0, &[2, -1, 0, -1]), blocks(0, &[1])], Ok(()));
         assert_found(&[blocks(0, &[2, 0, 2])], twice(8, (0, 0), (0, 8)));
         assert_found(&[blocks(0, &[2, 0]), blocks(0, &[70, 0])], twice(0, (0, 4), (1, 4)));
@@ -281,7 +296,7 @@ mod tests {
     #[test]
     fn a_slot_out_of_range_is_seen_in_the_pass_for_repeats() {
         let named = [3, 8, 1];
-        let expected = KernelError::SlotOutOfRange { token: 1, slot: 8, slots: 8 };
+        let expected = KernelError::SlotOutOfRange { token: 1, slot: Slot::from(8), slots: 8 };
         assert_eq!(check_named(8, &[slots(0, &named)], true), Err(expected));
         assert_eq!(check_named(9, &[slots(0, &named)], true), Ok(()));
     }
@@ -290,12 +305,13 @@ mod tests {
     fn a_slot_out_of_range_is_found_though_others_repeat() {
         for apart in [false, true] {
             let check = |chunk: Named<'_>| check_named(8, &[chunk], apart).unwrap_err();
-            let (token, slot) = (4, 8);
+            let (token, slot) = (4, Slot::from(8));
             let named = [9, 2, 2, -1, 8];
             let expected = KernelError::SlotOutOfRange { token, slot, slots: 8 };
             assert_eq!(check(slots(1, &named)), expected);
-            let ids = Named::Blocks { skip: 4, ids: &[9, 2, 2, 8], block_tokens: 4 };
-            assert_eq!(check(ids), KernelError::IdOutOfRange { entry: 3, block: 8, blocks: 8 });
+            let ids = blocks(4, &[9, 2, 2, 8]);
+            let block = TableEntry::new(8).unwrap();
+            assert_eq!(check(ids), KernelError::IdOutOfRange { entry: 3, block, blocks: 8 });
         }
     }
 

@@ -1,6 +1,7 @@
 //! Moving tokens between a contiguous chunk and paged memory, all layers in one launch.
 
 use cuda_driver::{DeviceSpan, Stream};
+use kv_pool::Slot;
 
 use crate::{
     KernelError, KvKernels, PagedKv,
@@ -22,12 +23,10 @@ pub enum Direction {
 pub struct Transfer<'a> {
     /// The chunk, `[kv, layer, token, row]`: exactly `tokens` tokens of all planes.
     pub chunk: DeviceSpan,
-    /// One slot (`i64`) for each token, on the device; at least `tokens` of them.
-    ///
-    /// [`PagedKv::slots`] says what a slot is. A negative slot means "skip this token".
+    /// One [`Slot`] for each token, on the device; at least `tokens` of them. [`Slot::NONE`] means "skip this token".
     pub slot_mapping: DeviceSpan,
     /// The host's copy of the mapping, which is checked before the launch; exactly `tokens` slots.
-    pub host_slots: &'a [i64],
+    pub host_slots: &'a [Slot],
     /// Tokens of the chunk.
     pub tokens: u64,
     /// How many of the first tokens stay untouched, at most `tokens`.

@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use cuda_driver::{CudaDriver, Device};
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer, references,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer, references,
     tables::GatherRows,
     verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, plane_word},
 };
 use libtest_mimic::{Arguments, Failed, Trial};
-use ops::on::{On, Outputs, Random, compare, noise};
+use ops::on::{On, Outputs, Random, block, compare, noise};
 
 type Run = fn(&On);
 
@@ -98,7 +98,7 @@ struct Case {
     layout: PagedLayout,
     blocks: u64,
     skip: u64,
-    host_slots: Vec<i64>,
+    host_slots: Vec<Slot>,
 }
 
 /// Larger blocks would take the time of many smaller ones and show nothing else.
@@ -131,14 +131,14 @@ fn every_shape(gpu: &On, row_bytes: u64) {
 impl Case {
     fn new(shape: KvShape, layout: PagedLayout, blocks: u64, skip_fourths: u64) -> Self {
         let slots = blocks * u64::from(shape.block_tokens());
-        let mut host_slots: Vec<i64> = (0..slots as i64).collect();
+        let mut host_slots: Vec<_> = (0..slots as u32).map(Slot::from).collect();
         let mut random = Random(slots);
         // Half of the tokens in runs, half scattered; some skipped.
         random.shuffle(&mut host_slots[slots as usize / 2..]);
         host_slots.truncate(slots as usize - slots as usize / 8);
         for slot in &mut host_slots {
             if random.below(9) == 0 {
-                *slot = -1 - random.below(3) as i64;
+                *slot = Slot::NONE;
             }
         }
         // An odd number of tokens, not only whole fourths.
@@ -274,7 +274,7 @@ fn device_side_checks(gpu: &On) {
     let transfer = Transfer {
         chunk: chunk.span(),
         slot_mapping: slot_mapping.span(),
-        host_slots: &[0, 1, 2, 3, 4],
+        host_slots: &[0, 1, 2, 3, 4].map(Slot::from),
         tokens: 5,
         skip_prefix_n_tokens: 0,
         direction: Direction::ChunkToPaged,
@@ -308,9 +308,9 @@ fn offsets_beyond_32_bits(gpu: &On) {
     let layer_major = PagedLayout::layer_major(&shape, blocks).unwrap();
     for layout in [PagedLayout::block_major(&shape), layer_major] {
         let paged = PagedKv::new(&gpu.stream, shape, layout, pages.span(), blocks).unwrap();
-        let ids = [0, blocks - 1, blocks / 2, blocks - 2].map(|id| id as i32);
-        let host_slots: Vec<i64> =
-            ids.iter().flat_map(|id| (0..16).map(move |t| i64::from(*id) * 16 + t)).collect();
+        let ids = [0, blocks - 1, blocks / 2, blocks - 2].map(block);
+        let host_slots: Vec<_> =
+            ids.iter().flat_map(|id| (0..16).map(move |token| id.slot(16, token))).collect();
         let keys: Vec<u64> = (0..64).map(plane_word).collect();
         let (slot_mapping, token_keys) = (gpu.upload(&host_slots), gpu.upload(&keys));
         let chunk = gpu.memory(64 * shape.token_bytes());
@@ -351,7 +351,7 @@ fn prefix_survives(gpu: &On) -> bool {
     let pages = gpu.upload(&before);
     let layout = PagedLayout::block_major(&shape);
     let paged = PagedKv::new(&gpu.stream, shape, layout, pages.span(), 8).unwrap();
-    let host_slots: Vec<i64> = (8..18).collect();
+    let host_slots: Vec<_> = (8..18).map(Slot::from).collect();
     let slot_mapping = gpu.upload(&host_slots);
     let chunk = gpu.memory(10 * shape.token_bytes());
     gpu.stream.fill(chunk.span(), 0xEE).unwrap();

@@ -5,7 +5,7 @@
 
 use std::io::{self, Read};
 
-use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
 use kv_tier::codec::{FieldError, Fields, Writer};
 use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 use xxhash_rust::xxh3::xxh3_64;
@@ -114,7 +114,7 @@ impl StepPlan {
                 out.u32(edit.first);
                 out.u32(edit.count);
             });
-            out.list(&self.edit_ids, |out, &id| out.u32(id as u32));
+            out.list(&self.edit_ids, |out, &id| out.u32(id.get() as u32));
             out.list(&self.batch, write_batch_row);
             out.list(&self.draft_batch, write_batch_row);
             out.list(&self.forgets, |out, forget| {
@@ -187,7 +187,7 @@ impl Snapshot {
             out.u64(self.step);
             out.list(&self.tables, |out, table| {
                 out.u32(table.width);
-                out.list(&table.ids, |out, &id| out.u32(id as u32));
+                out.list(&table.ids, |out, &id| out.u32(id.get() as u32));
             });
             out.list(&self.granules, |out, &owner| write_owner(out, owner));
         });
@@ -336,7 +336,13 @@ fn list<T>(
 }
 
 fn block(from: &mut Fields<'_>, field: &'static str) -> Result<BlockId, FieldError> {
-    from.choice(field, 1 << 31).map(BlockId::new)
+    let id = from.u32()?;
+    BlockId::new(id).ok_or(FieldError::Value { field, value: id.into() })
+}
+
+fn entry(from: &mut Fields<'_>) -> Result<TableEntry, FieldError> {
+    let (entry, field) = (from.u32()?, "entry of a block table");
+    TableEntry::new(entry as i32).ok_or(FieldError::Value { field, value: entry.into() })
 }
 
 fn tier(from: &mut Fields<'_>) -> Result<Tier, FieldError> {
@@ -380,7 +386,7 @@ fn plan(from: &mut Fields<'_>) -> Result<StepPlan, FieldError> {
             let (group, row) = (group(from)?, Row::new(from.u32()?));
             Ok(RowEdit { group, row, first: from.u32()?, count: from.u32()? })
         })?,
-        edit_ids: list(from, 4, |from| Ok(from.u32()? as i32))?,
+        edit_ids: list(from, 4, entry)?,
         batch: list(from, 36, batch_row)?,
         draft_batch: list(from, 36, batch_row)?,
         forgets: list(from, 28, |from| {
@@ -441,7 +447,7 @@ fn snapshot(from: &mut Fields<'_>) -> Result<Snapshot, FieldError> {
     let step = from.u64()?;
     let tables = list(from, 8, |from| {
         let width = from.u32()?;
-        Ok(SnapshotTable { width, ids: list(from, 4, |from| Ok(from.u32()? as i32))? })
+        Ok(SnapshotTable { width, ids: list(from, 4, entry)? })
     })?;
     Ok(Snapshot { step, tables, granules: list(from, 4, owner)? })
 }

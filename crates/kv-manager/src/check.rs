@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use kv_pool::{BlockId, Tier, guard};
+use kv_pool::{BlockId, TableEntry, Tier, guard};
 use kv_tier::{Direction, TicketId, Transfer};
 use smallvec::SmallVec;
 
@@ -126,7 +126,7 @@ pub enum PlanError {
         /// The tier.
         tier: Tier,
         /// The block named.
-        id: i64,
+        id: BlockId,
         /// Blocks of the tier.
         blocks: u64,
     },
@@ -337,7 +337,7 @@ impl StepPlan {
             };
             match (id.index() as u64) < blocks {
                 true => Ok(()),
-                false => Err(PlanError::Block { step, tier, id: id.index() as i64, blocks }),
+                false => Err(PlanError::Block { step, tier, id, blocks }),
             }
         };
         for copy in &self.copies {
@@ -345,7 +345,7 @@ impl StepPlan {
             check(copy.group, copy.to.tier, copy.to.id)?;
             if copy.from.tier != Tier::Primary && copy.to.tier != Tier::Primary {
                 // A worker copies from or to its device.
-                let (tier, id) = (copy.to.tier, copy.to.id.index() as i64);
+                let (tier, id) = (copy.to.tier, copy.to.id);
                 return Err(PlanError::Block { step, tier, id, blocks: 0 });
             }
         }
@@ -427,7 +427,7 @@ impl StepPlan {
             last = ticket;
             for &(_, block) in blocks {
                 if block.index() as u64 >= host {
-                    let (tier, id) = (Tier::Secondary, block.index() as i64);
+                    let (tier, id) = (Tier::Secondary, block);
                     return Err(PlanError::Block { step, tier, id, blocks: host });
                 }
                 if let Some((other, way)) = users.insert((group, block), (ticket, direction))
@@ -457,7 +457,7 @@ impl StepPlan {
         for &LayerLoad { ticket, group, from: block, to } in &self.layer_loads {
             let host = *of_group(host, group, step)?;
             if block.index() as u64 >= host {
-                let (tier, id) = (Tier::Secondary, block.index() as i64);
+                let (tier, id) = (Tier::Secondary, block);
                 return Err(PlanError::Block { step, tier, id, blocks: host });
             }
             let open = known.open.iter().find(|open| open.ticket == ticket);
@@ -520,10 +520,10 @@ fn of_group<T>(all: &[T], group: GroupId, step: u64) -> Result<&T, PlanError> {
     all.get(usize::from(group.0)).ok_or(PlanError::Group { step, group, groups })
 }
 
-fn check_ids(step: u64, ids: &[i32], blocks: u64) -> Result<(), PlanError> {
-    let outside = |id: &&i32| **id < -1 || i64::from(**id) >= 0 && **id as u64 >= blocks;
-    match ids.iter().find(outside) {
-        Some(&id) => Err(PlanError::Block { step, tier: Tier::Primary, id: id.into(), blocks }),
+fn check_ids(step: u64, ids: &[TableEntry], blocks: u64) -> Result<(), PlanError> {
+    let is_outside = |id: &BlockId| id.index() as u64 >= blocks;
+    match ids.iter().filter_map(|entry| entry.block()).find(is_outside) {
+        Some(id) => Err(PlanError::Block { step, tier: Tier::Primary, id, blocks }),
         None => Ok(()),
     }
 }

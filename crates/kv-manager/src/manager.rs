@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, Tier, guard};
+use kv_pool::{BlockHash, Claimed, PoolBuilder, PoolView, TableEntry, Tier, guard};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -280,16 +280,16 @@ impl Manager {
         Snapshot { step: self.latest_staged, tables, granules: self.staged_owners() }
     }
 
-    /// The device blocks of a sequence in the first group, as its row of the block table has them: the ids of its
-    /// blocks, and -1 behind them. Nothing while it is suspended, or if another manager admitted it.
+    /// The device blocks of a sequence in the first group, as its row of the block table has them, with none
+    /// behind them. Nothing while it is suspended, or if another manager admitted it.
     #[must_use]
-    pub fn block_ids(&self, sequence: &Sequence) -> &[i32] {
+    pub fn block_ids(&self, sequence: &Sequence) -> &[TableEntry] {
         self.block_ids_of(GroupId(0), sequence)
     }
 
-    /// The same in any group. -1 means also a block that is needed no more.
+    /// The same in any group. A block that is needed no more is none either.
     #[must_use]
-    pub fn block_ids_of(&self, group: GroupId, sequence: &Sequence) -> &[i32] {
+    pub fn block_ids_of(&self, group: GroupId, sequence: &Sequence) -> &[TableEntry] {
         match (&sequence.row, self.groups.get(usize::from(group.0))) {
             (Some(row), Some(group)) if self.home.is(&sequence.home) => group.table.row(row.row()),
             _ => &[],

@@ -1,6 +1,6 @@
 //! What passes between the manager and its workers: plans and completions, as values.
 
-use kv_pool::{BlockId, Location};
+use kv_pool::{BlockId, Location, TableEntry};
 use kv_tier::{TicketId, Transfer};
 
 use crate::tickets::Forget;
@@ -126,8 +126,8 @@ pub struct StepPlan {
     pub scrubs: Vec<BlockScrub>,
     /// Changes of the block tables, in order.
     pub edits: Vec<RowEdit>,
-    /// The block ids that the edits write, one after the other. -1 means no block.
-    pub edit_ids: Vec<i32>,
+    /// The entries that the edits write, one after the other.
+    pub edit_ids: Vec<TableEntry>,
     /// The sequences of the step, in the order of the call.
     pub batch: Vec<BatchRow>,
     /// What a draft model computes in the step, of sequences of the batch: tokens behind those that it has KV for.
@@ -191,7 +191,7 @@ pub struct SnapshotTable {
     /// Entries of a row.
     pub width: u32,
     /// The block ids, row by row.
-    pub ids: Vec<i32>,
+    pub ids: Vec<TableEntry>,
 }
 
 /// What came of plans.

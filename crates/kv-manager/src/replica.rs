@@ -1,13 +1,12 @@
 //! A worker's copy of the block tables, and what it checks of each plan before it carries it out.
 
-use kv_pool::guard;
+use kv_pool::{TableEntry, guard};
 use kv_tier::GroupKind;
 use smallvec::SmallVec;
 
 use crate::options::{check_groups, check_kind, check_table, needed_blocks, repeated, row_width};
 use crate::owners::Owners;
 use crate::plan::{BatchRow, RowEdit, Snapshot, Start, StepPlan};
-use crate::table::NO_BLOCK;
 use crate::{GroupId, OptionsError, PlanError, Row, SharedMemory};
 
 /// The block tables as a worker knows it.
@@ -32,7 +31,7 @@ pub struct Replica {
     /// Those of a draft model; `None` if that was not said.
     drafts: Option<SmallVec<[GroupId; 2]>>,
     /// What the changes of the last plan have replaced.
-    before: Vec<i32>,
+    before: Vec<TableEntry>,
 }
 
 /// The block table of a group.
@@ -40,7 +39,7 @@ pub struct Replica {
 struct Copied {
     kind: GroupKind,
     width: usize,
-    ids: Vec<i32>,
+    ids: Vec<TableEntry>,
 }
 
 impl Replica {
@@ -67,7 +66,7 @@ impl Replica {
             let width = row_width(kind, width);
             check_table(rows, width)?;
             let width = width as usize;
-            Ok(Copied { kind, width, ids: repeated(NO_BLOCK, rows as usize * width)? })
+            Ok(Copied { kind, width, ids: repeated(TableEntry::NONE, rows as usize * width)? })
         };
         let groups = groups.into_iter().map(table).collect::<Result<Vec<_>, OptionsError>>()?;
         check_groups(groups.len())?;
@@ -106,15 +105,15 @@ impl Replica {
         self.step
     }
 
-    /// The block ids of a row of the first group, -1 where there is none; `None` if there is no such row.
+    /// The entries of a row of the first group; `None` if there is no such row.
     #[must_use]
-    pub fn row(&self, row: Row) -> Option<&[i32]> {
+    pub fn row(&self, row: Row) -> Option<&[TableEntry]> {
         self.row_of(GroupId(0), row)
     }
 
     /// The same of any group.
     #[must_use]
-    pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[i32]> {
+    pub fn row_of(&self, group: GroupId, row: Row) -> Option<&[TableEntry]> {
         let table = self.groups.get(usize::from(group.0))?;
         table.ids.chunks_exact(table.width.max(1)).nth(row.index())
     }
@@ -246,7 +245,9 @@ impl Replica {
         let row = self.row_of(group, batch.row).unwrap_or_default();
         let is_of =
             |id| guard!("manager.batches-stay-in-granules", self.owners.has(group, id), else true);
-        let is_ready = |&id: &i32| u64::try_from(id).is_ok_and(|id| id < blocks && is_of(id));
+        let is_ready = |entry: &TableEntry| {
+            entry.block().map(|id| id.index() as u64).is_some_and(|id| id < blocks && is_of(id))
+        };
         let there = |(first, end): (u64, u64)| {
             let (first, end) = (usize::try_from(first).ok()?, usize::try_from(end).ok()?);
             Some(row.get(first..end)?.iter().all(is_ready))
@@ -258,7 +259,7 @@ impl Replica {
 
 impl Copied {
     /// The entries that an edit changes.
-    fn entries(&mut self, edit: &RowEdit) -> &mut [i32] {
+    fn entries(&mut self, edit: &RowEdit) -> &mut [TableEntry] {
         let first = edit.row.index() * self.width + edit.first as usize;
         &mut self.ids[first..first + edit.count as usize]
     }

@@ -500,7 +500,7 @@ mod tests {
         let idle = |granule| Idle { priority: None, used: std::cmp::Reverse(0), granule };
         let idle = [2, 0, 1].map(idle).to_vec();
         let mut has = Has { blocks: 4, empty: 0, claimable: 12, idle };
-        let near = [4, 5].map(BlockId::new).to_vec();
+        let near = [4, 5].map(BlockId::from).to_vec();
         has.pin(&Extent { unused: 2, near, ..Extent::default() });
         let left: Vec<_> = has.idle.iter().map(|idle| idle.granule).collect();
         assert_eq!((has.claimable, left), (10, vec![2, 0]));

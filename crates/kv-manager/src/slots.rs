@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::table::NO_BLOCK;
+use kv_pool::Slot;
+
 use crate::{Manager, Sequence};
 
 /// The slots of a sequence's tokens were not listed: it has no blocks for them, is suspended, or belongs to
@@ -22,7 +23,8 @@ kv_pool::one_line_debug!(SlotError);
 
 impl Manager {
     /// Appends the slots of a sequence's tokens to `slots`: slot `s` is token `s % block_tokens` of
-    /// device block `s / block_tokens` of the first group, and -1 is a token whose block is needed no more.
+    /// device block `s / block_tokens` of the first group, and [`Slot::NONE`] is that of a token whose block is needed no
+    /// more.
     ///
     /// # Errors
     /// [`SlotError`]; nothing was appended then.
@@ -30,7 +32,7 @@ impl Manager {
         &self,
         sequence: &Sequence,
         tokens: Range<u64>,
-        slots: &mut Vec<i64>,
+        slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError> {
         let Range { start, end } = tokens;
         let block_tokens = u64::from(self.options.block_tokens);
@@ -48,14 +50,11 @@ impl Manager {
             let block = at / block_tokens;
             let next = end.min((block + 1) * block_tokens);
             // The sequence has blocks for all of its room.
-            match ids[block as usize] {
-                NO_BLOCK => slots.extend((at..next).map(|_| -1)),
-                id => {
-                    let first = i64::from(id) * block_tokens as i64;
-                    let slot = |token| first + (token - block * block_tokens) as i64;
-                    slots.extend((at..next).map(slot));
-                }
-            }
+            let id = ids[block as usize].block();
+            let offsets = (at - block * block_tokens) as u32..(next - block * block_tokens) as u32;
+            let slot =
+                |offset| id.map_or(Slot::NONE, |id| id.slot(self.options.block_tokens, offset));
+            slots.extend(offsets.map(slot));
             at = next;
         }
         Ok(())

@@ -1,21 +1,17 @@
 //! The block table of a group as the manager knows it: one row a sequence, and what has changed since the last plan.
 
-use kv_pool::BlockId;
-use kv_pool::guard;
+use kv_pool::{TableEntry, guard};
 
 use crate::blocks::Blocks;
 use crate::options::{check_table, repeated};
 use crate::plan::{RowEdit, StepPlan};
 use crate::{GroupId, OptionsError, Row};
 
-/// What a row holds behind its sequence's blocks.
-pub(crate) const NO_BLOCK: i32 = -1;
-
 /// The block ids of all rows, `[rows, width]`.
 #[derive(Debug)]
 pub(crate) struct Table {
     group: GroupId,
-    ids: Vec<i32>,
+    ids: Vec<TableEntry>,
     /// Of each row, the first entry behind all blocks.
     ends: Vec<u32>,
     width: usize,
@@ -25,15 +21,15 @@ impl Table {
     pub(crate) fn new(group: GroupId, rows: u32, width: u32) -> Result<Self, OptionsError> {
         check_table(rows, width)?;
         let (rows, width) = (rows as usize, width as usize);
-        let (ids, ends) = (repeated(NO_BLOCK, rows * width)?, repeated(0, rows)?);
+        let (ids, ends) = (repeated(TableEntry::NONE, rows * width)?, repeated(0, rows)?);
         Ok(Self { group, ids, ends, width })
     }
 
-    pub(crate) fn ids(&self) -> &[i32] {
+    pub(crate) fn ids(&self) -> &[TableEntry] {
         &self.ids
     }
 
-    pub(crate) fn row(&self, row: Row) -> &[i32] {
+    pub(crate) fn row(&self, row: Row) -> &[TableEntry] {
         &self.ids[row.index() * self.width..][..self.width]
     }
 
@@ -48,15 +44,15 @@ impl Table {
         let start = plan.edit_ids.len();
         let mut at = first;
         blocks.for_each_id(first, |id| {
-            let id = id.map_or(NO_BLOCK, BlockId::as_i32);
+            let id = TableEntry::from(id);
             entries[at] = id;
             plan.edit_ids.push(id);
             at += 1;
         });
         let end = std::mem::replace(&mut self.ends[row.index()], at as u32) as usize;
         if guard!("manager.rows-lose-what-was-there", end > at, else false) {
-            entries[at..end].fill(NO_BLOCK);
-            plan.edit_ids.resize(plan.edit_ids.len() + end - at, NO_BLOCK);
+            entries[at..end].fill(TableEntry::NONE);
+            plan.edit_ids.resize(plan.edit_ids.len() + end - at, TableEntry::NONE);
         }
         self.note(plan, row, first, start);
     }
@@ -71,8 +67,8 @@ impl Table {
         if *end as usize <= upto {
             *end = (*end).min(first as u32);
         }
-        self.ids[row.index() * self.width..][first..upto].fill(NO_BLOCK);
-        plan.edit_ids.resize(start + upto - first, NO_BLOCK);
+        self.ids[row.index() * self.width..][first..upto].fill(TableEntry::NONE);
+        plan.edit_ids.resize(start + upto - first, TableEntry::NONE);
         self.note(plan, row, first, start);
     }
 

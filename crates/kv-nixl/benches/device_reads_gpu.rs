@@ -9,6 +9,7 @@
 
 mod common;
 
+use kv_pool::BlockId;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ struct Reader {
     stream: Stream,
     pages: DeviceBuffer,
     paged: PagedKv,
-    ids: Vec<i32>,
+    ids: Vec<BlockId>,
     device_ids: DeviceBuffer,
     sums: DeviceBuffer,
     bytes: u64,
@@ -110,9 +111,9 @@ impl Reader {
         let pages = DeviceBuffer::alloc(device, bytes * count).unwrap();
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&stream, shape, layout, pages.span(), count).unwrap();
-        let ids: Vec<i32> = (0..count as i32).collect();
-        let id_bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let ids: Vec<_> = (0..count as u32).filter_map(BlockId::new).collect();
         let device_ids = DeviceBuffer::alloc(device, count * 4).unwrap();
+        let id_bytes: Vec<u8> = (0..count as u32).flat_map(u32::to_le_bytes).collect();
         stream.upload(device_ids.span(), &id_bytes).unwrap();
         let sums = DeviceBuffer::alloc(device, count * 8).unwrap();
         let kernels = KvKernels::load(device).unwrap();

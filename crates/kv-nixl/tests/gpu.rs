@@ -19,7 +19,7 @@ use common::{block, far, random, until};
 use cuda_driver::{Device, Event};
 use device::{Pool, Process, Role, content, last, open};
 use kv_nixl::{Library, NixlDeviceTransfer, NixlTransfer};
-use kv_pool::{BlockHash, GroupId};
+use kv_pool::{BlockHash, BlockId, GroupId};
 use kv_remote::PeerError;
 use kv_remote::handover::{HandoverId, Pull};
 use kv_remote::message::Found;
@@ -253,7 +253,9 @@ fn sequences_are_handed_over() {
             transfer.read_each(peer, found, deadline, &mut |at, span| {
                 pool.stream().copy_on_device(pool.block(places[at]), span).unwrap();
             })?;
-            let sums = pool.sums_of(&places.iter().map(|&place| place as i32).collect::<Vec<_>>());
+            let sums = pool.sums_of(
+                &places.iter().filter_map(|&place| BlockId::new(place as u32)).collect::<Vec<_>>(),
+            );
             first.get_or_insert_with(|| asked.elapsed());
             Ok(sums.iter().zip(&found.blocks).map(|(sum, at)| *sum == at.sum).collect())
         });

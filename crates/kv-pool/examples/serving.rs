@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "a program that reports")]
 
-use kv_pool::{Admission, Admit, BlockHash, BlockPool, Naming, PoolConfig};
+use kv_pool::{Admission, Admit, BlockHash, BlockPool, Naming, PoolConfig, TableEntry};
 
 const BLOCK_TOKENS: usize = 16;
 const BLOCKS: u64 = 64;
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (mut sequence, names) in admitted.into_iter().zip(waiting.drain(..served)) {
             let cached = sequence.prefix.len();
             let ids = sequence.prefix.ids().chain(sequence.claimed.ids());
-            let block_table: Vec<i32> = ids.map(|id| id.as_i32()).collect();
+            let block_table: Vec<_> = ids.map(TableEntry::from).collect();
             // ... enqueue the work that writes the claimed blocks, with this table ...
             println!("step {step}: {cached} of {} blocks were cached", block_table.len());
             // Written: others find the blocks from now on. Dropped: nobody needs them at present.

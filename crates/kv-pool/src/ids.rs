@@ -1,7 +1,9 @@
-//! Names of things: blocks, block ids, rows, groups, tiers, priorities and epochs.
+//! Names of things: blocks, block ids, entries of block tables, slots, rows, groups, tiers, priorities and epochs.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytemuck::{NoUninit, Zeroable};
 
 /// A block of the pool: an identity that content belongs to, wherever the content lies.
 ///
@@ -19,33 +21,175 @@ impl RecordId {
 }
 
 /// Where in its tier a block lies, counted in blocks from the start of the tier's memory.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct BlockId(pub(crate) u32);
+///
+/// Kernels read it as an `i32`: bytes of a slice go to the device as they are.
+#[derive(Clone, Copy, Debug, Eq, Hash, NoUninit, Ord, PartialEq, PartialOrd, Zeroable)]
+#[repr(transparent)]
+pub struct BlockId(
+    /// # Invariants
+    /// At most `i32::MAX`: pools have no more blocks.
+    pub(crate) u32,
+);
 
 impl BlockId {
-    /// The block id with this index: one that has come from another process, for instance. No pool takes
-    /// block ids, so it gives no access to a block.
+    /// The block id with this index, which is at most `i32::MAX`: one that has come from another process, for
+    /// instance. No pool takes block ids, so it gives no access to a block.
     #[must_use]
-    pub const fn new(index: u32) -> Self {
-        Self(index)
+    pub const fn new(index: u32) -> Option<Self> {
+        if index <= i32::MAX as u32 { Some(Self(index)) } else { None }
     }
 
     /// The index, counted in blocks.
     #[must_use]
     #[inline]
-    pub fn index(self) -> usize {
+    pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The index as block tables hold it. Pools have at most `i32::MAX` blocks.
+    /// Where a block lies whose memory is cut into slabs of `slab_blocks` blocks, of which 0 count as 1: the slab, and
+    /// the block's id within it.
     #[must_use]
     #[inline]
-    pub fn as_i32(self) -> i32 {
-        self.0 as i32
+    pub const fn in_slabs(self, slab_blocks: usize) -> (usize, Self) {
+        let slab_blocks = if slab_blocks == 0 { 1 } else { slab_blocks };
+        (self.index() / slab_blocks, Self((self.index() % slab_blocks) as u32))
+    }
+
+    /// The slot of the token that is `offset` tokens behind the first one of the block, of blocks of
+    /// `block_tokens` tokens.
+    #[must_use]
+    #[inline]
+    pub const fn slot(self, block_tokens: u32, offset: u32) -> Slot {
+        // No overflow: the factors have 31 and 32 bits.
+        Slot(self.0 as i64 * block_tokens as i64 + offset as i64)
+    }
+}
+
+impl From<u16> for BlockId {
+    fn from(index: u16) -> Self {
+        Self(index.into())
     }
 }
 
 impl fmt::Display for BlockId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An entry of a block table: a block id, or none.
+///
+/// Kernels read it as an `i32`, of which -1 is none: bytes of a slice go to the device as they are.
+#[derive(Clone, Copy, Debug, Eq, Hash, NoUninit, Ord, PartialEq, PartialOrd)]
+#[repr(transparent)]
+pub struct TableEntry(
+    /// # Invariants
+    /// At least -1.
+    i32,
+);
+
+impl TableEntry {
+    /// The entry that names no block.
+    pub const NONE: Self = Self(-1);
+
+    /// The entry that kernels read as this number, if it is one.
+    #[must_use]
+    pub const fn new(number: i32) -> Option<Self> {
+        if number >= -1 { Some(Self(number)) } else { None }
+    }
+
+    /// The number that kernels read.
+    #[must_use]
+    #[inline]
+    pub const fn get(self) -> i32 {
+        self.0
+    }
+
+    /// The block, if it names one.
+    #[must_use]
+    #[inline]
+    pub const fn block(self) -> Option<BlockId> {
+        if self.0 >= 0 { Some(BlockId(self.0 as u32)) } else { None }
+    }
+}
+
+impl Default for TableEntry {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl From<BlockId> for TableEntry {
+    #[inline]
+    fn from(id: BlockId) -> Self {
+        Self(id.0 as i32)
+    }
+}
+
+impl From<u16> for TableEntry {
+    fn from(block: u16) -> Self {
+        Self(block.into())
+    }
+}
+
+impl From<Option<BlockId>> for TableEntry {
+    #[inline]
+    fn from(id: Option<BlockId>) -> Self {
+        id.map_or(Self::NONE, Self::from)
+    }
+}
+
+impl fmt::Display for TableEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The place of a token in the memory of blocks, or none: an entry of a slot mapping.
+///
+/// Slot `s` is token `s % block_tokens` of block `s / block_tokens`. Kernels read it as an `i64`, of which -1 is none:
+/// padding, or a token that does not move. Bytes of a slice go to the device as they are.
+#[derive(Clone, Copy, Debug, Eq, Hash, NoUninit, Ord, PartialEq, PartialOrd)]
+#[repr(transparent)]
+pub struct Slot(
+    /// # Invariants
+    /// At least -1.
+    i64,
+);
+
+impl Slot {
+    /// No place.
+    pub const NONE: Self = Self(-1);
+
+    /// The slot that kernels read as this number, if it is one.
+    #[must_use]
+    pub const fn new(number: i64) -> Option<Self> {
+        if number >= -1 { Some(Self(number)) } else { None }
+    }
+
+    /// The number that kernels read.
+    #[must_use]
+    #[inline]
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+
+    /// The place, counted in tokens from the start of the memory, if it is one.
+    #[must_use]
+    #[inline]
+    pub const fn place(self) -> Option<u64> {
+        if self.0 >= 0 { Some(self.0 as u64) } else { None }
+    }
+}
+
+impl From<u32> for Slot {
+    #[inline]
+    fn from(place: u32) -> Self {
+        Self(place.into())
+    }
+}
+
+impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -238,6 +382,24 @@ mod tests {
         assert_eq!((Row::default().index(), Row::new(u32::MAX).index()), (0, u32::MAX as usize));
         assert!(Row::new(1) < Row::new(2));
         assert_eq!(Row::new(7).to_string(), "7");
+    }
+
+    #[test]
+    fn what_kernels_read_is_checked_where_it_is_made() {
+        let most = i32::MAX as u32;
+        assert_eq!(BlockId::new(most).map(BlockId::index), Some(most as usize));
+        assert_eq!(BlockId::new(most + 1), None);
+        assert_eq!((TableEntry::new(-2), Slot::new(-2)), (None, None));
+        assert_eq!((TableEntry::NONE.block(), Slot::NONE.place()), (None, None));
+        let entries = [TableEntry::from(BlockId(7)), TableEntry::from(None)];
+        assert_eq!(bytemuck::cast_slice::<_, u8>(&entries), bytemuck::cast_slice(&[7, -1]));
+        assert_eq!(entries.map(TableEntry::block), [Some(BlockId(7)), None]);
+        let slots = [BlockId(7).slot(16, 3), Slot::NONE];
+        assert_eq!(bytemuck::cast_slice::<_, u8>(&slots), bytemuck::cast_slice(&[115_i64, -1]));
+        let last = BlockId(most).slot(u32::MAX, u32::MAX - 1).place();
+        assert_eq!(last, Some((u64::from(most) + 1) * u64::from(u32::MAX) - 1));
+        assert_eq!(BlockId(7).in_slabs(3), (2, BlockId(1)));
+        assert_eq!(BlockId(7).in_slabs(0), (7, BlockId(0)));
     }
 
     #[test]

@@ -33,7 +33,7 @@
 //! the rest, and later names what it has written, in one step each.
 //!
 //! ```
-//! use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, Priority};
+//! use kv_pool::{BlockHash, BlockPool, Naming, PoolConfig, TableEntry};
 //!
 //! let pool = BlockPool::new(&PoolConfig::primary_only(64))?;
 //! let mut parent = BlockHash::ROOT;
@@ -46,7 +46,7 @@
 //!
 //! let mut held = pool.match_prefix(&prompt);
 //! let mut new = pool.claim(prompt.len() - held.len())?;
-//! let block_table: Vec<i32> = held.ids().chain(new.ids()).map(|id| id.as_i32()).collect();
+//! let block_table: Vec<TableEntry> = held.ids().chain(new.ids()).map(TableEntry::from).collect();
 //! // ... enqueue the work that writes the new blocks ...
 //! let written = new.register(&prompt[held.len()..], Naming::default())?;
 //! held.append(written).expect("of the same pool");
@@ -194,7 +194,7 @@ pub use claim::{Claimed, Registered};
 pub use config::{BLOCKS_MAX, ConfigError, PoolConfig};
 pub use error::{BudgetError, ClaimError, EpochError, RegisterError};
 pub use hash::{BlockHash, BlockHasher, ExtraKey};
-pub use ids::{BlockId, Epoch, GroupId, Location, Priority, Row, Tier};
+pub use ids::{BlockId, Epoch, GroupId, Location, Priority, Row, Slot, TableEntry, Tier};
 pub use naming::Naming;
 pub use pin::Pinned;
 pub use pool::BlockPool;

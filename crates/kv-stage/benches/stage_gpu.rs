@@ -25,7 +25,8 @@ use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvKernels;
 use kv_kernels::tables::GatherRows;
 use kv_stage::{
-    BatchOptions, BatchTable, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions, StagingPool,
+    BatchOptions, BatchTable, BlockId, DeviceBatch, Pinning, PoolOptions, Row, StagingOptions,
+    StagingPool, TableEntry,
 };
 use kv_testkit::alloc;
 
@@ -303,8 +304,12 @@ impl Bench {
     }
 
     fn batch_of(&self, pool: &mut Option<StagingPool>) -> DeviceBatch {
-        let table =
-            BatchTable { width: COLUMNS as u32, block_tokens: 16, null_block: 0, is_state: false };
+        let table = BatchTable {
+            width: COLUMNS as u32,
+            block_tokens: 16,
+            null_block: BlockId::from(0),
+            is_state: false,
+        };
         let options = BatchOptions {
             rows: ROWS as u32,
             sequences_max: ROWS as u32,
@@ -316,7 +321,7 @@ impl Bench {
         let pool = pool.insert(StagingPool::new(&self.device, staging).unwrap());
         let mut batch = DeviceBatch::new(pool, options).unwrap();
         for row in 0..ROWS as u32 {
-            let ids: Vec<i32> = (0..COLUMNS as i32).collect();
+            let ids: Vec<_> = (0..COLUMNS as u16).map(TableEntry::from).collect();
             batch.edit(0, Row::new(row), 0, &ids).unwrap();
         }
         batch.step_wait(&self.stream).unwrap().submit().unwrap();
@@ -334,7 +339,7 @@ impl Bench {
                 number += 1;
                 for change in 0..CHANGED {
                     let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
-                    batch.edit(0, row, (number % COLUMNS) as u32, &[number as i32]).unwrap();
+                    batch.edit(0, row, (number % COLUMNS) as u32, &[entry(number)]).unwrap();
                 }
                 let mut step = batch.step(&self.stream).unwrap();
                 for row in 0..sequences as u32 {
@@ -364,7 +369,7 @@ impl Bench {
                 let mut laps = [Instant::now(); 5];
                 for change in 0..CHANGED {
                     let row = Row::new(((change * (ROWS / CHANGED) + number) % ROWS) as u32);
-                    batch.edit(0, row, (number % COLUMNS) as u32, &[number as i32]).unwrap();
+                    batch.edit(0, row, (number % COLUMNS) as u32, &[entry(number)]).unwrap();
                 }
                 laps[1] = Instant::now();
                 let mut step = batch.step(&self.stream).unwrap();
@@ -552,6 +557,10 @@ impl Bench {
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
+}
+
+fn entry(number: usize) -> TableEntry {
+    TableEntry::from(number as u16)
 }
 
 fn row(what: &str, sends: &str, cost: Cost, copy: Option<Cost>) {

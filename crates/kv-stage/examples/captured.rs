@@ -9,7 +9,9 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{KvKernels, error::KernelError, tables::GatherRows};
-use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row, StagingOptions, StagingPool};
+use kv_stage::{
+    BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool, TableEntry,
+};
 
 const WIDTH: u32 = 64;
 
@@ -20,7 +22,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     driver.register_kernels(kv_kernels::references());
     let device = Device::open(Arc::new(driver), 0)?;
     let stream = Stream::new(&device)?;
-    let table = BatchTable { width: WIDTH, block_tokens: 16, null_block: 0, is_state: false };
+    let table = BatchTable {
+        width: WIDTH,
+        block_tokens: 16,
+        null_block: BlockId::from(0),
+        is_state: false,
+    };
     let options = BatchOptions {
         rows: 8,
         sequences_max: 4,
@@ -50,13 +57,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         kernels.gather_rows(&stream, reader)
     })?;
 
-    for token in 0..48_u64 {
+    for token in 0..48_u16 {
         if token % 16 == 0 {
-            let block = 100 + token as i32;
-            batch.edit(0, Row::new(5), (token / 16) as u32, &[block])?;
+            let block = TableEntry::from(100 + token);
+            batch.edit(0, Row::new(5), (token / 16).into(), &[block])?;
         }
         let mut step = batch.step_wait(&stream)?;
-        step.row(Row::new(5), token, token, 1)?;
+        step.row(Row::new(5), token.into(), token.into(), 1)?;
         step.submit_inputs()?;
         // SAFETY: the kernels and the memory of the graph live until the end of this function.
         unsafe { graph.launch(&stream) }?;

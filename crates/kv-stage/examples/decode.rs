@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row, StagingOptions, StagingPool};
+use kv_stage::{
+    BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool, TableEntry,
+};
 
 const SEQUENCES: u32 = 8;
 const BLOCK_TOKENS: u32 = 16;
@@ -20,8 +22,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::open(Arc::new(driver), 0)?;
     let stream = Stream::new(&device)?;
 
-    let table =
-        BatchTable { width: 64, block_tokens: BLOCK_TOKENS, null_block: 0, is_state: false };
+    let table = BatchTable {
+        width: 64,
+        block_tokens: BLOCK_TOKENS,
+        null_block: BlockId::from(0),
+        is_state: false,
+    };
     let options = BatchOptions {
         rows: SEQUENCES,
         sequences_max: SEQUENCES,
@@ -37,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for (row, length) in (0..).map(Row::new).zip(&lengths) {
             if length % BLOCK_TOKENS == 0 {
                 blocks += 1;
-                batch.edit(0, row, length / BLOCK_TOKENS, &[blocks])?;
+                batch.edit(0, row, length / BLOCK_TOKENS, &[TableEntry::from(blocks)])?;
             }
         }
         // Waits only when the device is more than one step behind.

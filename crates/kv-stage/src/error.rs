@@ -195,12 +195,6 @@ pub enum BatchError {
         /// Entries of a row.
         width: u32,
     },
-    /// The value is neither a block id nor -1.
-    #[error("{block} for a block table is neither a block id nor -1")]
-    Block {
-        /// The given value.
-        block: i32,
-    },
     /// More ids would wait to be sent than twice the entries of all tables. Any step sends them, also an
     /// empty one.
     #[error("{ids} block ids would wait to be sent, of at most {max}")]

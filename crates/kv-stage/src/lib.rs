@@ -70,7 +70,6 @@ mod pinned_slabs;
 mod pinning;
 mod pool;
 mod retire;
-mod row;
 mod slab;
 
 pub use batch::{
@@ -78,10 +77,10 @@ pub use batch::{
     StagedBatch, TableBuffers, references,
 };
 pub use buffer::{StagingBuffer, SubmittedView};
+pub use kv_pool::{BlockId, Row, TableEntry};
 pub use pinned_slabs::{PinnedSlabs, SlabsOptions};
 pub use pinning::Pinning;
 pub use pool::{PoolOptions, StagingOptions, StagingPool};
-pub use row::Row;
 pub use slab::SlabMemory;
 
 #[cfg(doctest)]

@@ -185,10 +185,10 @@ impl Gpu {
 /// Graphs over a batch, replayed for many steps of other sequences, tables and lengths.
 fn captured_steps_arrive(gpu: &Gpu, gathers: Gathers) {
     let steps = if gpu.device.virtual_now().is_some() { 40 } else { 4000 };
-    let table = |width, block_tokens, null_block| BatchTable {
+    let table = |width, block_tokens, null_block: u16| BatchTable {
         width,
         block_tokens,
-        null_block,
+        null_block: null_block.into(),
         is_state: false,
     };
     let large = BatchOptions {

@@ -203,9 +203,9 @@ impl HostShare {
         for group in &self.groups {
             let memory = Arc::clone(&group.memory.read());
             let mut address = group.first;
-            for block in 0..group.blocks.len() {
+            for block in (0..group.blocks.len() as u32).filter_map(BlockId::new) {
                 let mut at = address;
-                for piece in memory.pieces(BlockId::new(block as u32)) {
+                for piece in memory.pieces(block) {
                     let bytes = piece.bytes as u64;
                     let last = pieces.last_mut().filter(|(first, last)| {
                         first + last.bytes as u64 == at
@@ -298,7 +298,7 @@ impl HostShare {
         let group = self.groups.get(at)?;
         let (offset, bytes) = (address - group.first, group.block_bytes.max(1) as u64);
         let block = usize::try_from(offset / bytes).ok().filter(|&at| at < group.blocks.len())?;
-        Some((group, BlockId::new(block as u32), (offset % bytes) as usize))
+        Some((group, BlockId::new(block as u32)?, (offset % bytes) as usize))
     }
 }
 

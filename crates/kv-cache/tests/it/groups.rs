@@ -11,7 +11,7 @@ use kv_cache::{
     Answer, BuildError, Committed, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions,
     KvWorker, LowerTiers, OptionsError, Request, Sequence, StepError,
 };
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, BlockId, TableEntry, Tier};
 use kv_stage::error::BatchError;
 
 use crate::common::engine::{options, shape, streams};
@@ -76,6 +76,11 @@ fn read(stream: &Stream, from: DeviceSpan) -> Vec<i32> {
     bytes.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect()
 }
 
+/// Entries of a block table as the device has them.
+fn numbers(entries: &[TableEntry]) -> Vec<i32> {
+    entries.iter().map(|entry| entry.get()).collect()
+}
+
 #[test]
 fn entries_without_a_block_name_memory_that_nobody_owns() {
     let (_sim, streams) = machine(1);
@@ -87,6 +92,7 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
         let staged = read(&streams[0], table);
         let (own, padding) = staged.split_at(ids.len());
         for (&staged, &id) in own.iter().zip(&ids) {
+            let id = id.get();
             assert_eq!(staged, if id < 0 { null } else { id }, "{group:?}: {own:?} of {ids:?}");
             assert!(id < null, "nobody is given it");
         }
@@ -95,8 +101,9 @@ fn entries_without_a_block_name_memory_that_nobody_owns() {
         assert_eq!(held.ready_blocks(), null as u64 + 1, "it has memory");
     }
     let window = cache.manager().block_ids_of(WINDOW, &sequence);
-    assert!(window[..5].iter().all(|&id| id < 0), "blocks behind the window have left: {window:?}");
-    assert!(window[6] >= 0 && window[7] >= 0);
+    let there = |entry: &TableEntry| entry.block().is_some();
+    assert!(!window[..5].iter().any(there), "blocks behind the window have left: {window:?}");
+    assert!(there(&window[6]) && there(&window[7]));
     drop(sequence);
     cache.close().unwrap();
 }
@@ -210,7 +217,7 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
     here.drain().unwrap();
     for group in GROUPS {
         let blocks: Vec<_> = adoption.blocks(group).collect();
-        let places = |blocks: &[(usize, kv_pool::BlockId)]| {
+        let places = |blocks: &[(usize, BlockId)]| {
             blocks.iter().map(|&(place, _)| place).collect::<Vec<_>>()
         };
         assert_eq!(places(&blocks), places(export.blocks(group)), "{group:?}");
@@ -473,7 +480,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     // A token and two drafts: three states.
     cache.reserve(&mut sequence, 3).unwrap();
     let first = stage(&mut cache, &mut sequence);
-    let row = cache.manager().block_ids_of(STATE, &sequence).to_vec();
+    let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
     let null = STATES as i32;
     assert_eq!(states(&cache, &streams[0]), (row[0], vec![row[0], row[1], row[2], null]));
     // The sampler accepts one draft, which nobody on the host knows yet.
@@ -482,7 +489,7 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     streams[0].upload(accepted.slice(at, 4).unwrap(), &2_u32.to_le_bytes()).unwrap();
     cache.reserve(&mut sequence, 4).unwrap();
     let second = stage(&mut cache, &mut sequence);
-    let row = cache.manager().block_ids_of(STATE, &sequence).to_vec();
+    let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
     assert_eq!(states(&cache, &streams[0]), (row[1], row.clone()));
     cache.commit(&mut sequence, first, &[31, 32]).unwrap();
     // Now all three are accepted, and both sides know it.
@@ -548,7 +555,8 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
         assert_eq!(u64::from(part.draft_lengths()[0].most), end);
         assert_eq!(read(&streams[0], drafts.lengths)[..2], [end as i32, 0]);
         let ids = cache.manager().block_ids_of(DRAFT, &sequence);
-        let slot = |token: u64| i64::from(ids[token as usize / 4]) * 4 + token as i64 % 4;
+        let slot =
+            |token: u64| ids[token as usize / 4].block().unwrap().slot(4, token as u32 % 4).get();
         let words = |span: DeviceSpan| {
             let words = read(&streams[0], span);
             words.chunks_exact(2).map(|two| i64::from(two[0])).collect::<Vec<_>>()

@@ -176,7 +176,7 @@ mod tests {
         let mut transfers = TierTransfers::new(vec![Box::new(Keeper(Arc::clone(&kept)))], 1);
         let host: Arc<dyn HostBlocks> = Arc::new(Host(HostPiece { memory, offset, bytes }));
         let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(0));
-        let blocks = vec![(BlockHash::ROOT, BlockId::new(0))];
+        let blocks = vec![(BlockHash::ROOT, BlockId::from(0))];
         let transfer = Transfer { ticket, tier, group, direction: Direction::Store, blocks };
         transfers.begin(&transfer, &host).unwrap();
         let lent = kept.lock().unwrap()[0].lend().unwrap();

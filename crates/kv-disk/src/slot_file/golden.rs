@@ -87,7 +87,7 @@ fn file(image: &Image, is_new: bool) -> SlotFile {
 /// Moves both blocks between memory and a file.
 fn transfer(file: SlotFile, host: &Arc<dyn HostBlocks>, direction: Direction) {
     let mut transfers = TierTransfers::new(vec![Box::new(file)], 7);
-    let blocks = vec![(name(1), BlockId::new(0)), (name(2), BlockId::new(1))];
+    let blocks = vec![(name(1), BlockId::from(0)), (name(2), BlockId::from(1))];
     let (ticket, tier, group) = (TicketId(1), Tier::Third, GroupId(3));
     transfers.begin(&Transfer { ticket, tier, group, direction, blocks }, host).unwrap();
     let (mut settled, mut dropped) = (Vec::new(), Vec::new());

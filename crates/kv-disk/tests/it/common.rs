@@ -217,7 +217,7 @@ impl Worker {
         let names: Vec<u64> = names.iter().copied().filter(|name| !busy(name)).collect();
         let blocks = names
             .iter()
-            .map(|&name| (hash(name), BlockId::new(place_of(group, name) as u32)))
+            .map(|&name| (hash(name), BlockId::new(place_of(group, name) as u32).unwrap()))
             .collect();
         for &name in &names {
             let at = place_of(group, name) * self.host.block_bytes;

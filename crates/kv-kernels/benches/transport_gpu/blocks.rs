@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvShape, KvShapeOptions,
-    PagedKv, PagedLayout, Transfer,
+    BlockCopy, BlockId, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     link::{HostLinkOptions, HostTransfer, Transport},
 };
 
@@ -103,7 +103,7 @@ struct Tier {
     places: Vec<u64>,
     pairs: [Vec<BlockPair>; 2],
     tables: [DeviceBuffer; 2],
-    host_slots: Vec<i64>,
+    host_slots: Vec<Slot>,
     slots: DeviceBuffer,
 }
 
@@ -123,14 +123,15 @@ impl Tier {
         let ids = &shuffled(blocks)[..count as usize];
         let places = if in_order { (0..count).collect() } else { shuffled(count) };
         let pairs = [false, true].map(|up| {
+            let block = |id| BlockId::new(id as u32).unwrap();
             let pair = |(&device, &host): (&u64, &u64)| {
                 let (a, b) = if up { (host, device) } else { (device, host) };
-                BlockPair { source: a as i32, destination: b as i32 }
+                BlockPair { source: block(a), destination: block(b) }
             };
             ids.iter().zip(&places).map(pair).collect::<Vec<_>>()
         });
         let tables = [bench.upload(&pairs[0]), bench.upload(&pairs[1])];
-        let host_slots: Vec<i64> = ids.iter().map(|&id| id as i64).collect();
+        let host_slots: Vec<_> = ids.iter().map(|&id| Slot::from(id as u32)).collect();
         let slots = bench.upload(&host_slots);
         Self {
             block_bytes,

@@ -27,7 +27,7 @@ use std::time::Instant;
 use bytemuck::NoUninit;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
-    Direction, KvFormat, KvKernels, PagedKv, Transfer,
+    Direction, KvFormat, KvKernels, PagedKv, Slot, Transfer,
     layout::{FormatOptions, Tensors},
     link::{
         HostLink, HostLinkOptions, HostTransfer, LayerEvents, MeasureOptions, Transport,
@@ -168,7 +168,7 @@ struct Scene {
     paged: PagedKv,
     tensors: Vec<DeviceBuffer>,
     planes: DeviceBuffer,
-    host_slots: Vec<i64>,
+    host_slots: Vec<Slot>,
     slots: DeviceBuffer,
     tokens: u64,
     bytes: u64,
@@ -256,8 +256,9 @@ impl<'w> Bench<'w> {
             .collect();
         let ids = shuffled(blocks);
         let block_tokens = u64::from(shape.block_tokens);
-        let host_slots: Vec<i64> = (0..tokens)
-            .map(|t| (ids[(t / block_tokens) as usize] * block_tokens + t % block_tokens) as i64)
+        let host_slots: Vec<_> = (0..tokens)
+            .map(|t| ids[(t / block_tokens) as usize] * block_tokens + t % block_tokens)
+            .map(|slot| Slot::from(slot as u32))
             .collect();
         Scene {
             paged,
@@ -335,7 +336,7 @@ impl<'w> Bench<'w> {
         let tensors: Vec<Vec<u8>> = scene.tensors.iter().map(|t| self.read(t.span())).collect();
         let rows: Vec<&[u8]> = chunk.chunks(row).collect();
         ways::all(&rows, |n, row| {
-            let (plane, slot) = (n / tokens, scene.host_slots[n % tokens] as u64);
+            let (plane, slot) = (n / tokens, scene.host_slots[n % tokens].get() as u64);
             let (kv, layer) = (plane / layers, plane % layers);
             let part = layout.parts_of(kv as u64)[0];
             let tensor = match layout.tensors() {

@@ -3,7 +3,7 @@
 
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{
-    Direction,
+    Direction, Slot,
     link::{HostLink, HostLinkOptions, HostReady, HostTransfer, Transport},
 };
 
@@ -179,7 +179,7 @@ impl Split {
         Self { mappings, tokens }
     }
 
-    fn slots<'a>(&self, scene: &'a Scene, index: usize) -> &'a [i64] {
+    fn slots<'a>(&self, scene: &'a Scene, index: usize) -> &'a [Slot] {
         &scene.host_slots[index * self.tokens..][..self.tokens]
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use cuda_driver::{BatchCopy, DeviceError, Stream, guard};
+use kv_pool::BlockId;
 
 use super::decision::Decision;
 use super::fragments::{Fragments, plane_place};
@@ -235,29 +236,28 @@ impl HostLink {
 }
 
 impl Whole<'_> {
-    fn host_id(&self, place: usize) -> u64 {
-        let pair = self.pairs[place];
-        // Checked not to be negative.
-        match self.direction {
-            HostDirection::ToHost => pair.destination as u64,
-            HostDirection::ToPages => pair.source as u64,
-        }
+    fn host_id(&self, pair: BlockPair) -> u64 {
+        let id = match self.direction {
+            HostDirection::ToHost => pair.destination,
+            HostDirection::ToPages => pair.source,
+        };
+        id.index() as u64
     }
 
     fn host_place(&self, place: usize) -> u64 {
-        self.host + self.host_id(place) * self.block_bytes
+        self.host + self.host_id(self.pairs[place]) * self.block_bytes
     }
 
-    /// The tensor that holds a piece of a block, whose id is not negative, and where the piece lies.
-    fn page_place(&self, block: i32, piece: u64) -> (u64, u64) {
+    /// The tensor that holds a piece of a block, and where the piece lies.
+    fn page_place(&self, block: BlockId, piece: u64) -> (u64, u64) {
         let kv_count = u64::from(self.paged.shape().kv_count());
         let (tensor, plane) = plane_place(self.paged, piece / kv_count, piece % kv_count);
-        (tensor, plane + block as u64 * self.block_stride_bytes())
+        (tensor, plane + block.index() as u64 * self.block_stride_bytes())
     }
 
     /// Where the first block begins, of blocks of one piece.
     fn first_block(&self) -> u64 {
-        self.page_place(0, 0).1
+        self.page_place(BlockId::from(0), 0).1
     }
 
     /// From a block to the next in the pages: more than its bytes where the pages have room behind blocks.
@@ -282,8 +282,9 @@ impl Whole<'_> {
     /// Bytes that lie together on both sides, on average: neighbouring pieces are copied as one.
     fn fragment_bytes(&self) -> u64 {
         let follows = |piece: &u64| {
-            let (tensor, before) = self.page_place(0, *piece - 1);
-            self.page_place(0, *piece) == (tensor, before + self.piece_bytes)
+            let first = BlockId::from(0);
+            let (tensor, before) = self.page_place(first, *piece - 1);
+            self.page_place(first, *piece) == (tensor, before + self.piece_bytes)
         };
         let joined = (1..self.pieces).filter(follows).count() as u64;
         self.block_bytes / (self.pieces - joined)
@@ -291,10 +292,7 @@ impl Whole<'_> {
 
     /// Whether a pair's block follows the other's in the host's memory.
     fn follows(&self, first: BlockPair, second: BlockPair) -> bool {
-        match self.direction {
-            HostDirection::ToHost => i64::from(first.destination) + 1 == second.destination.into(),
-            HostDirection::ToPages => i64::from(first.source) + 1 == second.source.into(),
-        }
+        self.host_id(first) + 1 == self.host_id(second)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use cuda_driver::{DeviceError, DeviceSpan, OutOfBounds, PinnedBuffer, Stream, guard};
+use kv_pool::Slot;
 use smallvec::SmallVec;
 
 use super::chunks::{Checked, ChunkWalk, ChunksPiece};
@@ -26,10 +27,10 @@ pub struct HostTransfer<'a> {
     pub host: &'a PinnedBuffer,
     /// Where the chunk begins in it, in bytes.
     pub host_offset: u64,
-    /// One slot (`i64`) for each token, on the device; at least `tokens` of them.
+    /// One [`Slot`] for each token, on the device; at least `tokens` of them.
     pub slot_mapping: DeviceSpan,
-    /// The same slots on the host: exactly `tokens`. A negative slot means "skip this token".
-    pub host_slots: &'a [i64],
+    /// The same slots on the host: exactly `tokens`. [`Slot::NONE`] means "skip this token".
+    pub host_slots: &'a [Slot],
     /// Tokens of the chunk.
     pub tokens: u64,
     /// How many of the first tokens stay untouched, at most `tokens`.
@@ -213,7 +214,7 @@ impl HostLink {
         };
         let bytes = bytes.ok_or(TransportError::HostRange(outside))?;
         host.span(host_offset, bytes).map_err(TransportError::HostRange)?;
-        check_array(Operand::SlotMapping, transfer.slot_mapping, tokens, size_of::<i64>() as u64)
+        check_array(Operand::SlotMapping, transfer.slot_mapping, tokens, size_of::<Slot>() as u64)
             .map_err(KernelError::from)?;
         check_alive(transfer.slot_mapping)?;
         if let Some(events) = layer_events.filter(|events| events.layers() != shape.layers()) {
@@ -512,10 +513,8 @@ fn find_live(
     // The skip is at most the length.
     for (token, &slot) in (skip_prefix_n_tokens..).zip(&host_slots[skip_prefix_n_tokens as usize..])
     {
-        if slot < 0 {
-            continue;
-        }
-        if slot as u64 >= slots {
+        let Some(place) = slot.place() else { continue };
+        if place >= slots {
             return Err(KernelError::SlotOutOfRange { token, slot, slots });
         }
         match live[first..].last_mut() {

@@ -42,8 +42,8 @@ pub(super) fn push_fragments(
     let (layers, block_tokens) = (u64::from(shape.layers()), u64::from(shape.block_tokens()));
     for row in windows.iter().cloned().flatten() {
         let (plane, token) = (row / tokens, row % tokens);
-        // Windows hold live tokens only: the slot is not negative.
-        let slot = host_slots[token as usize] as u64;
+        // Windows hold live tokens only: each has a slot.
+        let Some(slot) = host_slots[token as usize].place() else { continue };
         let (tensor, start) = plane_place(paged, plane % layers, plane / layers);
         let place = start + slot / block_tokens * layout.block_stride_bytes();
         let mut in_row = chunk + row * shape.row_bytes();

@@ -6,6 +6,7 @@ use cuda_driver::{
     BatchCopy, Device, DeviceBuffer, DeviceError, ErrorCode, Event, HostAllocFlags, PinnedBuffer,
     Stream,
 };
+use kv_pool::Slot;
 
 use super::profile::{DirectionCosts, RateBySize, TransportProfile};
 use super::{
@@ -350,7 +351,7 @@ impl<'k> Meter<'k> {
 struct Scattered {
     paged: PagedKv,
     slots: DeviceBuffer,
-    host_slots: Vec<i64>,
+    host_slots: Vec<Slot>,
     tokens: u64,
 }
 
@@ -363,7 +364,8 @@ impl Scattered {
         let shape = KvShape::new(options).map_err(unfit)?;
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&meter.stream, shape, layout, meter.pages.span(), tokens)?;
-        let host_slots: Vec<i64> = permutation(tokens).iter().map(|&slot| slot as i64).collect();
+        let host_slots = permutation(tokens).into_iter().filter_map(|slot| Slot::new(slot as i64));
+        let host_slots: Vec<Slot> = host_slots.collect();
         let slots = DeviceBuffer::alloc(meter.device(), tokens * 8)?;
         meter.stream.upload(slots.span(), bytemuck::cast_slice(&host_slots))?;
         Ok(Self { paged, slots, host_slots, tokens })

@@ -4,10 +4,7 @@ use cuda_driver::KernelArgs;
 use cuda_driver::reference::{DeviceMemory, ReferenceError};
 
 use super::{Arguments, at, load_array, report_bad};
-use crate::{
-    BlockPair,
-    raw::{RawBlockSide, RawBlockUnits},
-};
+use crate::raw::{RawBlockSide, RawBlockUnits};
 
 pub(super) fn run(
     memory: &mut dyn DeviceMemory,
@@ -26,16 +23,16 @@ pub(super) fn run(
 
     let of_block = units.planes * units.tokens * units.segments * units.unit_vectors;
     let count = u64::from(items).checked_div(of_block).unwrap_or(0);
-    let pairs = load_array::<BlockPair>(memory, pairs, count)?;
+    let pairs = load_array::<[i32; 2]>(memory, pairs, count)?;
     let (to_planes, from_planes) =
         (Planes::of(memory, &to, &units)?, Planes::of(memory, &from, &units)?);
     let bytes = units.unit_vectors * vector_bytes;
     let mut unit = Vec::new();
-    for (place, pair) in (0..).zip(pairs) {
+    for (place, [source, destination]) in (0..).zip(pairs) {
         let number = |id: i32, ids: u32| if ids == 0 { place as i32 } else { id };
         let (Some(source), Some(destination)) = (
-            known(number(pair.source, source_ids), &from),
-            known(number(pair.destination, destination_ids), &to),
+            known(number(source, source_ids), &from),
+            known(number(destination, destination_ids), &to),
         ) else {
             report_bad(memory, report, 1, first_pair + place)?;
             continue;

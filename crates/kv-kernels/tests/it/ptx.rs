@@ -5,7 +5,7 @@
 use crate::kernels::machine::{Machine, Paged, Random, noise};
 use cuda_driver::{AccessDesc, AddressRange, DeviceBuffer, DeviceSpan, PhysicalMemory};
 use kv_kernels::{
-    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     layout::Strides,
     references,
     tables::GatherRows,
@@ -65,15 +65,15 @@ fn tail(buffer: &DeviceBuffer, skip: u64) -> DeviceSpan {
     buffer.span().slice(skip, buffer.bytes() - skip).unwrap()
 }
 
-/// Slots of `tokens` tokens in mixed order, no two the same, some negative.
-fn mapping(slots: u64, tokens: u64) -> Vec<i64> {
-    let mut all: Vec<i64> = (0..slots as i64).collect();
+/// Slots of `tokens` tokens in mixed order, no two the same, some tokens without one.
+fn mapping(slots: u64, tokens: u64) -> Vec<Slot> {
+    let mut all: Vec<_> = (0..slots as u32).map(Slot::from).collect();
     let mut random = Random(slots);
     random.shuffle(&mut all);
     all.truncate(tokens as usize);
     for slot in &mut all {
         if random.below(6) == 0 {
-            *slot = -1 - random.below(3) as i64;
+            *slot = Slot::NONE;
         }
     }
     all
@@ -129,7 +129,7 @@ fn slots_that_only_the_device_sees_to_be_out_of_range_are_skipped() {
             let transfer = Transfer {
                 chunk: chunk.span(),
                 slot_mapping: slot_mapping.span(),
-                host_slots: &[0, 1, 2, 3, 4, 5],
+                host_slots: &[0, 1, 2, 3, 4, 5].map(Slot::from),
                 tokens: 6,
                 skip_prefix_n_tokens: 0,
                 direction,
@@ -242,7 +242,8 @@ fn offsets_beyond_32_bits_are_right() {
         let pages = range.span(0, BYTES).unwrap();
         let paged = PagedKv::new(stream, shape, layout, pages, LAST + 1).unwrap();
 
-        let host_slots: Vec<i64> = (0..16).map(|token| (LAST * 16 + 15 - token) as i64).collect();
+        let host_slots: Vec<_> =
+            (0..16).map(|token| Slot::new((LAST * 16 + 15 - token) as i64).unwrap()).collect();
         let slot_mapping = machine.upload(&host_slots);
         let chunk = machine.upload(&noise(shape.block_bytes()));
         let transfer = Transfer {

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use crate::ops::on::pair;
 use cuda_driver::{
     Device, DeviceBuffer, DeviceSpan, HostAccess, HostAllocFlags, PinnedBuffer, Stream,
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels,
-    KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Append, BlockCopy, BlockPairs, DeviceReport, Direction, HostBlocks, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     layout::{RowRange, Strides},
     link::{
@@ -86,7 +87,7 @@ fn launches_of_chunks_name_the_programs_line() {
     let transfer = Transfer {
         chunk,
         slot_mapping: s.zeros(),
-        host_slots: &[0],
+        host_slots: &[0].map(Slot::from),
         tokens: 1,
         skip_prefix_n_tokens: 0,
         direction: Direction::PagedToChunk,
@@ -188,12 +189,13 @@ fn launches_of_blocks_name_the_programs_line() {
     let (small, memory) = (shape(ROW / 2), DeviceBuffer::alloc(s.device(), 4096).unwrap());
     let layout = PagedLayout::block_major(&small);
     let narrow = PagedKv::new(stream, small, layout, memory.span(), BLOCKS).unwrap();
+    let pairs = [pair(0, 0)];
     let copy = BlockCopy {
         from: paged.into(),
         to: (&narrow).into(),
         pairs: s.zeros().into(),
         count: 1,
-        host_pairs: Some(BlockPairs::new(&[BlockPair { source: 0, destination: 0 }]).unwrap()),
+        host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
         from_blocks: BLOCKS,
         to_blocks: BLOCKS,
         report: None,
@@ -244,7 +246,7 @@ fn transfers_of_a_link_name_the_programs_line() {
             host: &s.pinned,
             host_offset: 0,
             slot_mapping: s.zeros(),
-            host_slots: &[0],
+            host_slots: &[0].map(Slot::from),
             tokens: 1,
             skip_prefix_n_tokens: 0,
             direction: Direction::PagedToChunk,
@@ -272,12 +274,13 @@ fn blocks_of_a_link_and_its_measurement_name_the_programs_line() {
     let buffer = PinnedBuffer::alloc(s.device(), 4096, HostAllocFlags::CACHED).unwrap();
     let layout = *s.paged.layout();
     let host = HostBlocks::new(stream, s.shape, layout, (Arc::new(buffer), 0), BLOCKS).unwrap();
+    let pairs = [pair(0, 0)];
     let copy = BlockCopy {
         from: (&s.paged).into(),
         to: (&host).into(),
         pairs: s.zeros().into(),
         count: 1,
-        host_pairs: Some(BlockPairs::new(&[BlockPair { source: 0, destination: 0 }]).unwrap()),
+        host_pairs: Some(BlockPairs::new(&pairs).unwrap()),
         from_blocks: BLOCKS,
         to_blocks: BLOCKS,
         report: None,

@@ -5,11 +5,12 @@ mod launches;
 
 use std::sync::Arc;
 
+use crate::ops::on::pair;
 use cuda_driver::{AddressRange, Device, DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout,
+    BlockCopy, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, KvKernels, KvShape,
+    KvShapeOptions, PagedKv, PagedLayout, Slot,
     error::PagedKvError,
     layout::{FormatOptions, LayoutError, LayoutOptions, RowPart, Strides, TensorView, Tensors},
     link::{
@@ -381,7 +382,8 @@ fn transfers(bench: &Bench, slots: &DeviceBuffer, mut link: HostLink) {
     let stream = &bench.stream;
     for tokens in [0, 1, 16, 1 << 40, u64::MAX] {
         for host_offset in [0, 1, u64::MAX] {
-            for host_slots in [&[][..], &[3], &[-1; 16], &[i64::MAX]] {
+            let [three, far] = [3, i64::MAX].map(|slot| Slot::new(slot).unwrap());
+            for host_slots in [&[][..], &[three], &[Slot::NONE; 16], &[far]] {
                 for skip in [0, 1, u64::MAX] {
                     let transfer = HostTransfer {
                         paged: &bench.paged,
@@ -403,15 +405,15 @@ fn transfers(bench: &Bench, slots: &DeviceBuffer, mut link: HostLink) {
         }
     }
     for ids in [0, i32::MAX] {
-        let pair = [BlockPair { source: ids, destination: ids }];
-        let pairs = BlockPairs::new(&pair).unwrap();
+        let one = [pair(ids, ids)];
+        let pairs = BlockPairs::new(&one).unwrap();
         for blocks in [0, 1, 1 << 31, u64::MAX] {
             assert_eq!(pairs.check_within(blocks, blocks).is_ok(), blocks > ids as u64);
         }
     }
-    let pair = [BlockPair { source: 0, destination: 0 }];
+    let one = [pair(0, 0)];
     for count in [0, 1, u64::MAX] {
-        for host_pairs in [None, BlockPairs::new(&pair).ok()] {
+        for host_pairs in [None, BlockPairs::new(&one).ok()] {
             let copy = BlockCopy {
                 from: Blocks::Device(&bench.paged),
                 to: Blocks::Host(&bench.blocks),

@@ -6,7 +6,7 @@ use kv_manager::{
     LayerLoad, Message, Outcome, PlanError, Replica, Row, RowEdit, Settled, Snapshot,
     SnapshotTable, Start, StepPlan, WorkerId,
 };
-use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
 use kv_tier::{BlockFault, Direction, TicketId, Transfer};
 
 /// A plan with something in every field.
@@ -57,7 +57,7 @@ fn every_message_comes_out_as_it_went_in() {
 
 /// One of each message, with something in every field.
 fn messages() -> [(Message, Vec<u8>); 5] {
-    let (group, name, id) = (GroupId(3), BlockHash::from_u128(0x0102_0304_0506), BlockId::new);
+    let (group, name, id) = (GroupId(3), BlockHash::from_u128(0x0102_0304_0506), BlockId::from);
     let at = |tier, of| Location { tier, id: id(of) };
     let row =
         |number, start| BatchRow { row: Row::new(number), start, tokens: 5, drafts: 2, input: 1 };
@@ -77,7 +77,7 @@ fn messages() -> [(Message, Vec<u8>); 5] {
         }],
         scrubs: vec![BlockScrub { group, block: id(8), after: 1 }],
         edits: vec![RowEdit { group, row: Row::new(2), first: 10, count: 2 }],
-        edit_ids: vec![11, -1],
+        edit_ids: entries([11, -1]),
         batch: vec![row(1, Start::At(12)), row(2, Start::Open { resolved: 13, upper: 15 })],
         draft_batch: vec![row(3, Start::At(14))],
         forgets: vec![Forget::Block(Tier::Third, group, name), Forget::All(Tier::Fourth)],
@@ -88,7 +88,7 @@ fn messages() -> [(Message, Vec<u8>); 5] {
         layer_loads: vec![LayerLoad { ticket: TicketId(16), group, from: id(23), to: id(24) }],
         moves: vec![GranuleMove { granule: 25, from: None, to: Some(group) }],
     };
-    let tables = vec![SnapshotTable { width: 2, ids: vec![26, -1] }];
+    let tables = vec![SnapshotTable { width: 2, ids: entries([26, -1]) }];
     let snapshot = Snapshot { step: 9, tables, granules: vec![Some(group), None] };
     let worker = WorkerId(27);
     let done = Completion { worker, step: 9, outcome: Outcome::Failed };
@@ -207,7 +207,7 @@ fn a_worker_refuses_plans_that_do_not_fit() {
     let edit = |row, first, count| StepPlan {
         step: 1,
         edits: vec![RowEdit { group: GroupId(0), row: Row::new(row), first, count }],
-        edit_ids: vec![7; 2],
+        edit_ids: vec![TableEntry::from(7); 2],
         ..StepPlan::default()
     };
     let refused = [
@@ -221,10 +221,13 @@ fn a_worker_refuses_plans_that_do_not_fit() {
     ];
     for (plan, message) in refused {
         assert_eq!(replica.apply(&plan).unwrap_err().to_string(), message);
-        assert_eq!((replica.step(), replica.row(Row::new(0)).unwrap()), (0, &[-1; 8][..]));
+        assert_eq!(
+            (replica.step(), replica.row(Row::new(0)).unwrap()),
+            (0, &[TableEntry::NONE; 8][..])
+        );
     }
     replica.apply(&edit(3, 6, 2)).unwrap();
-    assert_eq!(replica.row(Row::new(3)).unwrap(), [-1, -1, -1, -1, -1, -1, 7, 7]);
+    assert_eq!(replica.row(Row::new(3)).unwrap(), entries([-1, -1, -1, -1, -1, -1, 7, 7]));
     let again = replica.apply(&edit(3, 6, 2)).unwrap_err();
     assert_eq!(again, PlanError::Gap { step: 1, after: 0, last: 1 });
 }
@@ -248,7 +251,7 @@ fn a_new_worker_begins_with_a_snapshot() {
     assert_eq!(replica.step(), plan.after, "nothing has changed");
     replica.apply_to_memory(&plan, &[(common::BLOCK, id + 1)]).unwrap();
     let row = replica.row(sequence.row().unwrap()).unwrap();
-    let ids: Vec<_> = (0..5).map(|at| sequence.block(at).unwrap().as_i32()).collect();
+    let ids: Vec<_> = (0..5).map(|at| TableEntry::from(sequence.block(at))).collect();
     assert_eq!(row[..5], ids);
     let mut other = Replica::new(1, 1).unwrap();
     assert!(matches!(other.restore(&manager.snapshot()), Err(PlanError::Snapshot { .. })));
@@ -274,18 +277,20 @@ fn a_refused_batch_takes_back_edits_that_overlap() {
     let mut replica = Replica::new(2, 4).unwrap();
     let row = Row::new(1);
     let edit = |first, count| RowEdit { group: GroupId(0), row, first, count };
-    let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<i32>, tokens| {
+    let plan = |step, edits: Vec<RowEdit>, edit_ids: Vec<TableEntry>, tokens| {
         let batch = vec![BatchRow { row, start: Start::At(0), tokens, drafts: 0, input: 0 }];
         StepPlan { step, after: step - 1, edits, edit_ids, batch, ..StepPlan::default() }
     };
-    replica.apply_to_memory(&plan(1, vec![edit(0, 4)], vec![1, 2, 3, -1], 6), &[(2, 4)]).unwrap();
+    replica
+        .apply_to_memory(&plan(1, vec![edit(0, 4)], entries([1, 2, 3, -1]), 6), &[(2, 4)])
+        .unwrap();
     let edits = vec![edit(0, 3), edit(1, 3)];
-    let overlapping = plan(2, edits, vec![3, 0, 0, 2, 1, 4], 8);
+    let overlapping = plan(2, edits, entries([3, 0, 0, 2, 1, 4]), 8);
     let refused = replica.apply_to_memory(&overlapping, &[(2, 4)]).unwrap_err();
     assert_eq!(refused, PlanError::NoBlocks { step: 2, row, end: 8 });
-    assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &[1, 2, 3, -1][..]));
+    assert_eq!((replica.step(), replica.row(row).unwrap()), (1, &entries([1, 2, 3, -1])[..]));
     replica.apply_to_memory(&overlapping, &[(2, 5)]).unwrap();
-    assert_eq!(replica.row(row).unwrap(), [3, 2, 1, 4]);
+    assert_eq!(replica.row(row).unwrap(), entries([3, 2, 1, 4]));
 }
 
 #[test]
@@ -322,4 +327,9 @@ fn rows_that_cannot_be_computed_together_are_refused_and_nothing_has_changed() {
         assert_eq!(format!("{here:?}"), format!("{replica:?}"), "{error}");
         here.apply_to_memory(&plan, &[(common::BLOCK, 8)]).unwrap();
     }
+}
+
+/// Entries of a block table, -1 for none.
+fn entries<const N: usize>(ids: [i32; N]) -> Vec<TableEntry> {
+    ids.map(|id| TableEntry::new(id).unwrap()).to_vec()
 }

@@ -7,7 +7,7 @@ use kv_manager::{
     Answer, Committed, Completion, Manager, ManagerOptions, Outcome, Request, ReserveError,
     Sequence, SequenceError, StageError, Start, SuspendError, WorkerId,
 };
-use kv_pool::BlockHash;
+use kv_pool::{BlockHash, TableEntry};
 
 #[test]
 fn a_row_holds_nothing_of_its_last_sequence() {
@@ -19,7 +19,8 @@ fn a_row_holds_nothing_of_its_last_sequence() {
     assert_eq!(short.row(), Some(row));
     let table = manager.snapshot();
     let entries = &table.tables[0].ids[row.index() * table.tables[0].width as usize..][..5];
-    assert_eq!(entries, [short.block(0).unwrap().as_i32(), -1, -1, -1, -1]);
+    assert_eq!(entries[0].block(), short.block(0));
+    assert_eq!(entries[1..], [TableEntry::NONE; 4]);
     let open = manager.begin_step().unwrap();
     let plan = manager.stage(&open, &mut []).unwrap();
     assert_eq!((plan.edits.len(), &plan.edit_ids[..]), (1, entries), "the workers are told");

@@ -5,7 +5,7 @@ use kv_manager::{
     BatchRow, Committed, DraftError, GroupId, GroupOptions, Manager, ManagerOptions, OptionsError,
     Outcome, PlanError, Replica, Request, ReserveError, Row, Sequence, SequenceError, Start,
 };
-use kv_pool::{PoolConfig, Tier};
+use kv_pool::{PoolConfig, TableEntry, Tier};
 use kv_tier::GroupKind;
 
 const STATE: GroupKind = GroupKind::State { checkpoint_tokens: 8, drafts: 3 };
@@ -48,7 +48,7 @@ fn stage(manager: &mut Manager, sequence: &mut Sequence) -> (u64, BatchRow) {
     staged
 }
 
-fn states(manager: &Manager, sequence: &Sequence) -> Vec<i32> {
+fn states(manager: &Manager, sequence: &Sequence) -> Vec<TableEntry> {
     manager.block_ids_of(FURTHER, sequence).to_vec()
 }
 

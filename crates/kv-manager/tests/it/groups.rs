@@ -11,7 +11,7 @@ use kv_manager::{
     SuspendError,
 };
 use kv_pool::tenants::{TenantError, TenantId, TenantQuota};
-use kv_pool::{BlockId, ClaimError, PoolConfig, Tier};
+use kv_pool::{BlockId, ClaimError, PoolConfig, TableEntry, Tier};
 use kv_tier::GroupKind;
 
 const WINDOW: GroupKind = GroupKind::Window { tokens: 6, sinks: 0 };
@@ -48,7 +48,7 @@ fn settle(manager: &mut Manager) {
 
 fn row(manager: &Manager, group: u16, sequence: &kv_manager::Sequence, places: usize) -> Vec<bool> {
     let ids = manager.block_ids_of(GroupId(group), sequence);
-    ids[..places].iter().map(|&id| id >= 0).collect()
+    ids[..places].iter().map(|id| id.block().is_some()).collect()
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn h27_blocks_behind_a_window_leave_when_no_step_reads_them() {
     snapshot.step = plan.after;
     replica.restore(&snapshot).unwrap();
     replica.apply_to_memory(&plan, &[(BLOCK, 64), (BLOCK, 64)]).unwrap();
-    assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], -1);
+    assert_eq!(replica.row_of(group, sequence.row().unwrap()).unwrap()[0], TableEntry::NONE);
     let mut bytes = Vec::new();
     snapshot.to_bytes(&mut bytes);
     assert_eq!(Message::from_bytes(&bytes).unwrap(), Message::Snapshot(snapshot));

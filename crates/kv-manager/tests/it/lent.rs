@@ -86,7 +86,8 @@ impl Worker {
     }
 
     fn begin(&mut self, ticket: u64, direction: Direction, blocks: &[(u128, u32)]) {
-        let blocks = blocks.iter().map(|&(of, at)| (BlockHash::from_u128(of), BlockId::new(at)));
+        let blocks =
+            blocks.iter().map(|&(of, at)| (BlockHash::from_u128(of), BlockId::new(at).unwrap()));
         let (ticket, tier, group) = (TicketId(ticket), Tier::Third, GroupId(0));
         let transfer = Transfer { ticket, tier, group, direction, blocks: blocks.collect() };
         let host: Arc<dyn HostBlocks> = self.host.clone();
@@ -178,7 +179,7 @@ fn a_ticket_that_is_given_up_ends_when_its_memory_is_back() {
     let lent = sink.lend().unwrap();
     worker.tiers.give_up(TicketId(1));
     assert!(lent.is_fenced());
-    let arrived = worker.tiers.arrived(TicketId(1), BlockId::new(1));
+    let arrived = worker.tiers.arrived(TicketId(1), BlockId::from(1));
     assert_eq!(arrived, Some(Arrived::Wrong), "the engine is told at once");
     assert_eq!((worker.settled(), worker.tiers.open()), (Vec::new(), 1));
     sink.failed(BlockFault::Failed);

@@ -55,7 +55,7 @@ fn name(number: u128) -> BlockHash {
 }
 
 fn transfer(ticket: u64, direction: Direction, blocks: &[(u128, u32)]) -> Transfer {
-    let blocks = blocks.iter().map(|&(of, at)| (name(of), BlockId::new(at))).collect();
+    let blocks = blocks.iter().map(|&(of, at)| (name(of), BlockId::new(at).unwrap())).collect();
     let (ticket, tier) = (TicketId(ticket), Tier::Third);
     Transfer { ticket, tier, group: Default::default(), direction, blocks }
 }
@@ -204,7 +204,7 @@ impl Held {
     }
 
     fn arrived(&self) -> Option<Arrived> {
-        self.tiers.arrived(TicketId(2), BlockId::new(3))
+        self.tiers.arrived(TicketId(2), BlockId::from(3))
     }
 }
 
@@ -213,18 +213,18 @@ fn each_section_is_right_when_its_last_byte_is() {
     let Held { host, tiers, record, mut sink } = Held::new();
     let mut found = Vec::new();
     for at in 0..record.len() {
-        found.push(tiers.arrived(TicketId(2), BlockId::new(3)).unwrap());
+        found.push(tiers.arrived(TicketId(2), BlockId::from(3)).unwrap());
         sink.write_at(at, &record[at..=at]).unwrap();
     }
     let header = header_bytes(4);
     for (at, found) in found.into_iter().enumerate() {
         assert_eq!(found, Arrived::Sections(at.saturating_sub(header) / 30), "{at} bytes");
     }
-    assert_eq!(tiers.arrived(TicketId(2), BlockId::new(3)), Some(Arrived::Sections(4)));
+    assert_eq!(tiers.arrived(TicketId(2), BlockId::from(3)), Some(Arrived::Sections(4)));
     sink.done().unwrap();
-    assert_eq!(tiers.arrived(TicketId(2), BlockId::new(3)), Some(Arrived::Right));
-    assert_eq!(tiers.arrived(TicketId(2), BlockId::new(1)), None, "another block");
-    assert_eq!(tiers.arrived(TicketId(1), BlockId::new(1)), None, "a ticket that has ended");
+    assert_eq!(tiers.arrived(TicketId(2), BlockId::from(3)), Some(Arrived::Right));
+    assert_eq!(tiers.arrived(TicketId(2), BlockId::from(1)), None, "another block");
+    assert_eq!(tiers.arrived(TicketId(1), BlockId::from(1)), None, "a ticket that has ended");
     assert_eq!(host.block(3), vec![1; 100]);
 }
 
@@ -241,7 +241,7 @@ fn a_section_that_is_wrong_ends_what_is_right() {
         assert_eq!(faults, vec![BlockFault::Checksum; behind], "section {wrong}");
         assert_eq!(held.arrived(), Some(Arrived::Sections(wrong)));
         assert_eq!(held.sink.done(), Err(BlockFault::Checksum));
-        assert_eq!(held.tiers.arrived(TicketId(2), BlockId::new(3)), Some(Arrived::Wrong));
+        assert_eq!(held.tiers.arrived(TicketId(2), BlockId::from(3)), Some(Arrived::Wrong));
     }
 }
 
@@ -409,8 +409,8 @@ fn layer_loads_of_a_faulty_sender_are_refused() {
         let layer_load = |&(ticket, from, to): &(u64, u32, u32)| LayerLoad {
             ticket: TicketId(ticket),
             group: Default::default(),
-            from: BlockId::new(from),
-            to: BlockId::new(to),
+            from: BlockId::new(from).unwrap(),
+            to: BlockId::new(to).unwrap(),
         };
         let layer_loads = loads.iter().map(layer_load).collect();
         let plan = StepPlan { step: 9, transfers, layer_loads, ..StepPlan::default() };

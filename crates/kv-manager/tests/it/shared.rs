@@ -338,7 +338,7 @@ fn a_worker_believes_no_plan_that_gives_a_granule_to_two_groups() {
     assert_eq!(plain.apply(&moving(&[(0, None, None)])), Err(none));
     // A copy to a granule of another group, or of nobody.
     let copy = |group: u16, block: u32| {
-        let at = |tier| Location { tier, id: BlockId::new(block) };
+        let at = |tier| Location { tier, id: BlockId::new(block).unwrap() };
         let (from, to) = (at(Tier::Secondary), at(Tier::Primary));
         BlockCopy { group: GroupId(group), from, to, tokens: 1, written_by: 0 }
     };

@@ -10,7 +10,7 @@ use kv_manager::{
     PlanError, Replica, Request, ReserveError, Row, RowEdit, Settled, SharedMemory, Snapshot,
     SnapshotTable, Start, StepPlan, TierTransfers, Tokens, WorkerId,
 };
-use kv_pool::{BlockHash, BlockId, Location, PoolConfig, Tier};
+use kv_pool::{BlockHash, BlockId, Location, PoolConfig, TableEntry, Tier};
 use kv_tier::{
     BlockFault, BlockSink, BlockSource, Direction, FaultRules, GroupKind, HostBlocks, HostPiece,
     LowerTier, MemoryTier, MemoryTierOptions, TicketId, Transfer,
@@ -197,7 +197,8 @@ fn workers_and_steps_of_any_number_are_known_or_refused() {
 /// A plan with this number wherever there is one.
 fn plan_of(number: u64) -> StepPlan {
     let small = number as u32;
-    let at = |tier| Location { tier, id: BlockId::new(small >> 1) };
+    let block = BlockId::new(small >> 1).unwrap();
+    let at = |tier| Location { tier, id: block };
     let row = Row::new(small);
     StepPlan {
         step: number,
@@ -214,13 +215,9 @@ fn plan_of(number: u64) -> StepPlan {
             tokens: small,
             written_by: number,
         }],
-        scrubs: vec![BlockScrub {
-            group: GroupId(small as u16),
-            block: BlockId::new(small >> 1),
-            after: small,
-        }],
+        scrubs: vec![BlockScrub { group: GroupId(small as u16), block, after: small }],
         edits: vec![RowEdit { group: GroupId(small as u16), row, first: small, count: small }],
-        edit_ids: vec![small as i32],
+        edit_ids: vec![block.into()],
         forgets: vec![
             Forget::Block(Tier::Third, GroupId(number as u16), BlockHash::ROOT),
             Forget::All(Tier::Fourth),
@@ -230,13 +227,13 @@ fn plan_of(number: u64) -> StepPlan {
             tier: Tier::Third,
             group: GroupId(small as u16),
             direction: Direction::Load,
-            blocks: vec![(BlockHash::from_u128(number.into()), BlockId::new(small >> 1))],
+            blocks: vec![(BlockHash::from_u128(number.into()), block)],
         }],
         layer_loads: vec![LayerLoad {
             ticket: TicketId(number),
             group: GroupId(small as u16),
-            from: BlockId::new(small >> 1),
-            to: BlockId::new(small >> 1),
+            from: block,
+            to: block,
         }],
         draft_batch: vec![BatchRow {
             row,
@@ -274,7 +271,10 @@ fn messages_of_any_size_are_read_or_refused() {
         let (small, plan) = (number as u32, plan_of(number));
         let snapshot = Snapshot {
             step: number,
-            tables: vec![SnapshotTable { width: small, ids: vec![small as i32] }],
+            tables: vec![SnapshotTable {
+                width: small,
+                ids: TableEntry::new(small as i32).into_iter().collect(),
+            }],
             granules: vec![None, Some(GroupId(small as u16))],
         };
         let worker = WorkerId(small as u16);
@@ -372,19 +372,18 @@ fn plans_and_snapshots_of_any_size_are_checked() {
         assert_eq!(plan.check_follows(0).is_ok(), number > 0);
         assert!(plan.check_follows(number).is_err());
         let edits = vec![RowEdit { group: GroupId(0), row: Row::new(1), first: 0, count: 1 }];
-        let plan = StepPlan { edits, edit_ids: vec![small as i32], ..StepPlan::default() };
+        let id = BlockId::new(small >> 1).unwrap();
+        let plan = StepPlan { edits, edit_ids: vec![id.into()], ..StepPlan::default() };
         let size = usize::try_from(number).unwrap();
         assert_eq!(plan.check_table(size, &[1]).is_ok(), number > 1);
         assert_eq!(plan.check_table(2, &[size]).is_ok(), number > 0);
-        // -1 means no block.
-        let there = small == u32::MAX || small <= i32::MAX as u32;
-        assert_eq!(plan.check_blocks(&[[u64::MAX, 0]]).is_ok(), there, "{number}");
+        assert_eq!(plan.check_blocks(&[[number, 0]]).is_ok(), number > id.index() as u64);
         let snapshot = Snapshot {
             step: number,
-            tables: vec![SnapshotTable { width: 1, ids: vec![small as i32; 2] }],
+            tables: vec![SnapshotTable { width: 1, ids: vec![id.into(), TableEntry::NONE] }],
             granules: Vec::new(),
         };
-        assert_eq!(snapshot.check(2, &[1], &[u64::MAX]).is_ok(), there, "{number}");
+        assert_eq!(snapshot.check(2, &[1], &[number]).is_ok(), number > id.index() as u64);
         assert!(snapshot.check(1, &[1], &[number]).is_err());
     }
 }
@@ -395,7 +394,7 @@ fn transfers_of_any_size_are_checked() {
     let tier = || -> Box<dyn LowerTier> { Box::new(MemoryTier::new(MemoryTierOptions::default())) };
     for number in LONG {
         let (ticket, direction) = (TicketId(number), Direction::Load);
-        let block = BlockId::new((number % (1 << 31)) as u32);
+        let block = BlockId::new((number % (1 << 31)) as u32).unwrap();
         let group = GroupId(number as u16);
         let transfer =
             Transfer { ticket, tier: Tier::Third, group, direction, blocks: vec![(name, block)] };
@@ -531,11 +530,11 @@ fn records_are_read_and_written_within_their_bounds() {
         let mut tiers = TierTransfers::new(vec![Box::new(Anywhere)], format);
         for direction in [Direction::Store, Direction::Load] {
             let (ticket, tier, group) = (TicketId(format), Tier::Third, GroupId(0));
-            let blocks = vec![(BlockHash::ROOT, BlockId::new(0))];
+            let blocks = vec![(BlockHash::ROOT, BlockId::from(0))];
             let transfer = Transfer { ticket, tier, group, direction, blocks };
             tiers.begin(&transfer, &host).unwrap();
             for block in [0, 1, u32::MAX / 2] {
-                let arrived = tiers.arrived(ticket, BlockId::new(block));
+                let arrived = tiers.arrived(ticket, BlockId::new(block).unwrap());
                 assert_eq!(
                     arrived.is_some(),
                     block == 0 && direction == Direction::Load,

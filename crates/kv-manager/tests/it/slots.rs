@@ -13,8 +13,8 @@ fn slots_are_those_of_the_blocks_and_end_with_them() {
     let second = admit(&mut manager, 20..30);
     let mut slots = Vec::new();
     manager.slot_mapping(&second, 3..9, &mut slots).unwrap();
-    let block = |index| i64::from(second.block(index).unwrap().as_i32()) * i64::from(BLOCK);
-    assert_eq!(slots, [block(0) + 3, block(1), block(1) + 1, block(1) + 2, block(1) + 3, block(2)]);
+    let slot = |(index, offset)| second.block(index).unwrap().slot(BLOCK, offset);
+    assert_eq!(slots, [(0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0)].map(slot));
     manager.slot_mapping(&first, 5..8, &mut slots).unwrap();
     assert_eq!(slots.len(), 9, "behind those that were there, up to the end of the last block");
     manager.slot_mapping(&first, 8..8, &mut slots).unwrap();

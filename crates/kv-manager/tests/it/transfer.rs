@@ -302,7 +302,10 @@ fn a_sequence_of_several_groups_goes_on_where_the_other_has_left() {
     assert_eq!(in_group(&adoption, FIRST), [0, 1, 2, 3, 4, 5]);
     assert_eq!((in_group(&adoption, WINDOW), in_group(&adoption, STATE)), (vec![0, 4, 5], vec![0]));
     assert_eq!(
-        manager.block_ids_of(WINDOW, &sequence)[..6].iter().filter(|&&id| id < 0).count(),
+        manager.block_ids_of(WINDOW, &sequence)[..6]
+            .iter()
+            .filter(|id| id.block().is_none())
+            .count(),
         3
     );
     let all = adoption.block_count();

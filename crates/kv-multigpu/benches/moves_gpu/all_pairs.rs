@@ -1,5 +1,6 @@
 //! Every ordered pair of devices at once, beside plain copies at once and beside one pair alone.
 
+use kv_kernels::BlockId;
 use std::time::Instant;
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, Stream};
@@ -119,7 +120,7 @@ impl Way {
             return seen == data;
         }
         let words = BLOCK as usize / 8;
-        let block = |id: i32| id as usize * words..(id as usize + 1) * words;
+        let block = |id: BlockId| id.index() * words..(id.index() + 1) * words;
         pairs.iter().all(|pair| seen[block(pair.destination)] == data[block(pair.source)])
     }
 }
@@ -183,7 +184,8 @@ fn measure_size(devices: &[Device], bytes: u64, rounds: usize, idle: &Idle) {
     ways.iter().for_each(|way| way.on.fill(way.destination.span(), 0).unwrap());
     let blocks = (bytes / BLOCK) as u32;
     // Every block, of which no two neighbours are neighbours on the other side.
-    let of = |i: u32, step: u64| (u64::from(i) * step % u64::from(blocks)) as i32;
+    let of =
+        |i: u32, step: u64| BlockId::new((u64::from(i) * step % u64::from(blocks)) as u32).unwrap();
     let pairs: Vec<_> = (0..blocks)
         .map(|i| BlockPair { source: of(i, 40_503), destination: of(i, 30_011) })
         .collect();

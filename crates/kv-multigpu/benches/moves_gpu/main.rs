@@ -12,6 +12,7 @@
 
 mod all_pairs;
 
+use kv_kernels::BlockId;
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -254,7 +255,9 @@ impl<'i> Bench<'i> {
         match brings {
             Bytes::First(bytes) => is_there(0, 0, bytes),
             Bytes::Blocks(planes, pairs) => (0..planes).all(|plane| {
-                let at = |id: i32| plane * (self.source.bytes() / planes) + id as u64 * BLOCK;
+                let at = |id: BlockId| {
+                    plane * (self.source.bytes() / planes) + id.index() as u64 * BLOCK
+                };
                 pairs.iter().all(|pair| is_there(at(pair.destination), at(pair.source), BLOCK))
             }),
         }
@@ -367,7 +370,7 @@ impl<'i> Bench<'i> {
     /// Pairs of which no two neighbours are neighbours on the other side.
     fn pairs(&self, planes: u64, count: u64) -> Vec<BlockPair> {
         let blocks = self.source.bytes() / planes / BLOCK;
-        let of = |i: u64, step: u64| (i * step % blocks) as i32;
+        let of = |i: u64, step: u64| BlockId::new((i * step % blocks) as u32).unwrap();
         (0..count.min(blocks))
             .map(|i| BlockPair { source: of(i, 40_503), destination: of(i, 30_011) })
             .collect()
@@ -439,8 +442,13 @@ impl<'i> Bench<'i> {
 
     fn loop_of_copies(&self, pairs: &[BlockPair]) {
         for pair in pairs {
-            let source = self.source.span().slice(pair.source as u64 * BLOCK, BLOCK).unwrap();
-            let to = self.destination.span().slice(pair.destination as u64 * BLOCK, BLOCK).unwrap();
+            let source =
+                self.source.span().slice(pair.source.index() as u64 * BLOCK, BLOCK).unwrap();
+            let to = self
+                .destination
+                .span()
+                .slice(pair.destination.index() as u64 * BLOCK, BLOCK)
+                .unwrap();
             self.on.copy_between((&self.far, to), (&self.near, source)).unwrap();
         }
     }

@@ -98,11 +98,7 @@ impl PairTables {
         self.words.clear();
         self.words.extend_from_slice(from_planes);
         self.words.extend_from_slice(to_planes);
-        self.words.extend(
-            pairs
-                .iter()
-                .map(|pair| bytemuck::cast::<[i32; 2], u64>([pair.source, pair.destination])),
-        );
+        self.words.extend(pairs.iter().map(|pair| bytemuck::cast::<BlockPair, u64>(*pair)));
         let Some(Some(table)) = self.tables.get_mut(index) else {
             return Err(MoveError::Zero { what: "tables" });
         };

@@ -4,6 +4,7 @@ use crate::common::machine;
 use crate::common::moving::{self, Pair, buffer, contents, pattern, scattered};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
+use kv_kernels::BlockId;
 use kv_kernels::error::BlocksError;
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveError, MoveOrder,
@@ -87,7 +88,7 @@ fn every_scenario_holds_within_one_device_and_overlaps_are_refused() {
         pair.mover.move_tensor(held(0), held(100), order).unwrap();
         let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
         let whole = || BlockMemory::new(&devices[0], vec![memory.span()], grid, ()).unwrap();
-        let pairs = [BlockPair { source: 0, destination: 1 }];
+        let pairs = [moving::pair(0, 1)];
         let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 64);
         let refused = pair.mover.move_blocks(whole(), whole(), &what, order).unwrap_err().error;
         assert_eq!(refused, MoveError::Overlap { bytes: 256 });
@@ -107,7 +108,7 @@ fn planes_of_a_destination_that_share_bytes_are_refused() {
     let far = buffer(&pair.on, &[0; 512]);
     let grid = BlockGrid { blocks: 4, block_stride: 64, row_stride: 0 };
     let order = MoveOrder { after: &pair.after, on: &pair.on };
-    let pairs = [0, 1, 2, 3].map(|block| BlockPair { source: block, destination: block });
+    let pairs = [0, 1, 2, 3].map(|block| moving::pair(block, block));
     let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), 64);
     let memory = |device, of: &DeviceBuffer, starts: [u64; 2]| {
         let plane = |at| of.span().slice(at, 256).unwrap();
@@ -327,12 +328,13 @@ fn blocks_that_cannot_move_are_told_with_their_numbers() {
             .unwrap_err()
             .error
     };
-    let of = |from, to| [BlockPair { source: from, destination: to }];
+    let of = |from, to| [moving::pair(from, to)];
     let mut whole =
         |pairs: &[BlockPair]| blocks(BlockMove::whole(BlockPairs::new(pairs).unwrap(), 64));
     assert_eq!(
         [of(10, 0), of(9, 11)].map(|pairs| whole(&pairs)),
         [(Side::Source, 10), (Side::Destination, 11),].map(|(side, block)| {
+            let block = BlockId::from(block);
             let error = BlocksError::BlockOutOfRange { place: 0, side, block, blocks: 10 };
             MoveError::Blocks(Box::new(error))
         })
@@ -405,7 +407,7 @@ fn every_misuse_is_told_in_a_line_of_its_own() {
     let memory = |device, buffer: &DeviceBuffer| {
         BlockMemory::new(device, vec![buffer.span()], grid, ()).unwrap()
     };
-    let missing = [BlockPair { source: 4, destination: 0 }];
+    let missing = [moving::pair(4, 0)];
     let what = BlockMove::whole(BlockPairs::new(&missing).unwrap(), 32);
     let (source, destination) = (memory(zero, &near), memory(one, &far));
     let refused = pair.mover.move_blocks(source, destination, &what, order);

@@ -63,7 +63,7 @@ fn tables_of_an_interrupted_move_are_not_written_before_it_is_over() {
         go(&scattered(8, 8)).unwrap().finish().map_err(|(error, _)| error).unwrap();
         let seen = contents(&pair.on, buffers[1].span());
         for BlockPair { source: from, destination: to } in scattered(8, 8) {
-            let [from, to] = [from, to].map(|id| id as usize * 16..(id as usize + 1) * 16);
+            let [from, to] = [from, to].map(|id| id.index() * 16..(id.index() + 1) * 16);
             assert!(seen[to] == data[from], "{prefer:?}");
         }
     }

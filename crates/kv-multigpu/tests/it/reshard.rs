@@ -1,11 +1,11 @@
 //! KV from TP n to TP m: every head arrives where the new shards have it, byte for byte.
 
 use crate::common::machine;
-use crate::common::moving::{buffer, contents, pattern};
+use crate::common::moving::{buffer, contents, pair, pattern};
 use cuda_driver::{Device, DeviceBuffer, Stream};
 use kv_multigpu::moves::{
-    BlockMemory, BlockOfHeads, BlockPair, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig,
-    ReshardError, ReshardPlan,
+    BlockMemory, BlockOfHeads, BlockPairs, HeadOrder, MoveOrder, Mover, MoverConfig, ReshardError,
+    ReshardPlan,
 };
 use kv_multigpu::place::{HeadShards, KvReplication};
 
@@ -62,8 +62,7 @@ fn reshard(devices: &[Device], old: usize, new: usize, order: HeadOrder) {
             (0..PLANES).map(|_| DeviceBuffer::alloc(&devices[gpu], bytes).unwrap()).collect()
         })
         .collect();
-    let pairs: Vec<_> =
-        (0..BLOCKS as i32).map(|id| BlockPair { source: id, destination: id }).collect();
+    let pairs: Vec<_> = (0..BLOCKS as u32).map(|id| pair(id, id)).collect();
     for transfer in plan.transfers() {
         let (near, far) = (&devices[transfer.from()], &devices[transfer.to()]);
         let config = MoverConfig { chunk_bytes: 4096, kernel_blocks: 1, ..MoverConfig::default() };

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::common::moving::pair;
 use cuda_driver::{Device, DeviceBuffer, Event, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::DeviceRegistry;
@@ -31,8 +32,9 @@ fn memory(device: &Device) -> DeviceBuffer {
     DeviceBuffer::alloc(device, BYTES).unwrap()
 }
 
-const PAIRS: [BlockPair; 2] =
-    [BlockPair { source: 0, destination: 1 }, BlockPair { source: 1, destination: 0 }];
+fn pairs() -> [BlockPair; 2] {
+    [pair(0, 1), pair(1, 0)]
+}
 
 fn blocks(device: &Device) -> BlockMemory<DeviceBuffer> {
     let buffer = memory(device);
@@ -62,7 +64,8 @@ fn moves_name_the_programs_line() {
         let (finished, _) = from_here!(watch, "cuEventQuery", moved.try_finish());
         drop(finished);
         let (near, far) = (blocks(&from), blocks(&to));
-        let what = BlockMove::whole(BlockPairs::new(&PAIRS).unwrap(), BYTES / 2);
+        let pairs = pairs();
+        let what = BlockMove::whole(BlockPairs::new(&pairs).unwrap(), BYTES / 2);
         let moved =
             { from_here!(watch, "cuLaunchKernel", mover.move_blocks(near, far, &what, order)) };
         let moved = moved.0.unwrap();
@@ -148,11 +151,11 @@ fn a_move_of_blocks_tells_the_words_of_its_table() {
     let moved = mover.move_blocks(
         source,
         destination,
-        &BlockMove::whole(BlockPairs::new(&PAIRS).unwrap(), BYTES / 2),
+        &BlockMove::whole(BlockPairs::new(&pairs()).unwrap(), BYTES / 2),
         order,
     );
     let told: Vec<_> =
         watch.accesses().iter().map(|access| (access.bytes, access.writes)).collect();
-    assert_eq!(told, [((2 + PAIRS.len() as u64) * 8, true)]);
+    assert_eq!(told, [((2 + pairs().len() as u64) * 8, true)]);
     moved.unwrap().finish().map_err(|(error, _)| error).unwrap();
 }

@@ -1,5 +1,6 @@
 //! Processes with a device each, and blocks there whose bytes say whose they are.
 
+use kv_pool::BlockId;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -120,13 +121,13 @@ impl Pool {
 
     /// The sums of the first blocks, once all that is enqueued is done.
     pub(crate) fn sums(&self, count: usize) -> Vec<u64> {
-        self.sums_of(&(0..count as i32).collect::<Vec<_>>())
+        self.sums_of(&(0..count as u32).filter_map(BlockId::new).collect::<Vec<_>>())
     }
 
-    pub(crate) fn sums_of(&self, ids: &[i32]) -> Vec<u64> {
+    pub(crate) fn sums_of(&self, ids: &[BlockId]) -> Vec<u64> {
         let count = ids.len() as u64;
         let on_device = self.ids.span().slice(0, count * 4).unwrap();
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| (id.index() as u32).to_le_bytes()).collect();
         self.stream.upload(on_device, &bytes).unwrap();
         let sums = self.sums.span().slice(0, count * 8).unwrap();
         let args = BlockSums {

@@ -317,7 +317,7 @@ impl World {
         drop(withdrawn);
         self.others_turn();
         let gone = self.pool.blocks_end(Tier::Primary)..self.primary;
-        let gone: Vec<_> = gone.map(|id| BlockId::new(id as u32)).collect();
+        let gone: Vec<_> = gone.map(|id| BlockId::new(id as u32).unwrap()).collect();
         for &id in &gone {
             none(self.memory.take_id(id, owner));
             self.memory.fill(id, UNMAPPED);

@@ -215,7 +215,7 @@ impl Worker {
         }
         drop(withdrawn);
         let gone = world.pool.blocks_end(Tier::Primary)..world.primary;
-        for id in gone.map(|id| BlockId::new(id as u32)) {
+        for id in gone.map(|id| BlockId::new(id as u32).unwrap()) {
             none(world.memory.take_id(id, UNMAPPED));
             world.memory.fill(id, UNMAPPED.into());
             unmapped.push(id);

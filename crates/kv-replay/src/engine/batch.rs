@@ -3,6 +3,7 @@
 use cuda_driver::guard;
 use kv_cache::kv_manager::{GroupId, Row};
 use kv_cache::{Sequence, SlotError};
+use kv_pool::Slot;
 
 use super::cache::Cache;
 use super::content::RequestContent;
@@ -32,7 +33,7 @@ pub(super) struct Rejected {
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Further {
     /// Of a window, the slot of each token; of states, the slot of each that a sequence leaves.
-    pub(super) slots: Vec<i64>,
+    pub(super) slots: Vec<Slot>,
     /// Of states, the key of each; of a draft model, the key of each token that it computes.
     pub(super) keys: Vec<u64>,
     /// Of a draft model, tokens of each sequence that it has right KV for.
@@ -50,7 +51,7 @@ pub(super) struct Further {
 /// those that the cache computes on the device, and the batch has none.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) slots: Vec<i64>,
+    pub(super) slots: Vec<Slot>,
     pub(super) keys: Vec<u64>,
     /// Tokens of each sequence that are right.
     pub(super) lengths: Vec<u32>,
@@ -69,7 +70,7 @@ pub(super) struct Batch {
 impl Batch {
     /// A finished batch that came from another process.
     pub(super) fn received(
-        slots: Vec<i64>,
+        slots: Vec<Slot>,
         keys: Vec<u64>,
         (lengths, accepted): (Vec<u32>, Vec<u32>),
         rejected: Vec<Rejected>,

@@ -15,7 +15,7 @@ use kv_cache::{
 use kv_kernels::KvShape;
 #[cfg(feature = "nixl")]
 use kv_kernels::verify::BlockSums;
-use kv_pool::{BlockHash, BlockId, Tier};
+use kv_pool::{BlockHash, BlockId, Slot, Tier};
 
 use super::RunError;
 use super::batch::Batch;
@@ -157,36 +157,35 @@ pub(crate) trait Cache {
         &self,
         sequence: &Sequence,
         tokens: Range<u64>,
-        slots: &mut Vec<i64>,
+        slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError>;
 
     /// What the further groups' readers read.
     fn further_groups(&self) -> &[Reads];
 
-    /// Appends, for a window group, the slots of a sequence's tokens, -1 where it has no block any more; for
+    /// Appends, for a window group, the slots of a sequence's tokens, none where it has no block any more; for
     /// states, the slots of these entries of the sequence's row.
     fn further_slots(
         &self,
         group: GroupId,
         sequence: &Sequence,
         tokens: Range<u64>,
-        slots: &mut Vec<i64>,
+        slots: &mut Vec<Slot>,
     ) {
         let manager = self.manager();
         let ids = manager.block_ids_of(group, sequence);
+        let slot = |entry: u64, block_tokens, offset| {
+            let block = ids.get(entry as usize).and_then(|entry| entry.block());
+            block.map_or(Slot::NONE, |block| block.slot(block_tokens, offset))
+        };
         if self.further_groups()[usize::from(group.0) - 1] == Reads::State {
-            return slots
-                .extend(tokens.map(|entry| -> i64 {
-                    ids.get(entry as usize).copied().unwrap_or(-1).into()
-                }));
+            return slots.extend(tokens.map(|entry| slot(entry, 1, 0)));
         }
-        let block_tokens = i64::from(manager.options().block_tokens);
+        let block_tokens = manager.options().block_tokens;
+        let place = |token| (token / u64::from(block_tokens), token % u64::from(block_tokens));
         slots.extend(tokens.map(|token| {
-            let (block, offset) = (token as i64 / block_tokens, token as i64 % block_tokens);
-            match ids.get(block as usize) {
-                Some(&id) if id >= 0 => i64::from(id) * block_tokens + offset,
-                _ => -1,
-            }
+            let (entry, offset) = place(token);
+            slot(entry, block_tokens, offset as u32)
         }));
     }
 
@@ -388,17 +387,15 @@ impl Cache for Local {
         let [part] = self.cache.parts() else { return Err(RunError::HandoverElsewhere) };
         let failed = |error: Box<dyn std::error::Error + Send + Sync>| RunError::BlockCopy(error);
         let count = ids.len() as u64;
-        // Ids of blocks are those of a table.
-        let ids: Vec<i32> = ids.iter().map(|id| id.index() as i32).collect();
         let half =
             |offset, bytes| scratch.slice(offset, bytes).map_err(|error| failed(error.into()));
         let (sums, on_device) = (half(0, 8 * count)?, half(8 * count, 4 * count)?);
-        on.upload(on_device, bytemuck::cast_slice(&ids)).map_err(|error| failed(error.into()))?;
+        on.upload(on_device, bytemuck::cast_slice(ids)).map_err(|error| failed(error.into()))?;
         let args = BlockSums {
             blocks: part.paged().into(),
             ids: on_device.into(),
             count,
-            host_ids: Some(&ids),
+            host_ids: Some(ids),
             num_blocks: part.ready_blocks(),
             sums,
             report: None,
@@ -419,7 +416,7 @@ impl Cache for Local {
         &self,
         sequence: &Sequence,
         tokens: Range<u64>,
-        slots: &mut Vec<i64>,
+        slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError> {
         self.cache.slot_mapping(sequence, tokens, slots)
     }

@@ -8,6 +8,7 @@ use kv_kernels::{
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::{ChecksumArgs, FillPattern},
 };
+use kv_pool::Slot;
 use kv_stage::error::BatchError;
 
 use super::RunError;
@@ -293,7 +294,7 @@ impl Here<'_> {
     /// Fills some of the chunk, from entry `first` on, and stores it in slots.
     fn store(
         self,
-        (slots, host): (DeviceSpan, Option<&[i64]>),
+        (slots, host): (DeviceSpan, Option<&[Slot]>),
         keys: DeviceSpan,
         (first, count, skip): (u64, u64, u64),
     ) -> Result<(), RunError> {

@@ -4,6 +4,7 @@ use bytemuck::NoUninit;
 use cuda_driver::{CopyError, Device, DeviceBuffer, DeviceError, DeviceSpan, Stream};
 
 use super::options::{BatchOptions, padded};
+use crate::BlockId;
 use crate::error::StagingError;
 
 /// The part of a batch that belongs to one block table.
@@ -74,7 +75,7 @@ struct Table {
     state_in: u64,
     width: u32,
     block_tokens: u32,
-    null_block: i32,
+    null_block: BlockId,
     unused: u32,
 }
 

@@ -10,7 +10,7 @@ mod step;
 use cuda_driver::{CopyError, DeviceError, Event, Stream, guard};
 
 use crate::error::{AcquireError, BatchError, StagingError};
-use crate::{Row, StagingBuffer, StagingPool};
+use crate::{Row, StagingBuffer, StagingPool, TableEntry};
 use buffers::Memory;
 pub use buffers::{BatchBuffers, TableBuffers};
 use kernel::Gather;
@@ -59,7 +59,7 @@ pub struct DeviceBatch {
     number: u64,
     /// Changes that the device does not have yet, in order, and their ids one after the other.
     edits: Vec<Edit>,
-    ids: Vec<i32>,
+    ids: Vec<TableEntry>,
     records: Records,
     lengths: Vec<BatchLength>,
     /// Tokens that a row has blocks for in every table.
@@ -141,7 +141,7 @@ impl DeviceBatch {
         &self.memory.buffers
     }
 
-    /// Changes the entries of a row from `first` on, as of the next step. -1 means no block.
+    /// Changes the entries of a row from `first` on, as of the next step.
     ///
     /// `table` is the place in [`BatchOptions::tables`]. Changes apply in the order of the calls.
     /// Until a step has sent them, they wait on the host: a step that was refused is begun again without
@@ -149,8 +149,7 @@ impl DeviceBatch {
     /// rows, times the sum of the tables' widths.
     ///
     /// # Errors
-    /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Block`],
-    /// [`BatchError::Backlog`] where more than twice as many ids as the tables have entries, in all rows, would wait for
+    /// [`BatchError::Table`], [`BatchError::Row`], [`BatchError::Columns`], [`BatchError::Backlog`] where more than twice as many ids as the tables have entries, in all rows, would wait for
     /// a step. Nothing is changed then; after a backlog, [`forget_edits`](Self::forget_edits)
     /// and the whole tables go on.
     pub fn edit(
@@ -158,7 +157,7 @@ impl DeviceBatch {
         table: usize,
         row: Row,
         first: u32,
-        ids: &[i32],
+        ids: &[TableEntry],
     ) -> Result<(), BatchError> {
         let tables = self.options.tables.len();
         let width = match self.options.tables.get(table) {
@@ -172,9 +171,6 @@ impl DeviceBatch {
         let fits = ids.len() <= room && first <= width;
         if !guard!("stage.changes-lie-in-rows", fits, else true) {
             return Err(BatchError::Columns { row, first, count: ids.len(), width });
-        }
-        if let Some(&block) = ids.iter().find(|&&id| id < -1) {
-            return Err(BatchError::Block { block });
         }
         if ids.is_empty() {
             return Ok(());

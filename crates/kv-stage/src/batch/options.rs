@@ -1,5 +1,6 @@
 //! The sizes of a batch, checked once.
 
+use crate::BlockId;
 use crate::error::StagingError;
 
 /// The block table of one group of layers.
@@ -11,7 +12,7 @@ pub struct BatchTable {
     pub block_tokens: u32,
     /// The id that stands where a row has no block: of real memory that no sequence owns, because
     /// some attention kernels read it.
-    pub null_block: i32,
+    pub null_block: BlockId,
     /// Whether the blocks of a row are states of recurrent layers: entry 0 is the one behind the step's tokens before its
     /// drafts, entry `n` the one behind `n` drafts. `block_tokens` means nothing then.
     pub is_state: bool,
@@ -108,9 +109,6 @@ impl BatchOptions {
         for table in &self.tables {
             check("blocks in a row", table.width.into(), INT_MAX)?;
             check("tokens in a block", table.block_tokens.into(), INT_MAX)?;
-            // Null block 0 is allowed.
-            let null_block = i64::from(table.null_block) + 1;
-            check("blocks up to the null block", null_block.try_into().unwrap_or(0), 1 << 31)?;
         }
         for &bytes in &self.arrays {
             check("bytes in an array", bytes, PACKET_BYTES_MAX)?;

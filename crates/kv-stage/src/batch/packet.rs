@@ -6,8 +6,8 @@ use bytemuck::{NoUninit, Zeroable};
 use cuda_driver::guard;
 
 use super::options::{BatchOptions, padded};
-use crate::StagingBuffer;
 use crate::error::StagingError;
+use crate::{StagingBuffer, TableEntry};
 
 /// A change of a row that the device does not have yet. Its ids follow those of the changes before it.
 #[derive(Clone, Copy, Debug)]
@@ -159,7 +159,7 @@ impl Records {
         number: u64,
         used: u64,
         tables: usize,
-        (edits, ids): (&[Edit], &[i32]),
+        (edits, ids): (&[Edit], &[TableEntry]),
     ) -> u64 {
         self.link(tables, edits);
         let heads: &[u8] = bytemuck::cast_slice(&self.heads);

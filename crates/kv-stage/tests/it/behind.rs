@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::machine::entries;
 use cuda_driver::{Device, DeviceBuffer, ErrorCode, Event, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
 use kv_stage::{
-    BatchOptions, BatchTable, DeviceBatch, PoolOptions, Row, StagingOptions, StagingPool,
+    BatchOptions, BatchTable, BlockId, DeviceBatch, PoolOptions, Row, StagingOptions, StagingPool,
     error::{AcquireError, BatchError},
 };
 use kv_testkit::{alloc, machine::calls};
@@ -50,8 +51,12 @@ impl Run {
     fn new(sim: &SimDriver, depth: usize) -> Self {
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let [compute, side] = [0; 2].map(|_| Stream::new(&device).unwrap());
-        let table =
-            BatchTable { width: COLUMNS as u32, block_tokens: 1, null_block: 0, is_state: false };
+        let table = BatchTable {
+            width: COLUMNS as u32,
+            block_tokens: 1,
+            null_block: BlockId::from(0),
+            is_state: false,
+        };
         let rows = ROWS as u32;
         let options = BatchOptions {
             rows,
@@ -107,7 +112,7 @@ impl Run {
         let last = self.lens[row];
         self.table[row][last] = step as i32;
         self.lens[row] += 1;
-        self.batch.edit(0, Row::new(row as u32), last as u32, &[step as i32]).unwrap();
+        self.batch.edit(0, Row::new(row as u32), last as u32, &entries(&[step as i32])).unwrap();
         // One of the two is enough to continue.
         let sent = [self.send_table(), self.send_note(step)];
         if let Some(events) = self.spare.pop() {

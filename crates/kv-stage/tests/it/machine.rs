@@ -7,7 +7,7 @@ use cuda_driver::{
     Device, DeviceBuffer, DeviceError, DeviceSpan, KernelArgs, LaunchConfig, Stream,
 };
 use cuda_sim::SimDriver;
-use kv_stage::{StagingOptions, StagingPool};
+use kv_stage::{StagingOptions, StagingPool, TableEntry};
 use kv_testkit::machine::{self, CopyKernel};
 
 pub(crate) struct Machine {
@@ -73,4 +73,9 @@ fn copy_bytes(
     let word = |index| args.get::<u64>(index).ok_or(ReferenceError::Argument { index });
     let data = memory.load(word(1)?, word(2)?)?.into_owned();
     Ok(memory.store(word(0)?, &data)?)
+}
+
+/// Entries of a block table, -1 for none.
+pub(crate) fn entries(ids: &[i32]) -> Vec<TableEntry> {
+    ids.iter().map(|&id| TableEntry::new(id).unwrap()).collect()
 }

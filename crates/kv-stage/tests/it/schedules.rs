@@ -15,10 +15,10 @@ use cuda_sim::{
     Exploration, ExploreLimits, FailedSchedule, Pace, RaceCheck, SimConfig, SimDriver, explore,
     explore_random, replay,
 };
-use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row, StagingPool, SubmittedView};
+use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingPool, SubmittedView};
 use kv_testkit::pattern;
 
-use crate::machine::Machine;
+use crate::machine::{Machine, entries};
 
 const BYTES: u64 = 16;
 /// Maximum number of random schedules until a race must be found.
@@ -294,7 +294,8 @@ fn batches(
 ) -> Fallible<()> {
     sim.register_kernels(kv_stage::references());
     let machine = Machine::on(sim.clone());
-    let table = BatchTable { width: 64, block_tokens: 1, null_block: 0, is_state: false };
+    let table =
+        BatchTable { width: 64, block_tokens: 1, null_block: BlockId::from(0), is_state: false };
     let options = BatchOptions {
         rows: 1,
         sequences_max: 1,
@@ -313,7 +314,7 @@ fn batches(
     for (number, [slots, length]) in logs.iter().enumerate() {
         sim.host_step(&format!("writes step {number}"));
         let first = number as u32;
-        batch.edit(0, Row::new(0), first, &[block(number), block(number) + 1])?;
+        batch.edit(0, Row::new(0), first, &entries(&[block(number), block(number) + 1]))?;
         let mut step = batch.step_wait(&machine.stream)?;
         // One of two tokens stands in each step.
         let (least, most) = (number.min(1) as u64, 2 * number as u64);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, DeviceBuffer, HostAccess, Stream};
 use cuda_sim::{Pace, SimConfig, SimDriver};
-use kv_stage::{BatchOptions, BatchTable, DeviceBatch, StagingOptions, StagingPool};
+use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, StagingOptions, StagingPool};
 use kv_testkit::{Watch, from_here};
 
 const BYTES: u64 = 8192;
@@ -72,7 +72,8 @@ fn staging_names_the_programs_line() {
 fn batches_name_the_programs_line() {
     let m = Machine::new();
     let (watch, stream) = (&m.watch, &m.stream);
-    let table = BatchTable { width: 4, block_tokens: 4, null_block: 0, is_state: false };
+    let table =
+        BatchTable { width: 4, block_tokens: 4, null_block: BlockId::from(0), is_state: false };
     let options = BatchOptions {
         rows: 2,
         sequences_max: 2,

@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 
+use crate::machine::entries;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Event, Stream};
 use kv_stage::{
-    BatchOptions, BatchTable, DeviceBatch, Row, StagingOptions, StagingPool, SubmittedView,
+    BatchOptions, BatchTable, BlockId, DeviceBatch, Row, StagingOptions, StagingPool, SubmittedView,
 };
 use kv_testkit::Random;
 use kv_testkit::machine::{CopyKernel, read};
@@ -20,7 +21,12 @@ pub(crate) const BLOCKS: u32 = 3;
 const NULL_BLOCK: i32 = i32::MAX;
 
 fn table(width: u32) -> BatchTable {
-    BatchTable { width, block_tokens: 1, null_block: NULL_BLOCK, is_state: false }
+    BatchTable {
+        width,
+        block_tokens: 1,
+        null_block: BlockId::new(NULL_BLOCK as u32).unwrap(),
+        is_state: false,
+    }
 }
 
 /// A batch with a table for each path.
@@ -51,7 +57,7 @@ pub(crate) fn dense(round: i32, path: usize) -> Vec<u8> {
 pub(crate) fn stage_paths(stream: &Stream, batch: &mut DeviceBatch, round: i32) {
     for path in 0..PATHS {
         for row in 0..ROWS {
-            batch.edit(path, Row::new(row), 0, &ids(round, path, row)).unwrap();
+            batch.edit(path, Row::new(row), 0, &entries(&ids(round, path, row))).unwrap();
         }
     }
     let mut step = batch.step(stream).unwrap();
@@ -181,7 +187,7 @@ impl<'a> Run<'a> {
         if let Some(row) = changed {
             let last = table.lens[row] - 1;
             let id = [table.ids[row][last]];
-            batch.edit(0, Row::new(row as u32), last as u32, &id).unwrap();
+            batch.edit(0, Row::new(row as u32), last as u32, &entries(&id)).unwrap();
         }
         let mut step = batch.step(stream).unwrap();
         for (row, &len) in (0..).zip(&table.lens) {

@@ -15,7 +15,7 @@ use kv_cache::{
     StepError, TransportChoice,
 };
 use kv_kernels::{PagedKv, PagedLayout};
-use kv_pool::{BlockHash, BlockId, Location, Tier};
+use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
 use kv_stage::error::BatchError;
 
 use crate::common::engine::{by, options, shape, streams};
@@ -32,22 +32,22 @@ fn worker(machine: &Machine) -> (Vec<Stream>, KvWorker) {
 /// A snapshot of a table without blocks.
 fn empty_snapshot(worker: &KvWorker, step: u64) -> Snapshot {
     let width = worker.options().blocks_per_sequence_max;
-    let ids = vec![-1; (width * worker.options().sequences_max) as usize];
+    let ids = vec![TableEntry::NONE; (width * worker.options().sequences_max) as usize];
     Snapshot { step, tables: vec![SnapshotTable { width, ids }], granules: Vec::new() }
 }
 
 fn copy(from: (Tier, u32), to: (Tier, u32)) -> BlockCopy {
-    let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id) });
+    let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id).unwrap() });
     BlockCopy { group: GroupId(0), from, to, tokens: small().block_tokens(), written_by: 0 }
 }
 
 /// The first plan, with one row of these blocks that computes five tokens.
-fn row_of(ids: &[i32]) -> StepPlan {
+fn row_of(ids: &[u16]) -> StepPlan {
     let row = Row::new(1);
     StepPlan {
         step: 1,
         edits: vec![RowEdit { group: GroupId(0), row, first: 0, count: ids.len() as u32 }],
-        edit_ids: ids.to_vec(),
+        edit_ids: ids.iter().map(|&id| TableEntry::from(id)).collect(),
         batch: vec![BatchRow { row, start: Start::At(0), tokens: 5, drafts: 0, input: 0 }],
         ..StepPlan::default()
     }
@@ -59,9 +59,11 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
     let copies = |copy| StepPlan { step: 1, copies: vec![copy], ..StepPlan::default() };
     let scrubs = StepPlan {
         step: 1,
-        scrubs: vec![BlockScrub { group: GroupId(0), block: BlockId::new(4), after: 0 }],
+        scrubs: vec![BlockScrub { group: GroupId(0), block: BlockId::from(4), after: 0 }],
         ..StepPlan::default()
     };
+    let mut hole = row_of(&[0, 1]);
+    hole.edit_ids[1] = TableEntry::NONE;
     let lies = [
         ("a copy of no memory", copies(copy((Primary, 4), (Primary, 2)))),
         ("a copy to no memory", copies(copy((Primary, 2), (Primary, 7)))),
@@ -69,7 +71,7 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         ("a copy back to no memory", copies(copy((Secondary, 0), (Primary, 4)))),
         ("a scrub of no memory", scrubs),
         ("a row with too few blocks", row_of(&[0])),
-        ("a row with a hole", row_of(&[0, -1])),
+        ("a row with a hole", hole),
         ("a row of no memory", row_of(&[0, 6])),
         ("a row of a draft model that there is not", drafts(row_of(&[0, 1]), 6)),
     ];
@@ -178,7 +180,7 @@ fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
     let mut worker = KvWorker::new(&streams, all).unwrap();
     assert_eq!(worker.grow_to(4).unwrap(), 4);
     let (tier, group, direction) = (Tier::Third, GroupId(0), Direction::Load);
-    let blocks = vec![(BlockHash::ROOT, BlockId::new(3))];
+    let blocks = vec![(BlockHash::ROOT, BlockId::from(3))];
     let transfer = Transfer { ticket: TicketId(1), tier, group, direction, blocks };
     let plan = StepPlan { transfers: vec![transfer], ..row_of(&[0, 1]) };
     worker.carry_out(&plan, |_, _| Ok(())).unwrap();
@@ -234,7 +236,7 @@ impl Patient {
 }
 
 fn transfer(ticket: u64, direction: Direction, block: u32) -> Transfer {
-    let blocks = vec![(BlockHash::ROOT, BlockId::new(block))];
+    let blocks = vec![(BlockHash::ROOT, BlockId::new(block).unwrap())];
     let (tier, group) = (Tier::Third, GroupId(0));
     Transfer { ticket: TicketId(ticket), tier, group, direction, blocks }
 }
@@ -252,14 +254,15 @@ fn a_load_by_layers_to_a_block_without_memory_is_refused() {
     let load = transfer(1, Direction::Load, 3);
     finished(&mut worker, &StepPlan { step: 1, transfers: vec![load], ..StepPlan::default() });
     assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
-    let (ticket, group, from) = (TicketId(1), GroupId(0), BlockId::new(3));
-    let to = |id| LayerLoad { ticket, group, from, to: BlockId::new(id) };
+    let (ticket, group, from) = (TicketId(1), GroupId(0), BlockId::from(3));
+    let to = |id: u16| LayerLoad { ticket, group, from, to: id.into() };
     let plan = |to| StepPlan { step: 2, after: 1, layer_loads: vec![to], ..StepPlan::default() };
     let refused = worker.carry_out(&plan(to(4)), |_, _| Ok(())).unwrap_err();
-    let StepError::Plan(PlanError::Block { tier: Tier::Primary, id: 4, blocks: 4, .. }) = refused
+    let StepError::Plan(PlanError::Block { tier: Tier::Primary, id, blocks: 4, .. }) = refused
     else {
         panic!("{refused}")
     };
+    assert_eq!(id, BlockId::from(4));
     worker.carry_out(&plan(to(3)), |_, _| Ok(())).unwrap();
     tier.loads.lock().unwrap().clear();
     worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
@@ -352,7 +355,7 @@ fn waits(end: u32) -> u64 {
     let mut plan = drafts(row_of(&[0, 1]), end);
     let (row, group) = (Row::new(1), GroupId(1));
     plan.edits.push(RowEdit { group, row, first: 0, count: 3 });
-    plan.edit_ids.extend([0, 1, 2]);
+    plan.edit_ids.extend([0, 1, 2].map(TableEntry::from));
     let back = BlockCopy { group, ..copy((Tier::Secondary, 0), (Tier::Primary, 2)) };
     plan.copies = vec![back];
     let before = machine.calls("cuStreamWaitEvent");
@@ -386,7 +389,7 @@ fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carrie
     }
     let mut plan = row_of(&[0, 1]);
     plan.edits.push(RowEdit { group: GroupId(1), ..plan.edits[0] });
-    plan.edit_ids.extend([0, 1]);
+    plan.edit_ids.extend([0, 1].map(TableEntry::from));
     finished(&mut worker, &plan);
     assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
     worker.close().unwrap();

@@ -9,7 +9,7 @@ use kv_cache::{
     OptionsError, Part, Request, SharedMemory, StepError,
 };
 use kv_kernels::{PagedKv, PagedLayout};
-use kv_pool::Tier;
+use kv_pool::{TableEntry, Tier};
 
 use super::faults::differences;
 use crate::common::engine::{options, shape, streams};
@@ -85,7 +85,7 @@ fn snapshot(worker: &KvWorker, step: u64, granules: &[Option<GroupId>]) -> Snaps
     let rows = worker.options().sequences_max;
     let tables = worker.options().groups().map(|group| {
         let width = group.blocks_per_sequence_max;
-        SnapshotTable { width, ids: vec![-1; (width * rows) as usize] }
+        SnapshotTable { width, ids: vec![TableEntry::NONE; (width * rows) as usize] }
     });
     Snapshot { step, tables: tables.collect(), granules: granules.to_vec() }
 }
@@ -197,7 +197,7 @@ fn padding_names_memory_that_no_group_owns() {
         let ids: Vec<i32> =
             ids.chunks_exact(4).map(|id| i32::from_le_bytes(id.try_into().unwrap())).collect();
         let own = cache.manager().block_ids_of(group, &sequence);
-        assert!(own.iter().all(|&id| id < null));
+        assert!(own.iter().all(|id| id.get() < null));
         assert!(ids[own.len()..].iter().all(|&id| id == null), "{group:?}: {ids:?}");
         let block = part.groups()[usize::from(group.0)].paged().block_span(null as u64);
         let block = block.unwrap().unwrap();
@@ -351,7 +351,7 @@ fn a_snapshot_that_is_refused_changes_nothing() {
         wrong[0].granules.pop();
         wrong[1].granules[2] = Some(GroupId(2));
         wrong[2].tables.pop();
-        wrong[3].tables[1].ids[0] = 6;
+        wrong[3].tables[1].ids[0] = TableEntry::from(6);
         let calls = machine.sim.calls();
         for wrong in &wrong {
             let refused = worker.restore(wrong);

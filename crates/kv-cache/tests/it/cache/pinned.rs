@@ -276,7 +276,8 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
 
 /// A plan that copies one block.
 fn plan(step: u64, from: (Tier, usize), to: (Tier, usize)) -> StepPlan {
-    let [from, to] = [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id as u32) });
+    let [from, to] =
+        [from, to].map(|(tier, id)| Location { tier, id: BlockId::new(id as u32).unwrap() });
     let copies = vec![BlockCopy {
         group: GroupId(0),
         from,
@@ -313,7 +314,7 @@ fn a_plan_of_another_process_waits_for_the_host_memory_that_it_names() {
             // Nothing was carried out, which the worker's process tells from a step that has failed.
             let Err(StepError::Plan(error)) = carried else { panic!("{carried:?}") };
             let tier = Tier::Secondary;
-            assert_eq!(error, PlanError::Block { step: 1, tier, id: 13, blocks: 8 });
+            assert_eq!(error, PlanError::Block { step: 1, tier, id: BlockId::from(13), blocks: 8 });
             worker.finish(Outcome::Failed).unwrap();
             assert_eq!(worker.wait().unwrap(), None);
         } else {

@@ -47,7 +47,7 @@ fn a_plan_may_name_the_host_blocks_of_each_group_and_no_others() {
         worker.grow_to(8).unwrap();
         let blocks = u64::from(host[usize::from(group.0)]);
         let store = |step, id: u64| {
-            let blocks = vec![(BlockHash::from_u128(7), BlockId::new(id as u32))];
+            let blocks = vec![(BlockHash::from_u128(7), BlockId::new(id as u32).unwrap())];
             let (tier, direction) = (Tier::Third, Direction::Store);
             let transfer = Transfer { ticket: TicketId(step), tier, group, direction, blocks };
             StepPlan { step, after: step - 1, transfers: vec![transfer], ..StepPlan::default() }
@@ -56,7 +56,7 @@ fn a_plan_may_name_the_host_blocks_of_each_group_and_no_others() {
         let StepError::Plan(PlanError::Block { tier, id, blocks: there, .. }) = beyond else {
             panic!("{beyond}")
         };
-        assert_eq!((tier, id, there), (Tier::Secondary, blocks as i64, blocks));
+        assert_eq!((tier, id.index() as u64, there), (Tier::Secondary, blocks, blocks));
         worker.carry_out(&store(1, blocks - 1), |_, _| Ok(())).unwrap();
         worker.finish(Outcome::Done).unwrap();
         assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));

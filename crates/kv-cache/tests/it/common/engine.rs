@@ -28,7 +28,7 @@ use kv_cache::{
 };
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_pool::{
-    BlockHash, BlockHasher, ClaimError,
+    BlockHash, BlockHasher, ClaimError, Slot,
     clock::ManualClock,
     retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
@@ -625,7 +625,7 @@ impl Engine {
         self.failed = true;
         let fills: Vec<Fill> = lives.iter().map(|live| Fill::new(&self.cache, live)).collect();
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
-        let slots: Vec<i64> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
+        let slots: Vec<_> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
         let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
         self.cache.stage(step, &mut sequences, |_, step| {
             step.array(KEYS, &keys)?;
@@ -726,7 +726,7 @@ impl Engine {
 /// What a step computes of one sequence.
 struct Fill {
     keys: Vec<u64>,
-    slots: Vec<i64>,
+    slots: Vec<Slot>,
     /// Of the first tokens, how many are cached. The chunk has junk in their place.
     skip: u64,
     /// The keys of all tokens that the sequence has after it.

@@ -2,7 +2,7 @@
 
 use cuda_driver::AddressRange;
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Transfer,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot, Transfer,
     verify::{BAD_BLOCK, ChecksumArgs, Expected, FillPattern, word_share},
 };
 
@@ -157,8 +157,9 @@ fn stored_patterns_have_the_checksums_that_their_keys_foretell() {
         let block = u64::from(shape.block_tokens());
         let tokens = 2 * block + block.div_ceil(2);
         let blocks = [5i32, 0, 3];
-        let host_slots: Vec<i64> = (0..tokens)
+        let host_slots: Vec<_> = (0..tokens)
             .map(|t| i64::from(blocks[(t / block) as usize]) * block as i64 + (t % block) as i64)
+            .map(|slot| Slot::new(slot).unwrap())
             .collect();
         let keys: Vec<u64> = (0..tokens).map(|t| kv_kernels::verify::plane_word(t + 77)).collect();
         let (keys_memory, slots) = (machine.upload(&keys), machine.upload(&host_slots));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, ErrorCode, ModuleError, ReaderError, Stream};
 use kv_kernels::{
     Direction, KernelError, KvFormat, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
-    Transfer,
+    Slot, Transfer,
     error::{Operand, OperandError, PagedKvError},
     layout::{FormatOptions, LayoutError},
     tables::GatherRows,
@@ -50,7 +50,7 @@ impl Bench {
         self.scratch.span().slice(offset, bytes).unwrap()
     }
 
-    fn transfer<'a>(&self, host_slots: &'a [i64]) -> Transfer<'a> {
+    fn transfer<'a>(&self, host_slots: &'a [Slot]) -> Transfer<'a> {
         let tokens = host_slots.len() as u64;
         Transfer {
             chunk: self.span(0, tokens * 64),
@@ -80,7 +80,7 @@ impl Drop for Bench {
 #[test]
 fn transfers() {
     let bench = Bench::new();
-    let slots = [0, 1, 2];
+    let slots = [0, 1, 2].map(Slot::from);
     let good = bench.transfer(&slots);
     assert_eq!(
         bench.refused(Transfer { skip_prefix_n_tokens: 4, ..good }),
@@ -106,7 +106,7 @@ fn transfers() {
         misaligned(Operand::SlotMapping, slot_mapping.address(), 8)
     );
     assert_eq!(
-        bench.refused(Transfer { host_slots: &[0, 1], ..good }),
+        bench.refused(Transfer { host_slots: &[0, 1].map(Slot::from), ..good }),
         KernelError::SlotCount { slots: 2, tokens: 3 }
     );
     assert_eq!(
@@ -118,9 +118,12 @@ fn transfers() {
 #[test]
 fn slots_are_checked_from_the_first_token_that_moves() {
     let bench = Bench::new();
-    let slots = [99, 0, -1, 16];
+    let slots = [Slot::from(99), Slot::from(0), Slot::NONE, Slot::from(16)];
     let good = bench.transfer(&slots);
-    let out_of_range = |token, slot, slots| KernelError::SlotOutOfRange { token, slot, slots };
+    let out_of_range = |token, slot: u32, slots| {
+        let slot = Slot::from(slot);
+        KernelError::SlotOutOfRange { token, slot, slots }
+    };
     assert_eq!(bench.refused(good), out_of_range(0, 99, 16));
     let skipped = Transfer { skip_prefix_n_tokens: 1, ..good };
     assert_eq!(bench.refused(skipped), out_of_range(3, 16, 16));
@@ -136,7 +139,8 @@ fn nothing_to_do_is_done_without_a_launch() {
     let (stream, kernels) = (&machine.stream, &machine.kernels);
     let none = bench.transfer(&[]);
     assert_eq!(kernels.multi_layer_transfer(stream, &paged.kv, none), Ok(()));
-    let skipped = Transfer { skip_prefix_n_tokens: 2, ..bench.transfer(&[99, 99]) };
+    let far = [Slot::from(99); 2];
+    let skipped = Transfer { skip_prefix_n_tokens: 2, ..bench.transfer(&far) };
     assert_eq!(kernels.multi_layer_transfer(stream, &paged.kv, skipped), Ok(()));
     let span = bench.span(0, 0);
     let fill = FillPattern { chunk: span, token_keys: span, tokens: 0 };
@@ -319,7 +323,8 @@ fn devices_are_not_mixed() {
     let other = Device::open(Arc::new(machine.sim.clone()), 1).unwrap();
     let stream = Stream::new(&other).unwrap();
     let elsewhere = |operand| KernelError::OtherDevice { kernels: 0, operand, other: 1 };
-    let transfer = bench.transfer(&[0]);
+    let first = [Slot::from(0)];
+    let transfer = bench.transfer(&first);
     assert_eq!(
         machine.kernels.multi_layer_transfer(&stream, &paged.kv, transfer),
         Err(elsewhere("stream"))
@@ -347,7 +352,8 @@ fn memory_whose_owner_was_dropped_is_refused() {
     let transfer =
         |kv, transfer| machine.kernels.multi_layer_transfer(&machine.stream, kv, transfer);
     drop(pages);
-    assert_eq!(transfer(&kv, bench.transfer(&[0])), gone(kv.span()));
+    let first = [Slot::from(0)];
+    assert_eq!(transfer(&kv, bench.transfer(&first)), gone(kv.span()));
     // An operand of a launch is no different.
     let keys = DeviceBuffer::alloc(machine.stream.device(), 64).unwrap();
     let (memory, token_keys) = (keys.span(), keys.span().slice(0, 8).unwrap());
@@ -357,8 +363,8 @@ fn memory_whose_owner_was_dropped_is_refused() {
     let refused = machine.kernels.fill_pattern(&machine.stream, &shape(), fill);
     assert_eq!(refused, gone(token_keys));
     for stale in [
-        Transfer { chunk: memory, ..bench.transfer(&[0]) },
-        Transfer { slot_mapping: token_keys, ..bench.transfer(&[0]) },
+        Transfer { chunk: memory, ..bench.transfer(&first) },
+        Transfer { slot_mapping: token_keys, ..bench.transfer(&first) },
     ] {
         let span = if stale.chunk == memory { memory } else { token_keys };
         assert_eq!(transfer(&paged.kv, stale), gone(span));
@@ -374,8 +380,9 @@ fn devices_of_one_ordinal_and_context_number_are_not_mixed_either() {
     let [ours, theirs] = [&bench, &other].map(|bench| bench.machine.stream.device());
     assert_eq!((ours.ordinal(), ours.context()), (theirs.ordinal(), theirs.context()));
     let elsewhere = |operand| Err(KernelError::OtherDevice { kernels: 0, operand, other: 0 });
+    let first = [Slot::from(0)];
     let transfer = |stream, paged| {
-        bench.machine.kernels.multi_layer_transfer(stream, paged, bench.transfer(&[0]))
+        bench.machine.kernels.multi_layer_transfer(stream, paged, bench.transfer(&first))
     };
     assert_eq!(transfer(&other.machine.stream, &bench.paged.kv), elsewhere("stream"));
     assert_eq!(transfer(&bench.machine.stream, &other.paged.kv), elsewhere("paged memory"));
@@ -474,7 +481,7 @@ fn a_refused_launch_is_told_as_such() {
     let transfer = Transfer {
         chunk: chunk.span(),
         slot_mapping: slots.span(),
-        host_slots: &[0],
+        host_slots: &[0].map(Slot::from),
         tokens: 1,
         skip_prefix_n_tokens: 0,
         direction: Direction::ChunkToPaged,

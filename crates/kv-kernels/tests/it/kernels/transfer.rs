@@ -1,21 +1,21 @@
 //! Transfers move exactly the rows they should, and touch no other byte on either side.
 
-use kv_kernels::{Direction, KvShape, KvShapeOptions, PagedLayout, Transfer};
+use kv_kernels::{Direction, KvShape, KvShapeOptions, PagedLayout, Slot, Transfer};
 
 use super::machine::{Machine, Paged, Random, chunk_row, noise, shapes_and_layouts};
 
 const BLOCKS: u64 = 6;
 
-/// Slots of `tokens` tokens: runs and single slots in mixed order, each at most once; some negative.
-fn mapping(slots: u64, tokens: usize, random: &mut Random) -> Vec<i64> {
-    let mut all: Vec<i64> = (0..slots as i64).collect();
-    let mut pieces: Vec<&mut [i64]> = all.chunks_mut(3).collect();
+/// Slots of `tokens` tokens: runs and single slots in mixed order, each at most once; some tokens without one.
+fn mapping(slots: u64, tokens: usize, random: &mut Random) -> Vec<Slot> {
+    let mut all: Vec<_> = (0..slots as u32).map(Slot::from).collect();
+    let mut pieces: Vec<&mut [Slot]> = all.chunks_mut(3).collect();
     random.shuffle(&mut pieces);
-    let mut mapping: Vec<i64> = pieces.concat();
+    let mut mapping = pieces.concat();
     mapping.truncate(tokens);
     for slot in &mut mapping {
         if random.below(7) == 0 {
-            *slot = -1 - random.below(5) as i64;
+            *slot = Slot::NONE;
         }
     }
     mapping
@@ -29,7 +29,7 @@ fn expect(
     (chunk, pages): (&mut [u8], &mut [u8]),
 ) {
     for token in transfer.skip_prefix_n_tokens..transfer.tokens {
-        let Ok(slot) = u64::try_from(transfer.host_slots[token as usize]) else { continue };
+        let Some(slot) = transfer.host_slots[token as usize].place() else { continue };
         for plane in 0..shape.planes() {
             let in_chunk = chunk_row(shape, transfer.tokens, plane, token);
             let in_pages = paged.row(plane, slot);
@@ -88,7 +88,7 @@ fn a_chunk_stored_and_gathered_again_is_the_same() {
     let machine = Machine::new();
     let shape = llama_like();
     let paged = Paged::new(&machine, shape, PagedLayout::block_major(&shape), 8);
-    let host_slots: Vec<i64> = (0..32).map(|t| (t * 11 % 32) as i64).collect();
+    let host_slots: Vec<_> = (0..32).map(|t| Slot::from(t * 11 % 32)).collect();
     let slot_mapping = machine.upload(&host_slots);
     let chunk = noise(32 * shape.token_bytes());
     let (from, to) = (machine.upload(&chunk), machine.memory(chunk.len() as u64));
@@ -119,7 +119,7 @@ fn the_device_skips_slots_that_only_it_sees_to_be_out_of_range() {
     let transfer = Transfer {
         chunk: chunk.span(),
         slot_mapping: slot_mapping.span(),
-        host_slots: &[0, 1, 2, 3, 4],
+        host_slots: &[0, 1, 2, 3, 4].map(Slot::from),
         tokens: 5,
         skip_prefix_n_tokens: 0,
         direction: Direction::ChunkToPaged,
@@ -140,7 +140,7 @@ fn the_device_skips_slots_that_only_it_sees_to_be_out_of_range() {
 fn shared_prefix_survives(machine: &Machine) -> bool {
     let shape = llama_like();
     let paged = Paged::new(machine, shape, PagedLayout::block_major(&shape), 8);
-    let host_slots: Vec<i64> = (8..18).collect();
+    let host_slots: Vec<_> = (8..18).map(Slot::from).collect();
     let slot_mapping = machine.upload(&host_slots);
     let chunk = machine.upload(&noise(10 * shape.token_bytes()));
     let transfer = Transfer {

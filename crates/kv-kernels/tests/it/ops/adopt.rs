@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, PagedKv, Transfer,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvFormat, PagedKv, Slot,
+    Transfer,
     error::AdoptError,
     layout::{FormatOptions, TensorView},
     link::{HostLink, Transport},
@@ -12,7 +13,7 @@ use kv_kernels::{
 };
 
 use super::host_link::link;
-use super::on::{On, Outputs, noise};
+use super::on::{On, Outputs, block, noise, pair};
 
 const LAYERS: u64 = 2;
 const HEADS: u64 = 3;
@@ -219,7 +220,7 @@ impl Engine {
 
 /// Moves all tokens of all slots.
 fn move_all(on: &On, paged: &PagedKv, chunk: &DeviceBuffer, direction: Direction) {
-    let slots: Vec<i64> = (0..(BLOCKS * TOKENS) as i64).collect();
+    let slots: Vec<_> = (0..(BLOCKS * TOKENS) as u32).map(Slot::from).collect();
     let mapping = on.upload(&slots);
     let transfer = Transfer {
         chunk: chunk.span(),
@@ -305,13 +306,12 @@ fn check_blocks(
         });
         rows.collect()
     };
-    let out: Vec<BlockPair> = (0..BLOCKS as i32)
-        .map(|source| BlockPair { source, destination: BLOCKS as i32 - 1 - source })
-        .collect();
+    let out: Vec<BlockPair> =
+        (0..BLOCKS as i32).map(|source| pair(source, BLOCKS as i32 - 1 - source)).collect();
     // Block 0 comes back as block 2, and so on.
-    let back: Vec<BlockPair> = (0..BLOCKS as i32)
-        .map(|source| BlockPair { source, destination: (source + 3) % BLOCKS as i32 })
-        .collect();
+    let back: Vec<BlockPair> =
+        (0..BLOCKS as i32).map(|source| pair(source, (source + 3) % BLOCKS as i32)).collect();
+    let ends = |pair: &BlockPair| (pair.source.index() as u64, pair.destination.index() as u64);
     let mut copy = |from, to, pairs: &[BlockPair]| {
         let device_pairs = on.upload(pairs);
         let copy = BlockCopy {
@@ -330,18 +330,18 @@ fn check_blocks(
         on.stream.synchronize().unwrap();
     };
     copy(paged.into(), (&host).into(), &out);
-    for BlockPair { source, destination } in out {
+    for (source, destination) in out.iter().map(ends) {
         let mut dense = vec![0; shape.block_bytes() as usize];
-        host.read_block(destination as u64, &mut dense).unwrap();
-        let bytes = of_block(source as u64);
+        host.read_block(destination, &mut dense).unwrap();
+        let bytes = of_block(source);
         let expected: Vec<u8> = bytes.iter().map(|&(t, at)| before[t][at as usize]).collect();
         assert!(dense == expected, "block {source} of {name} did not arrive");
     }
     copy((&host).into(), paged.into(), &back);
     let mut expected = before.clone();
-    for BlockPair { source, destination } in back {
-        let first = of_block(BLOCKS - 1 - source as u64);
-        for ((from, at), (to, target)) in first.into_iter().zip(of_block(destination as u64)) {
+    for (source, destination) in back.iter().map(ends) {
+        let first = of_block(BLOCKS - 1 - source);
+        for ((from, at), (to, target)) in first.into_iter().zip(of_block(destination)) {
             expected[to][target as usize] = before[from][at as usize];
         }
     }
@@ -744,7 +744,7 @@ mod on_sim {
         for format in KvFormat::ALL {
             let engine = Engine::new(&on, format, (2, 48));
             let paged = engine.adopt(&on, &engine.views()).unwrap();
-            let ids: Vec<i32> = (0..BLOCKS as i32).collect();
+            let ids: Vec<_> = (0..BLOCKS).map(block).collect();
             let (device_ids, sums) = (on.upload(&ids), on.memory(BLOCKS * 8));
             let args = BlockSums {
                 blocks: Blocks::Device(&paged),

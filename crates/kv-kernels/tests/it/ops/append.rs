@@ -1,6 +1,6 @@
 //! New tokens in their slots: one layer and several, fused rows, skipped slots.
 
-use kv_kernels::{Append, DeviceReport, KernelSource, KvShape, error::OutOfRange};
+use kv_kernels::{Append, DeviceReport, KernelSource, KvShape, Slot, error::OutOfRange};
 
 use super::block_copy::Side;
 use super::lays::{LAYS, Lay, Place, lays, shape};
@@ -17,7 +17,7 @@ struct Case {
     layers: u32,
     /// Bytes between the rows of two tokens.
     gap: u64,
-    slots: Vec<i64>,
+    slots: Vec<Slot>,
     pinned: bool,
     shift: u64,
 }
@@ -37,13 +37,13 @@ fn cases() -> Vec<Case> {
         for which in 0..LAYS {
             for layers in [1, shape.layers()] {
                 let slot_count = BLOCKS * u64::from(shape.block_tokens());
-                let mut slots: Vec<i64> = (0..slot_count as i64).collect();
+                let mut slots: Vec<_> = (0..slot_count as u32).map(Slot::from).collect();
                 let mut random = Random(number + 7);
                 random.shuffle(&mut slots);
                 slots.truncate((slot_count as usize * 2 / 3).max(1));
                 for slot in &mut slots {
                     if random.below(5) == 0 {
-                        *slot = -1 - random.below(4) as i64;
+                        *slot = Slot::NONE;
                     }
                 }
                 let lay = lays(&shape, BLOCKS).swap_remove(which);
@@ -119,7 +119,7 @@ impl Case {
             let rows = self.rows(kv);
             for layer in 0..u64::from(self.layers) {
                 for (token, &slot) in (0u64..).zip(&self.slots) {
-                    let Ok(slot) = u64::try_from(slot) else { continue };
+                    let Some(slot) = slot.place() else { continue };
                     for byte in 0..self.shape.row_bytes() {
                         let from = layer * self.layer_stride() + token * self.token_stride();
                         let plane = (u64::from(self.first_layer) + layer) * kv_count + kv;
@@ -273,7 +273,7 @@ mod on_sim {
             first_layer: 0,
             layers: 2,
             slot_mapping: slots.span().into(),
-            host_slots: Some(&[0, 5, -1]),
+            host_slots: Some(&[Slot::from(0), Slot::from(5), Slot::NONE]),
             tokens: 3,
             num_blocks: 2,
             report: None,
@@ -298,12 +298,22 @@ mod on_sim {
             BlocksError::Kernel(KernelError::Operand(OperandError::Overflow { .. }))
         ));
         let count = KernelError::SlotCount { slots: 2, tokens: 3 };
-        assert_eq!(refused(Append { host_slots: Some(&[0, 1]), ..good }), count.into());
-        let range = KernelError::SlotOutOfRange { token: 1, slot: 8, slots: 8 };
-        assert_eq!(refused(Append { host_slots: Some(&[0, 8, 1]), ..good }), range.into());
+        assert_eq!(
+            refused(Append { host_slots: Some(&[0, 1].map(Slot::from)), ..good }),
+            count.into()
+        );
+        let range = KernelError::SlotOutOfRange { token: 1, slot: Slot::from(8), slots: 8 };
+        assert_eq!(
+            refused(Append { host_slots: Some(&[0, 8, 1].map(Slot::from)), ..good }),
+            range.into()
+        );
         let (chunk, token, first_chunk, first_token) = (0, 2, 0, 0);
-        let twice = KernelError::StoredTwice { slot: 7, chunk, token, first_chunk, first_token };
-        assert_eq!(refused(Append { host_slots: Some(&[7, -7, 7]), ..good }), twice.into());
+        let slot = Slot::from(7);
+        let twice = KernelError::StoredTwice { slot, chunk, token, first_chunk, first_token };
+        assert_eq!(
+            refused(Append { host_slots: Some(&[slot, Slot::NONE, slot]), ..good }),
+            twice.into()
+        );
         let blocks = KernelError::Blocks { num_blocks: 5, capacity: 4 };
         assert_eq!(refused(Append { num_blocks: 5, ..good }), blocks.into());
         assert!(matches!(

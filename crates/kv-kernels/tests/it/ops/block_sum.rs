@@ -2,7 +2,7 @@
 
 use cuda_driver::DeviceBuffer;
 use kv_kernels::{
-    DeviceReport, KvShape, PagedKv, PagedLayout,
+    BlockId, DeviceReport, KvShape, PagedKv, PagedLayout,
     error::OutOfRange,
     layout::{RowPart, Tensors},
     verify::{BAD_BLOCK, BlockSums, ChecksumArgs, block_sum},
@@ -10,10 +10,10 @@ use kv_kernels::{
 
 use super::block_copy::Side;
 use super::lays::{LAYS, Lay, in_one_tensor, lays, places, shape};
-use super::on::{On, Outputs, noise};
+use super::on::{On, Outputs, block, noise};
 
 const BLOCKS: u64 = 4;
-const IDS: [i32; 5] = [3, 0, 0, 2, 1];
+const IDS: [u16; 5] = [3, 0, 0, 2, 1];
 
 fn shapes() -> [KvShape; 7] {
     [
@@ -36,7 +36,7 @@ fn dense(shape: &KvShape, lay: &Lay, bytes: &[u8]) -> Vec<Vec<u8>> {
     (0..BLOCKS).map(block).collect()
 }
 
-fn sums(on: &On, side: &Side, ids: &[i32]) -> Vec<u64> {
+fn sums(on: &On, side: &Side, ids: &[BlockId]) -> Vec<u64> {
     let (device_ids, sums) = (on.upload(ids), on.upload(&vec![7u64; ids.len() + 1]));
     let args = BlockSums {
         blocks: side.blocks(),
@@ -61,7 +61,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
             let ones = if lay.layout.tensors() == Tensors::One { 2 } else { 1 };
             for &host in &[false, true][..ones] {
                 let side = Side::new(on, shape, &lay, BLOCKS, (host, shift));
-                let got = sums(on, &side, &IDS);
+                let got = sums(on, &side, &IDS.map(BlockId::from));
                 let bytes = &noise(lay.bytes + shift)[shift as usize..];
                 let blocks = dense(&shape, &lay, bytes);
                 let expected = IDS.map(|id| block_sum(&blocks[id as usize]));
@@ -176,7 +176,7 @@ pub(crate) fn damage_is_seen(on: &On) {
         let pages = on.upload(&bytes);
         let layout = PagedLayout::block_major(&shape);
         let paged = PagedKv::new(&on.stream, shape, layout, pages.span(), count).unwrap();
-        let ids: Vec<i32> = (0..count as i32).collect();
+        let ids: Vec<_> = (0..count).map(super::on::block).collect();
         let (ids_on_device, by_block) = (on.upload(&ids), on.memory(8 * count));
         let args = BlockSums {
             blocks: (&paged).into(),
@@ -298,7 +298,7 @@ mod on_sim {
             let side = Side::new(&on, shape, &lay, BLOCKS, (false, 0));
             let blocks = dense(&shape, &lay, &noise(lay.bytes));
             let expected = IDS.map(|id| block_sum(&blocks[id as usize]));
-            assert_eq!(sums(&on, &side, &IDS), expected, "{part:?}");
+            assert_eq!(sums(&on, &side, &IDS.map(BlockId::from)), expected, "{part:?}");
         }
         on.assert_clean();
     }
@@ -319,7 +319,7 @@ mod on_sim {
                     host.read_block(block, &mut read).unwrap();
                     assert!(read == *expected, "block {block}, {}", lay.name);
                 }
-                let device = sums(&on, &side, &IDS);
+                let device = sums(&on, &side, &IDS.map(BlockId::from));
                 assert_eq!(device, IDS.map(|id| block_sum(&blocks[id as usize])));
                 assert!(host.read_block(BLOCKS, &mut read).is_err());
                 assert!(host.read_block(0, &mut read[1..]).is_err());
@@ -359,16 +359,20 @@ mod on_sim {
             blocks: side.blocks(),
             ids: span(0, 8).into(),
             count: 2,
-            host_ids: Some(&[0, 3]),
+            host_ids: Some(&[0, 3].map(BlockId::from)),
             num_blocks: 4,
             sums: span(8, 16),
             report: None,
         };
         let refused = |sums: BlockSums<'_>| on.kernels.sum_blocks(&on.stream, sums).unwrap_err();
         let count = BlocksError::Count { count: 2, given: 1 };
-        assert_eq!(refused(BlockSums { host_ids: Some(&[0]), ..good }), count);
-        let range =
-            BlocksError::BlockOutOfRange { place: 1, side: Named::Source, block: 3, blocks: 3 };
+        assert_eq!(refused(BlockSums { host_ids: Some(&[BlockId::from(0)]), ..good }), count);
+        let range = BlocksError::BlockOutOfRange {
+            place: 1,
+            side: Named::Source,
+            block: block(3),
+            blocks: 3,
+        };
         assert_eq!(refused(BlockSums { num_blocks: 3, ..good }), range);
         let operand = Operand::Checksums;
         let short = OperandError::TooShort { operand, needed_bytes: 16, bytes: 15 };

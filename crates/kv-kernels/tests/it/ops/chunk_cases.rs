@@ -1,10 +1,11 @@
 //! What transfers of chunks are tried over: every format, at every width, both ways.
 
 use kv_kernels::{
-    Direction, KvFormat, KvShape, PagedLayout, chunks::LaunchLimits, layout::FormatOptions,
+    Direction, KvFormat, KvShape, PagedLayout, Slot, TableEntry, chunks::LaunchLimits,
+    layout::FormatOptions,
 };
 
-use super::on::Random;
+use super::on::{Random, entries};
 
 pub(crate) const BLOCKS: u64 = 6;
 
@@ -29,18 +30,18 @@ pub(crate) struct ChunkCase {
 }
 
 pub(crate) enum Mapping {
-    Slots(Vec<i64>),
-    Blocks(Vec<i32>),
+    Slots(Vec<Slot>),
+    Blocks(Vec<TableEntry>),
 }
 
 impl Mapping {
     /// The slot of a token; `None` for one that stays where it is.
     pub(crate) fn slot(&self, token: u64, block_tokens: u64) -> Option<u64> {
         match self {
-            Self::Slots(slots) => u64::try_from(slots[token as usize]).ok(),
+            Self::Slots(slots) => slots[token as usize].place(),
             Self::Blocks(ids) => {
-                let block = u64::try_from(ids[(token / block_tokens) as usize]).ok()?;
-                Some(block * block_tokens + token % block_tokens)
+                let block = ids[(token / block_tokens) as usize].block()?;
+                block.slot(block_tokens as u32, (token % block_tokens) as u32).place()
             }
         }
     }
@@ -117,23 +118,23 @@ fn chunks(block_tokens: u64, by_blocks: bool, number: u64) -> Vec<ChunkCase> {
                 let tokens = ids.len() as u64 * block_tokens - short;
                 let skip = [block_tokens, 0, 0, tokens][index as usize];
                 let pinned = (number + index).is_multiple_of(3);
-                ChunkCase { tokens, skip, pinned, mapping: Mapping::Blocks(ids) }
+                ChunkCase { tokens, skip, pinned, mapping: Mapping::Blocks(entries(&ids)) }
             })
             .collect();
     }
-    let mut slots: Vec<i64> = (0..(BLOCKS * block_tokens) as i64).collect();
+    let mut slots: Vec<_> = (0..(BLOCKS * block_tokens) as u32).map(Slot::from).collect();
     let mut random = Random(number + 3);
     random.shuffle(&mut slots[block_tokens as usize..]);
     for slot in &mut slots {
         if random.below(7) == 0 {
-            *slot = -1 - random.below(5) as i64;
+            *slot = Slot::NONE;
         }
     }
     let lengths = [block_tokens * 2 + 1, 1, 0, block_tokens];
     (0..)
         .zip(lengths)
         .map(|(index, tokens)| {
-            let slots: Vec<i64> = slots.drain(..tokens as usize).collect();
+            let slots = slots.drain(..tokens as usize).collect();
             let skip = [2.min(tokens), 0, 0, tokens.saturating_sub(1)][index as usize];
             let pinned = (number + index).is_multiple_of(3);
             ChunkCase { tokens, skip, pinned, mapping: Mapping::Slots(slots) }

@@ -4,7 +4,8 @@
 mod on_sim {
     use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
     use kv_kernels::{
-        DeviceReport, Direction, KernelError, KvFormat, KvShape, PagedKv, PagedLayout,
+        DeviceReport, Direction, KernelError, KvFormat, KvShape, PagedKv, PagedLayout, Slot,
+        TableEntry,
         chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
         error::{Operand, OperandError, OutOfRange, PagedKvError},
         layout::LayoutError,
@@ -12,7 +13,7 @@ mod on_sim {
     };
 
     use super::super::lays::shape;
-    use super::super::on::{On, noise};
+    use super::super::on::{self, On, entries, noise};
 
     const TOKEN_BYTES: u64 = 4 * 16;
 
@@ -44,7 +45,8 @@ mod on_sim {
             self.scratch.span().slice(offset, bytes).unwrap()
         }
 
-        fn by_slots<'a>(&self, host: &'a [i64]) -> Chunk<'a> {
+        fn by_slots(&self, host: &[i64]) -> Chunk<'static> {
+            let host: &[Slot] = on::slots(host).leak();
             let tokens = host.len() as u64;
             Chunk {
                 memory: self.span(0, tokens * TOKEN_BYTES).into(),
@@ -57,7 +59,8 @@ mod on_sim {
             }
         }
 
-        fn by_blocks<'a>(&self, tokens: u64, host: &'a [i32]) -> Chunk<'a> {
+        fn by_blocks(&self, tokens: u64, host: &[i32]) -> Chunk<'static> {
+            let host: &[TableEntry] = entries(host).leak();
             Chunk {
                 memory: self.span(8192, tokens * TOKEN_BYTES).into(),
                 mapping: ChunkMapping::Blocks {
@@ -105,12 +108,24 @@ mod on_sim {
         let (first_chunk, first_token) = (0, 1);
         assert_eq!(
             bench.refused_call(&bench.transfer(&[good, other])),
-            KernelError::StoredTwice { slot: 5, chunk: 1, token: 1, first_chunk, first_token }
+            KernelError::StoredTwice {
+                slot: Slot::from(5),
+                chunk: 1,
+                token: 1,
+                first_chunk,
+                first_token
+            }
         );
         let (first_chunk, first_token) = (0, 0);
         assert_eq!(
             bench.refused(bench.by_blocks(12, &[3, -1, 3])),
-            KernelError::StoredTwice { slot: 12, chunk: 0, token: 8, first_chunk, first_token }
+            KernelError::StoredTwice {
+                slot: Slot::from(12),
+                chunk: 0,
+                token: 8,
+                first_chunk,
+                first_token
+            }
         );
         // Two may come from one slot.
         let both = [good, other];
@@ -176,10 +191,11 @@ mod on_sim {
             OperandError::Misaligned { operand, address: at + 4, alignment: 8 }.into()
         );
         let span = bench.span(32768, 24);
-        assert_eq!(slots(span, Some(&[1, 2])), KernelError::SlotCount { slots: 2, tokens: 3 });
+        let (few, far) = ([1, 2].map(Slot::from), on::slots(&[1, -1, 16]));
+        assert_eq!(slots(span, Some(&few)), KernelError::SlotCount { slots: 2, tokens: 3 });
         assert_eq!(
-            slots(span, Some(&[1, -9, 16])),
-            KernelError::SlotOutOfRange { token: 2, slot: 16, slots: 16 }
+            slots(span, Some(&far)),
+            KernelError::SlotOutOfRange { token: 2, slot: Slot::from(16), slots: 16 }
         );
 
         let good = bench.by_blocks(10, &[0, 3, 1]);
@@ -196,10 +212,11 @@ mod on_sim {
             OperandError::Misaligned { operand, address: at + 2, alignment: 4 }.into()
         );
         let span = bench.span(49152, 12);
-        assert_eq!(ids(span, Some(&[1, 2])), KernelError::IdCount { ids: 2, blocks: 3 });
+        let (few, far) = ([1, 2].map(TableEntry::from), entries(&[1, -1, 4]));
+        assert_eq!(ids(span, Some(&few)), KernelError::IdCount { ids: 2, blocks: 3 });
         assert_eq!(
-            ids(span, Some(&[1, -9, 4])),
-            KernelError::IdOutOfRange { entry: 2, block: 4, blocks: 4 }
+            ids(span, Some(&far)),
+            KernelError::IdOutOfRange { entry: 2, block: TableEntry::from(4), blocks: 4 }
         );
         let mixed = [bench.by_slots(&[0]), good];
         assert_eq!(bench.refused_call(&bench.transfer(&mixed)), KernelError::MixedMappings);
@@ -349,7 +366,7 @@ mod on_sim {
     fn more_chunks_than_a_launch_describes_go_in_several() {
         let bench = Bench::new();
         let Bench { on, paged, .. } = &bench;
-        let slots: Vec<i64> = (0..16).chain([-1]).collect();
+        let slots: Vec<_> = (0..16).map(Slot::from).chain([Slot::NONE]).collect();
         let device = on.upload(&slots);
         let data = on.upload(&noise(17 * TOKEN_BYTES));
         let chunks: Vec<Chunk<'_>> = (0..17)

@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, PinnedBuffer};
 use kv_kernels::{
-    Direction, PagedKv,
+    Direction, PagedKv, Slot, TableEntry,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
 };
 
@@ -266,8 +266,12 @@ impl Case {
 /// The mapping on the device, with a margin for chunks without tokens.
 fn mapping(on: &On, chunk: &ChunkCase) -> DeviceBuffer {
     match &chunk.mapping {
-        Mapping::Slots(slots) => on.upload(&[slots.as_slice(), &[i64::MAX]].concat()),
-        Mapping::Blocks(ids) => on.upload(&[ids.as_slice(), &[i32::MAX, i32::MAX]].concat()),
+        Mapping::Slots(slots) => {
+            on.upload(&[slots.as_slice(), &[Slot::new(i64::MAX).unwrap()]].concat())
+        }
+        Mapping::Blocks(ids) => {
+            on.upload(&[ids.as_slice(), &[TableEntry::new(i32::MAX).unwrap(); 2]].concat())
+        }
     }
 }
 

@@ -3,14 +3,14 @@
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, BlockPairs, KvShape, PagedKv, PagedLayout,
+    Append, BlockCopy, BlockPairs, KvShape, PagedKv, PagedLayout,
     layout::RowRange,
     verify::{BlockSums, block_sum},
 };
 
 use super::block_copy::Side;
 use super::lays::{lays, shape};
-use super::on::{On, Outputs, noise};
+use super::on::{On, Outputs, block, noise, pair};
 
 const BYTES: u64 = 16 << 30;
 const TOKENS: u32 = 16;
@@ -40,8 +40,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
 
     // Tokens to the last block, and a part of them to the last but one and back.
     let rows = on.upload(&noise(wide.block_bytes()));
-    let slots: Vec<i64> =
-        (0..i64::from(TOKENS)).rev().map(|t| i64::from(last) * i64::from(TOKENS) + t).collect();
+    let slots: Vec<_> = (0..TOKENS).rev().map(|t| block(last).slot(TOKENS, t)).collect();
     let device_slots = on.upload(&slots);
     let append = Append {
         keys: rows.span().into(),
@@ -64,7 +63,7 @@ pub(crate) fn outputs(on: &On) -> Outputs {
         ((&pages).into(), (&pages).into(), part, last, last - 1),
         ((&pages).into(), near.blocks(), whole, last - 1, 1),
     ] {
-        let pairs = [BlockPair { source, destination }];
+        let pairs = [pair(source, destination)];
         let device_pairs = on.upload(&pairs);
         let copy = BlockCopy {
             from,
@@ -91,12 +90,12 @@ pub(crate) fn outputs(on: &On) -> Outputs {
 /// The sum of the last block, which is that of its bytes.
 fn sum(on: &On, pages: &PagedKv) -> Vec<u8> {
     let last = pages.blocks() - 1;
-    let (ids, sums) = (on.upload(&[last as i32]), on.memory(8));
+    let (ids, sums) = (on.upload(&[block(last)]), on.memory(8));
     let args = BlockSums {
         blocks: pages.into(),
         ids: ids.span().into(),
         count: 1,
-        host_ids: Some(&[last as i32]),
+        host_ids: Some(&[block(last)]),
         num_blocks: pages.blocks(),
         sums: sums.span(),
         report: None,
@@ -133,7 +132,7 @@ mod on_sim {
             let span = range.span(first * bytes, 2 * bytes).unwrap();
             PagedKv::new(&on.stream, block, layout, span, 2).unwrap()
         });
-        let pairs = on.upload(&[BlockPair { source: -1, destination: 0 }; 5]);
+        let pairs = on.upload(&[[-1, 0]; 5]);
         let report = DeviceReport::new(&on.stream).unwrap();
         let copy = BlockCopy {
             from: (&pages[0]).into(),

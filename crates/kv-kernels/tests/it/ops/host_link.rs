@@ -6,12 +6,12 @@ use std::sync::Arc;
 use cuda_driver::{DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvKernels, KvShape,
-    KvShapeOptions, PagedKv, PagedLayout,
+    KvShapeOptions, PagedKv, PagedLayout, Slot,
     link::{HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, Transport},
 };
 
 use super::chunk_cases::{BLOCKS, Case, ChunkCase, Mapping, cases};
-use super::on::{On, Outputs, noise};
+use super::on::{On, Outputs, noise, pair};
 
 /// How a case's chunks are asked for.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +114,7 @@ fn by_link(on: &On, link: &mut HostLink, case: &Case, way: Way) -> Outputs {
     outputs
 }
 
-fn slots(chunk: &ChunkCase) -> &[i64] {
+fn slots(chunk: &ChunkCase) -> &[Slot] {
     match &chunk.mapping {
         Mapping::Slots(slots) => slots,
         Mapping::Blocks(_) => panic!("cases are chosen by their slots"),
@@ -122,8 +122,8 @@ fn slots(chunk: &ChunkCase) -> &[i64] {
 }
 
 /// A mapping that is never empty.
-fn padded(slots: &[i64]) -> Vec<i64> {
-    slots.iter().copied().chain([-1]).collect()
+fn padded(slots: &[Slot]) -> Vec<Slot> {
+    slots.iter().copied().chain([Slot::NONE]).collect()
 }
 
 /// Blocks in pages and on the host.
@@ -179,13 +179,13 @@ fn copy(
     (list, to_host, is_started): (&[(i32, i32)], bool, bool),
 ) -> Transport {
     let pairs: Vec<BlockPair> =
-        list.iter().map(|&(source, destination)| BlockPair { source, destination }).collect();
+        list.iter().map(|&(source, destination)| pair(source, destination)).collect();
     let table = on.upload(&pairs);
     let mut pages = on.read(tier.pages.span());
     let mut host = on.read_pinned(tier.host.buffer());
     let size = tier.block_bytes;
     for pair in &pairs {
-        let (from, to) = (pair.source as usize * size, pair.destination as usize * size);
+        let (from, to) = (pair.source.index() * size, pair.destination.index() * size);
         if to_host {
             host[16 + to..][..size].copy_from_slice(&pages[from..][..size]);
         } else {
@@ -225,7 +225,7 @@ pub(crate) fn check_order(on: &On, (tokens, rounds): (u64, u64)) {
     let layout = PagedLayout::block_major(&shape);
     let blocks = tokens.div_ceil(16);
     let bytes = tokens * shape.token_bytes();
-    let slots: Vec<i64> = (0..tokens as i64).rev().collect();
+    let slots: Vec<_> = (0..tokens as u32).rev().map(Slot::from).collect();
     let mapping = on.upload(&slots);
     let pinned = || PinnedBuffer::alloc(&on.device, bytes, HostAllocFlags::CACHED).unwrap();
     for transport in Transport::ALL {
@@ -279,7 +279,7 @@ pub(crate) fn check_order(on: &On, (tokens, rounds): (u64, u64)) {
 }
 
 /// The chunk of pages that lie block by block.
-fn chunk_of(on: &On, shape: &KvShape, pages: DeviceSpan, slots: &[i64]) -> Vec<u8> {
+fn chunk_of(on: &On, shape: &KvShape, pages: DeviceSpan, slots: &[Slot]) -> Vec<u8> {
     let pages = on.read(pages);
     let layout = PagedLayout::block_major(shape);
     let (row, tokens) = (shape.row_bytes(), u64::from(shape.block_tokens()));
@@ -287,8 +287,8 @@ fn chunk_of(on: &On, shape: &KvShape, pages: DeviceSpan, slots: &[i64]) -> Vec<u
     for plane in 0..shape.planes() {
         let (kv, layer) = (plane / u64::from(shape.layers()), plane % u64::from(shape.layers()));
         let plane = kv * layout.kv_stride_bytes() + layer * layout.layer_stride_bytes();
-        for &slot in slots {
-            let (block, token) = (slot as u64 / tokens, slot as u64 % tokens);
+        for slot in slots.iter().filter_map(|slot| slot.place()) {
+            let (block, token) = (slot / tokens, slot % tokens);
             let at = plane + block * layout.block_stride_bytes() + token * row;
             chunk.extend_from_slice(&pages[at as usize..(at + row) as usize]);
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use cuda_driver::{AccessDesc, AddressRange, PhysicalMemory, Stream};
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     layout::{LayoutOptions, RowPart, Tensors},
 };
@@ -115,7 +115,7 @@ fn pages(on: &On) -> Outputs {
     let sparse = Sparse::new(on, extent, &segments, 22);
     let span = sparse.range.span(0, extent).unwrap();
     let paged = PagedKv::new(&on.stream, shape, layout, span, 2).unwrap();
-    let slots = [3i64, 0, 2, 1];
+    let slots = [3, 0, 2, 1].map(Slot::from);
     let device_slots = on.upload(&slots);
     let stored = on.upload(&noise(4 * shape.token_bytes()));
     let gathered = on.memory(4 * shape.token_bytes());
@@ -200,8 +200,8 @@ fn slots(on: &On) -> Outputs {
     let span = sparse.range.span(0, extent).unwrap();
     let paged = PagedKv::new(&on.stream, shape, layout, span, BLOCKS).unwrap();
     let last = (BLOCKS * 17) as i64;
-    let slots = [last - 3, last - 17, last - 1];
-    assert!(slots[1] > 1 << 32);
+    let slots = super::on::slots(&[last - 3, last - 17, last - 1]);
+    assert!(slots[1].get() > 1 << 32);
     let device_slots = on.upload(&slots);
     let chunk = on.upload(&noise(3 * 16));
     let chunk = Chunk {

@@ -6,7 +6,7 @@ use bytemuck::NoUninit;
 use cuda_driver::reference::KernelReference;
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, HostAllocFlags, PinnedBuffer, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_kernels::{KvKernels, verify::plane_word};
+use kv_kernels::{BlockId, BlockPair, KvKernels, Slot, TableEntry, verify::plane_word};
 
 pub(crate) struct On {
     pub(crate) device: Device,
@@ -125,4 +125,25 @@ impl Random {
             values.swap(i, self.below(i as u64 + 1) as usize);
         }
     }
+}
+
+/// Slots, -1 for none.
+pub(crate) fn slots(numbers: &[i64]) -> Vec<Slot> {
+    numbers.iter().map(|&number| Slot::new(number).unwrap()).collect()
+}
+
+/// Entries of a block table, -1 for none.
+pub(crate) fn entries(ids: &[i32]) -> Vec<TableEntry> {
+    ids.iter().map(|&id| TableEntry::new(id).unwrap()).collect()
+}
+
+pub(crate) fn block(index: impl TryInto<u32, Error: std::fmt::Debug>) -> BlockId {
+    BlockId::new(index.try_into().unwrap()).unwrap()
+}
+
+pub(crate) fn pair<T: TryInto<u32, Error: std::fmt::Debug>>(
+    source: T,
+    destination: T,
+) -> BlockPair {
+    BlockPair { source: block(source), destination: block(destination) }
 }

@@ -2,7 +2,7 @@
 
 use cuda_driver::{DeviceBuffer, Stream};
 use kv_kernels::{
-    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    Direction, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot,
     chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits},
     verify::ChecksumArgs,
 };
@@ -39,9 +39,9 @@ pub(crate) fn readers_see_no_change(on: &On, rounds: u64) -> bool {
 
     // The retrieve begins at a chunk's boundary, and so names the shared blocks too; 7 tokens of the
     // last of them are not shared any more.
-    let slots: Vec<i64> = [5i64, 1, 6, 2, 0, 7]
+    let slots: Vec<_> = [5u32, 1, 6, 2, 0, 7]
         .iter()
-        .flat_map(|block| (0..16).map(move |token| block * 16 + token))
+        .flat_map(|block| (0..16).map(move |token| Slot::from(block * 16 + token)))
         .collect();
     let skip = SHARED * 16 - 9;
     let device_slots = on.upload(&slots);
@@ -61,7 +61,7 @@ pub(crate) fn readers_see_no_change(on: &On, rounds: u64) -> bool {
 fn store(
     on: &On,
     paged: &PagedKv,
-    (chunk, device_slots, slots): (&DeviceBuffer, &DeviceBuffer, &[i64]),
+    (chunk, device_slots, slots): (&DeviceBuffer, &DeviceBuffer, &[Slot]),
     skip: u64,
 ) {
     let chunk = Chunk {

@@ -3,7 +3,8 @@
 
 use cuda_driver::{DeviceBuffer, PinnedBuffer};
 use kv_kernels::{
-    BlockCopy, BlockPair, BlockPairs, Direction, KvShape, PagedKv, PagedLayout, Transfer,
+    BlockCopy, BlockId, BlockPair, BlockPairs, Direction, KvShape, PagedKv, PagedLayout, Slot,
+    Transfer,
     layout::{LayoutOptions, Tensors},
     link::{HostReady, HostTransfer, Transport},
 };
@@ -11,7 +12,7 @@ use kv_kernels::{
 use super::block_copy::Side;
 use super::host_link::link;
 use super::lays::{Lay, Place, lays_of_heads, places, shape, whole_rows};
-use super::on::{On, noise};
+use super::on::{On, noise, pair};
 
 const BLOCKS: u64 = 20;
 /// Bytes before what is transferred in pinned memory.
@@ -140,8 +141,8 @@ fn blocks(on: &On, (way, link): Made<'_>, pages: &Pages<'_>, to_host: bool, what
         .map(|i| {
             let (in_pages, on_host) = ((i * 7 + 3) % 20, if i < 4 { 2 * i } else { i + 5 });
             match to_host {
-                true => BlockPair { source: in_pages, destination: on_host },
-                false => BlockPair { source: on_host, destination: in_pages },
+                true => pair(in_pages, on_host),
+                false => pair(on_host, in_pages),
             }
         })
         .collect();
@@ -204,8 +205,8 @@ fn blocks(on: &On, (way, link): Made<'_>, pages: &Pages<'_>, to_host: bool, what
     assert!(host.read(on) == host_after, "host blocks: {what}");
 }
 
-fn at_block(place: Place, block: i32) -> Place {
-    Place { block: block as u64, ..place }
+fn at_block(place: Place, block: BlockId) -> Place {
+    Place { block: block.index() as u64, ..place }
 }
 
 fn chunk(on: &On, (way, link): Made<'_>, pages: &Pages<'_>, to_host: bool, what: &str) {
@@ -213,19 +214,20 @@ fn chunk(on: &On, (way, link): Made<'_>, pages: &Pages<'_>, to_host: bool, what:
     let (row, tokens_of_block) = (shape.row_bytes(), u64::from(shape.block_tokens()));
     // Whole blocks out of order, half a block, and a token that is left out.
     let scattered = (0..6).flat_map(|i| (0..tokens_of_block).map(move |t| (i * 7 % 20, t)));
-    let slots: Vec<i64> = scattered
-        .map(|(block, token)| (block * tokens_of_block + token) as i64)
-        .chain([-1, (19 * tokens_of_block) as i64])
+    let slots: Vec<_> = scattered
+        .map(|(block, token)| Slot::from((block * tokens_of_block + token) as u32))
+        .chain([Slot::NONE, Slot::from((19 * tokens_of_block) as u32)])
         .collect();
     let tokens = slots.len() as u64;
     let bytes = noise(MARGIN + tokens * shape.token_bytes());
     let (mut pages_after, mut chunk_after) = (pages.side.read(on), bytes.clone());
     let kv_count = u64::from(shape.kv_count());
-    for (n, &slot) in (0..).zip(&slots).filter(|(_, slot)| **slot >= 0) {
+    let places = (0..).zip(&slots).filter_map(|(n, slot)| Some((n, slot.place()?)));
+    for (n, slot) in places {
         for plane in 0..shape.planes() {
             let (layer, kv) = (plane / kv_count, plane % kv_count);
             let of_chunk = (kv * u64::from(shape.layers()) + layer) * tokens + n;
-            let (block, token) = (slot as u64 / tokens_of_block, slot as u64 % tokens_of_block);
+            let (block, token) = (slot / tokens_of_block, slot % tokens_of_block);
             for byte in 0..row {
                 let at = (pages.lay.at)(Place { plane, block, token, byte });
                 let page = &mut pages_after[at as usize];

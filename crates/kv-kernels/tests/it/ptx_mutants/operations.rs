@@ -2,10 +2,7 @@
 
 use bytemuck::Zeroable;
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig};
-use kv_kernels::{
-    BlockPair,
-    raw::{RawBlockSide, RawBlockUnits},
-};
+use kv_kernels::raw::{RawBlockSide, RawBlockUnits};
 
 use super::{Scenario, address};
 use crate::kernels::machine::{Machine, noise};
@@ -102,13 +99,11 @@ fn copies() -> Vec<Scenario> {
         let setup = move |machine: &Machine| {
             let (mut to, to_side) = side(machine, [130, 26, 13, 5], 16, tables[0]);
             let (mut from, from_side) = side(machine, [17, 150, 4, 60], 32, tables[1]);
-            let pair = |source, destination| BlockPair { source, destination };
-            let mut pairs = [(3, 1), (2, 0), (-1, 0), (0, 4), (4, 0), (1, -1), (0, 2)];
+            let mut pairs = [[3, 1], [2, 0], [-1, 0], [0, 4], [4, 0], [1, -1], [0, 2]];
             if ids[0] == 0 {
                 // No two of the first, which have places, go to one block.
-                pairs[..4].copy_from_slice(&[(9, 1), (9, 0), (-1, 3), (0, 2)]);
+                pairs[..4].copy_from_slice(&[[9, 1], [9, 0], [-1, 3], [0, 2]]);
             }
-            let pairs = pairs.map(|(source, destination)| pair(source, destination));
             let pairs = machine.upload(&pairs);
             let report = machine.upload(&[0u64; 3]);
             let args = KernelArgs::new()

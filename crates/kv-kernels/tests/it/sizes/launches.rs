@@ -4,7 +4,7 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan};
 use kv_kernels::{
-    Append, BlockCopy, BlockPair, BlockPairs, Blocks, Direction, Transfer,
+    Append, BlockCopy, BlockPairs, Blocks, Direction, Slot, Transfer,
     chunks::{Chunk, ChunkMapping, ChunkMemory, ChunkTransfer, LaunchLimits},
     layout::RowRange,
     tables::{BlockOffsets, GatherRows},
@@ -12,6 +12,7 @@ use kv_kernels::{
 };
 
 use super::{BLOCKS, Bench, COUNTS, SMALL, answered};
+use crate::ops::on::pair;
 
 /// Memory of a launch: of the device, and addresses with no memory behind them, which are long.
 fn spans(memory: &DeviceBuffer) -> [DeviceSpan; 3] {
@@ -26,7 +27,8 @@ fn chunks_and_transfers() {
         for skip in [0, 1, tokens, u64::MAX] {
             for num_blocks in [0, 1, BLOCKS, u64::MAX] {
                 for chunk in spans(&memory) {
-                    for host_slots in [&[][..], &[0], &[i64::MAX], &[-1; 16], &[3; 16]] {
+                    let [zero, three, far] = [0, 3, i64::MAX].map(|slot| Slot::new(slot).unwrap());
+                    for host_slots in [&[][..], &[zero], &[far], &[Slot::NONE; 16], &[three; 16]] {
                         let transfer = Transfer {
                             chunk,
                             slot_mapping: slots.span(),
@@ -84,7 +86,7 @@ fn blocks() {
     let bench = Bench::new();
     let (memory, sums) = (bench.memory(), bench.memory());
     let (kernels, stream) = (&bench.kernels, &bench.stream);
-    let pair = [BlockPair { source: i32::MAX, destination: i32::MIN }];
+    let pair = [pair(i32::MAX, 0)];
     for count in COUNTS {
         for blocks in [0, 1, BLOCKS, 1 << 40, u64::MAX] {
             for pairs in spans(&memory) {

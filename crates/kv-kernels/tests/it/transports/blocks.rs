@@ -5,13 +5,14 @@ use std::sync::Arc;
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, Direction, HostBlocks, KvShape, KvShapeOptions,
-    PagedKv, PagedLayout,
+    PagedKv, PagedLayout, Slot,
     layout::{LayoutOptions, RowPart, Tensors},
     link::{HostLinkOptions, HostTransfer, Transport},
     references,
 };
 
 use super::machine::{Machine, noise};
+use crate::ops::on::{block, pair};
 
 const BLOCKS: u64 = 24;
 
@@ -51,7 +52,7 @@ impl Scene {
 }
 
 pub(crate) fn pairs(of: &[(i32, i32)]) -> Vec<BlockPair> {
-    of.iter().map(|&(source, destination)| BlockPair { source, destination }).collect()
+    of.iter().map(|&(source, destination)| pair(source, destination)).collect()
 }
 
 fn lists() -> Vec<Vec<BlockPair>> {
@@ -257,7 +258,7 @@ fn memory_of_two_owners_that_touches_is_copied_one_by_one() {
         assert_eq!(link.copy_blocks(stream, copy), Ok(Transport::CopyEngine));
         assert_eq!(copies() - before, 2, "a block in two tensors");
 
-        let slots = [0i64, 1, 2, 3, 4, 5, 6, 7];
+        let slots = [0, 1, 2, 3, 4, 5, 6, 7].map(Slot::from);
         let (chunk, mapping) = (machine.pinned(&noise(2 * 192, 5)), machine.upload(&slots));
         let mut moved = |paged: &PagedKv, ranges: &[std::ops::Range<usize>]| {
             let transfers: Vec<_> = (ranges.iter().cloned())
@@ -308,8 +309,12 @@ fn pairs_that_only_the_device_has_leave_neither_ring_nor_pages() {
                 // Both sides name blocks that are there, and others than the host was told.
                 let on_device: Vec<_> = (named.iter().zip(0..))
                     .map(|(pair, i)| BlockPair {
-                        source: if to_host { pair.source } else { (other + i) % 24 },
-                        destination: if to_host { (other + i) % 24 } else { pair.destination },
+                        source: if to_host { pair.source } else { block((other + i) % 24) },
+                        destination: if to_host {
+                            block((other + i) % 24)
+                        } else {
+                            pair.destination
+                        },
                     })
                     .collect();
                 let table = machine.upload(&on_device);
@@ -332,10 +337,10 @@ fn pairs_that_only_the_device_has_leave_neither_ring_nor_pages() {
                         false => (block(&pages, id), block(&pages_after, id)),
                     };
                     // What the host named lies in the ring by its place there.
-                    let pair = named.iter().find(|pair| pair.destination as usize == id);
+                    let pair = named.iter().find(|pair| pair.destination.index() == id);
                     let right = match pair {
-                        Some(pair) if to_host => block(&pages, pair.source as usize),
-                        Some(pair) => block(&host[16..], pair.source as usize),
+                        Some(pair) if to_host => block(&pages, pair.source.index()),
+                        Some(pair) => block(&host[16..], pair.source.index()),
                         None => was,
                     };
                     assert!(is == right, "{what}: block {id}");

@@ -1,7 +1,7 @@
 //! Every transport gives the same bytes, for every kind of transfer.
 
 use kv_kernels::{
-    Direction, KvFormat, PagedLayout,
+    Direction, KvFormat, PagedLayout, Slot,
     layout::FormatOptions,
     link::{HostLinkOptions, LayerEvents, Transport, TransportError},
 };
@@ -24,7 +24,7 @@ fn cases(direction: Direction) -> Vec<Case> {
         Case::new((1, 1, 1024, 4), &slots, 3, direction),
         // Nothing that moves: all skipped, all without a slot, no token.
         Case::new((3, 2, 64, 4), &slots, 36, direction),
-        Case::new((3, 2, 64, 4), &[-1, -1, -5], 0, direction),
+        Case::new((3, 2, 64, 4), &[-1, -1, -1], 0, direction),
         // A row longer than a slot of the ring.
         Case::new((2, 1, 2048, 2), &[3, 9, 1], 0, direction),
     ];
@@ -128,7 +128,7 @@ fn what_does_not_fit_is_refused_and_nothing_is_enqueued() {
     let good = scene.transfer(None);
     let events = LayerEvents::new(&machine.device, 2).unwrap();
     let mut far = scene.case.slots.clone();
-    far[7] = 48;
+    far[7] = Slot::from(48);
     let mut twice = scene.case.slots.clone();
     twice[9] = twice[3];
     let launches = machine.sim.calls().get("cuLaunchKernel").copied();

@@ -8,7 +8,7 @@ use cuda_driver::{
 };
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::{
-    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout,
+    Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout, Slot,
     link::{HostLink, HostLinkOptions, HostTransfer, LayerEvents, Transport, TransportError},
     references,
 };
@@ -90,7 +90,7 @@ pub(crate) fn noise(bytes: u64, seed: u64) -> Vec<u8> {
 pub(crate) struct Case {
     pub(crate) shape: KvShape,
     pub(crate) layout: PagedLayout,
-    pub(crate) slots: Vec<i64>,
+    pub(crate) slots: Vec<Slot>,
     pub(crate) skip: u64,
     pub(crate) direction: Direction,
 }
@@ -109,7 +109,7 @@ impl Case {
         let options = KvShapeOptions { layers, kv_count, row_bytes, block_tokens };
         let shape = KvShape::new(options).unwrap();
         let layout = PagedLayout::layer_major(&shape, BLOCKS).unwrap();
-        Self { shape, layout, slots: slots.to_vec(), skip, direction }
+        Self { shape, layout, slots: crate::ops::on::slots(slots), skip, direction }
     }
 
     /// Three layers of two tensors, 20 tokens in order and out of it.

@@ -3,7 +3,7 @@
 use cuda_driver::{DeviceBuffer, PinnedBuffer, Stream};
 use cuda_sim::Pace;
 use kv_kernels::{
-    Direction, KernelError,
+    Direction, KernelError, Slot,
     link::{
         HostArrival, HostLink, HostLinkOptions, HostReady, HostTransfer, LayerEvents, Transport,
         TransportError,
@@ -17,7 +17,7 @@ const SEEDS: u64 = 16;
 /// Several chunks over the same pages, each of its own slots, in one pinned buffer.
 struct Sequence {
     scene: Scene,
-    chunks: Vec<(Vec<i64>, DeviceBuffer, u64)>,
+    chunks: Vec<(Vec<Slot>, DeviceBuffer, u64)>,
 }
 
 impl Sequence {
@@ -32,7 +32,7 @@ impl Sequence {
         for length in lengths {
             let (slots, rest) = left.split_at(length);
             left = rest;
-            let padded = [slots, &[-1]].concat();
+            let padded = [slots, &[Slot::NONE]].concat();
             let place = OFFSET + token * case.shape.token_bytes();
             chunks.push((slots.to_vec(), machine.upload(&padded), place));
             token += length as u64;
@@ -43,7 +43,7 @@ impl Sequence {
 
     fn transfers(&self) -> Vec<HostTransfer<'_>> {
         let whole = self.scene.transfer(None);
-        let one = |(slots, mapping, place): &'_ (Vec<i64>, DeviceBuffer, u64)| {
+        let one = |(slots, mapping, place): &'_ (Vec<Slot>, DeviceBuffer, u64)| {
             (slots.len() as u64, mapping.span(), *place)
         };
         self.chunks
@@ -322,7 +322,9 @@ fn what_does_not_belong_in_a_sequence_is_refused_and_nothing_is_enqueued() {
     let [early, late] =
         [|token| token < 11, |token| token >= 11].map(|moves: fn(usize) -> bool| {
             let slots = scene.case.slots.iter().enumerate();
-            slots.map(|(token, &slot)| if moves(token) { slot } else { -1 }).collect::<Vec<i64>>()
+            slots
+                .map(|(token, &slot)| if moves(token) { slot } else { Slot::NONE })
+                .collect::<Vec<_>>()
         });
     let on_device = [machine.upload(&early), machine.upload(&late)];
     let half = |host_slots, slots: &DeviceBuffer| HostTransfer {

@@ -1,6 +1,7 @@
 //! What a worker reads and writes in groups beside the first.
 
 use kv_manager::{BatchRow, GroupId, Start};
+use kv_pool::TableEntry;
 use kv_tier::GroupKind;
 
 use super::truth::{Cell, Kind};
@@ -14,10 +15,11 @@ impl Worker {
         let size = &self.groups[group];
         let row = self.replica.row_of(GroupId(group as u16), batch.row).unwrap();
         let (place, offset) = self.place_of(group, at);
-        let block = row[place];
-        assert!(block >= 0, "group {group}: token {at} of row {} has no block", batch.row);
-        self.check_owned(group, block as usize);
-        block as usize * size.block_tokens + offset
+        let Some(block) = row[place].block() else {
+            panic!("group {group}: token {at} of row {} has no block", batch.row)
+        };
+        self.check_owned(group, block);
+        block.index() * size.block_tokens + offset
     }
 
     /// The place of a token's block in a group, and the token's position in it.
@@ -32,10 +34,11 @@ impl Worker {
     /// The cell of an entry of a row of states.
     fn state(&self, group: usize, batch: &BatchRow, entry: u64) -> usize {
         let row = self.replica.row_of(GroupId(group as u16), batch.row).unwrap();
-        let block = row[entry as usize];
-        assert!(block >= 0, "group {group}: row {} has no state {entry}", batch.row);
-        self.check_owned(group, block as usize);
-        block as usize * self.groups[group].block_tokens
+        let Some(block) = row[entry as usize].block() else {
+            panic!("group {group}: row {} has no state {entry}", batch.row)
+        };
+        self.check_owned(group, block);
+        block.index() * self.groups[group].block_tokens
     }
 
     /// The entry with the state that a row begins with behind `start` tokens, as a worker finds it.
@@ -70,11 +73,14 @@ impl Worker {
     pub fn check_further(&self, group: usize, batch: &BatchRow, line: &Line, step: u64) {
         let row = batch.row;
         let entries = self.replica.row_of(GroupId(group as u16), row).unwrap();
-        let ids = line.further[group - 1].iter().map(|id| id.map_or(-1, |id| id.as_i32()));
+        let ids = line.further[group - 1].iter().map(|&id| TableEntry::from(id));
         let ids: Vec<_> = ids.collect();
         let kind = self.groups[group].kind;
         assert_eq!(entries[..ids.len()], ids, "step {step}, row {row}, {kind:?}");
-        assert!(entries[ids.len()..].iter().all(|&id| id == -1), "step {step}, row {row}");
+        assert!(
+            entries[ids.len()..].iter().all(|&id| id == TableEntry::NONE),
+            "step {step}, row {row}"
+        );
         let start = if self.groups[group].draft { line.draft_end } else { line.start };
         for at in self.read(group, start) {
             let expected = line.facts.cell(Kind::Token, at, line.kv[at as usize]) << 8 >> 8;

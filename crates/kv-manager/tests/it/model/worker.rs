@@ -10,7 +10,7 @@ use kv_manager::{
     GroupId, GroupOptions, Message, Replica, Row, SharedMemory, Snapshot, Start, StepPlan,
     TierTransfers,
 };
-use kv_pool::{BlockId, Location, PoolConfig, Tier};
+use kv_pool::{BlockId, Location, PoolConfig, TableEntry, Tier};
 use kv_tier::{Arrived, FaultRules, GroupKind, HostBlocks};
 
 use super::random::Random;
@@ -157,8 +157,8 @@ impl Worker {
     }
 
     #[track_caller]
-    pub fn check_owned(&self, group: usize, block: usize) {
-        let at = Location { tier: Tier::Primary, id: BlockId::new(block as u32) };
+    pub fn check_owned(&self, group: usize, block: BlockId) {
+        let at = Location { tier: Tier::Primary, id: block };
         assert!(self.owns(group, at), "block {block} of group {group}: {:?}", self.owners);
     }
 
@@ -209,7 +209,7 @@ impl Worker {
             self.check_mapped(at);
         }
         if at.tier == Tier::Primary {
-            self.check_owned(group, at.id.index());
+            self.check_owned(group, at.id);
         }
         let tokens = self.groups[group].block_tokens;
         let range = at.id.index() * tokens..(at.id.index() + 1) * tokens;
@@ -291,7 +291,7 @@ impl Worker {
         if group == 0 {
             self.check_mapped(Location { tier: Tier::Primary, id });
         }
-        self.check_owned(group, id.index());
+        self.check_owned(group, id);
     }
 
     /// Overwrites a block that nobody uses.
@@ -360,17 +360,17 @@ impl Worker {
         self.carried = plan.step;
     }
 
-    fn entries(&self, row: usize) -> &[i32] {
+    fn entries(&self, row: usize) -> &[TableEntry] {
         self.replica.row(Row::new(row as u32)).unwrap()
     }
 
     /// The cell of a token, through the block table.
     fn at(&self, row: usize, at: u64) -> usize {
-        let block = self.entries(row)[at as usize / self.block_tokens];
-        assert!(block >= 0, "token {at} of row {row} has no block");
-        self.check_mapped(Location { tier: Tier::Primary, id: BlockId::new(block as u32) });
-        self.check_owned(0, block as usize);
-        block as usize * self.block_tokens + at as usize % self.block_tokens
+        let entry = self.entries(row)[at as usize / self.block_tokens];
+        let Some(block) = entry.block() else { panic!("token {at} of row {row} has no block") };
+        self.check_mapped(Location { tier: Tier::Primary, id: block });
+        self.check_owned(0, block);
+        block.index() * self.block_tokens + at as usize % self.block_tokens
     }
 
     /// Checks the table and all that a row reads, before anything of the batch is written.
@@ -378,11 +378,14 @@ impl Worker {
         let (batch, line) = (&job.plan.batch[index], &job.lines[index]);
         let (row, step) = (batch.row.index(), job.plan.step);
         let worker = self.index;
-        let ids: Vec<_> = line.blocks.iter().map(|id| id.as_i32()).collect();
+        let ids: Vec<_> = line.blocks.iter().map(|&id| TableEntry::from(id)).collect();
         let entries = self.entries(row);
         assert_eq!(entries[..ids.len()], ids, "step {step}, row {row}: not the sequence's blocks");
         let behind = &entries[ids.len()..];
-        assert!(behind.iter().all(|&id| id == -1), "step {step}, row {row}: {behind:?} behind it");
+        assert!(
+            behind.iter().all(|&id| id == TableEntry::NONE),
+            "step {step}, row {row}: {behind:?} behind it"
+        );
         match batch.start {
             Start::At(start) => assert_eq!(start, line.start, "step {step}, row {row}"),
             Start::Open { resolved, upper } => {

@@ -1,6 +1,7 @@
 //! What must hold of moves between any two devices, simulated or not.
 
 use cuda_driver::{Device, DeviceBuffer, DeviceSpan, Stream};
+use kv_kernels::BlockId;
 use kv_multigpu::moves::{
     BlockGrid, BlockMemory, BlockMove, BlockPair, BlockPairs, HandOver, Held, MoveOrder, Mover,
     MoverConfig, Route,
@@ -118,8 +119,9 @@ pub(crate) fn expected(
     for (from, to) in from.iter().zip(to) {
         for pair in what.pairs.as_slice() {
             for row in 0..u64::from(what.rows) {
-                let place = |grid: BlockGrid, id: i32, offset| {
-                    let start = id as u64 * grid.block_stride + offset + row * grid.row_stride;
+                let place = |grid: BlockGrid, id: BlockId, offset| {
+                    let start =
+                        id.index() as u64 * grid.block_stride + offset + row * grid.row_stride;
                     start as usize..(start + what.row_bytes) as usize
                 };
                 let read = place(source, pair.source, what.source_offset);
@@ -157,8 +159,8 @@ pub(crate) fn scattered(count: u32, blocks: u32) -> Vec<BlockPair> {
         a == 1
     };
     let step = (blocks * 5 / 8..blocks).find(coprime).unwrap_or(1);
-    let of = |i: u32| ((u64::from(i) * u64::from(step)) % u64::from(blocks)) as i32;
-    (0..count).map(|i| BlockPair { source: of(i + 1), destination: (i % blocks) as i32 }).collect()
+    let of = |i: u32| ((u64::from(i) * u64::from(step)) % u64::from(blocks)) as u32;
+    (0..count).map(|i| pair(of(i + 1), i % blocks)).collect()
 }
 
 fn blocks_arrive_and_nothing_else_changes(from: &Device, to: &Device, config: MoverConfig) {
@@ -345,4 +347,9 @@ pub(crate) fn all_pairs_at_once(
     ways.iter_mut().for_each(|way| way.check(&pairs));
     assert_eq!(ways.len(), count * (count - 1));
     ways.iter().map(|way| (way.ends, way.pair.mover.route())).collect()
+}
+
+pub(crate) fn pair(source: u32, destination: u32) -> BlockPair {
+    let [source, destination] = [source, destination].map(|id| BlockId::new(id).unwrap());
+    BlockPair { source, destination }
 }

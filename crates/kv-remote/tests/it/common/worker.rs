@@ -92,7 +92,8 @@ impl Worker {
             }
             self.tickets += 1;
             let ticket = TicketId(self.tickets);
-            let blocks = numbers.iter().map(|&of| (block(of).1, BlockId::new(of as u32))).collect();
+            let blocks =
+                numbers.iter().map(|&of| (block(of).1, BlockId::new(of as u32).unwrap())).collect();
             let group = GroupId(group as u16);
             let transfer = Transfer { ticket, tier: Tier::Third, group, direction, blocks };
             self.open.insert(ticket, (direction, numbers));

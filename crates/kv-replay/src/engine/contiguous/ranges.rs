@@ -1,5 +1,7 @@
 //! The device side: the ranges, their view as blocks for the kernels, and the work of an iteration.
 
+use std::ops::Range;
+
 use cuda_driver::guard;
 use cuda_driver::{
     DeviceBuffer, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
@@ -11,6 +13,7 @@ use kv_kernels::chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits};
 use kv_kernels::layout::Strides;
 use kv_kernels::verify::{ChecksumArgs, FillPattern};
 use kv_kernels::{Direction, KvKernels, KvShape, KvShapeOptions, PagedKv, PagedLayout};
+use kv_pool::Slot;
 use kv_stage::error::StagingError;
 use kv_stage::{StagingOptions, StagingPool};
 
@@ -79,7 +82,7 @@ pub(super) struct Size {
 /// The tokens that an iteration writes, and the length of every seat that it reads.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    pub(super) slots: Vec<i64>,
+    pub(super) slots: Vec<Slot>,
     pub(super) keys: Vec<u64>,
     /// Number of tokens of each seat; 0 for one that is not read.
     pub(super) lengths: Vec<u32>,
@@ -92,10 +95,11 @@ impl Size {
         tokens.saturating_mul(self.row_bytes).div_ceil(self.page_bytes)
     }
 
-    /// The slot of token 0 of a seat.
-    pub(super) fn first_slot(&self, seat: u64) -> i64 {
-        // No overflow: `new` has seen that there are fewer blocks than 2^31, of at most 512 tokens.
-        (seat * self.seat_blocks * self.block_tokens) as i64
+    /// The slots of these tokens of a seat.
+    pub(super) fn slots(&self, seat: u64, tokens: Range<u64>) -> impl Iterator<Item = Slot> {
+        // All are slots: `new` has seen that there are fewer blocks than 2^31, of at most 512 tokens.
+        let first = seat * self.seat_blocks * self.block_tokens;
+        tokens.filter_map(move |token| Slot::new((first + token) as i64))
     }
 
     /// The block of the view that holds block `block` of a seat.
@@ -429,7 +433,7 @@ mod tests {
                 assert!(size.seat_blocks * size.block_tokens >= 5001);
                 assert_eq!(size.width, 5001u64.div_ceil(block_tokens.into()));
                 let first = size.block_of(2, 0) * u64::from(block_tokens);
-                assert_eq!(size.first_slot(2), first as i64);
+                assert_eq!(size.slots(2, 0..1).next(), Slot::new(first as i64));
             }
         }
     }

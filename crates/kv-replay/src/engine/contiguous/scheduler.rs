@@ -439,8 +439,7 @@ impl<'a> Scheduler<'a> {
             let Some(request) = self.live.get_mut(&number) else { continue };
             let seat = request.seat;
             let (start, end) = (request.written, request.written + tokens);
-            let first = self.size.first_slot(seat);
-            slots.extend((start..end).map(|token| first + token as i64));
+            slots.extend(self.size.slots(seat, start..end));
             keys.extend((start..end).map(|token| request.content.key(token)));
             lengths[seat as usize] = end as u32;
             request.written = end;

@@ -12,7 +12,7 @@ use kv_cache::{
     SlotError, StepError, Tokens,
 };
 use kv_kernels::KvShape;
-use kv_pool::{BlockHash, Tier};
+use kv_pool::{BlockHash, Slot, Tier};
 
 use super::error::WorkerFault;
 use super::fleet::Fleet;
@@ -147,7 +147,7 @@ impl Cache for Fleet {
         &self,
         sequence: &Sequence,
         tokens: Range<u64>,
-        slots: &mut Vec<i64>,
+        slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError> {
         self.manager.slot_mapping(sequence, tokens, slots)
     }

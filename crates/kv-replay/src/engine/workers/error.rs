@@ -44,6 +44,12 @@ pub enum FrameError {
         /// Bytes that are left.
         bytes: usize,
     },
+    /// A number that is no slot.
+    #[error("a batch with {number} for a slot")]
+    Slot {
+        /// The number.
+        number: i64,
+    },
     /// Launches beyond the tokens, or fewer slots than tokens.
     #[error("a batch of {tokens} tokens with {slots} slots, and launches that do not fit them")]
     Launches {

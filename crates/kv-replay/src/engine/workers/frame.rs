@@ -6,9 +6,10 @@
 
 use std::io::Read;
 
-use bytemuck::Pod;
+use bytemuck::{NoUninit, Pod};
 use cuda_driver::guard;
 use kv_cache::kv_manager::Row;
+use kv_pool::Slot;
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -137,7 +138,7 @@ impl Frame {
 }
 
 /// Appends numbers, with how many there are.
-pub(super) fn put<T: Pod>(into: &mut Vec<u8>, numbers: &[T]) {
+pub(super) fn put<T: NoUninit>(into: &mut Vec<u8>, numbers: &[T]) {
     into.extend_from_slice(&(numbers.len() as u64).to_ne_bytes());
     into.extend_from_slice(bytemuck::cast_slice(numbers));
 }
@@ -152,6 +153,12 @@ pub(super) fn take<T: Pod>(from: &mut &[u8]) -> Result<Vec<T>, FrameError> {
     };
     *from = rest;
     Ok(bytemuck::pod_collect_to_vec(numbers))
+}
+
+/// Takes slots that [`put`] has appended from the front.
+fn take_slots(from: &mut &[u8]) -> Result<Vec<Slot>, FrameError> {
+    let slot = |number| Slot::new(number).ok_or(FrameError::Slot { number });
+    take::<i64>(from)?.into_iter().map(slot).collect()
 }
 
 impl Batch {
@@ -179,7 +186,7 @@ impl Batch {
 
     /// Takes a batch from the front. It is that of a plan only if the worker's buffers have room for it.
     pub(super) fn take(from: &mut &[u8]) -> Result<Self, FrameError> {
-        let (slots, keys) = (take::<i64>(from)?, take::<u64>(from)?);
+        let (slots, keys) = (take_slots(from)?, take::<u64>(from)?);
         let (lengths, accepted) = (take::<u32>(from)?, take::<u32>(from)?);
         let rejected = take::<[u32; 2]>(from)?.into_iter();
         let rejected = rejected
@@ -193,7 +200,7 @@ impl Batch {
         // What is not there is not allocated, whatever the number says.
         let groups = take::<u64>(from)?.first().copied().unwrap_or(0);
         let mut one =
-            || Ok(Further { slots: take(from)?, keys: take(from)?, lengths: take(from)? });
+            || Ok(Further { slots: take_slots(from)?, keys: take(from)?, lengths: take(from)? });
         let further = (0..groups).map(|_| one());
         let further = further.collect::<Result<Vec<_>, FrameError>>()?;
         let ends = |launch: &Launch| launch.first.checked_add(launch.tokens);
@@ -249,10 +256,14 @@ mod tests {
         assert_eq!(read(&bytes).unwrap().unwrap().value::<u64>().unwrap(), 7);
     }
 
+    fn slots<const N: usize>(places: [u32; N]) -> Vec<Slot> {
+        places.map(Slot::from).to_vec()
+    }
+
     /// What is written in a group of windows and in one of states, of one sequence.
-    fn further(window: &[i64]) -> Vec<Further> {
-        let window = Further { slots: window.to_vec(), ..Further::default() };
-        let states = Further { slots: vec![3], keys: vec![30], ..Further::default() };
+    fn further(window: Vec<Slot>) -> Vec<Further> {
+        let window = Further { slots: window, ..Further::default() };
+        let states = Further { slots: slots([3]), keys: vec![30], ..Further::default() };
         let drafts = Further { keys: vec![8, 9], lengths: vec![2], ..Further::default() };
         vec![window, states, drafts]
     }
@@ -260,11 +271,11 @@ mod tests {
     #[test]
     fn a_batch_arrives_as_it_was() {
         let mut batch = Batch::received(
-            vec![5, 6, 7],
+            slots([5, 6, 7]),
             vec![50, 60, 70],
             (vec![3], vec![1]),
             vec![Rejected { index: 0, row: Row::new(9) }],
-            (further(&[5, -1, 7]), Vec::new()),
+            (further(vec![Slot::from(5), Slot::NONE, Slot::from(7)]), Vec::new()),
         );
         batch.finish();
         let mut bytes = Vec::new();
@@ -291,17 +302,19 @@ mod tests {
 
     #[test]
     fn a_batch_with_too_few_slots_of_a_group_is_refused() {
-        let (window, states) = (further(&[5]), further(&[5, 6]));
-        let slots = |one: Further| if one.keys == [30] { vec![3, 4] } else { one.slots };
-        let states =
-            states.into_iter().map(|one| Further { slots: slots(one.clone()), ..one }).collect();
-        for (further, tokens, slots) in [(window, 2, 1), (states, 1, 2)] {
+        let (window, states) = (further(slots([5])), further(slots([5, 6])));
+        let of_states = |one: Further| if one.keys == [30] { slots([3, 4]) } else { one.slots };
+        let states = states
+            .into_iter()
+            .map(|one| Further { slots: of_states(one.clone()), ..one })
+            .collect();
+        for (further, tokens, given) in [(window, 2, 1), (states, 1, 2)] {
             let none = (vec![], vec![]);
-            let batch = Batch::received(vec![5, 6], vec![1, 2], none, vec![], (further, vec![]));
+            let batch = Batch::received(slots([5, 6]), vec![1, 2], none, vec![], (further, vec![]));
             let mut bytes = Vec::new();
             batch.put(&mut bytes);
             let refused = Batch::take(&mut &bytes[..]).unwrap_err();
-            let expected = FrameError::Launches { tokens, slots };
+            let expected = FrameError::Launches { tokens, slots: given };
             assert_eq!(refused.to_string(), expected.to_string());
         }
     }

@@ -107,7 +107,8 @@ impl Wrong {
 pub(super) fn spoil(parts: &[Part], batch: &Batch) -> Result<(), RunError> {
     let Some((part, &slot)) = parts.first().zip(batch.slots.first()) else { return Ok(()) };
     let Some(memory) = part.sabotage_memory() else { return Ok(()) };
-    let block = slot as u64 / u64::from(part.shape().block_tokens());
+    let Some(place) = slot.place() else { return Ok(()) };
+    let block = place / u64::from(part.shape().block_tokens());
     let byte = memory.span().slice(block * part.shape().block_bytes(), 1);
     part.compute().fill(byte.map_err(cuda_driver::CopyError::from)?, 0xa5)?;
     Ok(())

@@ -4,18 +4,19 @@ use std::sync::Arc;
 
 use cuda_driver::{Device, Stream};
 use kv_stage::error::{BatchError, StagingError};
-use kv_stage::{BatchOptions, BatchTable, DeviceBatch, Row, RowStates};
+use kv_stage::{BatchOptions, BatchTable, BlockId, DeviceBatch, Row, RowStates, TableEntry};
 
 use super::model::{Model, Sends, pool, read, small};
 use super::steps::machine;
+use crate::machine::entries;
 
 #[test]
 fn what_is_refused_leaves_the_step_as_it_was() {
     let machine = machine(0, false);
     let pool = pool(&machine.device, &small(), 1);
     let mut batch = DeviceBatch::new(&pool, small()).unwrap();
-    batch.edit(0, Row::new(3), 0, &[5, 6]).unwrap();
-    batch.edit(1, Row::new(3), 0, &[8]).unwrap();
+    batch.edit(0, Row::new(3), 0, &[5, 6].map(TableEntry::from)).unwrap();
+    batch.edit(1, Row::new(3), 0, &[8].map(TableEntry::from)).unwrap();
     let mut step = batch.step(&machine.stream).unwrap();
     let [third, fourth] = [3, 4].map(Row::new);
     let twice = step.row(third, 1, 1, 1).and_then(|()| step.row(third, 0, 0, 1));
@@ -63,8 +64,8 @@ fn a_wrong_count_leads_to_no_slot_outside_the_rows_blocks() {
         machine.sim.prefer_ptx(ptx);
         let pool = pool(&machine.device, &small(), 1);
         let mut batch = DeviceBatch::new(&pool, small()).unwrap();
-        batch.edit(0, Row::new(2), 0, &[1, 2, 3, -1, 99]).unwrap();
-        batch.edit(1, Row::new(2), 0, &[4, 5]).unwrap();
+        batch.edit(0, Row::new(2), 0, &entries(&[1, 2, 3, -1, 99])).unwrap();
+        batch.edit(1, Row::new(2), 0, &[4, 5].map(TableEntry::from)).unwrap();
         for (count, start) in [(0, 4), (1, 4), (3, 6), (4, 7), (5, 7), (u32::MAX, 7)] {
             let mut step = batch.step_wait(&machine.stream).unwrap();
             step.row(Row::new(2), 3, 3, 4).unwrap();
@@ -87,16 +88,17 @@ fn a_wrong_count_leads_to_no_slot_outside_the_rows_blocks() {
 #[test]
 fn changes_beyond_a_packet_are_sent_before_the_step_and_in_order() {
     let machine = machine(0, false);
-    let table = BatchTable { width: 9_000, block_tokens: 1, null_block: 0, is_state: false };
+    let table =
+        BatchTable { width: 9_000, block_tokens: 1, null_block: BlockId::from(0), is_state: false };
     let tables = vec![table];
     let options = BatchOptions { rows: 4, sequences_max: 4, tokens_max: 4, tables, arrays: vec![] };
     let pool = pool(&machine.device, &options, 8);
     let mut batch = DeviceBatch::new(&pool, options).unwrap();
     let ids = |seed: i32| (0..9_000).map(|id| id * 7 + seed).collect::<Vec<i32>>();
     for seed in 0..8 {
-        batch.edit(0, Row::new(seed as u32 % 4), 0, &ids(seed)).unwrap();
+        batch.edit(0, Row::new(seed as u32 % 4), 0, &entries(&ids(seed))).unwrap();
     }
-    let refused = batch.edit(0, Row::new(0), 0, &[1]);
+    let refused = batch.edit(0, Row::new(0), 0, &[1].map(TableEntry::from));
     assert_eq!(refused, Err(BatchError::Backlog { ids: 72_001, max: 72_000 }));
     let before = machine.calls("cuMemcpyHtoDAsync");
     let mut step = batch.step_wait(&machine.stream).unwrap();
@@ -115,18 +117,19 @@ fn changes_beyond_a_packet_are_sent_before_the_step_and_in_order() {
 #[test]
 fn forgotten_changes_are_not_sent_and_leave_room_for_others() {
     let machine = machine(0, false);
-    let table = BatchTable { width: 8, block_tokens: 1, null_block: 0, is_state: false };
+    let table =
+        BatchTable { width: 8, block_tokens: 1, null_block: BlockId::from(0), is_state: false };
     let tables = vec![table];
     let options = BatchOptions { rows: 2, sequences_max: 2, tokens_max: 2, tables, arrays: vec![] };
     let pool = pool(&machine.device, &options, 2);
     let mut batch = DeviceBatch::new(&pool, options).unwrap();
     let mut refused = false;
     for _ in 0..8 {
-        refused |= batch.edit(0, Row::new(0), 0, &[9; 8]).is_err();
+        refused |= batch.edit(0, Row::new(0), 0, &[TableEntry::from(9); 8]).is_err();
     }
     assert!(refused);
     batch.forget_edits();
-    batch.edit(0, Row::new(1), 0, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    batch.edit(0, Row::new(1), 0, &[1, 2, 3, 4, 5, 6, 7, 8].map(TableEntry::from)).unwrap();
     let mut step = batch.step_wait(&machine.stream).unwrap();
     step.row(Row::new(1), 7, 7, 1).unwrap();
     let staged = step.submit().unwrap();

@@ -1,10 +1,12 @@
 //! A batch beside a model of it in plain Rust: random steps, of which every byte of every buffer is
 //! compared.
 
+use crate::machine::entries;
 use cuda_driver::{DeviceSpan, Stream};
 use kv_stage::error::BatchError;
 use kv_stage::{
-    BatchLength, BatchOptions, BatchTable, DeviceBatch, Row, RowStates, StagingOptions, StagingPool,
+    BatchLength, BatchOptions, BatchTable, BlockId, DeviceBatch, Row, RowStates, StagingOptions,
+    StagingPool, TableEntry,
 };
 use kv_testkit::Random;
 
@@ -64,9 +66,14 @@ pub(crate) fn small() -> BatchOptions {
         sequences_max: 6,
         tokens_max: 40,
         tables: vec![
-            BatchTable { width: 9, block_tokens: 4, null_block: 0, is_state: false },
-            BatchTable { width: 5, block_tokens: 7, null_block: 77, is_state: false },
-            BatchTable { width: 4, block_tokens: 1, null_block: 78, is_state: true },
+            BatchTable { width: 9, block_tokens: 4, null_block: BlockId::from(0), is_state: false },
+            BatchTable {
+                width: 5,
+                block_tokens: 7,
+                null_block: BlockId::from(77),
+                is_state: false,
+            },
+            BatchTable { width: 4, block_tokens: 1, null_block: BlockId::from(78), is_state: true },
         ],
         arrays: vec![24, 37],
     }
@@ -74,15 +81,18 @@ pub(crate) fn small() -> BatchOptions {
 
 /// A model whose first layers are recurrent.
 pub(crate) fn recurrent() -> BatchOptions {
-    let states = BatchTable { width: 3, block_tokens: 1, null_block: 9, is_state: true };
-    let table = BatchTable { width: 9, block_tokens: 4, null_block: 0, is_state: false };
+    let states =
+        BatchTable { width: 3, block_tokens: 1, null_block: BlockId::from(9), is_state: true };
+    let table =
+        BatchTable { width: 9, block_tokens: 4, null_block: BlockId::from(0), is_state: false };
     let tables = vec![states, table];
     BatchOptions { rows: 6, sequences_max: 4, tokens_max: 24, tables, arrays: vec![] }
 }
 
 /// A table whose rows are longer than a block of threads fetches at once.
 pub(crate) fn wide() -> BatchOptions {
-    let table = BatchTable { width: 1500, block_tokens: 2, null_block: 5, is_state: false };
+    let table =
+        BatchTable { width: 1500, block_tokens: 2, null_block: BlockId::from(5), is_state: false };
     BatchOptions { rows: 3, sequences_max: 2, tokens_max: 9, tables: vec![table], arrays: vec![] }
 }
 
@@ -130,7 +140,7 @@ impl Model {
             let ids: Vec<i32> = (0..count)
                 .map(|_| if self.below(8) == 0 { -1 } else { self.below(1 << 20) as i32 })
                 .collect();
-            self.batch.edit(table, Row::new(row), first, &ids).unwrap();
+            self.batch.edit(table, Row::new(row), first, &entries(&ids)).unwrap();
             self.tables[table][(row * width + first) as usize..][..ids.len()].copy_from_slice(&ids);
         }
     }
@@ -261,6 +271,7 @@ impl Model {
                 let BatchTable { width, block_tokens, null_block, is_state } =
                     self.options.tables[table];
                 let ids = &ids[(row * width) as usize..][..width as usize];
+                let null_block = TableEntry::from(null_block).get();
                 let (dense, slots, inputs) = &mut contents.tables[table];
                 let or_null = |id: i32| if id == -1 { null_block } else { id };
                 if is_state {
@@ -284,8 +295,7 @@ impl Model {
                 let columns = (start + tokens).div_ceil(block_tokens);
                 for column in 0..columns {
                     let id = ids[column as usize];
-                    let id = if id == -1 { null_block } else { id };
-                    dense[number * width as usize + column as usize] = id;
+                    dense[number * width as usize + column as usize] = or_null(id);
                 }
                 for (position, token) in (start..start + tokens).zip(tokens_before..) {
                     let id = i64::from(ids[(position / block_tokens) as usize]);
@@ -312,8 +322,9 @@ impl Model {
         let tokens = self.options.tokens_max as usize;
         let table = |table: &BatchTable| {
             let inputs = if table.is_state { sequences } else { 0 };
-            let dense = vec![table.null_block; sequences * table.width as usize];
-            (dense, vec![-1; tokens], vec![table.null_block; inputs])
+            let null_block = TableEntry::from(table.null_block).get();
+            let dense = vec![null_block; sequences * table.width as usize];
+            (dense, vec![-1; tokens], vec![null_block; inputs])
         };
         Contents {
             tables: self.options.tables.iter().map(table).collect(),

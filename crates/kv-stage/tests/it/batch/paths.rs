@@ -3,7 +3,7 @@
 
 use cuda_driver::DeviceSpan;
 use cuda_sim::RaceCheck;
-use kv_stage::{DeviceBatch, Row, StagingPool};
+use kv_stage::{DeviceBatch, Row, StagingPool, TableEntry};
 use kv_testkit::alloc::allocations;
 
 use super::model::pool;
@@ -82,7 +82,7 @@ fn buffers_keep_address_and_layout_and_steps_allocate_nothing() {
         assert!(found == all(round), "round {round}");
         let allocated = allocations();
         for row in 0..ROWS {
-            batch.edit(2, Row::new(row), 0, &[1, 2, 3, 4]).unwrap();
+            batch.edit(2, Row::new(row), 0, &[1, 2, 3, 4].map(TableEntry::from)).unwrap();
         }
         // The simulated device allocates when it is asked about events.
         let before_step = allocations();

@@ -2,7 +2,7 @@
 
 use cuda_driver::ErrorCode;
 use cuda_sim::Pace;
-use kv_stage::{DeviceBatch, Row};
+use kv_stage::{DeviceBatch, Row, TableEntry};
 
 use super::model::{Model, Sends, pool, read, small};
 use super::steps::{machine, write_sampled};
@@ -69,9 +69,9 @@ fn a_step_that_was_dropped_leaves_its_changes_to_the_next() {
     let machine = machine(3, false);
     let pool = pool(&machine.device, &small(), 2);
     let mut batch = DeviceBatch::new(&pool, small()).unwrap();
-    batch.edit(0, Row::new(4), 0, &[5]).unwrap();
+    batch.edit(0, Row::new(4), 0, &[5].map(TableEntry::from)).unwrap();
     drop(batch.step_wait(&machine.stream).unwrap());
-    batch.edit(0, Row::new(4), 1, &[6]).unwrap();
+    batch.edit(0, Row::new(4), 1, &[6].map(TableEntry::from)).unwrap();
     batch.step_wait(&machine.stream).unwrap().row(Row::new(4), 4, 4, 1).unwrap();
     let mut step = batch.step_wait(&machine.stream).unwrap();
     step.row(Row::new(4), 4, 4, 1).unwrap();
