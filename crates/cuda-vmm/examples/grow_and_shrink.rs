@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, Fence, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, Fence};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // On a machine with a GPU: `Device::open(Arc::new(cuda_driver::CudaDriver::load()?), 0)`.

@@ -5,13 +5,12 @@ mod closing;
 mod core;
 mod error;
 
-use cuda_driver::guard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use ahead::{AheadError, AheadStats};
 pub use closing::PoolClosing;
-use cuda_driver::{Device, DeviceSpan};
+use cuda_driver::{Device, DeviceSpan, Fence, guard};
 pub use error::{BlockNotReady, GrowError, PoolError};
 
 use self::ahead::{AtWorker, WakesWorker};
@@ -21,7 +20,7 @@ use crate::pages::{
     PageError, PagePool, PagePoolOptions, Reservation, ReservationOptions, UnmapFailure,
 };
 use crate::worker::{Health, Waker};
-use crate::{EpochGate, Fence, MemoryRules, Worker, gate::UsersUnknown};
+use crate::{EpochGate, MemoryRules, Worker, gate::UsersUnknown};
 
 /// The size of a pool and of its blocks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

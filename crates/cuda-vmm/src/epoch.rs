@@ -4,17 +4,15 @@
 //! are *not* enqueued yet but already contain addresses. No event covers these. Each such batch
 //! holds a [`Lease`]. Memory retired meanwhile stays mapped until the lease is closed.
 
-use cuda_driver::guard;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use cuda_driver::DeviceError;
 use cuda_driver::messages::one_line_debug;
+use cuda_driver::{DeviceError, Fence, guard};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use crate::Fence;
 use crate::pages::access::AccessList;
 use crate::rest::Look;
 
@@ -275,7 +273,7 @@ impl GateState {
         let mut over = SmallVec::new();
         let mut at = 0;
         while let Some(entry) = self.submitted.get(at) {
-            if entry.fence.is_known_over() {
+            if entry.fence.is_known_complete() {
                 over.push(self.submitted.swap_remove(at));
             } else {
                 at += 1;
@@ -487,7 +485,7 @@ one_line_debug!(UncoveredLease, Unrest);
 
 #[cfg(test)]
 mod tests {
-    use cuda_driver::{Device, Stream};
+    use cuda_driver::{Device, FencePool, Stream};
     use cuda_sim::{SimConfig, SimDriver};
 
     use super::*;
@@ -539,17 +537,16 @@ mod tests {
         let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
         let stream = Stream::new(&device).unwrap();
         let gate = EpochGate::new();
-        let fence = Fence::record(&stream).unwrap();
-        let event = fence.raw();
+        let mut pool = FencePool::default();
+        let fence = pool.record(&stream).unwrap();
         gate.lease().submitted(std::slice::from_ref(&fence)).unwrap();
         fence.wait().unwrap();
         let next = gate.lease();
-        // So that its event can be reused.
-        let fence = fence.renew(&stream).unwrap();
-        assert_eq!((held(&gate), fence.raw()), (0, event));
-        next.submitted(std::slice::from_ref(&fence)).unwrap();
-        // A fence with another holder is not recorded again.
-        assert_ne!(fence.renew(&stream).unwrap().raw(), event);
+        drop(fence);
+        assert_eq!(held(&gate), 0);
+        // So its event is used again.
+        next.submitted(&[pool.record(&stream).unwrap()]).unwrap();
+        assert_eq!(sim.calls()["cuEventCreate"], 1);
         assert_eq!(sim.calls().get("cuEventQuery"), None);
     }
 

@@ -10,9 +10,8 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use cuda_driver::{Device, Stream};
+//! use cuda_driver::{Device, Fence, Stream};
 //! use cuda_sim::{SimConfig, SimDriver};
-//! use cuda_vmm::Fence;
 //! use cuda_vmm::pages::{PagePool, PagePoolOptions, PageState, Reservation, ReservationOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -60,7 +59,7 @@
 //! # Order
 //! A page goes from free to mapped, from mapped to retiring, and from retiring to free. The last
 //! step needs a proof that two kinds of users are done. Work on the device is done when the
-//! [`Fence`]s recorded after it are complete. Batches that the CPU has not enqueued yet are done
+//! [`Fence`](cuda_driver::Fence)s recorded after it are complete. Batches that the CPU has not enqueued yet are done
 //! when their [`Lease`]s of the [`EpochGate`] are closed. Nothing else unmaps. A retiring page
 //! counts as neither mapped nor free, so no new user finds it and nothing is mapped over it.
 //!
@@ -91,7 +90,6 @@
 pub mod elastic;
 mod elastic_pool;
 mod epoch;
-mod fence;
 pub mod gate;
 pub mod limit;
 pub mod pages;
@@ -101,7 +99,6 @@ pub mod worker;
 
 pub use elastic_pool::{ElasticPool, ElasticPoolOptions, GrowError, PoolError};
 pub use epoch::{EpochGate, Lease};
-pub use fence::Fence;
 pub use limit::{MemoryLimit, MemoryRules};
 pub use pages::close::CloseReport;
 pub use pages::reservation::leaked_bytes;

@@ -1,16 +1,15 @@
 //! The proof that no work uses a range any more. Unmapping needs this proof.
 
-use cuda_driver::guard;
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use cuda_driver::DeviceError;
 use cuda_driver::messages::{Chain, one_line_debug};
+use cuda_driver::{DeviceError, Fence, guard};
 use smallvec::SmallVec;
 
+use crate::EpochGate;
 use crate::epoch::{RetirePoint, Unrest};
-use crate::{EpochGate, Fence};
 
 /// The memory was not given up, because the end of its uses is unknown. Either addresses were handed
 /// out, no lease was ever taken at the gate, and no fence was given, or some of the given fences are
@@ -171,7 +170,7 @@ impl Users {
     /// The fences of all of them that are not known to be over.
     pub(crate) fn fences(&self) -> impl Iterator<Item = &Fence> {
         let fences = self.groups.iter().flat_map(|group| &group.users.fences);
-        fences.filter(|fence| !fence.is_known_over())
+        fences.filter(|fence| !fence.is_known_complete())
     }
 }
 
@@ -198,18 +197,18 @@ impl Done {
 /// One look at many users, during which no fence is queried twice.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
-    /// The fences that were found to be incomplete, by their identity. Their users keep them.
-    incomplete: BTreeSet<usize>,
+    /// The fences that were found to be incomplete.
+    incomplete: HashSet<Fence>,
 }
 
 impl Look {
     pub(crate) fn is_at_rest(&mut self, fence: &Fence) -> Result<bool, DeviceError> {
-        if self.incomplete.contains(&fence.identity()) {
+        if self.incomplete.contains(fence) {
             return Ok(false);
         }
         let at_rest = fence.is_at_rest()?;
         if !at_rest {
-            self.incomplete.insert(fence.identity());
+            self.incomplete.insert(fence.clone());
         }
         Ok(at_rest)
     }

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cuda_driver::host_pages::PinError;
-use cuda_driver::{Device, DeviceError, Stream, guard};
+use cuda_driver::{Device, DeviceError, Fence, Stream, guard};
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use cuda_vmm::ElasticPool;
-use cuda_vmm::{EpochGate, Fence};
+use cuda_vmm::EpochGate;
 use kv_kernels::{KvKernels, KvShape, PagedKv};
 use kv_manager::{GroupId, Replica, SharedMemory, Start, StepPlan};
 use kv_pool::{BlockId, Row, TableEntry};

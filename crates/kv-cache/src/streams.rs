@@ -1,7 +1,6 @@
 //! The streams of a device: the engine's, and those that carry copies between the device and host memory.
 
-use cuda_driver::{Device, DeviceError, Stream, guard};
-use cuda_vmm::Fence;
+use cuda_driver::{Device, DeviceError, Fence, Stream, guard};
 
 use crate::runs::COMPUTE;
 

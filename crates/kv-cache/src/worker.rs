@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use cuda_driver::{DeviceError, Stream, guard};
-use cuda_vmm::{EpochGate, Fence, Lease};
+use cuda_driver::{DeviceError, Fence, Stream, guard};
+use cuda_vmm::{EpochGate, Lease};
 use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
 use kv_manager::{BlockCopy, BlockScrub, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan};
 use kv_pool::{BlockId, Tier};

@@ -7,6 +7,7 @@ mod borrows;
 mod common;
 mod conformance;
 mod current;
+mod fence;
 mod loss;
 mod messages;
 mod micro_gpu;

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, Fence, Stream};
+use cuda_vmm::Worker;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{Layout, SequenceSpace, SpaceOptions};
-use cuda_vmm::{Fence, Worker};
 
 use crate::raw::Raw;
 use crate::{TOKEN_BYTES, micros, percentile};

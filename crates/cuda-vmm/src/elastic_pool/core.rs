@@ -1,6 +1,6 @@
 //! The state of a pool: its mapped, ready and parked blocks.
 
-use cuda_driver::guard;
+use cuda_driver::{Fence, guard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::{PollReport, Shrink};
 use crate::pages::{Closing, MapError, MapRefusal, PageError, PagePool, Reservation, UnmapReport};
 use crate::rest::{Covered, Done, Look, Quiescence, Users};
-use crate::{Fence, GrowError, gate::UsersUnknown};
+use crate::{GrowError, gate::UsersUnknown};
 
 /// The state shared by the pool's handle and the worker's thread.
 ///

@@ -1,12 +1,10 @@
 //! The only place where access descriptors are built and checked.
 
-use cuda_driver::guard;
 use std::sync::Arc;
 
-use cuda_driver::{AccessDesc, Device, Driver};
+use cuda_driver::{AccessDesc, Device, Driver, Fence, guard};
 use smallvec::SmallVec;
 
-use crate::Fence;
 use crate::pages::ReserveError;
 
 /// Read-write access of the owner, first, and of peers, checked before any mapping is made.

@@ -1,11 +1,10 @@
 //! Reserved addresses and the pages mapped to them, changed by one thread at a time.
 
-use cuda_driver::guard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan};
+use cuda_driver::{AddressRange, Device, DeviceError, DeviceSpan, Fence, guard};
 use parking_lot::{Mutex, RwLock};
 
 use crate::pages::access::AccessList;
@@ -18,7 +17,7 @@ use crate::pages::{
 };
 use crate::rest::{AtRest, Covered, Quiescence};
 use crate::{
-    EpochGate, Fence,
+    EpochGate,
     gate::{Unrest, UsersUnknown},
 };
 

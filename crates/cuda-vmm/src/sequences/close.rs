@@ -1,13 +1,13 @@
 //! Closing a space.
 
-use cuda_driver::guard;
+use cuda_driver::{Fence, guard};
 use std::sync::Arc;
 
 use super::core::SpaceCore;
 use super::{SequenceSpace, StillLive};
 use crate::pages::{Closing, Reservation};
 use crate::rest::Covered;
-use crate::{CloseReport, Fence, gate::NotAtRest};
+use crate::{CloseReport, gate::NotAtRest};
 
 /// A space that is being closed: no sequence is admitted and nothing is mapped any more.
 ///

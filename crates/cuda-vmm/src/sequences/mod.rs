@@ -36,7 +36,7 @@ mod stats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cuda_driver::{Device, DeviceSpan};
+use cuda_driver::{Device, DeviceSpan, Fence};
 use parking_lot::Mutex;
 
 use self::book::{Book, Lengths};
@@ -46,7 +46,7 @@ use self::shape::Shape;
 use crate::pages::{CloseError, PagePool, Reservation, ReservationOptions, UnmapFailure};
 use crate::rest::{Covered, Quiescence};
 use crate::worker::{Fault, Health, WorkHandle};
-use crate::{EpochGate, Fence, Worker, gate::UsersUnknown};
+use crate::{EpochGate, Worker, gate::UsersUnknown};
 
 pub use close::SpaceClosing;
 pub use error::{AdmitError, BatchError, ExtendError, PlaneError, SpaceError, StillLive};

@@ -1,18 +1,17 @@
 //! One sequence: the handle that a step extends, and the addresses of its planes.
 
-use cuda_driver::guard;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cuda_driver::DeviceSpan;
+use cuda_driver::{DeviceSpan, Fence, guard};
 
 use super::core::SpaceCore;
 use super::{ExtendError, PlaneError, SequenceSpace};
+use crate::gate::UsersUnknown;
 use crate::rest::{Covered, Quiescence};
 use crate::worker::Waker;
 use crate::worker::{Fault, Health};
-use crate::{Fence, gate::UsersUnknown};
 
 /// A seat of a [`SequenceSpace`] with a contiguous range of addresses for each plane. One sequence
 /// holds it until it is finished or dropped. Any thread may own it.

@@ -1,14 +1,14 @@
 //! Memory of a seat that nobody needs: what a live sequence gives up, unmapped when it is at rest,
 //! and what is at rest already, unmapped under pressure. A new demand of the sequence wins.
 
-use cuda_driver::guard;
+use cuda_driver::{Fence, guard};
 use std::sync::atomic::Ordering;
 
 use super::book::{Lengths, Seat, Tenancy};
 use super::core::{SpaceCore, Unmapped};
 use super::sequence::Sequence;
+use crate::gate::UsersUnknown;
 use crate::rest::{AtRest, Covered, Quiescence};
-use crate::{Fence, gate::UsersUnknown};
 
 impl Sequence {
     /// Gives up the memory beyond `tokens` tokens and the look-ahead. It is unmapped row by row

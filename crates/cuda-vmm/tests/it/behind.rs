@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 
 use crate::common::{DEVICE_PAGES, Machine, PAGE, machine, one_seat, refusals};
-use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Stream};
+use cuda_driver::{DeviceBuffer, DeviceSpan, ErrorCode, Fence, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, Fence, GrowError, Lease, MemoryLimit,
+    CloseReport, ElasticPool, ElasticPoolOptions, EpochGate, GrowError, Lease, MemoryLimit,
     MemoryRules, Worker,
 };
 

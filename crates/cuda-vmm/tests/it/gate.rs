@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::common::{Machine, machine, recorded};
+use cuda_driver::Fence;
 use cuda_sim::Pace;
-use cuda_vmm::{EpochGate, Fence};
+use cuda_vmm::EpochGate;
 
 /// Steps of a host that runs ahead of its device, on `streams` streams.
 struct Steps<'a> {

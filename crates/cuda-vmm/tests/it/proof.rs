@@ -1,12 +1,12 @@
 //! What counts as a proof that memory has no users any more, and what does not.
 
 use crate::common::{Machine, PAGE, machine, machine_with, recorded, take};
-use cuda_driver::{Device, DeviceError, ErrorCode, Stream};
+use cuda_driver::{Device, DeviceError, ErrorCode, Fence, Stream};
 use cuda_sim::Pace;
 use cuda_vmm::pages::{PageState, Reservation, ReservationOptions, RetireError};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
 use cuda_vmm::{
-    ElasticPool, ElasticPoolOptions, EpochGate, Fence, Worker,
+    ElasticPool, ElasticPoolOptions, EpochGate, Worker,
     gate::{CoverError, Unrest, UsersUnknown},
 };
 
@@ -149,19 +149,6 @@ fn a_fence_of_a_device_that_cannot_access_the_memory_is_refused_whatever_else_co
     let fences = [recorded(&own), fence_of(&machine, 1)];
     assert_eq!(space.recover(&fences), Err(UsersUnknown { fences: 2, foreign: 1 }));
     assert_eq!((space.stats().abandoned, space.recover(&fences[..1])), (1, Ok(1)));
-}
-
-#[test]
-fn a_fence_is_renewed_on_the_device_of_its_stream() {
-    let machine = machine_with(2, 0);
-    let fence = fence_of(&machine, 0);
-    fence.wait().unwrap();
-    let other = Device::open(machine.device.driver().clone(), 1).unwrap();
-    let stream = Stream::new(&other).unwrap();
-    let renewed = fence.renew(&stream).unwrap();
-    assert_eq!(renewed.device(), &other);
-    let event = renewed.raw();
-    assert_eq!(renewed.renew(&stream).unwrap().raw(), event);
 }
 
 #[test]

@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::{Machine, PAGE, machine_of_races, machine_with, recorded};
-use cuda_driver::{ErrorCode, Stream};
+use cuda_driver::{ErrorCode, Fence, Stream};
 use cuda_vmm::sequences::{AdmitError, Sequence, SequenceSpace, SpaceOptions};
-use cuda_vmm::{Fence, GrowError, Lease, Worker};
+use cuda_vmm::{GrowError, Lease, Worker};
 
 /// The expected pool: number of mapped pages, and for each retirement its pages and the youngest
 /// lease that it waits for.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Machine, PAGE, machine, refusals};
-use cuda_driver::{Device, DeviceError, DriverError, ErrorCode};
+use cuda_driver::{Device, DeviceError, DriverError, ErrorCode, Fence};
 use cuda_vmm::limit::{AdmissionPolicy, DriverProbe, Headroom, MemoryFigures, MemoryProbe};
 use cuda_vmm::pages::{CloseStep, PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{ExtendError, Layout, Sequence, SequenceSpace, SpaceOptions};
 use cuda_vmm::worker::{Fault, Health};
-use cuda_vmm::{Fence, MemoryRules, Worker, WorkerOptions};
+use cuda_vmm::{MemoryRules, Worker, WorkerOptions};
 
 const TOKEN: u64 = PAGE / 2;
 const PLANES: u64 = 3;

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use crate::common::{DEVICE_PAGES, Machine, PAGE};
-use cuda_driver::Device;
+use cuda_driver::{Device, Fence};
 use cuda_sim::{SimConfig, SimDriver};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, Fence, MemoryLimit, MemoryRules, Worker};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, MemoryLimit, MemoryRules, Worker};
 use kv_testkit::{Watch, from_here};
 
 fn machine() -> (Watch, Machine) {
@@ -50,7 +50,6 @@ fn mappings_name_the_line_that_changes_them() {
     let fence = from_here!(watch, "cuEventRecord", Fence::record(&stream)).0.unwrap();
     from_here!(watch, "cuStreamWaitEvent", fence.hold_back(&stream)).0.unwrap();
     from_here!(watch, "cuEventQuery", fence.is_complete()).0.unwrap();
-    let fence = from_here!(watch, "cuEventRecord", fence.renew(&stream)).0.unwrap();
     from_here!(watch, "cuEventSynchronize", fence.wait()).0.unwrap();
     let fence = || [crate::common::recorded(&stream)];
     let retiring = space.retire(0..1, &fence()).unwrap();

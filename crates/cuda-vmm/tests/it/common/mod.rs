@@ -8,11 +8,11 @@ pub(crate) mod stress;
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, ErrorCode, Stream};
+use cuda_driver::{Device, ErrorCode, Fence, Stream};
 use cuda_sim::{RaceCheck, SimConfig, SimDriver};
 use cuda_vmm::pages::{PagePool, PagePoolOptions, PhysicalPage, Reservation, ReservationOptions};
 use cuda_vmm::sequences::{SequenceSpace, SpaceOptions};
-use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Fence, Lease, Worker};
+use cuda_vmm::{ElasticPool, ElasticPoolOptions, EpochGate, Lease, Worker};
 
 /// Granularity of the simulated machine.
 pub(crate) const PAGE: u64 = 64 << 10;

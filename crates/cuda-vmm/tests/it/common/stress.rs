@@ -5,12 +5,12 @@
 //! that last read it may still run, and its memory goes to the next sequence that needs it. Memory
 //! that is unmapped too early faults; memory reused too early shows wrong bytes.
 
-use cuda_driver::{Device, Stream};
+use cuda_driver::{Device, Fence, Stream};
+use cuda_vmm::Worker;
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{
     AdmitError, ExtendError, Sequence, SequenceSpace, SpaceOptions, SpaceStats,
 };
-use cuda_vmm::{Fence, Worker};
 
 use super::ranges::{Range, Ranges};
 

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use cuda_driver::guard;
 use cuda_driver::{
-    DeviceBuffer, DeviceError, DeviceSpan, Event, HostAllocFlags, PinnedBuffer, Stream,
+    DeviceBuffer, DeviceError, DeviceSpan, Event, Fence, HostAllocFlags, PinnedBuffer, Stream,
+    guard,
 };
 use cuda_vmm::pages::{PagePool, PagePoolOptions};
 use cuda_vmm::sequences::{Sequence, SequenceSpace, SpaceOptions};
-use cuda_vmm::{Fence, Worker, WorkerOptions};
+use cuda_vmm::{Worker, WorkerOptions};
 use kv_kernels::chunks::{Chunk, ChunkMapping, ChunkTransfer, LaunchLimits};
 use kv_kernels::layout::Strides;
 use kv_kernels::verify::{ChecksumArgs, FillPattern};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use cuda_vmm::Fence;
+use cuda_driver::Fence;
 use cuda_vmm::sequences::{AdmitError, ExtendError, Sequence};
 
 use super::ranges::{Batch, Ranges, Size};
