@@ -29,14 +29,28 @@ pub(crate) struct Operation {
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Copies between any two addresses. Each side has the access rights of a device.
-    Copy { destination: (u32, u64), source: (u32, u64), bytes: u64 },
+    Copy {
+        destination: (u32, u64),
+        source: (u32, u64),
+        bytes: u64,
+    },
     /// The copies of one batch, unordered among themselves, with the access rights of the device.
     CopyBatch(Box<[BatchCopy]>),
     /// Writes bytes that were staged during the call.
-    WriteStaged { destination: u64, data: Box<[u8]> },
+    WriteStaged {
+        destination: u64,
+        data: Box<[u8]>,
+    },
     /// Reads bytes for a waiting caller.
-    Fetch { source: u64, bytes: u64 },
-    Fill { destination: u64, bytes: u64, value: u8 },
+    Fetch {
+        source: u64,
+        bytes: u64,
+    },
+    Fill {
+        destination: u64,
+        bytes: u64,
+        value: u8,
+    },
     Launch(Box<Launch>),
     /// Keeps the device busy for so many nanoseconds of virtual time, and touches no memory.
     Compute(u64),
