@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program that prints its result")]
 
-#[path = "../../kv-kernels/tests/it/kernels/raw_args.rs"]
-mod raw_args;
-
 use std::time::Instant;
 
 use cuda_driver::{Driver, KernelArgs, LaunchConfig};
 use cuda_sim::{SimConfig, SimDriver};
+use kv_testkit::raw_args::{RawArgs, WHOLE_ROWS};
 
 const LAYERS: u32 = 8;
 const KV: u32 = 2;
@@ -44,7 +42,7 @@ fn main() {
     let source = include_str!("../../kv-kernels/ptx/pattern.compute_80.ptx");
     measure(&sim, source, "fill_pattern", ([1024, 1, 1], 256), &fill);
 
-    let transfer = raw_args::RawArgs {
+    let transfer = RawArgs {
         chunk,
         planes,
         mapping: slots,
@@ -58,7 +56,7 @@ fn main() {
         direction: 0,
         num_blocks: TOKENS / BLOCK_TOKENS,
         vector_bytes: 16,
-        ..raw_args::WHOLE_ROWS
+        ..WHOLE_ROWS
     };
     let transfer = transfer.one(0);
     let source = include_str!("../../kv-kernels/ptx/transfer_16.compute_80.ptx");

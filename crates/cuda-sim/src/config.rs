@@ -92,7 +92,6 @@ impl SimConfig {
         self.peer_access && self.group_of(device) == self.group_of(peer)
     }
 
-    /// The peer group of `device`.
     pub(crate) fn group_of(&self, device: u32) -> u32 {
         device / self.peer_group
     }

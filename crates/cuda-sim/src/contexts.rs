@@ -12,14 +12,11 @@ use crate::streams::Stream;
 /// The call that ends a context.
 const END: &str = "cuDevicePrimaryCtxRelease";
 
-/// One device and its primary context.
 #[derive(Debug, Default)]
 pub(crate) struct SimDevice {
-    /// How often the primary context is retained.
     retained: u32,
     /// Handle of the live context.
     pub(crate) context: Option<u64>,
-    /// Its legacy default stream.
     pub(crate) legacy_stream: u64,
     /// Devices whose `cuMemAlloc` memory this device may access, one bit each.
     pub(crate) peers: u64,
@@ -95,7 +92,8 @@ impl Machine {
         // Blocked work is lost with the context. A finding already reports it.
         let _ = self.wait_to_end(END, Goal::Device(device));
         let call = (END, self.next_sequence());
-        self.note_context_ended(call, device);
+        self.races.context_ended(call, device);
+        self.tell_races();
         self.discard_work(device);
         self.tear_down(call, device);
         Ok(())
@@ -121,16 +119,15 @@ impl Machine {
         {
             let allocation = &self.memory.allocations.live()[index];
             let range = (allocation.base, allocation.bytes());
-            guard!(
-                "sim.context-ends-memory",
-                self.note_freed_by(call, RangeKind::Allocation, range)
-            );
+            guard!("sim.context-ends-memory", self.races.freed(call, RangeKind::Allocation, range));
+            self.tell_races();
             self.memory.free(index);
         }
         while let Some(index) = self.memory.host.live().iter().position(|r| r.owner == device) {
             let region = &self.memory.host.live()[index];
             let range = (region.base(), region.bytes());
-            self.note_freed_by(call, RangeKind::PinnedHost, range);
+            self.races.freed(call, RangeKind::PinnedHost, range);
+            self.tell_races();
             self.memory.host.free(index);
         }
         let after = self.leaks();

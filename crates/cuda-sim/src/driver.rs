@@ -225,14 +225,12 @@ impl Driver for SimDriver {
 
     #[track_caller]
     fn stream_create(&self, blocking: bool) -> DriverResult<u64> {
-        self.call("cuStreamCreate", |state| state.stream_create(blocking))
+        self.call("cuStreamCreate", |state| state.stream_create(blocking, 0))
     }
 
     #[track_caller]
     fn stream_create_with_priority(&self, blocking: bool, priority: i32) -> DriverResult<u64> {
-        self.call("cuStreamCreateWithPriority", |state| {
-            state.stream_create_with_priority(blocking, priority)
-        })
+        self.call("cuStreamCreateWithPriority", |state| state.stream_create(blocking, priority))
     }
 
     #[track_caller]
@@ -474,7 +472,9 @@ impl Driver for SimDriver {
             let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
             state.memory.can_unmap(address, bytes)?;
             let pages = state.mapped_pages(address, bytes, false);
-            state.note_unmapping("cuMemUnmap", &pages);
+            state.note_change("cuMemUnmap", |races, memory, call| {
+                races.unmapping(memory, call, &pages);
+            });
             state.memory.unmap(address, bytes)?;
             state.clock.sized(SizedCall::Unmap(mappings), mapped);
             Ok(())
@@ -491,7 +491,10 @@ impl Driver for SimDriver {
             let Machine { memory, config, .. } = state;
             let can_access = |device, peer| config.can_access(device, peer);
             memory.virtual_memory.set_access(address, bytes, &devices, can_access)?;
-            state.note_mapped("cuMemSetAccess", &denied);
+            // No operation could use these pages before.
+            state.note_change("cuMemSetAccess", |races, memory, call| {
+                races.mapped(call, &denied, memory.virtual_memory.granularity());
+            });
             let (mappings, mapped) = state.memory.virtual_memory.mappings_in(address, bytes);
             state.clock.sized(SizedCall::SetAccess(mappings), mapped);
             Ok(())

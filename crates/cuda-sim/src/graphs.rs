@@ -72,7 +72,6 @@ impl Machine {
         Ok(())
     }
 
-    /// The captured streams of a kind.
     fn captures(&self, of: impl Fn(&Stream, &Capture) -> bool) -> impl Iterator<Item = &Capture> {
         let streams = self.captured.iter().filter_map(|stream| self.streams.get(stream));
         let captures = streams.filter_map(|stream| Some((stream, stream.capture.as_ref()?)));

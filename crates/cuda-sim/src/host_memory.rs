@@ -13,7 +13,6 @@ use std::marker::PhantomData;
 
 use cuda_driver::ErrorCode;
 
-/// Alignment of pinned memory, in bytes.
 const PAGE_BYTES: usize = 4096;
 
 /// End of the host addresses. Device addresses begin here.
@@ -23,7 +22,6 @@ pub(crate) const HOST_END: u64 = 1 << 48;
 /// harmless.
 const QUARANTINE_BYTES: u64 = 64 << 20;
 
-/// Byte that fills freed pinned memory.
 const FREED_BYTE: u8 = 0xDD;
 
 /// Memory that a caller of `cuMemHostRegister` keeps mapped.
@@ -144,7 +142,6 @@ impl Drop for Region {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Pageable(());
 
-/// How the device sees a host range.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum HostRange {
     /// Inside one live pinned region: accessed when the operation runs.
@@ -159,7 +156,6 @@ pub(crate) enum HostRange {
     NotHost,
 }
 
-/// The table of pinned memory.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     /// Live regions, by address.
@@ -212,7 +208,6 @@ impl HostMemory {
         Ok(self.insert(region))
     }
 
-    /// Registers memory of the program as pinned.
     pub(crate) fn register(
         &mut self,
         range: RegisteredRange,

@@ -15,7 +15,6 @@ use crate::work::{Body, Launch, Work};
 /// Newest PTX version that the simulated driver compiles: that of CUDA 12.8.
 const PTX_VERSION_MAX: (u32, u32) = (8, 7);
 
-/// Maximum number of threads of a block.
 pub(crate) const BLOCK_THREADS_MAX: u64 = 1024;
 
 const BLOCK_MAX: [u32; 3] = [1024, 1024, 64];
@@ -28,7 +27,6 @@ const SHARED_BYTES_MAX: u32 = 48 << 10;
 /// Maximum memory for the registers and local memory of a block, in bytes.
 const STATE_BYTES_MAX: u64 = 256 << 20;
 
-/// A loaded module.
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) device: u32,
@@ -37,7 +35,6 @@ pub(crate) struct Module {
     variables: Arc<Mutex<Vec<u8>>>,
 }
 
-/// A kernel of a loaded module.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) module: u64,
@@ -47,9 +44,9 @@ pub(crate) struct Function {
 impl Machine {
     pub(crate) fn module_load(&mut self, ptx: &str, log: &mut String) -> Answer<u64> {
         let device = self.current()?;
-        check_header(ptx, self.config.compute_capability).map_err(|refusal| {
-            log.push_str(&refusal.message);
-            refusal.code
+        check_header(ptx, self.config.compute_capability).map_err(|(code, message)| {
+            log.push_str(&message);
+            code
         })?;
         let code = ptx::load(ptx).map_err(|refusal| {
             log.push_str(&refusal.to_string());
@@ -65,7 +62,7 @@ impl Machine {
     pub(crate) fn module_unload(&mut self, module: u64) -> Answer<()> {
         let device = self.modules.get(&module).ok_or(ErrorCode::INVALID_HANDLE)?.device;
         guard!("sim.unload-waits", self.wait_to_end("cuModuleUnload", Goal::Device(device))?);
-        self.note_unloaded("cuModuleUnload", module);
+        self.note_change("cuModuleUnload", |races, _, call| races.unloaded(call, module));
         self.modules.remove(&module);
         self.functions.retain(|_, function| function.module != module);
         self.health(device)
@@ -137,9 +134,7 @@ impl Machine {
         };
         Ok(Launch { body, module: handle, config: *config, args: args.clone() })
     }
-}
 
-impl Machine {
     /// Refuses a launch that does not match the kernel's declaration.
     fn check_launch(
         &mut self,
@@ -183,16 +178,9 @@ fn check_geometry(config: &LaunchConfig) -> Answer<()> {
     }
 }
 
-/// Why PTX was not loaded.
-#[derive(Debug)]
-struct Refusal {
-    code: ErrorCode,
-    message: String,
-}
-
-/// Checks that the device can run PTX with this header.
-fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), Refusal> {
-    let refuse = |code, message: &str| Err(Refusal { code, message: message.to_owned() });
+/// Checks that the device can run PTX with this header; says what for the log if it cannot.
+fn check_header(ptx: &str, capability: (u32, u32)) -> Result<(), (ErrorCode, String)> {
+    let refuse = |code, message: &str| Err((code, message.to_owned()));
     if ptx.starts_with('\x7f') || ptx.trim().is_empty() {
         return refuse(ErrorCode::INVALID_IMAGE, "the text is not PTX");
     }
@@ -258,45 +246,4 @@ fn without_comments(ptx: &str) -> String {
     }
     text.push_str(rest);
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HEADER: &str = ".version 8.0\n.target sm_80\n.address_size 64\n";
-
-    #[test]
-    fn entries_are_found_between_comments() {
-        let ptx = format!(
-            "// .entry no1(\n{HEADER}/* .entry no2( \n*/\n.visible .entry first(\n.param .u64 p\n) {{ }}\n\
-             .entry second\n(\n) {{ ret; }} .func helper() {{}}"
-        );
-        check_header(&ptx, (9, 0)).unwrap();
-        let code = ptx::load(&ptx).unwrap();
-        let names: Vec<_> = code.programs.iter().map(|program| program.name()).collect();
-        assert_eq!(names, ["first", "second"]);
-    }
-
-    #[test]
-    fn headers_are_checked() {
-        let code = |ptx: &str| check_header(ptx, (9, 0)).unwrap_err().code;
-        assert_eq!(code(""), ErrorCode::INVALID_IMAGE);
-        assert_eq!(code(".version 8.0"), ErrorCode::INVALID_PTX);
-        assert_eq!(code(".version 9.0\n.target sm_90"), ErrorCode::UNSUPPORTED_PTX_VERSION);
-        assert_eq!(code(".version 8.0\n.target sm_100"), ErrorCode::INVALID_PTX);
-        assert_eq!(code("\0"), ErrorCode::INVALID_IMAGE);
-        check_header(".version 8.0\n.target sm_90a, debug", (9, 0)).unwrap();
-        check_header(".version 8.0\n.target sm_80", (8, 0)).unwrap();
-        let small = "cvt.rn.f16x2.e4m3x2 %r1, %h1;";
-        let with = |header: &str| check_header(&format!("{header}\n{small}"), (9, 0));
-        assert_eq!(with(".version 8.0\n.target sm_80").unwrap_err().code, ErrorCode::INVALID_PTX);
-        assert_eq!(with(".version 8.0\n.target sm_89").unwrap_err().code, ErrorCode::INVALID_PTX);
-        with(".version 8.1\n.target sm_89").unwrap();
-        with(".version 8.0\n.target sm_90").unwrap();
-        let newer = check_header(".version 8.0\n.target sm_90", (8, 9)).unwrap_err();
-        assert_eq!(newer.code, ErrorCode::INVALID_PTX);
-        assert!(ptx::load(".version 8.0 .target sm_90 .entry").is_err());
-        assert!(ptx::load(".version 8.0\n.target sm_90a, debug").unwrap().programs.is_empty());
-    }
 }

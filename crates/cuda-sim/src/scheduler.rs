@@ -50,16 +50,11 @@ const QUERY_STEPS_MAX: usize = 3;
 /// runs.
 const QUERIES_MAX: u64 = 1 << 16;
 
-/// The goal of a host wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Goal {
-    /// One point of a stream.
     Point(Point),
-    /// All work of a stream.
     Stream(u64),
-    /// All work of a device.
     Device(u32),
-    /// All work.
     Everything,
 }
 
@@ -272,7 +267,6 @@ impl Machine {
         ready.map(|(&handle, _)| handle).collect()
     }
 
-    /// Runs the next operation of a ready stream.
     pub(crate) fn run_next(&mut self, handle: u64) {
         let Some(stream) = self.streams.get_mut(&handle) else { return };
         let Some(operation) = stream.queue.pop_front() else { return };

@@ -46,12 +46,10 @@ pub(crate) struct Machine {
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
-    /// Instantiated graphs.
     pub(crate) graph_execs: BTreeMap<u64, Graph>,
     pub(crate) references: BTreeMap<&'static str, KernelReference>,
     /// Whether kernels run from their PTX even where a reference is registered.
     pub(crate) prefer_ptx: bool,
-    /// Instruction limits of a kernel.
     pub(crate) limits: Limits,
     /// Instructions that kernels have run from their PTX, of all threads.
     pub(crate) instructions: u64,
@@ -66,7 +64,6 @@ pub(crate) struct Machine {
     pub(crate) choices: Option<Box<Choices>>,
     /// `enqueued` and `ticks` at the last point where the device could advance.
     pub(crate) interleaved_at: (u64, u64),
-    /// Operations enqueued so far.
     pub(crate) enqueued: u64,
     /// Number of the last numbered call. Calls that enqueue are numbered, and calls in which the
     /// host accesses memory.
@@ -139,7 +136,6 @@ impl Machine {
         })
     }
 
-    /// The device of ordinal `ordinal`.
     pub(crate) fn device(&self, ordinal: i32) -> Answer<u32> {
         u32::try_from(ordinal)
             .ok()

@@ -17,7 +17,6 @@ const LEGACY_ALIAS: u64 = 1;
 /// The lowest and the highest priority of a stream, as on an H100.
 const STREAM_PRIORITIES: (i32, i32) = (0, -5);
 
-/// One stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) device: u32,
@@ -36,7 +35,6 @@ pub(crate) struct Stream {
 /// How a stream is ordered with the legacy default stream of its context.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum DefaultOrder {
-    /// The stream is the legacy default stream.
     Legacy,
     /// Ordered in both directions.
     Blocking,
@@ -74,7 +72,6 @@ pub(crate) struct Point {
     pub(crate) sequence: u64,
 }
 
-/// One event.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: u32,
@@ -136,21 +133,12 @@ impl Machine {
         Ok(event)
     }
 
-    pub(crate) fn stream_create(&mut self, blocking: bool) -> Answer<u64> {
-        self.stream_create_with_priority(blocking, 0)
-    }
-
     pub(crate) fn stream_priority(&self, stream: u64) -> Answer<i32> {
-        let (stream, device) = self.stream_or_capture(stream)?;
-        self.health(device)?;
+        let (stream, _) = self.stream_or_capture(stream)?;
         Ok(self.streams[&stream].priority)
     }
 
-    pub(crate) fn stream_create_with_priority(
-        &mut self,
-        blocking: bool,
-        priority: i32,
-    ) -> Answer<u64> {
+    pub(crate) fn stream_create(&mut self, blocking: bool, priority: i32) -> Answer<u64> {
         let device = self.current()?;
         let order = if blocking { DefaultOrder::Blocking } else { DefaultOrder::NonBlocking };
         let handle = self.new_handle();

@@ -7,14 +7,13 @@ use cuda_driver::reference::{AccessFault, KernelReference, ReferenceError};
 use cuda_driver::{BatchCopy, ErrorCode, KernelArgs, LaunchConfig};
 use parking_lot::Mutex;
 
-use crate::findings::{Finding, FindingKind, KernelSite};
+use crate::findings::{Finding, FindingKind};
 use crate::memory::{View, Viewer};
-use crate::ptx::{self, ObservationKind, Outcome, Program, Site};
+use crate::ptx::{self, Outcome, Program, Trouble};
 use crate::races::{CallName, Order, Touches};
 use crate::state::Machine;
 use crate::streams::{DefaultOrder, Point};
 
-/// One operation in a stream.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) sequence: u64,
@@ -27,30 +26,38 @@ pub(crate) struct Operation {
     pub(crate) order: Option<Order>,
 }
 
-/// The kinds of operations.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Copies between any two addresses. Each side has the access rights of a device.
-    Copy { destination: (u32, u64), source: (u32, u64), bytes: u64 },
+    Copy {
+        destination: (u32, u64),
+        source: (u32, u64),
+        bytes: u64,
+    },
     /// The copies of one batch, unordered among themselves, with the access rights of the device.
     CopyBatch(Box<[BatchCopy]>),
     /// Writes bytes that were staged during the call.
-    WriteStaged { destination: u64, data: Box<[u8]> },
+    WriteStaged {
+        destination: u64,
+        data: Box<[u8]>,
+    },
     /// Reads bytes for a waiting caller.
-    Fetch { source: u64, bytes: u64 },
-    /// Sets bytes.
-    Fill { destination: u64, bytes: u64, value: u8 },
-    /// Runs a kernel.
+    Fetch {
+        source: u64,
+        bytes: u64,
+    },
+    Fill {
+        destination: u64,
+        bytes: u64,
+        value: u8,
+    },
     Launch(Box<Launch>),
     /// Keeps the device busy for so many nanoseconds of virtual time, and touches no memory.
     Compute(u64),
-    /// Completes an event.
     Record(u64),
-    /// Waits for a point of another stream.
     Wait(Point),
 }
 
-/// How a kernel runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
     /// Runs the registered reference with the kernel's name.
@@ -83,7 +90,6 @@ impl Work {
 }
 
 impl Launch {
-    /// The kernel's entry name.
     pub(crate) fn name(&self) -> &str {
         match &self.body {
             Body::Reference(reference) => reference.name,
@@ -163,75 +169,55 @@ impl Machine {
     }
 
     /// Reports a kernel's mistakes, and loses its device if a mistake ended the kernel.
-    fn note_outcome(&mut self, (device, stream): (u32, u64), name: &str, outcome: Outcome) {
+    fn note_outcome(&mut self, place: (u32, u64), name: &str, outcome: Outcome) {
         self.instructions += outcome.steps;
-        let stream = self.stream_argument(stream);
-        let code = outcome.end.as_ref().and_then(|end| end.kind.code());
-        for observation in outcome.seen.into_iter().chain(outcome.end) {
-            let kind = match observation.kind {
-                ObservationKind::Illegal => FindingKind::IllegalAccess,
-                ObservationKind::Misaligned => FindingKind::Misaligned,
-                ObservationKind::Uninitialised => FindingKind::Uninitialised,
-                ObservationKind::Conflict => FindingKind::Conflict,
-                ObservationKind::Barrier => FindingKind::Barrier,
-                ObservationKind::Endless => FindingKind::Endless,
-                ObservationKind::Trap => FindingKind::KernelFailed,
-            };
-            let (address, bytes) = (observation.address, observation.bytes);
+        let code = outcome.end.as_ref().and_then(|(_, end)| ptx::code_of(end.kind));
+        for (site, trouble) in outcome.seen.into_iter().chain(outcome.end) {
+            let Trouble { kind, address, bytes, detail } = trouble;
             let nearest = address.and_then(|address| self.memory.nearest(address, bytes));
             let detail = match (kind, nearest) {
                 // The reason for the denied access already says it.
-                (FindingKind::IllegalAccess, _) | (_, None) => observation.detail,
-                (_, Some(nearest)) => format!("{}: {nearest}", observation.detail),
+                (FindingKind::IllegalAccess, _) | (_, None) => detail,
+                (_, Some(nearest)) => format!("{detail}: {nearest}"),
             };
-            let Site { line, thread, block } = observation.site;
-            self.findings.add(Finding {
-                device: Some(device),
-                stream: Some(stream),
-                address,
-                bytes,
-                nearest,
-                site: Some(KernelSite { line, thread, block }),
-                ..Finding::new(kind, name, detail)
-            });
+            let finding = self.finding_at(place, kind, name, detail);
+            self.findings.add(Finding { address, bytes, nearest, site: Some(site), ..finding });
         }
         if let Some(code) = code {
-            self.poison_process(device, code);
+            self.poison_process(place.0, code);
         }
     }
 
-    /// The stream handle that the program uses: 0 for the legacy default stream.
-    fn stream_argument(&self, stream: u64) -> u64 {
+    /// A finding of an operation. Programs know the legacy default stream as 0.
+    fn finding_at(
+        &self,
+        (device, stream): (u32, u64),
+        kind: FindingKind,
+        name: &str,
+        detail: String,
+    ) -> Finding {
         let found = self.streams.get(&stream);
-        if found.is_some_and(|found| found.order == DefaultOrder::Legacy) { 0 } else { stream }
+        let is_legacy = found.is_some_and(|found| found.order == DefaultOrder::Legacy);
+        let stream = Some(if is_legacy { 0 } else { stream });
+        Finding { device: Some(device), stream, ..Finding::new(kind, name, detail) }
     }
 
-    /// Loses the device of a failed operation.
     #[cold]
-    fn fail(&mut self, (device, stream): (u32, u64), name: &str, error: ReferenceError) {
-        let stream = self.stream_argument(stream);
-        let code = match error {
+    fn fail(&mut self, place: (u32, u64), name: &str, error: ReferenceError) {
+        let (finding, code) = match error {
             ReferenceError::Fault(AccessFault { address, bytes, reason }) => {
                 let nearest = self.memory.nearest(address, bytes);
-                self.findings.add(Finding {
-                    device: Some(device),
-                    stream: Some(stream),
-                    address: Some(address),
-                    bytes,
-                    nearest,
-                    ..Finding::new(FindingKind::IllegalAccess, name, reason)
-                });
-                ErrorCode::ILLEGAL_ADDRESS
+                let finding = self.finding_at(place, FindingKind::IllegalAccess, name, reason);
+                let finding = Finding { address: Some(address), bytes, nearest, ..finding };
+                (finding, ErrorCode::ILLEGAL_ADDRESS)
             }
             other => {
-                self.findings.add(Finding {
-                    device: Some(device),
-                    stream: Some(stream),
-                    ..Finding::new(FindingKind::KernelFailed, name, other.to_string())
-                });
-                ErrorCode::LAUNCH_FAILED
+                let reason = other.to_string();
+                let finding = self.finding_at(place, FindingKind::KernelFailed, name, reason);
+                (finding, ErrorCode::LAUNCH_FAILED)
             }
         };
-        self.poison_process(device, code);
+        self.findings.add(finding);
+        self.poison_process(place.0, code);
     }
 }

@@ -5,16 +5,13 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for the terminal")]
 
-#[path = "../tests/it/kernels/raw_args.rs"]
-mod raw_args;
-
 use std::borrow::Cow;
 use std::time::Instant;
 
 use cuda_driver::reference::{AccessFault, DeviceMemory};
 use cuda_driver::{KernelArgs, LaunchConfig};
 use kv_kernels::{KvShape, KvShapeOptions, references};
-use raw_args::RawArgs;
+use kv_testkit::raw_args::{RawArgs, WHOLE_ROWS};
 
 /// Memory that starts at `BASE`, checked as a device's would be.
 struct Memory(Vec<u8>);
@@ -144,7 +141,7 @@ impl Bench {
             direction: 0,
             num_blocks: self.blocks,
             vector_bytes: 8,
-            ..raw_args::WHOLE_ROWS
+            ..WHOLE_ROWS
         }
         .one(0);
         best_gbs(tokens * self.shape.token_bytes(), || self.run("transfer_8", &args))

@@ -4,6 +4,7 @@
 //! * [`Watch`]: which line of a test each call of the driver was made for.
 //! * [`etcd`]: the program, for a trial alone.
 //! * [`machine`]: simulated devices, and a kernel that copies bytes.
+//! * [`raw_args`]: the parameters of a transfer kernel.
 //! * [`Random`]: reproducible numbers.
 //! * [`sweep`]: the values at which numbers are tried.
 
@@ -14,6 +15,8 @@ pub mod etcd;
 #[cfg(feature = "cuda")]
 pub mod machine;
 mod random;
+#[cfg(feature = "cuda")]
+pub mod raw_args;
 pub mod sweep;
 #[cfg(feature = "cuda")]
 mod watch;

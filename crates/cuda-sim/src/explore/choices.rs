@@ -25,7 +25,6 @@ pub(crate) struct Choices {
     trace: Option<Vec<String>>,
 }
 
-/// One decision.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Taken {
     pub(crate) chosen: u32,
@@ -82,7 +81,6 @@ impl Choices {
         self
     }
 
-    /// Chooses one of `streams` ready streams.
     pub(crate) fn stream(&mut self, streams: usize) -> usize {
         let wish = match &mut self.source {
             Source::Script(_) => 0,
@@ -140,7 +138,6 @@ impl Choices {
         again
     }
 
-    /// Records that an operation has run.
     pub(crate) fn advanced(&mut self) {
         self.unready.clear();
     }
@@ -181,59 +178,5 @@ impl Record {
         let mut script: Vec<u32> = self.taken[..=last].iter().map(|taken| taken.chosen).collect();
         script[last] += 1;
         Some(script)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// All pairs of a decision with 2 options and, if it was 1, a decision with 3 options.
-    fn walk() -> Vec<Vec<u32>> {
-        let mut seen = Vec::new();
-        let mut script = Some(Vec::new());
-        while let Some(next) = script {
-            let mut choices = Choices::scripted(next, usize::MAX);
-            if choices.host_or_stream(1).is_some() {
-                choices.stream(3);
-            }
-            choices.stream(1);
-            let record = choices.into_record();
-            seen.push(record.taken.iter().map(|taken| taken.chosen).collect());
-            script = record.next_script();
-        }
-        seen
-    }
-
-    #[test]
-    fn depth_first_takes_every_branch_once() {
-        assert_eq!(walk(), [vec![0], vec![1, 0], vec![1, 1], vec![1, 2]]);
-    }
-
-    #[test]
-    fn a_decision_beyond_the_limit_is_not_varied() {
-        let mut choices = Choices::scripted(vec![1, 1], 1);
-        assert_eq!((choices.stream(2), choices.stream(2)), (1, 0));
-        let record = choices.into_record();
-        assert!(record.cut);
-        assert_eq!(record.next_script(), None);
-    }
-
-    #[test]
-    fn a_script_for_another_program_is_noticed() {
-        let mut choices = Choices::scripted(vec![5], usize::MAX);
-        assert_eq!(choices.stream(2), 1);
-        let misfit = Misfit { position: 0, chosen: 5, options: 2 };
-        assert_eq!(choices.into_record().misfit, Some(misfit));
-    }
-
-    #[test]
-    fn random_schedules_reach_both_extremes() {
-        let goes_on = |seed| {
-            let mut choices = Choices::random(seed);
-            (0..20).filter(|_| choices.host_or_stream(1).is_none()).count()
-        };
-        let counts: Vec<usize> = (0..50).map(goes_on).collect();
-        assert!(counts.contains(&0) && counts.contains(&20), "{counts:?}");
     }
 }

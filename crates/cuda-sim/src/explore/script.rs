@@ -52,17 +52,3 @@ impl FromStr for Script {
         Ok(Self(text.split('.').map(number).collect::<Result<_, _>>()?))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_and_back() {
-        for text in ["-", "0", "0.2.11"] {
-            assert_eq!(text.parse::<Script>().unwrap().to_string(), text);
-        }
-        assert_eq!("1..2".parse::<Script>().unwrap_err().part, "");
-        assert_eq!("1.x".parse::<Script>().unwrap_err().part, "x");
-    }
-}

@@ -2,17 +2,15 @@
 
 use cuda_driver::ErrorCode;
 
-use super::charge::Charge;
 use super::pages::Pages;
 use super::{
-    ALLOCATION_PAGE_SHIFT, ALLOCATION_START, Denied, Located, Memory, VIRTUAL_START, Viewer,
+    ALLOCATION_PAGE_SHIFT, ALLOCATION_START, Charge, Denied, Located, Memory, VIRTUAL_START, Viewer,
 };
 use crate::RangeKind;
 
 /// Alignment of allocations, and the smallest gap between two, in bytes.
 const ALIGNMENT: u64 = 512;
 
-/// One live allocation.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) base: u64,
@@ -89,7 +87,6 @@ impl Memory {
         Ok(base)
     }
 
-    /// Frees allocation `index`.
     pub(crate) fn free(&mut self, index: usize) {
         let allocation = self.allocations.live.remove(index);
         self.remember_freed(RangeKind::Allocation, allocation.base, allocation.bytes());

@@ -5,7 +5,6 @@ use cuda_driver::reference::AccessFault;
 use super::{Denied, FREED_MAX, Memory};
 use crate::{NearMiss, RangeKind};
 
-/// A freed range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreedRange {
     kind: RangeKind,

@@ -1,7 +1,6 @@
 //! All memory that a device can address: its own, that of its peers, and pinned host memory.
 
 mod allocations;
-mod charge;
 mod initialised;
 mod miss;
 mod pages;
@@ -17,7 +16,6 @@ use cuda_driver::reference::AccessFault;
 use cuda_driver::{ErrorCode, MemoryKind, PointerAttributes};
 
 use allocations::Allocations;
-use charge::Charge;
 use miss::FreedRange;
 pub(crate) use miss::describe;
 use pages::Fresh;
@@ -32,7 +30,6 @@ use crate::time::TrafficCounter;
 /// Device addresses of `cuMemAlloc` lie between here and [`VIRTUAL_START`].
 const ALLOCATION_START: u64 = HOST_END;
 
-/// Start of the addresses of reservations.
 const VIRTUAL_START: u64 = 1 << 52;
 
 /// Page size of `cuMemAlloc` memory: 2 MiB, as a shift.
@@ -72,7 +69,6 @@ impl Viewer {
     }
 }
 
-/// The location of a byte.
 #[derive(Clone, Copy, Debug)]
 enum Located {
     Allocation { index: usize, offset: u64 },
@@ -85,13 +81,10 @@ enum Located {
 pub(crate) struct Piece {
     pub(crate) key: u64,
     pub(crate) bytes: u64,
-    /// Whether the address belongs to a mapping.
     pub(crate) is_mapped: bool,
-    /// Whether it is memory of the host.
     pub(crate) is_host: bool,
 }
 
-/// Why a byte may not be accessed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Denied {
     /// No memory is at the address.
@@ -102,7 +95,30 @@ enum Denied {
     NoAccess,
 }
 
-/// The memory of the machine.
+/// Bytes taken from one device's memory. Dropping the value returns them.
+#[derive(Debug)]
+struct Charge {
+    used: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Charge {
+    fn take(used: &Arc<AtomicU64>, bytes: u64, capacity: u64) -> Option<Self> {
+        // Relaxed: all is done under the machine's lock.
+        let taken = used.load(Ordering::Relaxed).checked_add(bytes)?;
+        (taken <= capacity).then(|| {
+            used.fetch_add(bytes, Ordering::Relaxed);
+            Self { used: Arc::clone(used), bytes }
+        })
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) allocations: Allocations,
@@ -303,7 +319,6 @@ impl Memory {
         }
     }
 
-    /// Writes `data` at `address`.
     pub(crate) fn store(
         &mut self,
         viewer: Viewer,
@@ -317,7 +332,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Sets every byte of the range to `value`.
     pub(crate) fn fill(
         &mut self,
         viewer: Viewer,
@@ -428,7 +442,6 @@ impl Memory {
         }
     }
 
-    /// A copy of the bytes of the range.
     pub(crate) fn read(
         &self,
         viewer: Viewer,

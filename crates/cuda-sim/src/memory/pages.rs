@@ -5,12 +5,10 @@ use std::sync::OnceLock;
 use super::initialised::Initialised;
 use crate::random::mix;
 
-/// Properties of new memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fresh {
     /// The number that determines the byte pattern.
     pub(super) pattern: u64,
-    /// Whether writes are tracked.
     pub(super) track_initialised: bool,
 }
 

@@ -7,9 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use cuda_driver::ErrorCode;
 use cuda_driver::guard;
 
-use super::charge::Charge;
 use super::pages::Pages;
-use super::{Denied, Located, MAPPED, Memory, VIRTUAL_START, Viewer};
+use super::{Charge, Denied, Located, MAPPED, Memory, VIRTUAL_START, Viewer};
 use crate::RangeKind;
 
 /// Longest reservation, in bytes: the limit of a process's addresses on hardware.
@@ -28,7 +27,6 @@ const KEYS_START: u64 = 1 << 61;
 /// memory.
 const KEYS_ALIGNMENT: u64 = 1 << 30;
 
-/// End of the addresses of reservations.
 const VIRTUAL_END: u64 = 1 << 60;
 
 /// One page of addresses: `[(physical + 1) << 32 | page index in it, rights]`; zero if not mapped.
@@ -36,7 +34,6 @@ const VIRTUAL_END: u64 = 1 << 60;
 /// Plain integers, so that a large reservation costs only the used pages of the table.
 type PageEntry = [u64; 2];
 
-/// Reserved addresses.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pub(crate) base: u64,
@@ -66,7 +63,6 @@ struct Physical {
     key: u64,
 }
 
-/// All virtual memory of the machine.
 #[derive(Debug)]
 pub(crate) struct VirtualMemory {
     granularity: u64,
@@ -78,7 +74,6 @@ pub(crate) struct VirtualMemory {
     /// Unused entries of `physical`.
     vacant: Vec<u32>,
     handles: HashMap<u64, u32>,
-    /// Key of the next new memory.
     next_key: u64,
 }
 
@@ -294,7 +289,6 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Adds memory under a new handle.
     fn add(&mut self, handle: u64, device: u32, pages: Pages, charge: Charge) {
         let key = self.next_key;
         self.next_key += pages.bytes().next_multiple_of(KEYS_ALIGNMENT);
@@ -406,7 +400,6 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether a range can be unmapped.
     pub(crate) fn can_unmap(&self, address: u64, bytes: u64) -> Result<(), ErrorCode> {
         let holding = self.virtual_memory.holding(address, bytes)?;
         let reservation = &self.virtual_memory.reservations[holding];

@@ -5,7 +5,6 @@
 //! kernel runs partly. [`run`](mod@run) executes the steps.
 
 mod alu;
-mod error;
 mod lower;
 mod module;
 mod op;
@@ -13,11 +12,26 @@ mod parse;
 mod parse_body;
 mod run;
 mod syntax;
-#[cfg(test)]
-mod tests;
 mod token;
 mod types;
 
 pub(crate) use module::load;
 pub(crate) use op::Program;
-pub(crate) use run::{Limits, ObservationKind, Outcome, Site, run};
+pub(crate) use run::{Limits, Outcome, Trouble, code_of, run};
+
+/// A line of PTX that cannot run here.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("ptx line {line}; fatal: {message}")]
+pub(crate) struct LoadError {
+    pub(crate) line: u32,
+    pub(crate) message: String,
+}
+
+impl LoadError {
+    pub(crate) fn new(line: u32, message: impl Into<String>) -> Self {
+        Self { line, message: message.into() }
+    }
+}
+
+/// The result of a step of loading.
+pub(crate) type Loaded<T> = Result<T, LoadError>;

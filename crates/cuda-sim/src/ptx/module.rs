@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use cuda_driver::{KernelArgs, LaunchConfig};
 
-use super::error::{LoadError, Loaded};
 use super::lower::{ModuleVariables, lower};
 use super::op::Program;
 use super::parse::parse;
 use super::run::MODULE_WINDOW;
 use super::syntax::{Variable, VariableSpace};
+use super::{LoadError, Loaded};
 
 /// Maximum memory of a module's variables, in bytes.
 const VARIABLE_BYTES_MAX: u64 = 64 << 20;
@@ -60,7 +60,6 @@ fn threads_of(config: &LaunchConfig) -> u64 {
 }
 
 impl Program {
-    /// The kernel's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

@@ -14,7 +14,6 @@ pub(super) mod special {
     pub(in crate::ptx) const SINK: Register = 0;
     /// Always 1: the guard of instructions without one.
     pub(in crate::ptx) const TRUE: Register = 1;
-    /// The carry flag.
     pub(in crate::ptx) const CARRY: Register = 2;
     /// `%tid`, in three registers.
     pub(in crate::ptx) const TID: Register = 3;
@@ -24,25 +23,16 @@ pub(super) mod special {
     pub(in crate::ptx) const CTAID: Register = 9;
     /// `%nctaid`, in three registers.
     pub(in crate::ptx) const NCTAID: Register = 12;
-    /// `%laneid`
     pub(in crate::ptx) const LANEID: Register = 15;
-    /// `%warpid`
     pub(in crate::ptx) const WARPID: Register = 16;
-    /// `%nwarpid`
     pub(in crate::ptx) const NWARPID: Register = 17;
-    /// `%smid`
     pub(in crate::ptx) const SMID: Register = 18;
-    /// `%nsmid`
     pub(in crate::ptx) const NSMID: Register = 19;
     /// `%lanemask_eq`, `_le`, `_lt`, `_ge` and `_gt`.
     pub(in crate::ptx) const LANEMASK: Register = 20;
-    /// `%gridid`
     pub(in crate::ptx) const GRIDID: Register = 25;
-    /// `%dynamic_smem_size`
     pub(in crate::ptx) const DYNAMIC_SHARED: Register = 26;
-    /// `%total_smem_size`
     pub(in crate::ptx) const TOTAL_SHARED: Register = 27;
-    /// `WARP_SZ`
     pub(in crate::ptx) const WARP_SIZE: Register = 28;
     /// An inverted predicate, for the next step.
     pub(in crate::ptx) const SCRATCH: Register = 29;
@@ -87,7 +77,6 @@ pub(super) enum AccessOrder {
     AtomicLoad(Scope),
 }
 
-/// One access to memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) space: Space,
@@ -147,7 +136,6 @@ pub(super) struct WarpOp {
     pub(super) mask: Register,
 }
 
-/// A block-wide barrier.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BarrierOp {
     pub(super) id: Register,
@@ -159,7 +147,6 @@ pub(super) struct BarrierOp {
     pub(super) arrive: bool,
 }
 
-/// The operations of instructions.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Op {
     Nop,
@@ -277,7 +264,6 @@ pub(super) enum Op {
     },
 }
 
-/// One instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PtxStep {
     pub(super) guard: Register,
@@ -291,7 +277,6 @@ pub(super) struct PtxStep {
 pub(crate) struct Program {
     pub(super) name: String,
     pub(super) steps: Vec<PtxStep>,
-    /// Line of each step.
     pub(super) lines: Vec<u32>,
     /// Registers of a thread, constants included.
     pub(super) registers: u32,

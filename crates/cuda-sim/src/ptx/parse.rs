@@ -1,9 +1,9 @@
 //! Parses a module: directives, declarations and kernels.
 
-use super::error::{LoadError, Loaded};
 use super::syntax::{Entry, Parameter, Syntax, Variable, VariableSpace};
 use super::token::{Token, tokens};
 use super::types::Type;
+use super::{LoadError, Loaded};
 
 /// Parses the text of a module. The caller has checked the header.
 pub(super) fn parse(text: &str) -> Loaded<Syntax> {

@@ -1,10 +1,10 @@
 //! Parses the statements of a kernel: declarations, labels and instructions.
 
-use super::error::{LoadError, Loaded};
 use super::parse::{Parser, integer, variable_space};
 use super::syntax::{Instruction, Operand, Statement};
 use super::token::Token;
 use super::types::Type;
+use super::{LoadError, Loaded};
 
 /// Maximum number of registers in one declaration.
 const REGISTERS_MAX: u32 = 1 << 16;
@@ -185,7 +185,6 @@ impl Parser<'_> {
         }
     }
 
-    /// A number with its sign.
     pub(super) fn immediate(&mut self) -> Loaded<Operand> {
         let line = self.line();
         let negative = self.take('-');

@@ -11,7 +11,6 @@ pub(super) enum VariableSpace {
     Local,
 }
 
-/// A declared variable.
 #[derive(Clone, Debug)]
 pub(super) struct Variable {
     pub(super) line: u32,
@@ -24,7 +23,6 @@ pub(super) struct Variable {
     pub(super) initial: Vec<u8>,
 }
 
-/// A kernel parameter.
 #[derive(Clone, Debug)]
 pub(super) struct Parameter {
     pub(super) name: String,
@@ -32,7 +30,6 @@ pub(super) struct Parameter {
     pub(super) bytes: u32,
 }
 
-/// An operand.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Operand {
     /// A register, a variable or a label, with an offset to its address.
@@ -53,7 +50,6 @@ pub(super) enum Operand {
     Address(Box<Operand>, i64),
 }
 
-/// One instruction.
 #[derive(Clone, Debug)]
 pub(super) struct Instruction {
     pub(super) line: u32,
@@ -64,7 +60,6 @@ pub(super) struct Instruction {
     pub(super) operands: Vec<Operand>,
 }
 
-/// One statement of a kernel's body.
 #[derive(Clone, Debug)]
 pub(super) enum Statement {
     Label(String, u32),
@@ -80,20 +75,16 @@ pub(super) enum Statement {
     Block(Vec<Statement>),
 }
 
-/// A kernel.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     pub(super) line: u32,
     pub(super) name: String,
     pub(super) parameters: Vec<Parameter>,
-    /// `.maxntid`
     pub(super) threads_max: Option<u64>,
-    /// `.reqntid`
     pub(super) threads_required: Option<[u32; 3]>,
     pub(super) body: Vec<Statement>,
 }
 
-/// A module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Syntax {
     pub(super) variables: Vec<Variable>,

@@ -1,8 +1,7 @@
 //! Splits PTX text into tokens with line numbers.
 
-use super::error::{LoadError, Loaded};
+use super::{LoadError, Loaded};
 
-/// One token.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token<'a> {
     /// A name, an opcode with its modifiers, or a directive with its leading dot.
@@ -11,7 +10,6 @@ pub(super) enum Token<'a> {
     Number(&'a str),
     /// Text between quotes.
     Text,
-    /// One character.
     Sign(char),
 }
 
@@ -78,39 +76,4 @@ pub(super) fn tokens(text: &str) -> Loaded<Vec<(Token<'_>, u32)>> {
 #[cold]
 fn unended(line: u32, what: &str) -> LoadError {
     LoadError::new(line, format!("a {what} that never ends"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_numbers_and_signs_know_their_lines() {
-        let text = "/* a\nb */ @!%p1 bra $L__1; // c\nld.global.L1::no_allocate.u64 {%a, %b}, [x+-8];\nLABEL: 0f3F800000";
-        let found = tokens(text).unwrap();
-        let words: Vec<_> = found
-            .iter()
-            .filter_map(|(token, line)| match token {
-                Token::Word(word) => Some((*word, *line)),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(
-            words,
-            [
-                ("%p1", 2),
-                ("bra", 2),
-                ("$L__1", 2),
-                ("ld.global.L1::no_allocate.u64", 3),
-                ("%a", 3),
-                ("%b", 3),
-                ("x", 3),
-                ("LABEL", 4)
-            ]
-        );
-        assert_eq!(found.last(), Some(&(Token::Number("0f3F800000"), 4)));
-        assert_eq!(tokens("a\n/* b").unwrap_err().line, 2);
-        assert_eq!(tokens("a\n\"b").unwrap_err().line, 2);
-        assert_eq!(tokens("\n\né").unwrap_err().line, 3);
-    }
 }

@@ -4,10 +4,8 @@ use cuda_driver::guard;
 
 use std::sync::Arc;
 
-/// The number of the actor "host".
 pub(super) const HOST: u16 = 0;
 
-/// The kind of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct How {
     pub(crate) writes: bool,
@@ -248,38 +246,5 @@ mod tests {
                 assert_eq!(epoch(old).is_covered_by(epoch(new)), !misses, "{old:?} {new:?}");
             }
         }
-    }
-
-    #[test]
-    fn strong_accesses_conflict_beyond_their_scope_and_with_other_sizes() {
-        let writes = |strong| How { writes: true, strong };
-        let conflicts = |one, other| writes(one).conflicts(writes(other));
-        assert!(!conflicts(strong(0, false, 2), strong(0, false, 2)));
-        assert!(!conflicts(strong(0, false, 2), strong(0, true, 2)));
-        assert!(!conflicts(strong(0, true, 2), strong(1, true, 2)));
-        assert!(conflicts(strong(0, false, 2), strong(1, true, 2)));
-        assert!(conflicts(strong(0, true, 2), strong(0, true, 3)));
-        assert!(conflicts(strong(0, true, 2), None));
-        // What two devices update of the host's memory is not updated as one.
-        let own = writes(update(0, true, 2));
-        let reads = |strong| How { writes: false, strong };
-        assert!(own.conflicts(writes(update(1, true, 2))));
-        assert!(own.conflicts(writes(strong(1, true, 2))));
-        assert!(!own.conflicts(writes(strong(0, true, 2))));
-        assert!(!own.conflicts(reads(strong(1, true, 2))));
-        assert!(own.conflicts(reads(strong(1, false, 2))));
-        assert!(!own.on_device().conflicts(writes(update(1, true, 2)).on_device()));
-    }
-
-    #[test]
-    fn clocks_join_by_the_greater() {
-        let (mut a, mut b) = (Clock::default(), Clock::default());
-        a.learn(1, 5);
-        a.learn(1, 3);
-        b.learn(3, 2);
-        assert!(!a.includes(&b) && !b.includes(&a) && a.includes(&Clock::default()));
-        a.join(&b);
-        assert_eq!((a.of(1), a.of(2), a.of(3), a.of(9)), (5, 0, 2, 0));
-        assert!(a.includes(&b) && !b.includes(&a));
     }
 }

@@ -213,7 +213,6 @@ impl Races {
         self.modules.remove(&module);
     }
 
-    /// Records that a call unloads a module.
     pub(crate) fn unloaded(&mut self, call: (&'static str, u64), module: u64) {
         let users = self.modules.remove(&module).unwrap_or_default();
         self.all_ended(call, &users);
@@ -325,7 +324,6 @@ impl Races {
     }
 }
 
-/// Records two conflicting accesses.
 #[cold]
 fn note(found: &mut Vec<Found>, clash: Clash, address: u64, later: u64, later_use: RaceUse) {
     let earlier_use = used(clash.earlier.how());

@@ -7,7 +7,7 @@ use cuda_driver::{BatchCopy, HostAccess};
 
 use super::epoch::Strong;
 use super::record::Recorded;
-use super::{How, Order, Race, RaceCheck};
+use super::{How, Order, Race, RaceCheck, Races};
 use crate::RangeKind;
 use crate::findings::{Finding, FindingKind};
 use crate::graphs::Graph;
@@ -101,25 +101,24 @@ impl Machine {
         }
     }
 
-    /// Records that a call frees memory which these addresses stood for.
-    pub(crate) fn note_freed(&mut self, call: &'static str, kind: RangeKind, range: (u64, u64)) {
-        let sequence = self.next_sequence();
-        self.note_freed_by((call, sequence), kind, range);
-    }
-
-    /// Like [`note_freed`](Machine::note_freed), for a call that frees several ranges.
-    pub(crate) fn note_freed_by(
+    /// Lets the detector look at a call that begins or ends something: its name and number.
+    pub(crate) fn note_change(
         &mut self,
-        call: (&'static str, u64),
-        kind: RangeKind,
-        range: (u64, u64),
+        call: &'static str,
+        look: impl FnOnce(&mut Races, &Memory, (&'static str, u64)),
     ) {
-        self.races.freed(call, kind, range);
+        let sequence = self.next_sequence();
+        look(&mut self.races, &self.memory, (call, sequence));
         self.tell_races();
     }
 
-    /// The mapped pages of a range, if the race check is on: see
-    /// [`note_mapped`](Machine::note_mapped).
+    /// Records that a call frees memory which these addresses stood for.
+    pub(crate) fn note_freed(&mut self, call: &'static str, kind: RangeKind, range: (u64, u64)) {
+        self.note_change(call, |races, _, call| races.freed(call, kind, range));
+    }
+
+    /// The mapped pages of a range, if the race check is on. With `denied`, only those that no device
+    /// may access.
     pub(crate) fn mapped_pages(&self, address: u64, bytes: u64, denied: bool) -> Vec<u64> {
         if !self.races.is_on() {
             return Vec::new();
@@ -127,36 +126,6 @@ impl Machine {
         self.memory.virtual_memory.mapped_pages(address, bytes, denied)
     }
 
-    /// Records that a call gave a device the first access to the mapped pages at these addresses.
-    /// No operation could use them before.
-    pub(crate) fn note_mapped(&mut self, call: &'static str, pages: &[u64]) {
-        let sequence = self.next_sequence();
-        let page_bytes = self.memory.virtual_memory.granularity();
-        self.races.mapped((call, sequence), pages, page_bytes);
-        self.tell_races();
-    }
-
-    /// Records that a call is about to unmap a range.
-    pub(crate) fn note_unmapping(&mut self, call: &'static str, pages: &[u64]) {
-        let sequence = self.next_sequence();
-        self.races.unmapping(&self.memory, (call, sequence), pages);
-        self.tell_races();
-    }
-
-    /// Records that a call unloaded a module.
-    pub(crate) fn note_unloaded(&mut self, call: &'static str, module: u64) {
-        let sequence = self.next_sequence();
-        self.races.unloaded((call, sequence), module);
-        self.tell_races();
-    }
-
-    /// Records that a call ends a device's context.
-    pub(crate) fn note_context_ended(&mut self, call: (&'static str, u64), device: u32) {
-        self.races.context_ended(call, device);
-        self.tell_races();
-    }
-
-    /// Sets the reaction to races from now on.
     pub(crate) fn set_race_check(&mut self, check: RaceCheck) {
         if !self.races.set_check(check) {
             return;
@@ -170,7 +139,7 @@ impl Machine {
     }
 
     /// Turns the races found into findings, and sweeps the history.
-    fn tell_races(&mut self) {
+    pub(crate) fn tell_races(&mut self) {
         for race in self.races.take_found(&self.memory) {
             if guard!("sim.abort", self.races.aborts(), else false) {
                 abort(&race);

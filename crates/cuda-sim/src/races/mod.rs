@@ -69,13 +69,11 @@ const CHANGES_AT: usize = 1024;
 /// Maximum number of begun or ended ranges that are remembered.
 const CHANGES_MAX: usize = 1 << 16;
 
-/// Maximum number of distinct races reported.
 const TOLD_MAX: usize = 4096;
 
 /// Number of event records and waits that are remembered, to name the nearest one in a report.
 const EDGES_MAX: usize = 4096;
 
-/// Maximum number of distinct streams.
 const ACTORS_MAX: usize = u16::MAX as usize;
 
 /// Maximum number of bits of an offset in a page of the shadow.
@@ -165,7 +163,6 @@ struct Found {
     bytes: u64,
 }
 
-/// The detector.
 #[derive(Debug)]
 pub(crate) struct Races {
     check: RaceCheck,
@@ -184,7 +181,6 @@ pub(crate) struct Races {
     /// Launches that used a module, by its handle.
     modules: HashMap<u64, Accesses>,
     found: Vec<Found>,
-    /// Pairs already reported.
     told: HashSet<Pair>,
     sweep_at: usize,
     forget_calls_at: usize,

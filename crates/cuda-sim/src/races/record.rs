@@ -12,7 +12,6 @@ const OPEN: usize = 4;
 /// Number of ranges at which neighbours are merged.
 const MERGE_AT: usize = 4096;
 
-/// A range of addresses.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 struct Range {
     start: u64,
@@ -198,11 +197,8 @@ mod tests {
 
     #[test]
     fn ranges_hold_the_bytes_that_were_added() {
-        let mut random = 7u64;
-        let mut below = |end: u64| {
-            random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-            (random >> 33) % end
-        };
+        let mut random = kv_testkit::Random::new(1);
+        let mut below = |end| random.below(end);
         for adds in [1, 3, 20, 300, 20_000] {
             let mut recorder = Recorder::default();
             recorder.switch(true);
@@ -226,35 +222,5 @@ mod tests {
     fn plain_loads(recorder: &mut Recorder) -> Vec<(u64, u64)> {
         let mut all = recorder.take().into_iter();
         all.find(|one| !one.writes && one.mark.is_none()).unwrap().ranges
-    }
-
-    #[test]
-    fn kinds_are_apart_and_nothing_is_kept_while_off() {
-        let [device, system] = [false, true]
-            .map(|is_system| Some(StrongMark { is_system, is_update: false, size_log2: 2 }));
-        let wide = device.map(|mark| StrongMark { size_log2: 3, ..mark });
-        let mut recorder = Recorder::default();
-        recorder.load(1, 1, None);
-        recorder.switch(true);
-        recorder.load(10, 1, None);
-        recorder.load(20, 4, device);
-        recorder.load(24, 4, system);
-        recorder.load(32, 8, wide);
-        recorder.store(40, 1, None);
-        recorder.store(48, 4, device);
-        let taken: Vec<_> =
-            recorder.take().into_iter().map(|one| (one.writes, one.mark, one.ranges)).collect();
-        assert_eq!(
-            taken,
-            [
-                (false, None, vec![(10, 1)]),
-                (false, device, vec![(20, 4)]),
-                (false, system, vec![(24, 4)]),
-                (false, wide, vec![(32, 8)]),
-                (true, None, vec![(40, 1)]),
-                (true, device, vec![(48, 4)]),
-            ]
-        );
-        assert!(recorder.take().iter().all(|one| one.ranges.is_empty()));
     }
 }

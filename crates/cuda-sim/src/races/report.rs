@@ -335,13 +335,3 @@ fn quoted(text: &str) -> String {
     quoted.push('"');
     quoted
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_strings_are_escaped() {
-        assert_eq!(quoted("a\"b\\c\nd é"), "\"a\\\"b\\\\c\\u000ad é\"");
-    }
-}

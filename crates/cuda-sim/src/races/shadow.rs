@@ -68,7 +68,6 @@ struct ShadowPart {
     range: (u32, u32),
 }
 
-/// Two unordered accesses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Clash {
     pub(super) earlier: Epoch,
@@ -99,7 +98,6 @@ impl Shadow {
         1 << self.shift
     }
 
-    /// Splits a range into its parts by page.
     fn parts(&self, (key, bytes): (u64, u64)) -> impl Iterator<Item = ShadowPart> + use<> {
         let (shift, end) = (self.shift, key.saturating_add(bytes));
         (key >> shift..end.div_ceil(1 << shift)).map(move |page| {
@@ -201,7 +199,6 @@ impl Shadow {
         pieces.collect()
     }
 
-    /// Drops all records.
     pub(super) fn clear(&mut self) {
         self.pages.clear();
         self.segments = 0;

@@ -77,7 +77,6 @@ pub(crate) struct Clock {
     record: Record,
 }
 
-/// The resources of a device.
 #[derive(Clone, Debug, Default)]
 struct DeviceTime {
     down: LinkTime,
@@ -96,7 +95,6 @@ struct DeviceTime {
     legacy: u64,
 }
 
-/// One direction of the link to the host.
 #[derive(Clone, Debug, Default)]
 struct LinkTime {
     engines: Vec<Engine>,
@@ -158,7 +156,6 @@ pub(crate) struct Charge {
     point: Point,
     /// The host's clock at the end of the enqueuing call.
     enqueued: u64,
-    /// The event that it completes, if any.
     event: Option<u64>,
     /// Whether others may wait for this operation alone.
     awaited: bool,
@@ -185,7 +182,6 @@ enum Demand {
         bytes: u64,
     },
     Kernel(Traffic),
-    /// Nanoseconds.
     Compute(u64),
 }
 
@@ -207,7 +203,6 @@ impl Clock {
         }
     }
 
-    /// The host's clock.
     pub(crate) fn now(&self) -> u64 {
         self.host
     }
@@ -330,7 +325,6 @@ impl Clock {
         }
     }
 
-    /// Records that an operation ends at `end`.
     fn ended(&mut self, charge: &Charge, end: u64) {
         let last = self.streams.entry(charge.point.stream).or_default();
         *last = (*last).max(end);

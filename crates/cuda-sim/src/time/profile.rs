@@ -344,7 +344,6 @@ fn pair_peer() -> Curve {
     ])
 }
 
-/// The reason why a value was refused.
 enum Refusal {
     Key,
     Value { form: &'static str },

@@ -8,7 +8,6 @@ use crate::host_memory::HOST_END;
 /// counters are then several times faster than a single one.
 pub(crate) const SHARDS: usize = 16;
 
-/// Bytes that one kernel moved.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Traffic {
     pub(crate) loaded: u64,

@@ -108,7 +108,6 @@ pub(crate) fn nanos(time: Duration) -> u64 {
 
 /// The types of values after the equals sign.
 pub(super) trait Value {
-    /// The form of the value, for errors.
     const FORM: &'static str;
 
     /// Parses the value; returns false and changes nothing if the text has another form.

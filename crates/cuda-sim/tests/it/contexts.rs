@@ -1,10 +1,7 @@
 //! Devices, contexts and peers: which device a call belongs to, and what it may access.
 
 use crate::common::*;
-use cuda_driver::{
-    AccessDesc, DeviceAttribute, Driver, DriverResult, ErrorCode, HostAllocFlags, PeerAttribute,
-    PeerCopy,
-};
+use cuda_driver::{DeviceAttribute, Driver, DriverResult, ErrorCode, PeerAttribute};
 use cuda_sim::{FindingKind, SimConfig, SimConfigError, SimDriver};
 
 fn two_devices() -> SimDriver {
@@ -79,45 +76,6 @@ fn devices_say_what_they_are() {
 }
 
 #[test]
-fn the_current_context_is_the_threads_own() {
-    let sim = seeded(0);
-    let context = sim.ctx_get_current().unwrap();
-    assert_eq!(sim.ctx_get_device().unwrap(), 0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            assert_eq!(sim.ctx_get_current().unwrap(), 0);
-            assert_eq!(code(sim.mem_alloc(4)), ErrorCode::INVALID_CONTEXT);
-            set_current(&sim, context).unwrap();
-            sim.mem_alloc(4).unwrap();
-        });
-    });
-    assert_eq!(sim.ctx_get_current().unwrap(), context);
-}
-
-#[test]
-fn calls_without_a_context_are_refused() {
-    let sim = seeded(0);
-    let (memory, host) = (sim.mem_alloc(4).unwrap(), pinned(&sim, 4));
-    set_current(&sim, 0).unwrap();
-    let refused = [
-        code(sim.ctx_get_device()),
-        code(sim.ctx_synchronize()),
-        code(sim.stream_create(true)),
-        code(sim.event_create(true)),
-        code(sim.mem_get_info()),
-        code(sim.mem_host_alloc(4, HostAllocFlags::CACHED)),
-        code(sim.mem_host_get_device_pointer(host)),
-        code(sync(&sim, 0)),
-        code(fill(&sim, memory, 0, 4, 0)),
-        code(sim.module_load_data(PTX, &mut String::new())),
-    ];
-    assert!(refused.iter().all(|&code| code == ErrorCode::INVALID_CONTEXT), "{refused:?}");
-    // These calls know their context.
-    free(&sim, memory).unwrap();
-    free_host(&sim, host).unwrap();
-}
-
-#[test]
 fn the_primary_context_is_counted_and_ends_with_all_in_it() {
     let sim = seeded(0);
     let context = sim.ctx_get_current().unwrap();
@@ -135,95 +93,6 @@ fn the_primary_context_is_counted_and_ends_with_all_in_it() {
     assert_ne!(bind(&sim, 0), context);
     assert_eq!(code(sync(&sim, stream)), ErrorCode::INVALID_HANDLE);
     assert_eq!(code(free(&sim, memory)), ErrorCode::INVALID_VALUE);
-}
-
-#[test]
-fn handles_of_another_kind_are_refused() {
-    let sim = seeded(0);
-    let stream = sim.stream_create(false).unwrap();
-    let event = sim.event_create(false).unwrap();
-    assert_eq!(code(sync(&sim, event)), ErrorCode::INVALID_HANDLE);
-    assert_eq!(code(query(&sim, stream)), ErrorCode::INVALID_HANDLE);
-    // SAFETY: handles are looked up.
-    let function = unsafe { sim.module_get_function(stream, "copy_bytes") };
-    assert_eq!(code(function), ErrorCode::INVALID_HANDLE);
-    assert_eq!(code(crate::common::release(&sim, stream)), ErrorCode::INVALID_VALUE);
-}
-
-#[test]
-fn a_kernel_needs_a_stream_of_the_current_context_and_a_copy_does_not() {
-    let sim = two_devices();
-    let stream_0 = sim.stream_create(false).unwrap();
-    let memory_0 = sim.mem_alloc(4).unwrap();
-    bind(&sim, 1);
-    let memory_1 = sim.mem_alloc(4).unwrap();
-    let launched = launch_copy(&sim, (memory_1, memory_1), 4, stream_0);
-    assert_eq!(code(launched), ErrorCode::INVALID_HANDLE);
-    fill(&sim, memory_0, 8, 4, stream_0).unwrap();
-    assert_eq!(download(&sim, memory_0, 4, stream_0).unwrap(), [8; 4]);
-    // SAFETY: the handle is looked up.
-    let context = unsafe { sim.stream_get_ctx(stream_0) }.unwrap();
-    assert_ne!(context, sim.ctx_get_current().unwrap());
-}
-
-#[test]
-fn peer_memory_needs_peer_access() {
-    let sim = two_devices();
-    let context_0 = sim.ctx_get_current().unwrap();
-    let memory_0 = sim.mem_alloc(4).unwrap();
-    let context_1 = bind(&sim, 1);
-    let memory_1 = sim.mem_alloc(4).unwrap();
-    assert!(sim.device_can_access_peer(0, 1).unwrap());
-    assert!(!sim.device_can_access_peer(0, 0).unwrap());
-    // SAFETY: contexts are looked up.
-    let enable = |peer| unsafe { sim.ctx_enable_peer_access(peer) };
-    // SAFETY: contexts are looked up.
-    let disable = |peer| unsafe { sim.ctx_disable_peer_access(peer) };
-    assert_eq!(code(disable(context_0)), ErrorCode::PEER_ACCESS_NOT_ENABLED);
-    assert_eq!(code(enable(context_1)), ErrorCode::PEER_ACCESS_UNSUPPORTED);
-    enable(context_0).unwrap();
-    assert_eq!(code(enable(context_0)), ErrorCode::PEER_ACCESS_ALREADY_ENABLED);
-    fill(&sim, memory_1, 9, 4, 0).unwrap();
-    copy(&sim, memory_0, memory_1, 4, 0).unwrap();
-    assert_eq!(download(&sim, memory_0, 4, 0).unwrap(), [9; 4]);
-    disable(context_0).unwrap();
-    launch_copy(&sim, (memory_1, memory_0), 4, 0).unwrap();
-    assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
-    assert!(sim.findings()[0].detail.contains("no access"), "{}", sim.findings()[0]);
-    // The process's other device is lost as well.
-    set_current(&sim, context_0).unwrap();
-    assert_eq!(code(sim.ctx_synchronize()), ErrorCode::ILLEGAL_ADDRESS);
-}
-
-#[test]
-fn a_peer_copy_needs_no_peer_access() {
-    let sim = machine(SimConfig { devices: 2, peer_access: false, ..SimConfig::default() });
-    let source_context = sim.ctx_get_current().unwrap();
-    let source = sim.mem_alloc(4).unwrap();
-    upload(&sim, source, b"peer", 0).unwrap();
-    sync(&sim, 0).unwrap();
-    let destination_context = bind(&sim, 1);
-    let destination = sim.mem_alloc(4).unwrap();
-    assert!(!sim.device_can_access_peer(0, 1).unwrap());
-    // SAFETY: contexts are looked up.
-    let enabled = unsafe { sim.ctx_enable_peer_access(source_context) };
-    assert_eq!(code(enabled), ErrorCode::PEER_ACCESS_UNSUPPORTED);
-    let copy = PeerCopy { destination, destination_context, source, source_context, bytes: 4 };
-    // SAFETY: device addresses only.
-    unsafe { sim.memcpy_peer_async(copy, 0) }.unwrap();
-    assert_eq!(download(&sim, destination, 4, 0).unwrap(), b"peer");
-}
-
-#[test]
-fn a_mapping_is_a_peers_by_its_access_descriptors() {
-    let sim = two_devices();
-    let base = reserve(&sim, 1);
-    map_page(&sim, base);
-    fill(&sim, base, 4, 4, 0).unwrap();
-    sync(&sim, 0).unwrap();
-    bind(&sim, 1);
-    sim.mem_set_access(base, PAGE, &[AccessDesc { device: 1 }]).unwrap();
-    assert_eq!(download(&sim, base, 4, 0).unwrap(), [4; 4]);
 }
 
 #[test]

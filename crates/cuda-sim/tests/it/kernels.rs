@@ -1,8 +1,8 @@
 //! Kernels through the driver's calls: run from PTX or by a reference, and refused launches.
 
-use crate::common::{bind, code, download, fill, kernel, launch, seeded, sync};
+use crate::common::{download, seeded, sync};
 use cuda_driver::{Driver, ErrorCode, KernelArgs, LaunchConfig};
-use cuda_sim::{FindingKind, KernelSite, SimConfig, SimDriver};
+use cuda_sim::{FindingKind, SimDriver};
 
 /// `count(to, value)`: thread i of the grid writes `value` + i.
 const COUNT: &str = "
@@ -59,24 +59,6 @@ fn a_kernel_without_a_reference_runs_from_its_ptx() {
 }
 
 #[test]
-fn a_bad_store_names_the_line_the_thread_and_what_it_missed() {
-    let sim = seeded(0);
-    let to = sim.mem_alloc(4 * 95).unwrap();
-    let args = KernelArgs::new().arg(to).arg(0u32);
-    launch_as(&sim, count(&sim), (3, 32), &args).unwrap();
-    assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
-    let finding = &sim.findings()[0];
-    assert_eq!(finding.kind, FindingKind::IllegalAccess);
-    assert_eq!(finding.operation, "count");
-    let site = KernelSite { line: 19, thread: [31, 0, 0], block: [2, 0, 0] };
-    assert_eq!(finding.site, Some(site));
-    assert_eq!((finding.address, finding.bytes), (Some(to + 4 * 95), 4));
-    assert_eq!(finding.nearest.map(|n| (n.base, n.bytes, n.missed_by)), Some((to, 380, 4)));
-    let text = finding.to_string();
-    assert!(text.contains("PTX line 19, thread (31, 0, 0) of block (2, 0, 0)"), "{text}");
-}
-
-#[test]
 fn launches_that_the_kernel_does_not_allow_are_refused() {
     let sim = seeded(0);
     let function = count(&sim);
@@ -95,44 +77,4 @@ fn launches_that_the_kernel_does_not_allow_are_refused() {
         assert_eq!((finding.kind, finding.detail.as_str()), (FindingKind::InvalidLaunch, words));
     }
     sync(&sim, 0).unwrap();
-}
-
-#[test]
-fn a_reference_is_the_fast_way_until_ptx_is_preferred() {
-    let sim = seeded(0);
-    let memory = sim.mem_alloc(1).unwrap();
-    fill(&sim, memory, 1, 1, 0).unwrap();
-    let add_one = kernel(&sim, "add_one");
-    launch(&sim, add_one, &KernelArgs::new().arg(memory), 0).unwrap();
-    assert_eq!(download(&sim, memory, 1, 0).unwrap(), [2]);
-    // The PTX of this kernel does nothing.
-    sim.prefer_ptx(true);
-    launch(&sim, add_one, &KernelArgs::new().arg(memory), 0).unwrap();
-    assert_eq!(download(&sim, memory, 1, 0).unwrap(), [2]);
-    sim.prefer_ptx(false);
-    launch(&sim, add_one, &KernelArgs::new().arg(memory), 0).unwrap();
-    assert_eq!(download(&sim, memory, 1, 0).unwrap(), [3]);
-}
-
-#[test]
-fn an_endless_kernel_loses_the_device() {
-    let sim = SimDriver::new(SimConfig::default()).unwrap();
-    bind(&sim, 0);
-    sim.limit_instructions(1000, 1 << 20);
-    let ptx = ".version 8.0\n.target sm_80\n.entry spin() {\nagain: bra again;\n}";
-    let module = sim.module_load_data(ptx, &mut String::new()).unwrap();
-    // SAFETY: the module was loaded just now.
-    let spin = unsafe { sim.module_get_function(module, "spin") }.unwrap();
-    launch_as(&sim, spin, (1, 1), &KernelArgs::new()).unwrap();
-    assert_eq!(code(sync(&sim, 0)), ErrorCode::LAUNCH_TIMEOUT);
-    assert_eq!(sim.findings()[0].kind, FindingKind::Endless);
-}
-
-#[test]
-fn ptx_that_cannot_run_is_refused_when_it_is_loaded() {
-    let sim = seeded(0);
-    let mut log = String::new();
-    let ptx = ".version 8.0\n.target sm_80\n.entry k() {\nxyz.u32;\n}";
-    assert_eq!(code(sim.module_load_data(ptx, &mut log)), ErrorCode::INVALID_PTX);
-    assert_eq!(log, "ptx line 4; fatal: unsupported instruction 'xyz.u32'");
 }

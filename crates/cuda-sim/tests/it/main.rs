@@ -14,6 +14,7 @@ mod kernels;
 mod memory;
 mod order;
 mod pace;
+mod ptx_kernels;
 mod ptx_order;
 mod ptx_planted;
 mod ptx_semantics;

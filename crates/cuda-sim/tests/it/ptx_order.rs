@@ -13,7 +13,7 @@ const BYTES: u64 = 8192;
 ///
 /// `%t` is the thread, `%w` its warp, `%l` its lane, `%to` device memory. `%p` and `%q` are
 /// predicates, `%r<8>`, `%d<8>` and `%h<4>` registers of 32, 64 and 16 bits.
-fn kernel(body: &str) -> String {
+pub fn kernel(body: &str) -> String {
     format!(
         ".version 8.0\n.target sm_90\n.address_size 64\n\
          .visible .entry k(.param .u64 to)\n{{\n\
@@ -28,18 +28,26 @@ fn kernel(body: &str) -> String {
 
 /// Runs `body` in `blocks` blocks of `threads` threads. Returns the findings, the launch's result,
 /// and the memory.
-fn launch(body: &str, blocks: u32, threads: u32) -> (Vec<Finding>, Option<ErrorCode>, Vec<u8>) {
+pub fn launch(body: &str, blocks: u32, threads: u32) -> Launched {
+    launch_text(&kernel(body), blocks, threads)
+}
+
+/// The findings of a launch, its result, and the memory.
+pub type Launched = (Vec<Finding>, Option<ErrorCode>, Vec<u8>);
+
+/// The same with the whole text of a module.
+pub fn launch_text(text: &str, blocks: u32, threads: u32) -> Launched {
     let sim = seeded(0);
     sim.limit_instructions(1 << 16, 1 << 24);
     let to = sim.mem_alloc(BYTES).unwrap();
     fill(&sim, to, 0, BYTES, 0).unwrap();
     let mut log = String::new();
-    let module = sim.module_load_data(&kernel(body), &mut log);
-    let module = module.unwrap_or_else(|error| panic!("{error}: {log}\n{body}"));
+    let module = sim.module_load_data(text, &mut log);
+    let module = module.unwrap_or_else(|error| panic!("{error}: {log}\n{text}"));
     // SAFETY: the module was loaded just now.
     let function = unsafe { sim.module_get_function(module, "k") }.unwrap();
     let args = KernelArgs::new().arg(to);
-    let config = LaunchConfig::linear(blocks, threads);
+    let config = LaunchConfig { shared_bytes: 64, ..LaunchConfig::linear(blocks, threads) };
     // SAFETY: the argument is the kernel's, and names device memory.
     unsafe { sim.launch_kernel(function, &config, &args, 0) }.unwrap();
     let answer = sync(&sim, 0).err().map(|error| error.code);
@@ -50,7 +58,7 @@ fn launch(body: &str, blocks: u32, threads: u32) -> (Vec<Finding>, Option<ErrorC
 
 /// Runs `body`, which has no mistake, and returns the memory afterwards.
 #[track_caller]
-fn clean(body: &str, blocks: u32, threads: u32) -> Vec<u8> {
+pub fn clean(body: &str, blocks: u32, threads: u32) -> Vec<u8> {
     let (findings, answer, left) = launch(body, blocks, threads);
     assert_eq!((findings, answer), (vec![], None), "{body}");
     left
@@ -70,7 +78,7 @@ fn races(body: &str, blocks: u32, threads: u32) {
 
 /// Runs `body`, which would hang on a GPU: the launch fails with these words.
 #[track_caller]
-fn hangs(body: &str, threads: u32, words: &str) {
+pub fn hangs(body: &str, threads: u32, words: &str) {
     let (findings, answer, _) = launch(body, 1, threads);
     let found = findings.iter().find(|found| found.kind == FindingKind::Barrier);
     let found = found.unwrap_or_else(|| panic!("{body}: {findings:?}"));
@@ -345,6 +353,14 @@ fn a_named_barrier_is_complete_when_its_threads_have_come_and_begins_anew() {
         1,
         40,
     );
+    // The threads of a warp come to an aligned barrier together.
+    hangs(
+        "setp.lt.u32 %p, %t, 8;\n@%p bra $one;\nbar.sync 0;\nbra $two;\n$one: bar.sync 0;\n$two:",
+        32,
+        "is reached by 24 of the 32 threads of a warp",
+    );
+    hangs("bar.warp.sync 3;", 32, "lane 2 is not in the mask 0x3");
+    hangs("setp.lt.u32 %p, %t, 40;\n@%p bar.sync 0;", 64, "thread (40, 0, 0) has ended");
     // Two different counts for one barrier. One of the two only arrives.
     let (findings, ..) =
         launch("setp.lt.u32 %p, %t, 32;\n@%p bar.arrive 1, 96;\n@!%p bar.sync 1, 64;", 1, 96);

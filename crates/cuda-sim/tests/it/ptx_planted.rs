@@ -53,17 +53,10 @@ impl Machine {
         sync(&self.sim, 0)
     }
 
-    /// Runs the kernel without the bug, and checks that nothing is found.
-    #[track_caller]
-    fn assert_clean(self, entry: &str, shape: (u32, u32), args: &KernelArgs) {
-        self.run(entry, shape, args).unwrap();
-        assert_eq!(self.sim.findings(), [], "{entry}");
-    }
-
     /// Runs the kernel with the bug. Checks that the finding names the kernel, the instruction and
     /// the thread, and describes the mistake.
     #[track_caller]
-    fn assert_found(self, entry: &str, shape: (u32, u32), args: &KernelArgs, planted: &Planted) {
+    fn assert_found(&self, entry: &str, shape: (u32, u32), args: &KernelArgs, planted: &Planted) {
         let outcome = self.run(entry, shape, args);
         let findings = self.sim.findings();
         let found = findings.iter().find(|found| found.kind == planted.kind);
@@ -116,7 +109,24 @@ struct Planted {
     words: &'static [&'static str],
 }
 
+/// A finding of any thread of block 0, at any address.
+fn found(kind: FindingKind, instruction: &'static str, words: &'static [&'static str]) -> Planted {
+    Planted { kind, instruction, block: 0, threads: 0..=127, address: None, missed: None, words }
+}
+
 impl Planted {
+    fn by(self, block: u32, threads: RangeInclusive<u32>) -> Self {
+        Self { block, threads, ..self }
+    }
+
+    fn at(self, address: u64) -> Self {
+        Self { address: Some(address), ..self }
+    }
+
+    fn missed(self, kind: RangeKind, by: u64, before: bool) -> Self {
+        Self { missed: Some((kind, by, before)), ..self }
+    }
+
     /// The launch's result. Hardware does not report conflicts or reads of unwritten memory.
     fn code(&self) -> Option<ErrorCode> {
         match self.kind {
@@ -129,356 +139,178 @@ impl Planted {
     }
 }
 
+/// Runs a kernel with a bug, which is found, and then `entry`_twin without it: nothing is found. `setup`
+/// makes the arguments, and says what is to be found.
+#[track_caller]
+fn check(
+    ptx: &'static str,
+    entry: &str,
+    shape: (u32, u32),
+    setup: impl Fn(&Machine) -> (KernelArgs, Planted),
+) {
+    let machine = Machine::new(ptx);
+    let (args, planted) = setup(&machine);
+    machine.assert_found(entry, shape, &args, &planted);
+    let machine = Machine::new(ptx);
+    let (args, _) = setup(&machine);
+    machine.run(&format!("{entry}_twin"), shape, &args).unwrap();
+    assert_eq!(machine.sim.findings(), [], "{entry}_twin");
+}
+
+use FindingKind::{Barrier, Conflict, Endless, IllegalAccess, Misaligned, Uninitialised};
+use RangeKind::{Allocation, PinnedHost, Reservation};
+
 #[test]
 fn one_element_too_many() {
-    let setup = || {
-        let machine = Machine::new(BOUNDS);
+    check(BOUNDS, "off_by_one", (1, 128), |machine| {
         let to = machine.memory(400);
-        (machine, to, KernelArgs::new().arg(to).arg(100u32))
-    };
-    let (machine, to, args) = setup();
-    machine.assert_found(
-        "off_by_one",
-        (1, 128),
-        &args,
-        &Planted {
-            kind: FindingKind::IllegalAccess,
-            instruction: "st.global.u32",
-            block: 0,
-            threads: 100..=100,
-            address: Some(to + 400),
-            missed: Some((RangeKind::Allocation, 4, false)),
-            words: &["4 bytes past the end of", "allocation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("off_by_one_twin", (1, 128), &args);
+        let planted =
+            found(IllegalAccess, "st.global.u32", &["4 bytes past the end of", "allocation"]);
+        let planted = planted.by(0, 100..=100).at(to + 400).missed(Allocation, 4, false);
+        (KernelArgs::new().arg(to).arg(100u32), planted)
+    });
 }
 
 #[test]
 fn a_stride_in_bytes_used_as_one_in_elements() {
-    let setup = || {
-        let machine = Machine::new(BOUNDS);
+    check(BOUNDS, "stride_in_bytes", (4, 32), |machine| {
         let (table, to) = (machine.words(&[7; 32]), machine.memory(4 * 8 * 4));
-        let args = KernelArgs::new().arg(to).arg(table).arg(8u32).arg(64u64);
-        (machine, table, args)
-    };
-    let (machine, table, args) = setup();
-    machine.assert_found(
-        "stride_in_bytes",
-        (4, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::IllegalAccess,
-            instruction: "ld.global.u32",
-            block: 1,
-            threads: 0..=7,
-            address: Some(table + 64 * 4),
-            missed: Some((RangeKind::Allocation, 4, false)),
-            words: &["past the end of", "allocation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("stride_in_bytes_twin", (4, 32), &args);
+        let planted = found(IllegalAccess, "ld.global.u32", &["past the end of", "allocation"]);
+        let planted = planted.by(1, 0..=7).at(table + 64 * 4).missed(Allocation, 4, false);
+        (KernelArgs::new().arg(to).arg(table).arg(8u32).arg(64u64), planted)
+    });
 }
 
 #[test]
 fn a_stride_that_forgets_the_gap_between_rows() {
-    let setup = || {
-        let machine = Machine::new(BOUNDS);
+    check(BOUNDS, "stride_without_gap", (4, 32), |machine| {
         let (table, to) = (machine.memory(4 * 64), machine.memory(4 * 32));
         for row in 0..4 {
             upload(&machine.sim, table + row * 64, &[row as u8; 32], 0).unwrap();
         }
-        let args = KernelArgs::new().arg(to).arg(table).arg(8u32).arg(16u64);
-        (machine, table, args)
-    };
-    let (machine, table, args) = setup();
-    machine.assert_found(
-        "stride_without_gap",
-        (4, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::Uninitialised,
-            instruction: "ld.global.u32",
-            block: 1,
-            threads: 0..=7,
-            address: Some(table + 32),
-            missed: None,
-            words: &["never written: inside allocation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("stride_without_gap_twin", (4, 32), &args);
+        let planted = found(Uninitialised, "ld.global.u32", &["never written: inside allocation"]);
+        let planted = planted.by(1, 0..=7).at(table + 32);
+        (KernelArgs::new().arg(to).arg(table).arg(8u32).arg(16u64), planted)
+    });
 }
 
 #[test]
 fn a_negative_slot_used_as_an_index() {
-    let setup = || {
-        let machine = Machine::new(BOUNDS);
+    check(BOUNDS, "negative_slot", (1, 32), |machine| {
         let (to, plane) = (machine.memory(32), machine.words(&[1, 2, 3, 4]));
         let slots = machine.words(&[3, 0, u64::MAX, 1]);
-        let args = KernelArgs::new().arg(to).arg(plane).arg(slots).arg(4u32);
-        (machine, plane, args)
-    };
-    let (machine, plane, args) = setup();
-    machine.assert_found(
-        "negative_slot",
-        (1, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::IllegalAccess,
-            instruction: "ld.global.u64",
-            block: 0,
-            threads: 2..=2,
-            address: Some(plane - 8),
-            missed: Some((RangeKind::Allocation, 8, true)),
-            words: &["8 bytes before the start of", "allocation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("negative_slot_twin", (1, 32), &args);
+        let words = &["8 bytes before the start of", "allocation"];
+        let planted = found(IllegalAccess, "ld.global.u64", words);
+        let planted = planted.by(0, 2..=2).at(plane - 8).missed(Allocation, 8, true);
+        (KernelArgs::new().arg(to).arg(plane).arg(slots).arg(4u32), planted)
+    });
 }
 
 #[test]
 fn two_words_at_an_address_for_one() {
-    let setup = || {
-        let machine = Machine::new(BOUNDS);
+    check(BOUNDS, "misaligned_pairs", (1, 32), |machine| {
         let (to, from) = (machine.memory(32), machine.words(&[1, 2, 3, 4, 5]) + 8);
-        (machine, from, KernelArgs::new().arg(to).arg(from).arg(4u32))
-    };
-    let (machine, from, args) = setup();
-    machine.assert_found(
-        "misaligned_pairs",
-        (1, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::Misaligned,
-            instruction: "ld.global.v2.u64",
-            block: 0,
-            threads: 0..=0,
-            address: Some(from),
-            missed: None,
-            words: &["not a multiple of 16: inside allocation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("misaligned_pairs_twin", (1, 32), &args);
+        let words = &["not a multiple of 16: inside allocation"];
+        let planted = found(Misaligned, "ld.global.v2.u64", words).by(0, 0..=0).at(from);
+        (KernelArgs::new().arg(to).arg(from).arg(4u32), planted)
+    });
 }
 
-/// A machine with a reservation of 6 GiB. A single page is mapped and written, `offset` bytes from
-/// the start.
-fn sparse(offset: u64) -> (Machine, u64, u64) {
-    let machine = Machine::new(OVERFLOW);
+/// A reservation of 6 GiB. A single page is mapped and written, `offset` bytes from the start.
+fn sparse(machine: &Machine, offset: u64) -> u64 {
     let plane = machine.sim.mem_address_reserve(6 << 30, 0, 0).unwrap();
     map_page(&machine.sim, plane + offset);
     fill(&machine.sim, plane + offset, 7, PAGE, 0).unwrap();
-    let to = machine.memory(32);
-    (machine, plane, to)
+    plane
 }
 
 #[test]
 fn an_offset_that_wraps_beyond_32_bits() {
-    let offset = 5 << 30;
-    let setup = || {
-        let (machine, plane, to) = sparse(offset);
-        (machine, plane, KernelArgs::new().arg(to).arg(plane).arg(5u32).arg(1u32 << 30))
-    };
-    let (machine, plane, args) = setup();
-    machine.assert_found(
-        "offset_wraps",
-        (1, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::IllegalAccess,
-            instruction: "ld.global.u8",
-            block: 0,
-            threads: 0..=31,
-            address: Some(plane + (1 << 30)),
-            missed: Some((RangeKind::Reservation, 0, false)),
-            words: &["reserved but not mapped"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("offset_wraps_twin", (1, 32), &args);
+    check(OVERFLOW, "offset_wraps", (1, 32), |machine| {
+        let (plane, to) = (sparse(machine, 5 << 30), machine.memory(32));
+        let planted = found(IllegalAccess, "ld.global.u8", &["reserved but not mapped"]);
+        let planted = planted.at(plane + (1 << 30)).missed(Reservation, 0, false);
+        (KernelArgs::new().arg(to).arg(plane).arg(5u32).arg(1u32 << 30), planted)
+    });
 }
 
 #[test]
 fn an_offset_that_turns_negative_beyond_31_bits() {
-    let offset = 3 << 30;
-    let setup = || {
-        let (machine, plane, to) = sparse(offset);
-        (machine, plane, KernelArgs::new().arg(to).arg(plane).arg(3u32).arg(1u32 << 30))
-    };
-    let (machine, plane, args) = setup();
-    machine.assert_found(
-        "offset_turns_negative",
-        (1, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::IllegalAccess,
-            instruction: "ld.global.u8",
-            block: 0,
-            threads: 0..=31,
-            address: Some(plane - (1 << 30)),
-            missed: Some((RangeKind::Reservation, 1 << 30, true)),
-            words: &["before the start of", "reservation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("offset_turns_negative_twin", (1, 32), &args);
+    check(OVERFLOW, "offset_turns_negative", (1, 32), |machine| {
+        let (plane, to) = (sparse(machine, 3 << 30), machine.memory(32));
+        let words = &["before the start of", "reservation"];
+        let planted = found(IllegalAccess, "ld.global.u8", words).at(plane - (1 << 30));
+        let planted = planted.missed(Reservation, 1 << 30, true);
+        (KernelArgs::new().arg(to).arg(plane).arg(3u32).arg(1u32 << 30), planted)
+    });
 }
 
-/// A machine with 128 words to sum, and the kernel's arguments.
-fn summing() -> (Machine, KernelArgs) {
-    let machine = Machine::new(BARRIERS);
+/// 128 words to sum.
+fn summing(machine: &Machine) -> KernelArgs {
     let words: Vec<u64> = (0..128).collect();
-    let args = KernelArgs::new().arg(machine.memory(8)).arg(machine.words(&words));
-    (machine, args)
+    KernelArgs::new().arg(machine.memory(8)).arg(machine.words(&words))
 }
 
 #[test]
-fn a_sum_without_a_barrier_before_it() {
-    let (machine, args) = summing();
-    machine.assert_found(
-        "missing_barrier",
-        (1, 128),
-        &args,
-        &Planted {
-            kind: FindingKind::Conflict,
-            instruction: "shared.u64",
-            block: 0,
-            threads: 0..=127,
-            address: None,
-            missed: None,
-            words: &["barrier"],
-        },
-    );
-}
-
-#[test]
-fn a_sum_with_the_barrier_after_its_loop() {
-    let (machine, args) = summing();
-    machine.assert_found(
-        "barrier_after_loop",
-        (1, 128),
-        &args,
-        &Planted {
-            kind: FindingKind::Conflict,
-            instruction: "shared.u64",
-            block: 0,
-            threads: 0..=127,
-            address: None,
-            missed: None,
-            words: &["barrier"],
-        },
-    );
-}
-
-#[test]
-fn a_sum_with_its_barriers_is_right() {
-    let (machine, args) = summing();
-    let sum = args.get::<u64>(0).unwrap();
+fn a_sum_without_a_barrier_before_it_or_with_one_after_its_loop() {
+    for entry in ["missing_barrier", "barrier_after_loop"] {
+        let machine = Machine::new(BARRIERS);
+        let planted = found(Conflict, "shared.u64", &["barrier"]);
+        machine.assert_found(entry, (1, 128), &summing(&machine), &planted);
+    }
+    let machine = Machine::new(BARRIERS);
+    let args = summing(&machine);
     machine.run("missing_barrier_twin", (1, 128), &args).unwrap();
     assert_eq!(machine.sim.findings(), []);
-    let bytes = download(&machine.sim, sum, 8, 0).unwrap();
+    let bytes = download(&machine.sim, args.get::<u64>(0).unwrap(), 8, 0).unwrap();
     assert_eq!(u64::from_le_bytes(bytes.try_into().unwrap()), 127 * 64);
 }
 
 #[test]
 fn a_barrier_that_some_threads_never_reach() {
-    let setup = || {
-        let machine = Machine::new(BARRIERS);
+    check(BARRIERS, "barrier_in_branch", (1, 128), |machine| {
         let words: Vec<u64> = (0..128).collect();
         let args = KernelArgs::new().arg(machine.memory(40 * 8)).arg(machine.words(&words));
-        (machine, args.arg(40u32))
-    };
-    let (machine, args) = setup();
-    machine.assert_found(
-        "barrier_in_branch",
-        (1, 128),
-        &args,
-        &Planted {
-            kind: FindingKind::Barrier,
-            instruction: "bar.sync",
-            block: 0,
-            threads: 0..=127,
-            address: None,
-            missed: None,
-            words: &["barrier"],
-        },
-    );
-    let (machine, args) = setup();
-    machine.assert_clean("barrier_in_branch_twin", (1, 128), &args);
+        (args.arg(40u32), found(Barrier, "bar.sync", &["barrier"]))
+    });
 }
 
 #[test]
 fn two_threads_that_write_one_element() {
-    let setup = || {
-        let machine = Machine::new(BARRIERS);
-        let to = machine.memory(64 * 4);
-        (machine, to, KernelArgs::new().arg(to).arg(64u32))
-    };
-    let (machine, to, args) = setup();
+    let machine = Machine::new(BARRIERS);
+    let to = machine.memory(64 * 4);
+    let planted = found(Conflict, "st.global.u32", &["thread"]).by(0, 0..=1).at(to);
     machine.assert_found(
         "shared_element",
         (1, 64),
-        &args,
-        &Planted {
-            kind: FindingKind::Conflict,
-            instruction: "st.global.u32",
-            block: 0,
-            threads: 0..=1,
-            address: Some(to),
-            missed: None,
-            words: &["thread"],
-        },
+        &KernelArgs::new().arg(to).arg(64u32),
+        &planted,
     );
     // Two blocks write the same element. No barrier can order them.
-    let (machine, to, args) = setup();
+    let machine = Machine::new(BARRIERS);
+    let to = machine.memory(64 * 4);
+    let planted = found(Conflict, "st.global.u32", &["block"]).by(1, 0..=0).at(to);
     machine.assert_found(
         "block_forgotten",
         (2, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::Conflict,
-            instruction: "st.global.u32",
-            block: 1,
-            threads: 0..=0,
-            address: Some(to),
-            missed: None,
-            words: &["block"],
-        },
+        &KernelArgs::new().arg(to).arg(64u32),
+        &planted,
     );
-    let (machine, _, args) = setup();
-    machine.assert_clean("shared_element_twin", (2, 32), &args);
+    let machine = Machine::new(BARRIERS);
+    let args = KernelArgs::new().arg(machine.memory(64 * 4)).arg(64u32);
+    machine.run("shared_element_twin", (2, 32), &args).unwrap();
+    assert_eq!(machine.sim.findings(), []);
 }
 
 #[test]
 fn more_values_than_were_filled() {
-    let setup = || {
-        let machine = Machine::new(READS);
+    check(READS, "sum_of_capacity", (1, 1), |machine| {
         let (sum, values) = (machine.memory(8), machine.memory(64));
         upload(&machine.sim, values, &[1; 24], 0).unwrap();
-        (machine, values, KernelArgs::new().arg(sum).arg(values).arg(3u32).arg(8u32))
-    };
-    let (machine, values, args) = setup();
-    machine.assert_found(
-        "sum_of_capacity",
-        (1, 1),
-        &args,
-        &Planted {
-            kind: FindingKind::Uninitialised,
-            instruction: "ld.global.u64",
-            block: 0,
-            threads: 0..=0,
-            address: Some(values + 24),
-            missed: None,
-            words: &["never written: inside allocation"],
-        },
-    );
-    let (machine, _, args) = setup();
-    machine.assert_clean("sum_of_capacity_twin", (1, 1), &args);
+        let planted = found(Uninitialised, "ld.global.u64", &["never written: inside allocation"]);
+        let planted = planted.by(0, 0..=0).at(values + 24);
+        (KernelArgs::new().arg(sum).arg(values).arg(3u32).arg(8u32), planted)
+    });
 }
 
 #[test]
@@ -492,48 +324,20 @@ fn pinned_memory_that_was_freed() {
     };
     let (machine, host, args) = setup();
     free_host(&machine.sim, host).unwrap();
-    machine.assert_found(
-        "copy_words",
-        (1, 32),
-        &args,
-        &Planted {
-            kind: FindingKind::IllegalAccess,
-            instruction: "ld.global.u64",
-            block: 0,
-            threads: 0..=0,
-            address: Some(host),
-            missed: Some((RangeKind::PinnedHost, 0, false)),
-            words: &["inside freed pinned host memory"],
-        },
-    );
+    let words = &["inside freed pinned host memory"];
+    let planted = found(IllegalAccess, "ld.global.u64", words).by(0, 0..=0).at(host);
+    machine.assert_found("copy_words", (1, 32), &args, &planted.missed(PinnedHost, 0, false));
     let (machine, _, args) = setup();
-    machine.assert_clean("copy_words", (1, 32), &args);
+    machine.run("copy_words", (1, 32), &args).unwrap();
+    assert_eq!(machine.sim.findings(), []);
 }
 
 #[test]
 fn a_loop_that_never_ends() {
-    let setup = || {
-        let machine = Machine::new(READS);
+    check(READS, "step_of_zero", (1, 1), |machine| {
         let args = KernelArgs::new().arg(machine.memory(800)).arg(100u32);
-        (machine, args)
-    };
-    let (machine, args) = setup();
-    machine.assert_found(
-        "step_of_zero",
-        (1, 1),
-        &args,
-        &Planted {
-            kind: FindingKind::Endless,
-            instruction: "",
-            block: 0,
-            threads: 0..=0,
-            address: None,
-            missed: None,
-            words: &["instructions"],
-        },
-    );
-    let (machine, args) = setup();
-    machine.assert_clean("step_of_zero_twin", (1, 1), &args);
+        (args, found(Endless, "", &["instructions"]).by(0, 0..=0))
+    });
 }
 
 /// A reference that does nothing, with the name of the summing kernel.

@@ -24,57 +24,12 @@ fn granularity_is_that_of_the_configuration() {
 }
 
 #[test]
-fn reserving_needs_a_multiple_of_the_granularity() {
-    let sim = seeded(0);
-    assert_eq!(code(sim.mem_address_reserve(0, 0, 0)), INVALID);
-    assert_eq!(code(sim.mem_address_reserve(PAGE + 1, 0, 0)), INVALID);
-    assert_eq!(code(sim.mem_address_reserve(PAGE, 3, 0)), INVALID);
-    assert_eq!(code(sim.mem_address_reserve(1 << 50, 0, 0)), ErrorCode::OUT_OF_MEMORY);
-    let aligned = sim.mem_address_reserve(PAGE, 1 << 30, 0).unwrap();
-    assert_eq!(aligned % (1 << 30), 0);
-}
-
-#[test]
 fn a_hint_is_followed_where_the_addresses_are_free() {
     let sim = seeded(0);
     let base = reserve(&sim, 2);
     assert_ne!(sim.mem_address_reserve(PAGE, 0, base + PAGE).unwrap(), base + PAGE);
     sim.mem_address_free(base, 2 * PAGE).unwrap();
     assert_eq!(sim.mem_address_reserve(PAGE, 0, base).unwrap(), base);
-}
-
-#[test]
-fn unmapping_what_was_never_mapped_succeeds() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 4);
-    sim.mem_unmap(base, 4 * PAGE).unwrap();
-}
-
-#[test]
-fn unmapping_a_partly_mapped_range_succeeds() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 4);
-    map_page(&sim, base + PAGE);
-    sim.mem_unmap(base, 4 * PAGE).unwrap();
-    map_page(&sim, base + PAGE);
-}
-
-#[test]
-fn unmapping_may_not_split_a_mapping_or_leave_the_reservation() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 4);
-    let handle = sim.mem_create(2 * PAGE, prop(0)).unwrap();
-    map(&sim, base, 2 * PAGE, 0, handle).unwrap();
-    sim.mem_set_access(base, 2 * PAGE, &[AccessDesc { device: 0 }]).unwrap();
-    assert_eq!(code(sim.mem_unmap(base, PAGE)), INVALID);
-    assert_eq!(code(sim.mem_unmap(base + PAGE, PAGE)), INVALID);
-    assert_eq!(code(sim.mem_unmap(base + PAGE, 2 * PAGE)), INVALID);
-    assert_eq!(code(sim.mem_unmap(base, 5 * PAGE)), INVALID);
-    assert_eq!(code(sim.mem_unmap(base - PAGE, PAGE)), INVALID);
-    assert_eq!(code(sim.mem_unmap(base, 2 * PAGE + 1)), INVALID);
-    assert_eq!(code(sim.mem_unmap(base, 0)), INVALID);
-    use_pages(&sim, base, 2);
-    sim.mem_unmap(base, 2 * PAGE).unwrap();
 }
 
 #[test]
@@ -106,84 +61,6 @@ fn access_needs_a_known_device_in_reach() {
 }
 
 #[test]
-fn mapping_over_a_mapped_page_is_refused() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 2);
-    let handle = map_page(&sim, base);
-    let other = sim.mem_create(2 * PAGE, prop(0)).unwrap();
-    assert_eq!(code(map(&sim, base, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(map(&sim, base, 2 * PAGE, 0, other)), INVALID);
-    // The refused call did not map the second page.
-    map_page(&sim, base + PAGE);
-    use_pages(&sim, base, 2);
-}
-
-#[test]
-fn mapping_checks_address_length_offset_and_handle() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 2);
-    let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    assert_eq!(code(map(&sim, base + 4096, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(map(&sim, base, 4096, 0, handle)), ErrorCode::NOT_SUPPORTED);
-    assert_eq!(code(map(&sim, base, 0, 0, handle)), INVALID);
-    assert_eq!(code(map(&sim, base, 2 * PAGE, 0, handle)), ErrorCode::NOT_SUPPORTED);
-    assert_eq!(code(map(&sim, base, PAGE, PAGE, handle)), ErrorCode::NOT_SUPPORTED);
-    assert_eq!(code(map(&sim, base + 2 * PAGE, PAGE, 0, handle)), INVALID);
-    assert_eq!(code(map(&sim, base, PAGE, 0, handle + 1)), INVALID);
-    map(&sim, base, PAGE, 0, handle).unwrap();
-}
-
-#[test]
-fn an_address_range_is_freed_whole_empty_and_once() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 4);
-    map_page(&sim, base + PAGE);
-    assert_eq!(code(sim.mem_address_free(base, 4 * PAGE)), INVALID);
-    sim.mem_unmap(base + PAGE, PAGE).unwrap();
-    assert_eq!(code(sim.mem_address_free(base, PAGE)), INVALID);
-    assert_eq!(code(sim.mem_address_free(base + PAGE, PAGE)), INVALID);
-    sim.mem_address_free(base, 4 * PAGE).unwrap();
-    assert_eq!(code(sim.mem_address_free(base, 4 * PAGE)), INVALID);
-}
-
-#[test]
-fn a_handle_is_released_while_mapped_and_once() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 1);
-    let handle = map_page(&sim, base);
-    release(&sim, handle).unwrap();
-    assert_eq!(code(release(&sim, handle)), INVALID);
-    use_pages(&sim, base, 1);
-    assert_eq!(sim.device_used_bytes(0), PAGE);
-    sim.mem_unmap(base, PAGE).unwrap();
-    assert_eq!(sim.device_used_bytes(0), 0);
-}
-
-#[test]
-fn memory_lives_as_long_as_handle_or_mapping() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 2);
-    let handle = map_page(&sim, base);
-    fill(&sim, base, 0x77, PAGE, 0).unwrap();
-    sync(&sim, 0).unwrap();
-    sim.mem_unmap(base, PAGE).unwrap();
-    map(&sim, base + PAGE, PAGE, 0, handle).unwrap();
-    sim.mem_set_access(base + PAGE, PAGE, &[AccessDesc { device: 0 }]).unwrap();
-    assert_eq!(download(&sim, base + PAGE, 1, 0).unwrap(), [0x77]);
-}
-
-#[test]
-fn one_page_under_two_addresses_is_one_memory() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 2);
-    let handle = map_page(&sim, base);
-    map(&sim, base + PAGE, PAGE, 0, handle).unwrap();
-    sim.mem_set_access(base, 2 * PAGE, &[AccessDesc { device: 0 }]).unwrap();
-    fill(&sim, base, 0x11, 1, 0).unwrap();
-    assert_eq!(download(&sim, base + PAGE, 1, 0).unwrap(), [0x11]);
-}
-
-#[test]
 fn creating_is_bounded_by_the_device_and_its_granularity() {
     let sim = machine(SimConfig { device_bytes: 3 * PAGE, ..SimConfig::default() });
     assert_eq!(code(sim.mem_create(PAGE - 1, prop(0))), INVALID);
@@ -195,22 +72,6 @@ fn creating_is_bounded_by_the_device_and_its_granularity() {
     assert_eq!(code(sim.mem_alloc(PAGE + 1)), ErrorCode::OUT_OF_MEMORY);
     release(&sim, handle).unwrap();
     sim.mem_create(3 * PAGE, prop(0)).unwrap();
-}
-
-#[test]
-fn access_across_mapped_pages_is_one_run_and_ends_at_a_hole() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 3);
-    map_page(&sim, base);
-    map_page(&sim, base + PAGE);
-    let data: Vec<u8> = (0..=255).collect();
-    let across = base + PAGE - 100;
-    upload(&sim, across, &data, 0).unwrap();
-    let target = sim.mem_alloc(256).unwrap();
-    launch_copy(&sim, (target, across), 256, 0).unwrap();
-    assert_eq!(download(&sim, target, 256, 0).unwrap(), data);
-    launch_copy(&sim, (target, base + 2 * PAGE - 4), 8, 0).unwrap();
-    assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
 }
 
 #[test]
@@ -240,18 +101,6 @@ fn unmapping_under_a_pending_kernel_loses_the_device() {
     assert_eq!(code(free(&sim, target)), ErrorCode::ILLEGAL_ADDRESS);
     let report = sim.check_leaks();
     assert_eq!((report.physical_handles, report.reservations, report.allocations), (0, 0, 0));
-}
-
-#[test]
-fn mapping_alone_gives_no_access() {
-    let sim = seeded(0);
-    let base = reserve(&sim, 1);
-    let handle = sim.mem_create(PAGE, prop(0)).unwrap();
-    map(&sim, base, PAGE, 0, handle).unwrap();
-    let target = sim.mem_alloc(4).unwrap();
-    launch_copy(&sim, (target, base), 4, 0).unwrap();
-    assert_eq!(code(sync(&sim, 0)), ErrorCode::ILLEGAL_ADDRESS);
-    assert!(sim.findings()[0].detail.contains("no access"), "{}", sim.findings()[0]);
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod cache;
 mod common;
 mod endless;
 mod groups;
+#[cfg(all(feature = "sabotage", debug_assertions))]
+mod harm;
 mod latent;
 mod machine;
 #[cfg(feature = "metrics")]

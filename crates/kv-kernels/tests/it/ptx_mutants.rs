@@ -4,8 +4,8 @@
 mod operations;
 
 use crate::kernels::machine::{Machine, noise};
-use crate::kernels::raw_args::{RawArgs, WHOLE_ROWS};
 use cuda_driver::{DeviceBuffer, KernelArgs, LaunchConfig, Module};
+use kv_testkit::raw_args::{RawArgs, WHOLE_ROWS};
 
 const TRANSFER: &str = include_str!("../../ptx/transfer_16.compute_80.ptx");
 const WALK: &str = include_str!("../../ptx/walk_16.compute_80.ptx");

@@ -93,7 +93,7 @@ impl Placement {
         (1..self.model.layers.len()).filter_map(|next| {
             let layer = next - 1;
             let (from, to) = (self.gpu_of_layer(layer)?, self.gpu_of_layer(next)?);
-            let bytes = self.output_bytes(layer);
+            let bytes = self.model.output_bytes(layer);
             let time = duration(self.links.transfer_nanos(from, to, bytes));
             (from != to).then_some(Crossing { layer, from, to, bytes, time })
         })
@@ -145,11 +145,9 @@ impl Placement {
             hops.max().unwrap_or(0)
         };
         let rounds = 2 * (gpus as u128 - 1) * u128::from(REDUCTIONS_PER_LAYER);
-        (0..self.model.layers.len()).map(|layer| rounds * round(self.output_bytes(layer))).sum()
-    }
-
-    fn output_bytes(&self, layer: usize) -> u64 {
-        self.model.layers[layer].output_token_bytes * self.model.step_tokens
+        (0..self.model.layers.len())
+            .map(|layer| rounds * round(self.model.output_bytes(layer)))
+            .sum()
     }
 
     /// The placement as a table: `Display` prints one line per GPU, and the sums.

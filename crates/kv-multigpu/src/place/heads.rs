@@ -71,9 +71,7 @@ impl HeadShards {
         Ok(Self { query_heads, kv_heads, gpus, replication })
     }
 
-    /// Query heads of the model.
-    #[must_use]
-    pub fn query_heads(&self) -> u64 {
+    pub(crate) fn query_heads(&self) -> u64 {
         self.query_heads
     }
 
@@ -89,9 +87,7 @@ impl HeadShards {
         self.gpus
     }
 
-    /// Whether a KV head may be kept on several GPUs.
-    #[must_use]
-    pub fn replication(&self) -> KvReplication {
+    pub(crate) fn replication(&self) -> KvReplication {
         self.replication
     }
 
@@ -160,31 +156,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn what_does_not_divide_is_told() {
-        let refuse = KvReplication::Refuse;
-        assert_eq!(
-            HeadShards::new(32, 8, 3, refuse),
-            Err(HeadsError::QueryHeads { query_heads: 32, gpus: 3 })
-        );
-        assert_eq!(
-            HeadShards::new(48, 8, 3, KvReplication::Allow),
-            Err(HeadsError::KvHeads { kv_heads: 8, gpus: 3 })
-        );
-        let few = HeadShards::new(32, 4, 8, refuse).unwrap_err();
-        assert_eq!(
-            few.to_string(),
-            "4 KV heads do not divide by 8 GPUs; each could be kept on several"
-        );
-        for (query, kv, gpus) in [(0, 1, 1), (8, 0, 1), (8, 8, 0), (9, 8, 1)] {
-            assert!(matches!(
-                HeadShards::new(query, kv, gpus, refuse),
-                Err(HeadsError::Counts { .. })
-            ));
-        }
-        let gone = HeadShards::new(8, 8, 2, refuse).unwrap();
-        assert!(gone.kv_heads_of(2).is_empty() && gone.query_heads_of(2).is_empty());
     }
 }

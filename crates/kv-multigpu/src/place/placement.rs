@@ -81,8 +81,7 @@ impl Placement {
             let layer = wrong.unwrap_or(gpu_of_layer.len().min(layers));
             return Err(PlacementError::Assignment { layer, gpus });
         }
-        problem.check_fit(&gpu_of_layer)?;
-        Ok(Self::of(problem, PlacementKind::Layers { strategy, gpu_of_layer }))
+        Self::that_fits(problem, PlacementKind::Layers { strategy, gpu_of_layer })
     }
 
     /// Divides every layer of `model` by heads, evenly over all of `gpus`.
@@ -109,19 +108,15 @@ impl Placement {
                 return Err(PlacementError::HeadBytes { layer, kv_block_bytes, kv_heads });
             }
         }
-        let placement = Self::of(&problem, PlacementKind::Sharded { shards });
-        let needs = (0..gpus.len()).map(|gpu| placement.need(gpu));
-        check_needs(needs, gpus, model.kv_blocks)?;
-        Ok(placement)
+        Self::that_fits(&problem, PlacementKind::Sharded { shards })
     }
 
-    fn of(problem: &Problem<'_>, kind: PlacementKind) -> Self {
-        Self {
-            model: problem.model.clone(),
-            gpus: problem.gpus.to_vec(),
-            links: problem.links.clone(),
-            kind,
-        }
+    fn that_fits(problem: &Problem<'_>, kind: PlacementKind) -> Result<Self, PlacementError> {
+        let (gpus, links) = (problem.gpus.to_vec(), problem.links.clone());
+        let placement = Self { model: problem.model.clone(), gpus, links, kind };
+        let needs = (0..placement.gpus.len()).map(|gpu| placement.need(gpu));
+        check_needs(needs, &placement.gpus, placement.model.kv_blocks)?;
+        Ok(placement)
     }
 
     /// The placed model.
@@ -134,12 +129,6 @@ impl Placement {
     #[must_use]
     pub fn gpus(&self) -> &[GpuCapacity] {
         &self.gpus
-    }
-
-    /// The given links between the GPUs.
-    #[must_use]
-    pub fn links(&self) -> &LinkMatrix {
-        &self.links
     }
 
     /// How the model is divided.

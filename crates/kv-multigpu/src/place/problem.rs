@@ -46,41 +46,9 @@ impl<'a> Problem<'a> {
         self.nanos_before[gpu][to] - self.nanos_before[gpu][from]
     }
 
-    /// Bytes that layer `layer` hands to the next in one step.
-    pub(crate) fn output_bytes(&self, layer: usize) -> u64 {
-        self.model.layers[layer].output_token_bytes * self.model.step_tokens
-    }
-
     /// Time to hand the output of layer `layer` from one GPU to another.
     pub(crate) fn crossing_nanos(&self, from: usize, to: usize, layer: usize) -> u128 {
-        self.links.transfer_nanos(from, to, self.output_bytes(layer))
-    }
-
-    /// The layers of each GPU.
-    fn layers_on(&self, gpu_of_layer: &[usize]) -> Vec<Vec<usize>> {
-        let mut on = vec![Vec::new(); self.gpus.len()];
-        for (layer, &gpu) in gpu_of_layer.iter().enumerate() {
-            on[gpu].push(layer);
-        }
-        on
-    }
-
-    /// Refuses an assignment that does not fit.
-    pub(crate) fn check_fit(&self, gpu_of_layer: &[usize]) -> Result<(), PlacementError> {
-        let on = self.layers_on(gpu_of_layer);
-        let needs = on.iter().map(|layers| Need {
-            fixed_bytes: self.fixed_bytes(layers),
-            block_bytes: layers.iter().map(|&l| self.model.layers[l].kv_block_bytes).sum(),
-        });
-        check_needs(needs, self.gpus, self.model.kv_blocks)
-    }
-
-    fn fixed_bytes(&self, layers: &[usize]) -> u64 {
-        if layers.is_empty() {
-            return 0;
-        }
-        let weights: u64 = layers.iter().map(|&layer| self.model.layers[layer].weight_bytes).sum();
-        weights + self.model.workspace_bytes
+        self.links.transfer_nanos(from, to, self.model.output_bytes(layer))
     }
 }
 

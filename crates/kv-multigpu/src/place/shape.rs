@@ -67,6 +67,11 @@ impl ModelShape {
         Ok(())
     }
 
+    /// Bytes that a layer hands to the next in one step. Cannot overflow after `check`.
+    pub(crate) fn output_bytes(&self, layer: usize) -> u64 {
+        self.layers[layer].output_token_bytes * self.step_tokens
+    }
+
     /// Bytes of weights and KV of one layer. Cannot overflow after `check`.
     pub(crate) fn layer_bytes(&self, layer: usize) -> u64 {
         let layer = &self.layers[layer];

@@ -64,20 +64,6 @@ fn a_device_that_is_in_use_is_drained_when_it_is_not_closed() {
     registry.close(0).unwrap();
 }
 
-#[test]
-fn ordinals_that_name_no_device_are_named() {
-    let (_, registry) = machine(2, true);
-    for ordinal in [-1, 2, i32::MIN] {
-        let none = RegistryError::NoSuchDevice { ordinal, count: 2 };
-        assert_eq!(registry.drain(ordinal).unwrap_err(), none);
-        assert_eq!(registry.entry(ordinal).unwrap_err(), none);
-        assert_eq!(registry.probe(ordinal).unwrap_err(), none);
-        assert_eq!(registry.reopen(ordinal).unwrap_err(), none);
-        let none = CloseDeviceError::NoSuchDevice { ordinal, count: 2 };
-        assert_eq!(registry.close(ordinal).unwrap_err(), none);
-    }
-}
-
 /// Loss of one device alone, as of a card that fails.
 #[test]
 fn a_lost_device_is_drained_and_closed_while_the_others_serve() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cuda_driver::Driver;
 use cuda_sim::{SimConfig, SimDriver};
 use kv_multigpu::{
-    DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, RegistryError,
+    DeviceKind, DeviceRegistry, DeviceState, DeviceUuid, RegistryError, UuidError,
     directory::{DeviceDirectory, DeviceListing},
 };
 
@@ -64,6 +64,33 @@ fn a_part_is_named_as_such_by_the_list_or_by_its_name() {
     let by_name = entry(config, Listed(HashMap::new()));
     assert_eq!((by_name.kind, by_name.nvml_index), (DeviceKind::Mig, None));
     assert!(by_name.uuid.is_mig);
+    let config = SimConfig { name: "NVIDIA MIGHTY 9000".to_owned(), ..SimConfig::default() };
+    assert_eq!(entry(config, Listed(HashMap::new())).kind, DeviceKind::Gpu);
+}
+
+#[test]
+fn uuids_are_spelt_and_read_as_nvml_does() {
+    const BYTES: [u8; 16] = [0xf0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255];
+    let digits = "f0010203-0405-0607-0809-0a0b0c0d0eff";
+    for is_mig in [false, true] {
+        let text = format!("{}-{digits}", if is_mig { "MIG" } else { "GPU" });
+        let uuid = DeviceUuid { is_mig, bytes: BYTES };
+        assert_eq!((uuid.to_string(), text.parse()), (text, Ok(uuid)));
+    }
+    let upper = format!("GPU-{}", digits.to_uppercase());
+    assert_eq!(upper.parse(), Ok(DeviceUuid { is_mig: false, bytes: BYTES }));
+    for text in [
+        "",
+        "GPU-",
+        "TPU-f0010203-0405-0607-0809-0a0b0c0d0eff",
+        "GPU-f0010203-0405-0607-0809-0a0b0c0d0ef",
+        "GPU-f0010203-0405-0607-0809-0a0b0c0d0eff-",
+        "GPU-f001020304-05-0607-0809-0a0b0c0d0eff",
+        "GPU-f0010203-0405-0607-0809-0a0b0c0d0e+f",
+        "GPU-f0010203-0405-0607-0809-0a0b0c0d0eöf",
+    ] {
+        assert_eq!(text.parse::<DeviceUuid>(), Err(UuidError { text: text.to_owned() }));
+    }
 }
 
 #[test]
@@ -83,4 +110,6 @@ fn without_nvml_or_with_it_a_report_is_complete() {
     let report = registry.report().unwrap();
     // NVML knows no simulated device.
     assert_eq!(report.iter().map(|entry| entry.nvml_index).collect::<Vec<_>>(), [None, None]);
+    let links = kv_multigpu::topology::NvmlLinks::load();
+    assert_eq!(kv_multigpu::topology::LinkSource::link(&links, [0xAB; 16], [0xCD; 16]), None);
 }

@@ -34,23 +34,13 @@ fn runs_clean(devices: u32, plan: Plan) {
 }
 
 #[test]
-fn two_devices_with_peer_access() {
-    runs_clean(2, PLAN);
-}
-
-#[test]
-fn two_devices_without_peer_access() {
-    runs_clean(2, Plan { peer_access: false, ..PLAN });
-}
-
-#[test]
-fn eight_devices_with_peer_access() {
-    runs_clean(8, Plan { passes: 20, ..PLAN });
-}
-
-#[test]
-fn eight_devices_without_peer_access() {
-    runs_clean(8, Plan { passes: 20, peer_access: false, ..PLAN });
+fn devices_with_and_without_peer_access() {
+    for (devices, passes) in [(2, PLAN.passes), (8, 20)] {
+        for peer_access in [true, false] {
+            println!("{devices} devices, peer access {peer_access}");
+            runs_clean(devices, Plan { passes, peer_access, ..PLAN });
+        }
+    }
 }
 
 #[test]

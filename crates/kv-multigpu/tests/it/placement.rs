@@ -426,6 +426,9 @@ fn what_makes_no_sense_is_told() {
 /// What `?` in `main` prints for a text that does not describe a placement.
 #[test]
 fn errors_are_one_line_with_their_causes() {
+    let few = HeadShards::new(32, 4, 8, KvReplication::Refuse).unwrap_err();
+    let could = "4 KV heads do not divide by 8 GPUs; each could be kept on several";
+    assert_eq!(few.to_string(), could);
     let refused = HeadShards::new(8, 8, 3, KvReplication::Refuse).unwrap_err();
     let line = "8 query heads do not divide by 3 GPUs";
     assert_eq!((refused.to_string(), format!("{refused:?}")), (line.into(), line.into()));

@@ -366,6 +366,9 @@ fn models_and_machines_of_any_size_are_placed_or_refused() {
             assert_eq!(error, PlacementError::Layers { layers: count, most: 512 });
         }
         assert_eq!(LinkMatrix::uniform(count, link).is_ok(), (1..=64).contains(&count));
+        let links = LinkMatrix::uniform(2, link).unwrap();
+        let found = [links.link(count, 0), links.link(0, count)].map(|link| link.is_some());
+        assert_eq!(found, [count == 1; 2]);
     }
     for latency_ns in BYTES {
         for bytes_per_second in BYTES {
@@ -460,15 +463,4 @@ fn texts_with_any_numbers_are_placements_or_refused() {
         }
     }
     assert!(refused > 20, "{refused}");
-}
-
-#[test]
-fn matrices_of_any_size_are_made_or_refused() {
-    let link = Link { latency_ns: u64::MAX, bytes_per_second: 0 };
-    for at in COUNTS {
-        assert_eq!(LinkMatrix::from_fn(at, |_, _| link).is_ok(), (1..=64).contains(&at));
-        let links = LinkMatrix::uniform(2, link).unwrap();
-        assert_eq!(links.link(at, 0).is_some(), at == 1);
-        assert_eq!(links.link(0, at).is_some(), at == 1);
-    }
 }

@@ -14,7 +14,6 @@ pub(in crate::ptx) enum Rounding {
     Up,
 }
 
-/// One conversion.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ptx) struct Conversion {
     pub(in crate::ptx) from: Type,
@@ -28,7 +27,6 @@ pub(in crate::ptx) struct Conversion {
 }
 
 impl Conversion {
-    /// The converted value.
     pub(in crate::ptx) fn apply(&self, value: u64) -> u64 {
         if self.from.is_float() {
             let value = match self.from {
@@ -85,10 +83,12 @@ impl Conversion {
 
     /// Clamps a number to 0 to 1, if requested; -0 becomes +0.
     fn saturated(&self, value: f64) -> f64 {
-        match self.saturate {
-            true if value > 0.0 => value.min(1.0),
-            true => 0.0,
-            false => value,
+        if !self.saturate {
+            value
+        } else if value > 0.0 {
+            value.min(1.0)
+        } else {
+            0.0
         }
     }
 

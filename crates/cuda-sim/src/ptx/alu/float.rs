@@ -12,7 +12,6 @@ use cuda_driver::guard;
 use super::super::types::Type;
 use super::{Binary, Ternary, Unary, Word, of};
 
-/// The NaN of single precision.
 pub(super) const SINGLE_NAN: u32 = 0x7fff_ffff;
 
 /// The NaN that double-precision operations produce from numbers.
@@ -125,7 +124,6 @@ pub(in crate::ptx) fn float_binary(name: &str, ty: Type) -> Option<Binary> {
     }
 }
 
-/// `fma`.
 pub(in crate::ptx) fn float_ternary(name: &str, ty: Type) -> Option<Ternary> {
     match name {
         "fma" => of!(ty; F32 f32, F64 f64; |a, b, c| a.mul_add(b, c).settled(&[b, c, a])),
@@ -133,7 +131,6 @@ pub(in crate::ptx) fn float_ternary(name: &str, ty: Type) -> Option<Ternary> {
     }
 }
 
-/// `neg`, `abs`, `sqrt` and `rcp`.
 pub(in crate::ptx) fn float_unary(name: &str, ty: Type) -> Option<Unary> {
     match name {
         // A NaN keeps its sign.

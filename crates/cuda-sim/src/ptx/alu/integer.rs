@@ -101,7 +101,6 @@ pub(in crate::ptx) fn integer_ternary(name: &str, ty: Type) -> Option<Ternary> {
     }
 }
 
-/// `neg` and `abs`.
 pub(in crate::ptx) fn integer_unary(name: &str, ty: Type) -> Option<Unary> {
     match name {
         "neg" => of!(ty; S16 i16, S32 i32, S64 i64; |a| a.wrapping_neg()),

@@ -17,13 +17,9 @@ pub(super) use integer::{
 };
 pub(super) use small::{pack_bytes, packed_binary, small_pair, small_unary};
 
-/// A function of one value.
 pub(super) type Unary = fn(u64) -> u64;
-/// A function of two values.
 pub(super) type Binary = fn(u64, u64) -> u64;
-/// A function of three values.
 pub(super) type Ternary = fn(u64, u64, u64) -> u64;
-/// A function of four values.
 pub(super) type Quaternary = fn(u64, u64, u64, u64) -> u64;
 
 /// A value of a PTX type in a register.

@@ -1,7 +1,7 @@
 //! Arithmetic, logic and comparisons.
 
+use super::super::Loaded;
 use super::super::alu;
-use super::super::error::Loaded;
 use super::super::op::{Op, special};
 use super::super::types::Type;
 use super::Lowerer;

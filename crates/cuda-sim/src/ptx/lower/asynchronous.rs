@@ -1,6 +1,6 @@
 //! Asynchronous copies into shared memory.
 
-use super::super::error::Loaded;
+use super::super::Loaded;
 use super::super::op::{Access, AccessOrder, AsyncOp, Op, Space};
 use super::super::syntax::Operand;
 use super::super::types::Type;

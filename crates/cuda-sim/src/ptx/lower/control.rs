@@ -1,7 +1,7 @@
 //! Branches, ends, barriers and exchanges within a warp.
 
+use super::super::Loaded;
 use super::super::alu;
-use super::super::error::Loaded;
 use super::super::op::{BarrierOp, Exchange, Op, WarpOp, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;

@@ -1,7 +1,7 @@
 //! Loads, stores, atomics, fences and hints.
 
+use super::super::Loaded;
 use super::super::alu;
-use super::super::error::Loaded;
 use super::super::op::{Access, AccessOrder, AtomicRule, Op, Register, Scope, Space, special};
 use super::super::syntax::Operand;
 use super::super::types::Type;
@@ -152,9 +152,10 @@ impl Lowerer<'_> {
             base,
             offset,
         };
-        self.emit(match stores {
-            true => Op::Store { access, a: registers },
-            false => Op::Load { access, d: registers },
+        self.emit(if stores {
+            Op::Store { access, a: registers }
+        } else {
+            Op::Load { access, d: registers }
         })
     }
 

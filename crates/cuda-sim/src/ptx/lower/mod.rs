@@ -12,10 +12,10 @@ use std::collections::HashMap;
 
 use self::modifiers::Modifiers;
 use self::names::{Meaning, Names, count_registers};
-use super::error::{LoadError, Loaded};
 use super::op::{Op, Program, PtxStep, Register, special};
 use super::syntax::{Entry, Instruction, Operand, Statement, Variable, VariableSpace};
 use super::types::Type;
+use super::{LoadError, Loaded};
 
 /// Maximum number of registers of a kernel, constants included.
 const REGISTERS_MAX: u32 = 1 << 16;
@@ -233,7 +233,6 @@ fn measure_shared(body: &[Statement], end: &mut u64, align: &mut u32, dynamic: &
     }
 }
 
-/// One instruction being lowered.
 struct Lowerer<'a> {
     lowering: &'a mut Lowering,
     instruction: &'a Instruction,
@@ -245,7 +244,6 @@ impl<'a> Lowerer<'a> {
         LoadError::new(self.line, message)
     }
 
-    /// Operand `index`.
     fn operand(&self, index: usize) -> Loaded<&'a Operand> {
         self.instruction.operands.get(index).ok_or_else(|| self.error("too few operands"))
     }

@@ -1,7 +1,7 @@
 //! The modifiers of an opcode. They are taken one by one, so that none is ignored by mistake.
 
-use super::super::error::{LoadError, Loaded};
 use super::super::types::Type;
+use super::super::{LoadError, Loaded};
 
 /// The remaining modifiers of an opcode.
 pub(super) struct Modifiers<'a> {
@@ -24,7 +24,6 @@ impl<'a> Modifiers<'a> {
         found.map(|at| self.left.remove(at)).is_some()
     }
 
-    /// Whether `wanted` is present.
     pub(super) fn has(&self, wanted: &str) -> bool {
         self.left.contains(&wanted)
     }
@@ -40,12 +39,10 @@ impl<'a> Modifiers<'a> {
         self.left.retain(|part| !choices.contains(part));
     }
 
-    /// Takes all modifiers with this prefix.
     pub(super) fn skip_prefixed(&mut self, prefix: &str) {
         self.left.retain(|part| !part.starts_with(prefix));
     }
 
-    /// Takes the first type.
     pub(super) fn take_type(&mut self) -> Loaded<Type> {
         let found = self.left.iter().position(|part| Type::named(part).is_some());
         let found = found.and_then(|at| Type::named(self.left.remove(at)));

@@ -1,7 +1,7 @@
 //! `mov`, `cvt`, `cvta` and `isspacep`.
 
+use super::super::Loaded;
 use super::super::alu::{self, Conversion, Rounding};
-use super::super::error::Loaded;
 use super::super::op::{Op, Space, special};
 use super::super::run::{LOCAL_WINDOW, SHARED_WINDOW};
 use super::super::syntax::Operand;

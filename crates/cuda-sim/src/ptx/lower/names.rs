@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::super::error::{LoadError, Loaded};
 use super::super::op::{Register, special};
 use super::super::syntax::{Operand, Statement};
 use super::super::types::Type;
+use super::super::{LoadError, Loaded};
 
 /// The meaning of a name.
 #[derive(Clone, Copy, Debug)]
@@ -226,7 +226,6 @@ impl Names {
         }
     }
 
-    /// A predicate register by its name.
     pub(super) fn predicate(&self, line: u32, name: &str) -> Loaded<Register> {
         self.register(line, name, |bits| bits == 1).map(|(register, _)| register)
     }
@@ -237,7 +236,6 @@ impl Names {
     }
 }
 
-/// Registers that a body declares.
 pub(super) fn count_registers(body: &[Statement]) -> u32 {
     body.iter().fold(0u32, |sum, statement| {
         sum.saturating_add(match statement {

@@ -10,9 +10,9 @@ use super::super::op::BarrierOp;
 use super::WARP;
 use super::block::{ThreadBlock, ThreadState};
 use super::meeting::Came;
-use super::observation::{ObservationKind, Ran, Trouble};
+use super::observation::{Ran, Trouble};
+use crate::FindingKind;
 
-/// Number of barriers of a block.
 pub(super) const BARRIERS: usize = 16;
 
 /// The threads that have arrived in the current phase of a barrier.
@@ -39,7 +39,7 @@ impl ThreadBlock<'_, '_> {
     /// A thread arrives at a barrier, and may complete it.
     pub(super) fn reach(&mut self, thread: usize, op: BarrierOp) -> Ran<()> {
         let id = self.register(thread, op.id) as u32 as usize;
-        let refuse = |detail: String| Err(Trouble::new(ObservationKind::Barrier, detail));
+        let refuse = |detail: String| Err(Trouble::new(FindingKind::Barrier, detail));
         if id >= BARRIERS {
             return refuse(format!("there is no barrier {id}"));
         }
@@ -113,7 +113,7 @@ impl ThreadBlock<'_, '_> {
                     "barrier {id} on line {line} is reached by {count} of the {size} threads of a \
                      warp, which must reach it together"
                 );
-                return Err(Trouble::new(ObservationKind::Barrier, detail));
+                return Err(Trouble::new(FindingKind::Barrier, detail));
             }
         }
         Ok(())
@@ -155,6 +155,6 @@ impl ThreadBlock<'_, '_> {
             }
         });
         let detail = format!("waits for ever for {what}{missing}");
-        (first, Trouble::new(ObservationKind::Barrier, detail))
+        (first, Trouble::new(FindingKind::Barrier, detail))
     }
 }

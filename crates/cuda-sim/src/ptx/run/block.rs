@@ -8,15 +8,15 @@ use super::barrier::{BARRIERS, Phase};
 use super::conflicts::KnownStretches;
 use super::copies::PendingCopy;
 use super::launch::{LaunchShape, Limits, Notes};
-use super::observation::{ObservationKind, Ran, Site, Trouble};
+use super::observation::{Ran, Trouble};
 use super::spaces::{Accessor, Spaces};
 use super::thread::{Lane, Stop};
+use crate::{FindingKind, KernelSite};
 
 /// Number of instructions of a thread before another thread runs. A thread may wait in a loop for
 /// another thread's write.
 const TURN: u64 = 1 << 14;
 
-/// The state of a thread.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum ThreadState {
     Ready,
@@ -37,7 +37,6 @@ pub(super) struct Thread {
     ran: u64,
 }
 
-/// A running block.
 pub(super) struct ThreadBlock<'a, 'm> {
     pub(super) program: &'a Program,
     pub(super) spaces: &'a mut Spaces<'m>,
@@ -146,8 +145,12 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         self.program.lines[self.threads[thread].next.saturating_sub(1)]
     }
 
-    fn site(&self, thread: usize) -> Site {
-        Site { line: self.line_of(thread), thread: self.coordinates(thread), block: self.index }
+    fn site(&self, thread: usize) -> KernelSite {
+        KernelSite {
+            line: self.line_of(thread),
+            thread: self.coordinates(thread),
+            block: self.index,
+        }
     }
 
     /// Runs the block to its end and records its mistakes. Returns false if a mistake ends the
@@ -156,7 +159,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         match self.run_all(limits, notes) {
             Ok(()) => true,
             Err((thread, trouble)) => {
-                notes.end(trouble.seen_at(self.site(thread)));
+                notes.end((self.site(thread), *trouble));
                 false
             }
         }
@@ -254,7 +257,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
                 "has run {} instructions, of {} in the launch, and has not ended",
                 self.threads[thread].ran, notes.steps
             );
-            return Err(Trouble::new(ObservationKind::Endless, detail));
+            return Err(Trouble::new(FindingKind::Endless, detail));
         }
         Ok(())
     }
@@ -284,7 +287,7 @@ impl<'a, 'm> ThreadBlock<'a, 'm> {
         for mut remark in std::mem::take(&mut self.spaces.remarks) {
             if notes.is_new(step, remark.kind) {
                 remark.detail = self.shape.name_threads(&remark.detail);
-                notes.seen.push(remark.seen_at(self.site(thread)));
+                notes.seen.push((self.site(thread), remark));
             }
         }
     }

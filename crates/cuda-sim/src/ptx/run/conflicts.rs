@@ -103,7 +103,6 @@ impl Stretches {
     }
 }
 
-/// The kind of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Use {
     Read,
@@ -118,7 +117,6 @@ pub(super) enum Use {
 /// What decides with which others an access that takes part in synchronisation does not conflict.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct StrongKind {
-    /// Whether its scope is the block.
     pub(super) of_block: bool,
     /// Its length. Each access is aligned to it, so accesses of one length are of the same bytes.
     pub(super) bytes: u8,
@@ -184,11 +182,9 @@ pub(super) struct Conflicts {
     cache: Box<[(u64, u32); CACHE]>,
 }
 
-/// A conflict with another stretch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conflict {
     pub(super) with: StretchId,
-    /// Whether the other access was a write.
     pub(super) wrote: bool,
 }
 
@@ -198,7 +194,6 @@ impl Conflicts {
         Self { pages: Vec::new(), others: Others::default(), table: HashMap::new(), cache }
     }
 
-    /// Drops all records.
     pub(super) fn clear(&mut self) {
         if !self.pages.is_empty() {
             self.pages.clear();
@@ -302,7 +297,6 @@ impl Word {
         found
     }
 
-    /// Records an access to some bytes of a word.
     fn access_bytes(
         &mut self,
         others: &mut Others,
@@ -460,47 +454,5 @@ impl Unordered {
             self.0.pop();
         }
         self.0.push(id);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_unordered_accesses_of_the_same_bytes_conflict() {
-        let mut stretches = Stretches::new(64, true);
-        let first = stretches.begin(0, 0);
-        let beside = stretches.begin(1, 0);
-        let later = stretches.begin(1, 1);
-        let after = stretches.begin(2, 0);
-        let other_block = stretches.begin(64, 5);
-        let known: KnownStretches = vec![first; 64].into();
-        let mut race = |reader: StretchId, known: Option<&KnownStretches>, bytes: u32| {
-            let mut conflicts = Conflicts::new();
-            stretches.enter(first, None);
-            assert!(conflicts.access(&stretches, first, (4096, 2), Use::Write).is_none());
-            stretches.enter(reader, known.cloned());
-            conflicts.access(&stretches, reader, (4096, bytes), Use::Read).is_some()
-        };
-        assert!(race(beside, None, 2));
-        assert!(race(beside, None, 8));
-        assert!(!race(first, None, 2));
-        assert!(!race(later, None, 2));
-        assert!(race(after, None, 2));
-        assert!(!race(after, Some(&known), 2));
-        assert!(race(other_block, Some(&known), 2));
-
-        let mut conflicts = Conflicts::new();
-        let mut access = |id, range, how| {
-            stretches.enter(id, None);
-            let found = conflicts.access(&stretches, id, range, how);
-            found.map(|found| (stretches.thread(found.with), found.wrote))
-        };
-        assert_eq!(access(first, (4096, 2), Use::Write), None);
-        assert_eq!(access(beside, (4098, 2), Use::Write), None);
-        assert_eq!(access(first, (8192, 16), Use::Read), None);
-        assert_eq!(access(beside, (8192, 16), Use::Read), None);
-        assert_eq!(access(first, (8192, 4), Use::Write), Some((1, false)));
     }
 }

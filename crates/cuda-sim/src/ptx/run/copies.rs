@@ -5,7 +5,6 @@ use super::block::ThreadBlock;
 use super::observation::Ran;
 use super::spaces::Accessor;
 
-/// A copy that has not run yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingCopy {
     to: Access,

@@ -8,9 +8,10 @@ use super::super::op::{AccessOrder, Exchange, Op, Program, PtxStep, WarpOp};
 use super::block::ThreadBlock;
 use super::conflicts::{Conflicts, Stretches};
 use super::non_coherent::NonCoherent;
-use super::observation::{Observation, ObservationKind};
+use super::observation::Observation;
 use super::shared::SharedBytes;
 use super::spaces::Spaces;
+use crate::FindingKind;
 use crate::memory::View;
 
 /// Maximum number of observations of one launch.
@@ -31,7 +32,6 @@ impl Default for Limits {
     }
 }
 
-/// The geometry of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaunchShape {
     pub(super) grid: [u32; 3],
@@ -77,12 +77,12 @@ pub(super) struct Notes {
     pub(super) steps: u64,
     pub(super) seen: Vec<Observation>,
     end: Option<Observation>,
-    known: HashSet<(usize, ObservationKind)>,
+    known: HashSet<(usize, FindingKind)>,
 }
 
 impl Notes {
     /// Whether this is the first observation of this kind at this step.
-    pub(super) fn is_new(&mut self, step: usize, kind: ObservationKind) -> bool {
+    pub(super) fn is_new(&mut self, step: usize, kind: FindingKind) -> bool {
         self.seen.len() < SEEN_MAX && self.known.insert((step, kind))
     }
 
@@ -91,7 +91,6 @@ impl Notes {
     }
 }
 
-/// The result of a launch.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// Number of instructions run, over all threads.

@@ -19,7 +19,7 @@ mod thread;
 mod warp;
 
 pub(crate) use launch::{Limits, Outcome, run};
-pub(crate) use observation::{ObservationKind, Site};
+pub(crate) use observation::{Trouble, code_of};
 
 /// First generic address of shared memory. Above it lie only local memory and a module's variables.
 pub(super) const SHARED_WINDOW: u64 = 2 << 60;
@@ -30,5 +30,4 @@ pub(super) const LOCAL_WINDOW: u64 = 4 << 60;
 /// First address of a module's own variables.
 pub(super) const MODULE_WINDOW: u64 = 6 << 60;
 
-/// Number of threads of a warp.
 const WARP: usize = 32;

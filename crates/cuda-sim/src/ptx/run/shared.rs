@@ -1,6 +1,7 @@
 //! The shared memory of a block.
 
-use super::observation::{ObservationKind, Ran, Trouble};
+use super::observation::{Ran, Trouble};
+use crate::FindingKind;
 
 /// The contents of shared memory before the first write.
 const FRESH: u8 = 0xA7;
@@ -38,7 +39,7 @@ impl SharedBytes {
                     "{bytes} bytes at offset {offset:#x} of shared memory, \
                      {past} bytes past the end of its {size} bytes"
                 );
-                Err(Trouble::new(ObservationKind::Illegal, detail))
+                Err(Trouble::new(FindingKind::IllegalAccess, detail))
             }
         }
     }

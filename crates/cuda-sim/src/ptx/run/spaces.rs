@@ -5,13 +5,13 @@ use cuda_driver::guard;
 use super::super::op::{Access, AccessOrder, Scope, Space};
 use super::conflicts::{Conflict, Conflicts, StretchId, Stretches, StrongKind, Use};
 use super::non_coherent::NonCoherent;
-use super::observation::{ObservationKind, Ran, Trouble};
+use super::observation::{Ran, Trouble};
 use super::shared::SharedBytes;
 use super::{LOCAL_WINDOW, MODULE_WINDOW, SHARED_WINDOW};
+use crate::FindingKind;
 use crate::memory::View;
 use crate::races::StrongMark;
 
-/// The location of an access.
 #[derive(Clone, Copy, Debug)]
 enum SpaceAddress {
     Device(u64),
@@ -70,21 +70,21 @@ impl Spaces<'_> {
             SpaceAddress::Device(address) => {
                 let found = self.view.load_as(address, bytes.into(), mark(access));
                 let found = found.map_err(|fault| {
-                    let kind = ObservationKind::Illegal;
+                    let kind = FindingKind::IllegalAccess;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
                 })?;
                 into[..bytes as usize].copy_from_slice(&found);
                 let is_written = self.view.initialised(address, bytes.into());
                 if guard!("sim.unwritten-told", !is_written, else false) {
                     let detail = "reads bytes that were never written".to_owned();
-                    let kind = ObservationKind::Uninitialised;
+                    let kind = FindingKind::Uninitialised;
                     self.remarks.push(*Trouble::at(kind, address, bytes.into(), detail));
                 }
                 self.record(access, (address, bytes), by, false);
             }
             SpaceAddress::Shared(offset) => {
                 if !self.shared.load(offset, bytes, into)? {
-                    let kind = ObservationKind::Uninitialised;
+                    let kind = FindingKind::Uninitialised;
                     let detail = format!(
                         "reads {bytes} bytes at offset {offset:#x} of shared memory that were never \
                          written"
@@ -125,7 +125,7 @@ impl Spaces<'_> {
         match place(access.space, address) {
             SpaceAddress::Device(address) => {
                 self.view.store_as(address, data, mark(access)).map_err(|fault| {
-                    let kind = ObservationKind::Illegal;
+                    let kind = FindingKind::IllegalAccess;
                     Trouble::at(kind, fault.address, fault.bytes, fault.reason)
                 })?;
                 self.record(access, (address, bytes), by, true);
@@ -141,7 +141,7 @@ impl Spaces<'_> {
             }
             SpaceAddress::Param(_) => {
                 let detail = "writes a kernel parameter";
-                return Err(Trouble::new(ObservationKind::Illegal, detail));
+                return Err(Trouble::new(FindingKind::IllegalAccess, detail));
             }
             SpaceAddress::Module(offset) => {
                 let found = part_mut(self.variables, offset, bytes, "the module's variables")?;
@@ -179,11 +179,12 @@ impl Spaces<'_> {
 
     #[cold]
     fn remark_non_coherent(&mut self, (address, bytes): (u64, u32), writes: bool) {
-        let detail = match writes {
-            true => "writes bytes that the kernel reads by ld.global.nc",
-            false => "reads bytes by ld.global.nc that the kernel writes",
+        let detail = if writes {
+            "writes bytes that the kernel reads by ld.global.nc"
+        } else {
+            "reads bytes by ld.global.nc that the kernel writes"
         };
-        let (kind, address) = (ObservationKind::Conflict, Some(address));
+        let (kind, address) = (FindingKind::Conflict, Some(address));
         let detail = format!("{detail}, whose cache is not kept up to date");
         self.remarks.push(Trouble { kind, address, bytes: bytes.into(), detail });
     }
@@ -208,7 +209,7 @@ impl Spaces<'_> {
             "{this} {bytes} bytes at {what} that thread {{{thread}}} {that}, with no barrier \
              between them"
         );
-        let kind = ObservationKind::Conflict;
+        let kind = FindingKind::Conflict;
         self.remarks.push(Trouble { kind, address, bytes: bytes.into(), detail });
     }
 }
@@ -254,7 +255,7 @@ fn check_alignment(address: u64, bytes: u32) -> Ran<()> {
     }
     let detail =
         format!("an access of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}");
-    Err(Trouble::at(ObservationKind::Misaligned, address, bytes.into(), detail))
+    Err(Trouble::at(FindingKind::Misaligned, address, bytes.into(), detail))
 }
 
 #[inline]
@@ -285,7 +286,7 @@ fn range(size: usize, offset: u64, bytes: u32, what: &str) -> Ran<std::ops::Rang
         Some(end) if end <= size as u64 => Ok(offset as usize..end as usize),
         _ => {
             let detail = format!("{bytes} bytes at offset {offset:#x} of {size} bytes of {what}");
-            Err(Trouble::new(ObservationKind::Illegal, detail))
+            Err(Trouble::new(FindingKind::IllegalAccess, detail))
         }
     }
 }

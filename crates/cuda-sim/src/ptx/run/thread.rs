@@ -3,13 +3,12 @@
 use super::super::alu::add_carry;
 use super::super::op::{Access, Op, Program, PtxStep, Register, special};
 use super::super::types::{extend, mask};
-use super::observation::{ObservationKind, Ran, Trouble};
+use super::observation::{Ran, Trouble};
 use super::spaces::{Accessor, Spaces, is_in};
+use crate::FindingKind;
 
-/// The reason why a thread stopped running.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Stop {
-    /// The thread ended.
     Exit,
     /// The thread is at a barrier, a warp-wide or an asynchronous instruction: the step before
     /// `next`.
@@ -26,7 +25,6 @@ pub(super) struct Lane<'a, 'm> {
     pub(super) by: Accessor,
     /// Number of instructions that the launch had run before this turn.
     pub(super) clock: u64,
-    /// Its next step.
     pub(super) next: usize,
     /// Number of instructions run in this turn.
     pub(super) ran: u64,
@@ -138,7 +136,7 @@ impl Lane<'_, '_> {
             Op::Clock { d, bits } => self.set(d, (self.clock + self.ran) & mask(bits.into())),
             // Threads run one at a time here, so only this thread is certainly active.
             Op::ActiveMask { d } => self.set(d, self.get(special::LANEMASK)),
-            Op::Trap => return Err(Trouble::new(ObservationKind::Trap, "the kernel trapped")),
+            Op::Trap => return Err(Trouble::new(FindingKind::KernelFailed, "the kernel trapped")),
             _ => {}
         }
         Ok(())

@@ -7,7 +7,8 @@ use super::WARP;
 use super::block::{Thread, ThreadBlock, ThreadState};
 use super::launch::Notes;
 use super::meeting::Came;
-use super::observation::{ObservationKind, Trouble};
+use super::observation::Trouble;
+use crate::FindingKind;
 
 /// The value that a lane reads from a lane that provides none.
 const NOTHING: u64 = 0xA7A7_A7A7;
@@ -34,7 +35,7 @@ impl ThreadBlock<'_, '_> {
             }
             if mask >> lane & 1 == 0 {
                 let detail = format!("lane {lane} is not in the mask {mask:#x} that it gives");
-                return Err((first + lane, Trouble::new(ObservationKind::Barrier, detail)));
+                return Err((first + lane, Trouble::new(FindingKind::Barrier, detail)));
             }
             // Lanes that have ended are not waited for.
             let named = guard!("sim.ended-lanes", mask & living, else mask);
@@ -130,7 +131,7 @@ impl ThreadBlock<'_, '_> {
             Some(_) => "which has ended".to_owned(),
         };
         let detail = format!("reads lane {from}, {why}");
-        self.spaces.remarks.push(*Trouble::new(ObservationKind::Uninitialised, detail));
+        self.spaces.remarks.push(*Trouble::new(FindingKind::Uninitialised, detail));
     }
 }
 

@@ -3,7 +3,6 @@
 use cuda_driver::ErrorCode;
 use cuda_sim::Pace;
 
-use crate::common::PAGE;
 use crate::races::harness::{
     Edge, LANES, PACES, check_race, config, edge_of, planted, planted_on, race, run_at,
     without_waits,
@@ -13,48 +12,15 @@ use crate::races::harness::{
 const WORDS: u64 = 4 * LANES;
 
 #[test]
-fn unmapped_under_a_copy() {
-    planted(|run| {
-        let (page, memory, a) = (run.mapped_page(), run.alloc(64), run.stream());
-        let first = run.copy(memory, page, 64, a);
-        run.host_waits(a);
-        let second = run.unmap(page);
-        race(first.reads(), second.ends()).over(page, 64).hazard("H3").faults_late()
-    });
-}
-
-#[test]
 fn unmapped_under_a_kernel() {
     planted(|run| {
         let (page, a) = (run.mapped_page(), run.stream());
-        let first = run.load_kernel(page + 4096, a);
+        let first = run.ptx("load_words", page + 4096, a);
         run.host_waits(a);
         let second = run.unmap(page);
         // A late kernel stops at the first word without memory.
         let found = race(first.reads(), second.ends()).over(page + 4096, WORDS).hazard("H3");
         found.faults_late().varies()
-    });
-}
-
-#[test]
-fn unmapped_under_a_batch_of_which_another_copy_comes_first() {
-    planted(|run| {
-        let (page, x, y, a) = (run.mapped_page(), run.alloc(64), run.alloc(64), run.stream());
-        let first = run.batch(&[(x, y, 64), (page, y, 64)], a);
-        run.host_waits(a);
-        let second = run.unmap(page);
-        race(first.writes(), second.ends()).over(page, 64).hazard("H3").faults_late()
-    });
-}
-
-#[test]
-fn unmapped_under_a_fill_of_all_of_it() {
-    planted(|run| {
-        let (page, a) = (run.mapped_page(), run.stream());
-        let first = run.fill(page, PAGE, a);
-        run.host_waits(a);
-        let second = run.unmap(page);
-        race(first.writes(), second.ends()).over(page, PAGE).hazard("H3").faults_late()
     });
 }
 
@@ -91,7 +57,7 @@ fn mapped_after_the_launch() {
             run.set_access(address, &[0])
         };
         let before = mended.then(map);
-        let first = run.store_kernel(address, a);
+        let first = run.ptx("store_words", address, a);
         let mapped = before.unwrap_or_else(map);
         run.sim.release_hold(a.handle);
         race(first.writes(), mapped.maps()).over(address, WORDS).hazard("H1")
@@ -106,7 +72,7 @@ fn given_access_after_the_launch() {
         run.map(address, page);
         let mended = run.mend(Edge::HostFirst(a.handle));
         let before = mended.then(|| run.set_access(address, &[0]));
-        let first = run.load_kernel(address, a);
+        let first = run.ptx("load_words", address, a);
         let second = before.unwrap_or_else(|| run.set_access(address, &[0]));
         run.sim.release_hold(a.handle);
         race(first.reads(), second.maps()).over(address, WORDS).hazard("H1")
@@ -118,83 +84,12 @@ fn unmapped_and_mapped_again_under_a_kernel() {
     planted(|run| {
         let (address, a) = (run.mapped_page(), run.stream());
         let next = run.page();
-        let first = run.load_kernel(address, a);
+        let first = run.ptx("load_words", address, a);
         run.host_waits(a);
         let second = run.unmap(address);
         run.map(address, next);
         run.set_access(address, &[0]);
         race(first.reads(), second.ends()).over(address, WORDS).hazard("H3")
-    });
-}
-
-#[test]
-fn registered_memory_of_one_device_under_work_of_another() {
-    planted(|run| {
-        let host = run.registered(64);
-        run.use_device(1);
-        let (memory, far) = (run.alloc(64), run.stream());
-        let first = run.upload(memory, host, 64, far);
-        run.host_waits(far);
-        // The call waits for the device that registered the memory.
-        let second = run.unregister(host);
-        race(first.reads(), second.ends()).over(host, 64).hazard("H3").faults_late()
-    });
-}
-
-#[test]
-fn pinned_memory_of_one_device_under_work_of_another() {
-    planted(|run| {
-        let host = run.own_pinned(64);
-        run.use_device(1);
-        let (memory, far) = (run.alloc(64), run.stream());
-        let first = run.download(host, memory, 64, far);
-        run.host_waits(far);
-        let second = run.free_host(host);
-        race(first.writes(), second.ends()).over(host, 64).hazard("H3").faults_late()
-    });
-}
-
-#[test]
-fn freed_under_a_copy() {
-    planted_on(&without_waits(), |run| {
-        let (x, y, a) = (run.alloc(64), run.alloc(64), run.stream());
-        let first = run.copy(x, y, 64, a);
-        run.host_waits(a);
-        let second = run.free(y);
-        race(first.reads(), second.ends()).over(y, 64).hazard("H3")
-    });
-}
-
-#[test]
-fn freed_under_a_kernel() {
-    planted_on(&without_waits(), |run| {
-        let (x, a) = (run.alloc(4096), run.stream());
-        let first = run.store_kernel(x + 1024, a);
-        run.host_waits(a);
-        let second = run.free(x);
-        race(first.writes(), second.ends()).over(x + 1024, WORDS).hazard("H3")
-    });
-}
-
-#[test]
-fn pinned_memory_freed_under_an_upload() {
-    planted_on(&without_waits(), |run| {
-        let (host, x, a) = (run.pinned(64), run.alloc(64), run.stream());
-        let first = run.upload(x, host, 64, a);
-        run.host_waits(a);
-        let second = run.free_host(host);
-        race(first.reads(), second.ends()).over(host, 64).hazard("H3")
-    });
-}
-
-#[test]
-fn registered_memory_given_back_under_a_download() {
-    planted_on(&without_waits(), |run| {
-        let (host, x, a) = (run.registered(64), run.alloc(64), run.stream());
-        let first = run.download(host, x, 64, a);
-        run.host_waits(a);
-        let second = run.unregister(host);
-        race(first.writes(), second.ends()).over(host, 64).hazard("H3")
     });
 }
 
@@ -206,20 +101,6 @@ fn a_module_unloaded_under_a_launch() {
         let first = run.launch_loaded("store_words", function, x, a);
         run.host_waits(a);
         let second = run.unload(module);
-        race(first.uses(), second.ends()).hazard("H3")
-    });
-}
-
-#[test]
-fn a_context_ends_under_work() {
-    planted_on(&without_waits(), |run| {
-        let a = run.stream();
-        run.use_device(1);
-        let (x, y) = (run.alloc(64), run.alloc(64));
-        let first = run.peer_copy((1, x), (1, y), 64, a);
-        run.host_waits(a);
-        run.destroy(a);
-        let second = run.release_context(0);
         race(first.uses(), second.ends()).hazard("H3")
     });
 }
@@ -329,19 +210,6 @@ fn a_context_ends_under_the_work_of_another_device() {
             .hazard("H3")
             .faults_late()
             .loses_objects()
-    });
-}
-
-#[test]
-fn a_context_ends_under_another_devices_use_of_its_pinned_memory() {
-    planted(|run| {
-        let host = run.pinned(64);
-        run.use_device(1);
-        let (to, far) = (run.alloc(64), run.stream());
-        let first = run.upload(to, host, 64, far);
-        run.host_waits(far);
-        let second = run.release_context(0);
-        race(first.reads(), second.ends()).over(host, 64).hazard("H3").faults_late().loses_objects()
     });
 }
 

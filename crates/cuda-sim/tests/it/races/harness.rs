@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cuda_sim::{FindingKind, MissingEdge, Pace, Race, RaceAccess, RaceCheck, SimConfig, SimDriver};
 
 use crate::races::run::Edges;
-pub(crate) use crate::races::run::{Call, Edge, LANES, Run, Side, Stream};
+pub(crate) use crate::races::run::{Call, Edge, LANES, Range, Run, Side, Stream};
 
 /// Number of seeds for each program and pace.
 const SEEDS: u64 = 3;
@@ -17,7 +17,7 @@ pub(crate) const PACES: [Pace; 4] = [Pace::Slowest, Pace::Fastest, Pace::OneBehi
 pub(crate) struct Planted {
     first: Side,
     second: Side,
-    range: (u64, u64),
+    range: Range,
     hazard: Option<&'static str>,
     nearest: Vec<(&'static str, u64, Call)>,
     faults_late: bool,
@@ -25,12 +25,15 @@ pub(crate) struct Planted {
     varies: bool,
 }
 
-/// A race between two sides. The program called `first` first.
+/// A race between two sides, over the bytes that both use. The program called `first` first.
 pub(crate) fn race(first: Side, second: Side) -> Planted {
+    let ends = [first, second].map(|side| side.range.0 + side.range.1);
+    let start = first.range.0.max(second.range.0);
+    let both = first.range.1 > 0 && second.range.1 > 0;
     Planted {
         first,
         second,
-        range: (0, 0),
+        range: if both { (start, ends[0].min(ends[1]).saturating_sub(start)) } else { (0, 0) },
         hazard: None,
         nearest: Vec::new(),
         faults_late: false,
@@ -40,13 +43,13 @@ pub(crate) fn race(first: Side, second: Side) -> Planted {
 }
 
 impl Planted {
-    /// Sets the bytes that both sides use.
+    /// Sets the bytes that the report names, where they are not those that both sides use.
     pub(crate) fn over(self, address: u64, bytes: u64) -> Self {
         Self { range: (address, bytes), ..self }
     }
 
-    pub(crate) fn hazard(self, hazard: &'static str) -> Self {
-        Self { hazard: Some(hazard), ..self }
+    pub(crate) fn hazard(self, hazard: impl Into<Option<&'static str>>) -> Self {
+        Self { hazard: hazard.into(), ..self }
     }
 
     /// Sets the nearest existing edge: that of `event`, made by `call`, and why it does not
@@ -202,7 +205,7 @@ fn check_nearest(race: &Race, planted: &Planted, pace: Pace, context: &str) {
 }
 
 fn check_side(found: &RaceAccess, expected: Side, context: &str) {
-    let Side { call, used } = expected;
+    let Side { call, used, .. } = expected;
     assert_eq!((found.operation.as_str(), found.used), (call.name, used), "{context}");
     assert_eq!(found.actor, call.actor, "{context}");
     let site = found.site.unwrap_or_else(|| panic!("no place: {context}"));
@@ -285,13 +288,8 @@ pub(crate) fn edge_of(race: &Race) -> Edge {
 /// Runs an ordered program: nothing is found. Then removes each edge in turn: a race is found.
 #[track_caller]
 pub(crate) fn ordered(program: impl Fn(&Run)) {
-    ordered_on(&config(), program);
-}
-
-#[track_caller]
-pub(crate) fn ordered_on(config: &SimConfig, program: impl Fn(&Run)) {
     each_schedule(|pace, seed| {
-        let run = Run::new(config, seed, pace, Edges::All);
+        let run = Run::new(&config(), seed, pace, Edges::All);
         program(&run);
         run.sim.run_all();
         assert_eq!(run.sim.findings(), [], "{pace:?}, seed {seed}");
@@ -299,7 +297,7 @@ pub(crate) fn ordered_on(config: &SimConfig, program: impl Fn(&Run)) {
         let edges = run.asked.get();
         assert!(edges > 0, "a program without an edge tests nothing");
         for left_out in 0..edges {
-            let run = Run::new(config, seed, pace, Edges::AllBut(left_out));
+            let run = Run::new(&config(), seed, pace, Edges::AllBut(left_out));
             program(&run);
             run.sim.run_all();
             let found = run.sim.races().len();

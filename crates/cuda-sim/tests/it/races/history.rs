@@ -31,7 +31,7 @@ fn what_nobody_waited_for_is_remembered() {
         }
         much_else(run);
         let second = run.fill(memory, 64, b);
-        let found = race(first.writes(), second.writes()).over(memory, 64).hazard("H23");
+        let found = race(first.writes(), second.writes()).hazard("H23");
         assert_eq!(run.sim.races().len(), 1);
         check_race(&run.sim.races()[0], &found, "many calls later");
     });
@@ -46,7 +46,7 @@ fn what_the_host_did_is_remembered_while_older_work_is_pending() {
         let second = run.host_writes(host, 64);
         much_else(run);
         run.sim.release_hold(a.handle);
-        let found = race(first.reads(), second.writes()).over(host, 64).hazard("H13");
+        let found = race(first.reads(), second.writes()).hazard("H13");
         assert_eq!(run.sim.races().len(), 1);
         check_race(&run.sim.races()[0], &found, "many calls later");
     });
@@ -62,7 +62,7 @@ fn what_the_host_waited_for_is_remembered_while_older_work_is_pending() {
         run.sync(b);
         much_else(run);
         run.sim.release_hold(a.handle);
-        let found = race(first.writes(), second.writes()).over(memory, 64).hazard("H23");
+        let found = race(first.writes(), second.writes()).hazard("H23");
         assert_eq!(run.sim.races().len(), 1);
         check_race(&run.sim.races()[0], &found, "many calls later");
     });
@@ -87,7 +87,7 @@ fn who_used_a_module_and_a_page_is_remembered() {
         let unloaded = run.unload(module);
         let races = run.sim.races();
         assert_eq!(races.len(), 2);
-        let page = race(copied.reads(), unmapped.ends()).over(page, 64).hazard("H3");
+        let page = race(copied.reads(), unmapped.ends()).hazard("H3");
         check_race(&races[0], &page, "the page");
         check_race(&races[1], &race(launched.uses(), unloaded.ends()).hazard("H3"), "the module");
     });

@@ -2,17 +2,12 @@
 //! names the fix. Programs that are ordered, in each legal way, give no finding.
 
 mod actors;
-mod copies;
-mod default_streams;
 mod ends;
 mod events;
 mod harness;
 mod history;
-mod host;
-mod kernels;
 mod ordered;
-mod ordered_by_host;
-mod peers;
+mod pairs;
 mod reports;
 mod run;
 mod unusual;

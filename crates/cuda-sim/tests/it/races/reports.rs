@@ -6,7 +6,7 @@ use cuda_driver::Driver;
 use cuda_sim::{FindingKind, Pace, Race, RaceActor, RaceCheck, RaceUse, SimConfig};
 use serde_json::Value;
 
-use crate::races::harness::{Run, config, run_at, without_colours, without_waits};
+use crate::races::harness::{Run, config, run_at, without_waits};
 
 /// Set in a child process that must meet a race and end.
 const CHILD: &str = "RACES_TEST_CHILD";
@@ -35,7 +35,7 @@ fn unload(run: &Run) {
 fn mapped_late(run: &Run) {
     let (address, page, a) = (run.addresses(), run.page(), run.stream());
     run.sim.hold(a.handle);
-    run.store_kernel(address, a);
+    run.ptx("store_words", address, a);
     run.map(address, page);
     run.set_access(address, &[0]);
     run.sim.release_hold(a.handle);
@@ -125,20 +125,6 @@ fn a_race_as_data_has_all_that_the_race_has() {
 }
 
 #[test]
-fn colours_are_all_that_a_terminal_gets_beside_the_text() {
-    for program in [two_fills, host_reads, unload, mapped_late] {
-        let race = only_race(program);
-        let (plain, coloured) = (race.render(false), race.render(true));
-        assert!(!plain.contains('\x1b'), "{plain:?}");
-        for part in ["\x1b[1;31mrace\x1b[0m", "\x1b[32mmissing\x1b[0m: "] {
-            assert!(coloured.contains(part), "{coloured:?}");
-        }
-        assert_eq!(without_colours(&coloured), plain);
-        assert_eq!(race.to_string(), plain);
-    }
-}
-
-#[test]
 fn the_lines_are_those_of_the_calls() {
     let at = std::cell::Cell::new([0; 2]);
     let sim = run_at(&config(), Pace::Slowest, |run| {
@@ -165,16 +151,18 @@ fn threads_are_named() {
         let (a, host, memory) = (run.stream(), run.pinned(64), run.alloc(64));
         run.download(host, memory, 64, a);
         let sim = run.sim.clone();
-        let reader = std::thread::Builder::new().name("reader".to_owned()).spawn(move || {
-            sim.host_access(cuda_driver::HostAccess { address: host, bytes: 1, writes: false });
-        });
+        let reader =
+            std::thread::Builder::new().name("the \"reader\"\n".to_owned()).spawn(move || {
+                sim.host_access(cuda_driver::HostAccess { address: host, bytes: 1, writes: false });
+            });
         reader.unwrap().join().unwrap();
     });
     let race = &sim.races()[0];
     assert_eq!(Some(&*race.first.thread), std::thread::current().name());
-    assert_eq!(&*race.second.thread, "reader");
+    assert_eq!(&*race.second.thread, "the \"reader\"\n");
+    check_json(race);
     let text = race.to_string();
-    assert!(text.contains("called on thread reader at "), "{text}");
+    assert!(text.contains("called on thread the \"reader\"\n at "), "{text}");
     assert!(text.contains("enqueued by thread "), "{text}");
 }
 

@@ -18,95 +18,31 @@ use crate::common;
 /// Number of threads of each kernel. Each thread uses one word.
 pub(crate) const LANES: u64 = 32;
 
-/// Kernels over [`LANES`] words: one stores them, one loads them, one adds to them atomically.
-/// Another reads the first word, and its name starts like a driver call's. The last does not access
-/// memory.
-const PTX: &str = "
-.version 8.0
-.target sm_80
-.address_size 64
-.visible .entry store_words(.param .u64 to)
-{
-    .reg .b64 %rd<3>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd0, [to];
-    mov.u32 %r0, %tid.x;
-    mul.wide.u32 %rd1, %r0, 4;
-    add.s64 %rd2, %rd0, %rd1;
-    st.global.u32 [%rd2], %r0;
-    ret;
+/// Kernels whose body uses `%at`, the address of the thread's word, or `%first`, that of the first
+/// word. One has a name that starts like a driver call's.
+const KERNELS: [(&str, &str); 10] = [
+    ("store_words", "st.global.u32 [%at], %r0;"),
+    ("load_words", "ld.global.u32 %r1, [%at];"),
+    ("add_words", "atom.global.add.u32 %r1, [%at], 1;"),
+    ("idle", ""),
+    ("cumulate", "ld.global.u32 %r1, [%first];"),
+    ("add_words_of_the_system", "red.sys.global.add.u32 [%first], 1;"),
+    ("poll_a_word_of_the_system", "ld.acquire.sys.global.u32 %r1, [%first];"),
+    ("set_a_word_of_the_system", "st.release.sys.global.u32 [%first], 1;"),
+    ("add_words_of_the_block", "red.cta.global.add.u32 [%first], 1;"),
+    ("add_wide", "red.global.add.u64 [%first], 1;"),
+];
+
+/// The PTX of one of [`KERNELS`].
+fn ptx(name: &str) -> String {
+    let (_, body) = KERNELS.iter().find(|(known, _)| *known == name).unwrap();
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry {name}(.param .u64 words)\n{{\n\
+         .reg .b64 %first, %offset, %at;\n.reg .b32 %r<2>;\nld.param.u64 %first, [words];\n\
+         mov.u32 %r0, %tid.x;\nmul.wide.u32 %offset, %r0, 4;\nadd.s64 %at, %first, %offset;\n\
+         {body}\nret;\n}}\n"
+    )
 }
-.visible .entry load_words(.param .u64 from)
-{
-    .reg .b64 %rd<3>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd0, [from];
-    mov.u32 %r0, %tid.x;
-    mul.wide.u32 %rd1, %r0, 4;
-    add.s64 %rd2, %rd0, %rd1;
-    ld.global.u32 %r1, [%rd2];
-    ret;
-}
-.visible .entry idle(.param .u64 unused)
-{
-    ret;
-}
-.visible .entry cumulate(.param .u64 from)
-{
-    .reg .b64 %rd<1>;
-    .reg .b32 %r<1>;
-    ld.param.u64 %rd0, [from];
-    ld.global.u32 %r0, [%rd0];
-    ret;
-}
-.visible .entry add_words(.param .u64 to)
-{
-    .reg .b64 %rd<3>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd0, [to];
-    mov.u32 %r0, %tid.x;
-    mul.wide.u32 %rd1, %r0, 4;
-    add.s64 %rd2, %rd0, %rd1;
-    atom.global.add.u32 %r1, [%rd2], 1;
-    ret;
-}
-.visible .entry add_words_of_the_system(.param .u64 to)
-{
-    .reg .b64 %rd<1>;
-    ld.param.u64 %rd0, [to];
-    red.sys.global.add.u32 [%rd0], 1;
-    ret;
-}
-.visible .entry poll_a_word_of_the_system(.param .u64 from)
-{
-    .reg .b64 %rd<1>;
-    .reg .b32 %r<1>;
-    ld.param.u64 %rd0, [from];
-    ld.acquire.sys.global.u32 %r0, [%rd0];
-    ret;
-}
-.visible .entry set_a_word_of_the_system(.param .u64 to)
-{
-    .reg .b64 %rd<1>;
-    ld.param.u64 %rd0, [to];
-    st.release.sys.global.u32 [%rd0], 1;
-    ret;
-}
-.visible .entry add_words_of_the_block(.param .u64 to)
-{
-    .reg .b64 %rd<1>;
-    ld.param.u64 %rd0, [to];
-    red.cta.global.add.u32 [%rd0], 1;
-    ret;
-}
-.visible .entry add_wide(.param .u64 to)
-{
-    .reg .b64 %rd<1>;
-    ld.param.u64 %rd0, [to];
-    red.global.add.u64 [%rd0], 1;
-    ret;
-}
-";
 
 /// A stream of a device.
 #[derive(Clone, Copy, Debug)]
@@ -115,33 +51,52 @@ pub(crate) struct Stream {
     pub(crate) device: u32,
 }
 
-/// The actor of a call, and its place in the program.
+/// Addresses: the first, and the number of bytes.
+pub(crate) type Range = (u64, u64);
+
+/// No bytes.
+const NONE: Range = (0, 0);
+
+/// The length of memory that a call ends by its address.
+const ALL: u64 = 1 << 40;
+
+/// The actor of a call, its place in the program, and what it reads and writes, begins or ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) name: &'static str,
     pub(crate) actor: RaceActor,
     pub(crate) at: &'static Location<'static>,
+    read: Range,
+    written: Range,
 }
 
 impl Call {
+    pub(crate) fn reading(self, address: u64, bytes: u64) -> Self {
+        Self { read: (address, bytes), ..self }
+    }
+
+    pub(crate) fn writing(self, address: u64, bytes: u64) -> Self {
+        Self { written: (address, bytes), ..self }
+    }
+
     pub(crate) fn reads(self) -> Side {
-        Side { call: self, used: RaceUse::Read }
+        Side { call: self, used: RaceUse::Read, range: self.read }
     }
 
     pub(crate) fn writes(self) -> Side {
-        Side { call: self, used: RaceUse::Write }
+        Side { call: self, used: RaceUse::Write, range: self.written }
     }
 
     pub(crate) fn uses(self) -> Side {
-        Side { call: self, used: RaceUse::Use }
+        Side { call: self, used: RaceUse::Use, range: NONE }
     }
 
     pub(crate) fn maps(self) -> Side {
-        Side { call: self, used: RaceUse::Map }
+        Side { call: self, used: RaceUse::Map, range: self.written }
     }
 
     pub(crate) fn ends(self) -> Side {
-        Side { call: self, used: RaceUse::End }
+        Side { call: self, used: RaceUse::End, range: self.written }
     }
 
     /// The call and its place, in the form of reports.
@@ -155,6 +110,7 @@ impl Call {
 pub(crate) struct Side {
     pub(crate) call: Call,
     pub(crate) used: RaceUse,
+    pub(crate) range: Range,
 }
 
 /// An edge of order, as reports ask for it and programs offer it.
@@ -339,14 +295,14 @@ impl Run {
     pub(crate) fn map(&self, address: u64, page: u64) -> Call {
         // SAFETY: handles are looked up.
         unsafe { self.sim.mem_map(address, common::PAGE, 0, page) }.unwrap();
-        Self::host_call("cuMemMap")
+        Self::host_call("cuMemMap").writing(address, common::PAGE)
     }
 
     #[track_caller]
     pub(crate) fn set_access(&self, address: u64, devices: &[i32]) -> Call {
         let access: Vec<_> = devices.iter().map(|&device| AccessDesc { device }).collect();
         self.sim.mem_set_access(address, common::PAGE, &access).unwrap();
-        Self::host_call("cuMemSetAccess")
+        Self::host_call("cuMemSetAccess").writing(address, common::PAGE)
     }
 
     /// A page of memory with addresses of its own.
@@ -360,28 +316,28 @@ impl Run {
     #[track_caller]
     pub(crate) fn unmap(&self, address: u64) -> Call {
         self.sim.mem_unmap(address, common::PAGE).unwrap();
-        Self::host_call("cuMemUnmap")
+        Self::host_call("cuMemUnmap").writing(address, common::PAGE)
     }
 
     #[track_caller]
     pub(crate) fn free(&self, address: u64) -> Call {
         // SAFETY: addresses are looked up, and the host holds no reference to device memory.
         unsafe { self.sim.mem_free(address) }.unwrap();
-        Self::host_call("cuMemFree")
+        Self::host_call("cuMemFree").writing(address, ALL)
     }
 
     #[track_caller]
     pub(crate) fn free_host(&self, host: u64) -> Call {
         // SAFETY: addresses are looked up, and no reference to pinned memory is held.
         unsafe { self.sim.mem_free_host(host) }.unwrap();
-        Self::host_call("cuMemFreeHost")
+        Self::host_call("cuMemFreeHost").writing(host, ALL)
     }
 
     #[track_caller]
     pub(crate) fn unregister(&self, host: u64) -> Call {
         // SAFETY: as for `free_host`.
         unsafe { self.sim.mem_host_unregister(host) }.unwrap();
-        Self::host_call("cuMemHostUnregister")
+        Self::host_call("cuMemHostUnregister").writing(host, ALL)
     }
 
     #[track_caller]
@@ -396,12 +352,13 @@ impl Run {
     fn call(name: &'static str, stream: Stream) -> Call {
         let Stream { device, handle } = stream;
         let actor = RaceActor::Stream { device, stream: handle };
-        Call { name, actor, at: Location::caller() }
+        Call { name, actor, at: Location::caller(), read: NONE, written: NONE }
     }
 
     #[track_caller]
     fn host_call(name: &'static str) -> Call {
-        Call { name, actor: RaceActor::Host, at: Location::caller() }
+        let (actor, at) = (RaceActor::Host, Location::caller());
+        Call { name, actor, at, read: NONE, written: NONE }
     }
 
     #[track_caller]
@@ -430,11 +387,6 @@ impl Run {
         self.on(stream, || common::sync(&self.sim, stream.handle)).unwrap();
     }
 
-    pub(crate) fn sync_event(&self, event: u64) {
-        // SAFETY: handles are looked up.
-        unsafe { self.sim.event_synchronize(event) }.unwrap();
-    }
-
     pub(crate) fn sync_device(&self, device: u32) {
         self.on(self.default_stream(device), || self.sim.ctx_synchronize()).unwrap();
     }
@@ -443,17 +395,12 @@ impl Run {
         common::query(&self.sim, event).unwrap()
     }
 
-    pub(crate) fn query_stream(&self, stream: Stream) -> bool {
-        // SAFETY: handles are looked up.
-        self.on(stream, || unsafe { self.sim.stream_query(stream.handle) }).unwrap()
-    }
-
     #[track_caller]
     pub(crate) fn fill(&self, to: u64, bytes: u64, stream: Stream) -> Call {
         self.use_device(stream.device);
         // SAFETY: device addresses, which are looked up.
         unsafe { self.sim.memset_d8_async(to, 1, bytes, stream.handle) }.unwrap();
-        Self::call("cuMemsetD8Async", stream)
+        Self::call("cuMemsetD8Async", stream).writing(to, bytes)
     }
 
     #[track_caller]
@@ -461,7 +408,7 @@ impl Run {
         self.use_device(stream.device);
         // SAFETY: as for `fill`.
         unsafe { self.sim.memcpy_dtod_async(to, from, bytes, stream.handle) }.unwrap();
-        Self::call("cuMemcpyDtoDAsync", stream)
+        Self::call("cuMemcpyDtoDAsync", stream).reading(from, bytes).writing(to, bytes)
     }
 
     /// Copies from pinned memory, or from the program's pageable memory.
@@ -471,7 +418,7 @@ impl Run {
         // SAFETY: pinned memory is looked up when the copy runs. Programs pass their own memory,
         // which lives during the call.
         unsafe { self.sim.memcpy_htod_async(to, host, bytes, stream.handle) }.unwrap();
-        Self::call("cuMemcpyHtoDAsync", stream)
+        Self::call("cuMemcpyHtoDAsync", stream).reading(host, bytes).writing(to, bytes)
     }
 
     /// Copies to pinned memory, or to the caller's pageable memory.
@@ -481,7 +428,7 @@ impl Run {
         // SAFETY: pinned memory is looked up when the copy runs. Other memory is written before the
         // call returns.
         unsafe { self.sim.memcpy_dtoh_async(host, from, bytes, stream.handle) }.unwrap();
-        Self::call("cuMemcpyDtoHAsync", stream)
+        Self::call("cuMemcpyDtoHAsync", stream).reading(from, bytes).writing(host, bytes)
     }
 
     /// Copies to the program's pageable memory, which includes a wait.
@@ -519,23 +466,16 @@ impl Run {
         self.use_device(stream.device);
         // SAFETY: device addresses, which are looked up.
         unsafe { self.sim.memcpy_peer_async(copy, stream.handle) }.unwrap();
-        Self::call("cuMemcpyPeerAsync", stream)
+        Self::call("cuMemcpyPeerAsync", stream).reading(from.1, bytes).writing(to.1, bytes)
     }
 
     /// Kernel `name` on the device of `stream`, with its module.
     pub(crate) fn kernel(&self, name: &str, stream: Stream) -> (u64, u64) {
         self.use_device(stream.device);
-        let ptx = if name == "copy_bytes" { common::PTX } else { PTX };
-        let module = self.sim.module_load_data(ptx, &mut String::new()).unwrap();
+        let text = if name == "copy_bytes" { common::PTX.to_owned() } else { ptx(name) };
+        let module = self.sim.module_load_data(&text, &mut String::new()).unwrap();
         // SAFETY: the module was loaded just now.
         (unsafe { self.sim.module_get_function(module, name) }.unwrap(), module)
-    }
-
-    #[track_caller]
-    fn launch(&self, name: &'static str, args: &KernelArgs, stream: Stream) -> Call {
-        let (function, _) = self.kernel(name, stream);
-        self.launch_of(function, args, stream);
-        Self::call(name, stream)
     }
 
     #[track_caller]
@@ -555,7 +495,12 @@ impl Run {
         stream: Stream,
     ) -> Call {
         self.launch_of(function, &KernelArgs::new().arg(word), stream);
-        Self::call(name, stream)
+        let bytes = match name {
+            "store_words" | "load_words" | "add_words" => 4 * LANES,
+            "add_wide" => 8,
+            _ => 4,
+        };
+        Self::call(name, stream).reading(word, bytes).writing(word, bytes)
     }
 
     #[track_caller]
@@ -568,37 +513,16 @@ impl Run {
     /// A kernel run by a reference: it copies bytes.
     #[track_caller]
     pub(crate) fn copy_kernel(&self, to: u64, from: u64, bytes: u64, stream: Stream) -> Call {
-        self.launch("copy_bytes", &KernelArgs::new().arg(to).arg(from).arg(bytes), stream)
+        let (function, _) = self.kernel("copy_bytes", stream);
+        self.launch_of(function, &KernelArgs::new().arg(to).arg(from).arg(bytes), stream);
+        Self::call("copy_bytes", stream).reading(from, bytes).writing(to, bytes)
     }
 
-    /// A kernel that runs from its PTX, and writes [`LANES`] words.
+    /// One of [`KERNELS`], which runs from its PTX.
     #[track_caller]
-    pub(crate) fn store_kernel(&self, to: u64, stream: Stream) -> Call {
-        self.launch("store_words", &KernelArgs::new().arg(to), stream)
-    }
-
-    /// A kernel that runs from its PTX, and reads [`LANES`] words.
-    #[track_caller]
-    pub(crate) fn load_kernel(&self, from: u64, stream: Stream) -> Call {
-        self.launch("load_words", &KernelArgs::new().arg(from), stream)
-    }
-
-    /// A kernel that reads one word.
-    #[track_caller]
-    pub(crate) fn cumulate_kernel(&self, from: u64, stream: Stream) -> Call {
-        self.launch("cumulate", &KernelArgs::new().arg(from), stream)
-    }
-
-    /// A kernel that runs from its PTX, and adds to [`LANES`] words atomically.
-    #[track_caller]
-    pub(crate) fn add_kernel(&self, to: u64, stream: Stream) -> Call {
-        self.launch("add_words", &KernelArgs::new().arg(to), stream)
-    }
-
-    /// A kernel that adds to one word, or to a wide one, or polls or sets one, as its name says.
-    #[track_caller]
-    pub(crate) fn add_as(&self, name: &'static str, to: u64, stream: Stream) -> Call {
-        self.launch(name, &KernelArgs::new().arg(to), stream)
+    pub(crate) fn ptx(&self, name: &'static str, words: u64, stream: Stream) -> Call {
+        let (function, _) = self.kernel(name, stream);
+        self.launch_loaded(name, function, words, stream)
     }
 
     /// Launches a graph with one kernel, `store_words`.
@@ -606,7 +530,7 @@ impl Run {
     pub(crate) fn store_graph(&self, to: u64, stream: Stream) -> Call {
         let (function, _) = self.kernel("store_words", stream);
         let exec = self.graph(function, to);
-        self.launch_graph("store_words", exec, stream)
+        self.launch_graph("store_words", exec, stream).writing(to, 4 * LANES)
     }
 
     /// Launches a graph whose one kernel is `name`.
@@ -630,7 +554,7 @@ impl Run {
     #[track_caller]
     fn host_access(&self, (address, bytes): (u64, u64), writes: bool) -> Call {
         self.sim.host_access(HostAccess { address, bytes, writes });
-        Self::host_call("host access")
+        Self::host_call("host access").reading(address, bytes).writing(address, bytes)
     }
 
     #[track_caller]

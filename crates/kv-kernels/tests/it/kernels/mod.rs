@@ -4,5 +4,4 @@ mod checksum;
 mod errors;
 mod fill_and_gather;
 pub(crate) mod machine;
-pub(crate) mod raw_args;
 mod transfer;

@@ -4,38 +4,39 @@
 use cuda_driver::KernelArgs;
 
 /// One chunk.
-#[derive(Clone, Copy)]
-pub(crate) struct RawArgs {
-    pub(crate) chunk: u64,
+#[allow(missing_docs, reason = "named like the kernel's parameters")]
+#[derive(Clone, Copy, Debug)]
+pub struct RawArgs {
+    pub chunk: u64,
     /// Table of plane addresses, in the order of the chunk's planes.
-    pub(crate) planes: u64,
+    pub planes: u64,
     /// Slots, or block ids.
-    pub(crate) mapping: u64,
-    pub(crate) by_blocks: bool,
-    pub(crate) tokens: u64,
-    pub(crate) skip: u64,
-    pub(crate) layers: u32,
-    pub(crate) kv_count: u32,
+    pub mapping: u64,
+    pub by_blocks: bool,
+    pub tokens: u64,
+    pub skip: u64,
+    pub layers: u32,
+    pub kv_count: u32,
     /// How many of the moved rows are given as a chunk of their own, before the others.
-    pub(crate) split_rows: u64,
-    pub(crate) row_bytes: u64,
-    pub(crate) block_tokens: u64,
-    pub(crate) block_stride: u64,
+    pub split_rows: u64,
+    pub row_bytes: u64,
+    pub block_tokens: u64,
+    pub block_stride: u64,
     /// Pieces of a row, all tokens' first pieces before all tokens' second ones; 1 for whole rows.
-    pub(crate) segments: u64,
+    pub segments: u64,
     /// Bytes at the end of a row that lie in a second part, behind the first part of all tokens; of walks.
-    pub(crate) tail_bytes: u64,
+    pub tail_bytes: u64,
     /// 0 from the chunk to the pages, 1 back.
-    pub(crate) direction: u32,
-    pub(crate) num_blocks: u64,
+    pub direction: u32,
+    pub num_blocks: u64,
     /// Bytes that a thread moves at once: that of the entry.
-    pub(crate) vector_bytes: u64,
+    pub vector_bytes: u64,
     /// Whether loads of rows are streamed.
-    pub(crate) streams: bool,
+    pub streams: bool,
 }
 
 /// Rows in one piece, by slots; the rest is to be filled in.
-pub(crate) const WHOLE_ROWS: RawArgs = RawArgs {
+pub const WHOLE_ROWS: RawArgs = RawArgs {
     chunk: 0,
     planes: 0,
     mapping: 0,
@@ -58,21 +59,19 @@ pub(crate) const WHOLE_ROWS: RawArgs = RawArgs {
 
 impl RawArgs {
     /// The parameters of a transfer of one chunk; bad places are told to `report`.
-    pub(crate) fn one(&self, report: u64) -> KernelArgs {
+    pub fn one(&self, report: u64) -> KernelArgs {
         assert_eq!(self.split_rows, 0, "one chunk");
         let chunk: [u32; 12] = self.chunk(0, self.rows()).try_into().expect("12 words");
         KernelArgs::new().arg(self.pages(report)).arg(chunk)
     }
 
     /// Those of a transfer of several chunks.
-    #[allow(dead_code, reason = "each program uses a part")]
-    pub(crate) fn several(&self, report: u64) -> KernelArgs {
+    pub fn several(&self, report: u64) -> KernelArgs {
         KernelArgs::new().arg(self.pages(report)).arg(self.chunks())
     }
 
     /// Those of a walk; rows in parts are wide.
-    #[allow(dead_code, reason = "each program uses a part")]
-    pub(crate) fn walk(&self, report: u64, wide: bool) -> KernelArgs {
+    pub fn walk(&self, report: u64, wide: bool) -> KernelArgs {
         let ready = if self.by_blocks { 1 } else { self.block_tokens };
         let [segment, token, block] = self.strides();
         let vectors = |bytes: u64| divider31((bytes / self.vector_bytes).max(1));

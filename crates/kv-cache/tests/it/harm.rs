@@ -5,18 +5,11 @@
 //! corrupt, with it the corruption shows. So the checks of a replay are known to detect these
 //! defects.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking, in its helpers too")]
-#![cfg(all(feature = "sabotage", debug_assertions))]
-
-#[allow(dead_code, reason = "this test uses its share")]
-#[path = "../../crates/kv-cache/tests/it/common/engine.rs"]
-mod engine;
-
 use std::sync::Arc;
 
+use crate::common::engine::{Engine, Live, Prompt, options, shape, streams};
 use cuda_driver::{Device, ErrorCode};
 use cuda_sim::{FindingKind, RaceCheck, SimConfig, SimDriver};
-use engine::{Engine, Live, Prompt, options, shape, streams};
 use kv_cache::{Part, StepError};
 
 /// Whether the protection is enabled.
