@@ -268,25 +268,6 @@ impl GroupPart {
         self.paged.device()
     }
 
-    /// The pools of lists of blocks, for tests that take their protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn sabotage_lists(&self) -> impl Iterator<Item = &kv_stage::StagingPool> {
-        self.carriers.iter().flatten().map(Carrier::lists)
-    }
-
-    /// Makes copies of one lane wait for none of another.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn sabotage_ignore_lanes(&mut self) {
-        self.order = CopyOrder::new(0, 0);
-    }
-
-    /// The memory itself, if it is the cache's own, for tests that take its protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub(crate) fn sabotage_memory(&self) -> Option<&ElasticPool> {
-        self.memory.elastic()
-    }
-
     /// Starts to pin the host tier in the background.
     pub(crate) fn start_pinning(&mut self) -> Result<(), SlabsError> {
         self.host.start()

@@ -139,7 +139,7 @@ impl KvCache {
             }
         }
         let most = u64::from(self.options().device_blocks);
-        let ready = self.worker.ready_blocks();
+        let ready = self.worker.ready_blocks(GroupId(0));
         // The manager refuses more than there can be.
         let told = if blocks > most { blocks } else { blocks.min(ready) };
         let budgeted = self.manager.set_budget(GroupId::default(), tier, told)?;
@@ -257,7 +257,7 @@ impl Grown {
 
     /// Takes in the blocks that the worker's threads have mapped.
     pub(crate) fn take_mapped(&mut self, worker: &KvWorker) {
-        self.ready_blocks = worker.ready_blocks().min(self.budget);
+        self.ready_blocks = worker.ready_blocks(GroupId(0)).min(self.budget);
     }
 
     /// Grows to `blocks` blocks with memory, or as many as there can be; how many have memory then.
@@ -336,7 +336,7 @@ impl KvWorker {
         }
         let page_blocks =
             self.parts.iter().map(|part| part.first().page_blocks()).max().unwrap_or(1);
-        let mut level = self.ready_blocks();
+        let mut level = self.ready_blocks(GroupId(0));
         while level < blocks {
             let next = blocks.min(level.saturating_add(page_blocks));
             let reached = grow(next)?;

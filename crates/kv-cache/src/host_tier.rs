@@ -32,32 +32,23 @@ impl HostTier {
         block_bytes: u64,
         HostPinning { threads, slab_bytes_max }: HostPinning,
     ) -> Result<Self, BuildError> {
-        let threads = threads as usize;
+        let (threads, at_once) = (threads as usize, threads == 0);
         let mut options =
             SlabsOptions { slab_bytes_max, threads, ..SlabsOptions::new(block_bytes, blocks) };
-        if threads == 0 {
+        let slabs = if at_once {
             options.memory = HostMemory::Driver(HostAllocFlags::CACHED);
-            return Self::with_options(device, &options);
-        }
-        let slabs = PinnedSlabs::unstarted(device, &options)?;
-        Ok(Self { slabs, block_bytes, blocks, at_once: false })
+            let mut slabs = PinnedSlabs::new(device, &options)?;
+            slabs.pin_all()?;
+            slabs
+        } else {
+            PinnedSlabs::unstarted(device, &options)?
+        };
+        Ok(Self { slabs, block_bytes, blocks, at_once })
     }
 
     /// Starts the threads. The driver's calls of others wait while one of them registers memory.
     pub(crate) fn start(&mut self) -> Result<(), SlabsError> {
         if self.at_once { Ok(()) } else { self.slabs.resize(self.blocks) }
-    }
-
-    pub(crate) fn with_options(
-        device: &Device,
-        options: &SlabsOptions,
-    ) -> Result<Self, BuildError> {
-        let &SlabsOptions { block_bytes, blocks, threads, .. } = options;
-        let mut slabs = PinnedSlabs::new(device, options)?;
-        if threads == 0 {
-            slabs.pin_all()?;
-        }
-        Ok(Self { slabs, block_bytes, blocks, at_once: threads == 0 })
     }
 
     /// Takes over what was pinned since the last call; the number of usable blocks.

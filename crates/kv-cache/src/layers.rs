@@ -82,19 +82,6 @@ impl KvWorker {
         !self.layers.is_empty()
     }
 
-    /// Waits until what loads bring of a layer of the first group for the open step has come; see
-    /// [`wait_for_layer_of`](Self::wait_for_layer_of).
-    ///
-    /// # Ordering
-    /// Waits on the host.
-    ///
-    /// # Errors
-    /// As [`wait_for_layer_of`](Self::wait_for_layer_of).
-    #[track_caller]
-    pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
-        self.wait_for_layer_of(GroupId(0), layer)
-    }
-
     /// Waits until what loads bring of a layer for the open step has come, and has the compute streams wait for its copy
     /// to the devices. To be called before the layer is launched, for every layer of every group, if the step
     /// [loads by layers](Self::loads_layers); else it returns at once. Layers count from 0 in each group.
@@ -110,7 +97,7 @@ impl KvWorker {
     /// [`StepError::Layer`] for a layer or a group that there is not, and [`StepError::HostCopy`] or [`StepError::Device`] if a copy
     /// was refused. The call can be made again.
     #[track_caller]
-    pub fn wait_for_layer_of(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
+    pub fn wait_for_layer(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
         let of = self.options.groups().nth(group.0.into());
         let layers = of.map_or(0, |of| of.shape.layers());
@@ -270,28 +257,15 @@ impl KvCache {
         self.worker.loads_layers()
     }
 
-    /// Waits for what loads bring of a layer of the first group, before the engine launches it; see
-    /// [`KvWorker::wait_for_layer_of`].
+    /// Waits for what loads bring of a layer, before the engine launches it; see [`KvWorker::wait_for_layer`].
     ///
     /// # Ordering
     /// Waits on the host.
     ///
     /// # Errors
-    /// As [`KvWorker::wait_for_layer_of`].
+    /// As [`KvWorker::wait_for_layer`].
     #[track_caller]
-    pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
-        self.worker.wait_for_layer(layer)
-    }
-
-    /// The same of any group.
-    ///
-    /// # Ordering
-    /// Waits on the host.
-    ///
-    /// # Errors
-    /// As [`KvWorker::wait_for_layer_of`].
-    #[track_caller]
-    pub fn wait_for_layer_of(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
-        self.worker.wait_for_layer_of(group, layer)
+    pub fn wait_for_layer(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
+        self.worker.wait_for_layer(group, layer)
     }
 }

@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use cuda_driver::host_pages::PinError;
 use cuda_driver::{Device, DeviceError, Stream, guard};
-#[cfg(all(feature = "sabotage", debug_assertions))]
-use cuda_vmm::ElasticPool;
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
 use kv_manager::{GroupId, GroupKind, Replica, SharedMemory, Start, StepPlan};
@@ -183,26 +181,6 @@ impl Part {
     #[must_use]
     pub fn staging(&self) -> &StagingPool {
         &self.staging
-    }
-
-    /// The streams of the copies to host memory and of those back, for tests that stop them.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub fn sabotage_transfers(&self) -> &[Stream; 2] {
-        &self.streams.transfers
-    }
-
-    /// The pools of lists of blocks, for tests that take their protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_lists(&self) -> impl Iterator<Item = &StagingPool> {
-        self.groups.iter().flat_map(GroupPart::sabotage_lists)
-    }
-
-    /// The memory itself, if it is the cache's own, for tests that take its protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub fn sabotage_memory(&self) -> Option<&ElasticPool> {
-        self.first().sabotage_memory()
     }
 
     /// Maps the memory of all groups whose memory stays.

@@ -80,7 +80,7 @@ impl KvCache {
         }
         for id in 0..self.pinned.groups.len() {
             let (group, id) = (self.pinned.groups[id], id as u16);
-            let usable = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
+            let usable = self.worker.host_blocks(GroupId(id)).min(group.budget);
             let told = guard!("cache.host-blocks-have-memory", usable, else group.budget);
             if told == group.told_blocks {
                 continue;
@@ -101,7 +101,8 @@ impl KvCache {
     pub(crate) fn set_host_budget(&mut self, blocks: u64) -> Result<Budgeted, BudgetError> {
         let most = u64::from(self.options().host_blocks);
         // The manager refuses more than there can be.
-        let told = if blocks > most { blocks } else { blocks.min(self.worker.host_blocks()) };
+        let told =
+            if blocks > most { blocks } else { blocks.min(self.worker.host_blocks(GroupId(0))) };
         let budgeted = self.manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
         let first = self.pinned.first();
         (first.budget, first.told_blocks, first.gives_back) = (blocks, told, true);
@@ -134,18 +135,12 @@ impl KvCache {
 }
 
 impl KvWorker {
-    /// Host blocks of the first group that are usable on every device, from block 0 on. They grow while memory is pinned in the
+    /// Host blocks of a group that are usable on every device, from block 0 on. They grow while memory is pinned in the
     /// background. A manager in another process is to hand out no others
     /// ([`Manager::set_budget`](kv_manager::Manager::set_budget)): a plan that names others is carried out
     /// once they are pinned.
     #[must_use]
-    pub fn host_blocks(&self) -> u64 {
-        self.host_blocks_of(GroupId(0))
-    }
-
-    /// The same of any group.
-    #[must_use]
-    pub fn host_blocks_of(&self, group: GroupId) -> u64 {
+    pub fn host_blocks(&self, group: GroupId) -> u64 {
         let of_part =
             |part: &Part| part.groups.get(usize::from(group.0)).map(GroupPart::host_blocks);
         self.parts.iter().filter_map(of_part).min().unwrap_or(0)
@@ -178,7 +173,7 @@ impl KvWorker {
         for part in &mut self.parts {
             refused = refused.and(call(part));
         }
-        refused.map(|()| self.host_blocks())
+        refused.map(|()| self.host_blocks(GroupId(0)))
     }
 
     /// Wants `blocks` host blocks on every device; whether no memory beyond is left.
@@ -200,7 +195,7 @@ impl KvWorker {
             tracing::warn!(%error, "the host tier stays smaller than it was to be");
         }
         let Some((group, block)) = self.without_memory(plan) else { return Ok(()) };
-        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks_of(group));
+        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks(group));
         // Nothing of the plan is carried out, so it is none that could be finished.
         Err(PlanError::Block { step, tier, id: block as i64, blocks })
     }
@@ -216,6 +211,6 @@ impl KvWorker {
         });
         let loaded = plan.layer_loads.iter().map(|load| (load.group, load.from.index()));
         let mut ids = far.map(|(group, end)| (group, end.id.index())).chain(moved).chain(loaded);
-        ids.find(|&(group, id)| id as u64 >= self.host_blocks_of(group))
+        ids.find(|&(group, id)| id as u64 >= self.host_blocks(group))
     }
 }

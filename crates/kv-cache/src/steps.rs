@@ -43,12 +43,6 @@ impl KvCache {
         Ok(self.manager.begin_step()?)
     }
 
-    /// The number of the latest step that was seen to complete; 0 for none.
-    #[must_use]
-    pub fn completed_step(&self) -> u64 {
-        self.manager.completed_step()
-    }
-
     /// Waits until every step that was finished or dropped has completed. Blocks released by then
     /// can be claimed, unless a step is open.
     ///

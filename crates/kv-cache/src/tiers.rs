@@ -30,7 +30,7 @@ type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
 ///
 /// let mut tiers = LowerTiers::new(b"llama-3-8b, revision 4");
 /// tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
-/// assert_eq!(tiers.len(), 1);
+/// assert_eq!(tiers.options().tiers, 1);
 /// ```
 #[derive(Clone, Default)]
 pub struct LowerTiers {
@@ -55,25 +55,9 @@ impl LowerTiers {
         self.make.push(Arc::new(make));
     }
 
-    /// Number of tiers.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.make.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.make.is_empty()
-    }
-
-    /// Has a manager that is made with these [`options`](Self::options) store in each tier what [`store`](Self::store)
-    /// says.
-    ///
-    /// # Errors
-    /// [`PolicyError`] if there is no memory for the tables.
-    pub fn set_store_policies(&self, manager: &mut Manager) -> Result<(), PolicyError> {
-        let tiers = [Tier::Third, Tier::Fourth].into_iter().zip(self.store).take(self.len());
+    /// Has a manager that is made with these options store in each tier what `store` says.
+    pub(crate) fn set_store_policies(&self, manager: &mut Manager) -> Result<(), PolicyError> {
+        let tiers = [Tier::Third, Tier::Fourth].into_iter().zip(self.store).take(self.make.len());
         for (tier, rules) in tiers.filter_map(|(tier, rules)| Some((tier, rules?))) {
             let set = manager.set_store_policy(tier, Box::new(StoreByEvidence::new(rules)?));
             debug_assert!(set.is_ok(), "{set:?}");
@@ -92,7 +76,7 @@ impl LowerTiers {
 impl fmt::Debug for LowerTiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("LowerTiers");
-        shown.field("tiers", &self.len()).field("rules", &self.rules).finish_non_exhaustive()
+        shown.field("tiers", &self.make.len()).field("rules", &self.rules).finish_non_exhaustive()
     }
 }
 
@@ -363,7 +347,7 @@ impl KvWorker {
 
     /// Begins stores and loads whose copies are complete, lets the tiers below host memory work, and appends the
     /// tickets that have ended, and names that tiers have dropped: what the manager is to
-    /// [be told](kv_manager::Manager::settle). To be called as often as steps are [polled](Self::poll).
+    /// [be told](kv_manager::Manager::settle), before the steps that are [polled](Self::poll) next. To be called as often as these.
     pub fn poll_transfers(
         &mut self,
         worker: WorkerId,
@@ -384,9 +368,8 @@ impl KvWorker {
         tiers.transfers.poll(WorkerId::default(), &mut tiers.settled, &mut tiers.dropped);
     }
 
-    /// Appends what the manager is to be told, which was kept. To be told before the steps that are
-    /// [polled](Self::poll) next.
-    pub fn take_ended(
+    /// Appends what the manager is to be told, which was kept. To be told before the steps that are polled next.
+    pub(crate) fn take_ended(
         &mut self,
         worker: WorkerId,
         settled: &mut Vec<Settled>,
@@ -404,7 +387,7 @@ impl KvWorker {
     }
 
     /// What has come to each tier by itself since the last call: what the manager is to be
-    /// [told](kv_manager::Manager::take_gained), behind [`take_ended`](Self::take_ended).
+    /// [told](kv_manager::Manager::take_gained), behind [`poll_transfers`](Self::poll_transfers).
     pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
         self.tiers.transfers.gained(worker)
     }

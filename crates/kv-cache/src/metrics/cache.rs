@@ -1,12 +1,12 @@
 //! Metrics of a whole cache: bytes, transports and memory that grows.
 
 use super::Exposition;
-use crate::{CacheStats, TransportStats};
+use crate::CacheStats;
 
 impl Exposition {
     /// Adds the bytes that a cache has moved and the memory that it has mapped. Blocks and tokens are its
     /// [manager's](Self::manager).
-    pub fn cache(&mut self, stats: &CacheStats, transports: &TransportStats) -> &mut Self {
+    pub fn cache(&mut self, stats: &CacheStats) -> &mut Self {
         let ready = "Blocks of the first group that have memory, by tier.";
         self.gauge("kv_cache_ready_blocks", ready, &[("tier", "device")], stats.ready_blocks);
         self.gauge("kv_cache_ready_blocks", ready, &[("tier", "host")], stats.host_blocks);
@@ -31,7 +31,7 @@ impl Exposition {
             let help = "Bytes of whole blocks moved, by the way.";
             self.counter("kv_cache_moved_bytes_total", help, &[("way", way)], bytes);
         }
-        for (name, carried) in transports.by_name() {
+        for (name, carried) in stats.transports.by_name() {
             let name = name.replace(' ', "_");
             let labels = [("transport", name.as_str())];
             let help = "Blocks carried between device and host memory, by the transport.";

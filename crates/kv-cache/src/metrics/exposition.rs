@@ -176,19 +176,4 @@ mod tests {
         );
         assert_eq!(Exposition::new().text(), "");
     }
-
-    #[test]
-    fn several_caches_share_a_family() {
-        let mut exposition = Exposition::new();
-        for (name, value) in [("one", 1), ("two", 2)] {
-            exposition.label("cache", name).unwrap();
-            exposition.gauge("kv_cache_x", "Some.", &[], value);
-        }
-        let text = exposition.text();
-        assert_eq!(text.matches("# TYPE").count(), 1);
-        assert!(
-            text.contains("kv_cache_x{cache=\"one\"} 1\nkv_cache_x{cache=\"two\"} 2\n"),
-            "{text}"
-        );
-    }
 }

@@ -2,16 +2,14 @@
 
 use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::{
-    Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request, Sequence,
-};
+use kv_cache::{GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
 use kv_kernels::{
     KvFormat, KvShape, KvShapeOptions, PagedKv, PagedLayout,
     layout::{FormatOptions, TensorView},
 };
 use kv_testkit::machine::read;
 
-use crate::common::engine::{options, streams};
+use crate::common::engine::{admitted, group, one_step, options, streams};
 use crate::machine::{device, sim};
 
 const BLOCK: u64 = 4;
@@ -38,15 +36,7 @@ fn shape(layers: u64, row_bytes: u64) -> KvShape {
 /// Latent attention in the first group, and its indexer in one of its own, in one memory by granules.
 fn latent() -> KvCacheOptions {
     let first = options(shape(LAYERS, LATENT.iter().sum()), 1, 32);
-    let indexer = GroupOptions {
-        kind: GroupKind::Full,
-        shape: shape(LAYERS, INDEXER.iter().sum()),
-        device_blocks: 1,
-        host_blocks: 32,
-        blocks_per_sequence_max: first.blocks_per_sequence_max,
-        watermark_blocks: 0,
-        draft_model: false,
-    };
+    let indexer = group(GroupKind::Full, shape(LAYERS, INDEXER.iter().sum()), 1, 32);
     let options = KvCacheOptions { further_groups: vec![indexer], ..first };
     options.sharing(16 << 20, 1).unwrap()
 }
@@ -91,10 +81,8 @@ fn for_each_part(tokens: u64, mut each: impl FnMut(GroupId, usize, (u64, u64), (
 /// A sequence whose prompt is computed: each view of each row has bytes of its own.
 fn computed(cache: &mut KvCache, stream: &Stream, seed: u8, tokens: u64) -> Sequence {
     let ids = (0..tokens as u32).map(|id| u32::from(seed) * 100 + id);
-    let mut request = Request::new(ids.collect());
     let step = cache.begin_step().unwrap();
-    let answer = cache.admit(std::slice::from_mut(&mut request), tokens).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+    let mut sequence = admitted(cache, Request::new(ids.collect()), tokens);
     cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
     let tables = PARTS.map(|(group, _)| table(cache, stream, group));
     for_each_part(tokens, |group, part, at, bytes| {
@@ -106,12 +94,6 @@ fn computed(cache: &mut KvCache, stream: &Stream, seed: u8, tokens: u64) -> Sequ
     cache.drain().unwrap();
     cache.commit(&mut sequence, number, &[7]).unwrap();
     sequence
-}
-
-fn idle(cache: &mut KvCache) {
-    let step = cache.begin_step().unwrap();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
 }
 
 #[test]
@@ -129,7 +111,7 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     let before = PARTS.map(|(group, _)| cache.manager().block_ids_of(group, &sequence).to_vec());
     // To host memory and back, to other blocks.
     cache.suspend(&mut sequence).unwrap();
-    idle(&mut cache);
+    one_step(&mut cache, &mut []);
     let others: Vec<_> = (1..5).map(|seed| computed(&mut cache, stream, seed, 14)).collect();
     cache.resume(&mut sequence).unwrap();
     cache.reserve(&mut sequence, 1).unwrap();
@@ -182,10 +164,8 @@ fn layers_that_share_the_kv_of_another_own_no_plane() {
     let shape = *paged.shape();
     assert_eq!((shape.layers(), paged.layout() == &PagedLayout::block_major(&shape)), (4, false));
     let mut cache = KvCache::over(&streams, vec![paged], options(shape, BLOCKS as u32, 8)).unwrap();
-    let mut request = Request::new((0..10).collect());
     let step = cache.begin_step().unwrap();
-    let answer = cache.admit(std::slice::from_mut(&mut request), 10).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+    let mut sequence = admitted(&mut cache, Request::new((0..10).collect()), 10);
     cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
     let ids = table(&cache, stream, GroupId(0));
     let at = |layer: usize, token: u64, ids: &[i32]| {

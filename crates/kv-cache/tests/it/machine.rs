@@ -6,7 +6,7 @@ use cuda_driver::{Device, Driver, ErrorCode};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvShape;
 
-use crate::common::engine::shape;
+use crate::common::engine::{Engine, shape};
 use crate::common::place::Place;
 use crate::common::scenarios::Rig;
 
@@ -39,6 +39,16 @@ impl Machine {
         kv_testkit::machine::calls(&self.sim, name)
     }
 
+    /// Holds the work of an engine still.
+    pub(crate) fn hold(&self, engine: &Engine) {
+        engine.cache.parts().iter().for_each(|part| self.sim.hold(part.compute().raw()));
+    }
+
+    /// Lets it go on.
+    pub(crate) fn let_go(&self, engine: &Engine) {
+        engine.cache.parts().iter().for_each(|part| self.sim.release_hold(part.compute().raw()));
+    }
+
     /// The device has no finding and no leaked object.
     #[track_caller]
     pub(crate) fn assert_clean(self) {
@@ -67,9 +77,7 @@ pub(crate) fn device(sim: &SimDriver) -> Device {
 
 /// The first devices of a machine.
 pub(crate) fn open(sim: &SimDriver, count: u32) -> Vec<Device> {
-    let driver = Arc::new(sim.clone());
-    let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
-    (0..count as i32).map(open).collect()
+    (0..count as i32).map(|ordinal| kv_testkit::machine::device(sim, ordinal)).collect()
 }
 
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
@@ -82,8 +90,6 @@ pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig
 /// with the code that says that it did nothing. After another code the object is given up, and
 /// leaks.
 pub(crate) fn refusal(call: &str) -> ErrorCode {
-    match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
-        true => ErrorCode::OUT_OF_MEMORY,
-        false => ErrorCode::UNKNOWN,
-    }
+    let ends = ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end));
+    if ends { ErrorCode::OUT_OF_MEMORY } else { ErrorCode::UNKNOWN }
 }

@@ -6,11 +6,11 @@ use cuda_driver::guard;
 use cuda_driver::{DeviceSpan, Stream};
 use kv_cache::kv_manager::{
     Adoption, CommitError, DraftError, Export, ForkError, GroupFormat, GroupId, Manager, Reserved,
-    SuspendError,
+    SlotError, SuspendError,
 };
 use kv_cache::{
     Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
-    ResumeError, Sequence, SlotError, Tokens,
+    ResumeError, Sequence, Tokens,
 };
 use kv_kernels::KvShape;
 #[cfg(feature = "nixl")]
@@ -421,7 +421,7 @@ impl Cache for Local {
         tokens: Range<u64>,
         slots: &mut Vec<i64>,
     ) -> Result<(), SlotError> {
-        self.cache.slot_mapping(sequence, tokens, slots)
+        self.cache.manager().slot_mapping(sequence, tokens, slots)
     }
 
     fn further_groups(&self) -> &[Reads] {

@@ -134,10 +134,7 @@ fn memory_that_runs_out_ends_growth_ahead_and_the_cache_goes_on() {
     let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(64, &worker));
     for seed in 0..30 {
         while worker.poll() {}
-        let mut live = engine.admit(&Prompt::new(seed, 9 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
+        engine.serve(&Prompt::new(seed, 9 * 4));
     }
     assert_eq!(engine.cache.stats().ready_blocks, 20);
     // The device is asked no more than once again for what it does not have.

@@ -12,12 +12,7 @@ use crate::machine::{Machine, small};
 
 /// Runs one request alone; how many of its tokens were cached.
 fn serve(engine: &mut Engine, seed: u32) -> u64 {
-    let mut live = engine.admit(&Prompt::new(seed, 17)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    let cached = live.sequence.cached_tokens();
-    drop(live);
-    engine.drain().unwrap();
-    cached
+    engine.serve(&Prompt::new(seed, 17)).0
 }
 
 /// Serves a few prompts, and then one whose evictions the driver refuses to copy.
@@ -65,10 +60,10 @@ fn nothing_is_mapped_ahead_of_need_in_a_worker_that_gave_memory_back() {
     let sizes = KvCacheOptions { growth, ..options(small(), 96, 0) };
     let mut worker = KvWorker::new(&streams(&machine.rig.devices), sizes).unwrap();
     while thread.poll() {}
-    assert_eq!(worker.ready_blocks(), 16);
+    assert_eq!(worker.ready_blocks(GroupId(0)), 16);
     assert!(worker.shrink_to(4));
     while thread.poll() {}
-    assert_eq!(worker.ready_blocks(), 4);
+    assert_eq!(worker.ready_blocks(GroupId(0)), 4);
     worker.close().unwrap();
     machine.assert_clean();
 }
@@ -104,10 +99,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
 fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
     let machine = Machine::new(1, 1, small());
     let mut engine = machine.rig.engine(16, 0);
-    let mut live = engine.admit(&Prompt::new(1, 40)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
+    engine.serve(&Prompt::new(1, 40));
     engine.cache.set_budget(Tier::Primary, 0).unwrap();
     for _ in 0..4 {
         let step = engine.cache.begin_step().unwrap();
@@ -153,7 +145,7 @@ fn an_exported_sequence_has_what_came_back_by_a_copy_that_was_refused() {
         machine.sim.fail_nth(call, 1, ErrorCode::UNKNOWN);
         assert!(engine.run(&mut [&mut other]).is_err());
         drop(other);
-        while engine.cache.completed_step() < engine.cache.plan().step {
+        while engine.cache.manager().completed_step() < engine.cache.manager().last_plan().step {
             let step = engine.cache.begin_step().unwrap();
             engine.cache.finish_step(step).unwrap();
         }

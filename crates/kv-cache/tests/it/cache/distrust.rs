@@ -18,7 +18,7 @@ use kv_kernels::{PagedKv, PagedLayout};
 use kv_pool::{BlockHash, BlockId, Location, Tier};
 use kv_stage::error::BatchError;
 
-use crate::common::engine::{by, options, shape, streams};
+use crate::common::engine::{by, group, options, shape, streams};
 use crate::machine::{Machine, small};
 
 /// A worker whose first four of eight device blocks have memory.
@@ -85,8 +85,7 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         let mut truth = row_of(&[3, 0]);
         (truth.step, truth.after) = (2, 1);
         truth.copies = vec![copy((Primary, 3), (Secondary, 7))];
-        worker.carry_out(&truth, |_, _| Ok(())).unwrap();
-        worker.finish(Outcome::Done).unwrap();
+        finished(&mut worker, &truth);
         assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)), "{what}");
         worker.close().unwrap();
         drop(streams);
@@ -107,8 +106,7 @@ fn a_restored_worker_tells_nothing_of_the_steps_before() {
         // Another manager begins anew, with the same numbers.
         worker.restore(&empty_snapshot(&worker, 0)).unwrap();
         machine.sim.hold(streams[0].raw());
-        worker.carry_out(&row_of(&[2, 3]), |_, _| Ok(())).unwrap();
-        worker.finish(Outcome::Done).unwrap();
+        finished(&mut worker, &row_of(&[2, 3]));
         assert_eq!(worker.poll().unwrap(), None, "its first step is held");
         machine.sim.release_hold(streams[0].raw());
         assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
@@ -151,41 +149,16 @@ fn tensors_that_two_parts_would_write_are_refused() {
     machine.assert_clean();
 }
 
-/// A tier that keeps the loads that it is asked for.
-#[derive(Debug)]
-struct Keeper(Arc<Mutex<Vec<BlockSink>>>);
-
-impl LowerTier for Keeper {
-    fn store(&mut self, _: Vec<BlockSource>) {}
-    fn load(&mut self, blocks: Vec<BlockSink>) {
-        self.0.lock().unwrap().extend(blocks);
-    }
-    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
-    fn clear(&mut self) {}
-    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
-}
-
 #[test]
 fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
     let machine = Machine::new(1, 1, small());
-    let sinks: Arc<Mutex<Vec<BlockSink>>> = Arc::default();
-    let mut lower = LowerTiers::new(b"a model");
-    lower.rules.wait_max = Duration::ZERO;
-    let kept = Arc::clone(&sinks);
-    lower.push(move || Box::new(Keeper(Arc::clone(&kept))));
-    let streams = streams(&machine.rig.devices);
-    let all = KvCacheOptions { tiers: lower, ..options(small(), 8, 8) };
-    let mut worker = KvWorker::new(&streams, all).unwrap();
-    assert_eq!(worker.grow_to(4).unwrap(), 4);
-    let (tier, group, direction) = (Tier::Third, GroupId(0), Direction::Load);
-    let blocks = vec![(BlockHash::ROOT, BlockId::new(3))];
-    let transfer = Transfer { ticket: TicketId(1), tier, group, direction, blocks };
-    let plan = StepPlan { transfers: vec![transfer], ..row_of(&[0, 1]) };
-    worker.carry_out(&plan, |_, _| Ok(())).unwrap();
-    worker.finish(Outcome::Done).unwrap();
+    let tier = Patient::default();
+    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
+    let transfers = vec![transfer(1, Direction::Load, 3)];
+    finished(&mut worker, &StepPlan { transfers, ..row_of(&[0, 1]) });
     worker.wait().unwrap();
     worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
-    let sink = sinks.lock().unwrap().pop().unwrap();
+    let sink = tier.loads.lock().unwrap().pop().unwrap();
     let lent = sink.lend().unwrap();
     let of = |at: usize| Arc::clone(&lent.pieces()[at].memory).downcast::<PinnedBuffer>();
     assert!(of(0).is_ok(), "pinned memory, whose addresses a tier of files hands to the system");
@@ -222,6 +195,7 @@ impl Patient {
     /// A worker over this tier, whose first four of eight device blocks have memory.
     fn worker(&self, machine: &Machine, choice: TransportChoice) -> (Vec<Stream>, KvWorker) {
         let mut tiers = LowerTiers::new(b"a model");
+        tiers.rules.wait_max = Duration::ZERO;
         let tier = self.clone();
         tiers.push(move || Box::new(tier.clone()));
         let streams = streams(&machine.rig.devices);
@@ -328,15 +302,7 @@ fn drafts(plan: StepPlan, end: u32) -> StepPlan {
 /// A worker with a draft model, and memory for all blocks.
 fn drafting(machine: &Machine) -> (Vec<Stream>, KvWorker) {
     let mut options = options(small(), 8, 8);
-    let draft = GroupOptions {
-        kind: GroupKind::Full,
-        shape: small(),
-        device_blocks: 8,
-        host_blocks: 8,
-        blocks_per_sequence_max: options.blocks_per_sequence_max,
-        watermark_blocks: 0,
-        draft_model: true,
-    };
+    let draft = GroupOptions { draft_model: true, ..group(GroupKind::Full, small(), 8, 8) };
     options.further_groups = vec![draft];
     let streams = streams(&machine.rig.devices);
     let mut worker = KvWorker::new(&streams, options).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, Device, DeviceBuffer, Driver, ErrorCode};
 use cuda_sim::SimConfig;
-use kv_cache::{Growth, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Worker};
+use kv_cache::{GroupId, Growth, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Worker};
 
 use crate::common::engine::{Engine, Prompt, Refused, options, shape, streams};
 use crate::machine::{Machine, PAGE, config, rig, sim, small};
@@ -62,9 +62,9 @@ fn a_worker_gives_memory_back_and_maps_it_again() {
     assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [8, 0]));
     // Four blocks on a page: the third page has two that stay.
     assert!(worker.shrink_to(10));
-    assert_eq!((worker.ready_blocks(), pages()), (10, [8, 5]));
+    assert_eq!((worker.ready_blocks(GroupId(0)), pages()), (10, [8, 5]));
     assert!(worker.shrink_to(20), "a worker that has less keeps what it has");
-    assert_eq!((worker.ready_blocks(), pages()), (10, [8, 5]));
+    assert_eq!((worker.ready_blocks(GroupId(0)), pages()), (10, [8, 5]));
     assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [13, 5]));
     worker.close().unwrap();
     assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
@@ -121,10 +121,7 @@ fn a_device_without_memory_is_used_as_far_as_it_goes() {
         engine.drain().unwrap();
         let maps = machine.calls("cuMemCreate");
         for seed in 10..20 {
-            let mut live = engine.admit(&Prompt::new(seed, 14 * 4)).unwrap();
-            engine.run(&mut [&mut live]).unwrap();
-            drop(live);
-            engine.drain().unwrap();
+            engine.serve(&Prompt::new(seed, 14 * 4));
         }
         let asked = machine.calls("cuMemCreate") - maps;
         assert!(asked < 4 * u64::from(devices), "memory was asked for {asked} times");
@@ -206,23 +203,21 @@ fn memory_that_has_run_out_is_asked_for_seldom_and_grown_into_when_it_is_back() 
     let machine = machine_with(16, 1);
     let mut engine = machine.rig.engine(64, 32);
     let others = all_but(&machine, 2);
-    let serve = |engine: &mut Engine, seed| {
-        let mut live = engine.admit(&Prompt::new(seed, 6 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
+    let serve = |engine: &mut Engine, seeds: std::ops::Range<u32>| {
+        for seed in seeds {
+            engine.serve(&Prompt::new(seed, 6 * 4));
+        }
     };
-    serve(&mut engine, 0);
-    serve(&mut engine, 1);
+    serve(&mut engine, 0..2);
     assert_eq!(engine.cache.stats().ready_blocks, 8);
     let asked = machine.calls("cuMemCreate");
-    (2..1000).for_each(|seed| serve(&mut engine, seed));
+    serve(&mut engine, 2..1000);
     let asked = machine.calls("cuMemCreate") - asked;
     assert!((1..20).contains(&asked), "asked for {asked} times");
     assert_eq!(engine.cache.stats().ready_blocks, 8);
     others.free().unwrap();
     // No request is refused, and yet memory that is back is found.
-    (0..2000).for_each(|seed| serve(&mut engine, seed));
+    serve(&mut engine, 0..2000);
     assert!(engine.cache.stats().ready_blocks > 32, "{:?}", engine.cache.stats());
     engine.close();
 }

@@ -269,7 +269,7 @@ impl Entered {
         let Self { machine, mut engine, tier, sequence, .. } = self;
         drop((sequence, tier));
         engine.drain().unwrap();
-        engine.cache.pool().check_integrity().unwrap();
+        engine.cache.manager().pool().check_integrity().unwrap();
         engine.try_close().unwrap();
         machine.assert_clean();
     }
@@ -282,7 +282,7 @@ fn a_layer_is_read_before_the_next_one_has_come() {
         let step = entered.stage();
         for layer in 0..LAYERS {
             entered.tier.deliver(layer, layer + 1);
-            entered.engine.cache.wait_for_layer(layer).unwrap();
+            entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap();
             entered.check_layer(layer);
             let loading = entered.engine.cache.commit(
                 &mut entered.sequence,
@@ -314,7 +314,7 @@ fn a_load_that_does_not_come_is_late_and_sets_back_who_reads_it() {
     let step = entered.stage();
     entered.tier.deliver(0, 1);
     // Nothing more comes; no call hangs.
-    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
     entered.engine.cache.finish_step(step).unwrap();
     assert_eq!(entered.commit(), Committed::Redo { from: 0 });
     let mut late = entered.tier.held.lock().unwrap().pop().unwrap();
@@ -333,7 +333,7 @@ fn a_step_whose_layers_were_not_waited_for_has_failed() {
     let step = entered.stage();
     entered.tier.deliver(0, LAYERS);
     entered.tier.end();
-    (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+    (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
     // Nobody has waited for layer 0.
     entered.engine.cache.finish_step(step).unwrap();
     entered.engine.drain().unwrap();
@@ -360,14 +360,14 @@ fn a_step_that_was_dropped_has_its_loads_all_the_same() {
 #[test]
 fn a_layer_that_there_is_not_is_refused() {
     let mut entered = Entered::new(1, Duration::from_secs(60));
-    let refused = entered.engine.cache.wait_for_layer(LAYERS).unwrap_err();
+    let refused = entered.engine.cache.wait_for_layer(GroupId(0), LAYERS).unwrap_err();
     assert_eq!(refused.to_string(), "layer 4 of group 0 is waited for, which has 4");
     let step = entered.stage();
-    let refused = entered.engine.cache.wait_for_layer(u32::MAX).unwrap_err();
+    let refused = entered.engine.cache.wait_for_layer(GroupId(0), u32::MAX).unwrap_err();
     assert!(matches!(refused, StepError::Layer { .. }), "{refused:?}");
     entered.tier.deliver(0, LAYERS);
     entered.tier.end();
-    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
     entered.engine.cache.finish_step(step).unwrap();
     assert_eq!(entered.commit(), Committed::Taken);
     entered.close();
@@ -382,7 +382,7 @@ fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
         let mark = |index: usize| entered.fill(index, 0xEE);
         (0..3).for_each(mark);
         entered.tier.deliver(0, 1);
-        entered.engine.cache.wait_for_layer(0).unwrap();
+        entered.engine.cache.wait_for_layer(GroupId(0), 0).unwrap();
         entered.check_layer(0);
         // Nothing more comes of one block, or of any; host memory has content of others there.
         let failed = match is_late {
@@ -395,7 +395,8 @@ fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
                 Some(failed)
             }
         };
-        (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+        (1..LAYERS)
+            .for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
         let names = entered.prompt.hashes(4).into_iter().take(3).enumerate();
         for (index, _) in names.filter(|(_, name)| failed.is_none_or(|failed| failed == *name)) {
             let rest = entered.read(index).split_off(layer_bytes());

@@ -61,16 +61,9 @@ impl Gate {
     }
 }
 
-/// Runs one request alone; how many of its tokens were cached.
+/// Serves four full blocks and a bit; how many of the tokens were cached.
 fn serve(engine: &mut Engine, seed: u32) -> u64 {
-    // Four full blocks and a bit.
-    let prompt = Prompt::new(seed, 17);
-    let mut live = engine.admit(&prompt).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    let cached = live.sequence.cached_tokens();
-    drop(live);
-    engine.drain().unwrap();
-    cached
+    engine.serve(&Prompt::new(seed, 17)).0
 }
 
 /// Runs steps until `blocks` host blocks are usable.
@@ -107,7 +100,7 @@ fn give_back_until(machine: &Machine, engine: &mut Engine, bytes: u64) {
 }
 
 fn cached_on_host(engine: &Engine) -> u64 {
-    engine.cache.pool().stats().secondary.cached
+    engine.cache.manager().pool().stats().secondary.cached
 }
 
 #[test]
@@ -300,7 +293,7 @@ fn a_plan_of_another_process_waits_for_the_host_memory_that_it_names() {
         streams[0].fill(span(&worker, 0), 9).unwrap();
         streams[0].fill(span(&worker, 1), 0).unwrap();
         streams[0].synchronize().unwrap();
-        assert_eq!((worker.host_blocks(), worker.poll_host()), (0, Ok(0)));
+        assert_eq!((worker.host_blocks(GroupId(0)), worker.poll_host()), (0, Ok(0)));
         if refused {
             machine.sim.fail_nth("cuMemHostRegister", 3, ErrorCode::OUT_OF_MEMORY);
         }

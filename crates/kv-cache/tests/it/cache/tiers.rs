@@ -129,12 +129,12 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     let step = engine.begin().unwrap();
     engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
     engine.cache.finish_step(step).unwrap();
-    let plan = engine.cache.plan();
+    let plan = engine.cache.manager().last_plan();
     assert_eq!((plan.copies.len(), plan.transfers.len()), (3, 1), "{plan:?}");
     let copies = plan.step;
     // One step may be in flight, the one with the copies. The tier stores in the call that begins the store.
     let step = engine.begin().unwrap();
-    assert!(engine.cache.completed_step() < copies);
+    assert!(engine.cache.manager().completed_step() < copies);
     assert_eq!(stored(&engine), 0, "what is being copied was stored");
     engine.cache.finish_step(step).unwrap();
     end_tickets(&mut engine, &clock);

@@ -22,15 +22,14 @@ use kv_cache::kv_manager::{
     TruncateError,
 };
 use kv_cache::{
-    Answer, CloseError, Committed, DemandError, Growth, HostPinning, KvCache, KvCacheOptions,
-    LowerTiers, MemoryRules, OpenStep, PoolRules, Request, ReserveError, ResumeError, Sequence,
-    Tokens, TransportChoice, TransportRules,
+    Answer, CloseError, Committed, DemandError, GroupId, GroupKind, GroupOptions, HostPinning,
+    KvCache, KvCacheOptions, OpenStep, Request, ReserveError, ResumeError, Sequence, Tokens,
+    TransportChoice, TransportRules,
 };
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_pool::{
-    BlockHash, BlockHasher, ClaimError,
+    BlockHash, ClaimError,
     clock::ManualClock,
-    retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
 
@@ -196,6 +195,24 @@ pub(crate) fn admit_to(cache: &mut KvCache, tokens: u64) -> Result<Sequence, Ref
     }
 }
 
+/// Admits a request, for which there is room.
+pub(crate) fn admitted(cache: &mut KvCache, request: Request, budget: u64) -> Sequence {
+    match cache.admit(&mut [request], budget).unwrap().pop() {
+        Some(Answer::Admitted(sequence)) => sequence,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One step of a cache without an engine, to its end; its number.
+pub(crate) fn one_step(cache: &mut KvCache, batch: &mut [&mut Sequence]) -> u64 {
+    let step = cache.begin_step().unwrap();
+    cache.stage(&step, batch, |_, _| Ok(())).unwrap();
+    let number = step.number();
+    cache.finish_step(step).unwrap();
+    cache.drain().unwrap();
+    number
+}
+
 /// Has the next step compute the token that came out of the last one.
 pub(crate) fn decode(cache: &mut KvCache, sequence: &mut Sequence) {
     if let Some(step) = sequence.awaits() {
@@ -214,30 +231,34 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
     let tokens_max =
         u64::from(sequences_max * blocks_per_sequence_max) * u64::from(shape.block_tokens());
     KvCacheOptions {
-        kind: kv_cache::GroupKind::Full,
-        further_groups: Vec::new(),
-        shared: None,
-        shape,
-        placement: None,
         // Many machines have one GPU.
         parts_share_devices: true,
-        device_blocks,
-        growth: Growth::OnDemand,
         host_blocks,
         pinning: HostPinning::AT_ONCE,
-        transport: TransportRules::default(),
         sequences_max,
         blocks_per_sequence_max,
-        overlap_depth: 1,
         step_tokens_max: tokens_max as u32,
         // A key and a slot for each token.
         step_arrays: vec![tokens_max * 8; 2],
-        memory: MemoryRules::default(),
-        pool: PoolRules::default(),
+        ..KvCacheOptions::new(shape, device_blocks)
+    }
+}
+
+/// A further group beside one with such [`options`].
+pub(crate) fn group(
+    kind: GroupKind,
+    shape: KvShape,
+    device_blocks: u32,
+    host_blocks: u32,
+) -> GroupOptions {
+    GroupOptions {
+        kind,
+        shape,
+        device_blocks,
+        host_blocks,
+        blocks_per_sequence_max: 16,
         watermark_blocks: 0,
-        scrubs: false,
-        hasher: BlockHasher::FAST,
-        tiers: LowerTiers::default(),
+        draft_model: false,
     }
 }
 
@@ -284,7 +305,7 @@ impl Engine {
     }
 
     pub(crate) fn block_tokens(&self) -> u64 {
-        u64::from(self.cache.shape().block_tokens())
+        u64::from(self.cache.options().shape.block_tokens())
     }
 
     /// What the manager has decided so far.
@@ -310,15 +331,10 @@ impl Engine {
         self.admit_request(prompt, request)
     }
 
-    /// Admits a request that says more than its prompt.
-    pub(crate) fn admit_as(
-        &mut self,
-        prompt: &Prompt,
-        tenant: TenantId,
-        retention: Option<&Arc<RetentionPolicy>>,
-    ) -> Result<Live, Refused> {
+    /// Admits a prompt of a tenant.
+    pub(crate) fn admit_as(&mut self, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
         let mut request = self.request(prompt);
-        (request.tenant, request.retention) = (tenant, retention.cloned());
+        request.tenant = tenant;
         self.admit_request(prompt, request)
     }
 
@@ -347,6 +363,17 @@ impl Engine {
             }
         }
         unreachable!("it waits until a deadline at most")
+    }
+
+    /// Computes a prompt alone, and lets it go when it is at rest; the tokens of it that were cached, and the blocks that
+    /// came back from host memory.
+    pub(crate) fn serve(&mut self, prompt: &Prompt) -> (u64, usize) {
+        let mut live = self.admit(prompt).unwrap();
+        let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());
+        self.run(&mut [&mut live]).unwrap();
+        drop(live);
+        self.drain().unwrap();
+        found
     }
 
     /// A step without a batch, in which copies and transfers go on.
@@ -636,7 +663,8 @@ impl Engine {
         self.enqueued += 1;
         let width = self.cache.options().blocks_per_sequence_max as usize;
         if self.by_layers {
-            (0..self.cache.shape().layers()).try_for_each(|at| self.cache.wait_for_layer(at))?;
+            (0..self.cache.options().shape.layers())
+                .try_for_each(|at| self.cache.wait_for_layer(GroupId(0), at))?;
         }
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
             compute(part, workspace, &fills)?;
@@ -657,7 +685,10 @@ impl Engine {
         self.reserve(live).unwrap();
         let (start, tokens) = (live.sequence.upper(), u64::from(live.sequence.next()));
         let mut slots = Vec::new();
-        self.cache.slot_mapping(&live.sequence, start..start + tokens, &mut slots).unwrap();
+        self.cache
+            .manager()
+            .slot_mapping(&live.sequence, start..start + tokens, &mut slots)
+            .unwrap();
         let send = |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
         self.cache.stage(&step, &mut [&mut live.sequence], send).unwrap();
         let mut written = 0;
@@ -695,7 +726,7 @@ impl Engine {
         self.drain().unwrap();
         assert!(self.verified > 0, "nothing was read");
         assert_eq!(self.corrupt, 0, "of {} blocks read", self.verified);
-        self.cache.pool().check_integrity().unwrap();
+        self.cache.manager().pool().check_integrity().unwrap();
     }
 
     /// Closes the cache, and checks every sum.
@@ -710,7 +741,7 @@ impl Engine {
 
     fn check_completed(&mut self) {
         while let Some(check) = self.checks.front() {
-            if check.number > self.cache.completed_step() || !check.is_decided() {
+            if check.number > self.cache.manager().completed_step() || !check.is_decided() {
                 break;
             }
             let check = self.checks.pop_front().unwrap();
@@ -748,7 +779,7 @@ impl Fill {
         let mut keys = read[start as usize..].to_vec();
         keys[..skip as usize].fill(0xBAD);
         let mut slots = Vec::new();
-        cache.slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
+        cache.manager().slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
         Self { keys, slots, skip, read }
     }
 }

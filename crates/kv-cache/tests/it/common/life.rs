@@ -31,16 +31,8 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
 
 /// Copies of the last plan from one tier to another.
 fn copies(engine: &Engine, from: Tier, to: Tier) -> Vec<BlockCopy> {
-    let copies = engine.cache.plan().copies.iter();
+    let copies = engine.cache.manager().last_plan().copies.iter();
     copies.filter(|copy| (copy.from.tier, copy.to.tier) == (from, to)).copied().collect()
-}
-
-/// Computes a prompt alone, and lets it go when it is at rest.
-fn serve(engine: &mut Engine, prompt: &Prompt) {
-    let mut live = engine.admit(prompt).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
 }
 
 fn a_fork_copies_the_block_that_both_would_write(rig: &Rig) {
@@ -76,7 +68,7 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     engine.suspend(&mut first).unwrap();
     engine.drain().unwrap();
     // Others take all blocks, and leave them full.
-    serve(&mut engine, &rig.prompt(2, 11));
+    engine.serve(&rig.prompt(2, 11));
     assert_eq!(engine.resume(&mut first).unwrap(), 3 * bt + 2);
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut first, 3, 1).unwrap();
@@ -92,7 +84,7 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     engine.run(&mut [&mut twin, &mut first]).unwrap();
     drop((first, twin));
     engine.drain().unwrap();
-    serve(&mut engine, &rig.prompt(2, 11));
+    engine.serve(&rig.prompt(2, 11));
     engine.close();
 }
 
@@ -103,7 +95,7 @@ fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
     let mut first = engine.admit(&Prompt::new(1, bt + 2)).unwrap();
     engine.run(&mut [&mut first]).unwrap();
     engine.suspend(&mut first).unwrap();
-    serve(&mut engine, &Prompt::new(2, 3));
+    engine.serve(&Prompt::new(2, 3));
     engine.resume(&mut first).unwrap();
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut twin, 4, 1).unwrap();
@@ -151,7 +143,7 @@ fn suspended_under_its_work_and_back_at_once(rig: &Rig) {
             engine.suspend(&mut live).unwrap();
             assert_eq!(engine.resume(&mut live).unwrap(), 2 * bt + 1 + round);
             engine.run(&mut [&mut live]).unwrap();
-            let plan = engine.cache.plan();
+            let plan = engine.cache.manager().last_plan();
             assert!(plan.copies.iter().any(|copy| copy.written_by > 0), "{plan:?}");
             assert_eq!(copies(&engine, Tier::Secondary, Tier::Primary).len(), 1);
         }
@@ -210,8 +202,8 @@ fn prefetched_blocks_are_there(rig: &Rig) {
     let mut engine = rig.engine(16, 32);
     let bt = rig.block_tokens();
     let wanted = rig.prompt(1, 6);
-    serve(&mut engine, &wanted);
-    serve(&mut engine, &rig.prompt(2, 15));
+    engine.serve(&wanted);
+    engine.serve(&rig.prompt(2, 15));
     // One block is without content: nothing is brought back that would evict other content.
     assert_eq!(engine.cache.prefetch(&wanted.hashes(bt)).unwrap(), 1);
     engine.cache.forget(&rig.prompt(2, 15).hashes(bt));
@@ -242,7 +234,7 @@ fn tenants_find_their_blocks_empty(rig: &Rig) {
     for host_blocks in [0, 24] {
         let (mut engine, [one, two]) = with_tenants(rig, 8, host_blocks);
         for (seed, tenant) in [(1, one), (2, two), (3, one), (4, two)] {
-            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant, None).unwrap();
+            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant).unwrap();
             let scrubbed = engine.decided().scrubbed_blocks;
             assert_eq!(scrubbed, 8 * (u64::from(seed) - 1));
             if scrubbed > 0 {
@@ -253,7 +245,7 @@ fn tenants_find_their_blocks_empty(rig: &Rig) {
             engine.drain().unwrap();
         }
         // Its own are as it has left them.
-        let live = engine.admit_as(&rig.prompt(4, 7), two, None).unwrap();
+        let live = engine.admit_as(&rig.prompt(4, 7), two).unwrap();
         assert_eq!(live.sequence.cached_tokens(), 7 * rig.block_tokens());
         drop(live);
         engine.close();
@@ -264,7 +256,7 @@ fn what_comes_back_for_a_tenant_stays(rig: &Rig) {
     let (mut engine, [one, two]) = with_tenants(rig, 8, 32);
     for round in 0..4 {
         for (seed, tenant) in [(1, one), (2, two)] {
-            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant, None).unwrap();
+            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant).unwrap();
             let cached = if round == 0 { 0 } else { 7 * rig.block_tokens() };
             assert_eq!(live.sequence.cached_tokens(), cached);
             engine.run(&mut [&mut live]).unwrap();
