@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Stream};
+use cuda_driver::{CopyError, Device, PinnedSpan, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, KvShape, PagedKv,
     PagedLayout,
     error::{BlocksError, PagedKvError},
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
-use kv_stage::{StagingOptions, StagingPool, SubmittedView};
+use kv_stage::{StagingOptions, StagingPool, SubmittedView, error::StagingError};
 
 use crate::host_tier::HostTier;
 use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
@@ -21,7 +21,7 @@ use crate::{BuildError, HostCopyError};
 const LISTS: usize = 32;
 
 /// Bytes of a pair of ids, as kernels read it.
-pub(crate) const PAIR_BYTES: usize = size_of::<BlockPair>();
+const PAIR_BYTES: usize = size_of::<BlockPair>();
 
 /// A link, and the lists of blocks that kernels read when they run.
 #[derive(Debug)]
@@ -32,8 +32,7 @@ pub(crate) struct Carrier {
     /// The usable slabs of the host tier, as the link takes them.
     slabs: Vec<HostBlocks>,
     blocks_per_slab: usize,
-    /// A list is read by a kernel when it runs, so none is written again before its event.
-    lists: StagingPool,
+    lists: Lists,
     list: Vec<BlockPair>,
     legs: Vec<Leg>,
 }
@@ -72,15 +71,13 @@ impl Carrier {
             made => made?,
         };
         let link = link.with_profile(profile);
-        let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
-        let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + LISTS);
         Ok(Some(Self {
             link,
             // What no change of layout is needed for, as far as a block in one piece can be that.
             format: (shape, layout.packed(&shape)),
             slabs: Vec::new(),
             blocks_per_slab: host.blocks_per_slab(),
-            lists: StagingPool::new(device, lists)?,
+            lists: Lists::new(device, overlap_depth as usize + LISTS)?,
             list: Vec::with_capacity(RUN_BLOCKS_MAX),
             legs: Vec::new(),
         }))
@@ -122,14 +119,9 @@ impl Carrier {
         while !numbers.is_empty() {
             let count = self.lay_out(runs, numbers);
             numbers = &numbers[count..];
-            // Waits only if a step has very many pieces.
-            let mut buffer = self.lists.acquire_wait()?;
-            let bytes = (self.list.len() * PAIR_BYTES) as u64;
-            let places = buffer.range_mut(0, bytes).map_err(CopyError::from)?;
-            write_pairs(places, &self.list);
             let (link, slabs) = (&mut self.link, &self.slabs);
             let (list, legs) = (&self.list, &self.legs);
-            let submitted = buffer.submit(stream, |view| {
+            self.lists.submit(stream, list, |view| {
                 for leg in legs {
                     let slab = &slabs[leg.slab];
                     let pairs = &list[leg.pairs.clone()];
@@ -141,8 +133,7 @@ impl Carrier {
                     }
                 }
                 Ok(())
-            });
-            submitted.map_err(HostCopyError::from_submit)?;
+            })?;
         }
         Ok(())
     }
@@ -187,19 +178,55 @@ impl Carrier {
     }
 
     /// Waits for the lists' readers and frees the lists. The host tier may be freed afterwards.
-    pub(crate) fn close(self) -> Result<(), kv_stage::error::StagingError> {
+    pub(crate) fn close(self) -> Result<(), StagingError> {
         let Self { link, slabs, lists, .. } = self;
         drop((link, slabs));
         lists.close()
     }
 }
 
-/// Writes pairs of ids as kernels read them.
-pub(crate) fn write_pairs(places: &mut [u8], pairs: &[BlockPair]) {
-    for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(pairs) {
-        place[..4].copy_from_slice(&pair.source.to_ne_bytes());
-        place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
+/// Lists of pairs in pinned memory. A kernel reads one when it runs, so none is written again before its event.
+#[derive(Debug)]
+pub(crate) struct Lists(StagingPool);
+
+impl Lists {
+    /// Lists for as many submissions in flight, and one more.
+    pub(crate) fn new(device: &Device, in_flight: usize) -> Result<Self, StagingError> {
+        let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
+        let options = StagingOptions::overlapped(buffer_bytes, in_flight);
+        Ok(Self(StagingPool::new(device, options)?))
     }
+
+    /// Writes a list, no longer than a run, and has `enqueue` enqueue what reads it. Waits only if all lists are in use.
+    pub(crate) fn submit(
+        &self,
+        stream: &Stream,
+        list: &[BlockPair],
+        enqueue: impl FnOnce(&SubmittedView<'_>) -> Result<(), TransportError>,
+    ) -> Result<(), HostCopyError> {
+        let mut buffer = self.0.acquire_wait()?;
+        let places = buffer.range_mut(0, size_of_val(list) as u64).map_err(CopyError::from)?;
+        for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(list) {
+            place[..4].copy_from_slice(&pair.source.to_ne_bytes());
+            place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
+        }
+        buffer.submit(stream, enqueue).map_err(HostCopyError::from_submit)?;
+        Ok(())
+    }
+
+    /// Waits for the readers, and frees the lists.
+    pub(crate) fn close(self) -> Result<(), StagingError> {
+        self.0.close()
+    }
+}
+
+/// The memory of a part of a list.
+pub(crate) fn part_of<'a>(
+    view: &'a SubmittedView<'_>,
+    pairs: Range<usize>,
+) -> Result<PinnedSpan<'a>, TransportError> {
+    let (first, bytes) = (pairs.start * PAIR_BYTES, pairs.len() * PAIR_BYTES);
+    view.span().slice(first as u64, bytes as u64).map_err(TransportError::HostRange)
 }
 
 fn copy_of<'a>(
@@ -209,8 +236,6 @@ fn copy_of<'a>(
     pairs: &'a [BlockPair],
     view: &'a SubmittedView<'_>,
 ) -> Result<BlockCopy<'a>, TransportError> {
-    let (place, bytes) = (leg.pairs.start * PAIR_BYTES, pairs.len() * PAIR_BYTES);
-    let list = view.span().slice(place as u64, bytes as u64).map_err(TransportError::HostRange)?;
     let device = (Blocks::Device(paged), ready_blocks);
     let host = (Blocks::Host(slab), slab.blocks());
     let ((from, from_blocks), (to, to_blocks)) = match leg.direction {
@@ -220,7 +245,7 @@ fn copy_of<'a>(
     Ok(BlockCopy {
         from,
         to,
-        pairs: list.into(),
+        pairs: part_of(view, leg.pairs.clone())?.into(),
         count: pairs.len() as u64,
         host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
         from_blocks,

@@ -30,10 +30,8 @@ impl DraftBatch {
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
         let staging = StagingPool::new(device, buffers)?;
         let mut numbers = 0..;
-        let tables = options.groups().map(|group| match group.draft_model {
-            true => numbers.next(),
-            false => None,
-        });
+        let tables = options.groups();
+        let tables = tables.map(|group| if group.draft_model { numbers.next() } else { None });
         let tables = tables.collect();
         let lengths = Vec::with_capacity(options.sequences_max as usize);
         let batch = DeviceBatch::new(&staging, batch)?;

@@ -294,24 +294,12 @@ impl GroupPart {
         format!("{shape:?} {:?} {:?} {:?}", layout.packed(shape), self.share.layers, self.share.row)
     }
 
-    /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.
+    /// Takes over the host memory that was pinned since the last call, or, if it `waits`, all that will be.
     ///
     /// # Errors
     /// A refusal, once: the tier then stays as it is.
-    pub(crate) fn poll_host(&mut self, compute: &Stream) -> Result<u64, PinError> {
-        let polled = self.host.poll();
-        let usable = self.take_slabs(compute);
-        polled.map(|_| usable)
-    }
-
-    /// The same, after waiting until no more host memory will be pinned.
-    pub(crate) fn wait_for_host(&mut self, compute: &Stream) -> Result<u64, PinError> {
-        let waited = self.host.wait();
-        let usable = self.take_slabs(compute);
-        waited.map(|_| usable)
-    }
-
-    fn take_slabs(&mut self, compute: &Stream) -> u64 {
+    pub(crate) fn take_host(&mut self, compute: &Stream, waits: bool) -> Result<(), PinError> {
+        let taken = self.host.take(waits);
         for carrier in self.carriers.iter_mut().flatten() {
             if let Err(error) = carrier.take_slabs(compute, &self.host) {
                 tracing::error!(%error, "blocks of the host tier are copied one by one from now on");
@@ -319,7 +307,7 @@ impl GroupPart {
                 break;
             }
         }
-        self.host.usable()
+        taken
     }
 
     /// Wants `blocks` host blocks, and gives back the memory beyond that nothing uses. Whether none is left

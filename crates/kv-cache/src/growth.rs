@@ -146,9 +146,10 @@ impl KvCache {
         (self.grown.budget, self.grown.ready_blocks, self.grown.told_blocks) = (blocks, told, told);
         self.grown.gives_back = blocks < ready;
         for part in &self.worker.parts {
-            match blocks == most {
-                true => part.first().resume_growing(&self.worker.options().growth),
-                false => part.first().hold_growth(told),
+            if blocks == most {
+                part.first().resume_growing(&self.worker.options().growth);
+            } else {
+                part.first().hold_growth(told);
             }
         }
         Ok(budgeted)

@@ -51,22 +51,17 @@ impl HostTier {
         if self.at_once { Ok(()) } else { self.slabs.resize(self.blocks) }
     }
 
-    /// Takes over what was pinned since the last call; the number of usable blocks.
+    /// Takes over what was pinned since the last call, or, if it `waits`, all that will be.
     ///
     /// # Errors
     /// A refusal, once: the tier then stays as it is.
-    pub(crate) fn poll(&mut self) -> Result<u64, PinError> {
-        self.slabs.poll().map(|_| self.usable())
+    pub(crate) fn take(&mut self, waits: bool) -> Result<(), PinError> {
+        if waits { self.slabs.pin_all().map(drop) } else { self.slabs.poll().map(drop) }
     }
 
     /// Usable blocks, from block 0 on.
     pub(crate) fn usable(&self) -> u64 {
         (self.slabs.slabs().len() as u64 * self.slabs.blocks_per_slab()).min(self.blocks)
-    }
-
-    /// Waits until all blocks are usable that will be.
-    pub(crate) fn wait(&mut self) -> Result<u64, PinError> {
-        self.slabs.pin_all().map(|_| self.usable())
     }
 
     /// Wants `blocks` blocks, more or fewer. Without threads, more blocks are pinned now. Returns the

@@ -12,7 +12,6 @@ mod error;
 mod granules;
 mod group;
 mod growth;
-mod host_share;
 mod host_tier;
 mod layers;
 #[cfg(feature = "metrics")]

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::host_pages::PinError;
 use cuda_driver::{Device, DeviceError, Stream, guard};
 use cuda_vmm::{EpochGate, Fence};
 use kv_kernels::{KvKernels, KvShape, PagedKv};
@@ -333,31 +332,6 @@ impl Part {
     /// What the bytes of host blocks mean, as a text that is the same in every process.
     pub(crate) fn host_format(&self) -> String {
         self.groups.iter().map(GroupPart::host_format).collect::<Vec<_>>().join(",")
-    }
-
-    /// Takes over the host memory that was pinned since the last call.
-    ///
-    /// # Errors
-    /// The first refusal, once: the tier then stays as it is.
-    pub(crate) fn poll_host(&mut self) -> Result<(), PinError> {
-        self.host_of_all(GroupPart::poll_host)
-    }
-
-    /// The same, after waiting until no more host memory will be pinned.
-    pub(crate) fn wait_for_host(&mut self) -> Result<(), PinError> {
-        self.host_of_all(GroupPart::wait_for_host)
-    }
-
-    fn host_of_all(
-        &mut self,
-        call: impl Fn(&mut GroupPart, &Stream) -> Result<u64, PinError>,
-    ) -> Result<(), PinError> {
-        let Self { streams, groups, .. } = self;
-        let mut refused = Ok(());
-        for group in groups {
-            refused = refused.and(call(group, &streams.compute).map(drop));
-        }
-        refused
     }
 
     /// Releases everything. The device is at rest, and no lease of the gate is open.

@@ -1,12 +1,15 @@
-//! Memory under host blocks: usable as it is pinned, and given back by a budget.
+//! Memory under host blocks: usable as it is pinned, shared with readers in other threads, and given back by a budget.
+
+use std::sync::Arc;
 
 use cuda_driver::guard;
 use cuda_driver::host_pages::PinError;
-use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
+use kv_manager::{BudgetError, Budgeted, GroupId, HostShare, PlanError, StepPlan};
 use kv_pool::Tier;
 
 use crate::group::GroupPart;
 use crate::part::Part;
+use crate::tiers::pinned_memory;
 use crate::{KvCache, KvCacheOptions, KvWorker};
 
 /// How much of the host tier of each group is handed out.
@@ -50,6 +53,33 @@ impl Pinned {
 }
 
 impl KvCache {
+    /// Shares the host tier with readers in other threads, such as those that serve other hosts: blocks that are cached there are
+    /// lent by name, and are neither evicted nor written meanwhile. Records of the blocks are those of
+    /// [tiers below](crate::LowerTiers), for the same model.
+    ///
+    /// What is pinned later is lent, too. Memory beyond a [budget](Self::set_budget) is given back when nobody reads it any more. The
+    /// share stays usable when the cache is dropped, and keeps the host memory then.
+    #[must_use]
+    pub fn share_host(&mut self) -> Arc<HostShare> {
+        let groups = 0..self.manager.formats().len();
+        let memory =
+            groups.map(|group| pinned_memory(self.worker.parts(), GroupId(group as u16), u64::MAX));
+        let memory = memory.collect();
+        let Some(share) = self.manager.share_host(self.worker.tiers.format(), memory) else {
+            unreachable!("there is memory of each group")
+        };
+        self.share.get_or_insert(share).clone()
+    }
+
+    /// Has blocks of a group be read where they are by now: the first so many.
+    pub(crate) fn share_memory(&self, group: GroupId, blocks: u64) {
+        if let Some(share) = &self.share {
+            let is_read =
+                share.set_memory(group, pinned_memory(self.worker.parts(), group, blocks));
+            debug_assert!(is_read, "a group's blocks keep their length");
+        }
+    }
+
     /// Why host memory was not pinned, if that was refused since the last call. The cache goes on with the
     /// host blocks that it has; [`set_budget`](Self::set_budget) tries again.
     pub fn take_host_refusal(&mut self) -> Option<PinError> {
@@ -152,7 +182,7 @@ impl KvWorker {
     /// # Errors
     /// [`PinError`], once for each device that refuses: its tier stays as it is.
     pub fn poll_host(&mut self) -> Result<u64, PinError> {
-        self.host_of_all(Part::poll_host)
+        self.take_host(false)
     }
 
     /// The same, after waiting until no more host memory will be pinned.
@@ -162,16 +192,15 @@ impl KvWorker {
     #[track_caller]
     pub fn wait_for_host(&mut self) -> Result<u64, PinError> {
         let _site = cuda_driver::site::enter();
-        self.host_of_all(Part::wait_for_host)
+        self.take_host(true)
     }
 
-    fn host_of_all(
-        &mut self,
-        call: impl Fn(&mut Part) -> Result<(), PinError>,
-    ) -> Result<u64, PinError> {
+    fn take_host(&mut self, waits: bool) -> Result<u64, PinError> {
         let mut refused = Ok(());
-        for part in &mut self.parts {
-            refused = refused.and(call(part));
+        for Part { streams, groups, .. } in &mut self.parts {
+            for group in groups {
+                refused = refused.and(group.take_host(&streams.compute, waits));
+            }
         }
         refused.map(|()| self.host_blocks(GroupId(0)))
     }

@@ -243,7 +243,7 @@ struct Pinned {
 }
 
 /// The first so many of the host blocks of a group that are pinned.
-fn pinned_memory(parts: &[Part], group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
+pub(crate) fn pinned_memory(parts: &[Part], group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
     let parts = parts.iter().map(|part| {
         let mut pinned = part.of(group).pinned_host();
         let slabs = blocks.div_ceil(pinned.blocks_per_slab.max(1) as u64);
@@ -340,11 +340,6 @@ impl HostBlocks for Pinned {
 }
 
 impl KvWorker {
-    /// The first so many of the host blocks of a group that are pinned.
-    pub(crate) fn host_memory(&self, group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
-        pinned_memory(&self.parts, group, blocks)
-    }
-
     /// Begins stores and loads whose copies are complete, lets the tiers below host memory work, and appends the
     /// tickets that have ended, and names that tiers have dropped: what the manager is to
     /// [be told](kv_manager::Manager::settle), before the steps that are [polled](Self::poll) next. To be called as often as these.

@@ -561,10 +561,8 @@ impl KvWorker {
         }
         guard!("cache.copies-end-before-steps", self.send_copies()?);
         let waited = self.end_layers()?;
-        let outcome = match guard!("cache.unwaited-layers-fail", waited, else true) {
-            true => outcome,
-            false => Outcome::Failed,
-        };
+        let waited = guard!("cache.unwaited-layers-fail", waited, else true);
+        let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
         let recorded = self.parts.iter_mut().map(Part::fence_compute);
         let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;

@@ -102,6 +102,19 @@ impl Exposition {
         self.add((name, help, MetricType::COUNTER), metric);
     }
 
+    /// Adds counts that differ by a label.
+    pub(super) fn counters<'a>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        label: &str,
+        counts: impl IntoIterator<Item = (&'a str, u64)>,
+    ) {
+        for (of, count) in counts {
+            self.counter(name, help, &[(label, of)], count);
+        }
+    }
+
     /// Adds a quantity of now.
     pub(super) fn gauge(
         &mut self,

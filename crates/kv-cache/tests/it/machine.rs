@@ -77,7 +77,8 @@ pub(crate) fn device(sim: &SimDriver) -> Device {
 
 /// The first devices of a machine.
 pub(crate) fn open(sim: &SimDriver, count: u32) -> Vec<Device> {
-    (0..count as i32).map(|ordinal| kv_testkit::machine::device(sim, ordinal)).collect()
+    let driver = Arc::new(sim.clone());
+    (0..count as i32).map(|ordinal| Device::open(driver.clone(), ordinal).unwrap()).collect()
 }
 
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {

@@ -2,20 +2,14 @@
 //! overflow, alone and in pairs: each is taken or refused by a typed error, without a panic, an abort or a
 //! hang, and in bounded memory.
 
-use std::time::Duration;
-
-use cuda_driver::{Device, DeviceBuffer};
+use cuda_driver::Device;
 use cuda_sim::SimConfig;
 use cuda_vmm::limit::{AdmissionPolicy, Headroom};
 use kv_cache::{
     BuildError, GroupId, Growth, KvCache, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules,
-    Tokens, TransportChoice, TransportRules, Worker, WorkerOptions,
+    Worker,
 };
-use kv_kernels::{
-    PagedKv, PagedLayout,
-    link::{HostLinkOptions, TransportProfile},
-};
-use kv_pool::{BlockHash, Tier};
+use kv_pool::Tier;
 
 use crate::common::engine::{admit_to, group, options, shape, streams};
 use crate::machine;
@@ -125,58 +119,27 @@ fn bytes_of_steps_and_rules_of_memory() {
 }
 
 #[test]
-fn growth_ahead_and_workers() {
+fn growth_ahead() {
     let ahead = |blocks| Growth::Ahead { blocks, worker: Worker::manual() };
     let all = U32.map(|blocks| KvCacheOptions { growth: ahead(blocks), ..small() });
     assert_eq!(try_all(all), (U32.len(), 0));
-    for time in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
-        for naps_before_sleep in [0, 1, u32::MAX] {
-            let options = WorkerOptions { nap: time, naps_before_sleep, retry: time };
-            let Ok(worker) = Worker::spawn(options) else { continue };
-            let growth = Growth::Ahead { blocks: u32::MAX, worker: worker.clone() };
-            try_all([KvCacheOptions { growth, ..small() }]);
-            worker.close();
-        }
-    }
 }
 
 #[test]
-fn transports() {
-    let link = |link| {
-        let transport = TransportRules { link, ..TransportRules::default() };
-        KvCacheOptions { transport, ..small() }
-    };
-    let base = HostLinkOptions { ring_buffer_bytes: 4096, ..HostLinkOptions::default() };
-    let mut all = Vec::new();
-    for value in U32 {
-        all.push(link(HostLinkOptions { multiprocessors: value, ..base }));
-        all.push(link(HostLinkOptions { ring_buffers: value, ..base }));
-        for ring_buffer_bytes in [0, 1, u64::MAX] {
-            all.push(link(HostLinkOptions { ring_buffers: value, ring_buffer_bytes, ..base }));
-        }
+fn arrays_of_a_step() {
+    let mut cache = KvCache::new(&streams(&[device()]), small()).unwrap();
+    let mut sequence = admit_to(&mut cache, 5).unwrap();
+    for words in [0, 1, 1 << 10, 1 << 20] {
+        let step = cache.begin_step().unwrap();
+        // What the dropped step has spoilt is told once.
+        let _ = cache.reserve(&mut sequence, 0);
+        cache.reserve(&mut sequence, 1).unwrap();
+        let array = vec![0_u64; words];
+        let staged = cache.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &array));
+        assert_eq!(staged.is_ok(), words <= 512, "{words}");
     }
-    for value in U64 {
-        all.push(link(HostLinkOptions { launch_bytes: value, ..base }));
-        all.push(link(HostLinkOptions { ring_buffer_bytes: value, ..base }));
-    }
-    let device = device();
-    for multiprocessors in [1, u32::MAX] {
-        for bytes_per_s in [0, 1, u64::MAX] {
-            let mut profile = TransportProfile::assumed(&device, multiprocessors).unwrap();
-            profile.to_host.copy_bytes_per_s = bytes_per_s;
-            profile.to_pages.copy_bytes_per_s = bytes_per_s;
-            for choice in TransportChoice::ALL {
-                let profiles = vec![profile.clone()];
-                let transport = TransportRules { choice, profiles, link: base };
-                all.push(KvCacheOptions { transport, ..small() });
-            }
-        }
-    }
-    let (built, _) = try_all(all);
-    assert!(built > 40, "{built}");
-    for text in ["", "auto", "AUTO", &"auto".repeat(1 << 16)] {
-        assert_eq!(text.parse::<TransportChoice>().is_ok(), text == "auto");
-    }
+    drop(sequence);
+    cache.close().unwrap();
 }
 
 #[test]
@@ -190,85 +153,6 @@ fn streams_of_devices() {
             cache.close().unwrap();
         }
     }
-}
-
-#[test]
-fn sequences() {
-    let device = device();
-    let mut cache = KvCache::new(&streams(&[device]), small()).unwrap();
-    let names: Vec<_> = (0..64).map(|at| BlockHash::chain(BlockHash::ROOT, &[at])).collect();
-    let mut sequence = admit_to(&mut cache, 5).unwrap();
-    for tokens in U32 {
-        let reserved = cache.reserve(&mut sequence, tokens);
-        assert_eq!(reserved.is_ok(), tokens <= 32, "{tokens}");
-    }
-    let mut slots = Vec::new();
-    let room = sequence.block_count() as u64 * 4;
-    for start in U64 {
-        for end in U64 {
-            let mapped = cache.manager().slot_mapping(&sequence, start..end, &mut slots);
-            assert_eq!(mapped.is_ok(), start <= end && end <= room, "{start}..{end}");
-        }
-    }
-    for index in [0, 1, 1 << 32, usize::MAX] {
-        assert_eq!(sequence.block(index).is_some(), index < sequence.block_count());
-    }
-    for count in [0, 1, 64] {
-        assert_eq!(cache.prefetch(&names[..count]).unwrap(), 0);
-        assert_eq!(cache.forget(&names[..count]), 0);
-    }
-    for step in U64 {
-        let committed = cache.commit(&mut sequence, step, &[7]);
-        assert_eq!(committed.is_err(), step > 0, "step 0 is stale: {committed:?}");
-        assert_eq!(sequence.known(), 5);
-    }
-
-    for words in [0, 1, 1 << 10, 1 << 20] {
-        let step = cache.begin_step().unwrap();
-        // What the dropped step has spoilt is told once.
-        let _ = cache.reserve(&mut sequence, 0);
-        cache.reserve(&mut sequence, 1).unwrap();
-        let array = vec![0_u64; words];
-        let staged = cache.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &array));
-        assert_eq!(staged.is_ok(), words <= 512, "{words}");
-    }
-    for tokens in U64 {
-        let known = sequence.known();
-        // What the dropped step has spoilt is told once.
-        let _ = cache.reserve(&mut sequence, 0);
-        assert_eq!(cache.truncate(&mut sequence, tokens).is_ok(), tokens <= known, "{tokens}");
-        let more = Tokens::Named { count: tokens, names: &[] };
-        assert!(cache.extend(&mut sequence, more).is_err(), "it has ids");
-        let missing = vec![7; 5 - sequence.known() as usize];
-        cache.extend(&mut sequence, &missing).unwrap();
-    }
-    drop(sequence);
-    cache.close().unwrap();
-}
-
-#[test]
-fn tensors_of_an_engine() {
-    let device = device();
-    let streams = streams(std::slice::from_ref(&device));
-    let shape = small().shape;
-    let memory = DeviceBuffer::alloc(&device, 64 * shape.block_bytes()).unwrap();
-    let paged = |blocks: u64, count: usize| -> Vec<PagedKv> {
-        let layout = PagedLayout::block_major(&shape);
-        let span = memory.span().slice(0, blocks * shape.block_bytes()).unwrap();
-        let made = |_| PagedKv::new(&streams[0], shape, layout, span, blocks).unwrap();
-        (0..count).map(made).collect()
-    };
-    for (blocks, count, fits) in
-        [(1, 1, false), (7, 1, false), (8, 1, true), (8, 2, false), (64, 1, true)]
-    {
-        let cache = KvCache::over(&streams, paged(blocks, count), small());
-        assert_eq!(cache.is_ok(), fits, "{blocks} blocks, {count} times");
-        let worker = KvWorker::over(&streams, paged(blocks, count), small());
-        assert_eq!(worker.is_ok(), fits, "{blocks} blocks, {count} times");
-        cache.into_iter().for_each(|cache| cache.close().unwrap());
-        worker.into_iter().for_each(|worker| worker.close().unwrap());
-    }
-    assert!(KvCache::over(&streams, Vec::new(), small()).is_err());
 }
 
 #[test]

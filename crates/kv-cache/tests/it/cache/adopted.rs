@@ -2,7 +2,7 @@
 
 use cuda_driver::Stream;
 use kv_cache::{KvCache, KvCacheOptions, TransportChoice};
-use kv_kernels::{KvFormat, PagedKv, PagedLayout};
+use kv_kernels::{KvFormat, PagedKv};
 use kv_pool::Tier;
 
 use crate::common::engine::tensors::Tensors;
@@ -14,7 +14,7 @@ const BLOCKS: u64 = 12;
 
 /// Tensors of every format.
 fn every_format() -> impl Iterator<Item = Tensors> {
-    KvFormat::ALL.into_iter().map(|format| Tensors::new(format, BLOCKS))
+    KvFormat::ALL.into_iter().map(|format| Tensors::new(format))
 }
 
 /// A machine whose cache lies in such tensors.
@@ -67,8 +67,7 @@ fn every_format_holds_a_cache() {
         for choice in TransportChoice::ALL {
             let machine = machine(tensors);
             let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-            let memory = tensors.allocate(&stream);
-            let paged = tensors.adopt(&stream, &memory);
+            let (memory, paged) = tensors.make(&stream, BLOCKS);
             let whole = paged.layout().has_whole_blocks(paged.shape());
             let options = by(choice, options(*paged.shape(), BLOCKS as u32, 32));
             let made = KvCache::over(std::slice::from_ref(&stream), vec![paged], options);
@@ -77,7 +76,7 @@ fn every_format_holds_a_cache() {
                 assert!(refused.contains("several pieces"), "{refused}");
                 continue;
             }
-            let mut engine = Engine::over(made.unwrap(), tensors, memory);
+            let mut engine = Engine::over(made.unwrap(), memory);
             live_on(&mut engine);
             let decided = engine.decided();
             assert!(decided.copied_on_write > 0 && decided.suspended_blocks > 0, "{tensors:?}");
@@ -100,47 +99,13 @@ fn every_scenario_of_a_cache_plays_in_every_format() {
     }
 }
 
-/// The bytes that an engine finds wrong when its tensors are taken for what they are not.
-fn misread(tensors: Tensors, layout: PagedLayout) -> u64 {
-    let machine = machine(tensors);
-    let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-    let memory = tensors.allocate(&stream);
-    let paged = tensors.misread(&stream, &memory, layout);
-    let options = options(tensors.shape(), BLOCKS as u32, 0);
-    let cache = KvCache::over(std::slice::from_ref(&stream), vec![paged], options).unwrap();
-    let mut engine = Engine::over(cache, tensors, memory);
-    let mut live = engine.admit(&Prompt::new(1, 3 * engine.block_tokens())).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    engine.drain().unwrap();
-    assert_eq!(engine.verified, 3);
-    engine.corrupt
-}
-
-#[test]
-fn tensors_taken_for_another_format_are_refused_and_would_be_seen() {
-    for (format, other) in [
-        (KvFormat::FusedHnd, KvFormat::FusedNhd),
-        (KvFormat::PagedAttention, KvFormat::LayerPairsNhd),
-    ] {
-        let tensors = Tensors::new(format, BLOCKS);
-        let machine = Machine::new(1, 1, tensors.shape());
-        let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-        let memory = tensors.allocate(&stream);
-        let refused = tensors.adopt_as(&stream, &memory, (other, &tensors.numbers));
-        assert!(refused.is_err(), "{format:?} as {other:?}");
-        assert_eq!(misread(tensors, format.layout(&tensors.numbers).unwrap()), 0);
-        assert_eq!(misread(tensors, other.layout(&tensors.numbers).unwrap()), 3, "{format:?}");
-    }
-}
-
 #[test]
 fn tensors_of_another_shape_size_or_number_are_refused() {
     let machine = Machine::new(1, 2, small());
     let streams = streams(&machine.rig.devices);
-    let tensors = Tensors::new(KvFormat::FlashInferNhd, BLOCKS);
-    let memory = tensors.allocate(&streams[0]);
-    let adopted = || tensors.adopt(&streams[0], &memory);
-    let paged = adopted();
+    let tensors = Tensors::new(KvFormat::FlashInferNhd);
+    let made = || tensors.make(&streams[0], BLOCKS);
+    let (_first, paged) = made();
     let right = options(*paged.shape(), BLOCKS as u32, 0);
     let refused = |streams: &[Stream], paged: Vec<PagedKv>, options: &KvCacheOptions| {
         let error = KvCache::over(streams, paged, options.clone()).unwrap_err();
@@ -148,14 +113,13 @@ fn tensors_of_another_shape_size_or_number_are_refused() {
     };
     let said = refused(&streams[..1], vec![paged], &options(small(), BLOCKS as u32, 0));
     assert!(said.starts_with("the adopted tensors hold"), "{said}");
-    let paged = adopted();
+    let (_memory, paged) = made();
     let many = options(*paged.shape(), BLOCKS as u32 + 1, 0);
     let said = refused(&streams[..1], vec![paged], &many);
     assert_eq!(said, "the adopted tensors have 12 blocks, and the cache 13");
     let said = refused(&streams[..1], vec![], &right);
     assert_eq!(said, "0 adopted descriptions for 1 devices with layers");
-    let paged = adopted();
+    let (_memory, paged) = made();
     let said = refused(&streams[1..], vec![paged], &right);
     assert_eq!(said, "adopted description 0 is of another device than the compute stream there");
-    drop((memory, streams));
 }

@@ -7,8 +7,8 @@ use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer, Stream};
 use kv_cache::LowerTiers;
 use kv_cache::kv_manager::tiers::{BlockSink, BlockSource, LowerTier};
 use kv_cache::kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, Direction, GroupId, LayerLoad, Outcome, PlanError, Row,
-    RowEdit, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
+    BatchRow, BlockCopy, BlockScrub, Direction, Forget, GroupId, LayerLoad, Outcome, PlanError,
+    Row, RowEdit, Snapshot, SnapshotTable, Start, StepPlan, TicketId, Transfer, WorkerId,
 };
 use kv_cache::{
     BuildError, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, OptionsError,
@@ -62,12 +62,15 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         scrubs: vec![BlockScrub { group: GroupId(0), block: BlockId::new(4), after: 0 }],
         ..StepPlan::default()
     };
+    let forgets = vec![Forget::All(Tier::Third)];
+    let forgets = StepPlan { step: 1, forgets, ..StepPlan::default() };
     let lies = [
         ("a copy of no memory", copies(copy((Primary, 4), (Primary, 2)))),
         ("a copy to no memory", copies(copy((Primary, 2), (Primary, 7)))),
         ("a copy out of no memory", copies(copy((Primary, 5), (Secondary, 0)))),
         ("a copy back to no memory", copies(copy((Secondary, 0), (Primary, 4)))),
         ("a scrub of no memory", scrubs),
+        ("a tier that there is not", forgets),
         ("a row with too few blocks", row_of(&[0])),
         ("a row with a hole", row_of(&[0, -1])),
         ("a row of no memory", row_of(&[0, 6])),

@@ -115,14 +115,6 @@ fn a_mirror_of_a_whole_life_has_what_the_cache_has_in_every_tier() {
     }
     let stats = engine.cache.manager().lower_stats();
     assert!(stats.stored_blocks[0] > 20 && stats.loaded_blocks[0] > 0, "{stats:?}");
-    let (decided, ways) = (engine.decided(), engine.cache.stats().ways);
-    let bytes = |blocks: u64| blocks * small().block_bytes();
-    assert_eq!(ways.device_to_host, bytes(decided.offloaded_blocks));
-    assert_eq!(ways.host_to_device, bytes(decided.onboarded_blocks));
-    assert_eq!(
-        (ways.stored[0], ways.loaded[0]),
-        (bytes(stats.stored_blocks[0]), bytes(stats.loaded_blocks[0]))
-    );
     assert!(removed > 0, "the tier dropped nothing: {stats:?}");
     // A reader that begins now has the same.
     let mut late = Mirror::new();

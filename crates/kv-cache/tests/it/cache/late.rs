@@ -224,7 +224,7 @@ fn an_engine_goes_on_whichever_way_blocks_travel_and_on_devices_that_are_never_l
 
 #[test]
 fn an_engine_closes_the_cache() {
-    every_call_fails_once(late(2, 1, TransportChoice::EachBlock), Then::Closes);
+    every_call_fails_once(late(1, 2, TransportChoice::EachBlock), Then::Closes);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use kv_cache::kv_manager::{
     CommitError, GroupId, LowerOptions, LowerStats, SequenceError, Waiting,
 };
 use kv_cache::{
-    Answer, Committed, KvCacheOptions, LowerTiers, OpenStep, PoolRules, Request, Sequence,
-    StepError, Tokens, TransportChoice,
+    Answer, Committed, KvCacheOptions, LowerTiers, OpenStep, PoolRules, Request, Sequence, Tokens,
+    TransportChoice,
 };
 use kv_pool::BlockHash;
 use kv_pool::clock::ManualClock;
@@ -354,22 +354,6 @@ fn a_step_that_was_dropped_has_its_loads_all_the_same() {
     entered.engine.drain().unwrap();
     assert_eq!(entered.commit(), Committed::Redo { from: 12 });
     (0..LAYERS).for_each(|layer| entered.check_layer(layer));
-    entered.close();
-}
-
-#[test]
-fn a_layer_that_there_is_not_is_refused() {
-    let mut entered = Entered::new(1, Duration::from_secs(60));
-    let refused = entered.engine.cache.wait_for_layer(GroupId(0), LAYERS).unwrap_err();
-    assert_eq!(refused.to_string(), "layer 4 of group 0 is waited for, which has 4");
-    let step = entered.stage();
-    let refused = entered.engine.cache.wait_for_layer(GroupId(0), u32::MAX).unwrap_err();
-    assert!(matches!(refused, StepError::Layer { .. }), "{refused:?}");
-    entered.tier.deliver(0, LAYERS);
-    entered.tier.end();
-    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
-    entered.engine.cache.finish_step(step).unwrap();
-    assert_eq!(entered.commit(), Committed::Taken);
     entered.close();
 }
 

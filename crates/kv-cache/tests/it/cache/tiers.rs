@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use cuda_sim::Pace;
 use kv_cache::kv_manager::tiers::{Background, FaultRules, MemoryTier, MemoryTierOptions};
-use kv_cache::kv_manager::{LowerOptions, LowerStats, StepPlan};
-use kv_cache::{KvCacheOptions, KvWorker, LowerTiers, PoolRules, StepError, TransportChoice};
+use kv_cache::kv_manager::{LowerOptions, LowerStats};
+use kv_cache::{KvCacheOptions, LowerTiers, PoolRules, TransportChoice};
 use kv_pool::clock::ManualClock;
 
-use crate::common::engine::{Engine, Prompt, by, options, streams};
+use crate::common::engine::{Engine, Prompt, by, options};
 use crate::machine::{Machine, small};
 
 /// A cache of 12 blocks on the device and 10 in host memory, over tiers with these faults.
@@ -178,17 +178,5 @@ fn a_tier_in_a_thread_of_its_own_brings_the_same() {
     let stats = serve(&mut engine, &clock, 4);
     assert!(stats.loaded_blocks[0] > 20, "{stats:?}");
     engine.close();
-    machine.assert_clean();
-}
-
-#[test]
-fn a_plan_for_tiers_that_a_worker_does_not_have_is_refused() {
-    let machine = Machine::new(1, 1, small());
-    let mut worker = KvWorker::new(&streams(&machine.rig.devices), options(small(), 4, 4)).unwrap();
-    let forgets = vec![kv_cache::kv_manager::Forget::All(kv_pool::Tier::Third)];
-    let plan = StepPlan { step: 1, forgets, ..StepPlan::default() };
-    let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
-    assert!(matches!(&refused, StepError::Plan(_)), "{refused:?}");
-    worker.close().unwrap();
     machine.assert_clean();
 }

@@ -1,7 +1,6 @@
 //! A small engine. It computes tokens by writing a pattern that follows from the token, and attends
 //! by reading all KV of all sequences through the block table. The sums that it reads are compared
-//! with those that the host computes without holding the bytes. Over tensors of its own it copies them
-//! instead, and the host looks for each byte where the axes of their format say that it is.
+//! with those that the host computes without holding the bytes.
 //!
 //! The engine knows which ids come out of a step before the step runs, and commits them when they are asked
 //! for: before the next tokens are reserved, or a step later ([`Engine::decode_ahead`]).
@@ -33,9 +32,8 @@ use kv_pool::{
     tenants::{TenantError, TenantId},
 };
 
-use tensors::Tensors;
 pub(crate) use workspace::Check;
-use workspace::{Workspace, attend, compute};
+use workspace::{Workspace, attend, compute, pairs};
 
 pub(crate) type Failure = Box<dyn Error>;
 
@@ -176,6 +174,8 @@ pub(crate) struct Engine {
     pub(crate) clock: Option<ManualClock>,
     /// Admits requests before their loads have ended, and waits for each layer.
     pub(crate) by_layers: bool,
+    /// The cache's memory, if it has none of its own.
+    _tensors: Vec<DeviceBuffer>,
 }
 
 /// A new stream for each of `devices`, which may name a device twice.
@@ -228,8 +228,8 @@ pub(crate) fn shape(layers: u32, row_bytes: u64, block_tokens: u32) -> KvShape {
 /// Options that fit the engine, for a cache of `device_blocks` and `host_blocks`.
 pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> KvCacheOptions {
     let (sequences_max, blocks_per_sequence_max) = (8, 16);
-    let tokens_max =
-        u64::from(sequences_max * blocks_per_sequence_max) * u64::from(shape.block_tokens());
+    let entries = u64::from(sequences_max * blocks_per_sequence_max);
+    let tokens_max = entries * u64::from(shape.block_tokens());
     KvCacheOptions {
         // Many machines have one GPU.
         parts_share_devices: true,
@@ -238,8 +238,8 @@ pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> K
         sequences_max,
         blocks_per_sequence_max,
         step_tokens_max: tokens_max as u32,
-        // A key and a slot for each token.
-        step_arrays: vec![tokens_max * 8; 2],
+        // A key and a slot for each token, and a pair of ids for each entry of the block table.
+        step_arrays: vec![tokens_max * 8, tokens_max * 8, entries * 8],
         ..KvCacheOptions::new(shape, device_blocks)
     }
 }
@@ -277,18 +277,12 @@ impl Engine {
 
     /// An engine on a cache that was made in another way.
     pub(crate) fn with(cache: KvCache) -> Self {
-        let workspaces =
-            cache.parts().iter().map(|part| Workspace::summing(part, &cache)).collect();
-        Self::new_with(cache, workspaces)
+        Self::over(cache, Vec::new())
     }
 
-    /// An engine on a cache over its own tensors, on one device.
-    pub(crate) fn over(cache: KvCache, tensors: Tensors, memory: Vec<DeviceBuffer>) -> Self {
-        let workspace = Workspace::over(&cache, tensors, memory);
-        Self::new_with(cache, vec![workspace])
-    }
-
-    fn new_with(cache: KvCache, workspaces: Vec<Workspace>) -> Self {
+    /// An engine on a cache that lies in tensors of the engine's.
+    pub(crate) fn over(cache: KvCache, tensors: Vec<DeviceBuffer>) -> Self {
+        let workspaces = cache.parts().iter().map(|part| Workspace::new(part, &cache)).collect();
         Self {
             cache,
             workspaces,
@@ -301,6 +295,7 @@ impl Engine {
             redone: 0,
             clock: None,
             by_layers: false,
+            _tensors: tensors,
         }
     }
 
@@ -653,22 +648,25 @@ impl Engine {
         let fills: Vec<Fill> = lives.iter().map(|live| Fill::new(&self.cache, live)).collect();
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
         let slots: Vec<i64> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
+        let width = self.cache.options().blocks_per_sequence_max as usize;
+        let pairs = pairs(lives, width);
+        let ids: Vec<_> = pairs.iter().flat_map(|of| [of.source, of.destination]).collect();
         let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
         self.cache.stage(step, &mut sequences, |_, step| {
             step.array(KEYS, &keys)?;
-            step.array(SLOTS, &slots)
+            step.array(SLOTS, &slots)?;
+            step.array(PAIRS, &ids)
         })?;
         // Steps in flight are no more than the depth, and this one.
         let ring = self.enqueued % (self.cache.options().overlap_depth as usize + 1);
         self.enqueued += 1;
-        let width = self.cache.options().blocks_per_sequence_max as usize;
         if self.by_layers {
             (0..self.cache.options().shape.layers())
                 .try_for_each(|at| self.cache.wait_for_layer(GroupId(0), at))?;
         }
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
             compute(part, workspace, &fills)?;
-            attend(part, workspace, lives, width, ring)?;
+            attend(part, workspace, (lives.len(), width), &pairs, ring)?;
         }
         for live in lives.iter_mut() {
             (live.started, live.ahead) = (true, false);
@@ -797,3 +795,4 @@ fn refused(answer: Answer) -> Refused {
 /// The engine's arrays in a step.
 const KEYS: usize = 0;
 const SLOTS: usize = 1;
+const PAIRS: usize = 2;

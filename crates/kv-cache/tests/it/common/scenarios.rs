@@ -3,7 +3,7 @@
 
 use cuda_driver::Device;
 use kv_cache::{Answer, KvCache, KvCacheOptions};
-use kv_kernels::{KvShape, layout::FormatOptions};
+use kv_kernels::KvShape;
 use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::tensors::Tensors;
@@ -30,13 +30,10 @@ impl Rig {
 
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
         let streams = streams(&self.devices);
-        if let Some(Tensors { format, numbers }) = self.tensors {
-            let numbers = FormatOptions { blocks: options.device_blocks.into(), ..numbers };
-            let tensors = Tensors { format, numbers };
-            let memory = tensors.allocate(&streams[0]);
-            let paged = tensors.adopt(&streams[0], &memory);
+        if let Some(tensors) = self.tensors {
+            let (memory, paged) = tensors.make(&streams[0], options.device_blocks.into());
             let cache = KvCache::over(&streams, vec![paged], options).unwrap();
-            return Engine::over(cache, tensors, memory);
+            return Engine::over(cache, memory);
         }
         let placement = self.place.of(&options, &self.devices);
         Engine::new(&streams, KvCacheOptions { placement, ..options })
@@ -157,8 +154,10 @@ fn content_goes_to_the_host_and_comes_back(rig: &Rig) {
     let (decided, counters) = (engine.decided(), engine.cache.manager().pool().counters());
     assert_eq!(decided.onboarded_blocks, counters.onboarded);
     assert_eq!(decided.offloaded_blocks, counters.offloaded);
-    let moved = decided.onboarded_blocks + decided.offloaded_blocks;
-    assert_eq!(engine.cache.stats().copied_bytes, moved * rig.shape.block_bytes());
+    let (bytes, stats) = (rig.shape.block_bytes(), engine.cache.stats());
+    assert_eq!(stats.ways.device_to_host, decided.offloaded_blocks * bytes);
+    assert_eq!(stats.ways.host_to_device, decided.onboarded_blocks * bytes);
+    assert_eq!(stats.copied_bytes, stats.ways.device_to_host + stats.ways.host_to_device);
     engine.close();
 }
 
