@@ -214,13 +214,11 @@ impl Lists {
         Ok(())
     }
 
-    /// Waits for the readers, and frees the lists.
     pub(crate) fn close(self) -> Result<(), StagingError> {
         self.0.close()
     }
 }
 
-/// The memory of a part of a list.
 pub(crate) fn part_of<'a>(
     view: &'a SubmittedView<'_>,
     pairs: Range<usize>,

@@ -64,7 +64,6 @@ impl DraftBatch {
         self.batch.forget_edits();
     }
 
-    /// Sends the rows of a step.
     pub(crate) fn stage(&mut self, compute: &Stream, rows: &[BatchRow]) -> Result<(), BatchError> {
         let mut step = self.batch.step_wait(compute)?;
         for row in rows {

@@ -89,7 +89,6 @@ impl KvCache {
         self.tell_manager();
     }
 
-    /// Grows to `blocks` blocks with memory, or as many as there can be.
     fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
         let grown = self.grown.grow_to(&self.worker, blocks);
         self.tell_manager();
@@ -180,7 +179,7 @@ impl KvCache {
     }
 
     /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
-    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](KvCache::pool). Nobody else finds its
+    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](kv_manager::Manager::pool). Nobody else finds its
     /// content, and nobody at all after a restart or on other hosts; see
     /// [`Manager::add_tenant`](kv_manager::Manager::add_tenant).
     ///

@@ -83,7 +83,6 @@ impl HostTier {
         self.slabs.slabs().len() <= self.slabs.slabs_wanted()
     }
 
-    /// Ends the pinning, and frees the memory.
     pub(crate) fn close(self) -> Result<(), DeviceError> {
         self.slabs.close()
     }
@@ -93,7 +92,6 @@ impl HostTier {
         self.slabs.slabs()
     }
 
-    /// Blocks of each slab.
     pub(crate) fn blocks_per_slab(&self) -> usize {
         self.slabs.blocks_per_slab() as usize
     }
@@ -103,29 +101,17 @@ impl HostTier {
         &self,
         stream: &Stream,
         id: usize,
-        block: DeviceSpan,
+        from: DeviceSpan,
     ) -> Result<(), CopyError> {
         let (slab, offset) = self.place(id)?;
-        stream.copy_to_host(slab, offset, block)
+        stream.copy_to_host(slab, offset, from)
     }
 
-    /// Enqueues the copy of host block `id` into a device block.
+    /// Enqueues the copy of host block `id`, from byte `first` on, into device memory.
     pub(crate) fn load(
         &self,
         stream: &Stream,
-        id: usize,
-        block: DeviceSpan,
-    ) -> Result<(), CopyError> {
-        let (slab, offset) = self.place(id)?;
-        stream.copy_to_device(block, slab, offset)
-    }
-
-    /// Enqueues the copy of bytes of host block `id`, from `first` on, into device memory.
-    pub(crate) fn load_bytes(
-        &self,
-        stream: &Stream,
-        id: usize,
-        first: u64,
+        (id, first): (usize, u64),
         to: DeviceSpan,
     ) -> Result<(), CopyError> {
         let (slab, offset) = self.place(id)?;

@@ -64,7 +64,6 @@ impl OpenLayers {
         self.loads.is_empty()
     }
 
-    /// The copies of a group as a run.
     fn run(&self, group: GroupId) -> Run {
         let pair = |load: &Load| BlockPair {
             source: load.of.from.as_i32(),
@@ -191,7 +190,6 @@ impl KvWorker {
         Ok(())
     }
 
-    /// Enqueues copies of the layers that have come.
     fn send_layers(&mut self) -> Result<(), StepError> {
         // Copies of the plan that were refused come first.
         self.send_copies()?;

@@ -15,8 +15,8 @@ use kv_stage::{
 
 use crate::draft::DraftBatch;
 use crate::granules::Granules;
-use crate::group::{Given, GroupPart};
-use crate::runs::{COMPUTE, Run};
+use crate::group::{Given, GroupPart, Making};
+use crate::runs::Run;
 use crate::shares::Share;
 use crate::streams::Streams;
 use crate::{
@@ -55,9 +55,9 @@ impl Part {
         };
         let adopted = adopted.into_iter().flatten().map(|paged| Given::Tensors(Box::new(paged)));
         let mut given = given.into_iter().chain(adopted);
+        let with = Making { compute, options, gate, kernels: &kernels, pinning };
         let group = |(share, group): (Share, GroupOptions)| {
-            let memory = (gate, given.next().unwrap_or(Given::Nothing));
-            GroupPart::new(compute, share, (options, &group), memory, (&kernels, pinning))
+            GroupPart::new(&with, &group, share, given.next().unwrap_or(Given::Nothing))
         };
         let groups = shares.into_iter().zip(options.groups()).map(group);
         let mut groups = groups.collect::<Result<Vec<_>, _>>()?;
@@ -195,7 +195,7 @@ impl Part {
                 let group = GroupId(id);
                 return Err(BuildError::NoMemory { group, ordinal, mapped, blocks });
             }
-            group.keep_memory();
+            group.fixed = true;
         }
         Ok(())
     }
@@ -274,7 +274,6 @@ impl Part {
         staged.map_err(BatchError::from)?
     }
 
-    /// Has a granule of shared memory mapped for a group.
     pub(crate) fn map_granule(&mut self, group: GroupId, granule: u32) -> Result<(), GranuleError> {
         match (&self.granules, self.groups.get_mut(usize::from(group.0))) {
             (Some(granules), Some(group)) => group.map_granule(granules, granule),
@@ -322,11 +321,6 @@ impl Part {
         let Self { streams, groups, .. } = self;
         let waits = |lane| groups.iter_mut().for_each(|group| group.work_waits_for(lane));
         streams.fence_copies(needed, fences, waits)
-    }
-
-    /// A fence after the work of the engine.
-    pub(crate) fn fence_compute(&mut self) -> Result<Fence, DeviceError> {
-        self.streams.fence_after(COMPUTE)
     }
 
     /// What the bytes of host blocks mean, as a text that is the same in every process.

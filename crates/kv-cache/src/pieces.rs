@@ -44,7 +44,6 @@ impl Pieces {
         Ok(Self { parts: Some(Parts { lists, zeros, _memory: memory }) })
     }
 
-    /// Whether blocks lie in several pieces.
     pub(crate) fn are_several(&self) -> bool {
         self.parts.is_some()
     }
@@ -103,7 +102,6 @@ impl Pieces {
         Ok(())
     }
 
-    /// Waits for the readers of the lists, and frees them.
     pub(crate) fn close(self) -> Result<(), StagingError> {
         self.parts.map_or(Ok(()), |parts| parts.lists.close())
     }

@@ -7,7 +7,6 @@ use cuda_driver::host_pages::PinError;
 use kv_manager::{BudgetError, Budgeted, GroupId, HostShare, PlanError, StepPlan};
 use kv_pool::Tier;
 
-use crate::group::GroupPart;
 use crate::part::Part;
 use crate::tiers::pinned_memory;
 use crate::{KvCache, KvCacheOptions, KvWorker};
@@ -171,9 +170,8 @@ impl KvWorker {
     /// once they are pinned.
     #[must_use]
     pub fn host_blocks(&self, group: GroupId) -> u64 {
-        let of_part =
-            |part: &Part| part.groups.get(usize::from(group.0)).map(GroupPart::host_blocks);
-        self.parts.iter().filter_map(of_part).min().unwrap_or(0)
+        let groups = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
+        groups.map(|group| group.host.usable()).min().unwrap_or(0)
     }
 
     /// Takes over host memory that was pinned since the last call; how many blocks of the first group are

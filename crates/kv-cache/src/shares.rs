@@ -19,7 +19,6 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The shape of this share of a cache of shape `all`.
     pub(crate) fn shape(&self, all: &KvShape) -> Result<KvShape, ShapeError> {
         KvShape::new(KvShapeOptions {
             layers: self.layers.len() as u32,

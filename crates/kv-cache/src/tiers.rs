@@ -126,17 +126,14 @@ impl WorkerTiers {
         self.format
     }
 
-    /// Number of tiers.
     pub(crate) fn len(&self) -> usize {
         self.transfers.tiers()
     }
 
-    /// Checks what a plan says of these tiers.
     pub(crate) fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         self.transfers.check(plan, &self.host, self.waiting.iter().map(|(_, transfer)| transfer))
     }
 
-    /// Notes a copy of a plan.
     pub(crate) fn note_copy(&mut self, step: u64, group: usize, ends: [Location; 2]) {
         let host = ends.into_iter().find(|end| end.tier == Tier::Secondary);
         if let Some(copied) = host.and_then(|end| self.copied[group].get_mut(end.id.index())) {
@@ -206,7 +203,6 @@ impl WorkerTiers {
         self.dropped.clear();
     }
 
-    /// Drops the tiers.
     pub(crate) fn close(&mut self) {
         self.fence();
         self.transfers = TierTransfers::new(Vec::new(), 0);

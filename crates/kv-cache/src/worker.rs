@@ -149,7 +149,7 @@ impl KvWorker {
         parts.iter_mut().try_for_each(|part| part.map_fixed(&options))?;
         // Last, because the driver's calls wait for it.
         for part in &mut parts {
-            part.groups.iter_mut().try_for_each(GroupPart::start_pinning)?;
+            part.groups.iter_mut().try_for_each(|group| group.host.start())?;
         }
         let tables = groups.iter().map(|group| (group.kind, group.blocks_per_sequence_max));
         let devices = compute.len().max(1) as u64;
@@ -564,7 +564,7 @@ impl KvWorker {
         let waited = guard!("cache.unwaited-layers-fail", waited, else true);
         let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
-        let recorded = self.parts.iter_mut().map(Part::fence_compute);
+        let recorded = self.parts.iter_mut().map(|part| part.streams.fence_after(COMPUTE));
         let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;
         let Some((step, lease)) = self.open.take() else { return Ok(()) };
         // The fences are of the parts' devices. A lease that is refused counts as dropped.
@@ -610,7 +610,6 @@ impl KvWorker {
         Ok(self.take_oldest())
     }
 
-    /// Whether a step in flight has failed.
     pub(crate) fn has_failed(&self) -> bool {
         let failed = self.in_flight.iter().any(|step| step.outcome == Outcome::Failed);
         guard!("cache.failed-steps-end-first", failed, else false)

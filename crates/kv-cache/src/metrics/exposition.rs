@@ -97,9 +97,8 @@ impl Exposition {
     ) {
         let mut counter = Counter::default();
         counter.set_value(value as f64);
-        let mut metric = self.metric(labels);
-        metric.set_counter(counter);
-        self.add((name, help, MetricType::COUNTER), metric);
+        let set = |metric: &mut Metric| metric.set_counter(counter);
+        self.add((name, help, MetricType::COUNTER), labels, set);
     }
 
     /// Adds counts that differ by a label.
@@ -125,12 +124,16 @@ impl Exposition {
     ) {
         let mut gauge = Gauge::default();
         gauge.set_value(value as f64);
-        let mut metric = self.metric(labels);
-        metric.set_gauge(gauge);
-        self.add((name, help, MetricType::GAUGE), metric);
+        let set = |metric: &mut Metric| metric.set_gauge(gauge);
+        self.add((name, help, MetricType::GAUGE), labels, set);
     }
 
-    fn metric(&self, labels: &[(&str, &str)]) -> Metric {
+    fn add(
+        &mut self,
+        (name, help, kind): (&'static str, &'static str, MetricType),
+        labels: &[(&str, &str)],
+        set: impl FnOnce(&mut Metric),
+    ) {
         let own = labels.iter().copied();
         let theirs = self.labels.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let pairs = own.chain(theirs).map(|(name, value)| {
@@ -139,14 +142,8 @@ impl Exposition {
             pair.set_value(value.to_owned());
             pair
         });
-        Metric::from_label(pairs.collect())
-    }
-
-    fn add(
-        &mut self,
-        (name, help, kind): (&'static str, &'static str, MetricType),
-        metric: Metric,
-    ) {
+        let mut metric = Metric::from_label(pairs.collect());
+        set(&mut metric);
         let family = self.families.entry(name).or_insert_with(|| {
             let mut family = MetricFamily::default();
             family.set_name(name.to_owned());

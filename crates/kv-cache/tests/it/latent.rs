@@ -1,12 +1,9 @@
-//! Latent attention, its indexer, and layers that share another layer's KV: what a reader finds through the block table.
+//! Latent attention and its indexer: what a reader finds through the block table.
 
-use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
+use cuda_driver::{DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_cache::{GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
-use kv_kernels::{
-    KvFormat, KvShape, KvShapeOptions, PagedKv, PagedLayout,
-    layout::{FormatOptions, TensorView},
-};
+use kv_kernels::{KvShape, KvShapeOptions};
 use kv_testkit::machine::read;
 
 use crate::common::engine::{admitted, group, one_step, options, streams};
@@ -129,69 +126,4 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     drop((sequence, others));
     cache.close().unwrap();
     assert!(sim.findings().is_empty());
-}
-
-#[test]
-fn layers_that_share_the_kv_of_another_own_no_plane() {
-    // Six layers, of which the last two read what layers 2 and 3 have written.
-    const PLANE_OF: [u64; 6] = [0, 1, 2, 3, 2, 3];
-    const BLOCKS: u64 = 8;
-    let (_sim, streams) = machine();
-    let stream = &streams[0];
-    let (heads, head_bytes) = (1, 16);
-    let numbers = FormatOptions {
-        layers: 4,
-        heads,
-        head_bytes,
-        element_bytes: 1,
-        block_tokens: BLOCK as u32,
-        blocks: BLOCKS,
-        block_padding_bytes: 0,
-    };
-    // One tensor for each layer that writes, and none for those that share.
-    let plane = BLOCKS * BLOCK * head_bytes;
-    let tensors: Vec<_> =
-        (0..4).map(|_| DeviceBuffer::alloc(stream.device(), plane).unwrap()).collect();
-    let (lengths, strides) = ([BLOCKS, BLOCK, head_bytes], [64, 16, 1]);
-    let view = |tensor: &DeviceBuffer| TensorView {
-        span: tensor.span(),
-        element_bytes: 1,
-        shape: &lengths,
-        strides: &strides,
-    };
-    let views: Vec<_> = tensors.iter().map(view).collect();
-    let paged = PagedKv::adopt(stream, KvFormat::Mla, &numbers, &views).unwrap();
-    let shape = *paged.shape();
-    assert_eq!((shape.layers(), paged.layout() == &PagedLayout::block_major(&shape)), (4, false));
-    let mut cache = KvCache::over(&streams, vec![paged], options(shape, BLOCKS as u32, 8)).unwrap();
-    let step = cache.begin_step().unwrap();
-    let mut sequence = admitted(&mut cache, Request::new((0..10).collect()), 10);
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    let ids = table(&cache, stream, GroupId(0));
-    let at = |layer: usize, token: u64, ids: &[i32]| {
-        let block = ids[(token / BLOCK) as usize] as u64;
-        let tensor = tensors[PLANE_OF[layer] as usize].span();
-        tensor.slice((block * BLOCK + token % BLOCK) * head_bytes, head_bytes).unwrap()
-    };
-    for (layer, token) in (0..4).flat_map(|layer| (0..10).map(move |token| (layer, token))) {
-        stream.fill(at(layer, token, &ids), (16 * layer as u64 + token) as u8).unwrap();
-    }
-    let number = step.number();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
-    cache.commit(&mut sequence, number, &[7]).unwrap();
-    // A twin writes behind it, in a copy of the block that both hold: of all planes.
-    let twin = cache.fork(&mut sequence).unwrap();
-    cache.reserve(&mut sequence, 1).unwrap();
-    let step = cache.begin_step().unwrap();
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    let now = table(&cache, stream, GroupId(0));
-    assert_ne!(now[2], ids[2], "the block was copied");
-    for (layer, token) in (0..6).flat_map(|layer| (0..10).map(move |token| (layer, token))) {
-        let expected = vec![(16 * PLANE_OF[layer] + token) as u8; head_bytes as usize];
-        assert_eq!(read(stream, at(layer, token, &now)), expected, "layer {layer}");
-    }
-    cache.finish_step(step).unwrap();
-    drop((sequence, twin));
-    cache.close().unwrap();
 }

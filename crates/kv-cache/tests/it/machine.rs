@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Driver, ErrorCode};
+use cuda_driver::{Device, Driver, ErrorCode, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvShape;
 
@@ -33,6 +33,27 @@ impl Machine {
         let sim = sim(config);
         let rig = rig(&(Arc::new(sim.clone()) as Arc<dyn Driver>), sim.config().devices, shape);
         Self { sim, rig }
+    }
+
+    /// A machine of one device, and an engine with so many blocks there and in host memory.
+    pub(crate) fn one(device_blocks: u32, host_blocks: u32) -> (Self, Engine) {
+        let machine = Self::new(1, 1, small());
+        let engine = machine.rig.engine(device_blocks, host_blocks);
+        (machine, engine)
+    }
+
+    /// Closes an engine whose every read was right, and leaves nothing.
+    #[track_caller]
+    pub(crate) fn close(self, engine: Engine) {
+        engine.close();
+        self.assert_clean();
+    }
+
+    /// Nothing is left once these streams are gone.
+    #[track_caller]
+    pub(crate) fn left(self, streams: Vec<Stream>) {
+        drop(streams);
+        self.assert_clean();
     }
 
     pub(crate) fn calls(&self, name: &str) -> u64 {

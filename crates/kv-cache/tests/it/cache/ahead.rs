@@ -103,8 +103,7 @@ fn a_worker_that_is_late_or_gone_costs_calls_and_nothing_else() {
     engine.run(&mut [&mut live]).unwrap();
     assert_eq!(engine.cache.stats().growth_stalls, 2);
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]

@@ -46,8 +46,7 @@ fn copies_that_were_refused_keep_the_memory_that_they_name() {
             for seed in 0..5 {
                 serve(&mut engine, seed);
             }
-            engine.close();
-            machine.assert_clean();
+            machine.close(engine);
         }
     }
 }
@@ -91,14 +90,12 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     }
     assert_eq!(engine.cache.parts()[0].ready_blocks(), 4);
     assert!(mapped(&machine) < before, "{} of {before} bytes", mapped(&machine));
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
 fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(16, 0);
+    let (machine, mut engine) = Machine::one(16, 0);
     engine.serve(&Prompt::new(1, 40));
     engine.cache.set_budget(Tier::Primary, 0).unwrap();
     for _ in 0..4 {
@@ -106,8 +103,7 @@ fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
         engine.cache.finish_step(step).unwrap();
     }
     assert_eq!(engine.cache.parts()[0].ready_blocks(), 1);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 /// The bytes of device blocks, read without regard to the cache's streams.

@@ -91,8 +91,7 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         finished(&mut worker, &truth);
         assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)), "{what}");
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }
 
@@ -115,8 +114,7 @@ fn a_restored_worker_tells_nothing_of_the_steps_before() {
         assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
         assert_eq!(worker.wait().unwrap(), None);
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }
 
@@ -171,8 +169,7 @@ fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
     worker.restore(&empty_snapshot(&worker, 1)).unwrap();
     drop(sink);
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 /// A tier that keeps what it is asked for.
@@ -243,8 +240,7 @@ fn a_load_by_layers_to_a_block_without_memory_is_refused() {
     tier.loads.lock().unwrap().clear();
     worker.finish(Outcome::Done).unwrap();
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -272,8 +268,7 @@ fn a_restored_worker_stores_no_block_before_the_copies_of_before_are_done() {
     assert_eq!(begun(&mut worker), 1);
     tier.stores.lock().unwrap().clear();
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -291,8 +286,7 @@ fn copies_that_were_refused_before_a_snapshot_are_never_made() {
     assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)));
     assert_eq!(machine.calls("cuMemcpyDtoHAsync"), copies);
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 /// The same plan, in which the draft model computes from token 5 up to token `end` as well.
@@ -328,8 +322,7 @@ fn waits(end: u32) -> u64 {
     finished(&mut worker, &plan);
     let waits = machine.calls("cuStreamWaitEvent") - before;
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
     waits
 }
 
@@ -359,6 +352,5 @@ fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carrie
     finished(&mut worker, &plan);
     assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }

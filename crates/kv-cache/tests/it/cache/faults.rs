@@ -139,15 +139,13 @@ fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
         let mut last = engine.admit(&Prompt::new(seed, 30)).unwrap();
         engine.run(&mut [&mut keeps, &mut last]).unwrap();
         drop((keeps, last));
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
 #[test]
 fn a_step_whose_batch_was_refused_has_failed_though_it_is_finished() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(16, 0);
+    let (machine, mut engine) = Machine::one(16, 0);
     let mut before = engine.admit(&Prompt::new(2, 5)).unwrap();
     engine.run(&mut [&mut before]).unwrap();
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
@@ -159,6 +157,5 @@ fn a_step_whose_batch_was_refused_has_failed_though_it_is_finished() {
     engine.drain().unwrap();
     assert_eq!(engine.cache.manager().stats().failed_steps, 1);
     drop((before, live));
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }

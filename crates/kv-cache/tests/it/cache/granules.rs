@@ -96,8 +96,7 @@ fn a_granule_is_zero_when_a_group_gets_it_on_every_device() {
     assert!(is_all(&worker, FULL, 3, 0));
     assert_eq!(worker.ready_blocks(FULL), 12);
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -122,8 +121,7 @@ fn a_restored_worker_zeroes_all_that_groups_have() {
     assert!(is_all(&worker, FULL, 0, 0));
     assert!(is_all(&worker, WINDOW, 1, 0));
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -145,8 +143,7 @@ fn a_granule_whose_mapping_was_refused_is_mapped_when_the_step_ends() {
         assert!(is_all(&worker, WINDOW, 5, 0));
         carry_out(&mut worker, &StepPlan { step: 2, after: 1, ..StepPlan::default() });
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }
 
@@ -182,8 +179,7 @@ fn padding_names_memory_that_no_group_owns() {
     }
     drop(sequence);
     cache.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 /// The same for one device, which has all layers.
@@ -211,8 +207,7 @@ fn the_groups_budget_is_a_number_of_granules() {
     assert_eq!(owned(&cache), 1);
     cache.set_granules(6).unwrap();
     cache.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -342,7 +337,6 @@ fn a_snapshot_that_is_refused_changes_nothing() {
         carry_out(&mut worker, &moving(2, 3, &[Some(FULL), Some(WINDOW)]));
         worker.restore(&good).unwrap();
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }

@@ -84,8 +84,7 @@ fn devices_with_unequal_shares_of_the_layers_grow_to_what_all_have() {
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![6, 8], 6));
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 /// A machine whose device has memory for `pages` pages beside what an engine needs for itself.
@@ -151,24 +150,21 @@ fn memory_that_comes_back_is_used_by_the_next_request() {
         let mut live = engine.admit(&Prompt::new(1, 16 * 4)).unwrap();
         engine.run(&mut [&mut live]).unwrap();
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
 #[test]
 fn one_refusal_of_memory_is_of_the_moment() {
     for nth in 1..=4 {
-        let machine = Machine::new(1, 1, small());
-        let mut engine = machine.rig.engine(64, 4);
+        let (machine, mut engine) = Machine::one(64, 4);
         machine.sim.fail_nth("cuMemCreate", nth, ErrorCode::OUT_OF_MEMORY);
         // The remaining pages may be enough.
         drop(engine.admit(&Prompt::new(1, 9 * 4)));
         let mut live = engine.admit(&Prompt::new(1, 16 * 4)).unwrap();
         engine.run(&mut [&mut live]).unwrap();
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -270,7 +266,6 @@ fn devices_under_one_limit_have_what_fits_on_all() {
         let mut live = engine.admit(&Prompt::new(1, 8 * 4)).unwrap();
         engine.run(&mut [&mut live]).unwrap();
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }

@@ -49,8 +49,7 @@ fn blocks_of_a_dropped_step_are_not_handed_out_while_its_work_runs() {
         let mut live = engine.admit(&Prompt::new(2, 23)).unwrap();
         engine.enqueue(step, &mut [&mut live]).unwrap();
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -70,8 +69,7 @@ fn what_a_dropped_step_has_computed_is_computed_again() {
         engine.run(&mut [&mut live, &mut other]).unwrap();
         assert_eq!(engine.redone, 2);
         drop((live, other));
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -133,8 +131,7 @@ fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
 
 #[test]
 fn steps_without_a_plan_are_none_to_the_devices() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 8);
+    let (machine, mut engine) = Machine::one(8, 8);
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
     let mut latest = 0;
     for _ in 1..20 {
@@ -151,6 +148,5 @@ fn steps_without_a_plan_are_none_to_the_devices() {
     assert_eq!((engine.cache.manager().completed_step(), latest), (76, 76));
     assert_eq!((engine.decided().steps, engine.decided().failed_steps), (19, 0));
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }

@@ -74,8 +74,7 @@ fn play(choice: TransportChoice, devices: u32, faults: FaultRules) -> LowerStats
     let machine = Machine::new(7, devices, small());
     let mut engine = machine.rig.engine_with(by(choice, over(move || Box::new(memory(faults)))));
     let stats = serve(&mut engine, 4);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
     stats
 }
 
@@ -108,8 +107,7 @@ fn a_tier_in_a_thread_of_its_own_brings_layers() {
     let mut engine = machine.rig.engine_with(options);
     let stats = serve(&mut engine, 4);
     assert_eq!(stats.redone, 0, "{stats:?}");
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 /// A tier that delivers when it is told to.

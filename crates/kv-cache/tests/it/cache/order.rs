@@ -41,15 +41,13 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
         let mut second = engine.admit(&Prompt::new(2, 23)).unwrap();
         engine.run(&mut [&mut second]).unwrap();
         drop(second);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
 #[test]
 fn an_open_step_keeps_what_was_released_in_it() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 0);
+    let (_machine, mut engine) = Machine::one(8, 0);
     let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
     engine.run(&mut [&mut live]).unwrap();
     let step = engine.begin().unwrap();
@@ -66,8 +64,7 @@ fn an_open_step_keeps_what_was_released_in_it() {
 
 #[test]
 fn the_device_is_at_most_the_depth_behind() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 0);
+    let (_machine, mut engine) = Machine::one(8, 0);
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
     assert_eq!(engine.cache.manager().completed_step(), 0);
     for number in 1..10 {
@@ -139,8 +136,7 @@ fn a_cache_closed_with_copies_pending_waits_for_them() {
             let machine = Machine::new(1, 2, small());
             let mut engine = machine.rig.engine_with(by(choice, options(small(), 8, 8)));
             with_copies_pending(&mut engine, enqueued);
-            engine.close();
-            machine.assert_clean();
+            machine.close(engine);
         }
     }
 }
@@ -204,8 +200,7 @@ fn a_cache_closed_with_work_running_waits_for_it() {
 
 #[test]
 fn a_cache_is_not_closed_under_an_open_step() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 8);
+    let (_machine, mut engine) = Machine::one(8, 8);
     let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
     engine.run(&mut [&mut live]).unwrap();
     let step = engine.begin().unwrap();
@@ -251,8 +246,7 @@ fn copies_decided_after_a_device_was_sent_the_others_are_sent_to_it_too() {
     drop(fourth);
     engine.drain().unwrap();
     prompts[..2].iter().for_each(|prompt| assert_eq!(engine.serve(prompt).0, 28));
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -274,8 +268,7 @@ fn copies_that_take_host_blocks_wait_for_those_that_read_them_in_one_call() {
         drop((first, other));
         engine.drain().unwrap();
         assert_eq!(engine.corrupt, 0, "{choice}");
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 

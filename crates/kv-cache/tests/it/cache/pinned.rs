@@ -123,8 +123,7 @@ fn steps_use_host_blocks_as_they_are_pinned() {
         wait_for(&mut engine, 32);
         assert!(offload_and_onboard(&mut engine, 1000) > 0);
         engine.assert_intact();
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -136,8 +135,7 @@ fn devices_pin_their_own_memory_and_use_what_all_have() {
         wait_for(&mut engine, 30);
         assert!(offload_and_onboard(&mut engine, 0) > 0);
         engine.assert_intact();
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -167,8 +165,7 @@ fn a_refusal_leaves_the_host_blocks_before_it_and_is_told_once() {
         assert_eq!(engine.cache.wait_for_host(), Ok(16));
         assert!(offload_and_onboard(&mut engine, 500) > 0);
         engine.assert_intact();
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -227,8 +224,7 @@ fn host_memory_beyond_a_budget_goes_when_nothing_uses_it_and_comes_back() {
             serve(&mut engine, 300);
             assert_eq!(offload_and_onboard(&mut engine, 400), 0);
             engine.assert_intact();
-            engine.close();
-            machine.assert_clean();
+            machine.close(engine);
         }
     }
 }
@@ -262,8 +258,7 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
         // One slab is left then.
         let left = all - 7 * PER_SLAB * small().block_bytes();
         give_back_until(&machine, &mut engine, left);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -321,7 +316,6 @@ fn a_plan_of_another_process_waits_for_the_host_memory_that_it_names() {
             assert_eq!(bytes, vec![9; bytes.len()]);
         }
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }

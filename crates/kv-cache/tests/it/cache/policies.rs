@@ -1,5 +1,6 @@
-//! The policy that a cache's pool is built with.
+//! The pool that a cache is built with: its policy, and its events.
 
+use kv_cache::kv_manager::CacheEvent;
 use kv_cache::{Eviction, KvCacheOptions, PoolRules};
 use kv_pool::policy::{
     BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru, RecordId,
@@ -76,4 +77,21 @@ fn a_policy_of_the_caller_s_decides_who_goes() {
     assert_eq!(kept(PolicyKind::Lru.into()), [false, true]);
     assert_eq!(kept(Eviction::Custom(NewestFirst::make)), [true, false]);
     machine.assert_clean();
+}
+
+#[test]
+fn events_are_kept_when_they_are_asked_for() {
+    let (machine, engine) = Machine::one(8, 0);
+    assert!(engine.cache.manager().events().is_none());
+    drop(engine);
+    let pool = PoolRules { events: Some(64), ..PoolRules::default() };
+    let mut engine = machine.rig.engine_with(KvCacheOptions { pool, ..options(small(), 8, 0) });
+    let mut reader = engine.cache.manager().events().unwrap();
+    let prompt = Prompt::new(1, 9);
+    engine.serve(&prompt);
+    let mut events = Vec::new();
+    reader.read(&mut events).unwrap();
+    let [CacheEvent::Stored(stored)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(stored.names, prompt.hashes(4));
+    machine.close(engine);
 }

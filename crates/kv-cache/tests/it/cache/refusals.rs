@@ -59,8 +59,7 @@ fn a_row_holds_its_sequence_s_blocks_and_nothing_of_the_one_before() {
 /// A batch that is refused leaves its step as it was.
 #[test]
 fn batches_that_cannot_be_staged() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(32, 8);
+    let (machine, mut engine) = Machine::one(32, 8);
     let mut lives = [1, 2].map(|seed| engine.admit(&Prompt::new(seed, 9)).unwrap());
     engine.run(&mut lives.each_mut()).unwrap();
     let step = engine.begin().unwrap();
@@ -90,14 +89,12 @@ fn batches_that_cannot_be_staged() {
     assert_eq!(refused, StageError::StagedAlready { step: number });
     engine.cache.finish_step(step).unwrap();
     drop(lives);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
 fn sequences_and_steps_of_another_cache() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(32, 0);
+    let (machine, mut engine) = Machine::one(32, 0);
     // Other blocks, so that mixing them up would leave the sequence's blocks.
     let options = options(shape(1, 8, 1), 16, 0);
     let mut other = KvCache::new(&streams(&machine.rig.devices), options).unwrap();
@@ -127,8 +124,7 @@ fn sequences_and_steps_of_another_cache() {
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
     other.close().unwrap();
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -197,8 +193,7 @@ fn a_cache_has_each_device_once_and_one_driver() {
 
 #[test]
 fn refusals_name_their_cause_wherever_they_are_printed() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(2, 0);
+    let (machine, mut engine) = Machine::one(2, 0);
     let mut live = engine.admit(&Prompt::new(1, 7)).unwrap();
     engine.run(&mut [&mut live]).unwrap();
     let no_room = engine.cache.reserve(&mut live.sequence, 30).unwrap_err();
@@ -210,6 +205,5 @@ fn refusals_name_their_cause_wherever_they_are_printed() {
     assert_eq!(format!("{refused:?}"), refused.to_string());
     drop(step);
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }

@@ -8,7 +8,7 @@ use kv_pool::{
 };
 
 use crate::common::engine::{Engine, Live, Prompt, Refused};
-use crate::machine::{Machine, small};
+use crate::machine::Machine;
 
 fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
     engine.admit_as(prompt, tenant)
@@ -20,8 +20,7 @@ fn reserved(reserved: u64) -> TenantQuota {
 
 #[test]
 fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(16, 0);
+    let (machine, mut engine) = Machine::one(16, 0);
     let [one, other] = [1, 2].map(|_| engine.cache.add_tenant().unwrap());
     assert_eq!(engine.cache.stats().ready_blocks, 0);
     engine.cache.set_quota(one, Tier::Primary, reserved(6)).unwrap();
@@ -50,14 +49,12 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
     let mut mine = admit(&mut engine, &Prompt::new(3, 24), one).unwrap();
     engine.run(&mut [&mut mine, &mut theirs]).unwrap();
     drop((mine, theirs));
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
 fn quotas_that_cannot_be_kept_are_refused() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 4);
+    let (machine, mut engine) = Machine::one(8, 4);
     let tenant = engine.cache.add_tenant().unwrap();
     let too_much = engine.cache.set_quota(tenant, Tier::Primary, reserved(9)).unwrap_err();
     assert!(

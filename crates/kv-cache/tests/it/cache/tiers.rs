@@ -82,8 +82,7 @@ fn play(choice: TransportChoice, devices: u32, faults: &[FaultRules]) -> LowerSt
     let mut engine = machine.rig.engine_with(by(choice, over_tiers(faults, &clock)));
     engine.clock = Some(clock.clone());
     let stats = serve(&mut engine, &clock, 4);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
     stats
 }
 
@@ -153,8 +152,7 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     drop(live);
     engine.drain().unwrap();
     engine.assert_intact();
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -177,6 +175,5 @@ fn a_tier_in_a_thread_of_its_own_brings_the_same() {
     let mut engine = machine.rig.engine_with(options);
     let stats = serve(&mut engine, &clock, 4);
     assert!(stats.loaded_blocks[0] > 20, "{stats:?}");
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }

@@ -105,8 +105,7 @@ fn a_kernel_that_cannot_be_had_is_done_without() {
     let transports = engine.cache.stats().transports;
     assert_eq!(transports.direct_kernel.blocks, 0);
     assert!(transports.each_block.blocks > 20, "{transports:?}");
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -145,8 +144,7 @@ fn what_is_decided_in_steps_that_are_never_staged_does_not_pile_up() {
         drop(live);
         engine.drain().unwrap();
     }
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -167,8 +165,7 @@ fn a_ring_that_there_is_no_memory_for_is_done_without() {
         let transports = engine.cache.stats().transports;
         assert!(transports.two_hop.blocks == 0 && transports.direct_kernel.blocks > 0, "{nth}");
         without += 1;
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
     assert!(without > 0);
 }
