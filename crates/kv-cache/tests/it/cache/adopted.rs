@@ -28,8 +28,7 @@ fn machine(tensors: Tensors) -> Machine {
 fn live_on(engine: &mut Engine) {
     let bt = engine.block_tokens();
     let system = Prompt::new(1, 3 * bt);
-    let mut first = engine.admit(&system.then(2, 3)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&system.then(2, 3));
     // Its last block is shared, and then copied.
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut first, 5, 2).unwrap();
@@ -40,10 +39,7 @@ fn live_on(engine: &mut Engine) {
     engine.suspend(&mut first).unwrap();
     // Others take all blocks meanwhile.
     for seed in [7, 8] {
-        let mut other = engine.admit(&Prompt::new(seed, (BLOCKS - 1) * bt)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
-        drop(other);
-        engine.drain().unwrap();
+        engine.serve(&Prompt::new(seed, (BLOCKS - 1) * bt));
     }
     engine.resume(&mut first).unwrap();
     engine.run(&mut [&mut first]).unwrap();

@@ -37,8 +37,7 @@ fn copies_that_were_refused_keep_the_memory_that_they_name() {
             let mut engine = with_copies_refused(&machine, choice);
             engine.cache.set_budget(tier, 4).unwrap();
             // The step that is begun gives memory back; the one that is staged makes the copies.
-            let mut live = engine.admit(&Prompt::new(6, 9)).unwrap();
-            engine.run(&mut [&mut live]).unwrap();
+            let mut live = engine.computed(&Prompt::new(6, 9));
             engine.run(&mut [&mut live]).unwrap();
             drop(live);
             engine.drain().unwrap();
@@ -75,8 +74,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     let sizes = KvCacheOptions { growth, ..options(small(), 96, 0) };
     let mut engine = Engine::new(&streams(&machine.rig.devices), sizes);
     let work = || while worker.poll() {};
-    let mut live = engine.admit(&Prompt::new(1, 60)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&Prompt::new(1, 60));
     work();
     drop(live);
     engine.drain().unwrap();
@@ -127,8 +125,7 @@ fn an_exported_sequence_has_what_came_back_by_a_copy_that_was_refused() {
         machine.sim.set_pace(Pace::Slowest);
         let sizes = by(TransportChoice::EachBlock, options(small(), 16, 32));
         let mut engine = machine.rig.engine_with(sizes);
-        let mut first = engine.admit(&Prompt::new(0, 17)).unwrap();
-        engine.run(&mut [&mut first]).unwrap();
+        let first = engine.computed(&Prompt::new(0, 17));
         engine.drain().unwrap();
         let full = (0..4).filter_map(|at| first.sequence.block(at));
         let computed = bytes_of(&engine, full);

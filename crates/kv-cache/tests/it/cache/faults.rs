@@ -8,7 +8,7 @@ use cuda_sim::{Finding, FindingKind};
 use kv_cache::{KvCache, TransportChoice};
 use kv_kernels::link::Transport;
 
-use crate::common::engine::{Failure, Live, Prompt, by, options, streams};
+use crate::common::engine::{Failure, Prompt, by, options, streams};
 use crate::machine::{Machine, refusal, small};
 
 pub(crate) fn differences(
@@ -25,8 +25,7 @@ fn a_lost_device_is_told_and_cleaned_up() {
         for devices in [1, 2] {
             let machine = Machine::new(1, devices, small());
             let mut engine = machine.rig.engine(16, 8);
-            let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
-            engine.run(&mut [&mut live]).unwrap();
+            let mut live = engine.computed(&Prompt::new(1, 9));
             machine.sim.fail_nth(call, 1, ErrorCode::ILLEGAL_ADDRESS);
             let mut first: Option<Failure> = None;
             for step in 0..4 {
@@ -86,8 +85,7 @@ fn every_call_of_closing_fails_the_first_time_and_the_last() {
         // Without a kernel to compile, which takes longer than the rest.
         let by_engine = TransportChoice::Only(Transport::CopyEngine);
         let mut engine = machine.rig.engine_with(by(by_engine, options(small(), 8, 8)));
-        let mut live: Live = engine.admit(&Prompt::new(1, 20)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let live = engine.computed(&Prompt::new(1, 20));
         drop(live);
         (machine, engine)
     };
@@ -122,8 +120,7 @@ fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
     for devices in [1, 2] {
         let machine = Machine::new(1, devices, small());
         let mut engine = machine.rig.engine(48, 0);
-        let mut keeps = engine.admit(&Prompt::new(1, 9)).unwrap();
-        engine.run(&mut [&mut keeps]).unwrap();
+        let mut keeps = engine.computed(&Prompt::new(1, 9));
         let options = engine.cache.options();
         let entries = options.sequences_max * options.blocks_per_sequence_max;
         // More changes than can wait to be sent, which are twice the table's entries.
@@ -146,8 +143,7 @@ fn a_table_whose_changes_were_refused_for_long_arrives_whole() {
 #[test]
 fn a_step_whose_batch_was_refused_has_failed_though_it_is_finished() {
     let (machine, mut engine) = Machine::one(16, 0);
-    let mut before = engine.admit(&Prompt::new(2, 5)).unwrap();
-    engine.run(&mut [&mut before]).unwrap();
+    let before = engine.computed(&Prompt::new(2, 5));
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
     let step = engine.begin().unwrap();
     machine.sim.fail_nth("cuMemcpyHtoDAsync", 1, ErrorCode::UNKNOWN);

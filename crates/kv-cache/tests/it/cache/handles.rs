@@ -10,8 +10,7 @@ use crate::machine::{Machine, small};
 /// an early return drops it.
 fn with_a_step_dropped(machine: &Machine) -> (Engine, Live) {
     let mut engine = machine.rig.engine(8, 8);
-    let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 23));
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
     machine.hold(&engine);
@@ -77,8 +76,7 @@ fn what_a_dropped_step_has_computed_is_computed_again() {
 fn a_step_given_to_another_cache_counts_as_dropped() {
     let machine = Machine::new(1, 1, small());
     let (mut engine, mut other) = (machine.rig.engine(8, 8), machine.rig.engine(8, 8));
-    let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 23));
     engine.drain().unwrap();
     // Whether the other has a step open itself or not.
     for open in [false, true] {
@@ -110,8 +108,7 @@ fn a_step_given_to_another_cache_counts_as_dropped() {
 fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
     let machine = Machine::new(1, 2, small());
     let mut engine = machine.rig.engine(16, 8);
-    let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 23));
     for number in 2..12 {
         let step = engine.begin().unwrap();
         assert_eq!(step.number(), number);

@@ -28,8 +28,7 @@ type Contents = HashMap<BlockHash, Vec<u8>>;
 
 /// Computes a prompt, and keeps what its blocks are.
 fn serve(engine: &mut Engine, seed: u32, contents: &mut Contents) {
-    let mut live = engine.admit(&prompt(seed)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&prompt(seed));
     engine.drain().unwrap();
     for (place, (_, name)) in names(seed).into_iter().enumerate() {
         let block = live.sequence.block(place).unwrap();

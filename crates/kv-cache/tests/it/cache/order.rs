@@ -38,8 +38,7 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
         engine.run(&mut [&mut again]).unwrap();
         drop(again);
         engine.drain().unwrap();
-        let mut second = engine.admit(&Prompt::new(2, 23)).unwrap();
-        engine.run(&mut [&mut second]).unwrap();
+        let second = engine.computed(&Prompt::new(2, 23));
         drop(second);
         machine.close(engine);
     }
@@ -48,16 +47,14 @@ fn a_released_block_is_not_handed_out_before_its_step_completes() {
 #[test]
 fn an_open_step_keeps_what_was_released_in_it() {
     let (_machine, mut engine) = Machine::one(8, 0);
-    let mut live = engine.admit(&Prompt::new(1, 32)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&Prompt::new(1, 32));
     let step = engine.begin().unwrap();
     drop(live);
     engine.drain().unwrap();
     assert!(engine.admit(&Prompt::new(2, 32)).unwrap_err().is_retryable());
     drop(step);
     engine.drain().unwrap();
-    let mut live = engine.admit(&Prompt::new(2, 32)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&Prompt::new(2, 32));
     drop(live);
     engine.close();
 }
@@ -160,8 +157,7 @@ fn a_cache_dropped_at_rest_leaves_nothing() {
 /// A cache whose last step runs, with an event after it or with none because that was refused.
 fn with_work_running(machine: &Machine, recorded: bool) -> Engine {
     let mut engine = machine.rig.engine(8, 8);
-    let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 20));
     engine.drain().unwrap();
     let before = machine.calls("cuEventRecord");
     engine.run(&mut [&mut live]).unwrap();
@@ -201,8 +197,7 @@ fn a_cache_closed_with_work_running_waits_for_it() {
 #[test]
 fn a_cache_is_not_closed_under_an_open_step() {
     let (_machine, mut engine) = Machine::one(8, 8);
-    let mut live = engine.admit(&Prompt::new(1, 20)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&Prompt::new(1, 20));
     let step = engine.begin().unwrap();
     let errors = engine.try_close().unwrap_err();
     assert!(matches!(errors[..], [CloseError::StepOpen]), "{errors:?}");

@@ -240,14 +240,11 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
         for seed in 0..5 {
             serve(&mut engine, seed);
         }
-        let mut live = engine.admit(&Prompt::new(50, 17)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let mut live = engine.computed(&Prompt::new(50, 17));
         engine.suspend(&mut live).unwrap();
         let budgeted = engine.cache.set_budget(Tier::Secondary, 1).unwrap();
         assert!(budgeted.in_use > 0, "{budgeted:?}");
-        let step = engine.cache.begin_step().unwrap();
-        engine.cache.finish_step(step).unwrap();
-        engine.drain().unwrap();
+        engine.idle().unwrap();
         for seed in 20..25 {
             serve(&mut engine, seed);
         }

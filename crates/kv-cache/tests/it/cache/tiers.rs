@@ -120,9 +120,7 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     options.tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
     let mut engine = machine.rig.engine_with(options);
     let prompt = Prompt::new(1, 3 * 4 + 2);
-    let mut live = engine.admit(&prompt).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
+    drop(engine.computed(&prompt));
     let stored = |engine: &Engine| engine.cache.manager().lower_stats().stored_blocks[0];
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
@@ -140,8 +138,7 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     assert_eq!(stored(&engine), 3);
     // Everything leaves the device and the host, and comes back as it was.
     for seed in 2..9 {
-        let mut other = engine.admit(&Prompt::new(seed, 10 * 4)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
+        let other = engine.computed(&Prompt::new(seed, 10 * 4));
         drop(other);
         engine.idle().unwrap();
         end_tickets(&mut engine, &clock);

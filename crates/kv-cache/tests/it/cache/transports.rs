@@ -1,15 +1,13 @@
 //! Every way of blocks between device and host memory gives the same content.
 
-use std::sync::Arc;
-
-use cuda_driver::{CountingDriver, Driver, ErrorCode};
+use cuda_driver::ErrorCode;
 use kv_cache::kv_manager::ManagerStats;
 use kv_cache::{KvCache, TransportChoice, TransportStats};
 use kv_kernels::link::Transport;
 use kv_pool::stats::PoolCounters;
 
 use crate::common::engine::{Engine, Live, Prompt, by, options, streams};
-use crate::machine::{Machine, config, rig, sim, small};
+use crate::machine::{Machine, small};
 
 /// Results and cost of a workload.
 struct Played {
@@ -24,11 +22,9 @@ struct Played {
 
 /// Batches of requests that evict each other from device memory and come back.
 fn play(choice: TransportChoice, devices: u32) -> Played {
-    let sim = sim(cuda_sim::SimConfig { devices, ..config() });
-    let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
-    let rig = rig(&(counting.clone() as Arc<dyn Driver>), devices, small());
-    let mut engine = rig.engine_with(by(choice, options(small(), 40, 80)));
-    let before = counting.calls();
+    let machine = Machine::new(0, devices, small());
+    let mut engine = machine.rig.engine_with(by(choice, options(small(), 40, 80)));
+    let before = machine.sim.calls();
     for round in 0..12_u32 {
         let prompts = [0, 1].map(|half| Prompt::new(1 + (2 * round + half) % 6, 60));
         let mut lives = engine.admit_batch(&prompts).unwrap();
@@ -37,7 +33,7 @@ fn play(choice: TransportChoice, devices: u32) -> Played {
         drop(lives);
         engine.drain().unwrap();
     }
-    let after = counting.calls();
+    let after = machine.sim.calls();
     let made =
         |name: &str| after.get(name).copied().unwrap_or(0) - before.get(name).copied().unwrap_or(0);
     let moving = ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyBatchAsync", "cuLaunchKernel"];
@@ -49,9 +45,7 @@ fn play(choice: TransportChoice, devices: u32) -> Played {
         moving: moving.into_iter().map(made).sum(),
         calls: after.keys().map(|name| made(name)).sum(),
     };
-    engine.close();
-    drop(rig);
-    assert_eq!(sim.findings(), []);
+    machine.close(engine);
     played
 }
 

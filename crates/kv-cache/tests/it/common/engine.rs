@@ -360,12 +360,18 @@ impl Engine {
         unreachable!("it waits until a deadline at most")
     }
 
+    /// Admits a prompt, and enqueues a step of it alone.
+    pub(crate) fn computed(&mut self, prompt: &Prompt) -> Live {
+        let mut live = self.admit(prompt).unwrap();
+        self.run(&mut [&mut live]).unwrap();
+        live
+    }
+
     /// Computes a prompt alone, and lets it go when it is at rest; the tokens of it that were cached, and the blocks that
     /// came back from host memory.
     pub(crate) fn serve(&mut self, prompt: &Prompt) -> (u64, usize) {
-        let mut live = self.admit(prompt).unwrap();
+        let live = self.computed(prompt);
         let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());
-        self.run(&mut [&mut live]).unwrap();
         drop(live);
         self.drain().unwrap();
         found

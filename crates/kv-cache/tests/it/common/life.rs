@@ -38,8 +38,7 @@ fn copies(engine: &Engine, from: Tier, to: Tier) -> Vec<BlockCopy> {
 fn a_fork_copies_the_block_that_both_would_write(rig: &Rig) {
     let mut engine = rig.engine(24, 0);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, 2 * bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, 2 * bt + 2));
     let mut twins: Vec<Live> = (0..3).map(|_| engine.fork(&mut first).unwrap()).collect();
     for live in &twins {
         assert_eq!(live.sequence.block(2), first.sequence.block(2));
@@ -63,8 +62,7 @@ fn a_fork_copies_the_block_that_both_would_write(rig: &Rig) {
 fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     let mut engine = rig.engine(12, 40);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, 3 * bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, 3 * bt + 2));
     engine.suspend(&mut first).unwrap();
     engine.drain().unwrap();
     // Others take all blocks, and leave them full.
@@ -92,8 +90,7 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
 fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
     let mut engine = rig.engine(24, 16);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, bt + 2));
     engine.suspend(&mut first).unwrap();
     engine.serve(&Prompt::new(2, 3));
     engine.resume(&mut first).unwrap();
@@ -112,8 +109,7 @@ fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
 fn a_fork_is_suspended_behind_its_copy(rig: &Rig) {
     let mut engine = rig.engine(16, 16);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, bt + 2));
     engine.drain().unwrap();
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut twin, 2, 1).unwrap();
@@ -136,8 +132,7 @@ fn suspended_under_its_work_and_back_at_once(rig: &Rig) {
     for rounds in [1, 3] {
         let mut engine = rig.engine(16, 16);
         let bt = rig.block_tokens();
-        let mut live = engine.admit(&Prompt::new(1, 2 * bt + 1)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let mut live = engine.computed(&Prompt::new(1, 2 * bt + 1));
         for round in 0..rounds {
             // The devices have yet to write what is copied.
             engine.suspend(&mut live).unwrap();
@@ -155,15 +150,13 @@ fn suspended_under_its_work_and_back_at_once(rig: &Rig) {
 fn suspended_and_its_blocks_taken(rig: &Rig) {
     let mut engine = rig.engine(8, 24);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, 6 * bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, 6 * bt + 2));
     for seed in 2..5 {
         let end = first.sequence.resolved();
         engine.drain().unwrap();
         engine.suspend(&mut first).unwrap();
         // Its blocks go to another in the same step, whose work overwrites them.
-        let mut other = engine.admit(&Prompt::new(seed, 7 * bt + 1)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
+        let other = engine.computed(&Prompt::new(seed, 7 * bt + 1));
         assert!(copies(&engine, Tier::Primary, Tier::Secondary).len() >= 6);
         drop(other);
         engine.drain().unwrap();
@@ -177,16 +170,14 @@ fn suspended_and_its_blocks_taken(rig: &Rig) {
 fn suspended_twice_in_one_step(rig: &Rig) {
     let mut engine = rig.engine(12, 24);
     let bt = rig.block_tokens();
-    let mut live = engine.admit(&Prompt::new(1, 2 * bt + 1)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 2 * bt + 1));
     engine.drain().unwrap();
     for _ in 0..3 {
         // Out, back, and out again: each copy reads what the one before it has written.
         engine.suspend(&mut live).unwrap();
         engine.resume(&mut live).unwrap();
         engine.suspend(&mut live).unwrap();
-        let mut other = engine.admit(&Prompt::new(9, bt + 1)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
+        let other = engine.computed(&Prompt::new(9, bt + 1));
         assert_eq!(copies(&engine, Tier::Primary, Tier::Secondary).len(), 2);
         drop(other);
         engine.drain().unwrap();
@@ -210,8 +201,7 @@ fn prefetched_blocks_are_there(rig: &Rig) {
     let fetched = 1 + engine.cache.prefetch(&wanted.hashes(bt)).unwrap();
     assert!(fetched > 3, "{fetched}");
     // Another runs meanwhile.
-    let mut other = engine.admit(&Prompt::new(3, 3)).unwrap();
-    engine.run(&mut [&mut other]).unwrap();
+    let mut other = engine.computed(&Prompt::new(3, 3));
     assert_eq!(copies(&engine, Tier::Secondary, Tier::Primary).len(), fetched);
     let mut live = engine.admit(&wanted).unwrap();
     let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());

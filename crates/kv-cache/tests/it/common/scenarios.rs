@@ -267,8 +267,7 @@ fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
 
 fn space_comes_back_when_steps_complete(rig: &Rig) {
     let mut engine = rig.engine(8, 0);
-    let mut first = engine.admit(&rig.prompt(1, 5)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&rig.prompt(1, 5));
     // All memory is mapped by the first refusal; the second changes nothing at all.
     engine.admit(&rig.prompt(2, 5)).unwrap_err();
     let before = engine.cache.manager().pool().stats();
@@ -279,8 +278,7 @@ fn space_comes_back_when_steps_complete(rig: &Rig) {
     engine.run(&mut [&mut first]).unwrap();
     drop(first);
     engine.drain().unwrap();
-    let mut second = engine.admit(&rig.prompt(2, 5)).unwrap();
-    engine.run(&mut [&mut second]).unwrap();
+    let second = engine.computed(&rig.prompt(2, 5));
     drop(second);
     engine.close();
 }
