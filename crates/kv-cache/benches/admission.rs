@@ -45,11 +45,7 @@ fn main() {
         let hashes = chain(0, blocks.into());
         // One token more, which is left to be computed.
         let tokens = u64::from(blocks * BLOCK_TOKENS) + 1;
-        let step = cache.begin_step().unwrap();
-        let mut sequence = admit(&mut cache, &mut [Request::named(tokens, hashes.clone())]);
-        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-        cache.finish_step(step).unwrap();
-        drop(sequence);
+        drop(common::compute(&mut cache, Request::named(tokens, hashes.clone()), |_, _| ()));
         cache.drain().unwrap();
         // An engine makes a request once, when it arrives.
         let mut requests = vec![Request::named(tokens, hashes.clone()); ROUNDS];
@@ -58,7 +54,7 @@ fn main() {
             assert_eq!(sequence.cached_tokens(), tokens - 1);
             drop(black_box(sequence));
         });
-        let pool = cache.pool();
+        let pool = cache.manager().pool();
         let (own, own_median, _) = measure(|| drop(black_box(pool.match_prefix(&hashes))));
         println!(
             "| {blocks} | {least:.1}, {median:.1} | {allocated} | {own:.1}, {own_median:.1} | {:.2} |",

@@ -24,8 +24,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub(crate) use common::Rig;
-use common::{BLOCK_TOKENS, admit, chain, quantile};
-use cuda_driver::{DeviceBuffer, Event, HostAllocFlags, PinnedBuffer, Stream};
+use common::{BLOCK_TOKENS, Plain, admit, chain, quantile};
+use cuda_driver::{DeviceBuffer, Event};
 use kv_cache::{
     Eviction, HostPinning, KvCache, KvCacheOptions, PoolRules, Request, Sequence, TransportChoice,
     TransportRules,
@@ -133,33 +133,6 @@ struct Bench<'a> {
     plain: Option<Plain>,
 }
 
-/// As many bytes as a further sequence has, on both sides of each direction.
-struct Plain {
-    streams: [Stream; 2],
-    pages: [DeviceBuffer; 2],
-    host: [PinnedBuffer; 2],
-}
-
-impl Plain {
-    fn new(rig: &Rig, bytes: u64) -> Self {
-        let pinned = || PinnedBuffer::alloc(&rig.device, bytes, HostAllocFlags::CACHED).unwrap();
-        Self {
-            streams: [0, 1].map(|_| Stream::new(&rig.device).unwrap()),
-            pages: [0, 1].map(|_| DeviceBuffer::alloc(&rig.device, bytes).unwrap()),
-            host: [0, 1].map(|_| pinned()),
-        }
-    }
-
-    /// Copies both ways, after `start`.
-    fn copy(&self, start: &Event) {
-        let Self { streams: [out, back], pages, host } = self;
-        out.wait(start).unwrap();
-        back.wait(start).unwrap();
-        out.copy_to_host(&host[0], 0, pages[0].span()).unwrap();
-        back.copy_to_device(pages[1].span(), &host[1], 0).unwrap();
-    }
-}
-
 impl<'a> Bench<'a> {
     fn new(
         rig: &'a Rig,
@@ -207,7 +180,7 @@ impl<'a> Bench<'a> {
     /// Writes noise into the blocks of all sequences, and notes its sums.
     fn fill(&mut self) {
         let (sequences, blocks) = (self.load.3, self.load.4);
-        let bytes = self.cache.shape().block_bytes();
+        let bytes = self.cache.options().shape.block_bytes();
         let noise = DeviceBuffer::alloc(&self.rig.device, NOISE_BYTES + bytes).unwrap();
         let mut word = 1_u64;
         let mut next = || {
@@ -218,11 +191,9 @@ impl<'a> Bench<'a> {
         self.cache.parts()[0].compute().upload(noise.span(), &words).unwrap();
         let mut written = 0;
         let mut write = |cache: &KvCache, sequence: &Sequence| {
-            let part = &cache.parts()[0];
-            for &id in &cache.manager().block_ids(sequence)[..sequence.block_count()] {
+            for to in common::blocks(cache, sequence) {
                 let from = noise.span().slice(written * 4112 % NOISE_BYTES, bytes).unwrap();
-                let to = part.paged().block_span(id.get() as u64).unwrap().unwrap();
-                part.compute().copy_on_device(to, from).unwrap();
+                cache.parts()[0].compute().copy_on_device(to, from).unwrap();
                 written += 1;
             }
         };
@@ -231,12 +202,7 @@ impl<'a> Bench<'a> {
             let ids = (0..tokens).map(|at| at + (number << 16) + (1 << 30)).collect();
             let mut request = Request::new(ids);
             request.tokens_max = u64::from(blocks * BLOCK_TOKENS);
-            let step = self.cache.begin_step().unwrap();
-            let mut sequence = admit(&mut self.cache, &mut [request]);
-            self.cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-            write(&self.cache, &sequence);
-            self.cache.finish_step(step).unwrap();
-            self.running.push(sequence);
+            self.running.push(common::compute(&mut self.cache, request, &mut write));
         }
         self.cache.drain().unwrap();
         for number in 0..OTHERS[0] {
@@ -339,7 +305,8 @@ impl<'a> Bench<'a> {
             let place = number.saturating_sub(warm);
             events[place][0].record(compute).unwrap();
             if let Some(plain) = self.plain.as_ref().filter(|_| !alone && number % every == 0) {
-                plain.copy(&events[place][0]);
+                plain.streams.iter().for_each(|of| of.wait(&events[place][0]).unwrap());
+                plain.copy([true; 2], 0, plain.pages[0].bytes());
                 times.moved += u64::from(number >= warm) * u64::from(self.load.5);
             }
             self.read(place);
@@ -380,7 +347,7 @@ impl<'a> Bench<'a> {
                 self.play(false, every, &mut beside);
             }
             blocks = [blocks[0] + beside.moved, blocks[1] + beside.most];
-            let bytes = beside.moved * self.cache.shape().block_bytes();
+            let bytes = beside.moved * self.cache.options().shape.block_bytes();
             let rate = bytes as f64 / beside.step.iter().sum::<f64>() / 1e3;
             print!("| {name} | {rate:.1} |");
             for (mut alone, mut beside) in

@@ -16,8 +16,8 @@ mod common;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
-use kv_cache::{HostPinning, KvCache, KvCacheOptions, Request};
+use common::{BLOCK_TOKENS, Rig, chain, quantile};
+use kv_cache::{HostPinning, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::{BlockHash, Tier};
 
 /// Blocks of each request.
@@ -102,17 +102,13 @@ fn byte_of(number: u32) -> u8 {
 /// A step of a request of new content, which the device writes: its microseconds, with the wait for the device.
 fn serve(cache: &mut KvCache, number: u32) -> f64 {
     let begun = Instant::now();
-    let step = cache.begin_step().unwrap();
     let tokens = BLOCKS * u64::from(BLOCK_TOKENS);
-    let mut request = [Request::named(tokens + 1, chain(number, BLOCKS))];
-    let mut sequence = admit(cache, &mut request);
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    let part = &cache.parts()[0];
-    for &id in &cache.manager().block_ids(&sequence)[..sequence.block_count()] {
-        let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
-        part.compute().fill(block, byte_of(number)).unwrap();
-    }
-    cache.finish_step(step).unwrap();
+    let request = Request::named(tokens + 1, chain(number, BLOCKS));
+    let sequence = common::compute(cache, request, |cache, sequence| {
+        let compute = cache.parts()[0].compute();
+        let fill = |block| compute.fill(block, byte_of(number)).unwrap();
+        common::blocks(cache, sequence).into_iter().for_each(fill);
+    });
     let spent = begun.elapsed();
     drop(sequence);
     spent.as_secs_f64() * 1e6
@@ -121,25 +117,22 @@ fn serve(cache: &mut KvCache, number: u32) -> f64 {
 /// Brings the oldest content that is in host memory back, and looks at its bytes.
 fn check(cache: &mut KvCache) {
     let is_in_host = |names: &[BlockHash]| {
-        let found = cache.pool().match_prefix(names);
+        let found = cache.manager().pool().match_prefix(names);
         found.len() == names.len() && found.locations().all(|at| at.tier == Tier::Secondary)
     };
     let mut all = (1..).map(|number| (number, chain(number, BLOCKS)));
     let (number, names) = all.find(|(_, names)| is_in_host(names)).unwrap();
     let before = cache.manager().stats().onboarded_blocks;
-    let step = cache.begin_step().unwrap();
     let tokens = BLOCKS * u64::from(BLOCK_TOKENS);
-    let mut sequence = admit(cache, &mut [Request::named(tokens + 1, names)]);
+    let look = |cache: &KvCache, sequence: &Sequence| {
+        let mut bytes = vec![0; cache.options().shape.block_bytes() as usize];
+        for &block in &common::blocks(cache, sequence)[..BLOCKS as usize] {
+            cache.parts()[0].compute().download(&mut bytes, block).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == byte_of(number)), "wrong bytes of {number}");
+        }
+    };
+    drop(common::compute(cache, Request::named(tokens + 1, names), look));
     assert_eq!(cache.manager().stats().onboarded_blocks - before, BLOCKS);
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    let part = &cache.parts()[0];
-    let mut bytes = vec![0; cache.shape().block_bytes() as usize];
-    for &id in &cache.manager().block_ids(&sequence)[..BLOCKS as usize] {
-        let block = part.paged().block_span(id.get() as u64).unwrap().unwrap();
-        part.compute().download(&mut bytes, block).unwrap();
-        assert!(bytes.iter().all(|&byte| byte == byte_of(number)), "wrong bytes of {number}");
-    }
-    cache.finish_step(step).unwrap();
 }
 
 fn ms(time: Duration) -> f64 {

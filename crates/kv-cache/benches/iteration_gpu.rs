@@ -159,12 +159,7 @@ impl Bench<'_> {
         for number in 1_u32.. {
             let here = left.min(width);
             let ids = (0..here * BLOCK).map(|at| at + (number << 16)).collect();
-            let mut requests = [Request::new(ids)];
-            let step = cache.begin_step().unwrap();
-            let mut sequence = admit(cache, &mut requests);
-            cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-            cache.finish_step(step).unwrap();
-            drop(sequence);
+            drop(common::compute(cache, Request::new(ids), |_, _| ()));
             cache.drain().unwrap();
             left -= here;
             if left == 0 {
@@ -241,7 +236,7 @@ impl Bench<'_> {
 
 /// The names of all content.
 fn cached_names(cache: &KvCache) -> Vec<kv_pool::BlockHash> {
-    cache.pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
+    cache.manager().pool().snapshot().blocks.iter().filter_map(|block| block.hash).collect()
 }
 
 fn admitted(answer: Answer) -> Sequence {

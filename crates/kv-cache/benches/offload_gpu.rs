@@ -19,8 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use common::{BLOCK_TOKENS, Rig, admit, chain, quantile};
-use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer, Stream};
+use common::{BLOCK_TOKENS, Plain, Rig, admit, chain, quantile};
 use kv_cache::{KvCache, KvCacheOptions, Request, TransportChoice, TransportRules, TransportStats};
 use kv_kernels::{
     KvKernels, KvShape,
@@ -57,11 +56,13 @@ fn compare(rig: &Rig) {
         );
         println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |");
         let bytes = blocks * shape.block_bytes();
-        let mut plain = [bytes, shape.block_bytes()].map(|piece| Plain::new(rig, bytes, piece));
+        let pieces =
+            |piece| Pieces { plain: Plain::new(rig, bytes), piece, rates: Rates::default() };
+        let mut plain = [bytes, shape.block_bytes()].map(pieces);
         let mut caches = TransportChoice::ALL
             .map(|choice| Bench::new(rig, shape, blocks, choice, measured.as_ref()));
         for _ in 0..ROUNDS {
-            plain.iter_mut().for_each(Plain::round);
+            plain.iter_mut().for_each(Pieces::round);
             caches.iter_mut().for_each(|bench| bench.round(rig));
         }
         let [whole, each] = plain.map(|plain| plain.rates.gb_per_s(bytes));
@@ -97,44 +98,23 @@ fn print_rates(name: &str, rates: [f64; 3], plain: [f64; 3]) {
 }
 
 /// Copies in pieces of equal length.
-struct Plain {
-    streams: [Stream; 2],
-    pages: [DeviceBuffer; 2],
-    host: [PinnedBuffer; 2],
+struct Pieces {
+    plain: Plain,
     piece: u64,
     rates: Rates,
 }
 
-impl Plain {
-    fn new(rig: &Rig, bytes: u64, piece: u64) -> Self {
-        let device = &rig.device;
-        Self {
-            streams: [0, 1].map(|_| Stream::new(device).unwrap()),
-            pages: [0, 1].map(|_| DeviceBuffer::alloc(device, bytes).unwrap()),
-            // As the caches here have theirs.
-            host: [0, 1]
-                .map(|_| PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap()),
-            piece,
-            rates: Rates::default(),
-        }
-    }
-
+impl Pieces {
     fn round(&mut self) {
-        let seconds = [(true, false), (false, true), (true, true)].map(|(goes_out, comes_back)| {
+        let Self { plain, piece, rates } = self;
+        rates.add([[true, false], [false, true], [true, true]].map(|ways| {
             let begun = Instant::now();
-            for at in (0..self.pages[0].bytes()).step_by(self.piece as usize) {
-                let [out, back] = [0, 1].map(|n| self.pages[n].span().slice(at, self.piece));
-                if goes_out {
-                    self.streams[0].copy_to_host(&self.host[0], at, out.unwrap()).unwrap();
-                }
-                if comes_back {
-                    self.streams[1].copy_to_device(back.unwrap(), &self.host[1], at).unwrap();
-                }
+            for at in (0..plain.pages[0].bytes()).step_by(*piece as usize) {
+                plain.copy(ways, at, *piece);
             }
-            self.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            plain.streams.iter().for_each(|stream| stream.synchronize().unwrap());
             begun.elapsed().as_secs_f64()
-        });
-        self.rates.add(seconds);
+        }));
     }
 }
 
@@ -213,8 +193,8 @@ impl Bench {
     }
 
     fn report(mut self, plain: [f64; 3]) {
-        let ways = went_by(&self.cache.transports());
-        let bytes = self.blocks * self.cache.shape().block_bytes();
+        let ways = went_by(&self.cache.stats().transports);
+        let bytes = self.blocks * self.cache.options().shape.block_bytes();
         print_rates(&self.choice.to_string(), self.rates.gb_per_s(bytes), plain);
         println!("{} | {:.0} | {ways} |", self.calls, quantile(&mut self.host, 0.5) * 1e6);
         self.cache.close().unwrap();

@@ -4,8 +4,8 @@
 
 #![allow(clippy::print_stdout, reason = "a program that reports")]
 
+use kv_cache::CacheStats;
 use kv_cache::metrics::Exposition;
-use kv_cache::{CacheStats, TransportStats};
 use kv_disk::DiskStats;
 use kv_manager::{LowerStats, ManagerStats};
 
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .label("model", "a model with \"quotes\"")?
         .manager(&manager)
         .lower_tiers(&LowerStats::default())
-        .cache(&CacheStats::default(), &TransportStats::default())
+        .cache(&CacheStats::default())
         .disk(&DiskStats::default());
     print!("{}", exposition.text());
     Ok(())

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // The sampled token, and drafts behind it: counted from where the KV ends at most.
         kv.reserve(&mut sequence, 1 + DRAFTS)?;
         kv.stage(&step, &mut [&mut sequence], |_, step| step.array(0, &[1 + ACCEPTED]))?;
-        open += u32::from(matches!(kv.plan().batch[0].start, Start::Open { .. }));
+        open += u32::from(matches!(kv.manager().last_plan().batch[0].start, Start::Open { .. }));
         // The model computes the tokens at `positions` and `slots` of the batch. Then its sampler says how
         // many of them stand: here it copies the number.
         let (part, row) = (&kv.parts()[0], sequence.row().map_or(0, |row| row.index() as u64));

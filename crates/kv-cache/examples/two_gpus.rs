@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     drop(sequence);
     // Blocks are free when both devices have completed the step.
     kv.drain()?;
-    assert_eq!(kv.pool().stats().primary.pinned, 0);
+    assert_eq!(kv.manager().pool().stats().primary.pinned, 0);
     kv.close().map_err(|mut errors| errors.remove(0))?;
     Ok(())
 }

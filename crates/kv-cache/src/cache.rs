@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use cuda_driver::{Stream, guard};
-use kv_kernels::{KvShape, PagedKv};
-use kv_manager::{GroupId, Manager, StepPlan};
-use kv_pool::{PoolBuilder, PoolView, Tier};
+use kv_kernels::PagedKv;
+use kv_manager::{GroupId, Manager};
+use kv_pool::{PoolBuilder, Tier};
 use kv_tier::HostShare;
 
 use crate::growth::Grown;
@@ -32,6 +32,8 @@ pub struct CacheStats {
     pub copied_bytes: u64,
     /// Bytes by way, on all devices together.
     pub ways: WayBytes,
+    /// Batches and blocks enqueued between the devices and host memory, by transport, summed over the devices.
+    pub transports: TransportStats,
 }
 
 /// Bytes that plans have moved, by way: whole blocks, also where only the first tokens of a block were copied.
@@ -121,19 +123,13 @@ impl KvCache {
         Ok(cache)
     }
 
-    /// The shape of the KV of all layers.
-    #[must_use]
-    pub fn shape(&self) -> &KvShape {
-        self.worker.shape()
-    }
-
     /// The options that the cache was built with.
     #[must_use]
     pub fn options(&self) -> &KvCacheOptions {
         self.worker.options()
     }
 
-    /// The deciding half: counts, the block table, names. It cannot be changed from here.
+    /// The deciding half: the pool, counts, the block table, names, events, the last plan. It cannot be changed from here.
     #[must_use]
     pub fn manager(&self) -> &Manager {
         &self.manager
@@ -146,19 +142,6 @@ impl KvCache {
         self.worker.parts()
     }
 
-    /// A view of the block pool: statistics, events and lookups. It cannot release blocks that the
-    /// cache uses.
-    #[must_use]
-    pub fn pool(&self) -> PoolView {
-        self.manager.pool()
-    }
-
-    /// The plan of the last step that was staged: its copies, and its batch with where each row begins.
-    #[must_use]
-    pub fn plan(&self) -> &StepPlan {
-        self.manager.last_plan()
-    }
-
     /// Counts of moved and mapped blocks so far.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
@@ -168,6 +151,7 @@ impl KvCache {
             growth_stalls: self.grown.stalls,
             copied_bytes: self.worker.copied_bytes(),
             ways: self.way_bytes(),
+            transports: self.worker.transports(),
             ..CacheStats::default()
         };
         for part in &self.worker.parts {
@@ -182,20 +166,17 @@ impl KvCache {
         let mut ways = self.worker.ways;
         for (of, id) in self.options().groups().zip(0..) {
             let moved = self.manager.lower_blocks_of(GroupId(id)).unwrap_or_default();
-            let of = guard!("cache.tier-bytes-are-of-their-group", &of.shape, else self.shape());
+            let of = guard!(
+                "cache.tier-bytes-are-of-their-group",
+                &of.shape,
+                else &self.options().shape
+            );
             for tier in 0..ways.stored.len() {
                 ways.stored[tier] += moved.stored[tier] * of.block_bytes();
                 ways.loaded[tier] += moved.loaded[tier] * of.block_bytes();
             }
         }
         ways
-    }
-
-    /// Batches and blocks enqueued between the devices and host memory, by way, summed over the
-    /// devices.
-    #[must_use]
-    pub fn transports(&self) -> TransportStats {
-        self.worker.transports()
     }
 
     /// Waits for all devices and releases everything: mappings, addresses, physical and pinned
@@ -218,12 +199,6 @@ impl KvCache {
             return Err(vec![CloseError::StepOpen]);
         }
         self.worker.close()
-    }
-
-    /// The worker, for tests that take protections out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_worker(&mut self) -> &mut KvWorker {
-        &mut self.worker
     }
 }
 

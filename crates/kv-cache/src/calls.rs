@@ -1,16 +1,14 @@
 //! The life of a sequence: what the manager decides, with memory mapped where it needs some.
 
-use std::ops::Range;
-
 use kv_manager::{
-    Adoption, Answer, CommitError, Committed, DraftError, EventReader, Export, ExportRefused,
-    ForkError, PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
+    Adoption, Answer, CommitError, Committed, DraftError, Export, ExportRefused, ForkError,
+    PinError, PinnedPrefix, Request, Reserved, Sequence, SequenceError, SuspendError,
     Tokens, TruncateError,
 };
 use kv_pool::{BlockHash, Slot, retention::Retention};
 use kv_tier::GroupFormat;
 
-use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError, SlotError};
+use crate::{DemandError, GroupOptions, KvCache, ReserveError, ResumeError};
 
 impl KvCache {
     /// Takes in the token ids that came out of a step; see [`Manager::commit`](kv_manager::Manager::commit).
@@ -261,13 +259,6 @@ impl KvCache {
         self.manager.retain(sequence, retention);
     }
 
-    /// A reader of what happens to cached content, for routers and other hosts; `None` unless
-    /// [`PoolRules::events`](crate::PoolRules::events) says so. See [`Manager::events`](kv_manager::Manager::events).
-    #[must_use]
-    pub fn events(&self) -> Option<EventReader> {
-        self.manager.events()
-    }
-
     /// Forgets the content with these names, in every tier; how many blocks there were.
     pub fn forget(&mut self, names: &[BlockHash]) -> usize {
         self.manager.forget(names)
@@ -277,20 +268,6 @@ impl KvCache {
     /// [`Manager::reset`](kv_manager::Manager::reset).
     pub fn reset(&mut self) {
         self.manager.reset();
-    }
-
-    /// Appends the slots of a sequence's tokens to `slots`, as the transfer kernels take them; see
-    /// [`Manager::slot_mapping`](kv_manager::Manager::slot_mapping).
-    ///
-    /// # Errors
-    /// [`SlotError`]; nothing was appended then.
-    pub fn slot_mapping(
-        &self,
-        sequence: &Sequence,
-        tokens: Range<u64>,
-        slots: &mut Vec<Slot>,
-    ) -> Result<(), SlotError> {
-        self.manager.slot_mapping(sequence, tokens, slots)
     }
 
     /// Blocks that a request of `tokens` tokens needs: none if it is longer than a row of any group's table, and so is refused.
@@ -304,6 +281,6 @@ impl KvCache {
 
     /// Blocks of `tokens` tokens.
     fn blocks_for(&self, tokens: u64) -> usize {
-        tokens.div_ceil(u64::from(self.shape().block_tokens())) as usize
+        tokens.div_ceil(u64::from(self.options().shape.block_tokens())) as usize
     }
 }

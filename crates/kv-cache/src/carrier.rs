@@ -3,14 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::{CopyError, Stream};
+use cuda_driver::{CopyError, Device, PinnedSpan, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, HostBlocks, KernelError, KvKernels, KvShape, PagedKv,
     PagedLayout,
     error::{BlocksError, PagedKvError},
     link::{HostDirection, HostLink, HostLinkOptions, TransportError},
 };
-use kv_stage::{StagingOptions, StagingPool, SubmittedView};
+use kv_stage::{StagingOptions, StagingPool, SubmittedView, error::StagingError};
 
 use crate::host_tier::HostTier;
 use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
@@ -21,7 +21,7 @@ use crate::{BuildError, HostCopyError};
 const LISTS: usize = 32;
 
 /// Bytes of a pair of ids, as kernels read it.
-pub(crate) const PAIR_BYTES: usize = size_of::<BlockPair>();
+const PAIR_BYTES: usize = size_of::<BlockPair>();
 
 /// A link, and the lists of blocks that kernels read when they run.
 #[derive(Debug)]
@@ -32,8 +32,7 @@ pub(crate) struct Carrier {
     /// The usable slabs of the host tier, as the link takes them.
     slabs: Vec<HostBlocks>,
     blocks_per_slab: usize,
-    /// A list is read by a kernel when it runs, so none is written again before its event.
-    lists: StagingPool,
+    lists: Lists,
     list: Vec<BlockPair>,
     legs: Vec<Leg>,
 }
@@ -72,15 +71,13 @@ impl Carrier {
             made => made?,
         };
         let link = link.with_profile(profile);
-        let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
-        let lists = StagingOptions::overlapped(buffer_bytes, overlap_depth as usize + LISTS);
         Ok(Some(Self {
             link,
             // What no change of layout is needed for, as far as a block in one piece can be that.
             format: (shape, layout.packed(&shape)),
             slabs: Vec::new(),
             blocks_per_slab: host.blocks_per_slab(),
-            lists: StagingPool::new(device, lists)?,
+            lists: Lists::new(device, overlap_depth as usize + LISTS)?,
             list: Vec::with_capacity(RUN_BLOCKS_MAX),
             legs: Vec::new(),
         }))
@@ -122,14 +119,9 @@ impl Carrier {
         while !numbers.is_empty() {
             let count = self.lay_out(runs, numbers);
             numbers = &numbers[count..];
-            // Waits only if a step has very many pieces.
-            let mut buffer = self.lists.acquire_wait()?;
-            let bytes = (self.list.len() * PAIR_BYTES) as u64;
-            let places = buffer.range_mut(0, bytes).map_err(CopyError::from)?;
-            write_pairs(places, &self.list);
             let (link, slabs) = (&mut self.link, &self.slabs);
             let (list, legs) = (&self.list, &self.legs);
-            let submitted = buffer.submit(stream, |view| {
+            self.lists.submit(stream, list, |view| {
                 for leg in legs {
                     let slab = &slabs[leg.slab];
                     let pairs = &list[leg.pairs.clone()];
@@ -141,8 +133,7 @@ impl Carrier {
                     }
                 }
                 Ok(())
-            });
-            submitted.map_err(HostCopyError::from_submit)?;
+            })?;
         }
         Ok(())
     }
@@ -187,23 +178,53 @@ impl Carrier {
     }
 
     /// Waits for the lists' readers and frees the lists. The host tier may be freed afterwards.
-    pub(crate) fn close(self) -> Result<(), kv_stage::error::StagingError> {
+    pub(crate) fn close(self) -> Result<(), StagingError> {
         let Self { link, slabs, lists, .. } = self;
         drop((link, slabs));
         lists.close()
     }
+}
 
-    /// The lists, for tests that take their protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn lists(&self) -> &StagingPool {
-        &self.lists
+/// Lists of pairs in pinned memory. A kernel reads one when it runs, so none is written again before its event.
+#[derive(Debug)]
+pub(crate) struct Lists(StagingPool);
+
+impl Lists {
+    /// Lists for as many submissions in flight, and one more.
+    pub(crate) fn new(device: &Device, in_flight: usize) -> Result<Self, StagingError> {
+        let buffer_bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
+        let options = StagingOptions::overlapped(buffer_bytes, in_flight);
+        Ok(Self(StagingPool::new(device, options)?))
+    }
+
+    /// Writes a list, no longer than a run, and has `enqueue` enqueue what reads it. Waits only if all lists are in use.
+    pub(crate) fn submit(
+        &self,
+        stream: &Stream,
+        list: &[BlockPair],
+        enqueue: impl FnOnce(&SubmittedView<'_>) -> Result<(), TransportError>,
+    ) -> Result<(), HostCopyError> {
+        let mut buffer = self.0.acquire_wait()?;
+        let places = buffer.range_mut(0, size_of_val(list) as u64).map_err(CopyError::from)?;
+        for (place, pair) in places.chunks_exact_mut(PAIR_BYTES).zip(list) {
+            place[..4].copy_from_slice(&pair.source.to_ne_bytes());
+            place[4..].copy_from_slice(&pair.destination.to_ne_bytes());
+        }
+        buffer.submit(stream, enqueue).map_err(HostCopyError::from_submit)?;
+        Ok(())
+    }
+
+    pub(crate) fn close(self) -> Result<(), StagingError> {
+        self.0.close()
     }
 }
 
-/// Writes pairs of ids as kernels read them.
-pub(crate) fn write_pairs(places: &mut [u8], pairs: &[BlockPair]) {
-    let bytes: &[u8] = bytemuck::cast_slice(pairs);
-    places[..bytes.len()].copy_from_slice(bytes);
+pub(crate) fn part_of<'a>(
+    view: &'a SubmittedView<'_>,
+    pairs: Range<usize>,
+) -> Result<PinnedSpan<'a>, TransportError> {
+    let (first, bytes) = (pairs.start * PAIR_BYTES, pairs.len() * PAIR_BYTES);
+    view.span().slice(first as u64, bytes as u64).map_err(TransportError::HostRange)
 }
 
 fn copy_of<'a>(
@@ -213,8 +234,6 @@ fn copy_of<'a>(
     pairs: &'a [BlockPair],
     view: &'a SubmittedView<'_>,
 ) -> Result<BlockCopy<'a>, TransportError> {
-    let (place, bytes) = (leg.pairs.start * PAIR_BYTES, pairs.len() * PAIR_BYTES);
-    let list = view.span().slice(place as u64, bytes as u64).map_err(TransportError::HostRange)?;
     let device = (Blocks::Device(paged), ready_blocks);
     let host = (Blocks::Host(slab), slab.blocks());
     let ((from, from_blocks), (to, to_blocks)) = match leg.direction {
@@ -224,7 +243,7 @@ fn copy_of<'a>(
     Ok(BlockCopy {
         from,
         to,
-        pairs: list.into(),
+        pairs: part_of(view, leg.pairs.clone())?.into(),
         count: pairs.len() as u64,
         host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
         from_blocks,
@@ -243,119 +262,5 @@ pub(crate) fn lacks_kernel(error: &HostCopyError) -> bool {
             of_kernel(error)
         }
         _ => false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use cuda_driver::{Device, DeviceBuffer, ErrorCode};
-    use cuda_sim::{SimConfig, SimDriver};
-    use kv_kernels::{KvShapeOptions, link::Transport, references};
-    use kv_stage::SlabsOptions;
-
-    use super::*;
-    use crate::TransportChoice;
-    use crate::runs::Runs;
-
-    const BLOCKS: u64 = 8;
-
-    /// A tier of two slabs.
-    fn tier_in_pieces(device: &Device, blocks: u64, block_bytes: u64) -> HostTier {
-        let slab_bytes_max = blocks.div_ceil(2) * block_bytes;
-        let options =
-            SlabsOptions { slab_bytes_max, threads: 0, ..SlabsOptions::new(block_bytes, blocks) };
-        let tier = HostTier::with_options(device, &options).unwrap();
-        assert_eq!((tier.slabs().len(), tier.blocks_per_slab() as u64), (2, blocks.div_ceil(2)));
-        tier
-    }
-
-    /// A device with pages, and a tier in pieces.
-    struct Rig {
-        sim: SimDriver,
-        stream: Stream,
-        pages: DeviceBuffer,
-        paged: PagedKv,
-        kernels: Arc<KvKernels>,
-        tier: HostTier,
-        bytes: u64,
-    }
-
-    impl Rig {
-        fn new() -> Self {
-            let sim = SimDriver::new(SimConfig::default()).unwrap();
-            sim.register_kernels(references());
-            let device = Device::open(Arc::new(sim.clone()), 0).unwrap();
-            let stream = Stream::new(&device).unwrap();
-            let options = KvShapeOptions { layers: 1, kv_count: 2, row_bytes: 32, block_tokens: 2 };
-            let shape = KvShape::new(options).unwrap();
-            let bytes = shape.block_bytes();
-            let pages = DeviceBuffer::alloc(&device, BLOCKS * bytes).unwrap();
-            let layout = PagedLayout::block_major(&shape);
-            let paged = PagedKv::new(&stream, shape, layout, pages.span(), BLOCKS).unwrap();
-            let kernels = Arc::new(KvKernels::load(&device).unwrap());
-            let tier = tier_in_pieces(&device, 7, bytes);
-            let rig = Self { sim, stream, pages, paged, kernels, tier, bytes };
-            (0..BLOCKS).for_each(|id| rig.stream.fill(rig.block(id), 100 + id as u8).unwrap());
-            rig
-        }
-
-        fn block(&self, id: u64) -> cuda_driver::DeviceSpan {
-            self.pages.span().slice(id * self.bytes, self.bytes).unwrap()
-        }
-
-        fn carrier(&self, choice: TransportChoice) -> Option<Carrier> {
-            let link =
-                HostLinkOptions { ring_buffer_bytes: self.bytes, ..HostLinkOptions::default() };
-            let rules = TransportRules { choice, link, ..TransportRules::default() };
-            let Self { stream, paged, kernels, tier, .. } = self;
-            let mut carrier = Carrier::new(stream, paged, kernels, tier, (&rules, 1)).unwrap()?;
-            carrier.take_slabs(stream, tier).unwrap();
-            Some(carrier)
-        }
-    }
-
-    #[test]
-    fn a_ring_that_there_is_no_memory_for_is_done_without() {
-        let rig = Rig::new();
-        let ring = |carrier: &Carrier| carrier.link.options().ring_buffers;
-        assert!(ring(&rig.carrier(TransportChoice::Quickest).unwrap()) > 0);
-        rig.sim.fail_nth("cuMemAlloc", 1, ErrorCode::OUT_OF_MEMORY);
-        assert_eq!(ring(&rig.carrier(TransportChoice::Quickest).unwrap()), 0);
-        let only = TransportChoice::Only(Transport::CopyEngine);
-        assert_eq!(ring(&rig.carrier(only).unwrap()), 0);
-    }
-
-    #[test]
-    fn blocks_of_several_slabs_arrive_where_they_belong() {
-        for choice in TransportChoice::ALL {
-            let rig = Rig::new();
-            let Rig { stream, paged, bytes, .. } = &rig;
-            let Some(mut carrier) = rig.carrier(choice) else {
-                assert_eq!(choice, TransportChoice::EachBlock);
-                continue;
-            };
-            // Out to all host blocks, crosswise, and back to other blocks.
-            let mut runs = Runs::of(1);
-            let mut push = |direction, source: u16, destination: u16| {
-                let (source, destination) = (source.into(), destination.into());
-                runs.push(Kind::Carry(direction), false, BlockPair { source, destination });
-            };
-            (0..7).for_each(|id| push(HostDirection::ToHost, (id * 3) % 7, id));
-            (0..7).for_each(|id| push(HostDirection::ToPages, id, 7 - id));
-            let (mut sent, mut stats) = ([false; 2], TransportStats::default());
-            let (memory, all) = ((paged, BLOCKS), (runs.as_slice(), &[0, 1][..]));
-            carrier.carry(stream, memory, all, &mut sent, &mut stats).unwrap();
-            assert_eq!(sent, [true; 2]);
-            for id in 0..7 {
-                let mut found = vec![0; *bytes as usize];
-                stream.download(&mut found, rig.block(7 - id)).unwrap();
-                assert_eq!(found, vec![100 + ((id * 3) % 7) as u8; *bytes as usize], "{choice}");
-            }
-            let expected = if choice == TransportChoice::Only(Transport::TwoHop) { 14 } else { 4 };
-            let batches: u64 = stats.by_name().iter().map(|(_, carried)| carried.batches).sum();
-            assert!(batches == 4 || batches == expected, "{choice}: {stats:?}");
-            carrier.close().unwrap();
-            assert_eq!(rig.sim.findings(), []);
-        }
     }
 }

@@ -30,10 +30,8 @@ impl DraftBatch {
         let buffers = StagingOptions::overlapped(batch.buffer_bytes(), depth);
         let staging = StagingPool::new(device, buffers)?;
         let mut numbers = 0..;
-        let tables = options.groups().map(|group| match group.draft_model {
-            true => numbers.next(),
-            false => None,
-        });
+        let tables = options.groups();
+        let tables = tables.map(|group| if group.draft_model { numbers.next() } else { None });
         let tables = tables.collect();
         let lengths = Vec::with_capacity(options.sequences_max as usize);
         let batch = DeviceBatch::new(&staging, batch)?;
@@ -66,7 +64,6 @@ impl DraftBatch {
         self.batch.forget_edits();
     }
 
-    /// Sends the rows of a step.
     pub(crate) fn stage(&mut self, compute: &Stream, rows: &[BatchRow]) -> Result<(), BatchError> {
         let mut step = self.batch.step_wait(compute)?;
         for row in rows {

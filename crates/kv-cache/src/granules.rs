@@ -95,7 +95,6 @@ impl Granules {
         Ok(GroupRange { group, reservation, pages: self.pages.clone(), granule_pages, mapped })
     }
 
-    /// Releases the pages, which no group has mapped any more.
     pub(crate) fn close(self) -> Vec<CloseError> {
         let Self { pages, all, .. } = self;
         give_back(&pages, all);

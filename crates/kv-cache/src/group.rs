@@ -41,12 +41,12 @@ pub struct GroupPart {
     order: CopyOrder,
     memory: Memory,
     /// Whether memory stays as it is.
-    fixed: bool,
+    pub(crate) fixed: bool,
     paged: PagedKv,
     kernels: Arc<KvKernels>,
     /// Changes blocks that lie in several pieces.
     pieces: Pieces,
-    host: HostTier,
+    pub(crate) host: HostTier,
     /// One for each direction; none where blocks are copied one by one.
     carriers: Option<[Carrier; 2]>,
     /// Which of the cache's runs this device has been sent.
@@ -67,6 +67,15 @@ enum Memory {
     Adopted,
     /// Granules that groups share.
     Shared(GroupRange),
+}
+
+/// What the groups of a part are made with.
+pub(crate) struct Making<'a> {
+    pub(crate) compute: &'a Stream,
+    pub(crate) options: &'a KvCacheOptions,
+    pub(crate) gate: &'a EpochGate,
+    pub(crate) kernels: &'a Arc<KvKernels>,
+    pub(crate) pinning: HostPinning,
 }
 
 /// The memory that a group is given.
@@ -92,38 +101,22 @@ impl Memory {
     }
 }
 
-fn own_memory(
-    device: &Device,
-    shape: &KvShape,
-    (options, group): (&KvCacheOptions, &GroupOptions),
-    gate: &EpochGate,
-) -> Result<ElasticPool, BuildError> {
-    let pool = ElasticPoolOptions {
-        block_bytes: shape.block_bytes(),
-        capacity_blocks: u64::from(options.memory_blocks(group)),
-        page_bytes: None,
-        initial_blocks: 0,
-    };
-    Ok(ElasticPool::with_rules(device, pool, gate.clone(), options.memory.clone())?)
-}
-
 /// A carrier for each direction, with the host memory that is usable; none where blocks are copied one by
 /// one, or where there is no host tier.
 fn carriers(
-    compute: &Stream,
-    (paged, kernels): (&PagedKv, &Arc<KvKernels>),
+    with: &Making<'_>,
+    paged: &PagedKv,
     host: &HostTier,
-    (options, group): (&KvCacheOptions, &GroupOptions),
+    host_blocks: u32,
 ) -> Result<Option<[Carrier; 2]>, BuildError> {
-    if group.host_blocks == 0 {
+    if host_blocks == 0 {
         return Ok(None);
     }
-    let carried = (&options.transport, options.overlap_depth);
+    let rules = (&with.options.transport, with.options.overlap_depth);
     let carrier = || -> Result<Option<Carrier>, BuildError> {
-        let Some(mut carrier) = Carrier::new(compute, paged, kernels, host, carried)? else {
-            return Ok(None);
-        };
-        carrier.take_slabs(compute, host)?;
+        let made = Carrier::new(with.compute, paged, with.kernels, host, rules)?;
+        let Some(mut carrier) = made else { return Ok(None) };
+        carrier.take_slabs(with.compute, host)?;
         Ok(Some(carrier))
     };
     Ok(carrier()?.zip(carrier()?).map(<[Carrier; 2]>::from))
@@ -142,30 +135,35 @@ fn check_adopted(paged: &PagedKv, shape: &KvShape, blocks: u64) -> Result<(), Op
 
 impl GroupPart {
     pub(crate) fn new(
-        compute: &Stream,
+        with: &Making<'_>,
+        group: &GroupOptions,
         share: Share,
-        (options, group): (&KvCacheOptions, &GroupOptions),
-        (gate, given): (&EpochGate, Given),
-        (kernels, pinning): (&Arc<KvKernels>, HostPinning),
+        given: Given,
     ) -> Result<Self, BuildError> {
+        let &Making { compute, options, gate, kernels, pinning } = with;
         let device = compute.device();
         let shape = share.shape(&group.shape)?;
-        let blocks = u64::from(options.memory_blocks(group));
+        let (block_bytes, device_blocks) =
+            (shape.block_bytes(), options.memory_blocks(group).into());
         let describe = |span: DeviceSpan| -> Result<PagedKv, BuildError> {
             let layout = PagedLayout::block_major(&shape);
-            let extent = layout
-                .extent_bytes(&shape, blocks)
-                .map_err(kv_kernels::error::PagedKvError::from)?;
+            let extent = layout.extent_bytes(&shape, device_blocks);
+            let extent = extent.map_err(kv_kernels::error::PagedKvError::from)?;
             let span = span.slice(0, extent).map_err(CopyError::from)?;
-            Ok(PagedKv::new(compute, shape, layout, span, blocks)?)
+            Ok(PagedKv::new(compute, shape, layout, span, device_blocks)?)
         };
         let (memory, paged) = match given {
             Given::Tensors(paged) => {
-                check_adopted(&paged, &shape, blocks)?;
+                check_adopted(&paged, &shape, device_blocks)?;
                 (Memory::Adopted, *paged)
             }
             Given::Nothing => {
-                let memory = own_memory(device, &shape, (options, group), gate)?;
+                let capacity_blocks = device_blocks;
+                let (page_bytes, initial_blocks) = (None, 0);
+                let pool =
+                    ElasticPoolOptions { block_bytes, capacity_blocks, page_bytes, initial_blocks };
+                let rules = options.memory.clone();
+                let memory = ElasticPool::with_rules(device, pool, gate.clone(), rules)?;
                 let paged = describe(memory.span())?;
                 (Memory::Elastic(memory), paged)
             }
@@ -180,20 +178,17 @@ impl GroupPart {
         {
             return Err(OptionsError::BlocksInPieces.into());
         }
-        let blocks = u64::from(group.host_blocks);
-        let host = HostTier::new(device, blocks, shape.block_bytes(), pinning)?;
-        let carriers = carriers(compute, (&paged, kernels), &host, (options, group))?;
-        let order = CopyOrder::new(group.device_blocks as usize, group.host_blocks as usize);
+        let host = HostTier::new(device, group.host_blocks.into(), block_bytes, pinning)?;
         Ok(Self {
             share,
-            order,
+            order: CopyOrder::new(group.device_blocks as usize, group.host_blocks as usize),
             memory,
             fixed: false,
             pieces: Pieces::new(compute, &paged, options.overlap_depth)?,
+            carriers: carriers(with, &paged, &host, group.host_blocks)?,
             paged,
             kernels: Arc::clone(kernels),
             host,
-            carriers,
             sent: Vec::new(),
             lanes: Default::default(),
             numbers: Vec::new(),
@@ -201,17 +196,11 @@ impl GroupPart {
         })
     }
 
-    /// Has the memory stay as it is from now on.
-    pub(crate) fn keep_memory(&mut self) {
-        self.fixed = true;
-    }
-
     /// The memory, if it grows and shrinks.
     fn growing(&self) -> Option<&ElasticPool> {
         self.memory.elastic().filter(|_| !self.fixed)
     }
 
-    /// Starts to map memory ahead of need, where `growth` says so.
     pub(crate) fn start_growing(&mut self, growth: &Growth) {
         if let (Memory::Elastic(memory), Growth::Ahead { blocks, worker }) =
             (&mut self.memory, growth)
@@ -221,7 +210,6 @@ impl GroupPart {
         }
     }
 
-    /// Has a granule of shared memory mapped.
     pub(crate) fn map_granule(
         &mut self,
         granules: &Granules,
@@ -268,36 +256,6 @@ impl GroupPart {
         self.paged.device()
     }
 
-    /// The pools of lists of blocks, for tests that take their protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn sabotage_lists(&self) -> impl Iterator<Item = &kv_stage::StagingPool> {
-        self.carriers.iter().flatten().map(Carrier::lists)
-    }
-
-    /// Makes copies of one lane wait for none of another.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn sabotage_ignore_lanes(&mut self) {
-        self.order = CopyOrder::new(0, 0);
-    }
-
-    /// The memory itself, if it is the cache's own, for tests that take its protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub(crate) fn sabotage_memory(&self) -> Option<&ElasticPool> {
-        self.memory.elastic()
-    }
-
-    /// Starts to pin the host tier in the background.
-    pub(crate) fn start_pinning(&mut self) -> Result<(), SlabsError> {
-        self.host.start()
-    }
-
-    /// Usable host blocks, from block 0 on.
-    pub(crate) fn host_blocks(&self) -> u64 {
-        self.host.usable()
-    }
-
-    /// The memory of host blocks.
     pub(crate) fn pinned_host(&self) -> PinnedPart {
         PinnedPart {
             slabs: self.host.slabs().to_vec(),
@@ -313,24 +271,12 @@ impl GroupPart {
         format!("{shape:?} {:?} {:?} {:?}", layout.packed(shape), self.share.layers, self.share.row)
     }
 
-    /// Takes over the host memory that was pinned since the last call; the number of usable host blocks.
+    /// Takes over the host memory that was pinned since the last call, or, if it `waits`, all that will be.
     ///
     /// # Errors
     /// A refusal, once: the tier then stays as it is.
-    pub(crate) fn poll_host(&mut self, compute: &Stream) -> Result<u64, PinError> {
-        let polled = self.host.poll();
-        let usable = self.take_slabs(compute);
-        polled.map(|_| usable)
-    }
-
-    /// The same, after waiting until no more host memory will be pinned.
-    pub(crate) fn wait_for_host(&mut self, compute: &Stream) -> Result<u64, PinError> {
-        let waited = self.host.wait();
-        let usable = self.take_slabs(compute);
-        waited.map(|_| usable)
-    }
-
-    fn take_slabs(&mut self, compute: &Stream) -> u64 {
+    pub(crate) fn take_host(&mut self, compute: &Stream, waits: bool) -> Result<(), PinError> {
+        let taken = self.host.take(waits);
         for carrier in self.carriers.iter_mut().flatten() {
             if let Err(error) = carrier.take_slabs(compute, &self.host) {
                 tracing::error!(%error, "blocks of the host tier are copied one by one from now on");
@@ -338,7 +284,7 @@ impl GroupPart {
                 break;
             }
         }
-        self.host.usable()
+        taken
     }
 
     /// Wants `blocks` host blocks, and gives back the memory beyond that nothing uses. Whether none is left
@@ -395,7 +341,6 @@ impl GroupPart {
         memory.stats().retiring_bytes == 0
     }
 
-    /// Resumes growth ahead of need, as `growth` says.
     pub(crate) fn resume_growing(&self, growth: &Growth) {
         if let (Some(memory), Growth::Ahead { blocks, .. }) = (self.growing(), growth) {
             memory.set_ahead(u64::from(*blocks));
@@ -519,7 +464,7 @@ impl GroupPart {
         let block = self.whole_block(to.index())?;
         let span = block.slice(range.start, bytes).map_err(CopyError::from)?;
         streams.use_lane(lane);
-        self.host.load_bytes(streams.lane(lane), from.index(), range.start, span)?;
+        self.host.load(streams.lane(lane), (from.index(), range.start), span)?;
         self.transports.count(None, Carried { batches: 1, blocks: 0 });
         Ok(end)
     }
@@ -629,7 +574,7 @@ impl GroupPart {
                 let span = self.whole_block(block)?;
                 match direction {
                     HostDirection::ToHost => self.host.store(stream, destination, span)?,
-                    HostDirection::ToPages => self.host.load(stream, source, span)?,
+                    HostDirection::ToPages => self.host.load(stream, (source, 0), span)?,
                 }
             }
             let count = pairs.len() as u64;
@@ -650,7 +595,6 @@ impl GroupPart {
         pages.unwrap_or(1).max(1)
     }
 
-    /// What mapping ahead of need has done.
     pub(crate) fn ahead_stats(&self) -> AheadStats {
         self.memory.elastic().map(ElasticPool::ahead_stats).unwrap_or_default()
     }

@@ -89,7 +89,6 @@ impl KvCache {
         self.tell_manager();
     }
 
-    /// Grows to `blocks` blocks with memory, or as many as there can be.
     fn grow_to(&mut self, blocks: u64) -> Result<(), DemandError> {
         let grown = self.grown.grow_to(&self.worker, blocks);
         self.tell_manager();
@@ -139,16 +138,17 @@ impl KvCache {
             }
         }
         let most = u64::from(self.options().device_blocks);
-        let ready = self.worker.ready_blocks();
+        let ready = self.worker.ready_blocks(GroupId(0));
         // The manager refuses more than there can be.
         let told = if blocks > most { blocks } else { blocks.min(ready) };
         let budgeted = self.manager.set_budget(GroupId::default(), tier, told)?;
         (self.grown.budget, self.grown.ready_blocks, self.grown.told_blocks) = (blocks, told, told);
         self.grown.gives_back = blocks < ready;
         for part in &self.worker.parts {
-            match blocks == most {
-                true => part.first().resume_growing(&self.worker.options().growth),
-                false => part.first().hold_growth(told),
+            if blocks == most {
+                part.first().resume_growing(&self.worker.options().growth);
+            } else {
+                part.first().hold_growth(told);
             }
         }
         Ok(budgeted)
@@ -179,7 +179,7 @@ impl KvCache {
     }
 
     /// Adds a tenant, with its own block counts and at first without bounds. Requests name it as
-    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](KvCache::pool). Nobody else finds its
+    /// [`Request::tenant`](kv_manager::Request::tenant); counts are those of the [pool](kv_manager::Manager::pool). Nobody else finds its
     /// content, and nobody at all after a restart or on other hosts; see
     /// [`Manager::add_tenant`](kv_manager::Manager::add_tenant).
     ///
@@ -257,7 +257,7 @@ impl Grown {
 
     /// Takes in the blocks that the worker's threads have mapped.
     pub(crate) fn take_mapped(&mut self, worker: &KvWorker) {
-        self.ready_blocks = worker.ready_blocks().min(self.budget);
+        self.ready_blocks = worker.ready_blocks(GroupId(0)).min(self.budget);
     }
 
     /// Grows to `blocks` blocks with memory, or as many as there can be; how many have memory then.
@@ -336,7 +336,7 @@ impl KvWorker {
         }
         let page_blocks =
             self.parts.iter().map(|part| part.first().page_blocks()).max().unwrap_or(1);
-        let mut level = self.ready_blocks();
+        let mut level = self.ready_blocks(GroupId(0));
         while level < blocks {
             let next = blocks.min(level.saturating_add(page_blocks));
             let reached = grow(next)?;

@@ -32,15 +32,18 @@ impl HostTier {
         block_bytes: u64,
         HostPinning { threads, slab_bytes_max }: HostPinning,
     ) -> Result<Self, BuildError> {
-        let threads = threads as usize;
+        let (threads, at_once) = (threads as usize, threads == 0);
         let mut options =
             SlabsOptions { slab_bytes_max, threads, ..SlabsOptions::new(block_bytes, blocks) };
-        if threads == 0 {
+        let slabs = if at_once {
             options.memory = HostMemory::Driver(HostAllocFlags::CACHED);
-            return Self::with_options(device, &options);
-        }
-        let slabs = PinnedSlabs::unstarted(device, &options)?;
-        Ok(Self { slabs, block_bytes, blocks, at_once: false })
+            let mut slabs = PinnedSlabs::new(device, &options)?;
+            slabs.pin_all()?;
+            slabs
+        } else {
+            PinnedSlabs::unstarted(device, &options)?
+        };
+        Ok(Self { slabs, block_bytes, blocks, at_once })
     }
 
     /// Starts the threads. The driver's calls of others wait while one of them registers memory.
@@ -48,34 +51,17 @@ impl HostTier {
         if self.at_once { Ok(()) } else { self.slabs.resize(self.blocks) }
     }
 
-    pub(crate) fn with_options(
-        device: &Device,
-        options: &SlabsOptions,
-    ) -> Result<Self, BuildError> {
-        let &SlabsOptions { block_bytes, blocks, threads, .. } = options;
-        let mut slabs = PinnedSlabs::new(device, options)?;
-        if threads == 0 {
-            slabs.pin_all()?;
-        }
-        Ok(Self { slabs, block_bytes, blocks, at_once: threads == 0 })
-    }
-
-    /// Takes over what was pinned since the last call; the number of usable blocks.
+    /// Takes over what was pinned since the last call, or, if it `waits`, all that will be.
     ///
     /// # Errors
     /// A refusal, once: the tier then stays as it is.
-    pub(crate) fn poll(&mut self) -> Result<u64, PinError> {
-        self.slabs.poll().map(|_| self.usable())
+    pub(crate) fn take(&mut self, waits: bool) -> Result<(), PinError> {
+        if waits { self.slabs.pin_all().map(drop) } else { self.slabs.poll().map(drop) }
     }
 
     /// Usable blocks, from block 0 on.
     pub(crate) fn usable(&self) -> u64 {
         (self.slabs.slabs().len() as u64 * self.slabs.blocks_per_slab()).min(self.blocks)
-    }
-
-    /// Waits until all blocks are usable that will be.
-    pub(crate) fn wait(&mut self) -> Result<u64, PinError> {
-        self.slabs.pin_all().map(|_| self.usable())
     }
 
     /// Wants `blocks` blocks, more or fewer. Without threads, more blocks are pinned now. Returns the
@@ -97,7 +83,6 @@ impl HostTier {
         self.slabs.slabs().len() <= self.slabs.slabs_wanted()
     }
 
-    /// Ends the pinning, and frees the memory.
     pub(crate) fn close(self) -> Result<(), DeviceError> {
         self.slabs.close()
     }
@@ -107,7 +92,6 @@ impl HostTier {
         self.slabs.slabs()
     }
 
-    /// Blocks of each slab.
     pub(crate) fn blocks_per_slab(&self) -> usize {
         self.slabs.blocks_per_slab() as usize
     }
@@ -117,29 +101,17 @@ impl HostTier {
         &self,
         stream: &Stream,
         id: usize,
-        block: DeviceSpan,
+        from: DeviceSpan,
     ) -> Result<(), CopyError> {
         let (slab, offset) = self.place(id)?;
-        stream.copy_to_host(slab, offset, block)
+        stream.copy_to_host(slab, offset, from)
     }
 
-    /// Enqueues the copy of host block `id` into a device block.
+    /// Enqueues the copy of host block `id`, from byte `first` on, into device memory.
     pub(crate) fn load(
         &self,
         stream: &Stream,
-        id: usize,
-        block: DeviceSpan,
-    ) -> Result<(), CopyError> {
-        let (slab, offset) = self.place(id)?;
-        stream.copy_to_device(block, slab, offset)
-    }
-
-    /// Enqueues the copy of bytes of host block `id`, from `first` on, into device memory.
-    pub(crate) fn load_bytes(
-        &self,
-        stream: &Stream,
-        id: usize,
-        first: u64,
+        (id, first): (usize, u64),
         to: DeviceSpan,
     ) -> Result<(), CopyError> {
         let (slab, offset) = self.place(id)?;

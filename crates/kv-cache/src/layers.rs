@@ -64,7 +64,6 @@ impl OpenLayers {
         self.loads.is_empty()
     }
 
-    /// The copies of a group as a run.
     fn run(&self, group: GroupId) -> Run {
         let pair = |load: &Load| BlockPair { source: load.of.from, destination: load.of.to };
         Run { kind: BACK, behind_work: false, pairs: self.loads_of(group).map(pair).collect() }
@@ -77,19 +76,6 @@ impl KvWorker {
     #[must_use]
     pub fn loads_layers(&self) -> bool {
         !self.layers.is_empty()
-    }
-
-    /// Waits until what loads bring of a layer of the first group for the open step has come; see
-    /// [`wait_for_layer_of`](Self::wait_for_layer_of).
-    ///
-    /// # Ordering
-    /// Waits on the host.
-    ///
-    /// # Errors
-    /// As [`wait_for_layer_of`](Self::wait_for_layer_of).
-    #[track_caller]
-    pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
-        self.wait_for_layer_of(GroupId(0), layer)
     }
 
     /// Waits until what loads bring of a layer for the open step has come, and has the compute streams wait for its copy
@@ -107,7 +93,7 @@ impl KvWorker {
     /// [`StepError::Layer`] for a layer or a group that there is not, and [`StepError::HostCopy`] or [`StepError::Device`] if a copy
     /// was refused. The call can be made again.
     #[track_caller]
-    pub fn wait_for_layer_of(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
+    pub fn wait_for_layer(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
         let _site = cuda_driver::site::enter();
         let of = self.options.groups().nth(group.0.into());
         let layers = of.map_or(0, |of| of.shape.layers());
@@ -201,7 +187,6 @@ impl KvWorker {
         Ok(())
     }
 
-    /// Enqueues copies of the layers that have come.
     fn send_layers(&mut self) -> Result<(), StepError> {
         // Copies of the plan that were refused come first.
         self.send_copies()?;
@@ -267,28 +252,15 @@ impl KvCache {
         self.worker.loads_layers()
     }
 
-    /// Waits for what loads bring of a layer of the first group, before the engine launches it; see
-    /// [`KvWorker::wait_for_layer_of`].
+    /// Waits for what loads bring of a layer, before the engine launches it; see [`KvWorker::wait_for_layer`].
     ///
     /// # Ordering
     /// Waits on the host.
     ///
     /// # Errors
-    /// As [`KvWorker::wait_for_layer_of`].
+    /// As [`KvWorker::wait_for_layer`].
     #[track_caller]
-    pub fn wait_for_layer(&mut self, layer: u32) -> Result<(), StepError> {
-        self.worker.wait_for_layer(layer)
-    }
-
-    /// The same of any group.
-    ///
-    /// # Ordering
-    /// Waits on the host.
-    ///
-    /// # Errors
-    /// As [`KvWorker::wait_for_layer_of`].
-    #[track_caller]
-    pub fn wait_for_layer_of(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
-        self.worker.wait_for_layer_of(group, layer)
+    pub fn wait_for_layer(&mut self, group: GroupId, layer: u32) -> Result<(), StepError> {
+        self.worker.wait_for_layer(group, layer)
     }
 }

@@ -166,7 +166,7 @@ pub struct PoolRules {
     /// What of the evicted content is stored in host memory. What the tiers below it store is told by
     /// [`LowerTiers::store`](crate::LowerTiers::store).
     pub store: HostStore,
-    /// Number of latest events kept for [readers](crate::KvCache::events), a block's each; `None` keeps none. What
+    /// Number of latest events kept for [readers](kv_manager::Manager::events), a block's each; `None` keeps none. What
     /// they cost is told at [`ManagerOptions::events_max`](kv_manager::ManagerOptions::events_max).
     pub events: Option<usize>,
     /// The clock of ages and durations, read once a step; `None` is the system's clock.
@@ -624,7 +624,6 @@ impl KvCacheOptions {
         Ok(())
     }
 
-    /// The first group.
     fn first_group(&self) -> GroupOptions {
         GroupOptions {
             kind: self.kind,
@@ -708,7 +707,6 @@ impl KvCacheOptions {
         (!tables.is_empty()).then(|| BatchOptions { tables, arrays: Vec::new(), ..self.batch() })
     }
 
-    /// The block table of a group.
     fn table(&self, group: &GroupOptions) -> BatchTable {
         let (is_state, null_block) = (group.is_state(), self.null_block(group));
         let block_tokens = if is_state { 1 } else { group.shape.block_tokens() };

@@ -114,22 +114,4 @@ mod tests {
         order.ordered(back, out, 4);
         assert_eq!(conflict(&order, &run(to_pages, &[(2, 7)])), Some(4), "it was not enqueued yet");
     }
-
-    #[test]
-    fn copies_within_the_device_wait_for_both_directions_where_they_share_a_block() {
-        let carry = |direction| Kind::Carry(direction);
-        let (out, back) = (carry(HostDirection::ToHost), carry(HostDirection::ToPages));
-        let mut order = CopyOrder::new(8, 4);
-        order.touch(&run(out, &[(0, 1)]));
-        order.touch(&run(back, &[(2, 3)]));
-        let within = run(Kind::Within, &[(3, 0)]);
-        let found: Vec<_> = [0, 1].map(|lane| order.conflict(&within, lane)).into();
-        assert_eq!(found, [Some(1), Some(2)], "it writes what is read, and reads what is written");
-        order.ordered(Kind::Within.lane(), 0, u64::MAX);
-        assert_eq!(order.conflict(&within, 0), None);
-        let number = order.touch(&within);
-        assert_eq!(order.conflict(&run(out, &[(0, 2)]), Kind::Within.lane()), Some(number));
-        let scrubbed = order.touch(&run(Kind::Scrub, &[(5, 5)]));
-        assert_eq!(order.conflict(&run(back, &[(0, 5)]), Kind::Scrub.lane()), Some(scrubbed));
-    }
 }

@@ -3,10 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use cuda_driver::host_pages::PinError;
 use cuda_driver::{Device, DeviceError, Fence, Stream, guard};
-#[cfg(all(feature = "sabotage", debug_assertions))]
-use cuda_vmm::ElasticPool;
 use cuda_vmm::EpochGate;
 use kv_kernels::{KvKernels, KvShape, PagedKv};
 use kv_manager::{GroupId, Replica, SharedMemory, Start, StepPlan};
@@ -19,8 +16,8 @@ use kv_tier::GroupKind;
 
 use crate::draft::DraftBatch;
 use crate::granules::Granules;
-use crate::group::{Given, GroupPart};
-use crate::runs::{COMPUTE, Run};
+use crate::group::{Given, GroupPart, Making};
+use crate::runs::Run;
 use crate::shares::Share;
 use crate::streams::Streams;
 use crate::{
@@ -59,9 +56,9 @@ impl Part {
         };
         let adopted = adopted.into_iter().flatten().map(|paged| Given::Tensors(Box::new(paged)));
         let mut given = given.into_iter().chain(adopted);
+        let with = Making { compute, options, gate, kernels: &kernels, pinning };
         let group = |(share, group): (Share, GroupOptions)| {
-            let memory = (gate, given.next().unwrap_or(Given::Nothing));
-            GroupPart::new(compute, share, (options, &group), memory, (&kernels, pinning))
+            GroupPart::new(&with, &group, share, given.next().unwrap_or(Given::Nothing))
         };
         let groups = shares.into_iter().zip(options.groups()).map(group);
         let mut groups = groups.collect::<Result<Vec<_>, _>>()?;
@@ -186,26 +183,6 @@ impl Part {
         &self.staging
     }
 
-    /// The streams of the copies to host memory and of those back, for tests that stop them.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub fn sabotage_transfers(&self) -> &[Stream; 2] {
-        &self.streams.transfers
-    }
-
-    /// The pools of lists of blocks, for tests that take their protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_lists(&self) -> impl Iterator<Item = &StagingPool> {
-        self.groups.iter().flat_map(GroupPart::sabotage_lists)
-    }
-
-    /// The memory itself, if it is the cache's own, for tests that take its protection out.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    #[must_use]
-    pub fn sabotage_memory(&self) -> Option<&ElasticPool> {
-        self.first().sabotage_memory()
-    }
-
     /// Maps the memory of all groups whose memory stays.
     pub(crate) fn map_fixed(&mut self, options: &KvCacheOptions) -> Result<(), BuildError> {
         let ordinal = self.device().ordinal();
@@ -219,7 +196,7 @@ impl Part {
                 let group = GroupId(id);
                 return Err(BuildError::NoMemory { group, ordinal, mapped, blocks });
             }
-            group.keep_memory();
+            group.fixed = true;
         }
         Ok(())
     }
@@ -297,7 +274,6 @@ impl Part {
         staged.map_err(BatchError::from)?
     }
 
-    /// Has a granule of shared memory mapped for a group.
     pub(crate) fn map_granule(&mut self, group: GroupId, granule: u32) -> Result<(), GranuleError> {
         match (&self.granules, self.groups.get_mut(usize::from(group.0))) {
             (Some(granules), Some(group)) => group.map_granule(granules, granule),
@@ -347,39 +323,9 @@ impl Part {
         streams.fence_copies(needed, fences, waits)
     }
 
-    /// A fence after the work of the engine.
-    pub(crate) fn fence_compute(&mut self) -> Result<Fence, DeviceError> {
-        self.streams.fence_after(COMPUTE)
-    }
-
     /// What the bytes of host blocks mean, as a text that is the same in every process.
     pub(crate) fn host_format(&self) -> String {
         self.groups.iter().map(GroupPart::host_format).collect::<Vec<_>>().join(",")
-    }
-
-    /// Takes over the host memory that was pinned since the last call.
-    ///
-    /// # Errors
-    /// The first refusal, once: the tier then stays as it is.
-    pub(crate) fn poll_host(&mut self) -> Result<(), PinError> {
-        self.host_of_all(GroupPart::poll_host)
-    }
-
-    /// The same, after waiting until no more host memory will be pinned.
-    pub(crate) fn wait_for_host(&mut self) -> Result<(), PinError> {
-        self.host_of_all(GroupPart::wait_for_host)
-    }
-
-    fn host_of_all(
-        &mut self,
-        call: impl Fn(&mut GroupPart, &Stream) -> Result<u64, PinError>,
-    ) -> Result<(), PinError> {
-        let Self { streams, groups, .. } = self;
-        let mut refused = Ok(());
-        for group in groups {
-            refused = refused.and(call(group, &streams.compute).map(drop));
-        }
-        refused
     }
 
     /// Releases everything. The device is at rest, and no lease of the gate is open.

@@ -1,14 +1,12 @@
 //! Changes of blocks whose layers lie in several pieces, as in an engine's tensors.
 
-use cuda_driver::{CopyError, DeviceBuffer, Stream};
+use cuda_driver::{DeviceBuffer, Stream};
 use kv_kernels::{
     BlockCopy, BlockPair, BlockPairs, Blocks, KvKernels, PagedKv, PagedLayout, error::BlocksError,
-    link::TransportError,
 };
-use kv_pool::BlockId;
-use kv_stage::{StagingOptions, StagingPool, error::StagingError};
+use kv_stage::error::StagingError;
 
-use crate::carrier::{PAIR_BYTES, write_pairs};
+use crate::carrier::{Lists, part_of};
 use crate::runs::{Kind, RUN_BLOCKS_MAX, Run};
 use crate::{BuildError, HostCopyError};
 
@@ -21,7 +19,7 @@ pub(crate) struct Pieces {
 
 #[derive(Debug)]
 struct Parts {
-    lists: StagingPool,
+    lists: Lists,
     /// A block of zeros, which a scrub copies.
     zeros: PagedKv,
     _memory: DeviceBuffer,
@@ -38,9 +36,7 @@ impl Pieces {
         if paged.layout().has_whole_blocks(&shape) {
             return Ok(Self { parts: None });
         }
-        let bytes = (RUN_BLOCKS_MAX * PAIR_BYTES) as u64;
-        let lists = StagingOptions::overlapped(bytes, overlap_depth as usize + 1);
-        let lists = StagingPool::new(stream.device(), lists)?;
+        let lists = Lists::new(stream.device(), overlap_depth as usize + 1)?;
         let memory = DeviceBuffer::alloc(stream.device(), shape.block_bytes())?;
         stream.fill(memory.span(), 0)?;
         let layout = PagedLayout::block_major(&shape);
@@ -48,7 +44,6 @@ impl Pieces {
         Ok(Self { parts: Some(Parts { lists, zeros, _memory: memory }) })
     }
 
-    /// Whether blocks lie in several pieces.
     pub(crate) fn are_several(&self) -> bool {
         self.parts.is_some()
     }
@@ -79,21 +74,17 @@ impl Pieces {
             }
             let (here, rest) = numbers.split_at(taken);
             numbers = rest;
-            let mut buffer = lists.acquire_wait()?;
-            let bytes = (list.len() * PAIR_BYTES) as u64;
-            write_pairs(buffer.range_mut(0, bytes).map_err(CopyError::from)?, &list);
-            let submitted = buffer.submit(stream, |view| {
+            lists.submit(stream, &list, |view| {
                 let mut first = 0;
                 for &number in here {
                     let Run { kind, pairs, .. } = &runs[number];
                     let from = if *kind == Kind::Scrub { zeros } else { paged };
-                    let pairs = &list[first..first + pairs.len()];
-                    let (place, bytes) = (first * PAIR_BYTES, pairs.len() * PAIR_BYTES);
-                    let span = view.span().slice(place as u64, bytes as u64);
+                    let places = first..first + pairs.len();
+                    let pairs = &list[places.clone()];
                     let copy = BlockCopy {
                         from: Blocks::Device(from),
                         to: Blocks::Device(paged),
-                        pairs: span.map_err(TransportError::HostRange)?.into(),
+                        pairs: part_of(view, places)?.into(),
                         count: pairs.len() as u64,
                         host_pairs: Some(BlockPairs::new(pairs).map_err(BlocksError::from)?),
                         from_blocks: from.blocks(),
@@ -106,13 +97,11 @@ impl Pieces {
                     first += pairs.len();
                 }
                 Ok(())
-            });
-            submitted.map_err(HostCopyError::from_submit)?;
+            })?;
         }
         Ok(())
     }
 
-    /// Waits for the readers of the lists, and frees them.
     pub(crate) fn close(self) -> Result<(), StagingError> {
         self.parts.map_or(Ok(()), |parts| parts.lists.close())
     }

@@ -1,12 +1,15 @@
-//! Memory under host blocks: usable as it is pinned, and given back by a budget.
+//! Memory under host blocks: usable as it is pinned, shared with readers in other threads, and given back by a budget.
+
+use std::sync::Arc;
 
 use cuda_driver::guard;
 use cuda_driver::host_pages::PinError;
 use kv_manager::{BudgetError, Budgeted, GroupId, PlanError, StepPlan};
 use kv_pool::{BlockId, Tier};
+use kv_tier::HostShare;
 
-use crate::group::GroupPart;
 use crate::part::Part;
+use crate::tiers::pinned_memory;
 use crate::{KvCache, KvCacheOptions, KvWorker};
 
 /// How much of the host tier of each group is handed out.
@@ -50,6 +53,33 @@ impl Pinned {
 }
 
 impl KvCache {
+    /// Shares the host tier with readers in other threads, such as those that serve other hosts: blocks that are cached there are
+    /// lent by name, and are neither evicted nor written meanwhile. Records of the blocks are those of
+    /// [tiers below](crate::LowerTiers), for the same model.
+    ///
+    /// What is pinned later is lent, too. Memory beyond a [budget](Self::set_budget) is given back when nobody reads it any more. The
+    /// share stays usable when the cache is dropped, and keeps the host memory then.
+    #[must_use]
+    pub fn share_host(&mut self) -> Arc<HostShare> {
+        let groups = 0..self.manager.formats().len();
+        let memory =
+            groups.map(|group| pinned_memory(self.worker.parts(), GroupId(group as u16), u64::MAX));
+        let memory = memory.collect();
+        let Some(share) = self.manager.share_host(self.worker.tiers.format(), memory) else {
+            unreachable!("there is memory of each group")
+        };
+        self.share.get_or_insert(share).clone()
+    }
+
+    /// Has blocks of a group be read where they are by now: the first so many.
+    pub(crate) fn share_memory(&self, group: GroupId, blocks: u64) {
+        if let Some(share) = &self.share {
+            let is_read =
+                share.set_memory(group, pinned_memory(self.worker.parts(), group, blocks));
+            debug_assert!(is_read, "a group's blocks keep their length");
+        }
+    }
+
     /// Why host memory was not pinned, if that was refused since the last call. The cache goes on with the
     /// host blocks that it has; [`set_budget`](Self::set_budget) tries again.
     pub fn take_host_refusal(&mut self) -> Option<PinError> {
@@ -80,7 +110,7 @@ impl KvCache {
         }
         for id in 0..self.pinned.groups.len() {
             let (group, id) = (self.pinned.groups[id], id as u16);
-            let usable = self.worker.host_blocks_of(GroupId(id)).min(group.budget);
+            let usable = self.worker.host_blocks(GroupId(id)).min(group.budget);
             let told = guard!("cache.host-blocks-have-memory", usable, else group.budget);
             if told == group.told_blocks {
                 continue;
@@ -101,7 +131,8 @@ impl KvCache {
     pub(crate) fn set_host_budget(&mut self, blocks: u64) -> Result<Budgeted, BudgetError> {
         let most = u64::from(self.options().host_blocks);
         // The manager refuses more than there can be.
-        let told = if blocks > most { blocks } else { blocks.min(self.worker.host_blocks()) };
+        let told =
+            if blocks > most { blocks } else { blocks.min(self.worker.host_blocks(GroupId(0))) };
         let budgeted = self.manager.set_budget(GroupId::default(), Tier::Secondary, told)?;
         let first = self.pinned.first();
         (first.budget, first.told_blocks, first.gives_back) = (blocks, told, true);
@@ -134,21 +165,14 @@ impl KvCache {
 }
 
 impl KvWorker {
-    /// Host blocks of the first group that are usable on every device, from block 0 on. They grow while memory is pinned in the
+    /// Host blocks of a group that are usable on every device, from block 0 on. They grow while memory is pinned in the
     /// background. A manager in another process is to hand out no others
     /// ([`Manager::set_budget`](kv_manager::Manager::set_budget)): a plan that names others is carried out
     /// once they are pinned.
     #[must_use]
-    pub fn host_blocks(&self) -> u64 {
-        self.host_blocks_of(GroupId(0))
-    }
-
-    /// The same of any group.
-    #[must_use]
-    pub fn host_blocks_of(&self, group: GroupId) -> u64 {
-        let of_part =
-            |part: &Part| part.groups.get(usize::from(group.0)).map(GroupPart::host_blocks);
-        self.parts.iter().filter_map(of_part).min().unwrap_or(0)
+    pub fn host_blocks(&self, group: GroupId) -> u64 {
+        let groups = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
+        groups.map(|group| group.host.usable()).min().unwrap_or(0)
     }
 
     /// Takes over host memory that was pinned since the last call; how many blocks of the first group are
@@ -157,7 +181,7 @@ impl KvWorker {
     /// # Errors
     /// [`PinError`], once for each device that refuses: its tier stays as it is.
     pub fn poll_host(&mut self) -> Result<u64, PinError> {
-        self.host_of_all(Part::poll_host)
+        self.take_host(false)
     }
 
     /// The same, after waiting until no more host memory will be pinned.
@@ -167,18 +191,17 @@ impl KvWorker {
     #[track_caller]
     pub fn wait_for_host(&mut self) -> Result<u64, PinError> {
         let _site = cuda_driver::site::enter();
-        self.host_of_all(Part::wait_for_host)
+        self.take_host(true)
     }
 
-    fn host_of_all(
-        &mut self,
-        call: impl Fn(&mut Part) -> Result<(), PinError>,
-    ) -> Result<u64, PinError> {
+    fn take_host(&mut self, waits: bool) -> Result<u64, PinError> {
         let mut refused = Ok(());
-        for part in &mut self.parts {
-            refused = refused.and(call(part));
+        for Part { streams, groups, .. } in &mut self.parts {
+            for group in groups {
+                refused = refused.and(group.take_host(&streams.compute, waits));
+            }
         }
-        refused.map(|()| self.host_blocks())
+        refused.map(|()| self.host_blocks(GroupId(0)))
     }
 
     /// Wants `blocks` host blocks on every device; whether no memory beyond is left.
@@ -200,7 +223,7 @@ impl KvWorker {
             tracing::warn!(%error, "the host tier stays smaller than it was to be");
         }
         let Some((group, block)) = self.without_memory(plan) else { return Ok(()) };
-        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks_of(group));
+        let (step, tier, blocks) = (plan.step, Tier::Secondary, self.host_blocks(group));
         // Nothing of the plan is carried out, so it is none that could be finished.
         Err(PlanError::Block { step, tier, id: block, blocks })
     }
@@ -216,6 +239,6 @@ impl KvWorker {
         });
         let loaded = plan.layer_loads.iter().map(|load| (load.group, load.from));
         let mut ids = far.map(|(group, end)| (group, end.id)).chain(moved).chain(loaded);
-        ids.find(|&(group, id)| id.index() as u64 >= self.host_blocks_of(group))
+        ids.find(|&(group, id)| id.index() as u64 >= self.host_blocks(group))
     }
 }

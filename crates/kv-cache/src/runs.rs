@@ -110,12 +110,6 @@ impl Runs {
         &self.list
     }
 
-    /// Reverses the order of the runs.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub(crate) fn reverse(&mut self) {
-        self.list.reverse();
-    }
-
     /// Removes all runs, after every device was sent them.
     pub(crate) fn clear(&mut self) {
         for Run { mut pairs, .. } in self.list.drain(..) {
@@ -129,7 +123,6 @@ impl Runs {
 mod tests {
     use super::*;
 
-    const OUT: Kind = Kind::Carry(HostDirection::ToHost);
     const BACK: Kind = Kind::Carry(HostDirection::ToPages);
 
     fn pair(source: u16, destination: u16) -> BlockPair {
@@ -138,29 +131,6 @@ mod tests {
 
     fn lengths(runs: &Runs) -> Vec<usize> {
         runs.as_slice().iter().map(|run| run.pairs.len()).collect()
-    }
-
-    #[test]
-    fn copies_of_one_direction_make_a_run_and_keep_their_order() {
-        let mut runs = Runs::of(1);
-        for (direction, from) in [(OUT, 0), (BACK, 10), (OUT, 20)] {
-            (from..from + 3).for_each(|id| runs.push(direction, false, pair(id, id)));
-        }
-        assert_eq!(lengths(&runs), [3, 3, 3]);
-        assert_eq!(runs.as_slice()[1].pairs, [pair(10, 10), pair(11, 11), pair(12, 12)]);
-        runs.clear();
-        assert!(runs.is_empty());
-        runs.push(OUT, false, pair(1, 0));
-        assert_eq!(lengths(&runs), [1], "what was cleared is in nobody's way");
-    }
-
-    #[test]
-    fn a_destination_is_written_once_in_a_run() {
-        let mut runs = Runs::of(1);
-        for (source, destination) in [(1, 5), (2, 6), (3, 5), (4, 6), (5, 5)] {
-            runs.push(OUT, false, pair(source, destination));
-        }
-        assert_eq!(lengths(&runs), [2, 2, 1]);
     }
 
     #[test]

@@ -19,7 +19,6 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// The shape of this share of a cache of shape `all`.
     pub(crate) fn shape(&self, all: &KvShape) -> Result<KvShape, ShapeError> {
         KvShape::new(KvShapeOptions {
             layers: self.layers.len() as u32,
@@ -92,16 +91,4 @@ fn layer_runs(layers: u32, devices: usize) -> impl Iterator<Item = Range<u32>> {
     let (each, more) = (layers / devices, layers % devices);
     let start = move |device: u32| device * each + device.min(more);
     (0..devices).map(move |device| start(device)..start(device + 1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_are_split_in_order_and_without_gaps() {
-        let runs: Vec<_> = layer_runs(10, 4).collect();
-        assert_eq!(runs, [0..3, 3..6, 6..8, 8..10]);
-        assert_eq!(layer_runs(2, 2).collect::<Vec<_>>(), [0..1, 1..2]);
-    }
 }

@@ -43,12 +43,6 @@ impl KvCache {
         Ok(self.manager.begin_step()?)
     }
 
-    /// The number of the latest step that was seen to complete; 0 for none.
-    #[must_use]
-    pub fn completed_step(&self) -> u64 {
-        self.manager.completed_step()
-    }
-
     /// Waits until every step that was finished or dropped has completed. Blocks released by then
     /// can be claimed, unless a step is open.
     ///
@@ -134,11 +128,8 @@ impl KvCache {
         let number = step.number();
         self.manager.finish_step(step)?;
         let is_staged = self.staged == Some(number);
-        let outcome = match guard!("cache.refused-batches-fail", is_staged, else true) {
-            true => Outcome::Done,
-            false => Outcome::Failed,
-        };
-        self.leave(outcome)
+        let is_done = guard!("cache.refused-batches-fail", is_staged, else true);
+        self.leave(if is_done { Outcome::Done } else { Outcome::Failed })
     }
 
     /// Records fences after the work of the last step that was staged, if that has not been done.

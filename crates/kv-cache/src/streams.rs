@@ -34,7 +34,6 @@ impl Streams {
         self.compute.device()
     }
 
-    /// The stream of a lane.
     pub(crate) fn lane(&self, lane: usize) -> &Stream {
         self.transfers.get(lane).unwrap_or(&self.compute)
     }
@@ -101,7 +100,6 @@ impl Streams {
         self.spare.len()
     }
 
-    /// Takes back a completed fence.
     pub(crate) fn keep_spare(&mut self, fence: Fence) {
         self.spare.push(fence);
     }

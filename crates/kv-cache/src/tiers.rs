@@ -30,7 +30,7 @@ type Make = Arc<dyn Fn() -> Box<dyn LowerTier> + Send + Sync>;
 ///
 /// let mut tiers = LowerTiers::new(b"llama-3-8b, revision 4");
 /// tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
-/// assert_eq!(tiers.len(), 1);
+/// assert_eq!(tiers.options().tiers, 1);
 /// ```
 #[derive(Clone, Default)]
 pub struct LowerTiers {
@@ -55,25 +55,9 @@ impl LowerTiers {
         self.make.push(Arc::new(make));
     }
 
-    /// Number of tiers.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.make.len()
-    }
-
-    /// Whether there is none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.make.is_empty()
-    }
-
-    /// Has a manager that is made with these [`options`](Self::options) store in each tier what [`store`](Self::store)
-    /// says.
-    ///
-    /// # Errors
-    /// [`PolicyError`] if there is no memory for the tables.
-    pub fn set_store_policies(&self, manager: &mut Manager) -> Result<(), PolicyError> {
-        let tiers = [Tier::Third, Tier::Fourth].into_iter().zip(self.store).take(self.len());
+    /// Has a manager that is made with these options store in each tier what `store` says.
+    pub(crate) fn set_store_policies(&self, manager: &mut Manager) -> Result<(), PolicyError> {
+        let tiers = [Tier::Third, Tier::Fourth].into_iter().zip(self.store).take(self.make.len());
         for (tier, rules) in tiers.filter_map(|(tier, rules)| Some((tier, rules?))) {
             let set = manager.set_store_policy(tier, Box::new(StoreByEvidence::new(rules)?));
             debug_assert!(set.is_ok(), "{set:?}");
@@ -92,7 +76,7 @@ impl LowerTiers {
 impl fmt::Debug for LowerTiers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("LowerTiers");
-        shown.field("tiers", &self.len()).field("rules", &self.rules).finish_non_exhaustive()
+        shown.field("tiers", &self.make.len()).field("rules", &self.rules).finish_non_exhaustive()
     }
 }
 
@@ -142,17 +126,14 @@ impl WorkerTiers {
         self.format
     }
 
-    /// Number of tiers.
     pub(crate) fn len(&self) -> usize {
         self.transfers.tiers()
     }
 
-    /// Checks what a plan says of these tiers.
     pub(crate) fn check(&self, plan: &StepPlan) -> Result<(), PlanError> {
         self.transfers.check(plan, &self.host, self.waiting.iter().map(|(_, transfer)| transfer))
     }
 
-    /// Notes a copy of a plan.
     pub(crate) fn note_copy(&mut self, step: u64, group: usize, ends: [Location; 2]) {
         let host = ends.into_iter().find(|end| end.tier == Tier::Secondary);
         if let Some(copied) = host.and_then(|end| self.copied[group].get_mut(end.id.index())) {
@@ -222,7 +203,6 @@ impl WorkerTiers {
         self.dropped.clear();
     }
 
-    /// Drops the tiers.
     pub(crate) fn close(&mut self) {
         self.fence();
         self.transfers = TierTransfers::new(Vec::new(), 0);
@@ -259,7 +239,7 @@ struct Pinned {
 }
 
 /// The first so many of the host blocks of a group that are pinned.
-fn pinned_memory(parts: &[Part], group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
+pub(crate) fn pinned_memory(parts: &[Part], group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
     let parts = parts.iter().map(|part| {
         let mut pinned = part.of(group).pinned_host();
         let slabs = blocks.div_ceil(pinned.blocks_per_slab.max(1) as u64);
@@ -356,14 +336,9 @@ impl HostBlocks for Pinned {
 }
 
 impl KvWorker {
-    /// The first so many of the host blocks of a group that are pinned.
-    pub(crate) fn host_memory(&self, group: GroupId, blocks: u64) -> Arc<dyn HostBlocks> {
-        pinned_memory(&self.parts, group, blocks)
-    }
-
     /// Begins stores and loads whose copies are complete, lets the tiers below host memory work, and appends the
     /// tickets that have ended, and names that tiers have dropped: what the manager is to
-    /// [be told](kv_manager::Manager::settle). To be called as often as steps are [polled](Self::poll).
+    /// [be told](kv_manager::Manager::settle), before the steps that are [polled](Self::poll) next. To be called as often as these.
     pub fn poll_transfers(
         &mut self,
         worker: WorkerId,
@@ -384,9 +359,8 @@ impl KvWorker {
         tiers.transfers.poll(WorkerId::default(), &mut tiers.settled, &mut tiers.dropped);
     }
 
-    /// Appends what the manager is to be told, which was kept. To be told before the steps that are
-    /// [polled](Self::poll) next.
-    pub fn take_ended(
+    /// Appends what the manager is to be told, which was kept. To be told before the steps that are polled next.
+    pub(crate) fn take_ended(
         &mut self,
         worker: WorkerId,
         settled: &mut Vec<Settled>,
@@ -404,7 +378,7 @@ impl KvWorker {
     }
 
     /// What has come to each tier by itself since the last call: what the manager is to be
-    /// [told](kv_manager::Manager::take_gained), behind [`take_ended`](Self::take_ended).
+    /// [told](kv_manager::Manager::take_gained), behind [`poll_transfers`](Self::poll_transfers).
     pub fn gained(&mut self, worker: WorkerId) -> Vec<Gained> {
         self.tiers.transfers.gained(worker)
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cuda_driver::{DeviceError, Fence, Stream, guard};
 use cuda_vmm::{EpochGate, Lease};
-use kv_kernels::{BlockPair, KvShape, PagedKv, link::HostDirection};
+use kv_kernels::{BlockPair, PagedKv, link::HostDirection};
 use kv_manager::{BlockCopy, BlockScrub, GroupId, Outcome, PlanError, Replica, Snapshot, StepPlan};
 use kv_pool::{BlockId, Tier};
 use kv_stage::{BatchStep, error::BatchError};
@@ -64,8 +64,6 @@ pub struct KvWorker {
     pub(crate) layers: OpenLayers,
     /// Of each group, bytes of a block on all devices.
     block_bytes: Vec<u64>,
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    sabotage: Sabotage,
 }
 
 /// A step whose work is enqueued, with a fence after it on every device, and fences of copies before it.
@@ -74,14 +72,6 @@ pub(crate) struct InFlight {
     pub(crate) step: u64,
     pub(crate) fences: SmallVec<[Fence; 4]>,
     outcome: Outcome,
-}
-
-/// Protections taken out, for tests that must see the harm.
-#[cfg(all(feature = "sabotage", debug_assertions))]
-#[derive(Debug, Default)]
-struct Sabotage {
-    ignores_copies: bool,
-    sends_backwards: bool,
 }
 
 impl KvWorker {
@@ -159,7 +149,7 @@ impl KvWorker {
         parts.iter_mut().try_for_each(|part| part.map_fixed(&options))?;
         // Last, because the driver's calls wait for it.
         for part in &mut parts {
-            part.groups.iter_mut().try_for_each(GroupPart::start_pinning)?;
+            part.groups.iter_mut().try_for_each(|group| group.host.start())?;
         }
         let tables = groups.iter().map(|group| (group.kind, group.blocks_per_sequence_max));
         let devices = compute.len().max(1) as u64;
@@ -186,16 +176,8 @@ impl KvWorker {
             tiers,
             layers: OpenLayers::default(),
             block_bytes: groups.iter().map(|of| of.shape.block_bytes()).collect(),
-            #[cfg(all(feature = "sabotage", debug_assertions))]
-            sabotage: Sabotage::default(),
             options,
         })
-    }
-
-    /// The shape of the KV of all layers of the first group.
-    #[must_use]
-    pub fn shape(&self) -> &KvShape {
-        &self.options.shape
     }
 
     /// The options that it was built with.
@@ -211,15 +193,9 @@ impl KvWorker {
         &self.parts
     }
 
-    /// Blocks of the first group with memory on every device.
+    /// Blocks of a group with memory on every device. Those of further groups have it from the start, as far as there is any.
     #[must_use]
-    pub fn ready_blocks(&self) -> u64 {
-        self.ready_blocks_of(GroupId(0))
-    }
-
-    /// The same of any group. Blocks of further groups have memory from the start, as far as there is any.
-    #[must_use]
-    pub fn ready_blocks_of(&self, group: GroupId) -> u64 {
+    pub fn ready_blocks(&self, group: GroupId) -> u64 {
         let Some(options) = self.options.groups().nth(group.0.into()) else { return 0 };
         let ready = self.parts.iter().filter_map(|part| part.groups.get(usize::from(group.0)));
         let ready = ready.map(GroupPart::ready_blocks);
@@ -349,7 +325,7 @@ impl KvWorker {
         self.leave(Outcome::Failed)?;
         let memory: SmallVec<[_; 4]> = (self.options.groups())
             .zip(0..)
-            .map(|(of, id)| (of.shape.block_tokens(), self.ready_blocks_of(GroupId(id))))
+            .map(|(of, id)| (of.shape.block_tokens(), self.ready_blocks(GroupId(id))))
             .collect();
         self.table.apply_to_memory(plan, &memory)?;
         self.enqueue(plan, add)
@@ -414,7 +390,7 @@ impl KvWorker {
         let scrubs = plan.scrubs.iter().filter(|scrub| scrub.group == group);
         let loads = plan.layer_loads.iter().filter(|load| load.group == group);
         let ids = ids.chain(scrubs.map(|scrub| scrub.block)).chain(loads.map(|load| load.to));
-        let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks_of(group));
+        let (step, tier, blocks) = (plan.step, Tier::Primary, self.ready_blocks(group));
         let is_beyond = |id: &BlockId| guard!("cache.plans-name-memory", id.index() as u64 >= blocks, else false);
         match ids.max().filter(is_beyond) {
             Some(id) => Err(PlanError::Block { step, tier, id, blocks }),
@@ -510,10 +486,6 @@ impl KvWorker {
         if self.runs.iter().flat_map(Runs::as_slice).any(|run| run.kind.lane() != COMPUTE) {
             guard!("cache.copies-hold-a-lease", self.hold_for_copies());
         }
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.sabotage.sends_backwards {
-            self.runs.iter_mut().for_each(Runs::reverse);
-        }
         for (group, runs) in self.runs.iter().enumerate().filter(|(_, runs)| !runs.is_empty()) {
             self.parts.iter_mut().try_for_each(|part| part.send(group, runs.as_slice()))?;
         }
@@ -530,10 +502,6 @@ impl KvWorker {
             for (needed, unawaited) in needed.iter_mut().zip(part.streams.unawaited()) {
                 *needed |= unawaited;
             }
-        }
-        #[cfg(all(feature = "sabotage", debug_assertions))]
-        if self.sabotage.ignores_copies {
-            needed = [false; 2];
         }
         if needed != [false; 2] {
             let mut here = [false; 2];
@@ -587,12 +555,10 @@ impl KvWorker {
         }
         guard!("cache.copies-end-before-steps", self.send_copies()?);
         let waited = self.end_layers()?;
-        let outcome = match guard!("cache.unwaited-layers-fail", waited, else true) {
-            true => outcome,
-            false => Outcome::Failed,
-        };
+        let waited = guard!("cache.unwaited-layers-fail", waited, else true);
+        let outcome = if waited { outcome } else { Outcome::Failed };
         self.fence_copies([false; 2])?;
-        let recorded = self.parts.iter_mut().map(Part::fence_compute);
+        let recorded = self.parts.iter_mut().map(|part| part.streams.fence_after(COMPUTE));
         let mut fences = recorded.collect::<Result<SmallVec<[_; 4]>, DeviceError>>()?;
         let Some((step, lease)) = self.open.take() else { return Ok(()) };
         // The fences are of the parts' devices. A lease that is refused counts as dropped.
@@ -638,7 +604,6 @@ impl KvWorker {
         Ok(self.take_oldest())
     }
 
-    /// Whether a step in flight has failed.
     pub(crate) fn has_failed(&self) -> bool {
         let failed = self.in_flight.iter().any(|step| step.outcome == Outcome::Failed);
         guard!("cache.failed-steps-end-first", failed, else false)
@@ -691,25 +656,6 @@ impl KvWorker {
         (worker.copies, worker.open) = (None, None);
         let errors: Vec<_> = worker.parts.into_iter().flat_map(Part::close).collect();
         if errors.is_empty() { Ok(()) } else { Err(errors) }
-    }
-
-    /// Lets steps begin without waiting for the copies of blocks to and from host memory.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_ignore_copies(&mut self) {
-        self.sabotage.ignores_copies = true;
-    }
-
-    /// Sends a step's copies in the reverse of the decided order.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_send_backwards(&mut self) {
-        self.sabotage.sends_backwards = true;
-    }
-
-    /// Makes copies of one lane wait for none of another.
-    #[cfg(all(feature = "sabotage", debug_assertions))]
-    pub fn sabotage_ignore_lanes(&mut self) {
-        let groups = self.parts.iter_mut().flat_map(|part| &mut part.groups);
-        groups.for_each(GroupPart::sabotage_ignore_lanes);
     }
 }
 

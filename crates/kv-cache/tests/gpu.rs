@@ -63,7 +63,7 @@ fn main() {
         }
     }
     for format in KvFormat::ALL {
-        let tensors = Tensors::new(format, 1);
+        let tensors = Tensors::new(format);
         let scenarios = move |rig: &Rig| {
             let rig = Rig { devices: rig.devices.clone(), tensors: Some(tensors), ..*rig };
             all().for_each(|(_, scenario)| scenario(&rig));

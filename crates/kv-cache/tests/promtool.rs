@@ -6,8 +6,8 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use kv_cache::CacheStats;
 use kv_cache::metrics::Exposition;
-use kv_cache::{CacheStats, TransportStats};
 use kv_disk::DiskStats;
 use kv_manager::{LowerStats, ManagerStats};
 use kv_pool::stats::PoolStats;
@@ -37,7 +37,7 @@ fn check(promtool: &PathBuf) -> Result<(), Failed> {
     let mut exposition = Exposition::new();
     exposition.label("model", "a \"name\" with \\ and\na line break")?;
     exposition.manager(&ManagerStats::default()).lower_tiers(&LowerStats::default());
-    exposition.cache(&CacheStats::default(), &TransportStats::default());
+    exposition.cache(&CacheStats::default());
     exposition.disk(&DiskStats { read_bytes: u64::MAX, ..Default::default() });
     exposition.label("cache", "second")?.pool(&PoolStats::default());
     let mut command = Command::new(promtool);

@@ -463,7 +463,7 @@ impl NodeConfig {
         let Some(Served { server, memory, watch: Some(_), .. }) = self.served.get() else {
             return Ok(());
         };
-        let Some(events) = cache.events() else { return Ok(()) };
+        let Some(events) = cache.manager().events() else { return Ok(()) };
         let host = cache.share_host();
         server.node().share(Arc::clone(&host))?;
         match memory {

@@ -180,7 +180,7 @@ fn step_output(
             layer: 0,
             num_blocks: part.ready_blocks(),
             batch: part.batch(),
-            sequences: cache.plan().batch.len() as u32,
+            sequences: cache.manager().last_plan().batch.len() as u32,
             first_token: first as u32,
             tokens: tokens as u32,
             queries: span(&queries),

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use cuda_driver::{Device, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::kv_manager::vllm;
+use kv_cache::kv_manager::{EventReader, vllm};
 use kv_cache::kv_tier::{MemoryTier, MemoryTierOptions};
 use kv_cache::{
-    Answer, EventReader, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request,
+    Answer, HostPinning, KvCache, KvCacheOptions, LowerTiers, PoolRules, Request,
     Sequence,
 };
 use kv_kernels::{KvShape, KvShapeOptions};
@@ -105,7 +105,7 @@ impl Instance {
             ..KvCacheOptions::new(shape, sizes.device)
         };
         let kv = KvCache::new(&[Stream::new(&device)?], options)?;
-        let events = kv.events().context("the cache keeps events")?;
+        let events = kv.manager().events().context("the cache keeps events")?;
         Ok(Self {
             kv,
             events,
@@ -225,7 +225,7 @@ impl Instance {
 
     /// Tells everything anew, for a router that has missed too much: `AllBlocksCleared`, and all that is cached.
     pub fn tell_all(&mut self) -> anyhow::Result<()> {
-        self.events = self.kv.events().context("the cache keeps events")?;
+        self.events = self.kv.manager().events().context("the cache keeps events")?;
         self.note()
     }
 
@@ -246,7 +246,7 @@ impl Instance {
         self.batch(&[])
     }
 
-    fn batch(&self, events: &[kv_cache::CacheEvent]) -> Vec<u8> {
+    fn batch(&self, events: &[kv_cache::kv_manager::CacheEvent]) -> Vec<u8> {
         let mut bytes = Vec::new();
         vllm::encode(events, 0.0, Some(self.rank), &mut bytes);
         bytes

@@ -7,14 +7,14 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cuda_driver::{CountingDriver, CudaDriver, Device, Driver, Stream};
-use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::{
-    Answer, Growth, HostPinning, KvCache, KvCacheOptions, MemoryRules, PoolRules, Request,
-    Sequence, TransportRules,
+use cuda_driver::{
+    CountingDriver, CudaDriver, Device, DeviceBuffer, DeviceSpan, Driver, HostAllocFlags,
+    PinnedBuffer, Stream,
 };
+use cuda_sim::{SimConfig, SimDriver};
+use kv_cache::{Answer, HostPinning, KvCache, KvCacheOptions, Request, Sequence};
 use kv_kernels::{KvShape, KvShapeOptions};
-use kv_pool::{BlockHash, BlockHasher};
+use kv_pool::BlockHash;
 pub(crate) use kv_testkit::alloc::allocations;
 
 pub(crate) const BLOCK_TOKENS: u32 = 16;
@@ -47,8 +47,7 @@ impl Rig {
     pub(crate) fn open(simulated: bool) -> Result<Self, String> {
         let driver: Arc<dyn Driver> = if simulated {
             let sim = SimDriver::new(SimConfig::default()).map_err(|error| error.to_string())?;
-            sim.register_kernels(kv_kernels::references());
-            sim.register_kernels(kv_stage::references());
+            sim.register_kernels(&kv_cache::references());
             Arc::new(sim)
         } else {
             Arc::new(CudaDriver::load().map_err(|error| error.to_string())?)
@@ -83,28 +82,12 @@ pub(crate) fn shape(layers: u32, row_bytes: u64) -> KvShape {
 /// A cache for one sequence of all blocks, with a host tier that is pinned before it is used.
 pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> KvCacheOptions {
     KvCacheOptions {
-        kind: kv_cache::GroupKind::Full,
-        further_groups: Vec::new(),
-        shared: None,
-        shape,
-        tiers: Default::default(),
-        placement: None,
-        parts_share_devices: false,
-        device_blocks,
-        growth: Growth::OnDemand,
         host_blocks,
         pinning: HostPinning::AT_ONCE,
-        transport: TransportRules::default(),
         sequences_max: 1,
         blocks_per_sequence_max: device_blocks,
-        overlap_depth: 1,
-        watermark_blocks: 0,
-        scrubs: false,
-        hasher: BlockHasher::FAST,
         step_tokens_max: device_blocks * BLOCK_TOKENS,
-        step_arrays: Vec::new(),
-        memory: MemoryRules::default(),
-        pool: PoolRules::default(),
+        ..KvCacheOptions::new(shape, device_blocks)
     }
 }
 
@@ -123,6 +106,57 @@ pub(crate) fn admit(cache: &mut KvCache, request: &mut [Request; 1]) -> Sequence
     match cache.admit(request, u64::MAX).unwrap().pop() {
         Some(Answer::Admitted(sequence)) => sequence,
         other => panic!("{other:?}"),
+    }
+}
+
+/// Admits a request in a step of its own, in which the device does `work`.
+pub(crate) fn compute(
+    cache: &mut KvCache,
+    request: Request,
+    work: impl FnOnce(&KvCache, &Sequence),
+) -> Sequence {
+    let step = cache.begin_step().unwrap();
+    let mut sequence = admit(cache, &mut [request]);
+    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
+    work(cache, &sequence);
+    cache.finish_step(step).unwrap();
+    sequence
+}
+
+/// The memory of a sequence's blocks.
+pub(crate) fn blocks(cache: &KvCache, sequence: &Sequence) -> Vec<DeviceSpan> {
+    let ids = &cache.manager().block_ids(sequence)[..sequence.block_count()];
+    let paged = cache.parts()[0].paged();
+    ids.iter().map(|&id| paged.block_span(id as u64).unwrap().unwrap()).collect()
+}
+
+/// Memory for copies that no cache makes: as many bytes on both sides of each direction, with a stream each.
+pub(crate) struct Plain {
+    pub(crate) streams: [Stream; 2],
+    pub(crate) pages: [DeviceBuffer; 2],
+    /// Pinned as the caches here have theirs.
+    pub(crate) host: [PinnedBuffer; 2],
+}
+
+impl Plain {
+    pub(crate) fn new(rig: &Rig, bytes: u64) -> Self {
+        let pinned = || PinnedBuffer::alloc(&rig.device, bytes, HostAllocFlags::CACHED).unwrap();
+        Self {
+            streams: [0, 1].map(|_| Stream::new(&rig.device).unwrap()),
+            pages: [0, 1].map(|_| DeviceBuffer::alloc(&rig.device, bytes).unwrap()),
+            host: [0, 1].map(|_| pinned()),
+        }
+    }
+
+    /// Enqueues the copy out, and that back, of a part of the bytes.
+    pub(crate) fn copy(&self, [goes_out, comes_back]: [bool; 2], at: u64, bytes: u64) {
+        let [out, back] = [0, 1].map(|n| self.pages[n].span().slice(at, bytes).unwrap());
+        if goes_out {
+            self.streams[0].copy_to_host(&self.host[0], at, out).unwrap();
+        }
+        if comes_back {
+            self.streams[1].copy_to_device(back, &self.host[1], at).unwrap();
+        }
     }
 }
 

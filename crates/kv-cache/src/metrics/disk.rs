@@ -44,21 +44,12 @@ impl Exposition {
         ] {
             self.counter(name, help, &[], count);
         }
-        for miss in Miss::ALL {
-            let help = "Loads from files that were misses, by the reason.";
-            let labels = [("reason", miss.name())];
-            self.counter("kv_cache_disk_misses_total", help, &labels, stats.missed_as(miss));
-        }
-        for reason in Unstored::ALL {
-            let help = "Blocks that files did not store, by the reason.";
-            let labels = [("reason", reason.name())];
-            self.counter(
-                "kv_cache_disk_unstored_blocks_total",
-                help,
-                &labels,
-                stats.unstored_as(reason),
-            );
-        }
+        let help = "Loads from files that were misses, by the reason.";
+        let misses = Miss::ALL.map(|miss| (miss.name(), stats.missed_as(miss)));
+        self.counters("kv_cache_disk_misses_total", help, "reason", misses);
+        let help = "Blocks that files did not store, by the reason.";
+        let unstored = Unstored::ALL.map(|reason| (reason.name(), stats.unstored_as(reason)));
+        self.counters("kv_cache_disk_unstored_blocks_total", help, "reason", unstored);
         self
     }
 }

@@ -97,9 +97,21 @@ impl Exposition {
     ) {
         let mut counter = Counter::default();
         counter.set_value(value as f64);
-        let mut metric = self.metric(labels);
-        metric.set_counter(counter);
-        self.add((name, help, MetricType::COUNTER), metric);
+        let set = |metric: &mut Metric| metric.set_counter(counter);
+        self.add((name, help, MetricType::COUNTER), labels, set);
+    }
+
+    /// Adds counts that differ by a label.
+    pub(super) fn counters<'a>(
+        &mut self,
+        name: &'static str,
+        help: &'static str,
+        label: &str,
+        counts: impl IntoIterator<Item = (&'a str, u64)>,
+    ) {
+        for (of, count) in counts {
+            self.counter(name, help, &[(label, of)], count);
+        }
     }
 
     /// Adds a quantity of now.
@@ -112,12 +124,16 @@ impl Exposition {
     ) {
         let mut gauge = Gauge::default();
         gauge.set_value(value as f64);
-        let mut metric = self.metric(labels);
-        metric.set_gauge(gauge);
-        self.add((name, help, MetricType::GAUGE), metric);
+        let set = |metric: &mut Metric| metric.set_gauge(gauge);
+        self.add((name, help, MetricType::GAUGE), labels, set);
     }
 
-    fn metric(&self, labels: &[(&str, &str)]) -> Metric {
+    fn add(
+        &mut self,
+        (name, help, kind): (&'static str, &'static str, MetricType),
+        labels: &[(&str, &str)],
+        set: impl FnOnce(&mut Metric),
+    ) {
         let own = labels.iter().copied();
         let theirs = self.labels.iter().map(|(name, value)| (name.as_str(), value.as_str()));
         let pairs = own.chain(theirs).map(|(name, value)| {
@@ -126,14 +142,8 @@ impl Exposition {
             pair.set_value(value.to_owned());
             pair
         });
-        Metric::from_label(pairs.collect())
-    }
-
-    fn add(
-        &mut self,
-        (name, help, kind): (&'static str, &'static str, MetricType),
-        metric: Metric,
-    ) {
+        let mut metric = Metric::from_label(pairs.collect());
+        set(&mut metric);
         let family = self.families.entry(name).or_insert_with(|| {
             let mut family = MetricFamily::default();
             family.set_name(name.to_owned());
@@ -175,20 +185,5 @@ mod tests {
              kv_cache_x_total{way=\"up\",model=\"a\\\"b\\\\c\\nd\"} 3\n"
         );
         assert_eq!(Exposition::new().text(), "");
-    }
-
-    #[test]
-    fn several_caches_share_a_family() {
-        let mut exposition = Exposition::new();
-        for (name, value) in [("one", 1), ("two", 2)] {
-            exposition.label("cache", name).unwrap();
-            exposition.gauge("kv_cache_x", "Some.", &[], value);
-        }
-        let text = exposition.text();
-        assert_eq!(text.matches("# TYPE").count(), 1);
-        assert!(
-            text.contains("kv_cache_x{cache=\"one\"} 1\nkv_cache_x{cache=\"two\"} 2\n"),
-            "{text}"
-        );
     }
 }

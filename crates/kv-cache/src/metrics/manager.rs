@@ -31,9 +31,8 @@ impl Exposition {
         }
         let tokens = "Prompt tokens found in the cache, by the tier that they lay in.";
         let device = stats.cached_tokens.saturating_sub(stats.host_tokens);
-        for (tier, count) in [("device", device), ("host", stats.host_tokens)] {
-            self.counter("kv_cache_hit_tokens_total", tokens, &[("tier", tier)], count);
-        }
+        let hits = [("device", device), ("host", stats.host_tokens)];
+        self.counters("kv_cache_hit_tokens_total", tokens, "tier", hits);
         for (name, help, count) in [
             ("kv_cache_prompt_tokens_total", "Tokens of admitted prompts.", stats.prompt_tokens),
             (
@@ -46,27 +45,25 @@ impl Exposition {
         ] {
             self.counter(name, help, &[], count);
         }
-        for (way, count) in [
+        let moved = [
             ("offload", stats.offloaded_blocks),
             ("onboard", stats.onboarded_blocks),
             ("suspend", stats.suspended_blocks),
             ("copy_on_write", stats.copied_on_write),
             ("scrub", stats.scrubbed_blocks),
-        ] {
-            let help = "Blocks copied or cleared, by the reason.";
-            self.counter("kv_cache_moved_blocks_total", help, &[("way", way)], count);
-        }
+        ];
+        let help = "Blocks copied or cleared, by the reason.";
+        self.counters("kv_cache_moved_blocks_total", help, "way", moved);
         let stalls = stats.stalls;
-        for (cause, count) in [
+        let stalls = [
             ("prefix", stalls.prefix),
             ("load", stalls.load),
             ("room", stalls.room),
             ("row", stalls.row),
             ("busy", stalls.busy),
-        ] {
-            let help = "Answers that made a request or a step wait, by the cause.";
-            self.counter("kv_cache_stalls_total", help, &[("cause", cause)], count);
-        }
+        ];
+        let help = "Answers that made a request or a step wait, by the cause.";
+        self.counters("kv_cache_stalls_total", help, "cause", stalls);
         self
     }
 
@@ -96,10 +93,9 @@ impl Exposition {
                 self.counter(name, help, &tier, count);
             }
         }
-        for (fault, count) in BlockFault::ALL.into_iter().zip(stats.faults) {
-            let help = "Blocks of loads that were not right, by the fault: each was a miss.";
-            self.counter("kv_cache_lower_faults_total", help, &[("reason", fault.name())], count);
-        }
+        let faults = BlockFault::ALL.map(|fault| fault.name()).into_iter().zip(stats.faults);
+        let help = "Blocks of loads that were not right, by the fault: each was a miss.";
+        self.counters("kv_cache_lower_faults_total", help, "reason", faults);
         for (name, help, count) in [
             (
                 "kv_cache_lower_unstored_blocks_total",

@@ -22,7 +22,7 @@
 //! exposition
 //!     .manager(&cache.manager().stats())
 //!     .lower_tiers(&cache.manager().lower_stats())
-//!     .cache(&cache.stats(), &cache.transports())
+//!     .cache(&cache.stats())
 //!     .disk(&disk_watch.stats());
 //! ```
 //!

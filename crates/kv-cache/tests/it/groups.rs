@@ -14,7 +14,7 @@ use kv_cache::{
 use kv_pool::{BlockHash, BlockId, TableEntry, Tier};
 use kv_stage::error::BatchError;
 
-use crate::common::engine::{options, shape, streams};
+use crate::common::engine::{admitted, group, one_step, options, shape, streams};
 use crate::machine::{open, sim};
 
 const WINDOW: GroupId = GroupId(1);
@@ -25,18 +25,12 @@ const STATES: u32 = 6;
 /// Blocks of four tokens: full attention, a window of six tokens, and a state.
 fn hybrid() -> KvCacheOptions {
     let mut options = options(shape(2, 32, 4), 32, 0);
-    let group = GroupOptions {
-        kind: GroupKind::Window { tokens: 6, sinks: 0 },
-        shape: shape(3, 16, 4),
-        device_blocks: WINDOW_BLOCKS,
-        host_blocks: 0,
-        blocks_per_sequence_max: options.blocks_per_sequence_max,
-        watermark_blocks: 0,
-        draft_model: false,
-    };
-    let kind = GroupKind::State { checkpoint_tokens: 16, drafts: 0 };
-    let states = GroupOptions { kind, shape: shape(1, 64, 1), device_blocks: STATES, ..group };
-    options.further_groups = vec![group, states];
+    let window = GroupKind::Window { tokens: 6, sinks: 0 };
+    let state = GroupKind::State { checkpoint_tokens: 16, drafts: 0 };
+    options.further_groups = vec![
+        group(window, shape(3, 16, 4), WINDOW_BLOCKS, 0),
+        group(state, shape(1, 64, 1), STATES, 0),
+    ];
     options
 }
 
@@ -53,20 +47,12 @@ fn computed(cache: &mut KvCache, tokens: u32) -> Sequence {
 }
 
 fn computed_of(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
-    let mut request = Request::new(ids.collect());
-    let step = cache.begin_step().unwrap();
-    let answer = cache.admit(std::slice::from_mut(&mut request), 8).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
+    let mut sequence = admitted(cache, Request::new(ids.collect()), 8);
+    one_step(cache, &mut [&mut sequence]);
     while sequence.to_compute() > 0 {
-        let step = cache.begin_step().unwrap();
         let chunk = sequence.to_compute().min(8) as u32;
         cache.reserve(&mut sequence, chunk).unwrap();
-        cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-        cache.finish_step(step).unwrap();
-        cache.drain().unwrap();
+        one_step(cache, &mut [&mut sequence]);
     }
     sequence
 }
@@ -118,7 +104,7 @@ fn bytes_by_way_are_those_of_each_groups_blocks() {
     assert_eq!(copied, 2);
     let state = shape(1, 64, 1).block_bytes();
     assert_eq!(cache.stats().ways.copy_on_write, copied * state);
-    assert_ne!(state, cache.shape().block_bytes());
+    assert_ne!(state, cache.options().shape.block_bytes());
     cache.close().unwrap();
 }
 
@@ -132,9 +118,7 @@ fn the_block_that_nobody_owns_stays_whatever_the_budget() {
     drop(computed(&mut cache, 30));
     cache.set_budget(Tier::Primary, 0).unwrap();
     for _ in 0..3 {
-        let step = cache.begin_step().unwrap();
-        cache.finish_step(step).unwrap();
-        cache.drain().unwrap();
+        one_step(&mut cache, &mut []);
     }
     assert_eq!(cache.parts()[0].ready_blocks(), 33);
     cache.set_budget(Tier::Primary, 32).unwrap();
@@ -194,7 +178,7 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
     let mut here = KvCache::new(&streams, hybrid()).unwrap();
     // Of 30 tokens, the last is not computed in the other process, as if it had been sampled.
     let mut sequence = computed(&mut there, 29);
-    let last = there.plan().step;
+    let last = there.manager().last_plan().step;
     there.commit(&mut sequence, last, &[29]).unwrap();
     let export = there.export(sequence).unwrap();
     assert_eq!(export.tokens(), 29);
@@ -211,10 +195,7 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
         panic!("it is not admitted")
     };
     // The plan that says what is evicted comes first.
-    let step = here.begin_step().unwrap();
-    here.stage(&step, &mut [], |_, _| Ok(())).unwrap();
-    here.finish_step(step).unwrap();
-    here.drain().unwrap();
+    one_step(&mut here, &mut []);
     for group in GROUPS {
         let blocks: Vec<_> = adoption.blocks(group).collect();
         let places = |blocks: &[(usize, BlockId)]| {
@@ -231,10 +212,7 @@ fn a_sequence_of_several_groups_moves_to_another_cache_byte_by_byte() {
     let all = adoption.block_count();
     assert_eq!(here.adopted(&mut sequence, adoption, all).unwrap(), 29);
     here.reserve(&mut sequence, 1).unwrap();
-    let step = here.begin_step().unwrap();
-    here.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    here.finish_step(step).unwrap();
-    here.drain().unwrap();
+    one_step(&mut here, &mut [&mut sequence]);
     // What a kernel reads through the staged tables: all tokens, the window of token 29, and the state.
     for (group, places) in GROUPS.into_iter().zip([0..8, 6..8, 0..1]) {
         let table = here.parts()[0].batch().tables[usize::from(group.0)].block_table;
@@ -401,7 +379,7 @@ fn layers_of_every_group_are_read_as_they_come() {
         for (group, places) in (0..).map(GroupId).zip(places) {
             let layers = cache.options().groups().nth(group.0.into()).unwrap().shape.layers();
             for layer in 0..layers {
-                cache.wait_for_layer_of(group, layer).unwrap();
+                cache.wait_for_layer(group, layer).unwrap();
                 for place in places.clone() {
                     let id = sequence.block_of(group, place).unwrap().index();
                     let (stream, span) = layer_span(&cache, group, id, layer);
@@ -429,9 +407,9 @@ fn layers_of_every_group_are_read_as_they_come() {
 fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
     let (_sim, streams) = machine(1);
     let mut cache = KvCache::new(&streams, hybrid_over_tier()).unwrap();
-    let refused = cache.wait_for_layer_of(GroupId(3), 0).unwrap_err();
+    let refused = cache.wait_for_layer(GroupId(3), 0).unwrap_err();
     assert_eq!(refused.to_string(), "layer 0 of group 3 is waited for, which has 0");
-    let refused = cache.wait_for_layer_of(WINDOW, 3).unwrap_err();
+    let refused = cache.wait_for_layer(WINDOW, 3).unwrap_err();
     assert_eq!(refused.to_string(), "layer 3 of group 1 is waited for, which has 3");
     cache.wait_for_host().unwrap();
     drop(computed(&mut cache, 30));
@@ -440,23 +418,14 @@ fn a_step_that_does_not_wait_for_the_layers_of_a_further_group_has_failed() {
     let step = cache.begin_step().unwrap();
     let number = step.number();
     cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    (0..2).for_each(|layer| cache.wait_for_layer(layer).unwrap());
-    (0..2).for_each(|layer| cache.wait_for_layer_of(STATE, layer).unwrap());
+    (0..2).for_each(|layer| cache.wait_for_layer(GroupId(0), layer).unwrap());
+    (0..2).for_each(|layer| cache.wait_for_layer(STATE, layer).unwrap());
     cache.finish_step(step).unwrap();
     cache.drain().unwrap();
     // What was loaded is right, but a state that has gone on cannot go back to where the step began.
     assert_eq!(cache.commit(&mut sequence, number, &[7]).unwrap(), Committed::Redo { from: 0 });
     drop(sequence);
     cache.close().unwrap();
-}
-
-/// Stages the sequence with what is reserved for it, and finishes the step; its number.
-fn stage(cache: &mut KvCache, sequence: &mut Sequence) -> u64 {
-    let step = cache.begin_step().unwrap();
-    cache.stage(&step, &mut [sequence], |_, _| Ok(())).unwrap();
-    let number = step.number();
-    cache.finish_step(step).unwrap();
-    number
 }
 
 /// What the last step says of states: the one that the sequence begins with, and the row of those that it leaves.
@@ -475,11 +444,11 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     options.further_groups[1].kind = GroupKind::State { checkpoint_tokens: 64, drafts: DRAFTS };
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, 30);
-    let last = cache.plan().step;
+    let last = cache.manager().last_plan().step;
     cache.commit(&mut sequence, last, &[30]).unwrap();
     // A token and two drafts: three states.
     cache.reserve(&mut sequence, 3).unwrap();
-    let first = stage(&mut cache, &mut sequence);
+    let first = one_step(&mut cache, &mut [&mut sequence]);
     let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
     let null = STATES as i32;
     assert_eq!(states(&cache, &streams[0]), (row[0], vec![row[0], row[1], row[2], null]));
@@ -488,14 +457,14 @@ fn a_step_begins_with_the_state_behind_the_drafts_that_the_sampler_has_accepted(
     let at = sequence.row().unwrap().index() as u64 * 4;
     streams[0].upload(accepted.slice(at, 4).unwrap(), &2_u32.to_le_bytes()).unwrap();
     cache.reserve(&mut sequence, 4).unwrap();
-    let second = stage(&mut cache, &mut sequence);
+    let second = one_step(&mut cache, &mut [&mut sequence]);
     let row = numbers(cache.manager().block_ids_of(STATE, &sequence));
     assert_eq!(states(&cache, &streams[0]), (row[1], row.clone()));
     cache.commit(&mut sequence, first, &[31, 32]).unwrap();
     // Now all three are accepted, and both sides know it.
     cache.commit(&mut sequence, second, &[33, 34, 35, 36]).unwrap();
     cache.reserve(&mut sequence, 1).unwrap();
-    stage(&mut cache, &mut sequence);
+    one_step(&mut cache, &mut [&mut sequence]);
     assert_eq!(states(&cache, &streams[0]), (row[3], vec![row[0], null, null, null]));
     drop(sequence);
     cache.close().unwrap();
@@ -516,9 +485,9 @@ fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
     let options = KvCacheOptions { step_tokens_max: 16, ..drafting() };
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut one = computed(&mut cache, 10);
-    let last = cache.plan().step;
+    let last = cache.manager().last_plan().step;
     let mut other = computed_of(&mut cache, 100..110);
-    let committed = [(&mut one, last), (&mut other, cache.plan().step)];
+    let committed = [(&mut one, last), (&mut other, cache.manager().last_plan().step)];
     for (sequence, last) in committed {
         cache.commit(sequence, last, &[7]).unwrap();
         cache.reserve(sequence, 1).unwrap();
@@ -531,7 +500,7 @@ fn drafts_of_more_tokens_than_a_step_has_are_refused_and_the_step_goes_on() {
     // Nothing was staged: one alone has room.
     cache.stage(&step, &mut [&mut one], |_, _| Ok(())).unwrap();
     cache.finish_step(step).unwrap();
-    stage(&mut cache, &mut other);
+    one_step(&mut cache, &mut [&mut other]);
     drop((one, other));
     cache.close().unwrap();
 }
@@ -543,12 +512,12 @@ fn a_draft_model_has_a_batch_that_begins_at_its_own_end() {
     let options = drafting();
     let mut cache = KvCache::new(&streams, options).unwrap();
     let mut sequence = computed(&mut cache, 10);
-    let mut last = cache.plan().step;
+    let mut last = cache.manager().last_plan().step;
     for (start, tokens, id) in [(0, 6, 10), (6, 7, 11)] {
         cache.commit(&mut sequence, last, &[id]).unwrap();
         cache.reserve(&mut sequence, 1).unwrap();
         cache.reserve_draft(&mut sequence, tokens).unwrap();
-        last = stage(&mut cache, &mut sequence);
+        last = one_step(&mut cache, &mut [&mut sequence]);
         let part = &cache.parts()[0];
         let drafts = part.draft_batch().unwrap();
         let end = start + u64::from(tokens);

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use crate::common::engine::{Engine, Live, Prompt, options, shape, streams};
-use cuda_driver::{Device, ErrorCode};
+use cuda_driver::Device;
 use cuda_sim::{FindingKind, RaceCheck, SimConfig, SimDriver};
-use kv_cache::{Part, StepError};
+use kv_cache::Part;
 
 /// Whether the protection is enabled.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -104,7 +104,7 @@ fn a_staging_buffer_reused_before_its_event_is_seen() {
 fn a_block_that_two_requests_claimed_is_seen() {
     assert_protected(|machine, protection| {
         if protection == Protection::Out {
-            machine.engine.cache.pool().sabotage_peek_then_claim();
+            machine.engine.cache.manager().pool().sabotage_peek_then_claim();
         }
         let mut first = machine.admit(&Prompt::new(1, 13));
         let mut second = machine.admit(&Prompt::new(2, 13));
@@ -129,55 +129,4 @@ fn a_transfer_that_ignores_the_skip_is_seen() {
         machine.engine.run(&mut [&mut second, &mut first]).unwrap();
         machine.corrupt()
     });
-}
-
-/// The memory of a blocked step, which reads all blocks, is taken away.
-fn shrink_under_a_reader(machine: &mut Machine, protection: Protection) -> Live {
-    let mut live = machine.admit(&Prompt::new(1, 13));
-    machine.engine.run(&mut [&mut live]).unwrap();
-    machine.engine.drain().unwrap();
-    machine.hold();
-    machine.engine.run(&mut [&mut live]).unwrap();
-    for part in machine.parts() {
-        let memory = part.sabotage_memory().unwrap();
-        let mapped = memory.stats().mapped_bytes;
-        assert!(mapped > 0);
-        if protection == Protection::Out {
-            memory.sabotage_unmap_at_once();
-        }
-        memory.shrink_to(0, &[]).unwrap();
-        memory.poll_retired();
-        // Only the steps in flight keep the memory from being unmapped.
-        let kept = if protection == Protection::In { mapped } else { 0 };
-        assert_eq!(memory.stats().retiring_bytes, kept);
-    }
-    machine.release_hold();
-    live
-}
-
-#[test]
-fn memory_unmapped_under_its_reader_is_seen() {
-    for (seed, devices) in [(0, 1), (1, 1), (2, 2), (3, 2)] {
-        let mut machine = Machine::new(seed, devices);
-        let live = shrink_under_a_reader(&mut machine, Protection::In);
-        assert_eq!(machine.corrupt(), 0);
-        for part in machine.parts() {
-            assert!(part.sabotage_memory().unwrap().poll_retired().unmapped_pages > 0);
-        }
-        drop(live);
-        machine.engine.try_close().unwrap();
-        assert_eq!(machine.sim.findings(), []);
-
-        let mut machine = Machine::new(seed, devices);
-        let live = shrink_under_a_reader(&mut machine, Protection::Out);
-        let error = machine.engine.drain().unwrap_err();
-        let Some(StepError::Device(error)) = error.downcast_ref() else { panic!("{error}") };
-        assert_eq!(error.driver_error().code, ErrorCode::ILLEGAL_ADDRESS);
-        let findings = machine.sim.findings();
-        assert_eq!(findings[0].kind, FindingKind::IllegalAccess, "{findings:?}");
-        assert!(findings.iter().any(|one| one.kind == FindingKind::Race), "{findings:?}");
-        drop(live);
-        // A lost device is cleaned up too.
-        machine.engine.try_close().unwrap();
-    }
 }

@@ -1,17 +1,12 @@
-//! Latent attention, its indexer, and layers that share another layer's KV: what a reader finds through the block table.
+//! Latent attention and its indexer: what a reader finds through the block table.
 
-use cuda_driver::{DeviceBuffer, DeviceSpan, Stream};
+use cuda_driver::{DeviceSpan, Stream};
 use cuda_sim::{SimConfig, SimDriver};
-use kv_cache::{
-    Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request, Sequence,
-};
-use kv_kernels::{
-    KvFormat, KvShape, KvShapeOptions, PagedKv, PagedLayout,
-    layout::{FormatOptions, TensorView},
-};
+use kv_cache::{GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
+use kv_kernels::{KvShape, KvShapeOptions};
 use kv_testkit::machine::read;
 
-use crate::common::engine::{options, streams};
+use crate::common::engine::{admitted, group, one_step, options, streams};
 use crate::machine::{device, sim};
 
 const BLOCK: u64 = 4;
@@ -38,15 +33,7 @@ fn shape(layers: u64, row_bytes: u64) -> KvShape {
 /// Latent attention in the first group, and its indexer in one of its own, in one memory by granules.
 fn latent() -> KvCacheOptions {
     let first = options(shape(LAYERS, LATENT.iter().sum()), 1, 32);
-    let indexer = GroupOptions {
-        kind: GroupKind::Full,
-        shape: shape(LAYERS, INDEXER.iter().sum()),
-        device_blocks: 1,
-        host_blocks: 32,
-        blocks_per_sequence_max: first.blocks_per_sequence_max,
-        watermark_blocks: 0,
-        draft_model: false,
-    };
+    let indexer = group(GroupKind::Full, shape(LAYERS, INDEXER.iter().sum()), 1, 32);
     let options = KvCacheOptions { further_groups: vec![indexer], ..first };
     options.sharing(16 << 20, 1).unwrap()
 }
@@ -91,10 +78,8 @@ fn for_each_part(tokens: u64, mut each: impl FnMut(GroupId, usize, (u64, u64), (
 /// A sequence whose prompt is computed: each view of each row has bytes of its own.
 fn computed(cache: &mut KvCache, stream: &Stream, seed: u8, tokens: u64) -> Sequence {
     let ids = (0..tokens as u32).map(|id| u32::from(seed) * 100 + id);
-    let mut request = Request::new(ids.collect());
     let step = cache.begin_step().unwrap();
-    let answer = cache.admit(std::slice::from_mut(&mut request), tokens).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
+    let mut sequence = admitted(cache, Request::new(ids.collect()), tokens);
     cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
     let tables = PARTS.map(|(group, _)| table(cache, stream, group));
     for_each_part(tokens, |group, part, at, bytes| {
@@ -106,12 +91,6 @@ fn computed(cache: &mut KvCache, stream: &Stream, seed: u8, tokens: u64) -> Sequ
     cache.drain().unwrap();
     cache.commit(&mut sequence, number, &[7]).unwrap();
     sequence
-}
-
-fn idle(cache: &mut KvCache) {
-    let step = cache.begin_step().unwrap();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
 }
 
 #[test]
@@ -129,7 +108,7 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     let before = PARTS.map(|(group, _)| cache.manager().block_ids_of(group, &sequence).to_vec());
     // To host memory and back, to other blocks.
     cache.suspend(&mut sequence).unwrap();
-    idle(&mut cache);
+    one_step(&mut cache, &mut []);
     let others: Vec<_> = (1..5).map(|seed| computed(&mut cache, stream, seed, 14)).collect();
     cache.resume(&mut sequence).unwrap();
     cache.reserve(&mut sequence, 1).unwrap();
@@ -147,71 +126,4 @@ fn a_latent_and_its_rope_part_are_one_row_and_an_indexer_is_a_group_beside() {
     drop((sequence, others));
     cache.close().unwrap();
     assert!(sim.findings().is_empty());
-}
-
-#[test]
-fn layers_that_share_the_kv_of_another_own_no_plane() {
-    // Six layers, of which the last two read what layers 2 and 3 have written.
-    const PLANE_OF: [u64; 6] = [0, 1, 2, 3, 2, 3];
-    const BLOCKS: u64 = 8;
-    let (_sim, streams) = machine();
-    let stream = &streams[0];
-    let (heads, head_bytes) = (1, 16);
-    let numbers = FormatOptions {
-        layers: 4,
-        heads,
-        head_bytes,
-        element_bytes: 1,
-        block_tokens: BLOCK as u32,
-        blocks: BLOCKS,
-        block_padding_bytes: 0,
-    };
-    // One tensor for each layer that writes, and none for those that share.
-    let plane = BLOCKS * BLOCK * head_bytes;
-    let tensors: Vec<_> =
-        (0..4).map(|_| DeviceBuffer::alloc(stream.device(), plane).unwrap()).collect();
-    let (lengths, strides) = ([BLOCKS, BLOCK, head_bytes], [64, 16, 1]);
-    let view = |tensor: &DeviceBuffer| TensorView {
-        span: tensor.span(),
-        element_bytes: 1,
-        shape: &lengths,
-        strides: &strides,
-    };
-    let views: Vec<_> = tensors.iter().map(view).collect();
-    let paged = PagedKv::adopt(stream, KvFormat::Mla, &numbers, &views).unwrap();
-    let shape = *paged.shape();
-    assert_eq!((shape.layers(), paged.layout() == &PagedLayout::block_major(&shape)), (4, false));
-    let mut cache = KvCache::over(&streams, vec![paged], options(shape, BLOCKS as u32, 8)).unwrap();
-    let mut request = Request::new((0..10).collect());
-    let step = cache.begin_step().unwrap();
-    let answer = cache.admit(std::slice::from_mut(&mut request), 10).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    let ids = table(&cache, stream, GroupId(0));
-    let at = |layer: usize, token: u64, ids: &[i32]| {
-        let block = ids[(token / BLOCK) as usize] as u64;
-        let tensor = tensors[PLANE_OF[layer] as usize].span();
-        tensor.slice((block * BLOCK + token % BLOCK) * head_bytes, head_bytes).unwrap()
-    };
-    for (layer, token) in (0..4).flat_map(|layer| (0..10).map(move |token| (layer, token))) {
-        stream.fill(at(layer, token, &ids), (16 * layer as u64 + token) as u8).unwrap();
-    }
-    let number = step.number();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
-    cache.commit(&mut sequence, number, &[7]).unwrap();
-    // A twin writes behind it, in a copy of the block that both hold: of all planes.
-    let twin = cache.fork(&mut sequence).unwrap();
-    cache.reserve(&mut sequence, 1).unwrap();
-    let step = cache.begin_step().unwrap();
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    let now = table(&cache, stream, GroupId(0));
-    assert_ne!(now[2], ids[2], "the block was copied");
-    for (layer, token) in (0..6).flat_map(|layer| (0..10).map(move |token| (layer, token))) {
-        let expected = vec![(16 * PLANE_OF[layer] + token) as u8; head_bytes as usize];
-        assert_eq!(read(stream, at(layer, token, &now)), expected, "layer {layer}");
-    }
-    cache.finish_step(step).unwrap();
-    drop((sequence, twin));
-    cache.close().unwrap();
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Device, Driver, ErrorCode};
+use cuda_driver::{Device, Driver, ErrorCode, Stream};
 use cuda_sim::{SimConfig, SimDriver};
 use kv_kernels::KvShape;
 
-use crate::common::engine::shape;
+use crate::common::engine::{Engine, shape};
 use crate::common::place::Place;
 use crate::common::scenarios::Rig;
 
@@ -35,8 +35,39 @@ impl Machine {
         Self { sim, rig }
     }
 
+    /// A machine of one device, and an engine with so many blocks there and in host memory.
+    pub(crate) fn one(device_blocks: u32, host_blocks: u32) -> (Self, Engine) {
+        let machine = Self::new(1, 1, small());
+        let engine = machine.rig.engine(device_blocks, host_blocks);
+        (machine, engine)
+    }
+
+    /// Closes an engine whose every read was right, and leaves nothing.
+    #[track_caller]
+    pub(crate) fn close(self, engine: Engine) {
+        engine.close();
+        self.assert_clean();
+    }
+
+    /// Nothing is left once these streams are gone.
+    #[track_caller]
+    pub(crate) fn left(self, streams: Vec<Stream>) {
+        drop(streams);
+        self.assert_clean();
+    }
+
     pub(crate) fn calls(&self, name: &str) -> u64 {
         kv_testkit::machine::calls(&self.sim, name)
+    }
+
+    /// Holds the work of an engine still.
+    pub(crate) fn hold(&self, engine: &Engine) {
+        engine.cache.parts().iter().for_each(|part| self.sim.hold(part.compute().raw()));
+    }
+
+    /// Lets it go on.
+    pub(crate) fn let_go(&self, engine: &Engine) {
+        engine.cache.parts().iter().for_each(|part| self.sim.release_hold(part.compute().raw()));
     }
 
     /// The device has no finding and no leaked object.
@@ -68,8 +99,7 @@ pub(crate) fn device(sim: &SimDriver) -> Device {
 /// The first devices of a machine.
 pub(crate) fn open(sim: &SimDriver, count: u32) -> Vec<Device> {
     let driver = Arc::new(sim.clone());
-    let open = |ordinal| Device::open(driver.clone(), ordinal).unwrap();
-    (0..count as i32).map(open).collect()
+    (0..count as i32).map(|ordinal| Device::open(driver.clone(), ordinal).unwrap()).collect()
 }
 
 pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig {
@@ -82,8 +112,6 @@ pub(crate) fn rig(driver: &Arc<dyn Driver>, devices: u32, shape: KvShape) -> Rig
 /// with the code that says that it did nothing. After another code the object is given up, and
 /// leaks.
 pub(crate) fn refusal(call: &str) -> ErrorCode {
-    match ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end)) {
-        true => ErrorCode::OUT_OF_MEMORY,
-        false => ErrorCode::UNKNOWN,
-    }
+    let ends = ["Destroy", "Free", "Release", "Unload"].iter().any(|end| call.contains(end));
+    if ends { ErrorCode::OUT_OF_MEMORY } else { ErrorCode::UNKNOWN }
 }

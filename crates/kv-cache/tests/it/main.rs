@@ -14,8 +14,6 @@ mod latent;
 mod machine;
 #[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(all(feature = "sabotage", debug_assertions))]
-mod sabotage;
 mod sizes;
 mod spans;
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kv_cache::metrics::{DASHBOARD, Exposition};
-use kv_cache::{CacheStats, TransportStats, WayBytes};
+use kv_cache::{CacheStats, WayBytes};
 use kv_disk::{DiskStats, Miss};
 use kv_manager::{LowerStats, ManagerStats};
 use kv_pool::stats::{PoolCounters, PoolStats, TierStats};
@@ -20,11 +20,10 @@ fn everything() -> String {
     manager.stalls.room = 5;
     manager.blocks[1].cached = 77;
     let ways = WayBytes { device_to_host: 1 << 40, loaded: [3, 4], ..Default::default() };
-    let cache = CacheStats { pages_inline: 9, ways, ..Default::default() };
+    let mut cache = CacheStats { pages_inline: 9, ways, ..Default::default() };
+    cache.transports.copy_engine.blocks = 21;
     let mut disk = DiskStats { slots: 12, read_bytes: u64::MAX, ..Default::default() };
     disk.misses[0] = 8;
-    let mut transports = TransportStats::default();
-    transports.copy_engine.blocks = 21;
     let lower = LowerStats { loaded_blocks: [6, 0], late: 2, ..Default::default() };
     let counters = PoolCounters { lookups: 10, hits: 4, ..Default::default() };
     let primary =
@@ -32,7 +31,7 @@ fn everything() -> String {
     let pool = PoolStats { primary, counters, ..Default::default() };
     let mut exposition = Exposition::new();
     exposition.label("cache", "first").unwrap();
-    exposition.manager(&manager).lower_tiers(&lower).cache(&cache, &transports).disk(&disk);
+    exposition.manager(&manager).lower_tiers(&lower).cache(&cache).disk(&disk);
     exposition.label("cache", "second").unwrap().pool(&pool);
     exposition.text()
 }

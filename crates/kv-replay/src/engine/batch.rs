@@ -2,7 +2,8 @@
 
 use cuda_driver::guard;
 use kv_cache::kv_manager::{GroupId, Row};
-use kv_cache::{Sequence, SlotError};
+use kv_cache::Sequence;
+use kv_cache::kv_manager::SlotError;
 use kv_pool::Slot;
 
 use super::cache::Cache;

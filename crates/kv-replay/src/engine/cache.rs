@@ -5,12 +5,13 @@ use std::ops::Range;
 use cuda_driver::guard;
 use cuda_driver::{DeviceSpan, Stream};
 use kv_cache::kv_manager::{
-    Adoption, CommitError, DraftError, Export, ForkError, GroupId, Manager, Reserved, SuspendError,
+    Adoption, CommitError, DraftError, Export, ForkError, GroupId, Manager, Reserved, SlotError,
+    SuspendError,
 };
 use kv_cache::kv_tier::GroupFormat;
 use kv_cache::{
     Answer, CacheStats, Committed, DemandError, KvCache, OpenStep, Part, Request, ReserveError,
-    ResumeError, Sequence, SlotError, Tokens,
+    ResumeError, Sequence, Tokens,
 };
 use kv_kernels::KvShape;
 #[cfg(feature = "nixl")]
@@ -418,7 +419,7 @@ impl Cache for Local {
         tokens: Range<u64>,
         slots: &mut Vec<Slot>,
     ) -> Result<(), SlotError> {
-        self.cache.slot_mapping(sequence, tokens, slots)
+        self.cache.manager().slot_mapping(sequence, tokens, slots)
     }
 
     fn further_groups(&self) -> &[Reads] {

@@ -1,9 +1,11 @@
 //! Why a run ended early.
 
 use cuda_driver::{CopyError, DeviceError, ModuleError};
-use kv_cache::kv_manager::{self, BudgetError, CommitError, DraftError, ForkError, Missing};
+use kv_cache::kv_manager::{
+    self, BudgetError, CommitError, DraftError, ForkError, Missing, SlotError,
+};
 use kv_cache::{
-    BuildError, CloseError, DemandError, ReserveError, ResumeError, SlotError, StepError,
+    BuildError, CloseError, DemandError, ReserveError, ResumeError, StepError,
 };
 use kv_kernels::{KernelError, link::TransportError};
 
@@ -120,7 +122,7 @@ pub enum RunError {
     },
     /// The worker's thread, which maps memory ahead of need, was not started.
     #[error("cannot start growth ahead of need")]
-    Growth(#[from] kv_cache::SpawnError),
+    Growth(#[from] cuda_vmm::worker::SpawnError),
     /// A worker process failed, and could not be replaced.
     #[error("worker {worker} failed")]
     Worker {

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use kv_cache::{Request, Reuse, Sequence};
+use kv_cache::kv_manager::Reuse;
+use kv_cache::{Request, Sequence};
 
 use super::content::RequestContent;
 use super::expected::ExpectedSums;

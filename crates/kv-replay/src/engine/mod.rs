@@ -370,7 +370,7 @@ fn note_moves(report: &mut RunReport, cache: &KvCache) {
     note_decisions(report, cache.manager());
     let moved = cache.stats();
     report.bytes_transferred += moved.copied_bytes;
-    report.add_transports(&cache.transports());
+    report.add_transports(&cache.stats().transports);
     report.pages_mapped_ahead = moved.pages_ahead;
     report.pages_mapped_inline = moved.pages_inline;
     report.growth_stalls = moved.growth_stalls;

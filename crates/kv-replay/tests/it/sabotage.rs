@@ -188,7 +188,7 @@ fn a_run_that_fails_after_a_corrupt_byte_tells_of_both() {
     };
     let devices = open(&"sim".parse().unwrap(), SimSizes::for_config(&config)).unwrap();
     let cache = engine::build_cache(&config, &trace, &devices).unwrap();
-    cache.pool().sabotage_peek_then_claim();
+    cache.manager().pool().sabotage_peek_then_claim();
     cache.parts()[0].kernels().sabotage_allow_stored_twice(true);
     let mut progress = FailsThen(devices.sim.clone().unwrap());
     let failed = engine::run_on(cache, &config, &trace, &devices, &mut progress).unwrap_err();

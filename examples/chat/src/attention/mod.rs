@@ -9,7 +9,7 @@ mod reference;
 use anyhow::{Context as _, ensure};
 use bytemuck::{Pod, Zeroable};
 use cuda_driver::{Device, DeviceSpan, Kernel, KernelArgs, LaunchConfig, Module, Stream};
-use kv_cache::BatchBuffers;
+use kv_stage::BatchBuffers;
 use kv_kernels::PagedKv;
 pub use reference::references;
 

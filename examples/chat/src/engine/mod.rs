@@ -351,7 +351,7 @@ impl Engine {
         let Self { cache, running, layers, model, counts, .. } = self;
         let (mut ids, mut positions, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
         let mut last_rows = Vec::new();
-        let batch: Vec<_> = cache.plan().batch.clone();
+        let batch: Vec<_> = cache.manager().last_plan().batch.clone();
         for row in batch {
             let run = running.iter_mut().find(|run| run.sequence.row() == Some(row.row));
             let Some(run) = run else { bail!("a row of the step belongs to no sequence") };
@@ -389,7 +389,7 @@ impl Engine {
                 });
             }
         }
-        let sequences = cache.plan().batch.len() as u32;
+        let sequences = cache.manager().last_plan().batch.len() as u32;
         let hidden = layers.run(cache, model, (&ids, &positions), sequences)?;
         let row = model.config().hidden;
         for (wanted, rows) in wanted.iter_mut().zip(last_rows) {

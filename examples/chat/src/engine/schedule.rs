@@ -183,7 +183,7 @@ impl Engine {
     /// An answer begins.
     fn begin(&mut self, index: usize, mut sequence: Sequence) -> anyhow::Result<Running> {
         let queued = &self.queue[index];
-        let block_tokens = u64::from(self.cache.shape().block_tokens());
+        let block_tokens = u64::from(self.cache.options().shape.block_tokens());
         let cached = sequence.cached_tokens();
         let host = (sequence.onboarded_blocks() as u64 * block_tokens).min(cached);
         let below = (queued.loaded_blocks * block_tokens).min(host);

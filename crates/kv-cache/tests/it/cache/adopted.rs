@@ -2,10 +2,7 @@
 
 use cuda_driver::Stream;
 use kv_cache::{KvCache, KvCacheOptions, TransportChoice};
-use kv_kernels::{
-    KvFormat, PagedKv, PagedLayout,
-    layout::{FormatOptions, LayoutOptions, RowPart},
-};
+use kv_kernels::{KvFormat, PagedKv};
 use kv_pool::Tier;
 
 use crate::common::engine::tensors::Tensors;
@@ -17,12 +14,7 @@ const BLOCKS: u64 = 12;
 
 /// Tensors of every format.
 fn every_format() -> impl Iterator<Item = Tensors> {
-    KvFormat::ALL.into_iter().map(|format| Tensors::new(format, BLOCKS))
-}
-
-/// Those that may have gaps behind blocks, with gaps.
-fn with_gaps() -> impl Iterator<Item = Tensors> {
-    every_format().filter_map(Tensors::padded)
+    KvFormat::ALL.into_iter().map(|format| Tensors::new(format))
 }
 
 /// A machine whose cache lies in such tensors.
@@ -36,8 +28,7 @@ fn machine(tensors: Tensors) -> Machine {
 fn live_on(engine: &mut Engine) {
     let bt = engine.block_tokens();
     let system = Prompt::new(1, 3 * bt);
-    let mut first = engine.admit(&system.then(2, 3)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&system.then(2, 3));
     // Its last block is shared, and then copied.
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut first, 5, 2).unwrap();
@@ -48,10 +39,7 @@ fn live_on(engine: &mut Engine) {
     engine.suspend(&mut first).unwrap();
     // Others take all blocks meanwhile.
     for seed in [7, 8] {
-        let mut other = engine.admit(&Prompt::new(seed, (BLOCKS - 1) * bt)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
-        drop(other);
-        engine.drain().unwrap();
+        engine.serve(&Prompt::new(seed, (BLOCKS - 1) * bt));
     }
     engine.resume(&mut first).unwrap();
     engine.run(&mut [&mut first]).unwrap();
@@ -71,12 +59,11 @@ fn live_on(engine: &mut Engine) {
 
 #[test]
 fn every_format_holds_a_cache() {
-    for tensors in every_format().chain(with_gaps()) {
+    for tensors in every_format() {
         for choice in TransportChoice::ALL {
             let machine = machine(tensors);
             let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-            let memory = tensors.allocate(&stream);
-            let paged = tensors.adopt(&stream, &memory);
+            let (memory, paged) = tensors.make(&stream, BLOCKS);
             let whole = paged.layout().has_whole_blocks(paged.shape());
             let options = by(choice, options(*paged.shape(), BLOCKS as u32, 32));
             let made = KvCache::over(std::slice::from_ref(&stream), vec![paged], options);
@@ -85,7 +72,7 @@ fn every_format_holds_a_cache() {
                 assert!(refused.contains("several pieces"), "{refused}");
                 continue;
             }
-            let mut engine = Engine::over(made.unwrap(), tensors, memory);
+            let mut engine = Engine::over(made.unwrap(), memory);
             live_on(&mut engine);
             let decided = engine.decided();
             assert!(decided.copied_on_write > 0 && decided.suspended_blocks > 0, "{tensors:?}");
@@ -96,8 +83,10 @@ fn every_format_holds_a_cache() {
     }
 }
 
-fn play_every_scenario(tensors: impl Iterator<Item = Tensors>) {
-    for tensors in tensors {
+#[test]
+fn every_scenario_of_a_cache_plays_in_every_format() {
+    // With gaps behind blocks, where there may be some.
+    for tensors in every_format().map(|tensors| tensors.padded().unwrap_or(tensors)) {
         for (_, scenario) in scenarios::all() {
             let machine = machine(tensors);
             scenario(&machine.rig);
@@ -107,96 +96,12 @@ fn play_every_scenario(tensors: impl Iterator<Item = Tensors>) {
 }
 
 #[test]
-fn every_scenario_of_a_cache_plays_in_every_format() {
-    play_every_scenario(every_format());
-}
-
-#[test]
-fn every_scenario_of_a_cache_plays_in_tensors_with_gaps_behind_blocks() {
-    play_every_scenario(with_gaps());
-}
-
-/// The bytes that an engine finds wrong when its tensors are taken for what they are not.
-fn misread(tensors: Tensors, layout: PagedLayout) -> u64 {
-    let machine = machine(tensors);
-    let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-    let memory = tensors.allocate(&stream);
-    let paged = tensors.misread(&stream, &memory, layout);
-    let options = options(tensors.shape(), BLOCKS as u32, 0);
-    let cache = KvCache::over(std::slice::from_ref(&stream), vec![paged], options).unwrap();
-    let mut engine = Engine::over(cache, tensors, memory);
-    let mut live = engine.admit(&Prompt::new(1, 3 * engine.block_tokens())).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    engine.drain().unwrap();
-    assert_eq!(engine.verified, 3);
-    engine.corrupt
-}
-
-#[test]
-fn tensors_taken_for_another_format_are_refused_and_would_be_seen() {
-    for (format, other) in [
-        (KvFormat::FlashAttentionHnd, KvFormat::FlashAttentionNhd),
-        (KvFormat::FlashInferNhd, KvFormat::FlashInferHnd),
-        (KvFormat::CrossLayerHnd, KvFormat::CrossLayerNhd),
-        (KvFormat::UnifiedHnd, KvFormat::UnifiedNhd),
-        (KvFormat::FusedHnd, KvFormat::FusedNhd),
-        (KvFormat::FusedNhdSplit, KvFormat::FusedHndSplit),
-        (KvFormat::PagedAttention, KvFormat::LayerPairsNhd),
-        (KvFormat::LayerPairsNhd, KvFormat::PagedAttention),
-    ] {
-        let tensors = Tensors::new(format, BLOCKS);
-        let machine = Machine::new(1, 1, tensors.shape());
-        let stream = Stream::new(&machine.rig.devices[0]).unwrap();
-        let memory = tensors.allocate(&stream);
-        let refused = tensors.adopt_as(&stream, &memory, (other, &tensors.numbers));
-        assert!(refused.is_err(), "{format:?} as {other:?}");
-        assert_eq!(misread(tensors, format.layout(&tensors.numbers).unwrap()), 0);
-        assert_eq!(misread(tensors, other.layout(&tensors.numbers).unwrap()), 3, "{format:?}");
-    }
-}
-
-#[test]
-fn one_wrong_stride_is_seen() {
-    let tensors = Tensors::new(KvFormat::FlashInferHnd, BLOCKS);
-    let shape = tensors.shape();
-    let layout = tensors.format.layout(&tensors.numbers).unwrap();
-    let right = layout.parts_of(0)[0];
-    let with = |parts: &[RowPart], block_stride_bytes| {
-        let options = LayoutOptions {
-            tensors: layout.tensors(),
-            layer_stride_bytes: layout.layer_stride_bytes(),
-            kv_stride_bytes: layout.kv_stride_bytes(),
-            block_stride_bytes,
-            parts,
-        };
-        PagedLayout::new(&shape, options).unwrap()
-    };
-    let block = layout.block_stride_bytes();
-    assert_eq!(with(&[right], block), layout);
-    assert_eq!(misread(tensors, with(&[right], block)), 0);
-    // Tokens beside each other in pieces of half a head.
-    let half = RowPart {
-        segment_bytes: right.segment_bytes / 2,
-        segments: 2 * right.segments,
-        segment_stride_bytes: right.segment_stride_bytes / 2,
-        token_stride_bytes: right.token_stride_bytes / 2,
-        ..right
-    };
-    assert_eq!(misread(tensors, with(&[half], block)), 3);
-    // Blocks that overlap nowhere and begin too early: only the first is where it should be.
-    let numbers = FormatOptions { block_padding_bytes: 48, ..tensors.numbers };
-    let padded = Tensors { numbers, ..tensors };
-    assert!(misread(padded, layout) >= 2);
-}
-
-#[test]
 fn tensors_of_another_shape_size_or_number_are_refused() {
     let machine = Machine::new(1, 2, small());
     let streams = streams(&machine.rig.devices);
-    let tensors = Tensors::new(KvFormat::FlashInferNhd, BLOCKS);
-    let memory = tensors.allocate(&streams[0]);
-    let adopted = || tensors.adopt(&streams[0], &memory);
-    let paged = adopted();
+    let tensors = Tensors::new(KvFormat::FlashInferNhd);
+    let made = || tensors.make(&streams[0], BLOCKS);
+    let (_first, paged) = made();
     let right = options(*paged.shape(), BLOCKS as u32, 0);
     let refused = |streams: &[Stream], paged: Vec<PagedKv>, options: &KvCacheOptions| {
         let error = KvCache::over(streams, paged, options.clone()).unwrap_err();
@@ -204,14 +109,13 @@ fn tensors_of_another_shape_size_or_number_are_refused() {
     };
     let said = refused(&streams[..1], vec![paged], &options(small(), BLOCKS as u32, 0));
     assert!(said.starts_with("the adopted tensors hold"), "{said}");
-    let paged = adopted();
+    let (_memory, paged) = made();
     let many = options(*paged.shape(), BLOCKS as u32 + 1, 0);
     let said = refused(&streams[..1], vec![paged], &many);
     assert_eq!(said, "the adopted tensors have 12 blocks, and the cache 13");
     let said = refused(&streams[..1], vec![], &right);
     assert_eq!(said, "0 adopted descriptions for 1 devices with layers");
-    let paged = adopted();
+    let (_memory, paged) = made();
     let said = refused(&streams[1..], vec![paged], &right);
     assert_eq!(said, "adopted description 0 is of another device than the compute stream there");
-    drop((memory, streams));
 }

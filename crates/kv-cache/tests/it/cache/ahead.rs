@@ -1,13 +1,12 @@
 //! Memory is mapped ahead of need by a worker: the calls of a step find it mapped.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use cuda_driver::{CountingDriver, Driver, ErrorCode};
+use cuda_driver::ErrorCode;
 use kv_cache::{DemandError, Growth, KvCacheOptions, Worker, WorkerOptions};
 
 use crate::common::engine::{Engine, Live, Prompt, Refused, options, streams};
-use crate::machine::{Machine, config, rig, sim, small};
+use crate::machine::{Machine, config, small};
 
 /// Every call for virtual memory, and the one that asks how much there is.
 const MEMORY_CALLS: [&str; 9] = [
@@ -33,12 +32,12 @@ fn ahead(blocks: u32, worker: &Worker) -> KvCacheOptions {
 
 /// Requests come, grow and go, until the cache is as large as it may be and long after; returns the
 /// calls for memory that admissions, extensions and steps made.
-fn live_through(engine: &mut Engine, counting: &CountingDriver, between: impl Fn()) -> u64 {
+fn live_through(engine: &mut Engine, machine: &Machine, between: impl Fn()) -> u64 {
     let mut made = 0;
     let mut lives: Vec<Live> = Vec::new();
     for seed in 0..80 {
         between();
-        let before = memory_calls(&counting.calls());
+        let before = memory_calls(&machine.sim.calls());
         if lives.len() == 4 {
             drop(lives.remove(0));
         }
@@ -48,7 +47,7 @@ fn live_through(engine: &mut Engine, counting: &CountingDriver, between: impl Fn
         }
         let mut all: Vec<_> = lives.iter_mut().collect();
         engine.run(&mut all).unwrap();
-        made += memory_calls(&counting.calls()) - before;
+        made += memory_calls(&machine.sim.calls()) - before;
     }
     made
 }
@@ -56,14 +55,11 @@ fn live_through(engine: &mut Engine, counting: &CountingDriver, between: impl Fn
 #[test]
 fn admitting_extending_and_running_make_no_call_for_memory() {
     for devices in [1, 2] {
-        let sim = sim(cuda_sim::SimConfig { devices, ..config() });
-        let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
-        let rig = rig(&(counting.clone() as Arc<dyn Driver>), devices, small());
-
+        let machine = Machine::new(0, devices, small());
         // The same requests, on demand.
         let on_demand = KvCacheOptions { growth: Growth::OnDemand, ..ahead(0, &Worker::manual()) };
-        let mut engine = Engine::new(&streams(&rig.devices), on_demand);
-        let inline = live_through(&mut engine, &counting, || {});
+        let mut engine = Engine::new(&streams(&machine.rig.devices), on_demand);
+        let inline = live_through(&mut engine, &machine, || {});
         let (demanded, offloaded) = (engine.cache.stats(), engine.decided().offloaded_blocks);
         engine.close();
         assert_eq!(demanded.ready_blocks, 96);
@@ -72,9 +68,9 @@ fn admitting_extending_and_running_make_no_call_for_memory() {
         assert!(inline > 2 * demanded.pages_inline, "{inline} calls");
 
         let worker = Worker::manual();
-        let mut engine = Engine::new(&streams(&rig.devices), ahead(16, &worker));
+        let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
         assert_eq!(engine.cache.stats().ready_blocks, 0);
-        let made = live_through(&mut engine, &counting, || while worker.poll() {});
+        let made = live_through(&mut engine, &machine, || while worker.poll() {});
         assert_eq!(made, 0, "calls for memory on the step path");
         let stats = engine.cache.stats();
         assert_eq!((stats.growth_stalls, stats.pages_inline), (0, 0));
@@ -83,8 +79,7 @@ fn admitting_extending_and_running_make_no_call_for_memory() {
         assert_eq!(stats.ready_blocks, demanded.ready_blocks);
         assert_eq!(engine.decided().offloaded_blocks, offloaded);
         assert!(offloaded > 0);
-        engine.close();
-        assert_eq!(sim.findings(), []);
+        machine.close(engine);
     }
 }
 
@@ -93,8 +88,7 @@ fn a_worker_that_is_late_or_gone_costs_calls_and_nothing_else() {
     let machine = Machine::new(1, 2, small());
     let worker = Worker::manual();
     let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
-    let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 9));
     let stats = engine.cache.stats();
     assert_eq!((stats.growth_stalls, stats.pages_ahead), (1, 0));
     assert!(stats.pages_inline > 0);
@@ -103,8 +97,7 @@ fn a_worker_that_is_late_or_gone_costs_calls_and_nothing_else() {
     engine.run(&mut [&mut live]).unwrap();
     assert_eq!(engine.cache.stats().growth_stalls, 2);
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -134,10 +127,7 @@ fn memory_that_runs_out_ends_growth_ahead_and_the_cache_goes_on() {
     let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(64, &worker));
     for seed in 0..30 {
         while worker.poll() {}
-        let mut live = engine.admit(&Prompt::new(seed, 9 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
+        engine.serve(&Prompt::new(seed, 9 * 4));
     }
     assert_eq!(engine.cache.stats().ready_blocks, 20);
     // The device is asked no more than once again for what it does not have.
@@ -159,8 +149,7 @@ fn a_thread_maps_ahead_while_every_byte_stays_right() {
         let machine = Machine::new(3, devices, small());
         let worker = Worker::spawn(WorkerOptions::default()).unwrap();
         let mut engine = Engine::new(&streams(&machine.rig.devices), ahead(16, &worker));
-        let counting = CountingDriver::new(Arc::new(machine.sim.clone()));
-        live_through(&mut engine, &counting, || {});
+        live_through(&mut engine, &machine, || {});
         let stats = engine.cache.stats();
         assert_eq!(stats.ready_blocks, 96);
         let pages = u64::from(devices) * 96 / 4 / u64::from(devices);

@@ -12,12 +12,7 @@ use crate::machine::{Machine, small};
 
 /// Runs one request alone; how many of its tokens were cached.
 fn serve(engine: &mut Engine, seed: u32) -> u64 {
-    let mut live = engine.admit(&Prompt::new(seed, 17)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    let cached = live.sequence.cached_tokens();
-    drop(live);
-    engine.drain().unwrap();
-    cached
+    engine.serve(&Prompt::new(seed, 17)).0
 }
 
 /// Serves a few prompts, and then one whose evictions the driver refuses to copy.
@@ -42,8 +37,7 @@ fn copies_that_were_refused_keep_the_memory_that_they_name() {
             let mut engine = with_copies_refused(&machine, choice);
             engine.cache.set_budget(tier, 4).unwrap();
             // The step that is begun gives memory back; the one that is staged makes the copies.
-            let mut live = engine.admit(&Prompt::new(6, 9)).unwrap();
-            engine.run(&mut [&mut live]).unwrap();
+            let mut live = engine.computed(&Prompt::new(6, 9));
             engine.run(&mut [&mut live]).unwrap();
             drop(live);
             engine.drain().unwrap();
@@ -51,8 +45,7 @@ fn copies_that_were_refused_keep_the_memory_that_they_name() {
             for seed in 0..5 {
                 serve(&mut engine, seed);
             }
-            engine.close();
-            machine.assert_clean();
+            machine.close(engine);
         }
     }
 }
@@ -65,10 +58,10 @@ fn nothing_is_mapped_ahead_of_need_in_a_worker_that_gave_memory_back() {
     let sizes = KvCacheOptions { growth, ..options(small(), 96, 0) };
     let mut worker = KvWorker::new(&streams(&machine.rig.devices), sizes).unwrap();
     while thread.poll() {}
-    assert_eq!(worker.ready_blocks(), 16);
+    assert_eq!(worker.ready_blocks(GroupId(0)), 16);
     assert!(worker.shrink_to(4));
     while thread.poll() {}
-    assert_eq!(worker.ready_blocks(), 4);
+    assert_eq!(worker.ready_blocks(GroupId(0)), 4);
     worker.close().unwrap();
     machine.assert_clean();
 }
@@ -81,8 +74,7 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     let sizes = KvCacheOptions { growth, ..options(small(), 96, 0) };
     let mut engine = Engine::new(&streams(&machine.rig.devices), sizes);
     let work = || while worker.poll() {};
-    let mut live = engine.admit(&Prompt::new(1, 60)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&Prompt::new(1, 60));
     work();
     drop(live);
     engine.drain().unwrap();
@@ -96,26 +88,20 @@ fn a_worker_maps_nothing_beyond_a_budget() {
     }
     assert_eq!(engine.cache.parts()[0].ready_blocks(), 4);
     assert!(mapped(&machine) < before, "{} of {before} bytes", mapped(&machine));
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
 fn the_block_that_padding_names_keeps_its_memory_without_any_budget() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(16, 0);
-    let mut live = engine.admit(&Prompt::new(1, 40)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
+    let (machine, mut engine) = Machine::one(16, 0);
+    engine.serve(&Prompt::new(1, 40));
     engine.cache.set_budget(Tier::Primary, 0).unwrap();
     for _ in 0..4 {
         let step = engine.cache.begin_step().unwrap();
         engine.cache.finish_step(step).unwrap();
     }
     assert_eq!(engine.cache.parts()[0].ready_blocks(), 1);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 /// The bytes of device blocks, read without regard to the cache's streams.
@@ -139,8 +125,7 @@ fn an_exported_sequence_has_what_came_back_by_a_copy_that_was_refused() {
         machine.sim.set_pace(Pace::Slowest);
         let sizes = by(TransportChoice::EachBlock, options(small(), 16, 32));
         let mut engine = machine.rig.engine_with(sizes);
-        let mut first = engine.admit(&Prompt::new(0, 17)).unwrap();
-        engine.run(&mut [&mut first]).unwrap();
+        let first = engine.computed(&Prompt::new(0, 17));
         engine.drain().unwrap();
         let full = (0..4).filter_map(|at| first.sequence.block(at));
         let computed = bytes_of(&engine, full);
@@ -153,7 +138,7 @@ fn an_exported_sequence_has_what_came_back_by_a_copy_that_was_refused() {
         machine.sim.fail_nth(call, 1, ErrorCode::UNKNOWN);
         assert!(engine.run(&mut [&mut other]).is_err());
         drop(other);
-        while engine.cache.completed_step() < engine.cache.plan().step {
+        while engine.cache.manager().completed_step() < engine.cache.manager().last_plan().step {
             let step = engine.cache.begin_step().unwrap();
             engine.cache.finish_step(step).unwrap();
         }

@@ -1,7 +1,7 @@
 //! The scenarios of every device, on simulated ones.
 
 use crate::common::engine::shape;
-use crate::common::{random, scenarios};
+use crate::common::scenarios;
 use crate::machine::{Machine, small};
 
 /// Plays every scenario for some seeds of the device's scheduler.
@@ -46,13 +46,4 @@ fn two_parts_on_one_device() {
         scenario(&machine.rig);
     }
     machine.assert_clean();
-}
-
-#[test]
-fn thousands_of_random_requests_for_many_seeds() {
-    for seed in 0..6 {
-        let machine = Machine::new(seed * 31 + 1, 1 + (seed % 2) as u32, small());
-        random::random_requests(&machine.rig, seed, 4_000);
-        machine.assert_clean();
-    }
 }

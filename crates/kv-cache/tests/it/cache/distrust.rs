@@ -6,7 +6,7 @@ use std::time::Duration;
 use cuda_driver::{DeviceBuffer, ErrorCode, PinnedBuffer, Stream};
 use kv_cache::LowerTiers;
 use kv_cache::kv_manager::{
-    BatchRow, BlockCopy, BlockScrub, GroupId, LayerLoad, Outcome, PlanError, Row, RowEdit,
+    BatchRow, BlockCopy, BlockScrub, Forget, GroupId, LayerLoad, Outcome, PlanError, Row, RowEdit,
     Snapshot, SnapshotTable, Start, StepPlan, WorkerId,
 };
 use kv_cache::kv_tier::{BlockSink, BlockSource, Direction, LowerTier, TicketId, Transfer};
@@ -18,7 +18,7 @@ use kv_kernels::{PagedKv, PagedLayout};
 use kv_pool::{BlockHash, BlockId, Location, TableEntry, Tier};
 use kv_stage::error::BatchError;
 
-use crate::common::engine::{by, options, shape, streams};
+use crate::common::engine::{by, group, options, shape, streams};
 use crate::machine::{Machine, small};
 
 /// A worker whose first four of eight device blocks have memory.
@@ -64,12 +64,15 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
     };
     let mut hole = row_of(&[0, 1]);
     hole.edit_ids[1] = TableEntry::NONE;
+    let forgets = vec![Forget::All(Tier::Third)];
+    let forgets = StepPlan { step: 1, forgets, ..StepPlan::default() };
     let lies = [
         ("a copy of no memory", copies(copy((Primary, 4), (Primary, 2)))),
         ("a copy to no memory", copies(copy((Primary, 2), (Primary, 7)))),
         ("a copy out of no memory", copies(copy((Primary, 5), (Secondary, 0)))),
         ("a copy back to no memory", copies(copy((Secondary, 0), (Primary, 4)))),
         ("a scrub of no memory", scrubs),
+        ("a tier that there is not", forgets),
         ("a row with too few blocks", row_of(&[0])),
         ("a row with a hole", hole),
         ("a row of no memory", row_of(&[0, 6])),
@@ -87,12 +90,10 @@ fn plans_that_lie_are_refused_and_no_device_hears_of_them() {
         let mut truth = row_of(&[3, 0]);
         (truth.step, truth.after) = (2, 1);
         truth.copies = vec![copy((Primary, 3), (Secondary, 7))];
-        worker.carry_out(&truth, |_, _| Ok(())).unwrap();
-        worker.finish(Outcome::Done).unwrap();
+        finished(&mut worker, &truth);
         assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)), "{what}");
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }
 
@@ -109,15 +110,13 @@ fn a_restored_worker_tells_nothing_of_the_steps_before() {
         // Another manager begins anew, with the same numbers.
         worker.restore(&empty_snapshot(&worker, 0)).unwrap();
         machine.sim.hold(streams[0].raw());
-        worker.carry_out(&row_of(&[2, 3]), |_, _| Ok(())).unwrap();
-        worker.finish(Outcome::Done).unwrap();
+        finished(&mut worker, &row_of(&[2, 3]));
         assert_eq!(worker.poll().unwrap(), None, "its first step is held");
         machine.sim.release_hold(streams[0].raw());
         assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
         assert_eq!(worker.wait().unwrap(), None);
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }
 
@@ -153,41 +152,16 @@ fn tensors_that_two_parts_would_write_are_refused() {
     machine.assert_clean();
 }
 
-/// A tier that keeps the loads that it is asked for.
-#[derive(Debug)]
-struct Keeper(Arc<Mutex<Vec<BlockSink>>>);
-
-impl LowerTier for Keeper {
-    fn store(&mut self, _: Vec<BlockSource>) {}
-    fn load(&mut self, blocks: Vec<BlockSink>) {
-        self.0.lock().unwrap().extend(blocks);
-    }
-    fn forget(&mut self, _: &[(GroupId, BlockHash)]) {}
-    fn clear(&mut self) {}
-    fn poll(&mut self, _: &mut Vec<(GroupId, BlockHash)>) {}
-}
-
 #[test]
 fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
     let machine = Machine::new(1, 1, small());
-    let sinks: Arc<Mutex<Vec<BlockSink>>> = Arc::default();
-    let mut lower = LowerTiers::new(b"a model");
-    lower.rules.wait_max = Duration::ZERO;
-    let kept = Arc::clone(&sinks);
-    lower.push(move || Box::new(Keeper(Arc::clone(&kept))));
-    let streams = streams(&machine.rig.devices);
-    let all = KvCacheOptions { tiers: lower, ..options(small(), 8, 8) };
-    let mut worker = KvWorker::new(&streams, all).unwrap();
-    assert_eq!(worker.grow_to(4).unwrap(), 4);
-    let (tier, group, direction) = (Tier::Third, GroupId(0), Direction::Load);
-    let blocks = vec![(BlockHash::ROOT, BlockId::from(3))];
-    let transfer = Transfer { ticket: TicketId(1), tier, group, direction, blocks };
-    let plan = StepPlan { transfers: vec![transfer], ..row_of(&[0, 1]) };
-    worker.carry_out(&plan, |_, _| Ok(())).unwrap();
-    worker.finish(Outcome::Done).unwrap();
+    let tier = Patient::default();
+    let (streams, mut worker) = tier.worker(&machine, TransportChoice::Quickest);
+    let transfers = vec![transfer(1, Direction::Load, 3)];
+    finished(&mut worker, &StepPlan { transfers, ..row_of(&[0, 1]) });
     worker.wait().unwrap();
     worker.poll_transfers(WorkerId(0), &mut Vec::new(), &mut Vec::new());
-    let sink = sinks.lock().unwrap().pop().unwrap();
+    let sink = tier.loads.lock().unwrap().pop().unwrap();
     let lent = sink.lend().unwrap();
     let of = |at: usize| Arc::clone(&lent.pieces()[at].memory).downcast::<PinnedBuffer>();
     assert!(of(0).is_ok(), "pinned memory, whose addresses a tier of files hands to the system");
@@ -197,8 +171,7 @@ fn a_worker_is_restored_only_with_the_memory_that_it_has_lent() {
     worker.restore(&empty_snapshot(&worker, 1)).unwrap();
     drop(sink);
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 /// A tier that keeps what it is asked for.
@@ -224,6 +197,7 @@ impl Patient {
     /// A worker over this tier, whose first four of eight device blocks have memory.
     fn worker(&self, machine: &Machine, choice: TransportChoice) -> (Vec<Stream>, KvWorker) {
         let mut tiers = LowerTiers::new(b"a model");
+        tiers.rules.wait_max = Duration::ZERO;
         let tier = self.clone();
         tiers.push(move || Box::new(tier.clone()));
         let streams = streams(&machine.rig.devices);
@@ -269,8 +243,7 @@ fn a_load_by_layers_to_a_block_without_memory_is_refused() {
     tier.loads.lock().unwrap().clear();
     worker.finish(Outcome::Done).unwrap();
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -298,8 +271,7 @@ fn a_restored_worker_stores_no_block_before_the_copies_of_before_are_done() {
     assert_eq!(begun(&mut worker), 1);
     tier.stores.lock().unwrap().clear();
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -317,8 +289,7 @@ fn copies_that_were_refused_before_a_snapshot_are_never_made() {
     assert_eq!(worker.wait().unwrap(), Some((2, Outcome::Done)));
     assert_eq!(machine.calls("cuMemcpyDtoHAsync"), copies);
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 /// The same plan, in which the draft model computes from token 5 up to token `end` as well.
@@ -331,15 +302,7 @@ fn drafts(plan: StepPlan, end: u32) -> StepPlan {
 /// A worker with a draft model, and memory for all blocks.
 fn drafting(machine: &Machine) -> (Vec<Stream>, KvWorker) {
     let mut options = options(small(), 8, 8);
-    let draft = GroupOptions {
-        kind: GroupKind::Full,
-        shape: small(),
-        device_blocks: 8,
-        host_blocks: 8,
-        blocks_per_sequence_max: options.blocks_per_sequence_max,
-        watermark_blocks: 0,
-        draft_model: true,
-    };
+    let draft = GroupOptions { draft_model: true, ..group(GroupKind::Full, small(), 8, 8) };
     options.further_groups = vec![draft];
     let streams = streams(&machine.rig.devices);
     let mut worker = KvWorker::new(&streams, options).unwrap();
@@ -362,8 +325,7 @@ fn waits(end: u32) -> u64 {
     finished(&mut worker, &plan);
     let waits = machine.calls("cuStreamWaitEvent") - before;
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
     waits
 }
 
@@ -393,6 +355,5 @@ fn a_plan_of_more_tokens_than_a_step_has_room_for_is_refused_before_it_is_carrie
     finished(&mut worker, &plan);
     assert_eq!(worker.wait().unwrap(), Some((1, Outcome::Done)));
     worker.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }

@@ -1,49 +1,29 @@
 //! Memory is mapped when blocks are first needed, as far as there is memory.
 
-use std::sync::Arc;
-
-use cuda_driver::{CountingDriver, Device, DeviceBuffer, Driver, ErrorCode};
+use cuda_driver::{DeviceBuffer, ErrorCode};
 use cuda_sim::SimConfig;
-use kv_cache::{Growth, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Worker};
+use kv_cache::{GroupId, Growth, KvCacheOptions, KvWorker, MemoryLimit, MemoryRules, Worker};
 
 use crate::common::engine::{Engine, Prompt, Refused, options, shape, streams};
-use crate::machine::{Machine, PAGE, config, rig, sim, small};
+use crate::machine::{Machine, PAGE, config, small};
 
 #[test]
 fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
-    let sim = sim(config());
-    let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
-    let rig = rig(&(counting.clone() as Arc<dyn Driver>), 1, small());
-    let maps = || counting.calls().get("cuMemMap").copied().unwrap_or(0);
-    let mut engine = rig.engine(32, 32);
+    let (machine, mut engine) = Machine::one(32, 32);
+    let maps = || machine.calls("cuMemMap");
     assert_eq!((engine.cache.stats().ready_blocks, maps()), (0, 0));
     // Four blocks on a page.
     for (seed, blocks, ready) in [(1, 1, 4), (2, 3, 4), (3, 1, 8), (4, 11, 16), (5, 16, 32)] {
-        let mut live = engine.admit(&Prompt::new(seed, blocks * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let live = engine.computed(&Prompt::new(seed, blocks * 4));
         // No content is evicted while there are addresses without memory.
         assert_eq!((engine.cache.stats().ready_blocks, maps()), (ready, ready / 4));
         drop(live);
         engine.drain().unwrap();
     }
-    let memory_calls = || {
-        let calls = counting.calls();
-        [
-            "cuMemCreate",
-            "cuMemMap",
-            "cuMemSetAccess",
-            "cuMemUnmap",
-            "cuMemAlloc",
-            "cuMemHostRegister",
-        ]
-        .map(|name| calls.get(name).copied().unwrap_or(0))
-    };
+    let calls = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc", "cuMemHostRegister"];
+    let memory_calls = || calls.map(|name| machine.calls(name));
     let grown = memory_calls();
-    for seed in 10..30 {
-        let mut live = engine.admit(&Prompt::new(seed, 40)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-    }
+    (10..30).for_each(|seed| drop(engine.computed(&Prompt::new(seed, 40))));
     assert!(engine.decided().offloaded_blocks > 0);
     assert_eq!(memory_calls(), grown);
     engine.close();
@@ -51,23 +31,20 @@ fn pages_are_mapped_as_blocks_are_needed_and_once_grown_never_again() {
 
 #[test]
 fn a_worker_gives_memory_back_and_maps_it_again() {
-    let sim = sim(config());
-    let counting = Arc::new(CountingDriver::new(Arc::new(sim.clone())));
-    let pages = || {
-        let calls = counting.calls();
-        ["cuMemMap", "cuMemUnmap"].map(|name| calls.get(name).copied().unwrap_or(0))
-    };
-    let device = Device::open(counting.clone(), 0).unwrap();
-    let mut worker = KvWorker::new(&streams(&[device]), options(small(), 32, 0)).unwrap();
+    let machine = Machine::new(1, 1, small());
+    let pages = || ["cuMemMap", "cuMemUnmap"].map(|name| machine.calls(name));
+    let mut worker =
+        KvWorker::new(&streams(&machine.rig.devices), options(small(), 32, 0)).unwrap();
+    let ready = |worker: &KvWorker| worker.ready_blocks(GroupId(0));
     assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [8, 0]));
     // Four blocks on a page: the third page has two that stay.
     assert!(worker.shrink_to(10));
-    assert_eq!((worker.ready_blocks(), pages()), (10, [8, 5]));
+    assert_eq!((ready(&worker), pages()), (10, [8, 5]));
     assert!(worker.shrink_to(20), "a worker that has less keeps what it has");
-    assert_eq!((worker.ready_blocks(), pages()), (10, [8, 5]));
+    assert_eq!((ready(&worker), pages()), (10, [8, 5]));
     assert_eq!((worker.grow_to(32).unwrap(), pages()), (32, [13, 5]));
     worker.close().unwrap();
-    assert!(sim.check_leaks().is_clean(), "{:?}", sim.check_leaks());
+    machine.assert_clean();
 }
 
 #[test]
@@ -84,8 +61,7 @@ fn devices_with_unequal_shares_of_the_layers_grow_to_what_all_have() {
     assert_eq!((ready, engine.cache.stats().ready_blocks), (vec![6, 8], 6));
     engine.run(&mut [&mut live]).unwrap();
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 /// A machine whose device has memory for `pages` pages beside what an engine needs for itself.
@@ -121,10 +97,7 @@ fn a_device_without_memory_is_used_as_far_as_it_goes() {
         engine.drain().unwrap();
         let maps = machine.calls("cuMemCreate");
         for seed in 10..20 {
-            let mut live = engine.admit(&Prompt::new(seed, 14 * 4)).unwrap();
-            engine.run(&mut [&mut live]).unwrap();
-            drop(live);
-            engine.drain().unwrap();
+            engine.serve(&Prompt::new(seed, 14 * 4));
         }
         let asked = machine.calls("cuMemCreate") - maps;
         assert!(asked < 4 * u64::from(devices), "memory was asked for {asked} times");
@@ -151,27 +124,22 @@ fn memory_that_comes_back_is_used_by_the_next_request() {
         // The cache does not give up: others may free memory.
         assert!(refused.is_retryable());
         others.free().unwrap();
-        let mut live = engine.admit(&Prompt::new(1, 16 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let live = engine.computed(&Prompt::new(1, 16 * 4));
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
 #[test]
 fn one_refusal_of_memory_is_of_the_moment() {
     for nth in 1..=4 {
-        let machine = Machine::new(1, 1, small());
-        let mut engine = machine.rig.engine(64, 4);
+        let (machine, mut engine) = Machine::one(64, 4);
         machine.sim.fail_nth("cuMemCreate", nth, ErrorCode::OUT_OF_MEMORY);
         // The remaining pages may be enough.
         drop(engine.admit(&Prompt::new(1, 9 * 4)));
-        let mut live = engine.admit(&Prompt::new(1, 16 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let live = engine.computed(&Prompt::new(1, 16 * 4));
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -206,23 +174,21 @@ fn memory_that_has_run_out_is_asked_for_seldom_and_grown_into_when_it_is_back() 
     let machine = machine_with(16, 1);
     let mut engine = machine.rig.engine(64, 32);
     let others = all_but(&machine, 2);
-    let serve = |engine: &mut Engine, seed| {
-        let mut live = engine.admit(&Prompt::new(seed, 6 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
+    let serve = |engine: &mut Engine, seeds: std::ops::Range<u32>| {
+        for seed in seeds {
+            engine.serve(&Prompt::new(seed, 6 * 4));
+        }
     };
-    serve(&mut engine, 0);
-    serve(&mut engine, 1);
+    serve(&mut engine, 0..2);
     assert_eq!(engine.cache.stats().ready_blocks, 8);
     let asked = machine.calls("cuMemCreate");
-    (2..1000).for_each(|seed| serve(&mut engine, seed));
+    serve(&mut engine, 2..1000);
     let asked = machine.calls("cuMemCreate") - asked;
     assert!((1..20).contains(&asked), "asked for {asked} times");
     assert_eq!(engine.cache.stats().ready_blocks, 8);
     others.free().unwrap();
     // No request is refused, and yet memory that is back is found.
-    (0..2000).for_each(|seed| serve(&mut engine, seed));
+    serve(&mut engine, 0..2000);
     assert!(engine.cache.stats().ready_blocks > 32, "{:?}", engine.cache.stats());
     engine.close();
 }
@@ -245,8 +211,7 @@ fn a_limit_that_is_raised_lets_the_cache_grow_on() {
         assert!(matches!(refused, Refused::NoRoom(_)) && refused.is_retryable(), "{refused:?}");
         assert_eq!(limit.stats().used_bytes, 2 * PAGE);
         limit.set(5 * PAGE);
-        let mut live = engine.admit(&long).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let live = engine.computed(&long);
         assert!((12..=20).contains(&engine.cache.stats().ready_blocks));
         drop(live);
         engine.drain().unwrap();
@@ -272,10 +237,8 @@ fn devices_under_one_limit_have_what_fits_on_all() {
         assert!(matches!(refused, Refused::NoRoom(_)) && refused.is_retryable(), "{refused:?}");
         while worker.as_ref().is_some_and(Worker::poll) {}
         assert_eq!(engine.cache.stats().ready_blocks, 8);
-        let mut live = engine.admit(&Prompt::new(1, 8 * 4)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let live = engine.computed(&Prompt::new(1, 8 * 4));
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }

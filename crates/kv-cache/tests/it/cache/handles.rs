@@ -6,23 +6,14 @@ use kv_cache::kv_manager::StepError as StepRefusal;
 use crate::common::engine::{Engine, Live, Prompt, Refused};
 use crate::machine::{Machine, small};
 
-fn hold(machine: &Machine, engine: &Engine) {
-    engine.cache.parts().iter().for_each(|part| machine.sim.hold(part.compute().raw()));
-}
-
-fn let_go(machine: &Machine, engine: &Engine) {
-    engine.cache.parts().iter().for_each(|part| machine.sim.release_hold(part.compute().raw()));
-}
-
 /// An engine with a request whose work of a step is enqueued on held streams; the step is dropped, as
 /// an early return drops it.
 fn with_a_step_dropped(machine: &Machine) -> (Engine, Live) {
     let mut engine = machine.rig.engine(8, 8);
-    let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 23));
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
-    hold(machine, &engine);
+    machine.hold(&engine);
     engine.enqueue_without_end(&step, &mut [&mut live]).unwrap();
     drop(step);
     (engine, live)
@@ -49,16 +40,15 @@ fn blocks_of_a_dropped_step_are_not_handed_out_while_its_work_runs() {
         drop(live);
         let refused = engine.admit(&Prompt::new(2, 23)).unwrap_err();
         assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
-        let_go(&machine, &engine);
+        machine.let_go(&engine);
         // The next step begins when the dropped one is over, of which nothing is to be believed.
         let step = engine.begin().unwrap();
-        assert_eq!(engine.cache.completed_step(), 2);
+        assert_eq!(engine.cache.manager().completed_step(), 2);
         assert_eq!(engine.decided().failed_steps, 1);
         let mut live = engine.admit(&Prompt::new(2, 23)).unwrap();
         engine.enqueue(step, &mut [&mut live]).unwrap();
         drop(live);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -78,8 +68,7 @@ fn what_a_dropped_step_has_computed_is_computed_again() {
         engine.run(&mut [&mut live, &mut other]).unwrap();
         assert_eq!(engine.redone, 2);
         drop((live, other));
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -87,8 +76,7 @@ fn what_a_dropped_step_has_computed_is_computed_again() {
 fn a_step_given_to_another_cache_counts_as_dropped() {
     let machine = Machine::new(1, 1, small());
     let (mut engine, mut other) = (machine.rig.engine(8, 8), machine.rig.engine(8, 8));
-    let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 23));
     engine.drain().unwrap();
     // Whether the other has a step open itself or not.
     for open in [false, true] {
@@ -99,14 +87,14 @@ fn a_step_given_to_another_cache_counts_as_dropped() {
             engine.cache.begin_step(),
             Err(StepError::Step(StepRefusal::StillOpen { .. }))
         ));
-        hold(&machine, &engine);
+        machine.hold(&engine);
         engine.enqueue_without_end(&step, &mut [&mut live]).unwrap();
         let refused = other.cache.finish_step(step).unwrap_err();
         let StepError::Step(StepRefusal::Foreign { step }) = refused else { panic!("{refused}") };
         assert_eq!(step, number);
         drop(others);
         assert!(matches!(engine.admit(&Prompt::new(2, 23)), Err(Refused::NoRoom(_))));
-        let_go(&machine, &engine);
+        machine.let_go(&engine);
         engine.drain().unwrap();
     }
     engine.run(&mut [&mut live]).unwrap();
@@ -120,8 +108,7 @@ fn a_step_given_to_another_cache_counts_as_dropped() {
 fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
     let machine = Machine::new(1, 2, small());
     let mut engine = machine.rig.engine(16, 8);
-    let mut live = engine.admit(&Prompt::new(1, 23)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 23));
     for number in 2..12 {
         let step = engine.begin().unwrap();
         assert_eq!(step.number(), number);
@@ -141,8 +128,7 @@ fn a_dropped_step_gives_back_what_it_held_when_events_are_after_its_work() {
 
 #[test]
 fn steps_without_a_plan_are_none_to_the_devices() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 8);
+    let (machine, mut engine) = Machine::one(8, 8);
     let mut live = engine.admit(&Prompt::new(1, 9)).unwrap();
     let mut latest = 0;
     for _ in 1..20 {
@@ -150,15 +136,14 @@ fn steps_without_a_plan_are_none_to_the_devices() {
             let step = engine.begin().unwrap();
             latest = step.number();
             drop(step);
-            assert!(engine.cache.completed_step() < latest);
+            assert!(engine.cache.manager().completed_step() < latest);
         }
         engine.run(&mut [&mut live]).unwrap();
         latest += 1;
     }
     engine.drain().unwrap();
-    assert_eq!((engine.cache.completed_step(), latest), (76, 76));
+    assert_eq!((engine.cache.manager().completed_step(), latest), (76, 76));
     assert_eq!((engine.decided().steps, engine.decided().failed_steps), (19, 0));
     drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }

@@ -13,8 +13,8 @@ use kv_cache::kv_tier::{
     MemoryTierOptions, header_bytes,
 };
 use kv_cache::{
-    Answer, Committed, KvCacheOptions, LowerTiers, OpenStep, PoolRules, Request, Sequence,
-    StepError, Tokens, TransportChoice,
+    Answer, Committed, KvCacheOptions, LowerTiers, OpenStep, PoolRules, Request, Sequence, Tokens,
+    TransportChoice,
 };
 use kv_pool::BlockHash;
 use kv_pool::clock::ManualClock;
@@ -74,8 +74,7 @@ fn play(choice: TransportChoice, devices: u32, faults: FaultRules) -> LowerStats
     let machine = Machine::new(7, devices, small());
     let mut engine = machine.rig.engine_with(by(choice, over(move || Box::new(memory(faults)))));
     let stats = serve(&mut engine, 4);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
     stats
 }
 
@@ -108,8 +107,7 @@ fn a_tier_in_a_thread_of_its_own_brings_layers() {
     let mut engine = machine.rig.engine_with(options);
     let stats = serve(&mut engine, 4);
     assert_eq!(stats.redone, 0, "{stats:?}");
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 /// A tier that delivers when it is told to.
@@ -269,7 +267,7 @@ impl Entered {
         let Self { machine, mut engine, tier, sequence, .. } = self;
         drop((sequence, tier));
         engine.drain().unwrap();
-        engine.cache.pool().check_integrity().unwrap();
+        engine.cache.manager().pool().check_integrity().unwrap();
         engine.try_close().unwrap();
         machine.assert_clean();
     }
@@ -282,7 +280,7 @@ fn a_layer_is_read_before_the_next_one_has_come() {
         let step = entered.stage();
         for layer in 0..LAYERS {
             entered.tier.deliver(layer, layer + 1);
-            entered.engine.cache.wait_for_layer(layer).unwrap();
+            entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap();
             entered.check_layer(layer);
             let loading = entered.engine.cache.commit(
                 &mut entered.sequence,
@@ -314,7 +312,7 @@ fn a_load_that_does_not_come_is_late_and_sets_back_who_reads_it() {
     let step = entered.stage();
     entered.tier.deliver(0, 1);
     // Nothing more comes; no call hangs.
-    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
     entered.engine.cache.finish_step(step).unwrap();
     assert_eq!(entered.commit(), Committed::Redo { from: 0 });
     let mut late = entered.tier.held.lock().unwrap().pop().unwrap();
@@ -333,7 +331,7 @@ fn a_step_whose_layers_were_not_waited_for_has_failed() {
     let step = entered.stage();
     entered.tier.deliver(0, LAYERS);
     entered.tier.end();
-    (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+    (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
     // Nobody has waited for layer 0.
     entered.engine.cache.finish_step(step).unwrap();
     entered.engine.drain().unwrap();
@@ -358,22 +356,6 @@ fn a_step_that_was_dropped_has_its_loads_all_the_same() {
 }
 
 #[test]
-fn a_layer_that_there_is_not_is_refused() {
-    let mut entered = Entered::new(1, Duration::from_secs(60));
-    let refused = entered.engine.cache.wait_for_layer(LAYERS).unwrap_err();
-    assert_eq!(refused.to_string(), "layer 4 of group 0 is waited for, which has 4");
-    let step = entered.stage();
-    let refused = entered.engine.cache.wait_for_layer(u32::MAX).unwrap_err();
-    assert!(matches!(refused, StepError::Layer { .. }), "{refused:?}");
-    entered.tier.deliver(0, LAYERS);
-    entered.tier.end();
-    (0..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
-    entered.engine.cache.finish_step(step).unwrap();
-    assert_eq!(entered.commit(), Committed::Taken);
-    entered.close();
-}
-
-#[test]
 fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
     for is_late in [false, true] {
         let wait_max = Duration::from_millis(if is_late { 20 } else { 60_000 });
@@ -382,7 +364,7 @@ fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
         let mark = |index: usize| entered.fill(index, 0xEE);
         (0..3).for_each(mark);
         entered.tier.deliver(0, 1);
-        entered.engine.cache.wait_for_layer(0).unwrap();
+        entered.engine.cache.wait_for_layer(GroupId(0), 0).unwrap();
         entered.check_layer(0);
         // Nothing more comes of one block, or of any; host memory has content of others there.
         let failed = match is_late {
@@ -395,7 +377,8 @@ fn what_has_not_come_right_of_a_load_is_not_copied_to_its_readers_blocks() {
                 Some(failed)
             }
         };
-        (1..LAYERS).for_each(|layer| entered.engine.cache.wait_for_layer(layer).unwrap());
+        (1..LAYERS)
+            .for_each(|layer| entered.engine.cache.wait_for_layer(GroupId(0), layer).unwrap());
         let names = entered.prompt.hashes(4).into_iter().take(3).enumerate();
         for (index, _) in names.filter(|(_, name)| failed.is_none_or(|failed| failed == *name)) {
             let rest = entered.read(index).split_off(layer_bytes());

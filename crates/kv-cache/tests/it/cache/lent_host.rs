@@ -1,8 +1,6 @@
-//! Host blocks that are lent to readers in other threads, while the cache goes on.
+//! Host blocks that are lent to readers, while the cache goes on.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cuda_sim::Pace;
@@ -13,15 +11,6 @@ use kv_pool::{BlockHash, Tier};
 
 use crate::common::engine::{Engine, Prompt, by, options};
 use crate::machine::{Machine, small};
-
-/// Ends what other threads do, also by a panic.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Full blocks of a prompt.
 const FULL: usize = 4;
@@ -39,8 +28,7 @@ type Contents = HashMap<BlockHash, Vec<u8>>;
 
 /// Computes a prompt, and keeps what its blocks are.
 fn serve(engine: &mut Engine, seed: u32, contents: &mut Contents) {
-    let mut live = engine.admit(&prompt(seed)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let live = engine.computed(&prompt(seed));
     engine.drain().unwrap();
     for (place, (_, name)) in names(seed).into_iter().enumerate() {
         let block = live.sequence.block(place).unwrap();
@@ -172,42 +160,5 @@ fn a_share_outlives_its_cache() {
     assert!(is_right(&share, &loan, &contents));
     drop(share);
     drop(loan);
-    machine.assert_clean();
-}
-
-#[test]
-fn readers_in_other_threads_see_no_other_bytes_while_the_cache_evicts() {
-    let machine = Machine::new(8, 1, small());
-    let mut engine = machine.rig.engine_with(few(0));
-    let share = engine.cache.share_host();
-    let mut contents = Contents::new();
-    (0..14).for_each(|seed| serve(&mut engine, seed, &mut contents));
-    let contents = Arc::new(contents);
-    let (read, ends) = (AtomicU64::new(0), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        let (share, contents, read, ends) = (&share, &contents, &read, &ends);
-        scope.spawn(move || {
-            let _ends_with_this = Ends(ends);
-            for seed in (0..14).cycle() {
-                if ends.load(Ordering::Relaxed) {
-                    return;
-                }
-                let Some(loan) = share.lend(&names(seed)) else { continue };
-                assert!(is_right(share, &loan, contents), "{seed}");
-                read.fetch_add(loan.blocks().len() as u64, Ordering::Relaxed);
-            }
-        });
-        let _ends_with_this = Ends(ends);
-        for seed in (0..14).map(|at| at * 5 % 14).cycle() {
-            if ends.load(Ordering::Relaxed) {
-                break;
-            }
-            serve(&mut engine, seed, &mut Contents::new());
-            ends.store(read.load(Ordering::Relaxed) > 2_000, Ordering::Relaxed);
-        }
-    });
-    engine.assert_intact();
-    engine.close();
-    drop(share);
     machine.assert_clean();
 }

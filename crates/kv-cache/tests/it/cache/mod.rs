@@ -5,7 +5,6 @@ mod ahead;
 mod budgets;
 mod contents;
 mod distrust;
-mod events;
 mod faults;
 mod granules;
 mod growth;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use cuda_driver::{CountingDriver, Driver};
 use cuda_sim::Pace;
-use kv_cache::{KvCache, KvCacheOptions};
+use kv_cache::KvCacheOptions;
 
-use crate::common::engine::{Live, Prompt, admit_to, decode, options, streams};
-use crate::machine::{Machine, config, rig, sim, small};
+use crate::common::engine::{Live, Prompt, options};
+use crate::machine::{config, rig, sim, small};
 
 const ALLOCATING: [&str; 10] = [
     "cuMemAlloc",
@@ -71,43 +71,5 @@ fn warm_steps_allocate_nothing_and_keep_few_buffers() {
         assert!(stats.onboarded_blocks > 0 && stats.offloaded_blocks > 0, "{stats:?}");
         drop(lives);
         engine.close();
-    }
-}
-
-#[test]
-fn what_a_step_asks_and_makes_does_not_grow_with_the_device_a_step_behind() {
-    for devices in [1, 2] {
-        let machine = Machine::new(devices, 1, small());
-        machine.sim.set_pace(Pace::Slowest);
-        let streams = streams(&machine.rig.devices);
-        let mut cache = KvCache::new(&streams, options(small(), 32, 0)).unwrap();
-        let mut sequence = admit_to(&mut cache, 40).unwrap();
-        let calls = |name| machine.sim.calls().get(name).copied().unwrap_or(0);
-        let (mut first, mut worst, mut events) = (0, 0, 0);
-        for number in 0..3_000 {
-            let before = calls("cuEventQuery");
-            let step = cache.begin_step().unwrap();
-            if sequence.known() == 60 {
-                cache.truncate(&mut sequence, 39).unwrap();
-                cache.extend(&mut sequence, &[7]).unwrap();
-            }
-            if number > 0 {
-                decode(&mut cache, &mut sequence);
-            }
-            cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-            let staged = calls("cuEventQuery");
-            cache.finish_step(step).unwrap();
-            let asked = calls("cuEventQuery");
-            assert_eq!(asked - staged, 0, "events asked by the end of step {number}");
-            if number < 100 {
-                (first, events) = (first.max(asked - before), calls("cuEventCreate"));
-            }
-            worst = worst.max(asked - before);
-        }
-        assert_eq!((worst, calls("cuEventCreate")), (first, events));
-        drop(sequence);
-        cache.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
     }
 }

@@ -61,16 +61,9 @@ impl Gate {
     }
 }
 
-/// Runs one request alone; how many of its tokens were cached.
+/// Serves four full blocks and a bit; how many of the tokens were cached.
 fn serve(engine: &mut Engine, seed: u32) -> u64 {
-    // Four full blocks and a bit.
-    let prompt = Prompt::new(seed, 17);
-    let mut live = engine.admit(&prompt).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    let cached = live.sequence.cached_tokens();
-    drop(live);
-    engine.drain().unwrap();
-    cached
+    engine.serve(&Prompt::new(seed, 17)).0
 }
 
 /// Runs steps until `blocks` host blocks are usable.
@@ -107,7 +100,7 @@ fn give_back_until(machine: &Machine, engine: &mut Engine, bytes: u64) {
 }
 
 fn cached_on_host(engine: &Engine) -> u64 {
-    engine.cache.pool().stats().secondary.cached
+    engine.cache.manager().pool().stats().secondary.cached
 }
 
 #[test]
@@ -130,8 +123,7 @@ fn steps_use_host_blocks_as_they_are_pinned() {
         wait_for(&mut engine, 32);
         assert!(offload_and_onboard(&mut engine, 1000) > 0);
         engine.assert_intact();
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -143,8 +135,7 @@ fn devices_pin_their_own_memory_and_use_what_all_have() {
         wait_for(&mut engine, 30);
         assert!(offload_and_onboard(&mut engine, 0) > 0);
         engine.assert_intact();
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -174,8 +165,7 @@ fn a_refusal_leaves_the_host_blocks_before_it_and_is_told_once() {
         assert_eq!(engine.cache.wait_for_host(), Ok(16));
         assert!(offload_and_onboard(&mut engine, 500) > 0);
         engine.assert_intact();
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -234,8 +224,7 @@ fn host_memory_beyond_a_budget_goes_when_nothing_uses_it_and_comes_back() {
             serve(&mut engine, 300);
             assert_eq!(offload_and_onboard(&mut engine, 400), 0);
             engine.assert_intact();
-            engine.close();
-            machine.assert_clean();
+            machine.close(engine);
         }
     }
 }
@@ -251,14 +240,11 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
         for seed in 0..5 {
             serve(&mut engine, seed);
         }
-        let mut live = engine.admit(&Prompt::new(50, 17)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let mut live = engine.computed(&Prompt::new(50, 17));
         engine.suspend(&mut live).unwrap();
         let budgeted = engine.cache.set_budget(Tier::Secondary, 1).unwrap();
         assert!(budgeted.in_use > 0, "{budgeted:?}");
-        let step = engine.cache.begin_step().unwrap();
-        engine.cache.finish_step(step).unwrap();
-        engine.drain().unwrap();
+        engine.idle().unwrap();
         for seed in 20..25 {
             serve(&mut engine, seed);
         }
@@ -269,8 +255,7 @@ fn host_blocks_in_use_keep_their_memory_beyond_a_budget() {
         // One slab is left then.
         let left = all - 7 * PER_SLAB * small().block_bytes();
         give_back_until(&machine, &mut engine, left);
-        engine.close();
-        machine.assert_clean();
+        machine.close(engine);
     }
 }
 
@@ -301,7 +286,7 @@ fn a_plan_of_another_process_waits_for_the_host_memory_that_it_names() {
         streams[0].fill(span(&worker, 0), 9).unwrap();
         streams[0].fill(span(&worker, 1), 0).unwrap();
         streams[0].synchronize().unwrap();
-        assert_eq!((worker.host_blocks(), worker.poll_host()), (0, Ok(0)));
+        assert_eq!((worker.host_blocks(GroupId(0)), worker.poll_host()), (0, Ok(0)));
         if refused {
             machine.sim.fail_nth("cuMemHostRegister", 3, ErrorCode::OUT_OF_MEMORY);
         }
@@ -329,7 +314,6 @@ fn a_plan_of_another_process_waits_for_the_host_memory_that_it_names() {
             assert_eq!(bytes, vec![9; bytes.len()]);
         }
         worker.close().unwrap();
-        drop(streams);
-        machine.assert_clean();
+        machine.left(streams);
     }
 }

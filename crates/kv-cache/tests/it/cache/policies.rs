@@ -1,62 +1,13 @@
-//! The pool that a cache is built with: policies, priorities that end, events.
+//! The pool that a cache is built with: its policy, and its events.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use kv_cache::{Eviction, HostStore, KvCacheOptions, PoolRules};
+use kv_cache::kv_manager::CacheEvent;
+use kv_cache::{Eviction, KvCacheOptions, PoolRules};
 use kv_pool::policy::{
     BlockFacts, EvictionPolicy, PolicyError, PolicyKind, PolicyTime, PriorityLru, RecordId,
 };
-use kv_pool::{
-    Priority,
-    clock::ManualClock,
-    events::{PoolEvent, Reading},
-    retention::{Retention, RetentionPolicy, TokenRange},
-    tenants::TenantId,
-};
 
-use crate::common::engine::{Engine, Live, Prompt, options};
-use crate::common::random;
+use crate::common::engine::{Prompt, options};
 use crate::machine::{Machine, small};
-
-#[test]
-fn contents_are_right_under_every_policy_in_both_tiers() {
-    for kind in PolicyKind::ALL {
-        for seed in 0..2 {
-            let machine = Machine::new(seed, 1, small());
-            let clock = ManualClock::new();
-            let rules = [HostStore::All, HostStore::from(kv_pool::store::StoreKind::Evidence)];
-            let pool = PoolRules {
-                eviction: kind.into(),
-                host_eviction: kind.into(),
-                store: rules[seed as usize],
-                events: None,
-                clock: Some(Arc::new(clock)),
-                pinned_blocks_max: 0,
-            };
-            random::random_requests_with(&machine.rig, seed, 1_500, pool);
-            machine.assert_clean();
-        }
-    }
-}
-
-fn engine(machine: &Machine, device_blocks: u32, pool: PoolRules) -> Engine {
-    machine.rig.engine_with(KvCacheOptions { pool, ..options(machine.rig.shape, device_blocks, 0) })
-}
-
-/// Runs one request alone; how many of its tokens were cached.
-fn serve(engine: &mut Engine, prompt: &Prompt) -> u64 {
-    let live = engine.admit(prompt).unwrap();
-    finish(engine, live)
-}
-
-fn finish(engine: &mut Engine, mut live: Live) -> u64 {
-    let cached = live.sequence.cached_tokens();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
-    cached
-}
 
 /// The block that became evictable last goes first.
 #[derive(Debug)]
@@ -111,13 +62,13 @@ fn a_policy_of_the_caller_s_decides_who_goes() {
     // Three prompts of one full block and a bit; room for two of them and a half.
     let [first, second, third] = [1, 2, 3].map(|seed| Prompt::new(seed, 5));
     let kept = |eviction: Eviction| {
-        let rules = PoolRules { eviction, ..PoolRules::default() };
-        let mut engine = engine(&machine, 3, rules);
+        let pool = PoolRules { eviction, ..PoolRules::default() };
+        let mut engine = machine.rig.engine_with(KvCacheOptions { pool, ..options(small(), 3, 0) });
         for prompt in [&first, &second, &third] {
-            assert_eq!(serve(&mut engine, prompt), 0);
+            assert_eq!(engine.serve(prompt), (0, 0));
         }
         // The third needs two blocks, of which one is empty: one of the other prefixes has gone.
-        let pool = engine.cache.pool().clone();
+        let pool = engine.cache.manager().pool().clone();
         let cached =
             [&first, &second].map(|prompt| !pool.match_prefix(&prompt.hashes(4)).is_empty());
         engine.close();
@@ -129,78 +80,18 @@ fn a_policy_of_the_caller_s_decides_who_goes() {
 }
 
 #[test]
-fn what_is_worth_more_stays_until_its_time_is_over() {
-    let machine = Machine::new(1, 1, small());
-    let clock = ManualClock::new();
-    let rules = PoolRules { clock: Some(Arc::new(clock.clone())), ..PoolRules::default() };
-    let mut engine = engine(&machine, 8, rules);
-    let duration = Some(Duration::from_secs(60));
-    let keep = Retention { priority: Priority::MAX, duration };
-    // Of three full blocks the first two.
-    let ranges = vec![TokenRange::new(0, 8, keep)];
-    let retention = Arc::new(RetentionPolicy::new(ranges, Retention::default()).unwrap());
-    let kept = Prompt::new(1, 13);
-    let live = engine.admit_as(&kept, TenantId::NOBODY, Some(&retention)).unwrap();
-    finish(&mut engine, live);
-    for seed in 2..6 {
-        serve(&mut engine, &Prompt::new(seed, 21));
-    }
-    assert_eq!(serve(&mut engine, &kept), 8);
-    for seed in 6..10 {
-        serve(&mut engine, &Prompt::new(seed, 21));
-    }
-    assert_eq!(serve(&mut engine, &kept), 8, "a block that is found again keeps its priority");
-    clock.advance(Duration::from_secs(61));
-    let retired = engine.cache.pool().next_expiry();
-    assert!(retired.is_none(), "a block that is used again keeps it for good");
-    engine.close();
-    machine.assert_clean();
-}
-
-#[test]
 fn events_are_kept_when_they_are_asked_for() {
-    let machine = Machine::new(1, 1, small());
-    let rules = PoolRules { events: Some(64), ..PoolRules::default() };
-    let mut engine = engine(&machine, 8, rules);
-    let mut events = engine.cache.pool().events().unwrap();
+    let (machine, engine) = Machine::one(8, 0);
+    assert!(engine.cache.manager().events().is_none());
+    drop(engine);
+    let pool = PoolRules { events: Some(64), ..PoolRules::default() };
+    let mut engine = machine.rig.engine_with(KvCacheOptions { pool, ..options(small(), 8, 0) });
+    let mut reader = engine.cache.manager().events().unwrap();
     let prompt = Prompt::new(1, 9);
-    serve(&mut engine, &prompt);
-    let mut readings = Vec::new();
-    events.read(64, &mut readings);
-    let stored: Vec<_> = readings
-        .into_iter()
-        .filter_map(|reading| match reading {
-            Reading::Event { event: PoolEvent::Stored { hash, .. }, .. } => Some(hash),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(stored, prompt.hashes(4));
-    engine.close();
-    machine.assert_clean();
-}
-
-#[test]
-fn a_pinned_prefix_stays_on_the_device_under_pressure() {
-    for pins in [false, true] {
-        let machine = Machine::new(1, 1, small());
-        let rules = PoolRules { pinned_blocks_max: 2, ..PoolRules::default() };
-        let mut engine = engine(&machine, 8, rules);
-        let prompt = Prompt::new(1, 9);
-        serve(&mut engine, &prompt);
-        let names = prompt.hashes(4);
-        let pin = pins.then(|| engine.cache.pin(&names).unwrap());
-        assert_eq!(pin.as_ref().map_or(0, kv_cache::PinnedPrefix::len), if pins { 2 } else { 0 });
-        for seed in 2..8 {
-            serve(&mut engine, &Prompt::new(seed, 21));
-        }
-        let held = engine.cache.pool().snapshot();
-        let found = held.blocks.iter().filter(|block| {
-            block.location.tier == kv_pool::Tier::Primary
-                && block.hash.is_some_and(|hash| names.contains(&hash))
-        });
-        assert_eq!(found.count(), if pins { 2 } else { 0 });
-        drop(pin);
-        engine.close();
-        machine.assert_clean();
-    }
+    engine.serve(&prompt);
+    let mut events = Vec::new();
+    reader.read(&mut events).unwrap();
+    let [CacheEvent::Stored(stored)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(stored.names, prompt.hashes(4));
+    machine.close(engine);
 }

@@ -1,12 +1,17 @@
 //! Random schedules of the whole API, at the level of bytes: requests of all kinds under pressure, on one
-//! device and two, by every way of the blocks, with steps that overlap and driver calls that fail. After every
+//! device and two, by every way of the blocks and under every policy, with steps that overlap and driver calls that fail. After every
 //! step that completes, every byte that it read is what it should be; at the end nothing is left.
 //!
 //! `KV_CACHE_SCHEDULES=2000` plays so many schedules.
 
+use std::sync::Arc;
+
 use cuda_driver::ErrorCode;
 use cuda_sim::{Pace, SimConfig};
-use kv_cache::{KvCacheOptions, TransportChoice};
+use kv_cache::{HostStore, KvCacheOptions, PoolRules, TransportChoice};
+use kv_pool::clock::ManualClock;
+use kv_pool::policy::PolicyKind;
+use kv_pool::store::StoreKind;
 
 use crate::common::engine::{by, options};
 use crate::common::random::{Play, Random};
@@ -49,7 +54,19 @@ fn play(seed: u64, seen: &mut Seen) {
     let choice = TransportChoice::ALL[random.below(TransportChoice::ALL.len() as u64) as usize];
     let blocks =
         options(small(), 12 + random.below(30) as u32, [0, 12, 40][random.below(3) as usize]);
+    let kinds: [PolicyKind; 2] = std::array::from_fn(|_| {
+        PolicyKind::ALL[random.below(PolicyKind::ALL.len() as u64) as usize]
+    });
+    let stores = [HostStore::All, HostStore::from(StoreKind::Evidence)];
+    let pool = PoolRules {
+        eviction: kinds[0].into(),
+        host_eviction: kinds[1].into(),
+        store: stores[usize::from(random.below(4) == 0)],
+        clock: Some(Arc::new(ManualClock::new())),
+        ..PoolRules::default()
+    };
     let options = KvCacheOptions {
+        pool,
         overlap_depth: 1 + random.below(2) as u32,
         watermark_blocks: random.below(4) as u32,
         ..by(choice, blocks)
@@ -71,7 +88,7 @@ fn play(seed: u64, seen: &mut Seen) {
             assert!(!error.to_string().contains('\n'), "{what}: {error}");
         }
         if operation % 8 == 0 {
-            play.engine.cache.pool().check_integrity().unwrap();
+            play.engine.cache.manager().pool().check_integrity().unwrap();
         }
     }
     // A call that was to fail and was not made yet fails now.
@@ -89,7 +106,7 @@ fn play(seed: u64, seen: &mut Seen) {
     seen.suspended += decided.suspended_blocks;
     let Play { engine, lives, suspended, .. } = play;
     drop((lives, suspended));
-    let stats = engine.cache.pool().stats().primary;
+    let stats = engine.cache.manager().pool().stats().primary;
     assert_eq!((stats.pinned, stats.claimed), (0, 0), "{what}");
     let closed = engine.try_close();
     assert!(closed.is_ok(), "{what}: {closed:?}");

@@ -74,7 +74,7 @@ fn a_list_of_blocks_tells_as_many_pairs_as_it_has() {
     for round in 0..6 {
         let mut live = engine.admit(&Prompt::new(round % 3, 60)).unwrap();
         let moved =
-            |engine: &Engine| engine.cache.transports().by_name().map(|(_, way)| way.blocks);
+            |engine: &Engine| engine.cache.stats().transports.by_name().map(|(_, way)| way.blocks);
         let before = moved(&engine);
         let step = engine.begin().unwrap();
         watch.accesses();

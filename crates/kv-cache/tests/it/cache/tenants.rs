@@ -8,10 +8,10 @@ use kv_pool::{
 };
 
 use crate::common::engine::{Engine, Live, Prompt, Refused};
-use crate::machine::{Machine, small};
+use crate::machine::Machine;
 
 fn admit(engine: &mut Engine, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
-    engine.admit_as(prompt, tenant, None)
+    engine.admit_as(prompt, tenant)
 }
 
 fn reserved(reserved: u64) -> TenantQuota {
@@ -20,8 +20,7 @@ fn reserved(reserved: u64) -> TenantQuota {
 
 #[test]
 fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(16, 0);
+    let (machine, mut engine) = Machine::one(16, 0);
     let [one, other] = [1, 2].map(|_| engine.cache.add_tenant().unwrap());
     assert_eq!(engine.cache.stats().ready_blocks, 0);
     engine.cache.set_quota(one, Tier::Primary, reserved(6)).unwrap();
@@ -50,44 +49,12 @@ fn what_is_kept_has_memory_at_once_and_is_refused_to_others() {
     let mut mine = admit(&mut engine, &Prompt::new(3, 24), one).unwrap();
     engine.run(&mut [&mut mine, &mut theirs]).unwrap();
     drop((mine, theirs));
-    engine.close();
-    machine.assert_clean();
-}
-
-#[test]
-fn a_tenant_holds_no_more_than_it_may_and_others_evict_what_is_not_kept() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(12, 0);
-    let tenant = engine.cache.add_tenant().unwrap();
-    let quota = TenantQuota { held_max: 4, reserved: 2, ..TenantQuota::NONE };
-    engine.cache.set_quota(tenant, Tier::Primary, quota).unwrap();
-    let refused = admit(&mut engine, &Prompt::new(1, 17), tenant).unwrap_err();
-    assert!(!refused.is_retryable(), "five blocks never fit into four: {refused}");
-    let prompt = Prompt::new(1, 13);
-    let mut live = admit(&mut engine, &prompt, tenant).unwrap();
-    let refused = admit(&mut engine, &Prompt::new(2, 1), tenant).unwrap_err();
-    assert!(refused.is_retryable(), "{refused}");
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
-    // Its three cached blocks are one more than its reserved blocks.
-    for seed in 3..6 {
-        let mut live = engine.admit(&Prompt::new(seed, 37)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
-        drop(live);
-        engine.drain().unwrap();
-    }
-    let live = admit(&mut engine, &prompt, tenant).unwrap();
-    assert_eq!(live.sequence.cached_tokens(), 8);
-    drop(live);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
 fn quotas_that_cannot_be_kept_are_refused() {
-    let machine = Machine::new(1, 1, small());
-    let mut engine = machine.rig.engine(8, 4);
+    let (machine, mut engine) = Machine::one(8, 4);
     let tenant = engine.cache.add_tenant().unwrap();
     let too_much = engine.cache.set_quota(tenant, Tier::Primary, reserved(9)).unwrap_err();
     assert!(

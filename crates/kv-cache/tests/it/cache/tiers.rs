@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cuda_sim::Pace;
-use kv_cache::kv_manager::{LowerOptions, LowerStats, StepPlan};
+use kv_cache::kv_manager::{LowerOptions, LowerStats};
 use kv_cache::kv_tier::{Background, FaultRules, MemoryTier, MemoryTierOptions};
-use kv_cache::{KvCacheOptions, KvWorker, LowerTiers, PoolRules, StepError, TransportChoice};
+use kv_cache::{KvCacheOptions, LowerTiers, PoolRules, TransportChoice};
 use kv_pool::clock::ManualClock;
 
-use crate::common::engine::{Engine, Prompt, by, options, streams};
+use crate::common::engine::{Engine, Prompt, by, options};
 use crate::machine::{Machine, small};
 
 /// A cache of 12 blocks on the device and 10 in host memory, over tiers with these faults.
@@ -82,8 +82,7 @@ fn play(choice: TransportChoice, devices: u32, faults: &[FaultRules]) -> LowerSt
     let mut engine = machine.rig.engine_with(by(choice, over_tiers(faults, &clock)));
     engine.clock = Some(clock.clone());
     let stats = serve(&mut engine, &clock, 4);
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
     stats
 }
 
@@ -121,28 +120,25 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     options.tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
     let mut engine = machine.rig.engine_with(options);
     let prompt = Prompt::new(1, 3 * 4 + 2);
-    let mut live = engine.admit(&prompt).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
+    drop(engine.computed(&prompt));
     let stored = |engine: &Engine| engine.cache.manager().lower_stats().stored_blocks[0];
     engine.drain().unwrap();
     let step = engine.begin().unwrap();
     engine.cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
     engine.cache.finish_step(step).unwrap();
-    let plan = engine.cache.plan();
+    let plan = engine.cache.manager().last_plan();
     assert_eq!((plan.copies.len(), plan.transfers.len()), (3, 1), "{plan:?}");
     let copies = plan.step;
     // One step may be in flight, the one with the copies. The tier stores in the call that begins the store.
     let step = engine.begin().unwrap();
-    assert!(engine.cache.completed_step() < copies);
+    assert!(engine.cache.manager().completed_step() < copies);
     assert_eq!(stored(&engine), 0, "what is being copied was stored");
     engine.cache.finish_step(step).unwrap();
     end_tickets(&mut engine, &clock);
     assert_eq!(stored(&engine), 3);
     // Everything leaves the device and the host, and comes back as it was.
     for seed in 2..9 {
-        let mut other = engine.admit(&Prompt::new(seed, 10 * 4)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
+        let other = engine.computed(&Prompt::new(seed, 10 * 4));
         drop(other);
         engine.idle().unwrap();
         end_tickets(&mut engine, &clock);
@@ -153,8 +149,7 @@ fn a_store_begins_when_the_copies_of_its_blocks_are_complete() {
     drop(live);
     engine.drain().unwrap();
     engine.assert_intact();
-    engine.close();
-    machine.assert_clean();
+    machine.close(engine);
 }
 
 #[test]
@@ -177,18 +172,5 @@ fn a_tier_in_a_thread_of_its_own_brings_the_same() {
     let mut engine = machine.rig.engine_with(options);
     let stats = serve(&mut engine, &clock, 4);
     assert!(stats.loaded_blocks[0] > 20, "{stats:?}");
-    engine.close();
-    machine.assert_clean();
-}
-
-#[test]
-fn a_plan_for_tiers_that_a_worker_does_not_have_is_refused() {
-    let machine = Machine::new(1, 1, small());
-    let mut worker = KvWorker::new(&streams(&machine.rig.devices), options(small(), 4, 4)).unwrap();
-    let forgets = vec![kv_cache::kv_manager::Forget::All(kv_pool::Tier::Third)];
-    let plan = StepPlan { step: 1, forgets, ..StepPlan::default() };
-    let refused = worker.carry_out(&plan, |_, _| Ok(())).unwrap_err();
-    assert!(matches!(&refused, StepError::Plan(_)), "{refused:?}");
-    worker.close().unwrap();
-    machine.assert_clean();
+    machine.close(engine);
 }

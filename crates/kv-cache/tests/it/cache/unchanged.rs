@@ -2,14 +2,12 @@
 //! Memory that was mapped before the refusal stays for the next call.
 
 use kv_cache::kv_manager::{ManagerStats, Stalls};
-use kv_cache::{
-    Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, Request, Sequence,
-};
+use kv_cache::{Answer, GroupId, GroupKind, KvCache, KvCacheOptions, Request, Sequence};
 use kv_pool::tenants::TenantQuota;
 use kv_pool::{BlockHash, BlockHasher, Tier};
 
 use super::faults::differences;
-use crate::common::engine::{options, shape, streams};
+use crate::common::engine::{group, one_step, options, shape, streams};
 use crate::machine::{Machine, refusal, small};
 
 const GROUPS: [GroupId; 2] = [GroupId(0), GroupId(1)];
@@ -26,12 +24,12 @@ fn state(cache: &KvCache, sequences: &[Sequence]) -> String {
         .collect();
     cached.sort_by_key(|(name, at, _)| (*name, at.id.index()));
     let rows: Vec<_> = sequences.iter().map(|of| manager.block_ids(of)).collect();
-    let host = (cache.stats().host_blocks, cache.stats().ways, cache.transports());
+    let host = (cache.stats().host_blocks, cache.stats().ways, cache.stats().transports);
     format!(
         "{stats:?} {cached:?} {rows:?} {sequences:?} {host:?} {} {} {:?}",
         manager.free_rows(),
         manager.has_decided(),
-        cache.plan()
+        cache.manager().last_plan()
     )
 }
 
@@ -47,17 +45,9 @@ fn admit(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Result<Sequence, Str
     }
 }
 
-fn step(cache: &mut KvCache, batch: &mut [&mut Sequence]) {
-    let step = cache.begin_step().unwrap();
-    cache.stage(&step, batch, |_, _| Ok(())).unwrap();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
-}
-
 fn computed(cache: &mut KvCache, ids: std::ops::Range<u32>) -> Sequence {
     let mut sequence = admit(cache, ids.clone()).unwrap();
-    step(cache, &mut [&mut sequence]);
-    let last = cache.plan().step;
+    let last = one_step(cache, &mut [&mut sequence]);
     cache.commit(&mut sequence, last, &[ids.end]).unwrap();
     sequence
 }
@@ -88,7 +78,7 @@ const CALLS: [(&str, Prepare, Call); 6] = [
         |cache| {
             let mut asleep = computed(cache, 0..15);
             cache.suspend(&mut asleep).unwrap();
-            step(cache, &mut []);
+            one_step(cache, &mut []);
             vec![asleep, computed(cache, 50..61)]
         },
         |cache, sequences| {
@@ -114,8 +104,10 @@ const CALLS: [(&str, Prepare, Call); 6] = [
         |cache| {
             drop(computed(cache, 0..33));
             cache.set_budget(Tier::Primary, 0).unwrap();
-            (0..3).for_each(|_| step(cache, &mut []));
-            assert_eq!(cache.pool().stats().secondary.cached, 8);
+            for _ in 0..3 {
+                one_step(cache, &mut []);
+            }
+            assert_eq!(cache.manager().pool().stats().secondary.cached, 8);
             cache.set_budget(Tier::Primary, 16).unwrap();
             Vec::new()
         },
@@ -146,15 +138,7 @@ const CALLS: [(&str, Prepare, Call); 6] = [
 fn sizes(groups: usize) -> KvCacheOptions {
     let mut options = options(small(), 16, 8);
     if groups > 1 {
-        options.further_groups = vec![GroupOptions {
-            kind: GroupKind::Full,
-            shape: shape(2, 32, 8),
-            device_blocks: 8,
-            host_blocks: 8,
-            blocks_per_sequence_max: options.blocks_per_sequence_max,
-            watermark_blocks: 0,
-            draft_model: false,
-        }];
+        options.further_groups = vec![group(GroupKind::Full, shape(2, 32, 8), 8, 8)];
     }
     options
 }
@@ -187,7 +171,7 @@ fn a_call_that_the_driver_refuses_changes_nothing() {
                 let after = state(&cache, &sequences);
                 drop(sequences);
                 cache.drain().unwrap();
-                cache.pool().check_integrity().unwrap();
+                cache.manager().pool().check_integrity().unwrap();
                 cache.close().unwrap();
                 machine.assert_clean();
                 (made, after, refused)

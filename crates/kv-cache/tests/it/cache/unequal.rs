@@ -5,13 +5,13 @@ use std::num::NonZeroU32;
 use kv_cache::kv_manager::{Outcome, PlanError, StepPlan};
 use kv_cache::kv_tier::{Direction, MemoryTier, MemoryTierOptions, TicketId, Transfer};
 use kv_cache::{
-    Answer, GroupId, GroupKind, GroupOptions, KvCache, KvCacheOptions, KvWorker, LowerTiers,
-    Request, Sequence, StepError,
+    Answer, GroupId, GroupKind, KvCache, KvCacheOptions, KvWorker, LowerTiers, Request, Sequence,
+    StepError,
 };
 use kv_kernels::KvShape;
 use kv_pool::{BlockHash, BlockHasher, BlockId, Tier};
 
-use crate::common::engine::{options, shape, streams};
+use crate::common::engine::{admitted, group, one_step, options, shape, streams};
 use crate::machine::Machine;
 
 const SECOND: GroupId = GroupId(1);
@@ -27,16 +27,8 @@ fn unequal(host: [u32; 2]) -> KvCacheOptions {
     tiers.push(|| Box::new(MemoryTier::new(MemoryTierOptions::default())));
     let [first, second] = shapes();
     let options = options(first, 8, host[0]);
-    let group = GroupOptions {
-        kind: GroupKind::Full,
-        shape: second,
-        device_blocks: 16,
-        host_blocks: host[1],
-        blocks_per_sequence_max: options.blocks_per_sequence_max,
-        watermark_blocks: 0,
-        draft_model: false,
-    };
-    KvCacheOptions { further_groups: vec![group], tiers, ..options }
+    let further_groups = vec![group(GroupKind::Full, second, 16, host[1])];
+    KvCacheOptions { further_groups, tiers, ..options }
 }
 
 #[test]
@@ -67,21 +59,14 @@ fn a_plan_may_name_the_host_blocks_of_each_group_and_no_others() {
 
 fn idle(cache: &mut KvCache) {
     for _ in 0..8 {
-        let step = cache.begin_step().unwrap();
-        cache.stage(&step, &mut [], |_, _| Ok(())).unwrap();
-        cache.finish_step(step).unwrap();
-        cache.drain().unwrap();
+        one_step(cache, &mut []);
     }
 }
 
 /// A sequence with these ids, computed.
 fn computed(cache: &mut KvCache, ids: Vec<u32>) -> Sequence {
-    let answer = cache.admit(&mut [Request::new(ids)], 64).unwrap().remove(0);
-    let Answer::Admitted(mut sequence) = answer else { panic!("{answer:?}") };
-    let step = cache.begin_step().unwrap();
-    cache.stage(&step, &mut [&mut sequence], |_, _| Ok(())).unwrap();
-    cache.finish_step(step).unwrap();
-    cache.drain().unwrap();
+    let mut sequence = admitted(cache, Request::new(ids), 64);
+    one_step(cache, &mut [&mut sequence]);
     sequence
 }
 
@@ -102,14 +87,14 @@ fn bytes_that_tiers_store_are_those_of_each_groups_blocks() {
         idle(&mut cache);
     }
     let mut request = [Request::new((0..17).collect())];
-    let admitted = (0..20).find_map(|_| {
+    let loaded = (0..20).find_map(|_| {
         idle(&mut cache);
         match cache.admit(&mut request, 64).unwrap().remove(0) {
             Answer::Admitted(sequence) => Some(sequence),
             _ => None,
         }
     });
-    assert_eq!(admitted.unwrap().cached_tokens(), 16);
+    assert_eq!(loaded.unwrap().cached_tokens(), 16);
     let loaded = |id| cache.manager().lower_blocks_of(GroupId(id)).unwrap().loaded[0];
     let [of_first, of_second] = [0, 1].map(loaded);
     assert!(of_first > 0 && of_second > of_first, "{of_first} and {of_second}");
@@ -128,7 +113,7 @@ fn a_budget_of_a_tier_below_host_memory_is_refused_and_means_no_other_tier() {
         // It has none, so it keeps none.
         cache.set_budget(tier, 0).unwrap();
         idle(&mut cache);
-        let host = cache.pool().stats().secondary;
+        let host = cache.manager().pool().stats().secondary;
         assert_eq!((cache.stats().host_blocks, host.empty), (8, 8));
     }
     cache.close().unwrap();
@@ -147,7 +132,7 @@ fn a_hint_maps_memory_for_the_blocks_that_its_names_are_of() {
     drop(computed(&mut cache, ids));
     cache.set_budget(Tier::Primary, 0).unwrap();
     idle(&mut cache);
-    let stats = cache.pool().stats();
+    let stats = cache.manager().pool().stats();
     assert_eq!((stats.secondary.cached, cache.stats().ready_blocks), (8, 0), "{stats:?}");
     cache.set_budget(Tier::Primary, 8).unwrap();
     assert_eq!(cache.prefetch(&names[..8]).unwrap(), 4);

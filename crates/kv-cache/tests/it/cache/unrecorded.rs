@@ -34,8 +34,7 @@ fn blocks_of_a_step_without_a_fence_are_in_use_until_it_is_drained() {
     assert_eq!(machine.sim.run_all(), 0, "work of the step is left");
     drop(admit_to(&mut cache, 40).unwrap());
     cache.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
+    machine.left(streams);
 }
 
 #[test]
@@ -68,24 +67,4 @@ fn a_step_that_is_dropped_while_a_drain_waits_is_waited_for_too() {
     cache.close().unwrap();
     drop((streams, rig));
     assert_eq!(sim.findings(), []);
-}
-
-#[test]
-fn blocks_of_a_dropped_step_stay_in_use_until_the_next_begins() {
-    let machine = Machine::new(1, 1, shape(1, 32, 4));
-    machine.sim.set_pace(Pace::Slowest);
-    let streams = streams(&machine.rig.devices);
-    let mut cache = KvCache::new(&streams, options(shape(1, 32, 4), 12, 0)).unwrap();
-    let mut sequence = admit_to(&mut cache, 40).unwrap();
-    let step = cache.begin_step().unwrap();
-    enqueue(&mut cache, &streams[0], &step, &mut sequence);
-    drop((step, sequence));
-    assert!(matches!(admit_to(&mut cache, 40), Err(Refused::NoRoom(_))));
-    let step = cache.begin_step().unwrap();
-    assert_eq!(machine.sim.run_all(), 0, "work of the dropped step is left");
-    drop(admit_to(&mut cache, 40).unwrap());
-    drop(step);
-    cache.close().unwrap();
-    drop(streams);
-    machine.assert_clean();
 }

@@ -1,7 +1,6 @@
 //! A small engine. It computes tokens by writing a pattern that follows from the token, and attends
 //! by reading all KV of all sequences through the block table. The sums that it reads are compared
-//! with those that the host computes without holding the bytes. Over tensors of its own it copies them
-//! instead, and the host looks for each byte where the axes of their format say that it is.
+//! with those that the host computes without holding the bytes.
 //!
 //! The engine knows which ids come out of a step before the step runs, and commits them when they are asked
 //! for: before the next tokens are reserved, or a step later ([`Engine::decode_ahead`]).
@@ -22,21 +21,19 @@ use kv_cache::kv_manager::{
     TruncateError,
 };
 use kv_cache::{
-    Answer, CloseError, Committed, DemandError, Growth, HostPinning, KvCache, KvCacheOptions,
-    LowerTiers, MemoryRules, OpenStep, PoolRules, Request, ReserveError, ResumeError, Sequence,
-    Tokens, TransportChoice, TransportRules,
+    Answer, CloseError, Committed, DemandError, GroupId, GroupKind, GroupOptions, HostPinning,
+    KvCache, KvCacheOptions, OpenStep, Request, ReserveError, ResumeError, Sequence, Tokens,
+    TransportChoice, TransportRules,
 };
 use kv_kernels::{Direction, KvShape, KvShapeOptions, Transfer, link::HostLinkOptions};
 use kv_pool::{
-    BlockHash, BlockHasher, ClaimError, Slot,
+    BlockHash, ClaimError, Slot,
     clock::ManualClock,
-    retention::RetentionPolicy,
     tenants::{TenantError, TenantId},
 };
 
-use tensors::Tensors;
 pub(crate) use workspace::Check;
-use workspace::{Workspace, attend, compute};
+use workspace::{Workspace, attend, compute, pairs};
 
 pub(crate) type Failure = Box<dyn Error>;
 
@@ -177,6 +174,8 @@ pub(crate) struct Engine {
     pub(crate) clock: Option<ManualClock>,
     /// Admits requests before their loads have ended, and waits for each layer.
     pub(crate) by_layers: bool,
+    /// The cache's memory, if it has none of its own.
+    _tensors: Vec<DeviceBuffer>,
 }
 
 /// A new stream for each of `devices`, which may name a device twice.
@@ -196,6 +195,24 @@ pub(crate) fn admit_to(cache: &mut KvCache, tokens: u64) -> Result<Sequence, Ref
     }
 }
 
+/// Admits a request, for which there is room.
+pub(crate) fn admitted(cache: &mut KvCache, request: Request, budget: u64) -> Sequence {
+    match cache.admit(&mut [request], budget).unwrap().pop() {
+        Some(Answer::Admitted(sequence)) => sequence,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One step of a cache without an engine, to its end; its number.
+pub(crate) fn one_step(cache: &mut KvCache, batch: &mut [&mut Sequence]) -> u64 {
+    let step = cache.begin_step().unwrap();
+    cache.stage(&step, batch, |_, _| Ok(())).unwrap();
+    let number = step.number();
+    cache.finish_step(step).unwrap();
+    cache.drain().unwrap();
+    number
+}
+
 /// Has the next step compute the token that came out of the last one.
 pub(crate) fn decode(cache: &mut KvCache, sequence: &mut Sequence) {
     if let Some(step) = sequence.awaits() {
@@ -211,33 +228,37 @@ pub(crate) fn shape(layers: u32, row_bytes: u64, block_tokens: u32) -> KvShape {
 /// Options that fit the engine, for a cache of `device_blocks` and `host_blocks`.
 pub(crate) fn options(shape: KvShape, device_blocks: u32, host_blocks: u32) -> KvCacheOptions {
     let (sequences_max, blocks_per_sequence_max) = (8, 16);
-    let tokens_max =
-        u64::from(sequences_max * blocks_per_sequence_max) * u64::from(shape.block_tokens());
+    let entries = u64::from(sequences_max * blocks_per_sequence_max);
+    let tokens_max = entries * u64::from(shape.block_tokens());
     KvCacheOptions {
-        kind: kv_cache::GroupKind::Full,
-        further_groups: Vec::new(),
-        shared: None,
-        shape,
-        placement: None,
         // Many machines have one GPU.
         parts_share_devices: true,
-        device_blocks,
-        growth: Growth::OnDemand,
         host_blocks,
         pinning: HostPinning::AT_ONCE,
-        transport: TransportRules::default(),
         sequences_max,
         blocks_per_sequence_max,
-        overlap_depth: 1,
         step_tokens_max: tokens_max as u32,
-        // A key and a slot for each token.
-        step_arrays: vec![tokens_max * 8; 2],
-        memory: MemoryRules::default(),
-        pool: PoolRules::default(),
+        // A key and a slot for each token, and a pair of ids for each entry of the block table.
+        step_arrays: vec![tokens_max * 8, tokens_max * 8, entries * 8],
+        ..KvCacheOptions::new(shape, device_blocks)
+    }
+}
+
+/// A further group beside one with such [`options`].
+pub(crate) fn group(
+    kind: GroupKind,
+    shape: KvShape,
+    device_blocks: u32,
+    host_blocks: u32,
+) -> GroupOptions {
+    GroupOptions {
+        kind,
+        shape,
+        device_blocks,
+        host_blocks,
+        blocks_per_sequence_max: 16,
         watermark_blocks: 0,
-        scrubs: false,
-        hasher: BlockHasher::FAST,
-        tiers: LowerTiers::default(),
+        draft_model: false,
     }
 }
 
@@ -256,18 +277,12 @@ impl Engine {
 
     /// An engine on a cache that was made in another way.
     pub(crate) fn with(cache: KvCache) -> Self {
-        let workspaces =
-            cache.parts().iter().map(|part| Workspace::summing(part, &cache)).collect();
-        Self::new_with(cache, workspaces)
+        Self::over(cache, Vec::new())
     }
 
-    /// An engine on a cache over its own tensors, on one device.
-    pub(crate) fn over(cache: KvCache, tensors: Tensors, memory: Vec<DeviceBuffer>) -> Self {
-        let workspace = Workspace::over(&cache, tensors, memory);
-        Self::new_with(cache, vec![workspace])
-    }
-
-    fn new_with(cache: KvCache, workspaces: Vec<Workspace>) -> Self {
+    /// An engine on a cache that lies in tensors of the engine's.
+    pub(crate) fn over(cache: KvCache, tensors: Vec<DeviceBuffer>) -> Self {
+        let workspaces = cache.parts().iter().map(|part| Workspace::new(part, &cache)).collect();
         Self {
             cache,
             workspaces,
@@ -280,11 +295,12 @@ impl Engine {
             redone: 0,
             clock: None,
             by_layers: false,
+            _tensors: tensors,
         }
     }
 
     pub(crate) fn block_tokens(&self) -> u64 {
-        u64::from(self.cache.shape().block_tokens())
+        u64::from(self.cache.options().shape.block_tokens())
     }
 
     /// What the manager has decided so far.
@@ -310,15 +326,10 @@ impl Engine {
         self.admit_request(prompt, request)
     }
 
-    /// Admits a request that says more than its prompt.
-    pub(crate) fn admit_as(
-        &mut self,
-        prompt: &Prompt,
-        tenant: TenantId,
-        retention: Option<&Arc<RetentionPolicy>>,
-    ) -> Result<Live, Refused> {
+    /// Admits a prompt of a tenant.
+    pub(crate) fn admit_as(&mut self, prompt: &Prompt, tenant: TenantId) -> Result<Live, Refused> {
         let mut request = self.request(prompt);
-        (request.tenant, request.retention) = (tenant, retention.cloned());
+        request.tenant = tenant;
         self.admit_request(prompt, request)
     }
 
@@ -347,6 +358,23 @@ impl Engine {
             }
         }
         unreachable!("it waits until a deadline at most")
+    }
+
+    /// Admits a prompt, and enqueues a step of it alone.
+    pub(crate) fn computed(&mut self, prompt: &Prompt) -> Live {
+        let mut live = self.admit(prompt).unwrap();
+        self.run(&mut [&mut live]).unwrap();
+        live
+    }
+
+    /// Computes a prompt alone, and lets it go when it is at rest; the tokens of it that were cached, and the blocks that
+    /// came back from host memory.
+    pub(crate) fn serve(&mut self, prompt: &Prompt) -> (u64, usize) {
+        let live = self.computed(prompt);
+        let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());
+        drop(live);
+        self.drain().unwrap();
+        found
     }
 
     /// A step without a batch, in which copies and transfers go on.
@@ -626,21 +654,25 @@ impl Engine {
         let fills: Vec<Fill> = lives.iter().map(|live| Fill::new(&self.cache, live)).collect();
         let keys: Vec<u64> = fills.iter().flat_map(|fill| fill.keys.iter().copied()).collect();
         let slots: Vec<_> = fills.iter().flat_map(|fill| fill.slots.iter().copied()).collect();
+        let width = self.cache.options().blocks_per_sequence_max as usize;
+        let pairs = pairs(lives, width);
+        let ids: Vec<_> = pairs.iter().flat_map(|of| [of.source, of.destination]).collect();
         let mut sequences: Vec<_> = lives.iter_mut().map(|live| &mut live.sequence).collect();
         self.cache.stage(step, &mut sequences, |_, step| {
             step.array(KEYS, &keys)?;
-            step.array(SLOTS, &slots)
+            step.array(SLOTS, &slots)?;
+            step.array(PAIRS, &ids)
         })?;
         // Steps in flight are no more than the depth, and this one.
         let ring = self.enqueued % (self.cache.options().overlap_depth as usize + 1);
         self.enqueued += 1;
-        let width = self.cache.options().blocks_per_sequence_max as usize;
         if self.by_layers {
-            (0..self.cache.shape().layers()).try_for_each(|at| self.cache.wait_for_layer(at))?;
+            (0..self.cache.options().shape.layers())
+                .try_for_each(|at| self.cache.wait_for_layer(GroupId(0), at))?;
         }
         for (part, workspace) in self.cache.parts().iter().zip(&self.workspaces) {
             compute(part, workspace, &fills)?;
-            attend(part, workspace, lives, width, ring)?;
+            attend(part, workspace, (lives.len(), width), &pairs, ring)?;
         }
         for live in lives.iter_mut() {
             (live.started, live.ahead) = (true, false);
@@ -657,7 +689,10 @@ impl Engine {
         self.reserve(live).unwrap();
         let (start, tokens) = (live.sequence.upper(), u64::from(live.sequence.next()));
         let mut slots = Vec::new();
-        self.cache.slot_mapping(&live.sequence, start..start + tokens, &mut slots).unwrap();
+        self.cache
+            .manager()
+            .slot_mapping(&live.sequence, start..start + tokens, &mut slots)
+            .unwrap();
         let send = |_, step: &mut kv_stage::BatchStep<'_>| step.array(SLOTS, &slots);
         self.cache.stage(&step, &mut [&mut live.sequence], send).unwrap();
         let mut written = 0;
@@ -695,7 +730,7 @@ impl Engine {
         self.drain().unwrap();
         assert!(self.verified > 0, "nothing was read");
         assert_eq!(self.corrupt, 0, "of {} blocks read", self.verified);
-        self.cache.pool().check_integrity().unwrap();
+        self.cache.manager().pool().check_integrity().unwrap();
     }
 
     /// Closes the cache, and checks every sum.
@@ -710,7 +745,7 @@ impl Engine {
 
     fn check_completed(&mut self) {
         while let Some(check) = self.checks.front() {
-            if check.number > self.cache.completed_step() || !check.is_decided() {
+            if check.number > self.cache.manager().completed_step() || !check.is_decided() {
                 break;
             }
             let check = self.checks.pop_front().unwrap();
@@ -748,7 +783,7 @@ impl Fill {
         let mut keys = read[start as usize..].to_vec();
         keys[..skip as usize].fill(0xBAD);
         let mut slots = Vec::new();
-        cache.slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
+        cache.manager().slot_mapping(&live.sequence, start..end, &mut slots).unwrap();
         Self { keys, slots, skip, read }
     }
 }
@@ -766,3 +801,4 @@ fn refused(answer: Answer) -> Refused {
 /// The engine's arrays in a step.
 const KEYS: usize = 0;
 const SLOTS: usize = 1;
+const PAIRS: usize = 2;

@@ -31,23 +31,14 @@ pub(crate) const ALL: &[(&str, Scenario)] = &[
 
 /// Copies of the last plan from one tier to another.
 fn copies(engine: &Engine, from: Tier, to: Tier) -> Vec<BlockCopy> {
-    let copies = engine.cache.plan().copies.iter();
+    let copies = engine.cache.manager().last_plan().copies.iter();
     copies.filter(|copy| (copy.from.tier, copy.to.tier) == (from, to)).copied().collect()
-}
-
-/// Computes a prompt alone, and lets it go when it is at rest.
-fn serve(engine: &mut Engine, prompt: &Prompt) {
-    let mut live = engine.admit(prompt).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
 }
 
 fn a_fork_copies_the_block_that_both_would_write(rig: &Rig) {
     let mut engine = rig.engine(24, 0);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, 2 * bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, 2 * bt + 2));
     let mut twins: Vec<Live> = (0..3).map(|_| engine.fork(&mut first).unwrap()).collect();
     for live in &twins {
         assert_eq!(live.sequence.block(2), first.sequence.block(2));
@@ -71,12 +62,11 @@ fn a_fork_copies_the_block_that_both_would_write(rig: &Rig) {
 fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     let mut engine = rig.engine(12, 40);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, 3 * bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, 3 * bt + 2));
     engine.suspend(&mut first).unwrap();
     engine.drain().unwrap();
     // Others take all blocks, and leave them full.
-    serve(&mut engine, &rig.prompt(2, 11));
+    engine.serve(&rig.prompt(2, 11));
     assert_eq!(engine.resume(&mut first).unwrap(), 3 * bt + 2);
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut first, 3, 1).unwrap();
@@ -92,7 +82,7 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
     engine.run(&mut [&mut twin, &mut first]).unwrap();
     drop((first, twin));
     engine.drain().unwrap();
-    serve(&mut engine, &rig.prompt(2, 11));
+    engine.serve(&rig.prompt(2, 11));
     engine.close();
 }
 
@@ -100,10 +90,9 @@ fn a_suspended_fork_copies_what_comes_back(rig: &Rig) {
 fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
     let mut engine = rig.engine(24, 16);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, bt + 2));
     engine.suspend(&mut first).unwrap();
-    serve(&mut engine, &Prompt::new(2, 3));
+    engine.serve(&Prompt::new(2, 3));
     engine.resume(&mut first).unwrap();
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut twin, 4, 1).unwrap();
@@ -120,8 +109,7 @@ fn a_fork_copies_what_has_just_come_back(rig: &Rig) {
 fn a_fork_is_suspended_behind_its_copy(rig: &Rig) {
     let mut engine = rig.engine(16, 16);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, bt + 2));
     engine.drain().unwrap();
     let mut twin = engine.fork(&mut first).unwrap();
     engine.extend(&mut twin, 2, 1).unwrap();
@@ -144,14 +132,13 @@ fn suspended_under_its_work_and_back_at_once(rig: &Rig) {
     for rounds in [1, 3] {
         let mut engine = rig.engine(16, 16);
         let bt = rig.block_tokens();
-        let mut live = engine.admit(&Prompt::new(1, 2 * bt + 1)).unwrap();
-        engine.run(&mut [&mut live]).unwrap();
+        let mut live = engine.computed(&Prompt::new(1, 2 * bt + 1));
         for round in 0..rounds {
             // The devices have yet to write what is copied.
             engine.suspend(&mut live).unwrap();
             assert_eq!(engine.resume(&mut live).unwrap(), 2 * bt + 1 + round);
             engine.run(&mut [&mut live]).unwrap();
-            let plan = engine.cache.plan();
+            let plan = engine.cache.manager().last_plan();
             assert!(plan.copies.iter().any(|copy| copy.written_by > 0), "{plan:?}");
             assert_eq!(copies(&engine, Tier::Secondary, Tier::Primary).len(), 1);
         }
@@ -163,15 +150,13 @@ fn suspended_under_its_work_and_back_at_once(rig: &Rig) {
 fn suspended_and_its_blocks_taken(rig: &Rig) {
     let mut engine = rig.engine(8, 24);
     let bt = rig.block_tokens();
-    let mut first = engine.admit(&Prompt::new(1, 6 * bt + 2)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&Prompt::new(1, 6 * bt + 2));
     for seed in 2..5 {
         let end = first.sequence.resolved();
         engine.drain().unwrap();
         engine.suspend(&mut first).unwrap();
         // Its blocks go to another in the same step, whose work overwrites them.
-        let mut other = engine.admit(&Prompt::new(seed, 7 * bt + 1)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
+        let other = engine.computed(&Prompt::new(seed, 7 * bt + 1));
         assert!(copies(&engine, Tier::Primary, Tier::Secondary).len() >= 6);
         drop(other);
         engine.drain().unwrap();
@@ -185,16 +170,14 @@ fn suspended_and_its_blocks_taken(rig: &Rig) {
 fn suspended_twice_in_one_step(rig: &Rig) {
     let mut engine = rig.engine(12, 24);
     let bt = rig.block_tokens();
-    let mut live = engine.admit(&Prompt::new(1, 2 * bt + 1)).unwrap();
-    engine.run(&mut [&mut live]).unwrap();
+    let mut live = engine.computed(&Prompt::new(1, 2 * bt + 1));
     engine.drain().unwrap();
     for _ in 0..3 {
         // Out, back, and out again: each copy reads what the one before it has written.
         engine.suspend(&mut live).unwrap();
         engine.resume(&mut live).unwrap();
         engine.suspend(&mut live).unwrap();
-        let mut other = engine.admit(&Prompt::new(9, bt + 1)).unwrap();
-        engine.run(&mut [&mut other]).unwrap();
+        let other = engine.computed(&Prompt::new(9, bt + 1));
         assert_eq!(copies(&engine, Tier::Primary, Tier::Secondary).len(), 2);
         drop(other);
         engine.drain().unwrap();
@@ -210,16 +193,15 @@ fn prefetched_blocks_are_there(rig: &Rig) {
     let mut engine = rig.engine(16, 32);
     let bt = rig.block_tokens();
     let wanted = rig.prompt(1, 6);
-    serve(&mut engine, &wanted);
-    serve(&mut engine, &rig.prompt(2, 15));
+    engine.serve(&wanted);
+    engine.serve(&rig.prompt(2, 15));
     // One block is without content: nothing is brought back that would evict other content.
     assert_eq!(engine.cache.prefetch(&wanted.hashes(bt)).unwrap(), 1);
     engine.cache.forget(&rig.prompt(2, 15).hashes(bt));
     let fetched = 1 + engine.cache.prefetch(&wanted.hashes(bt)).unwrap();
     assert!(fetched > 3, "{fetched}");
     // Another runs meanwhile.
-    let mut other = engine.admit(&Prompt::new(3, 3)).unwrap();
-    engine.run(&mut [&mut other]).unwrap();
+    let mut other = engine.computed(&Prompt::new(3, 3));
     assert_eq!(copies(&engine, Tier::Secondary, Tier::Primary).len(), fetched);
     let mut live = engine.admit(&wanted).unwrap();
     let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());
@@ -242,7 +224,7 @@ fn tenants_find_their_blocks_empty(rig: &Rig) {
     for host_blocks in [0, 24] {
         let (mut engine, [one, two]) = with_tenants(rig, 8, host_blocks);
         for (seed, tenant) in [(1, one), (2, two), (3, one), (4, two)] {
-            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant, None).unwrap();
+            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant).unwrap();
             let scrubbed = engine.decided().scrubbed_blocks;
             assert_eq!(scrubbed, 8 * (u64::from(seed) - 1));
             if scrubbed > 0 {
@@ -253,7 +235,7 @@ fn tenants_find_their_blocks_empty(rig: &Rig) {
             engine.drain().unwrap();
         }
         // Its own are as it has left them.
-        let live = engine.admit_as(&rig.prompt(4, 7), two, None).unwrap();
+        let live = engine.admit_as(&rig.prompt(4, 7), two).unwrap();
         assert_eq!(live.sequence.cached_tokens(), 7 * rig.block_tokens());
         drop(live);
         engine.close();
@@ -264,7 +246,7 @@ fn what_comes_back_for_a_tenant_stays(rig: &Rig) {
     let (mut engine, [one, two]) = with_tenants(rig, 8, 32);
     for round in 0..4 {
         for (seed, tenant) in [(1, one), (2, two)] {
-            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant, None).unwrap();
+            let mut live = engine.admit_as(&rig.prompt(seed, 7), tenant).unwrap();
             let cached = if round == 0 { 0 } else { 7 * rig.block_tokens() };
             assert_eq!(live.sequence.cached_tokens(), cached);
             engine.run(&mut [&mut live]).unwrap();

@@ -2,19 +2,14 @@
 //! try drafts, are cut, forked and suspended, fail and leave, under constant pressure.
 
 use kv_cache::kv_manager::{ForkError, Missing, ReserveError as Refusal, SuspendError};
-use kv_cache::{KvCacheOptions, PoolRules, ReserveError, ResumeError, TransportChoice};
+use kv_cache::{KvCacheOptions, ReserveError, ResumeError, TransportChoice};
 
 use super::engine::{Engine, Failure, Live, Prompt, by, options};
 use super::scenarios::Rig;
 
 /// Plays `operations` random operations on 40 device blocks and 30 host blocks.
 pub(crate) fn random_requests(rig: &Rig, seed: u64, operations: u64) {
-    random_requests_with(rig, seed, operations, PoolRules::default());
-}
-
-/// The same with another pool.
-pub(crate) fn random_requests_with(rig: &Rig, seed: u64, operations: u64, pool: PoolRules) {
-    play_random(rig, seed, operations, KvCacheOptions { pool, ..options(rig.shape, 40, 30) });
+    play_random(rig, seed, operations, options(rig.shape, 40, 30));
 }
 
 /// The same with blocks that travel another way.
@@ -27,7 +22,7 @@ fn play_random(rig: &Rig, seed: u64, operations: u64, options: KvCacheOptions) {
     for operation in 0..operations {
         play.one(operation as u32).unwrap();
         if operation % 64 == 0 {
-            play.engine.cache.pool().check_integrity().unwrap();
+            play.engine.cache.manager().pool().check_integrity().unwrap();
         }
     }
     let decided = play.engine.decided();

@@ -3,7 +3,7 @@
 
 use cuda_driver::Device;
 use kv_cache::{Answer, KvCache, KvCacheOptions};
-use kv_kernels::{KvShape, layout::FormatOptions};
+use kv_kernels::KvShape;
 use kv_pool::{BlockHash, ClaimError, Tier};
 
 use super::engine::tensors::Tensors;
@@ -30,13 +30,10 @@ impl Rig {
 
     pub(crate) fn engine_with(&self, options: KvCacheOptions) -> Engine {
         let streams = streams(&self.devices);
-        if let Some(Tensors { format, numbers }) = self.tensors {
-            let numbers = FormatOptions { blocks: options.device_blocks.into(), ..numbers };
-            let tensors = Tensors { format, numbers };
-            let memory = tensors.allocate(&streams[0]);
-            let paged = tensors.adopt(&streams[0], &memory);
+        if let Some(tensors) = self.tensors {
+            let (memory, paged) = tensors.make(&streams[0], options.device_blocks.into());
             let cache = KvCache::over(&streams, vec![paged], options).unwrap();
-            return Engine::over(cache, tensors, memory);
+            return Engine::over(cache, memory);
         }
         let placement = self.place.of(&options, &self.devices);
         Engine::new(&streams, KvCacheOptions { placement, ..options })
@@ -139,60 +136,52 @@ fn decoding_crosses_blocks(rig: &Rig) {
     engine.close();
 }
 
-/// Runs one request alone, from admission to the end of its step.
-fn serve(engine: &mut Engine, prompt: &Prompt) -> (u64, usize) {
-    let mut live = engine.admit(prompt).unwrap();
-    let found = (live.sequence.cached_tokens(), live.sequence.onboarded_blocks());
-    engine.run(&mut [&mut live]).unwrap();
-    drop(live);
-    engine.drain().unwrap();
-    found
-}
-
 fn content_goes_to_the_host_and_comes_back(rig: &Rig) {
     let mut engine = rig.engine(8, 32);
     let prompts = [1, 2, 3, 4].map(|seed| rig.prompt(seed, 5));
     for prompt in &prompts {
-        assert_eq!(serve(&mut engine, prompt), (0, 0));
+        assert_eq!(engine.serve(prompt), (0, 0));
     }
     assert!(engine.decided().offloaded_blocks >= 10);
     for _ in 0..3 {
         for prompt in &prompts {
-            let (cached_tokens, onboarded) = serve(&mut engine, prompt);
+            let (cached_tokens, onboarded) = engine.serve(prompt);
             assert_eq!(cached_tokens, 5 * rig.block_tokens());
             // What was evicted is its tail first, so something of it always was.
             assert!(onboarded > 0);
         }
     }
-    let (decided, counters) = (engine.decided(), engine.cache.pool().counters());
+    let (decided, counters) = (engine.decided(), engine.cache.manager().pool().counters());
     assert_eq!(decided.onboarded_blocks, counters.onboarded);
     assert_eq!(decided.offloaded_blocks, counters.offloaded);
-    let moved = decided.onboarded_blocks + decided.offloaded_blocks;
-    assert_eq!(engine.cache.stats().copied_bytes, moved * rig.shape.block_bytes());
+    let (bytes, stats) = (rig.shape.block_bytes(), engine.cache.stats());
+    assert_eq!(stats.ways.device_to_host, decided.offloaded_blocks * bytes);
+    assert_eq!(stats.ways.host_to_device, decided.onboarded_blocks * bytes);
+    assert_eq!(stats.copied_bytes, stats.ways.device_to_host + stats.ways.host_to_device);
     engine.close();
 }
 
 fn content_is_dropped_without_a_host_tier(rig: &Rig) {
     let mut engine = rig.engine(8, 0);
     let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 7));
-    assert_eq!(serve(&mut engine, &first), (0, 0));
-    assert_eq!(serve(&mut engine, &first), (7 * rig.block_tokens(), 0));
-    assert_eq!(serve(&mut engine, &second), (0, 0));
-    assert_eq!(serve(&mut engine, &first), (0, 0));
+    assert_eq!(engine.serve(&first), (0, 0));
+    assert_eq!(engine.serve(&first), (7 * rig.block_tokens(), 0));
+    assert_eq!(engine.serve(&second), (0, 0));
+    assert_eq!(engine.serve(&first), (0, 0));
     assert_eq!(engine.decided().offloaded_blocks, 0);
-    assert!(engine.cache.pool().counters().dropped >= 7);
+    assert!(engine.cache.manager().pool().counters().dropped >= 7);
     engine.close();
 }
 
 fn content_is_dropped_from_a_full_host_tier(rig: &Rig) {
     let mut engine = rig.engine(8, 3);
     for seed in 1..=4 {
-        assert_eq!(serve(&mut engine, &rig.prompt(seed, 7)), (0, 0));
+        assert_eq!(engine.serve(&rig.prompt(seed, 7)), (0, 0));
     }
-    let counters = engine.cache.pool().counters();
+    let counters = engine.cache.manager().pool().counters();
     assert!(counters.offloaded > 0 && counters.dropped > 0, "{counters:?}");
     for seed in (1..=4).rev() {
-        serve(&mut engine, &rig.prompt(seed, 7));
+        engine.serve(&rig.prompt(seed, 7));
     }
     engine.close();
 }
@@ -200,10 +189,10 @@ fn content_is_dropped_from_a_full_host_tier(rig: &Rig) {
 fn the_tail_of_a_prefix_is_evicted_first(rig: &Rig) {
     let mut engine = rig.engine(8, 0);
     let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 5));
-    serve(&mut engine, &first);
+    engine.serve(&first);
     // Six blocks, of which three are empty.
-    serve(&mut engine, &second);
-    assert_eq!(serve(&mut engine, &first), (2 * rig.block_tokens(), 0));
+    engine.serve(&second);
+    assert_eq!(engine.serve(&first), (2 * rig.block_tokens(), 0));
     engine.close();
 }
 
@@ -215,7 +204,7 @@ fn equal_content_is_found_once(rig: &Rig) {
     let mut second = engine.admit(&prompt).unwrap();
     assert_eq!(second.sequence.cached_tokens(), 0);
     engine.run(&mut [&mut first, &mut second]).unwrap();
-    assert_eq!(engine.cache.pool().counters().duplicates, 3);
+    assert_eq!(engine.cache.manager().pool().counters().duplicates, 3);
     let mut third = engine.admit(&prompt).unwrap();
     for index in 0..3 {
         // Both stay where they are, under work that may read either.
@@ -229,38 +218,38 @@ fn equal_content_is_found_once(rig: &Rig) {
     }
     drop((first, second, third));
     engine.drain().unwrap();
-    assert_eq!(engine.cache.pool().stats().primary.pinned, 0);
+    assert_eq!(engine.cache.manager().pool().stats().primary.pinned, 0);
     engine.close();
 }
 
 fn a_pinned_host_block_is_copied(rig: &Rig) {
     let mut engine = rig.engine(8, 16);
     let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 6));
-    serve(&mut engine, &first);
-    serve(&mut engine, &second);
+    engine.serve(&first);
+    engine.serve(&second);
     // A reader elsewhere holds what was evicted.
     let hashes = first.hashes(rig.block_tokens());
-    let pool = engine.cache.pool().clone();
+    let pool = engine.cache.manager().pool().clone();
     let held: Vec<_> =
         hashes.iter().filter_map(|hash| pool.find_and_pin(*hash, Tier::Secondary)).collect();
     assert!(!held.is_empty());
     for _ in 0..2 {
-        let (cached_tokens, onboarded) = serve(&mut engine, &first);
+        let (cached_tokens, onboarded) = engine.serve(&first);
         assert_eq!(cached_tokens, 6 * rig.block_tokens());
         assert!(onboarded >= held.len());
     }
     drop(held);
-    serve(&mut engine, &second);
-    serve(&mut engine, &first);
+    engine.serve(&second);
+    engine.serve(&first);
     engine.close();
 }
 
 fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
     let mut engine = rig.engine(8, 16);
     let [first, second] = [1, 2].map(|seed| rig.prompt(seed, 6));
-    serve(&mut engine, &first);
-    serve(&mut engine, &second);
-    let pool = engine.cache.pool().clone();
+    engine.serve(&first);
+    engine.serve(&second);
+    let pool = engine.cache.manager().pool().clone();
     let hashes = first.hashes(rig.block_tokens());
     let pin = |hash: &BlockHash| pool.find_and_pin(*hash, Tier::Secondary);
     let held: Vec<_> = hashes.iter().filter_map(pin).collect();
@@ -272,26 +261,24 @@ fn content_pinned_on_the_host_is_not_read_there(rig: &Rig) {
     assert!(pool.counters().duplicates >= held.len() as u64);
     drop((live, held));
     engine.drain().unwrap();
-    assert_eq!(serve(&mut engine, &first).0, 6 * rig.block_tokens());
+    assert_eq!(engine.serve(&first).0, 6 * rig.block_tokens());
     engine.close();
 }
 
 fn space_comes_back_when_steps_complete(rig: &Rig) {
     let mut engine = rig.engine(8, 0);
-    let mut first = engine.admit(&rig.prompt(1, 5)).unwrap();
-    engine.run(&mut [&mut first]).unwrap();
+    let mut first = engine.computed(&rig.prompt(1, 5));
     // All memory is mapped by the first refusal; the second changes nothing at all.
     engine.admit(&rig.prompt(2, 5)).unwrap_err();
-    let before = engine.cache.pool().stats();
+    let before = engine.cache.manager().pool().stats();
     let refused = engine.admit(&rig.prompt(2, 5)).unwrap_err();
     assert!(matches!(refused, Refused::NoRoom(_)), "{refused}");
-    let after = engine.cache.pool().stats();
+    let after = engine.cache.manager().pool().stats();
     assert_eq!((before.primary, before.counters.evicted), (after.primary, after.counters.evicted));
     engine.run(&mut [&mut first]).unwrap();
     drop(first);
     engine.drain().unwrap();
-    let mut second = engine.admit(&rig.prompt(2, 5)).unwrap();
-    engine.run(&mut [&mut second]).unwrap();
+    let second = engine.computed(&rig.prompt(2, 5));
     drop(second);
     engine.close();
 }
@@ -301,8 +288,8 @@ fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
     // Of eleven blocks, five hold the older prefix, four a newer one, and two are empty.
     let filled = || {
         let mut engine = rig.engine(11, 0);
-        serve(&mut engine, &old);
-        serve(&mut engine, &rig.prompt(3, 4));
+        engine.serve(&old);
+        engine.serve(&rig.prompt(3, 4));
         engine
     };
     // One after the other, the first takes blocks of the prefix that the second would have found.
@@ -315,7 +302,7 @@ fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
     let mut engine = filled();
     let mut lives = engine.admit_batch(&[new.clone(), old.clone()]).unwrap();
     assert_eq!(lives[1].sequence.cached_tokens(), 5 * rig.block_tokens());
-    assert_eq!(engine.cache.pool().counters().evicted, 4);
+    assert_eq!(engine.cache.manager().pool().counters().evicted, 4);
     let mut all: Vec<&mut Live> = lives.iter_mut().collect();
     engine.run(&mut all).unwrap();
     drop(lives);
@@ -325,7 +312,7 @@ fn a_batch_keeps_what_its_requests_find(rig: &Rig) {
 fn a_batch_is_admitted_as_far_as_it_fits(rig: &Rig) {
     let mut engine = rig.engine(12, 0);
     let cached = rig.prompt(1, 3);
-    serve(&mut engine, &cached);
+    engine.serve(&cached);
     // Of twelve blocks the first two need ten, and the third needs six.
     let batch = [cached.clone(), rig.prompt(2, 5), rig.prompt(3, 5), rig.prompt(4, 1)];
     let (mut lives, refused) = engine.admit_fitting(&batch).unwrap();
@@ -346,10 +333,10 @@ fn a_batch_is_admitted_as_far_as_it_fits(rig: &Rig) {
     // Nor is a refusal of the first one seen in the pool, when all memory is mapped.
     let whole = rig.prompt(5, 10);
     let holds = engine.admit(&cached).unwrap();
-    let before = engine.cache.pool().stats();
+    let before = engine.cache.manager().pool().stats();
     let (none, refused) = engine.admit_fitting(&[whole]).unwrap();
     assert!(none.is_empty() && refused.is_some());
-    assert_eq!(engine.cache.pool().stats(), before);
+    assert_eq!(engine.cache.manager().pool().stats(), before);
     drop(holds);
     // Eight rows there are, and eight are admitted.
     let many: Vec<_> = (0..9).map(|seed| Prompt::new(20 + seed, 1)).collect();
@@ -365,7 +352,7 @@ fn a_batch_is_admitted_as_far_as_its_budget_goes(rig: &Rig) {
     let bt = rig.block_tokens();
     let mut engine = rig.engine(32, 0);
     let cached = rig.prompt(1, 3);
-    serve(&mut engine, &cached);
+    engine.serve(&cached);
     // One block to compute, of which the rest is cached, then five, then two.
     let batch = [cached.clone(), rig.prompt(2, 4), rig.prompt(3, 1)];
     for (budget, admitted) in
@@ -387,9 +374,9 @@ fn a_batch_is_admitted_as_far_as_its_budget_goes(rig: &Rig) {
 fn what_a_batch_shares_comes_back_once(rig: &Rig) {
     let mut engine = rig.engine(16, 16);
     let system = Prompt::new(1, 4 * rig.block_tokens());
-    serve(&mut engine, &system.then(2, 1));
+    engine.serve(&system.then(2, 1));
     // Evicts all of it to the host.
-    serve(&mut engine, &rig.prompt(3, 15));
+    engine.serve(&rig.prompt(3, 15));
     let before = engine.decided().onboarded_blocks;
     let batch = [4, 5, 6].map(|seed| system.then(seed, 3));
     let mut lives = engine.admit_batch(&batch).unwrap();
@@ -410,9 +397,9 @@ fn what_a_batch_shares_comes_back_once(rig: &Rig) {
 fn a_batch_copies_what_others_read(rig: &Rig) {
     let mut engine = rig.engine(12, 16);
     let system = Prompt::new(1, 3 * rig.block_tokens());
-    serve(&mut engine, &system.then(2, 1));
-    serve(&mut engine, &rig.prompt(3, 11));
-    let pool = engine.cache.pool().clone();
+    engine.serve(&system.then(2, 1));
+    engine.serve(&rig.prompt(3, 11));
+    let pool = engine.cache.manager().pool().clone();
     let hashes = system.hashes(rig.block_tokens());
     let reader = pool.find_and_pin(hashes[1], Tier::Secondary).unwrap();
     let batch = [4, 5].map(|seed| system.then(seed, 3));

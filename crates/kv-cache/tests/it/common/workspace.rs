@@ -1,17 +1,16 @@
 //! What a step of the engine enqueues on each device: tokens are written, and all KV of the step is read.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cuda_driver::{DeviceBuffer, HostAllocFlags, PinnedBuffer};
 use kv_cache::{KvCache, Part};
 use kv_kernels::{
-    Direction, Transfer,
+    BlockCopy, BlockPair, BlockPairs, Blocks, Direction, PagedKv, PagedLayout, Transfer,
     verify::{ChecksumArgs, Expected, FillPattern},
 };
+use kv_pool::BlockId;
 
-use super::tensors::{Places, Tensors};
-use super::{Failure, Fill, KEYS, Live, Load, SLOTS};
+use super::{Failure, Fill, KEYS, Live, Load, PAIRS, SLOTS};
 
 /// What one step reads, and what it should be.
 #[derive(Debug)]
@@ -31,51 +30,51 @@ pub(crate) struct Check {
 pub(super) struct Workspace {
     block_tokens: usize,
     pub(super) chunk: DeviceBuffer,
-    reader: Reader,
+    expected: Expected,
+    sums: DeviceBuffer,
+    /// Where rows lie in pieces, which the kernel that sums does not read.
+    scratch: Option<Scratch>,
     /// What was read: one for each step that may be in flight.
     results: Vec<PinnedBuffer>,
 }
 
-/// How all KV of the sequences is read.
+/// A place for each entry of the block table, where the blocks of a step are copied to, and a table of the places.
 #[derive(Debug)]
-enum Reader {
-    /// A kernel sums each block.
-    Sums { expected: Expected, sums: DeviceBuffer },
-    /// The blocks of the step are copied, each piece to its place in the tensors, and the block table behind
-    /// them.
-    Copy { places: Places, memory: Vec<DeviceBuffer> },
+struct Scratch {
+    paged: PagedKv,
+    table: DeviceBuffer,
+    _memory: DeviceBuffer,
+}
+
+impl Scratch {
+    fn new(part: &Part, entries: u32) -> Self {
+        let (stream, shape) = (part.compute(), *part.shape());
+        let bytes = u64::from(entries) * shape.block_bytes();
+        let memory = DeviceBuffer::alloc(part.device(), bytes).unwrap();
+        let layout = PagedLayout::block_major(&shape);
+        let paged = PagedKv::new(stream, shape, layout, memory.span(), entries.into()).unwrap();
+        let table = DeviceBuffer::alloc(part.device(), u64::from(entries) * 4).unwrap();
+        let places: Vec<u8> = (0..entries).flat_map(u32::to_ne_bytes).collect();
+        stream.upload(table.span(), &places).unwrap();
+        Self { paged, table, _memory: memory }
+    }
 }
 
 impl Workspace {
-    pub(super) fn summing(part: &Part, cache: &KvCache) -> Self {
-        let options = cache.options();
-        let bytes =
-            u64::from(options.sequences_max) * u64::from(options.blocks_per_sequence_max) * 8;
-        let expected = Expected::new(part.shape()).unwrap();
-        let sums = DeviceBuffer::alloc(part.device(), bytes).unwrap();
-        Self::new(part, cache, bytes, Reader::Sums { expected, sums })
-    }
-
-    /// A workspace of a cache over its own tensors.
-    pub(super) fn over(cache: &KvCache, tensors: Tensors, memory: Vec<DeviceBuffer>) -> Self {
-        let [part] = cache.parts() else { panic!("tensors of one device") };
+    pub(super) fn new(part: &Part, cache: &KvCache) -> Self {
         let options = cache.options();
         let entries = options.sequences_max * options.blocks_per_sequence_max;
-        let places = tensors.places();
-        let bytes = places.bytes + u64::from(entries) * 4;
-        Self::new(part, cache, bytes, Reader::Copy { places, memory })
-    }
-
-    fn new(part: &Part, cache: &KvCache, result_bytes: u64, reader: Reader) -> Self {
-        let options = cache.options();
         let columns = u64::from(options.blocks_per_sequence_max);
         let tokens = columns * u64::from(options.shape.block_tokens());
-        let device = part.device();
-        let result = |_| PinnedBuffer::alloc(device, result_bytes, HostAllocFlags::CACHED).unwrap();
+        let (device, bytes) = (part.device(), u64::from(entries) * 8);
+        let result = |_| PinnedBuffer::alloc(device, bytes, HostAllocFlags::CACHED).unwrap();
+        let is_whole = part.paged().layout().has_whole_rows();
         Self {
             block_tokens: options.shape.block_tokens() as usize,
             chunk: DeviceBuffer::alloc(device, tokens * part.shape().token_bytes()).unwrap(),
-            reader,
+            expected: Expected::new(part.shape()).unwrap(),
+            sums: DeviceBuffer::alloc(device, bytes).unwrap(),
+            scratch: (!is_whole).then(|| Scratch::new(part, entries)),
             results: (0..=options.overlap_depth).map(result).collect(),
         }
     }
@@ -83,28 +82,26 @@ impl Workspace {
     /// Blocks read, and those of them that did not hold what they should.
     pub(super) fn check(&self, check: &Check) -> (u64, u64) {
         let result = &self.results[check.ring];
-        match &self.reader {
-            Reader::Sums { expected, .. } => check.count(self.block_tokens, |entry, keys| {
-                let mut sum = [0; 8];
-                result.read_at(entry * 8, &mut sum).unwrap();
-                expected.checksum(keys) == Some(u64::from_ne_bytes(sum))
-            }),
-            Reader::Copy { places, .. } => {
-                let mut copied = vec![0; result.bytes() as usize];
-                result.read_at(0, &mut copied).unwrap();
-                let (bytes, table) = copied.split_at(places.bytes as usize);
-                let block_tokens = self.block_tokens;
-                check.count(block_tokens, |entry, keys| {
-                    let entry = entry as usize * 4;
-                    let block = i32::from_ne_bytes(table[entry..entry + 4].try_into().unwrap());
-                    let block = u64::try_from(block).unwrap();
-                    keys.iter()
-                        .enumerate()
-                        .all(|(token, &key)| places.hold(bytes, (block, token), key))
-                })
-            }
-        }
+        check.count(self.block_tokens, |entry, keys| {
+            let mut sum = [0; 8];
+            result.read_at(entry * 8, &mut sum).unwrap();
+            self.expected.checksum(keys) == Some(u64::from_ne_bytes(sum))
+        })
     }
+}
+
+/// The blocks of all sequences of a step, each with its entry of the table.
+pub(super) fn pairs(lives: &[&mut Live], width: usize) -> Vec<BlockPair> {
+    let of_row = |(row, live): (usize, &&mut Live)| {
+        let ids = (0..width).map_while(|column| live.sequence.block(column));
+        let entries = ids.zip(row * width..);
+        let pair = |(id, entry): (BlockId, usize)| BlockPair {
+            source: id.as_i32(),
+            destination: entry as i32,
+        };
+        entries.map(pair).collect::<Vec<_>>()
+    };
+    lives.iter().enumerate().flat_map(of_row).collect()
 }
 
 impl Check {
@@ -158,42 +155,42 @@ pub(super) fn compute(part: &Part, workspace: &Workspace, fills: &[Fill]) -> Res
     Ok(())
 }
 
-/// Reads all sequences of the step and sends what was read to the host.
+/// Reads all sequences of the step, whose blocks are those of `pairs`, and sends what was read to the host.
 pub(super) fn attend(
     part: &Part,
     workspace: &Workspace,
-    lives: &[&mut Live],
-    width: usize,
+    (sequences, width): (usize, usize),
+    pairs: &[BlockPair],
     ring: usize,
 ) -> Result<(), Failure> {
-    let (result, entries) = (&workspace.results[ring], (lives.len() * width) as u64);
-    match &workspace.reader {
-        Reader::Sums { sums, .. } => {
-            let checksums = sums.span().slice(0, entries * 8)?;
-            let checksum = ChecksumArgs {
-                block_table: part.batch().tables[0].block_table,
-                table_stride: width as u64,
-                seq_lens: part.batch().lengths,
-                sequences: lives.len() as u32,
-                checksums,
-                num_blocks: part.ready_blocks(),
-            };
-            part.kernels().paged_checksum(part.compute(), part.paged(), checksum)?;
-            part.compute().copy_to_host(result, 0, checksums)?;
-        }
-        Reader::Copy { places, memory } => {
-            // Others may be on their way from the host or to it: only blocks of the step hold still.
-            let blocks = lives.iter().flat_map(|live| {
-                (0..width).map_while(|index| live.sequence.block(index)).map(|id| id.index() as u64)
-            });
-            for block in blocks.collect::<BTreeSet<_>>() {
-                for (place, piece) in places.pieces(memory, block) {
-                    part.compute().copy_to_host(result, place, piece)?;
-                }
-            }
-            let table = part.batch().tables[0].block_table.slice(0, entries * 4)?;
-            part.compute().copy_to_host(result, places.bytes, table)?;
-        }
+    let (stream, entries) = (part.compute(), (sequences * width) as u64);
+    let (mut paged, mut num_blocks) = (part.paged(), part.ready_blocks());
+    let mut block_table = part.batch().tables[0].block_table;
+    if let Some(scratch) = &workspace.scratch {
+        let copy = BlockCopy {
+            from: Blocks::Device(paged),
+            to: Blocks::Device(&scratch.paged),
+            pairs: part.batch().arrays[PAIRS].slice(0, pairs.len() as u64 * 8)?.into(),
+            count: pairs.len() as u64,
+            host_pairs: Some(BlockPairs::new(pairs)?),
+            from_blocks: num_blocks,
+            to_blocks: scratch.paged.blocks(),
+            report: None,
+            multiprocessors: None,
+        };
+        part.kernels().copy_blocks(stream, copy)?;
+        (paged, num_blocks) = (&scratch.paged, scratch.paged.blocks());
+        block_table = scratch.table.span();
     }
-    Ok(())
+    let checksums = workspace.sums.span().slice(0, entries * 8)?;
+    let checksum = ChecksumArgs {
+        block_table,
+        table_stride: width as u64,
+        seq_lens: part.batch().lengths,
+        sequences: sequences as u32,
+        checksums,
+        num_blocks,
+    };
+    part.kernels().paged_checksum(stream, paged, checksum)?;
+    Ok(stream.copy_to_host(&workspace.results[ring], 0, checksums)?)
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use cuda_driver::guard;
 use kv_cache::kv_manager::{
-    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SuspendError,
+    CommitError, DraftError, ForkError, GroupId, Manager, Reserved, SlotError, SuspendError,
 };
 use kv_cache::{
     Answer, Committed, DemandError, OpenStep, Request, ReserveError, ResumeError, Sequence,
-    SlotError, StepError, Tokens,
+    StepError, Tokens,
 };
 use kv_kernels::KvShape;
 use kv_pool::{BlockHash, Slot, Tier};

@@ -241,8 +241,8 @@ impl<'a> Hands<'a> {
     /// Blocks of each group that have memory.
     fn memory(&self) -> Vec<Memory> {
         let of = |group| Memory {
-            device_blocks: self.worker.ready_blocks_of(group),
-            host_blocks: self.worker.host_blocks_of(group),
+            device_blocks: self.worker.ready_blocks(group),
+            host_blocks: self.worker.host_blocks(group),
         };
         (0..).map(GroupId).take(self.reads.len()).map(of).collect()
     }
@@ -259,7 +259,7 @@ impl<'a> Hands<'a> {
             return Err(FrameError::Body { bytes: body.len() }.into());
         };
         self.gives_back = None;
-        if blocks < self.worker.ready_blocks() {
+        if blocks < self.worker.ready_blocks(GroupId(0)) {
             self.gives_back = (!self.worker.shrink_to(blocks)).then_some(blocks);
         } else {
             self.grow(blocks)?;

@@ -106,10 +106,9 @@ impl Wrong {
 /// Writes a byte that belongs to nobody to the start of a block of the batch, behind the batch's work.
 pub(super) fn spoil(parts: &[Part], batch: &Batch) -> Result<(), RunError> {
     let Some((part, &slot)) = parts.first().zip(batch.slots.first()) else { return Ok(()) };
-    let Some(memory) = part.sabotage_memory() else { return Ok(()) };
     let Some(place) = slot.place() else { return Ok(()) };
     let block = place / u64::from(part.shape().block_tokens());
-    let byte = memory.span().slice(block * part.shape().block_bytes(), 1);
-    part.compute().fill(byte.map_err(cuda_driver::CopyError::from)?, 0xa5)?;
+    let Ok(Some(block)) = part.paged().block_span(block) else { return Ok(()) };
+    part.compute().fill(block.slice(0, 1).map_err(cuda_driver::CopyError::from)?, 0xa5)?;
     Ok(())
 }
