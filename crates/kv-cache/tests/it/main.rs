@@ -8,7 +8,7 @@ mod cache;
 mod common;
 mod endless;
 mod groups;
-#[cfg(all(feature = "sabotage", debug_assertions))]
+#[cfg(debug_assertions)]
 mod harm;
 mod latent;
 mod machine;

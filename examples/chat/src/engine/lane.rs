@@ -169,7 +169,7 @@ impl Lane {
     pub(super) fn store_over(
         &self,
         step: LayerStep<'_>,
-        slots: &[i64],
+        slots: &[kv_kernels::Slot],
         (qkv, token): (&Qkv, usize),
     ) -> anyhow::Result<()> {
         let LayerStep { part, layer, .. } = step;

@@ -11,7 +11,7 @@ use crate::model::Qkv;
 pub(super) struct Misuse {
     ignores_skip: bool,
     /// Tokens of the step whose rows are stored over slots of the prefix before them, too.
-    early: Vec<(usize, Vec<i64>)>,
+    early: Vec<(usize, Vec<kv_kernels::Slot>)>,
 }
 
 impl Misuse {
