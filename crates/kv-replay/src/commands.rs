@@ -11,7 +11,9 @@ use kv_pool::store::StoreKind;
 use kv_replay::command_line::{self, Bar, complain};
 use kv_replay::config::{ConfigError, RunConfig, Verify};
 use kv_replay::convert::{self, ConvertError};
-use kv_replay::device::{self, DeviceOpenError, DeviceSpec, OpenDevices, SimSizes};
+use kv_replay::device::{
+    self, DeviceOpenError, DeviceSpec, OpenDevices, ProfileReadError, SimSizes,
+};
 use kv_replay::engine::contiguous::{self, RangeError};
 use kv_replay::engine::workers::{
     self, ServeError, ServeOptions, WorkerCommand, WorkerFault, WorkersConfig,
@@ -20,7 +22,6 @@ use kv_replay::engine::{self, RunError};
 use kv_replay::generate::{self, GenerateError, GenerateOptions};
 use kv_replay::json_file::{WriteError, check_files, write_json};
 use kv_replay::nodes::{NODES_MAX, NodeStartError, NodeTransfer};
-use kv_replay::profile::{self, ProfileReadError};
 use kv_replay::report::RunReport;
 use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{Trace, TraceError};
@@ -401,7 +402,7 @@ fn fleet(
     let written = args.result.json.as_deref().map_or(Ok(()), |path| write_json(path, &report));
     say(&report.summary())?;
     written?;
-    if report.corrupt_blocks > 0 {
+    if report.sum("corrupt_blocks") > 0 {
         return Ok(Outcome::Corrupt);
     }
     if let Some((finished, requests)) = report.unfinished() {
@@ -422,13 +423,8 @@ impl<'a> Machine<'a> {
     fn of(args: &'a RunArgs) -> Result<Self, Failure> {
         let spec = &args.device.device;
         let profile = match (&args.device.profile, spec) {
-            (Some(name), DeviceSpec::Sim { .. }) => profile::read(name)?,
-            (Some(_), DeviceSpec::Cuda { .. }) => {
-                return Err(Failure::ProfileOfGpu { spec: spec.clone() });
-            }
-            (Some(_), DeviceSpec::EveryCuda) => {
-                return Err(Failure::ProfileOfGpu { spec: spec.clone() });
-            }
+            (Some(name), DeviceSpec::Sim { .. }) => device::read_profile(name)?,
+            (Some(_), _) => return Err(Failure::ProfileOfGpu { spec: spec.clone() }),
             (None, _) => Profile::default(),
         };
         Ok(Self { spec, profile })
@@ -491,7 +487,8 @@ fn start_workers(args: &RunArgs, number: u16) -> Result<WorkersConfig, Failure> 
     {
         let sabotage =
             args.drills.sabotage().map(|what| format!("--drill=sabotage={}", what.name()));
-        let wrong = args.drills.misbehave().map(|what| format!("--drill=misbehave={what}"));
+        let wrong =
+            args.drills.misbehaviours().first().map(|what| format!("--drill=misbehave={what}"));
         command.args.extend(sabotage.into_iter().chain(wrong));
     }
     Ok(WorkersConfig {
@@ -528,7 +525,7 @@ fn replay_with_workers(
 fn work(_args: &WorkerArgs) -> Result<(), ServeError> {
     let options = ServeOptions {
         #[cfg(all(feature = "sabotage", debug_assertions))]
-        misbehave: _args.drills.misbehave(),
+        misbehave: _args.drills.misbehaviours().first().copied(),
     };
     workers::serve(io::stdin(), io::stdout().lock(), options, |_worker| {
         #[cfg(all(feature = "sabotage", debug_assertions))]
@@ -585,14 +582,8 @@ mod tests {
     }
 
     #[test]
-    fn corrupt_bytes_outweigh_all_else() {
-        assert_eq!(judge(&report(2, 0)).unwrap(), Outcome::Clean);
-        assert_eq!(judge(&report(2, 1)).unwrap(), Outcome::Corrupt);
-        assert_eq!(judge(&report(1, 1)).unwrap(), Outcome::Corrupt);
-    }
-
-    #[test]
     fn a_run_that_left_requests_behind_has_failed() {
+        assert_eq!(judge(&report(1, 1)).unwrap(), Outcome::Corrupt);
         let failure = judge(&report(1, 0)).unwrap_err();
         assert_eq!(failure.to_string(), "only 1 of 2 requests finished");
         assert_eq!(failure.exit_status(), 1);
@@ -601,13 +592,5 @@ mod tests {
         assert_eq!(Failure::from(closing).exit_status(), 1);
         let options = kv_cache::OptionsError::Zero { field: "sequences_max" };
         assert_eq!(Failure::from(RunError::Build(options.into())).exit_status(), 2);
-    }
-
-    #[test]
-    fn the_demonstration_can_run() {
-        let options = GenerateOptions { requests: DEMO_REQUESTS, seed: DEMO_SEED };
-        let config = demo_config();
-        config.check().unwrap();
-        config.check_trace(&generate::generate(&options).unwrap()).unwrap();
     }
 }

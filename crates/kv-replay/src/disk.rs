@@ -12,10 +12,11 @@ use kv_disk::{DiskOptions, DiskTier, DiskWatch, Keep, Mismatch, Miss, OpenError,
 use serde::{Deserialize, Serialize};
 
 /// Files below host memory.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct DiskConfig {
     /// The folder. Content of an earlier run of the same shape is found again; other content is refused, unless
     /// [`fresh`](Self::fresh).
+    #[serde(with = "bytes_of_path")]
     pub folder: PathBuf,
     /// Bytes of the files.
     pub bytes: u64,
@@ -26,12 +27,29 @@ pub struct DiskConfig {
     /// What a worker process has of the model; empty for all of it.
     pub(crate) share: String,
     /// Shows the tier of the run that is made from this.
+    #[serde(skip)]
     watch: Arc<OnceLock<DiskWatch>>,
+}
+
+/// A path may be no text.
+mod bytes_of_path {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().as_bytes().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(OsStr::from_bytes(&Vec::<u8>::deserialize(from)?).into())
+    }
 }
 
 impl DiskConfig {
     /// Files of so many bytes in a folder, without a limit of their rate.
-    #[must_use]
     pub fn new(folder: PathBuf, bytes: u64) -> Self {
         let (share, watch) = (String::new(), Arc::default());
         Self { folder, bytes, bytes_per_second: None, fresh: false, share, watch }
@@ -201,7 +219,6 @@ pub struct ByteSize(
     "{found:?} is no number of bytes; expected a number, with KiB, MiB, GiB or TiB behind it or nothing"
 )]
 pub struct ByteSizeError {
-    /// The text.
     pub found: String,
 }
 

@@ -80,18 +80,11 @@ impl Default for GenerateOptions {
 
 /// The reason why no workload was generated.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum GenerateError {
-    /// The number of requests is 0.
     #[error("0 requests asked for, expected at least 1")]
     NoRequests,
-    /// The number of requests is too large.
     #[error("{requests} requests asked for, more than the largest allowed, {REQUESTS_MAX}")]
-    TooManyRequests {
-        /// Requested number of requests.
-        requests: u64,
-    },
-    /// The file could not be written.
+    TooManyRequests { requests: u64 },
     #[error(transparent)]
     Write(#[from] WriteError),
 }
@@ -99,20 +92,6 @@ pub enum GenerateError {
 cuda_driver::messages::one_line_debug!(GenerateError);
 
 /// Generates a workload with the shape described in the [module](self).
-///
-/// # Errors
-///
-/// [`GenerateError`] if the number of requests is 0 or above [`REQUESTS_MAX`].
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::generate::{GenerateOptions, generate};
-///
-/// let trace = generate(&GenerateOptions { requests: 100, seed: 7 })?;
-/// assert_eq!(trace.requests.len(), 100);
-/// # Ok::<(), kv_replay::generate::GenerateError>(())
-/// ```
 pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
     match options.requests {
         0 => return Err(GenerateError::NoRequests),
@@ -126,10 +105,6 @@ pub fn generate(options: &GenerateOptions) -> Result<Trace, GenerateError> {
 
 /// The command `kv-replay generate`: writes the workload to the file `out` and what it has to `json`, and returns a line
 /// that says so. Without a file, returns the workload itself.
-///
-/// # Errors
-///
-/// Like [`generate`], and [`GenerateError::Write`] if the file cannot be written.
 pub fn run(
     requests: u64,
     seed: u64,

@@ -376,7 +376,7 @@ impl RunArgs {
                 budget_swing: life.budget_swing,
                 hints: life.hints,
             },
-            tier_faults: self.drills.tier_faults(),
+            tier_faults: self.drills.tier_faults().first().copied(),
             disk: self.disk_config(),
             node: None,
             compute_rate: memory.compute_rate,

@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use kv_cache::kv_manager::Manager;
 use kv_cache::{KvCache, Part};
+use kv_replay::command_line::{name_of, named};
 use kv_replay::engine::contiguous::Ranges;
 
 /// A published defect, reproduced on purpose.
@@ -22,6 +23,18 @@ pub(crate) enum Sabotage {
 }
 
 impl Sabotage {
+    const NAMES: [(Self, &'static str); 5] = [
+        (Self::Staging, "staging"),
+        (Self::Claim, "claim"),
+        (Self::ClaimUnseen, "claim-unseen"),
+        (Self::Skip, "skip"),
+        (Self::Recycle, "recycle"),
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        name_of(&Self::NAMES, self)
+    }
+
     /// Checks that the run has the protection.
     pub(crate) fn check(self, contiguous: bool) -> Result<(), String> {
         let known = match self {
@@ -72,28 +85,12 @@ impl Sabotage {
             }
         }
     }
-
-    /// Its name, which is read back.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Staging => "staging",
-            Self::Claim => "claim",
-            Self::ClaimUnseen => "claim-unseen",
-            Self::Skip => "skip",
-            Self::Recycle => "recycle",
-        }
-    }
 }
 
 impl FromStr for Sabotage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Staging, Self::Claim, Self::ClaimUnseen, Self::Skip, Self::Recycle];
-        all.into_iter().find(|sabotage| sabotage.name() == text).ok_or_else(|| {
-            format!(
-                "unknown sabotage {text:?}; expected staging, claim, claim-unseen, skip or recycle"
-            )
-        })
+        named("sabotage", &Self::NAMES, text)
     }
 }

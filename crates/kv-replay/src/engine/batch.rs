@@ -60,25 +60,13 @@ pub(super) struct Batch {
     pub(super) rejected: Vec<Rejected>,
     /// What is written in each further group.
     pub(super) further: Vec<Further>,
-    launches: Vec<Launch>,
+    pub(super) launches: Vec<Launch>,
     /// Index of the first token that no launch covers yet.
-    open: usize,
-    written: u64,
+    pub(super) open: usize,
+    pub(super) written: u64,
 }
 
 impl Batch {
-    /// A finished batch that came from another process.
-    pub(super) fn received(
-        slots: Vec<i64>,
-        keys: Vec<u64>,
-        (lengths, accepted): (Vec<u32>, Vec<u32>),
-        rejected: Vec<Rejected>,
-        (further, launches): (Vec<Further>, Vec<Launch>),
-    ) -> Self {
-        let open = keys.len();
-        Self { slots, keys, lengths, accepted, rejected, further, launches, open, written: 0 }
-    }
-
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.keys.clear();

@@ -74,11 +74,4 @@ mod tests {
             assert_eq!((never.sleeps(request, 3), never.lives(request, 5)), (None, None));
         }
     }
-
-    #[test]
-    fn half_of_the_drafts_are_accepted_if_half_are_to_be() {
-        let chance = Chance::new(Life { accept: 50, ..Life::default() }, 9);
-        let first = (0..1000).filter(|&request| chance.accepted(request, 0, 1) == 1).count();
-        assert!((400..600).contains(&first), "{first}");
-    }
 }

@@ -55,7 +55,6 @@ pub(super) struct Staged {
     pub(super) start: u64,
     /// Those from here on are drafts that are rejected.
     pub(super) right: u64,
-    /// The end of all.
     pub(super) end: u64,
 }
 

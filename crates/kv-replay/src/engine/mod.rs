@@ -79,26 +79,6 @@ const WARMUP_ITERATIONS: u64 = 4;
 
 /// Replays `trace` on `devices`, and returns the results. Corrupt blocks are not an error: the
 /// report contains them.
-///
-/// # Errors
-///
-/// [`RunError`].
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::config::RunConfig;
-/// use kv_replay::device::{SimSizes, open};
-/// use kv_replay::engine;
-/// use kv_replay::generate::{GenerateOptions, generate};
-///
-/// let trace = generate(&GenerateOptions { requests: 4, seed: 1 })?;
-/// let config = RunConfig::default();
-/// let devices = open(&"sim".parse()?, SimSizes::for_config(&config))?;
-/// let report = engine::run(&config, &trace, &devices, &mut ())?;
-/// assert_eq!((report.finished, report.corrupt_blocks), (4, 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn run(
     config: &RunConfig,
     trace: &Trace,
@@ -112,10 +92,6 @@ pub fn run(
 }
 
 /// Builds the cache for a run of `trace`.
-///
-/// # Errors
-///
-/// [`RunError`] if the devices refuse or have too little memory.
 pub fn build_cache(
     config: &RunConfig,
     trace: &Trace,
@@ -204,10 +180,6 @@ fn options(
 }
 
 /// Like [`run`], with a cache from [`build_cache`].
-///
-/// # Errors
-///
-/// [`RunError`].
 pub fn run_on(
     cache: KvCache,
     config: &RunConfig,

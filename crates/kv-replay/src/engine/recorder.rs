@@ -66,7 +66,6 @@ struct Recording {
     last: Sample,
 }
 
-/// The track of a stream.
 #[derive(Clone, Copy, Debug)]
 struct StreamTrack {
     track: u32,

@@ -68,7 +68,6 @@ pub(super) struct Scheduler<'a, C> {
     token_bytes: u64,
     /// Index of the first request of the trace that nothing is known of yet.
     next: usize,
-    /// The number of the next branch.
     next_branch: usize,
     /// Requests to be admitted, in this order. Preempted ones come first.
     waiting: VecDeque<usize>,
@@ -719,7 +718,7 @@ impl<'a, C: Cache> Scheduler<'a, C> {
         if let Handover::Prefill(prefill) = &mut self.handover {
             let live = &self.live;
             let sequence_of = |number: usize| live.get(&number)?.sequence.as_ref();
-            prefill.completed(&self.cache, completed, sequence_of)?;
+            prefill.completed(self.cache.local()?, completed, sequence_of)?;
         }
         self.finish_prompts(completed)?;
         let cache = &mut self.cache;

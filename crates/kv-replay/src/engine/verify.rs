@@ -25,11 +25,9 @@ pub(super) struct Reading {
 pub(super) struct SequenceSums {
     /// The row of the checksums that holds its own.
     pub(super) row: usize,
-    /// Its request.
     pub(super) request: usize,
     /// Number of its tokens before the step.
     pub(super) start: u64,
-    /// Number of its tokens.
     pub(super) tokens: u64,
     /// The sums, for each device, of its last block if that was partly full.
     pub(super) partial: Vec<u64>,

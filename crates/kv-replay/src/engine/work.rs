@@ -355,7 +355,6 @@ impl Here<'_> {
     }
 }
 
-/// The arrival buffer of a step.
 fn arrival(buffers: &Buffers, step: u64) -> usize {
     (step % buffers.arrivals.len() as u64) as usize
 }

@@ -38,7 +38,6 @@ const START_BYTES: u64 = 64 << 10;
 /// (`hash_id_scope` `local`) or those of the file (`global`). The collection has no id for a block that is part full; it gets
 /// one of its own here.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[non_exhaustive]
 pub enum Format {
     /// The format of this project, which is that of the Mooncake traces.
     Trace,
@@ -92,7 +91,6 @@ impl Format {
     /// The format of a file that begins with `start`: its first line or JSON object, or as much of it as is enough to tell.
     ///
     /// JSON is told by the names of the first object's own fields, whatever stands in their values.
-    #[must_use]
     pub fn of(start: &[u8]) -> Self {
         Self::told_by(start).unwrap_or_else(|otherwise| otherwise)
     }

@@ -42,7 +42,6 @@ const TREND_MIN: usize = 16;
 ///
 /// Where work comes in `load` times as fast as it is done, a wait grows by `load - 1`. A busy server that keeps up has long
 /// waits, but no growth.
-#[must_use]
 pub fn queue_growth(mut waits: Vec<(Duration, Duration)>) -> f64 {
     if waits.len() < TREND_MIN {
         return 0.0;
@@ -78,7 +77,6 @@ pub struct LatencyReport {
 
 impl LatencyReport {
     /// The distribution of these times.
-    #[must_use]
     pub fn of(times: &[Duration]) -> Self {
         let mut sorted: Vec<_> = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
         sorted.sort_unstable_by(f64::total_cmp);

@@ -20,7 +20,6 @@ use crate::nodes::{HandoverReport, NodeReport};
 use crate::place::PlaceReport;
 use crate::series::Series;
 use crate::shape::{Dtype, ShapeError};
-pub use crate::tiers_report::{StoresReport, TiersReport};
 pub use tenants::TenantReport;
 
 /// Maximum number of corrupt blocks kept with all details. Further ones are only counted.
@@ -166,10 +165,50 @@ pub struct RunReport {
     pub predicted_s: Option<f64>,
 }
 
+/// What of the evicted blocks was not stored in host memory.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
+pub struct StoresReport {
+    /// Name of the rule for what to store below the device.
+    pub store: &'static str,
+    /// Number of evicted blocks that the rule has refused: they were dropped.
+    pub blocks_refused: u64,
+    /// Number of refused blocks that were asked for while host memory would have had them still; of a large host
+    /// tier estimated from a sample.
+    pub blocks_regretted: u64,
+}
+
+/// What came of a tier below host memory, at all workers together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TiersReport {
+    /// Blocks that every worker stored.
+    pub blocks_stored: u64,
+    /// Blocks that the rule for what to store has refused.
+    pub blocks_refused: u64,
+    /// Refused blocks that were computed again since, as far as the rule remembers them.
+    pub blocks_regretted: u64,
+    /// Blocks that some worker did not store.
+    pub blocks_unstored: u64,
+    /// Blocks that came back right at every worker: hits below host memory.
+    pub blocks_loaded: u64,
+    /// Blocks on their way that were forgotten, or whose worker was lost.
+    pub blocks_void: u64,
+    /// Names that the tier dropped by itself.
+    pub names_dropped: u64,
+    /// Blocks of loads that were wrong at some worker, by fault. Each was a miss.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Blocks that the tier had for a request, and that were computed because that was to be faster.
+    pub blocks_declined: u64,
+    /// Number of times that a request waited for a load.
+    pub waits: u64,
+    /// Number of these waits that a deadline ended.
+    pub waits_late: u64,
+    /// Host blocks that tickets held when the run had ended.
+    pub quarantined_at_end: u64,
+}
+
 /// The figures of contiguous ranges.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct RangesReport {
-    /// Bytes of a page.
     pub page_bytes: u64,
     /// Maximum number of pages of device memory.
     pub limit_pages: u64,
@@ -192,7 +231,6 @@ pub struct RangesReport {
 /// The worker processes of a run.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct WorkersReport {
-    /// Number of workers.
     pub workers: u64,
     /// Processes that were replaced by new ones, in order.
     pub restarts: Vec<RestartReport>,
@@ -229,7 +267,6 @@ pub struct StopReport {
 /// The use of one transport between device and host memory, over all devices.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct WayReport {
-    /// Number of batches.
     pub batches: u64,
     /// Number of blocks, or of parts of blocks if several devices hold a part each.
     pub blocks: u64,
@@ -238,7 +275,6 @@ pub struct WayReport {
 /// Shape of a run's KV.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct ReportShape {
-    /// Number of layers.
     pub layers: u32,
     /// Number of heads of K, and of V, in one layer.
     pub kv_heads: u32,
@@ -246,7 +282,6 @@ pub struct ReportShape {
     pub head_size: u32,
     /// Type of one element.
     pub dtype: Dtype,
-    /// Number of tokens of a block.
     pub block_tokens: u32,
     /// Bytes of a block in all layers, K and V.
     pub block_bytes: u64,
@@ -301,10 +336,6 @@ fn is_zero(count: &u64) -> bool {
 
 impl RunReport {
     /// The report of a run before it starts: the options of `config`, and zeros.
-    ///
-    /// # Errors
-    ///
-    /// [`ShapeError`] for an invalid shape.
     pub fn new(config: &RunConfig, device: &str) -> Result<Self, ShapeError> {
         Ok(Self {
             requests: 0,
@@ -407,35 +438,12 @@ mod tests {
             message: "checksum 1 where 2 belongs".to_owned(),
         });
         let json = serde_json::to_value(&report).unwrap();
-        for field in [
-            "requests",
-            "finished",
-            "block_lookups",
-            "block_hits",
-            "hit_rate",
-            "blocks_evicted",
-            "blocks_offloaded",
-            "blocks_onboarded",
-            "transport",
-            "transports",
-            "bytes_transferred",
-            "iterations",
-            "admissions",
-            "policy",
-            "hints",
-            "verified_blocks",
-            "corrupt_blocks",
-            "pinned_bytes_allocated_after_warmup",
-            "pages_mapped_ahead",
-            "pages_mapped_inline",
-            "growth_stalls",
-            "driver_calls",
-            "device",
-            "seed",
-            "wall_s",
-            "predicted_s",
-        ] {
-            assert!(json.get(field).is_some(), "{field}");
+        let names = "requests finished block_lookups block_hits hit_rate blocks_evicted blocks_offloaded \
+                     blocks_onboarded transport transports bytes_transferred iterations admissions policy hints \
+                     verified_blocks corrupt_blocks pinned_bytes_allocated_after_warmup pages_mapped_ahead \
+                     pages_mapped_inline growth_stalls driver_calls device seed wall_s predicted_s";
+        for name in names.split_whitespace() {
+            assert!(json.get(name).is_some(), "{name}");
         }
         assert_eq!(json["driver_calls"]["cuMemMap"], 9);
         assert_eq!(json["verify"], "full");

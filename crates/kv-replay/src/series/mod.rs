@@ -27,7 +27,6 @@ pub struct Series {
     pub clock: String,
     /// Bytes a second that the link of a device carries at most, to the device and to host memory, where that is known.
     pub link_bytes_per_s: Option<[u64; 2]>,
-    /// The samples.
     pub samples: Samples,
     /// How long requests waited to be admitted, in nanoseconds, by what they waited for: `prefix`, `load`, `room` or `row`.
     pub waits_ns: BTreeMap<String, HistogramReport>,
@@ -47,13 +46,11 @@ pub struct Series {
     pub cache_at_loss_blocks: HistogramReport,
     /// How long evicted blocks had been unused, in milliseconds; of the blocks of one iteration their mean.
     pub age_at_eviction_ms: HistogramReport,
-    /// The timeline.
     pub timeline: Timeline,
 }
 
 impl Series {
     /// Whether all columns and indices fit each other, as those of a file may not.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.samples.is_whole() && self.timeline.is_whole()
     }

@@ -37,7 +37,6 @@ pub struct Timeline {
 /// A thread of the host or a stream of a device.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Track {
-    /// Its name.
     pub name: String,
     /// The device; `None` for the host.
     pub device: Option<u32>,
@@ -188,7 +187,6 @@ impl Timeline {
     }
 
     /// The spans that waited, the longest first: track, what they waited for, begin and length in nanoseconds.
-    #[must_use]
     pub fn waits(&self) -> Vec<(&str, &str, u64, u64)> {
         let mut waits: Vec<_> = (0..self.cause.len())
             .filter_map(|at| {

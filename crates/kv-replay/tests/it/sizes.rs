@@ -12,7 +12,7 @@ use kv_replay::place;
 use kv_replay::report::RunReport;
 use kv_replay::rng::SplitMix64;
 use kv_replay::series::Histogram;
-use kv_replay::shape::{Dtype, KvModelShape};
+use kv_replay::shape::KvModelShape;
 use kv_replay::trace::{LENGTH_MAX_TOKENS, ReadOptions, Request, Trace};
 
 const U32: [u32; 7] = [0, 1, 2, 7, 1 << 16, 1 << 31, u32::MAX];
@@ -149,27 +149,6 @@ fn configurations_alone_and_in_pairs() {
         }
     }
     assert!(played > 30 && refused > 200, "{played} played, {refused} refused");
-}
-
-#[test]
-fn shapes() {
-    for layers in U32 {
-        for kv_heads in U32 {
-            for head_size in U32 {
-                for dtype in Dtype::ALL {
-                    let shape = KvModelShape { layers, kv_heads, head_size, dtype };
-                    for block_tokens in U32 {
-                        let _ = (shape.row_bytes(), shape.block_bytes(block_tokens));
-                    }
-                }
-            }
-        }
-    }
-    for kv_heads in U32 {
-        for devices in [0, 1, 2, 1 << 20, usize::MAX] {
-            let _ = place::shards(kv_heads, devices);
-        }
-    }
 }
 
 #[test]

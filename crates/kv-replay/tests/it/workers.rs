@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use kv_replay::config::RunConfig;
-use kv_replay::engine::workers::{self, WorkerCommand, WorkersConfig};
+use kv_replay::engine::workers::{self, KillWorker, WorkerCommand, WorkersConfig};
 use kv_replay::report::RunReport;
 use kv_replay::trace::{Request, Trace};
 use serde_json::Value;
@@ -472,7 +472,7 @@ fn run_with(
     (program, args): (&str, &[&str]),
     workers: u16,
     timeout_s: u64,
-    kills: &[&str],
+    kills: Vec<KillWorker>,
 ) -> Result<RunReport, String> {
     let workers = WorkersConfig {
         workers,
@@ -484,7 +484,7 @@ fn run_with(
         profile: None,
         timeout: Duration::from_secs(timeout_s),
         stops: Vec::new(),
-        kills: kills.iter().map(|kill| kill.parse().unwrap()).collect(),
+        kills,
     };
     let shape = kv_replay::shape::KvModelShape { layers: 2, ..RunConfig::default().shape };
     let config = RunConfig { shape, ..RunConfig::default() };
@@ -500,10 +500,11 @@ fn a_program_that_is_no_worker_ends_the_run() {
         ("/bin/sh", &["-c", "echo hello, this is no frame at all"], "a frame begins with"),
         ("/bin/cat", &[], "a frame about Open"),
     ] {
-        let error = run_with((program, args), 2, 60, &[]).unwrap_err();
+        let error = run_with((program, args), 2, 60, Vec::new()).unwrap_err();
         assert!(error.contains(expected), "{program} {args:?}: {error}");
     }
-    let silent = run_with(("/bin/sh", &["-c", "exec tail -f /dev/null"]), 2, 1, &[]).unwrap_err();
+    let silent =
+        run_with(("/bin/sh", &["-c", "exec tail -f /dev/null"]), 2, 1, Vec::new()).unwrap_err();
     assert!(silent.contains("the process was silent for 1 s"), "{silent}");
 }
 
@@ -520,7 +521,7 @@ fn a_worker_that_fails_again_and_again_ends_the_run() {
             last = failing + 1,
             program = env!("CARGO_BIN_EXE_kv-replay"),
         );
-        run_with(("/bin/sh", &["-c", &script]), 1, 60, &["0@9"])
+        run_with(("/bin/sh", &["-c", &script]), 1, 60, vec![KillWorker { worker: 0, step: 9 }])
     };
     let report = run(2).unwrap();
     assert_eq!((report.finished, report.corrupt_blocks), (20, 0));

@@ -35,27 +35,6 @@ use scheduler::Scheduler;
 ///
 /// `config.device_blocks` is the limit of device memory: that of so many blocks, rounded down to
 /// whole pages. `config.block_tokens` is the number of tokens of one checksum.
-///
-/// # Errors
-///
-/// [`RunError`]; [`RunConfig::check_contiguous`] refuses options that contiguous ranges have no
-/// meaning for.
-///
-/// # Examples
-///
-/// ```
-/// use kv_replay::config::RunConfig;
-/// use kv_replay::device::{SimSizes, open};
-/// use kv_replay::engine::contiguous;
-/// use kv_replay::generate::{GenerateOptions, generate};
-///
-/// let trace = generate(&GenerateOptions { requests: 4, seed: 1 })?;
-/// let config = RunConfig { host_blocks: 0, ..RunConfig::default() };
-/// let devices = open(&"sim".parse()?, SimSizes::for_config(&config))?;
-/// let report = contiguous::run(&config, &trace, &devices, &mut ())?;
-/// assert_eq!((report.finished, report.corrupt_blocks), (4, 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn run(
     config: &RunConfig,
     trace: &Trace,
@@ -69,20 +48,12 @@ pub fn run(
 }
 
 /// Reserves addresses and allocates the buffers for a run of `trace`.
-///
-/// # Errors
-///
-/// [`RunError`] if the options are refused, or the device refuses or has too little memory.
 pub fn build(config: &RunConfig, trace: &Trace, devices: &OpenDevices) -> Result<Ranges, RunError> {
     check_all(config, trace, devices)?;
     Ok(Ranges::new(config, trace, devices)?)
 }
 
 /// Like [`run`], with ranges from [`build`].
-///
-/// # Errors
-///
-/// [`RunError`].
 pub fn run_on(
     ranges: Ranges,
     config: &RunConfig,

@@ -233,13 +233,11 @@ impl Ranges {
     }
 
     /// The ranges themselves.
-    #[must_use]
     pub fn space(&self) -> &SequenceSpace {
         &self.space
     }
 
     /// The pinned buffers through which an iteration's keys, slots and lengths go.
-    #[must_use]
     pub fn staging(&self) -> &StagingPool {
         &self.staging
     }

@@ -14,7 +14,7 @@ use kv_pool::BlockId;
 use super::pulling::{Bytes, Order, Piece, Puller, Word};
 use super::{Form, whole_number};
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Local;
 use crate::nodes::{HandoverReport, NodeConfig, NodeStartError};
 
 /// How far the way of a prompt is.
@@ -48,7 +48,6 @@ struct Adopted {
     step: u64,
     /// The blocks, each with its place, in the order of the places.
     blocks: Vec<(usize, BlockId)>,
-    /// Layers of each that are there.
     layers: Vec<u32>,
     /// Pieces that were looked at.
     taken: usize,
@@ -70,7 +69,7 @@ impl Adopted {
     /// Writes the pieces that were not looked at; how many parts these are.
     fn fill(
         &mut self,
-        (cache, on): (&impl Cache, &Stream),
+        (cache, on): (&Local, &Stream),
         form: Form,
         pieces: &[Piece],
     ) -> Result<u64, RunError> {
@@ -104,9 +103,10 @@ impl Adopted {
     }
 
     /// Ends the transfer.
-    fn end(mut self, cache: &mut impl Cache, form: Form) -> Result<Sequence, RunError> {
+    fn end(mut self, cache: &mut Local, form: Form) -> Result<Sequence, RunError> {
         let right = self.right(form);
-        cache.adopted(&mut self.sequence, self.adoption, right)?;
+        let adopted = cache.cache.adopted(&mut self.sequence, self.adoption, right);
+        adopted.map_err(RunError::Adopted)?;
         Ok(self.sequence)
     }
 }
@@ -250,7 +250,7 @@ impl Decode {
     /// cached. It is admitted again when all has come, so that it gives way once.
     pub(in crate::engine) fn give_way(
         &mut self,
-        cache: &mut impl Cache,
+        cache: &mut Local,
     ) -> Result<Option<(usize, Sequence)>, RunError> {
         let offered = self.coming.iter_mut().filter(|(_, coming)| coming.way == Way::Offered);
         let filled = offered.filter(|(_, coming)| coming.adopted.is_some());
@@ -265,7 +265,7 @@ impl Decode {
     /// Fills the blocks of sequences whose step is complete. Those of which no more comes go on.
     pub(in crate::engine) fn fill(
         &mut self,
-        cache: &mut impl Cache,
+        cache: &mut Local,
         completed: u64,
     ) -> Result<Vec<(usize, Sequence)>, RunError> {
         let form = self.form;

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use super::Form;
 use super::prefill::GiveError;
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Local;
 use crate::nodes::NodeStartError;
 
 /// Blocks that are summed at a time.
@@ -42,7 +42,7 @@ impl Giving {
     /// Copies blocks to the node's memory, and gives them.
     pub(super) fn give(
         &self,
-        (cache, on): (&impl Cache, &Stream),
+        (cache, on): (&Local, &Stream),
         offer: &mut Offer,
         blocks: &[(u64, BlockId)],
     ) -> Result<(), GiveError> {
@@ -100,7 +100,7 @@ impl Blocks {
     /// right.
     pub(super) fn fill(
         &self,
-        (cache, on): (&impl Cache, &Stream),
+        (cache, on): (&Local, &Stream),
         form: Form,
         block_of: impl Fn(usize) -> Option<(usize, BlockId)>,
     ) -> Result<Vec<usize>, RunError> {
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
     use crate::device::{SimSizes, open};
     use crate::engine::build_cache;
-    use crate::engine::cache::Local;
+    use crate::engine::cache::Cache as _;
     use crate::engine::handover::tests::{config, request};
     use crate::nodes::{NodeConfig, NodeTransfer};
     use crate::trace::Trace;

@@ -13,7 +13,7 @@ use kv_remote::handover::{HandoverError, Offer, Part, Verdict};
 use super::{Form, id_of, whole_number};
 use crate::config::RunConfig;
 use crate::engine::RunError;
-use crate::engine::cache::Cache;
+use crate::engine::cache::Local;
 use crate::nodes::{HandoverReport, NodeConfig, NodeMemory};
 
 /// What is offered, and what is known of it.
@@ -108,7 +108,7 @@ impl Prefill {
     /// Gives the whole blocks that steps up to this one have filled.
     pub(in crate::engine) fn completed<'a>(
         &mut self,
-        cache: &impl Cache,
+        cache: &Local,
         step: u64,
         sequence_of: impl Fn(usize) -> Option<&'a Sequence>,
     ) -> Result<(), RunError> {
@@ -126,7 +126,7 @@ impl Prefill {
     /// Copies blocks out of the device, and gives them.
     fn give(
         &mut self,
-        cache: &impl Cache,
+        cache: &Local,
         request: usize,
         blocks: &[(u64, BlockId)],
     ) -> Result<(), RunError> {
@@ -156,11 +156,12 @@ impl Prefill {
     /// A request's prompt is computed: gives what is left of it, and keeps its blocks until the other side has spoken.
     pub(in crate::engine) fn finish(
         &mut self,
-        cache: &mut impl Cache,
+        cache: &mut Local,
         request: usize,
         sequence: Sequence,
     ) -> Result<(), RunError> {
-        let export = cache.export(request, sequence)?;
+        let export = cache.cache.export(sequence);
+        let export = export.map_err(|source| RunError::Export { request, source })?;
         let from = self.open.get(&request).map_or(0, |open| open.given);
         let blocks = export.blocks(GroupId(0)).iter().map(|&(place, id)| (place as u64, id));
         let blocks: Vec<_> = blocks.filter(|(place, _)| *place >= from).collect();
@@ -217,7 +218,7 @@ impl From<RunError> for GiveError {
 
 /// Gives blocks layer by layer, through memory of the host.
 fn give_through_host(
-    (cache, on): (&impl Cache, &Stream),
+    (cache, on): (&Local, &Stream),
     form: Form,
     offer: &mut Offer,
     blocks: &[(u64, BlockId)],

@@ -28,17 +28,17 @@ const FAILURES_MAX: u32 = 3;
 pub(super) struct Fleet {
     pub(super) manager: Manager,
     pub(super) workers: Vec<Place>,
-    command: WorkerCommand,
-    timeout: Duration,
+    pub(super) command: WorkerCommand,
+    pub(super) timeout: Duration,
     /// Whether completions are taken in as they arrive. Otherwise no more are taken in than a step needs, so
     /// that every run is the same.
     pub(super) eager: bool,
     /// Steps that were staged and that not all workers have completed, oldest first.
     pub(super) in_flight: VecDeque<u64>,
     /// The latest staged step.
-    staged: u64,
+    pub(super) staged: u64,
     /// Of each group, device blocks that have memory on every device, and host blocks that are handed out.
-    memory: Vec<Memory>,
+    pub(super) memory: Vec<Memory>,
     /// What readers of each group read.
     pub(super) reads: Vec<Reads>,
     /// The budget: most device blocks of the first group that are handed out.
@@ -46,10 +46,10 @@ pub(super) struct Fleet {
     /// See [`Cache::take_loss`].
     pub(super) loss: Option<u64>,
     /// Steps up to this one are counted as void, or were not void.
-    judged: u64,
-    stops: Vec<StopWorker>,
-    kills: Vec<KillWorker>,
-    report: WorkersReport,
+    pub(super) judged: u64,
+    pub(super) stops: Vec<StopWorker>,
+    pub(super) kills: Vec<KillWorker>,
+    pub(super) report: WorkersReport,
 }
 
 /// The place of a worker, which one process after another may take.
@@ -61,31 +61,7 @@ pub(super) struct Place {
     /// The shape of each group, and what its readers read.
     pub(super) shapes: Vec<(KvShape, Reads)>,
     /// Processes that have failed here since a step was completed.
-    failures: u32,
-}
-
-impl Place {
-    pub(super) fn new(
-        member: Member,
-        open: Open,
-        share: Share,
-        shapes: Vec<(KvShape, Reads)>,
-    ) -> Self {
-        Self { member, open, share, shapes, failures: 0 }
-    }
-}
-
-/// What a fleet is made of.
-pub(super) struct Plan {
-    pub(super) manager: Manager,
-    pub(super) workers: Vec<Place>,
-    pub(super) memory: Vec<Memory>,
-    pub(super) reads: Vec<Reads>,
-    pub(super) command: WorkerCommand,
-    pub(super) timeout: Duration,
-    pub(super) eager: bool,
-    pub(super) stops: Vec<StopWorker>,
-    pub(super) kills: Vec<KillWorker>,
+    pub(super) failures: u32,
 }
 
 /// Has a process open its device.
@@ -113,27 +89,6 @@ pub(super) fn ready(
 }
 
 impl Fleet {
-    pub(super) fn new(plan: Plan) -> Self {
-        let workers = plan.workers.len() as u64;
-        Self {
-            manager: plan.manager,
-            workers: plan.workers,
-            command: plan.command,
-            timeout: plan.timeout,
-            eager: plan.eager,
-            in_flight: VecDeque::new(),
-            staged: 0,
-            budget: plan.memory.first().map_or(0, |memory| memory.device_blocks),
-            memory: plan.memory,
-            reads: plan.reads,
-            loss: None,
-            judged: 0,
-            stops: plan.stops,
-            kills: plan.kills,
-            report: WorkersReport { workers, ..WorkersReport::default() },
-        }
-    }
-
     /// Waits until all workers have completed `step`. A worker that fails is replaced, and the step does not
     /// count then.
     pub(super) fn await_step(&mut self, step: u64) -> Result<(), RunError> {

@@ -96,9 +96,6 @@ pub(super) fn of_value(kind: Kind, value: &impl Serialize) -> Vec<u8> {
 
 impl Frame {
     /// Reads the next frame; `None` if the stream has ended before it.
-    ///
-    /// # Errors
-    /// [`FrameError`]: the stream is of no use then.
     pub(super) fn read(from: &mut impl Read) -> Result<Option<Self>, FrameError> {
         let mut bytes = Vec::new();
         from.by_ref().take(HEAD as u64).read_to_end(&mut bytes)?;
@@ -212,7 +209,8 @@ impl Batch {
                 return Err(FrameError::Launches { tokens: expected, slots: further.slots.len() });
             }
         }
-        Ok(Self::received(slots, keys, (lengths, accepted), rejected, (further, launches)))
+        let open = keys.len();
+        Ok(Self { slots, keys, lengths, accepted, rejected, further, launches, open, written: 0 })
     }
 }
 
@@ -259,14 +257,16 @@ mod tests {
 
     #[test]
     fn a_batch_arrives_as_it_was() {
-        let mut batch = Batch::received(
-            vec![5, 6, 7],
-            vec![50, 60, 70],
-            (vec![3], vec![1]),
-            vec![Rejected { index: 0, row: Row::new(9) }],
-            (further(&[5, -1, 7]), Vec::new()),
-        );
-        batch.finish();
+        let batch = Batch {
+            slots: vec![5, 6, 7],
+            keys: vec![50, 60, 70],
+            lengths: vec![3],
+            accepted: vec![1],
+            rejected: vec![Rejected { index: 0, row: Row::new(9) }],
+            further: further(&[5, -1, 7]),
+            launches: vec![Launch { first: 0, tokens: 3, skip: 1 }],
+            ..Batch::default()
+        };
         let mut bytes = Vec::new();
         batch.put(&mut bytes);
         let arrived = Batch::take(&mut &bytes[..]).unwrap();
@@ -281,8 +281,7 @@ mod tests {
     #[test]
     fn a_batch_whose_launches_go_beyond_its_tokens_is_refused() {
         let launch = Launch { first: 1, tokens: usize::MAX, skip: 0 };
-        let none = (vec![], vec![]);
-        let batch = Batch::received(vec![], vec![1, 2], none, vec![], (vec![], vec![launch]));
+        let batch = Batch { keys: vec![1, 2], launches: vec![launch], ..Batch::default() };
         let mut bytes = Vec::new();
         batch.put(&mut bytes);
         let refused = Batch::take(&mut &bytes[..]).unwrap_err();
@@ -296,8 +295,8 @@ mod tests {
         let states =
             states.into_iter().map(|one| Further { slots: slots(one.clone()), ..one }).collect();
         for (further, tokens, slots) in [(window, 2, 1), (states, 1, 2)] {
-            let none = (vec![], vec![]);
-            let batch = Batch::received(vec![5, 6], vec![1, 2], none, vec![], (further, vec![]));
+            let (own, keys) = (vec![5, 6], vec![1, 2]);
+            let batch = Batch { slots: own, keys, further, ..Batch::default() };
             let mut bytes = Vec::new();
             batch.put(&mut bytes);
             let refused = Batch::take(&mut &bytes[..]).unwrap_err();

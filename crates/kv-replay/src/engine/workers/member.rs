@@ -25,7 +25,6 @@ const WAIT_MAX: Duration = Duration::from_secs(1 << 32);
 /// How worker processes are started: a program that calls [`serve`](super::serve).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct WorkerCommand {
-    /// The program.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,

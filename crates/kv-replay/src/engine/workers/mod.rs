@@ -37,7 +37,7 @@ use crate::device::DeviceSpec;
 use crate::place;
 use crate::report::{RunReport, WayReport};
 use crate::trace::Trace;
-pub use drill::{KillWorker, StopWorker, UnknownDrill};
+pub use drill::{KillWorker, StopWorker};
 pub use error::{FrameError, WorkerFault};
 use fleet::Fleet;
 pub use member::WorkerCommand;
@@ -71,10 +71,6 @@ pub struct WorkersConfig {
 
 /// Replays `trace` with worker processes, and returns the results. `prepare` may change the manager before the
 /// first step. Corrupt blocks are not an error: the report contains them.
-///
-/// # Errors
-///
-/// [`RunError`].
 pub fn run(
     config: &RunConfig,
     workers: &WorkersConfig,

@@ -14,40 +14,33 @@ use super::frame::{self, Frame, Kind};
 use super::setup::{Account, Memory, Open, Opened, Ready, Share};
 #[cfg(all(feature = "sabotage", debug_assertions))]
 use super::wrong::{Misbehave, Wrong};
-use crate::device::{self, DeviceOpenError, DeviceSpecError, OpenDevices, SimSizes};
+use crate::device::{
+    self, DeviceOpenError, DeviceSpecError, OpenDevices, ProfileReadError, SimSizes,
+};
 use crate::disk::DiskConfig;
 use crate::engine::batch::Batch;
 use crate::engine::groups::{self, Reads};
 use crate::engine::work::DeviceWork;
 use crate::engine::{OVERLAP_DEPTH, RunError, WARMUP_ITERATIONS, options};
-use crate::profile::{self, ProfileReadError};
 
 /// How long a worker with work on the device waits for the next plan before it looks at the device.
 const LOOK: Duration = Duration::from_micros(20);
 
 /// Why a worker process ended early.
 #[derive(thiserror::Error)]
-#[non_exhaustive]
 pub enum ServeError {
-    /// What the manager's process said cannot be read or obeyed.
     #[error("the manager's process said what cannot be read")]
     Frame(#[from] FrameError),
-    /// The pipe to the manager's process failed.
     #[error("cannot answer the manager's process")]
     Answer(#[source] io::Error),
-    /// The device is not one.
     #[error(transparent)]
     Spec(#[from] DeviceSpecError),
-    /// The timing profile was not read.
     #[error(transparent)]
     Profile(#[from] ProfileReadError),
-    /// The device was not opened.
     #[error("cannot open the worker's device")]
     Device(#[from] DeviceOpenError),
-    /// The machine has no GPU.
     #[error("there is no device for the worker")]
     NoDevice,
-    /// A plan was not carried out.
     #[error("the worker cannot go on")]
     Run(#[from] RunError),
 }
@@ -65,10 +58,6 @@ pub struct ServeOptions {
 /// Carries out the plans that `input` brings, on one device, and says on `output` what came of them, until
 /// there are no more or the manager's process has ended. `prepare` may change the worker before the first
 /// plan.
-///
-/// # Errors
-///
-/// [`ServeError`]. The manager's process was told, if it can be.
 pub fn serve(
     input: impl Read + Send + 'static,
     output: impl Write,
@@ -170,7 +159,7 @@ fn open_device(open: &Open) -> Result<OpenDevices, ServeError> {
         profile: Default::default(),
     };
     if let Some(name) = &open.profile {
-        sizes.profile = profile::read(name)?;
+        sizes.profile = device::read_profile(name)?;
     }
     Ok(device::open_one(&open.device.parse()?, open.worker.into(), sizes)?)
 }
@@ -205,11 +194,11 @@ impl<'a> Hands<'a> {
         devices: &'a OpenDevices,
         serve: ServeOptions,
     ) -> Result<Self, ServeError> {
-        let config = share.config()?;
+        let config = &share.config;
         config.check().map_err(RunError::from)?;
-        devices.check_fits(&config)?;
+        devices.check_fits(config)?;
         let options =
-            options(&config, share.blocks_per_sequence, devices, None, open.worker.into())?;
+            options(config, share.blocks_per_sequence, devices, None, open.worker.into())?;
         let options = groups::sharing(options, share.shared());
         let (device_blocks, id) = (share.mapped_blocks, usize::from(open.worker));
         let streams = devices.devices.iter().map(Stream::new).collect::<Result<Vec<_>, _>>();
@@ -220,7 +209,7 @@ impl<'a> Hands<'a> {
             id: open.worker,
             work,
             devices,
-            reads: groups::shapes(&config)?.into_iter().map(|(_, reads)| reads).collect(),
+            reads: groups::shapes(config)?.into_iter().map(|(_, reads)| reads).collect(),
             reading: VecDeque::new(),
             block_tokens: config.block_tokens,
             steps: 0,
