@@ -25,14 +25,12 @@ pub struct ReadArgs {
 }
 
 impl ReadArgs {
-    /// The same for the library.
     pub fn options(&self) -> ReadOptions {
         let (block_tokens, skip_unusable) = (self.trace_block_tokens, self.skip_unusable);
         ReadOptions { block_tokens, skip_unusable, ..ReadOptions::default() }
     }
 }
 
-/// Parses a whole number.
 pub fn whole<T: FromStr + Bounded>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("expected a whole number from 0 to {}", T::MOST))
 }
@@ -52,7 +50,6 @@ pub fn name_of<T: Copy + PartialEq>(all: &[(T, &'static str)], value: T) -> &'st
     all.iter().find(|(other, _)| *other == value).map_or("", |(_, name)| name)
 }
 
-/// Parses a number above 0.
 pub fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e9 => Ok(number),
@@ -60,7 +57,6 @@ pub fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The largest number of a type.
 pub trait Bounded {
     const MOST: u64;
 }
@@ -109,7 +105,6 @@ fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
-/// Minimum time between two updates of the bar.
 const UPDATE_GAP: Duration = Duration::from_millis(100);
 
 const TEMPLATE: &str = "{elapsed:>4} [{bar:32}] {pos}/{len} requests, {per_sec}, {eta} left; {msg}";
@@ -122,12 +117,10 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar of finished requests.
     pub fn new(requests: u64) -> Self {
         Self::with(requests, TEMPLATE)
     }
 
-    /// A bar of other things.
     pub fn of(all: u64, what: &str) -> Self {
         let bar = Self::with(
             all,

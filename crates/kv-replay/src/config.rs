@@ -4,13 +4,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use clap::Args;
 use kv_cache::TransportChoice;
 use kv_multigpu::place::{HeadsError, Strategy};
 use kv_pool::policy::PolicyKind;
 use kv_pool::store::StoreKind;
 use serde::{Deserialize, Serialize};
 
-use crate::command_line::{name_of, named};
+use crate::command_line::{name_of, named, whole};
 use crate::disk::DiskConfig;
 use crate::nodes::NodeConfig;
 use crate::place::{Division, shards};
@@ -35,7 +36,6 @@ const FORKS_MAX: u64 = 1024;
 /// Bytes of a pool. Half of the address space leaves room for rounding up to pages.
 const POOL_BYTES_MAX: u64 = 1 << 62;
 
-/// How many of the read blocks are compared.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verify {
@@ -67,39 +67,51 @@ impl FromStr for Verify {
 }
 
 /// What happens to requests beside prefill and decoding. Chances are in percent.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Args, Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Life {
     /// Most tokens of a prompt that one iteration computes; 0 for as many as its budget allows.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
     pub chunk: u32,
     /// Draft tokens that are computed behind each sampled one.
+    #[arg(long = "draft", value_name = "K", default_value_t = 0, value_parser = whole::<u32>)]
     pub drafts: u32,
-    /// The chance that a draft is accepted, if those before it are.
+    /// Chance, in percent, that a draft is accepted if those before it are.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     pub accept: u32,
-    /// Answers to each request: when its prompt is computed, it is forked into so many. 0 and 1 fork none.
+    /// Answers to each request: when its prompt is computed, it is forked into N.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u32>)]
     pub fork: u32,
-    /// The chance that a running request is suspended in an iteration, for up to 16 of them.
+    /// Chance, in percent, that a running request is suspended in an iteration, for up to 16 of
+    /// them.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     pub suspend: u32,
-    /// The chance that a request is cancelled before its end.
+    /// Chance, in percent, that a request is cancelled before its end.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     pub cancel: u32,
-    /// By how much of the device blocks the budget falls and rises again, every 64 iterations.
+    /// By how much of the device blocks, in percent, the budget falls and rises again, every 64
+    /// iterations.
+    #[arg(long, value_name = "P", default_value_t = 0, value_parser = whole::<u32>)]
     pub budget_swing: u32,
-    /// Whether each request [says](crate::hints), when it ends, what becomes of its session.
+    /// Has each request say, when it ends, what becomes of its session: over, or back in the time until the
+    /// request of the trace that continues it.
+    #[arg(long)]
     pub hints: bool,
 }
 
 impl Life {
-    /// The most tokens of a prompt in an iteration.
     pub fn chunk(&self) -> u64 {
         if self.chunk == 0 { u64::MAX } else { self.chunk.into() }
     }
 }
 
 /// What a model's computation costs on a device. By default nothing: a run moves KV and computes none.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Args, Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ModelCost {
-    /// Prompt tokens that are computed in a second; 0 if that takes no time.
+    /// Prompt tokens that the model computes in a second; 0 for no time. On a GPU a kernel waits so long.
+    #[arg(long = "prefill-rate", value_name = "N", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
     pub prefill_tokens_per_s: u64,
-    /// Microseconds of an iteration that generates tokens, however many sequences it has.
+    /// Microseconds that an iteration takes which generates tokens; 0 for no time.
+    #[arg(long, value_name = "US", default_value_t = 0, value_parser = whole::<u64>, conflicts_with_all = ["workers", "contiguous"])]
     pub decode_step_us: u64,
 }
 
@@ -119,11 +131,9 @@ impl ModelCost {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(default)]
 pub struct RunConfig {
-    /// Shape of the model's KV.
     pub shape: KvModelShape,
     /// Number of tokens of a block: a divisor or a multiple of the [tokens of a hash id](Trace::block_tokens).
     pub block_tokens: u32,
-    /// Division of the model over several devices.
     #[serde(skip)]
     pub place: Division,
     /// Maximum number of blocks in device memory. Each of several devices holds its part of every
@@ -134,7 +144,6 @@ pub struct RunConfig {
     pub device_memory: Option<u64>,
     /// Maximum number of blocks in pinned host memory; 0 for no host tier.
     pub host_blocks: u64,
-    /// Maximum number of requests at once.
     pub max_batch: u32,
     /// Maximum number of tokens, prompt and generated together, that one iteration writes.
     pub step_tokens: u32,
@@ -147,7 +156,6 @@ pub struct RunConfig {
     /// Bytes a second that evidence has stored in host memory, at most.
     #[serde(skip)]
     pub store_rate: Option<u64>,
-    /// Transport of blocks between device and host memory.
     #[serde(with = "by_name")]
     pub transport: TransportChoice,
     /// Whether requests wait for their arrival: by the virtual time of simulated devices, on others by the host's.
@@ -156,7 +164,6 @@ pub struct RunConfig {
     /// What the model's computation costs: virtual time of simulated devices, on others a kernel that waits.
     #[serde(skip)]
     pub model: ModelCost,
-    /// What happens to requests beside prefill and decoding.
     pub life: Life,
     /// The seed of a tier in memory below the host, which is late, fails, tears and corrupts; `None` for no such tier.
     pub tier_faults: Option<u64>,
@@ -169,9 +176,7 @@ pub struct RunConfig {
     /// it in a run over files, and loads all that a tier has in others.
     #[serde(skip)]
     pub compute_rate: Option<u64>,
-    /// How many of the read blocks are compared.
     pub verify: Verify,
-    /// Seed of all random choices of the run.
     #[serde(skip)]
     pub seed: u64,
     /// Tokens of the sliding window of the layers without full attention; `None` if there are none.
@@ -244,7 +249,6 @@ impl Default for RunConfig {
     }
 }
 
-/// The reason why options are refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     #[error("--drill tier-faults puts a tier below host memory, but --host-blocks is 0")]
@@ -312,7 +316,6 @@ pub enum ConfigError {
 cuda_driver::messages::one_line_debug!(ConfigError);
 
 impl RunConfig {
-    /// Layers with a sliding window.
     pub fn window_layers(&self) -> u32 {
         match (self.window, self.full_layers) {
             (None, _) => 0,
@@ -377,7 +380,6 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks each number by itself.
     fn check_numbers(&self) -> Result<(), ConfigError> {
         let Life { drafts, accept, fork, suspend, cancel, budget_swing, .. } = self.life;
         let at_least_1 = [
@@ -412,7 +414,6 @@ impl RunConfig {
         }
     }
 
-    /// Checks that the layers, or the heads, can be divided over that many devices.
     pub fn check_devices(&self, devices: usize) -> Result<(), ConfigError> {
         let (layers, place) = (self.shape.layers, self.place);
         let in_runs = matches!(place, Division::Layers(Strategy::Contiguous) | Division::Heads);
@@ -438,12 +439,10 @@ impl RunConfig {
         }
     }
 
-    /// Whether some option is about time.
     pub(crate) fn is_timed(&self) -> bool {
         self.timed().is_some()
     }
 
-    /// The first option that is about time.
     fn timed(&self) -> Option<(&'static str, String)> {
         let ModelCost { prefill_tokens_per_s, decode_step_us } = self.model;
         let timed = [
@@ -527,33 +526,25 @@ impl RunConfig {
     }
 }
 
-/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProgressState {
-    /// Number of requests of the trace.
     pub requests: u64,
-    /// Number of requests that have finished.
     pub finished: u64,
-    /// Number of requests in the batch.
     pub running: u64,
-    /// Number of iterations so far.
     pub iterations: u64,
     /// Number of blocks that held bytes of another request.
     pub corrupt_blocks: u64,
-    /// Number of blocks that were compared.
     pub verified_blocks: u64,
     pub device_blocks_in_use: u64,
     /// Share of block lookups that hit, from 0 to 1.
     pub hit_rate: f64,
 }
 
-/// Receives the progress of a run.
 pub trait Progress {
     /// Called on the run's own thread, up to once per iteration. It must be fast.
     fn update(&mut self, state: &ProgressState);
 }
 
-/// Ignores the progress.
 impl Progress for () {
     fn update(&mut self, _state: &ProgressState) {}
 }

@@ -21,21 +21,11 @@ use crate::place::Division;
 /// The devices of a run.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum DeviceSpec {
-    /// Simulated devices.
-    Sim {
-        /// Their number, at least 1.
-        devices: u32,
-    },
-    /// GPUs, by CUDA's ordinals.
-    Cuda {
-        /// The ordinals: at least one, each once.
-        ordinals: Vec<i32>,
-    },
-    /// Every GPU of the machine.
+    Sim { devices: u32 },
+    Cuda { ordinals: Vec<i32> },
     EveryCuda,
 }
 
-/// The reason why a text does not name devices.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 pub enum DeviceSpecError {
     #[error("unknown device {token:?}; expected sim, sim:N, cuda or cuda:0[,cuda:1…]")]
@@ -128,16 +118,13 @@ impl DeviceSpec {
     }
 }
 
-/// The sizes of simulated devices. GPUs have their own.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SimSizes {
     /// Memory of each device, in bytes. The process spends memory only on touched pages.
     pub device_bytes: u64,
-    /// Maximum of pinned host memory, in bytes.
     pub pinned_bytes: u64,
     /// Seed of the scheduler and of the byte pattern in fresh memory.
     pub seed: u64,
-    /// The timing profile for virtual time.
     pub profile: Profile,
 }
 
@@ -169,7 +156,6 @@ impl SimSizes {
     }
 }
 
-/// The reason why a profile was not read.
 #[derive(thiserror::Error)]
 pub enum ProfileReadError {
     #[error("cannot read the profile {}: neither h100 nor h200, nor a file", path.display())]
@@ -191,7 +177,6 @@ pub fn read_profile(name: &str) -> Result<Profile, ProfileReadError> {
     Profile::parse(&text).map_err(|source| ProfileReadError::Parse { path: path(), source })
 }
 
-/// The reason why devices were not opened.
 #[derive(thiserror::Error)]
 pub enum DeviceOpenError {
     #[error(transparent)]
@@ -222,20 +207,15 @@ cuda_driver::messages::one_line_debug!(DeviceOpenError);
 /// Devices, opened on one driver that counts the calls.
 #[derive(Debug)]
 pub struct OpenDevices {
-    /// The driver of all devices.
     pub driver: Arc<CountingDriver>,
-    /// The devices, in the requested order.
     pub devices: Vec<Device>,
-    /// A description of them, for reports.
     pub description: String,
-    /// The simulated machine, if the devices are simulated.
     pub sim: Option<Arc<SimDriver>>,
     /// The clock for ages in the pool. A run moves it with the arrival times of its trace, so that
     /// equal runs evict the same blocks.
     pub clock: ManualClock,
 }
 
-/// Opens the devices of `spec`, with the sizes `sim` if they are simulated.
 pub fn open(spec: &DeviceSpec, sim: SimSizes) -> Result<OpenDevices, DeviceOpenError> {
     open_some(spec, sim, |_| true)
 }
@@ -345,7 +325,6 @@ impl OpenDevices {
     }
 }
 
-/// The machine's driver.
 fn cuda() -> Result<Arc<dyn Driver>, Unavailable> {
     #[cfg(feature = "cuda")]
     return CudaDriver::probe();

@@ -9,7 +9,6 @@ use kv_replay::engine::workers::{KillWorker, StopWorker};
 
 use crate::fleet::NodeDrill;
 
-/// A fault drill.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Drill {
     KillWorker(KillWorker),
@@ -18,10 +17,8 @@ pub(crate) enum Drill {
     StopNode(NodeDrill),
     PartNode(NodeDrill),
     TierFaults(u64),
-    /// A protection is disabled.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     Sabotage(crate::sabotage::Sabotage),
-    /// A worker does wrong in a step.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     Misbehave(kv_replay::engine::workers::Misbehave),
 }
@@ -133,7 +130,6 @@ impl Drills {
         misbehaviours: Misbehave(kv_replay::engine::workers::Misbehave);
     }
 
-    /// Which protection is disabled.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub(crate) fn sabotage(&self) -> Option<crate::sabotage::Sabotage> {
         self.sabotages().first().copied()

@@ -21,7 +21,6 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::partition::Wall;
 
-/// How often nodes are looked at.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A fault drill of a node, so long after all nodes have begun.
@@ -33,7 +32,6 @@ pub(crate) struct NodeDrill {
     pub(crate) wait: Duration,
 }
 
-/// Why the nodes of a run did not end well.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FleetError {
     #[error("node {node} of a drill is not one of {nodes}")]
@@ -93,7 +91,6 @@ impl Interrupts {
     }
 }
 
-/// The nodes of a run.
 pub(crate) struct Fleet {
     pub(crate) nodes: u16,
     /// Of these, those that compute prompts for the others; 0 if all do the same.
@@ -134,19 +131,16 @@ const SUMS: [&str; 15] = [
 const OF_THOSE_THAT_GO_ON: [&str; 6] =
     ["requests", "finished", "cancelled", "handed_over", "handover_blocks", "handover_bytes"];
 
-/// What came of all nodes.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct FleetReport {
     nodes: u16,
     /// Of these, the first so many compute prompts for the others.
     prefill_nodes: u16,
-    /// Nodes that were killed.
     killed: Vec<u16>,
     /// Nodes that were stopped, and have gone on.
     stopped: Vec<u16>,
     /// Nodes that were parted from the others for a while.
     parted: Vec<u16>,
-    /// How blocks of other nodes were read.
     node_transfer: NodeTransfer,
     /// Of the nodes' reports, the sums of [`SUMS`] and [`OF_THOSE_THAT_GO_ON`]; and `prefilled`.
     #[serde(flatten)]
@@ -196,7 +190,6 @@ impl Fleet {
         }
     }
 
-    /// Runs the nodes in a folder of their own.
     pub(crate) fn run(
         &self,
         folder: &Path,
@@ -416,7 +409,6 @@ impl FleetReport {
         self.sums.get(name).copied().unwrap_or(0)
     }
 
-    /// A few lines for people.
     pub(crate) fn summary(&self) -> String {
         let Self { nodes, killed, stopped, parted, leases, wall_s, .. } = self;
         let (killed, stopped, parted) = (killed.len(), stopped.len(), parted.len());

@@ -42,16 +42,13 @@ use crate::json_file::{WriteError, check_files, write_json};
 use crate::rng::SplitMix64;
 use crate::trace::{BLOCK_TOKENS_IN_TRACE, Request, Trace};
 
-/// System prompts that the chats of a workload share.
 pub const SYSTEM_PROMPTS: usize = 32;
 
-/// Percentage of sessions that are one-off documents.
 pub const DOCUMENT_PERCENT: u64 = 40;
 
 /// Probability of another turn after a turn of a chat, in percent.
 pub const NEXT_TURN_PERCENT: u64 = 75;
 
-/// Maximum number of turns of a chat.
 pub const TURNS_MAX: u32 = 32;
 
 /// Mean gap between the starts of two sessions, in milliseconds: about three requests per second.
@@ -63,12 +60,10 @@ pub const MS_PER_ANSWER_TOKEN: u64 = 20;
 /// Maximum number of requests of a workload: its ids take about a gigabyte.
 pub const REQUESTS_MAX: u64 = 4_000_000;
 
-/// The options of a workload.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct GenerateOptions {
     /// Number of requests, from 1 to [`REQUESTS_MAX`].
     pub requests: u64,
-    /// Seed of the workload.
     pub seed: u64,
 }
 
@@ -78,7 +73,6 @@ impl Default for GenerateOptions {
     }
 }
 
-/// The reason why no workload was generated.
 #[derive(thiserror::Error)]
 pub enum GenerateError {
     #[error("0 requests asked for, expected at least 1")]

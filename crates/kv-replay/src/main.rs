@@ -19,7 +19,6 @@ use kv_replay::command_line::complain;
 use crate::cli::Cli;
 use crate::commands::{Failure, Outcome, execute};
 
-/// Exit status after corrupt blocks were found.
 const CORRUPT: u8 = 3;
 
 fn main() -> ExitCode {

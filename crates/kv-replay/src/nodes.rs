@@ -27,7 +27,6 @@ pub const LEASE: Duration = Duration::from_millis(200);
 /// How long a node that did not answer is left alone: shorter than the shortest runs.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// Nodes of a run, at most.
 pub const NODES_MAX: u16 = 64;
 
 /// How long a node waits for the others to be there.
@@ -84,15 +83,12 @@ impl Drop for Hosts {
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     pub index: u16,
-    /// How many nodes there are.
     pub nodes: u16,
     /// The folder of all nodes' sockets.
     pub folder: PathBuf,
-    /// The key of all nodes.
     pub key: Key,
     /// Bytes that this node keeps for all.
     pub bytes: u64,
-    /// How blocks of other nodes are read.
     pub transfer: NodeTransfer,
     /// Whether this node's connections, in both directions, go through the process that has started it.
     pub walled: bool,
@@ -108,7 +104,6 @@ pub struct NodeConfig {
     hosts: Arc<OnceLock<Hosts>>,
 }
 
-/// What a node has once it is served.
 #[derive(Debug)]
 struct Served {
     server: Server,
@@ -131,7 +126,6 @@ pub enum NodeTransfer {
     NixlDevice,
 }
 
-/// A node's memory.
 #[derive(Clone, Debug)]
 pub(crate) enum NodeMemory {
     Host(Arc<dyn Memory>),
@@ -154,7 +148,6 @@ impl NodeMemory {
 }
 
 impl NodeTransfer {
-    /// Checks that blocks can be read so.
     pub fn check(self) -> Result<(), NodeStartError> {
         match self {
             Self::Sockets => Ok(()),
@@ -188,7 +181,6 @@ impl NodeTransfer {
         }
     }
 
-    /// A reader of one node's memory.
     pub(crate) fn open(self) -> Result<Box<dyn Transfer>, NodeStartError> {
         match self {
             Self::Sockets => Ok(Box::new(SocketTransfer)),
@@ -244,7 +236,6 @@ impl fmt::Display for NodeTransfer {
     }
 }
 
-/// Why there is no node.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeStartError {
     #[error("the key of the nodes is of no use")]
@@ -277,7 +268,6 @@ pub enum NodeStartError {
 }
 
 impl NodeConfig {
-    /// Node `index` of `nodes`.
     pub fn new(index: u16, nodes: u16, folder: &Path, key: Key, bytes: u64) -> Self {
         Self {
             index,
@@ -299,7 +289,6 @@ impl NodeConfig {
         format!("node-{index}")
     }
 
-    /// Where a node listens.
     fn socket(&self, index: u16) -> PathBuf {
         self.folder.join(format!("{index}.sock"))
     }
@@ -322,7 +311,6 @@ impl NodeConfig {
         Member { name: Self::name(index), address: Address::Unix(path) }
     }
 
-    /// Whether this node computes prompts for others.
     pub fn is_prefill(&self) -> bool {
         self.index < self.prefill
     }
@@ -564,7 +552,6 @@ pub struct NodeReport {
 }
 
 impl NodeReport {
-    /// A line for people.
     pub(crate) fn line(&self) -> String {
         format!(
             "{} blocks from other nodes: {} tokens not computed; {} read, {} stored, {} stale",
@@ -603,7 +590,6 @@ pub struct HandoverReport {
 }
 
 impl HandoverReport {
-    /// A line for people.
     pub(crate) fn line(&self) -> String {
         format!(
             "{} prompts handed over: {} blocks, {} bytes, {} parts early, {} wrong; {} failed, {} cancelled, {} computed where they go on",
@@ -622,7 +608,6 @@ impl HandoverReport {
 /// Leases of one node's blocks.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct LeaseReport {
-    /// Leases that were given.
     pub granted: u64,
     /// Ended by their readers.
     pub returned: u64,
@@ -630,6 +615,5 @@ pub struct LeaseReport {
     pub cancelled: u64,
     /// Ended by time.
     pub expired: u64,
-    /// Not ended.
     pub open: u64,
 }

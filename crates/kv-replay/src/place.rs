@@ -13,7 +13,6 @@ use serde::Serialize;
 use crate::config::{ConfigError, RunConfig};
 use crate::shape::KV_COUNT;
 
-/// The division of the model over several devices.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Division {
     /// Each layer is on one device, with its KV blocks.
@@ -38,7 +37,6 @@ impl fmt::Display for Division {
     }
 }
 
-/// A text that does not name a division.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 #[error(
     "unknown division {found:?}; expected heads, layers, layers:round-robin, layers:contiguous, layers:free-memory \
@@ -64,7 +62,6 @@ impl FromStr for Division {
     }
 }
 
-/// The reason why the model was not placed.
 #[derive(thiserror::Error)]
 pub enum PlaceError {
     #[error("the model cannot be placed on the devices as --place {place} says")]
@@ -77,10 +74,8 @@ pub enum PlaceError {
 
 cuda_driver::messages::one_line_debug!(PlaceError);
 
-/// The placement of a model, for reports.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct PlaceReport {
-    /// The requested division.
     pub place: String,
     /// The placement in figures, line by line: bytes of each device, activations handed over, and
     /// the time for that on links like those of two H200s (NVLink where devices reach each other,

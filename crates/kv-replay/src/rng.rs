@@ -14,12 +14,10 @@ pub struct SplitMix64 {
 }
 
 impl SplitMix64 {
-    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.state;
@@ -45,7 +43,6 @@ impl SplitMix64 {
         }
     }
 
-    /// Returns true in `percent` of 100 calls.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

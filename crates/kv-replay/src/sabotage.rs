@@ -51,7 +51,6 @@ impl Sabotage {
         })
     }
 
-    /// Disables the protection of `ranges` permanently.
     pub(crate) fn apply_to_ranges(self, ranges: &Ranges) {
         match self {
             Self::Staging => ranges.staging().sabotage_reuse_before_event(),
@@ -60,13 +59,11 @@ impl Sabotage {
         }
     }
 
-    /// Disables the protection of `cache` permanently.
     pub(crate) fn apply(self, cache: &KvCache) {
         self.apply_to_manager(cache.manager());
         self.apply_to_parts(cache.parts());
     }
 
-    /// Disables what a manager protects.
     pub(crate) fn apply_to_manager(self, manager: &Manager) {
         match self {
             Self::Claim | Self::ClaimUnseen => manager.pool().sabotage_peek_then_claim(),
@@ -74,7 +71,6 @@ impl Sabotage {
         }
     }
 
-    /// Disables what protects the devices of a process.
     pub(crate) fn apply_to_parts(self, parts: &[Part]) {
         for part in parts {
             match self {

@@ -13,17 +13,13 @@ pub const KV_COUNT: u64 = 2;
 /// The row length must be a multiple of this: the widest single access of the transfer kernels.
 pub const ROW_ALIGNMENT_BYTES: u64 = 8;
 
-/// The element type of keys and values.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
-    /// 32-bit float.
     F32,
-    /// 16-bit IEEE float.
     F16,
-    /// 16-bit brain float.
     Bf16,
-    /// 8-bit float, either of the two formats.
+    #[default]
     Fp8,
 }
 
@@ -31,7 +27,6 @@ impl Dtype {
     const NAMES: [(Self, &'static str); 4] =
         [(Self::F32, "f32"), (Self::F16, "f16"), (Self::Bf16, "bf16"), (Self::Fp8, "fp8")];
 
-    /// Bytes of one element.
     pub fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -55,20 +50,14 @@ impl FromStr for Dtype {
     }
 }
 
-/// The shape of a model's KV.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct KvModelShape {
-    /// Number of layers, which are divided over the devices.
     pub layers: u32,
-    /// Number of heads of K, and of V, in one layer.
     pub kv_heads: u32,
-    /// Number of elements of one head.
     pub head_size: u32,
-    /// Type of one element.
     pub dtype: Dtype,
 }
 
-/// The reason why a shape is refused.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 pub enum ShapeError {
     #[error("{option} is 0, expected at least 1")]

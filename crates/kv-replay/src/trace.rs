@@ -52,14 +52,11 @@ pub const LISTS_MAX: u64 = 1 << 17;
 /// Maximum number of hash ids of all requests together, those made for prompts without ids included: 1 GiB of memory.
 pub const IDS_MAX: u64 = 1 << 27;
 
-/// One request of a trace.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Request {
     /// Arrival, in milliseconds from the start of the trace.
     pub timestamp_ms: u64,
-    /// Number of prompt tokens.
     pub input_length: u64,
-    /// Number of generated tokens.
     pub output_length: u64,
     /// One id for each block of [`Trace::block_tokens`] prompt tokens.
     pub hash_ids: Vec<u64>,
@@ -94,7 +91,6 @@ impl Request {
     }
 }
 
-/// The requests of a trace, in order of arrival.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Trace {
     /// Number of prompt tokens of one hash id, at least 1.
@@ -107,7 +103,6 @@ pub struct Trace {
     pub skipped: u64,
 }
 
-/// The reason why a trace was not read.
 #[derive(thiserror::Error)]
 pub enum TraceError {
     #[error("cannot open trace {}", path.display())]
@@ -143,7 +138,6 @@ fn behind(more: String) -> String {
     if more.is_empty() { more } else { format!(": {more}") }
 }
 
-/// A problem of one line of a trace.
 #[derive(Clone, Eq, PartialEq, thiserror::Error)]
 pub enum LineProblem {
     #[error("not valid JSON: {message} at column {column}")]
@@ -212,7 +206,6 @@ impl Trace {
         self.requests.len() as f64 / (last_ms as f64 / 1e3).max(1e-3)
     }
 
-    /// The same requests, of which the first arrives at once.
     pub fn from_first_arrival(mut self) -> Self {
         let first_ms = self.requests.first().map_or(0, |first| first.timestamp_ms);
         let earlier = |request: &mut Request| {
@@ -250,12 +243,10 @@ impl Trace {
         }
     }
 
-    /// Writes the trace to the file `path`, completely or not at all.
     pub fn write(&self, path: &Path) -> Result<(), WriteError> {
         write_atomically(path, self.to_jsonl().as_bytes())
     }
 
-    /// Keeps the first `requests_max` requests.
     pub fn limit(mut self, requests_max: usize) -> Self {
         self.requests.truncate(requests_max);
         self
@@ -266,7 +257,6 @@ impl Trace {
         self.requests.iter().map(|request| format!("{}\n", Line(request))).collect()
     }
 
-    /// What it has, for programs.
     pub(crate) fn counts(&self) -> Value {
         let sum = |of: fn(&Request) -> u64| self.requests.iter().map(of).sum::<u64>();
         serde_json::json!({

@@ -23,7 +23,6 @@ pub(super) struct Launch {
 /// What the sampler says of a sequence.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Rejected {
-    /// Index of the sequence in the batch.
     pub(super) index: usize,
     pub(super) row: Row,
 }
@@ -58,7 +57,6 @@ pub(super) struct Batch {
     pub(super) accepted: Vec<u32>,
     /// Sequences of which drafts are rejected.
     pub(super) rejected: Vec<Rejected>,
-    /// What is written in each further group.
     pub(super) further: Vec<Further>,
     pub(super) launches: Vec<Launch>,
     /// Index of the first token that no launch covers yet.
@@ -83,7 +81,6 @@ impl Batch {
         self.written = 0;
     }
 
-    /// Number of written tokens.
     pub(super) fn written(&self) -> u64 {
         self.written
     }
@@ -124,7 +121,6 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds tokens of a request whose slots the device alone knows.
     pub(super) fn add_unplaced(
         &mut self,
         content: &RequestContent,
@@ -184,12 +180,10 @@ impl Batch {
         self.accepted.push(accepted as u32);
     }
 
-    /// Ends the batch. [`launches`](Batch::launches) then covers everything added.
     pub(super) fn finish(&mut self) {
         self.close_open();
     }
 
-    /// The launches of a finished batch.
     pub(super) fn launches(&self) -> &[Launch] {
         &self.launches
     }

@@ -42,14 +42,12 @@ pub(crate) trait Cache {
     /// Device blocks that can be handed out.
     fn ready_blocks(&self) -> u64;
 
-    /// Has the groups share only so many granules.
     fn set_granules(&mut self, granules: u32) -> Result<(), RunError>;
 
     fn begin_step(&mut self) -> Result<OpenStep, RunError>;
 
     fn finish_step(&mut self, step: OpenStep) -> Result<(), RunError>;
 
-    /// Waits until every finished step is complete.
     fn drain(&mut self) -> Result<(), RunError>;
 
     /// The latest step that counts, if all that was computed has been lost since the last call: sequences
@@ -91,7 +89,6 @@ pub(crate) trait Cache {
         Err(RunError::HandoverElsewhere)
     }
 
-    /// Changes the budget of device blocks.
     fn set_budget(&mut self, blocks: u64) -> Result<(), RunError>;
 
     /// Appends the slots of a sequence's tokens in the first group.
@@ -213,7 +210,6 @@ impl Local {
         on.copy_on_device(to, span).map_err(|error| RunError::BlockCopy(error.into()))
     }
 
-    /// Enqueues a copy to a block.
     #[cfg(feature = "nixl")]
     pub(super) fn copy_in(
         &self,

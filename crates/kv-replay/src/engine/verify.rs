@@ -41,20 +41,17 @@ pub(super) struct SequenceSums {
 #[derive(Debug)]
 pub(super) struct PartSums<'a> {
     pub(super) sums: &'a [u64],
-    /// Entries of a row.
     pub(super) width: usize,
 }
 
 /// A request whose bytes are compared.
 pub(super) trait Compared {
-    /// What its blocks must sum to.
     fn expected(&self) -> &ExpectedSums;
 
     /// Id of the device block that it has there now; `u64::MAX` if it has none any more.
     fn physical(&self, block: usize) -> u64;
 }
 
-/// Compares checksums and describes mistakes.
 #[derive(Debug)]
 pub(super) struct Verifier {
     verify: Verify,
@@ -67,12 +64,10 @@ impl Verifier {
         Self { verify, block_tokens: block_tokens.into(), seed }
     }
 
-    /// Whether anything must be read at all.
     pub(super) fn reads(&self) -> bool {
         self.verify != Verify::None
     }
 
-    /// Compares the checksums of one part for one step.
     pub(super) fn compare(
         &self,
         reading: &Reading,

@@ -16,7 +16,6 @@ use crate::trace::{
     TIMESTAMP_MAX_MS, Trace, TraceError,
 };
 
-/// Number of prompt tokens of one hash id in the Bailian traces.
 const BAILIAN_BLOCK_TOKENS: u64 = 16;
 
 /// Bytes of a file that are looked at first to tell its format.
@@ -41,13 +40,10 @@ const START_BYTES: u64 = 64 << 10;
 pub enum Format {
     /// The format of this project, which is that of the Mooncake traces.
     Trace,
-    /// Alibaba's Bailian traces.
     Bailian,
     /// Sessions of WEKA's collection of coding agents.
     Weka,
-    /// Azure's LLM inference traces.
     Azure,
-    /// BurstGPT.
     BurstGpt,
 }
 
@@ -70,7 +66,6 @@ pub struct ReadOptions {
     pub block_tokens: Option<u64>,
     /// Sessions whose times are their own begin at random moments within so many milliseconds; 0 for all at once.
     pub sessions_within_ms: u64,
-    /// Seed of these moments.
     pub seed: u64,
     /// Leaves out requests that cannot be used and counts them ([`Trace::skipped`]); else the first of them is an error.
     pub skip_unusable: bool,
@@ -203,7 +198,6 @@ pub(crate) fn parse(
     }
 }
 
-/// What a format's times count.
 #[derive(Clone, Copy, Debug)]
 enum Unit {
     Milliseconds,

@@ -10,10 +10,8 @@ use crate::config::Verify;
 use crate::nodes::{HandoverReport, NodeReport};
 use crate::trace::left_out;
 
-/// Maximum number of corrupt blocks in the summary.
 const CORRUPTIONS_SHOWN_MAX: usize = 5;
 
-/// Maximum number of replaced worker processes in the summary.
 const RESTARTS_SHOWN_MAX: usize = 5;
 
 /// Maximum number of driver calls in the summary, the most frequent first.
@@ -130,7 +128,6 @@ impl RunReport {
         )
     }
 
-    /// What was pinned after the warm-up.
     fn pinned(&self) -> String {
         match self.pinned_bytes_allocated_after_warmup {
             Some(pinned) => format!("{} pinned after warm-up", bytes(pinned)),

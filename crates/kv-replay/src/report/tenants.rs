@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::trace::Trace;
 
-/// What a tenant's requests had.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default)]
 pub struct TenantReport {
@@ -30,7 +29,6 @@ pub struct TenantReport {
 }
 
 impl TenantReport {
-    /// A request with so many tokens has finished.
     pub(crate) fn finish(&mut self, prompt_tokens: u64, generated_tokens: u64) {
         self.finished += 1;
         self.prompt_tokens += prompt_tokens;

@@ -21,7 +21,6 @@ struct Last {
 /// A hash id that was asked for before.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Before {
-    /// When.
     pub(crate) time_ms: u64,
     /// Blocks that were asked for since, each counted once, and its own: the smallest cache that evicts what was not used for
     /// longest and still has it.
@@ -48,7 +47,6 @@ impl Asked {
         before
     }
 
-    /// Changes the number at a lookup.
     fn change(&mut self, at: usize, by: impl Fn(u64) -> u64) {
         let mut node = at + 1;
         while let Some(sum) = self.blocks.get_mut(node) {

@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 /// Buckets of each doubling: a value is known to within an eighth of it.
 const PARTS: u32 = 8;
 
-/// Buckets for every value of 64 bits.
 const BUCKETS: usize = (PARTS * (64 - 3 + 1)) as usize;
 
 /// A histogram of whole numbers, with a fixed number of buckets. Each bucket is at most an eighth as wide as the values in it.
@@ -20,11 +19,9 @@ pub struct Histogram {
 /// A histogram as programs read it.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct HistogramReport {
-    /// Number of values.
     pub count: u64,
     /// Their sum; as much as fits.
     pub sum: u64,
-    /// The largest.
     pub max: u64,
     /// A value that half of them do not exceed: the upper end of its bucket. So are the others.
     pub p50: u64,
@@ -52,7 +49,6 @@ impl Histogram {
         }
     }
 
-    /// The histogram as a record.
     pub fn report(&self) -> HistogramReport {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         HistogramReport {

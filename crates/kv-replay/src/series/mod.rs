@@ -20,7 +20,6 @@ pub use samples::{SAMPLES_MAX, Sample, Samples};
 pub(crate) use timeline::{Name, Span, TimelineBuilder};
 pub use timeline::{SPANS_MAX, Timeline, Track};
 
-/// What a run did over time.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Series {
     /// Whose time it is: `virtual`, or `host` where there is no virtual time.

@@ -26,11 +26,9 @@ enum Way {
     Offered,
     /// All of it has come.
     Whole,
-    /// No more of it comes.
     Failed,
 }
 
-/// A prompt that another node computes.
 #[derive(Debug)]
 struct Coming {
     way: Way,
@@ -49,7 +47,6 @@ struct Adopted {
     /// The blocks, each with its place, in the order of the places.
     blocks: Vec<(usize, BlockId)>,
     layers: Vec<u32>,
-    /// Pieces that were looked at.
     taken: usize,
 }
 
@@ -102,7 +99,6 @@ impl Adopted {
         self.layers.iter().take_while(|layers| whole(layers)).count()
     }
 
-    /// Ends the transfer.
     fn end(mut self, cache: &mut Local, form: Form) -> Result<Sequence, RunError> {
         let right = self.right(form);
         let adopted = cache.cache.adopted(&mut self.sequence, self.adoption, right);
@@ -150,7 +146,6 @@ impl Decode {
         })
     }
 
-    /// Asks for the prompt of a request.
     pub(in crate::engine) fn want(&mut self, request: usize, prompt_tokens: u64) {
         let number = whole_number(&self.config, request);
         let of = (number % self.orders.len().max(1) as u64) as usize;
@@ -163,7 +158,6 @@ impl Decode {
         }
     }
 
-    /// Takes in what the threads have said.
     pub(in crate::engine) fn hear(&mut self) {
         for (request, word) in self.said.try_iter() {
             // Of others, nobody wants to know any more.
@@ -194,7 +188,6 @@ impl Decode {
         Some(self.coming.get(&request)?.way)
     }
 
-    /// Whether a request's prompt has come.
     pub(in crate::engine) fn is_whole(&self, request: usize) -> bool {
         self.way(request) == Some(Way::Whole)
     }
@@ -213,7 +206,6 @@ impl Decode {
         !self.coming.is_empty()
     }
 
-    /// Whether blocks of a sequence are being filled.
     pub(in crate::engine) fn fills(&self) -> bool {
         self.coming.values().any(|coming| coming.adopted.is_some())
     }

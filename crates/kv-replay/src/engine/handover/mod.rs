@@ -138,7 +138,6 @@ impl Handover {
         }
     }
 
-    /// Records what came of it.
     pub(super) fn note(&self, report: &mut RunReport) {
         report.handover = match self {
             Self::None => None,

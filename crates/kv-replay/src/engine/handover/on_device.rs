@@ -19,14 +19,12 @@ use crate::engine::RunError;
 use crate::engine::cache::Local;
 use crate::nodes::NodeStartError;
 
-/// Blocks that are summed at a time.
 const SUMS: usize = 1024;
 
 fn nixl(error: impl Into<NixlError>) -> RunError {
     NodeStartError::from(error.into()).into()
 }
 
-/// The side that computes.
 #[derive(Debug)]
 pub(super) struct Giving {
     memory: Arc<NixlDeviceMemory>,
@@ -145,7 +143,6 @@ impl Taking {
         Ok(Self { stream, transfer, spare })
     }
 
-    /// Memory of so many bytes.
     fn pages(&self, bytes: u64) -> Result<Arc<DeviceBuffer>, PeerError> {
         let free =
             |pages: &mut Arc<DeviceBuffer>| pages.bytes() >= bytes && Arc::get_mut(pages).is_some();

@@ -21,13 +21,11 @@ use crate::nodes::{HandoverReport, NodeConfig, NodeMemory};
 struct Open {
     /// None if it could not be offered, or was withdrawn: the other side computes it.
     offer: Option<Offer>,
-    /// Blocks that were given.
     given: u64,
     /// The whole sequence, once its prompt is computed. It keeps the blocks.
     export: Option<Export>,
 }
 
-/// How blocks come into the node's memory.
 #[derive(Debug)]
 enum Way {
     ThroughHost,
@@ -83,7 +81,6 @@ impl Prefill {
         self.open.len() >= self.open_max
     }
 
-    /// Offers a request that was admitted.
     pub(in crate::engine) fn begin(&mut self, request: usize, prompt_tokens: u64) {
         if self.open.contains_key(&request) {
             // Admitted again: what was given is right.
@@ -172,7 +169,6 @@ impl Prefill {
         Ok(())
     }
 
-    /// A request is not wanted any more.
     pub(in crate::engine) fn cancel(&mut self, request: usize) {
         if self.open.remove(&request).is_some() {
             self.report.handover_cancelled += 1;
@@ -197,7 +193,6 @@ impl Prefill {
     }
 }
 
-/// Why blocks were not given.
 pub(super) enum GiveError {
     /// The offer is of no use any more.
     Handover,

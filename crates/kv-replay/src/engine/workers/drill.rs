@@ -7,7 +7,6 @@ use std::time::Duration;
 /// it for so long.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StopWorker {
-    /// Counted from 0.
     pub worker: u16,
     /// The step, or the first one staged after it.
     pub step: u64,
@@ -17,7 +16,6 @@ pub struct StopWorker {
 /// A worker that is killed when it has been sent the plan of a step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KillWorker {
-    /// Counted from 0.
     pub worker: u16,
     /// The step, or the first one staged after it.
     pub step: u64,

@@ -5,7 +5,6 @@ use std::process::ExitStatus;
 
 use kv_cache::kv_manager::{BytesError, CompletionError, TicketError};
 
-/// Why bytes from a pipe are no frame.
 #[derive(thiserror::Error)]
 pub enum FrameError {
     #[error("a pipe failed")]
@@ -32,7 +31,6 @@ pub enum FrameError {
     Unexpected { found: String, expected: &'static str },
 }
 
-/// Why a worker process was given up.
 #[derive(thiserror::Error)]
 pub enum WorkerFault {
     #[error("the process was not started")]

@@ -35,11 +35,9 @@ pub(super) struct Fleet {
     pub(super) eager: bool,
     /// Steps that were staged and that not all workers have completed, oldest first.
     pub(super) in_flight: VecDeque<u64>,
-    /// The latest staged step.
     pub(super) staged: u64,
     /// Of each group, device blocks that have memory on every device, and host blocks that are handed out.
     pub(super) memory: Vec<Memory>,
-    /// What readers of each group read.
     pub(super) reads: Vec<Reads>,
     /// The budget: most device blocks of the first group that are handed out.
     pub(super) budget: u64,
@@ -58,13 +56,11 @@ pub(super) struct Place {
     pub(super) member: Member,
     pub(super) open: Open,
     pub(super) share: Share,
-    /// The shape of each group, and what its readers read.
     pub(super) shapes: Vec<(KvShape, Reads)>,
     /// Processes that have failed here since a step was completed.
     pub(super) failures: u32,
 }
 
-/// Has a process open its device.
 pub(super) fn open(
     member: &mut Member,
     open: &Open,
@@ -120,7 +116,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes in what workers have said already.
     pub(super) fn take_arrived(&mut self) -> Result<(), RunError> {
         for worker in 0..self.workers.len() {
             while let Some(taken) = self.workers[worker].member.receive_arrived() {
@@ -139,7 +134,6 @@ impl Fleet {
         self.judged = self.judged.max(completed);
     }
 
-    /// Takes in what a worker says of a step.
     fn take(&mut self, worker: usize, frame: &Frame) -> Result<(), WorkerFault> {
         let Place { member, failures, .. } = &mut self.workers[worker];
         match frame.kind {
@@ -243,7 +237,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts a process in a worker's place.
     fn start(&self, worker: usize) -> Result<Member, WorkerFault> {
         let Place { open: device, share, .. } = &self.workers[worker];
         let mut member = Member::start(&self.command)?;
@@ -407,7 +400,6 @@ impl Fleet {
         Ok((accounts, self.report))
     }
 
-    /// Drills whose step never came.
     pub(super) fn unused_drill(&self) -> Option<String> {
         let stop = self.stops.first().map(StopWorker::to_string);
         stop.or_else(|| self.kills.first().map(KillWorker::to_string))
@@ -419,14 +411,12 @@ fn worker_id(worker: usize) -> WorkerId {
     WorkerId(worker as u16)
 }
 
-/// Takes out the drills of `step` and before.
 fn take_due<T: Copy>(drills: &mut Vec<T>, step: u64, of: impl Fn(&T) -> u64) -> Vec<T> {
     let due = drills.iter().copied().filter(|drill| of(drill) <= step).collect();
     drills.retain(|drill| of(drill) > step);
     due
 }
 
-/// The accounts of all workers as one.
 pub(super) fn sum(accounts: Vec<Account>) -> Account {
     let mut all = Account::default();
     for account in accounts {

@@ -19,7 +19,6 @@ const MAGIC: [u8; 4] = *b"KVRW";
 const HEAD: usize = 16;
 const TAIL: usize = 8;
 
-/// What a frame is about.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
     /// To a worker: the device to open.
@@ -65,14 +64,12 @@ impl Kind {
     ];
 }
 
-/// A frame that has arrived.
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
     pub(super) body: Vec<u8>,
 }
 
-/// Appends a frame whose body `write` appends.
 pub(super) fn append(into: &mut Vec<u8>, kind: Kind, write: impl FnOnce(&mut Vec<u8>)) {
     let start = into.len();
     into.extend_from_slice(&MAGIC);
@@ -85,7 +82,6 @@ pub(super) fn append(into: &mut Vec<u8>, kind: Kind, write: impl FnOnce(&mut Vec
     into.extend_from_slice(&checksum.to_ne_bytes());
 }
 
-/// A frame with a value as its body.
 pub(super) fn of_value(kind: Kind, value: &impl Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();
     // A value of numbers and texts is always written.
@@ -127,7 +123,6 @@ impl Frame {
         Ok(Some(Self { kind, body: bytes.split_off(HEAD) }))
     }
 
-    /// The value that is the body.
     pub(super) fn value<T: DeserializeOwned>(&self) -> Result<T, FrameError> {
         serde_json::from_slice(&self.body).map_err(FrameError::Value)
     }
@@ -152,7 +147,6 @@ pub(super) fn take<T: Pod>(from: &mut &[u8]) -> Result<Vec<T>, FrameError> {
 }
 
 impl Batch {
-    /// Appends the batch.
     pub(super) fn put(&self, into: &mut Vec<u8>) {
         put(into, &self.slots);
         put(into, &self.keys);

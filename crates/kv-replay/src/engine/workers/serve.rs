@@ -26,7 +26,6 @@ use crate::engine::{OVERLAP_DEPTH, RunError, WARMUP_ITERATIONS, options};
 /// How long a worker with work on the device waits for the next plan before it looks at the device.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// Why a worker process ended early.
 #[derive(thiserror::Error)]
 pub enum ServeError {
     #[error("the manager's process said what cannot be read")]
@@ -47,10 +46,8 @@ pub enum ServeError {
 
 cuda_driver::messages::one_line_debug!(ServeError);
 
-/// How a worker serves.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServeOptions {
-    /// What it does wrong.
     #[cfg(all(feature = "sabotage", debug_assertions))]
     pub misbehave: Option<Misbehave>,
 }
@@ -86,13 +83,11 @@ pub fn serve(
     served
 }
 
-/// An error with its causes, on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Orders that arrive, and a way for answers.
 struct Pipes<W> {
     orders: Receiver<Result<Frame, FrameError>>,
     output: W,
@@ -104,7 +99,6 @@ impl<W: Write> Pipes<W> {
         self.orders.recv().ok().transpose()
     }
 
-    /// The next order, which is about `kind`.
     fn expect(&mut self, kind: Kind, expected: &'static str) -> Result<Option<Frame>, FrameError> {
         match self.order()? {
             Some(frame) if frame.kind != kind => {
@@ -120,7 +114,6 @@ impl<W: Write> Pipes<W> {
     }
 }
 
-/// Opens the device, takes over a share, and carries out plans.
 fn attend(
     pipes: &mut Pipes<impl Write>,
     options: ServeOptions,
@@ -164,13 +157,11 @@ fn open_device(open: &Open) -> Result<OpenDevices, ServeError> {
     Ok(device::open_one(&open.device.parse()?, open.worker.into(), sizes)?)
 }
 
-/// A worker, and the engine's work on its device.
 struct Hands<'a> {
     id: u16,
     worker: KvWorker,
     work: DeviceWork,
     devices: &'a OpenDevices,
-    /// What readers of each group read.
     reads: Vec<Reads>,
     /// Steps in flight that read, oldest first, each with the tokens of each sequence.
     reading: VecDeque<(u64, Vec<u32>)>,
@@ -180,7 +171,6 @@ struct Hands<'a> {
     gives_back: Option<u64>,
     disk: Option<DiskConfig>,
     pinned_warm: Option<u64>,
-    /// Kept to avoid allocation.
     sums: Vec<u64>,
     answer: Vec<u8>,
     #[cfg_attr(not(all(feature = "sabotage", debug_assertions)), expect(dead_code))]
@@ -260,7 +250,6 @@ impl<'a> Hands<'a> {
         pipes.answer(&frame::of_value(Kind::Mapped, &memory.first()))
     }
 
-    /// Carries out orders until there are no more.
     fn carry_out_all(mut self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
         let mut plan = None;
         while let Some(frame) = self.next_order(pipes)? {
@@ -399,7 +388,6 @@ impl<'a> Hands<'a> {
         pipes.answer(&self.answer)
     }
 
-    /// Ends in an orderly way, and says what was done.
     fn close(self, pipes: &mut Pipes<impl Write>) -> Result<(), ServeError> {
         let Self { worker, work, devices, disk, pinned_warm, .. } = self;
         let transports = worker.transports().by_name();

@@ -12,24 +12,17 @@ use crate::config::RunConfig;
 use crate::disk::DiskReport;
 use crate::engine::groups;
 
-/// The device that a worker opens.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Open {
     /// The devices of all workers.
     pub(super) device: String,
-    /// The worker, counted from 0.
     pub(super) worker: u16,
-    /// Timing profile of a simulated device.
     pub(super) profile: Option<String>,
-    /// Memory of a simulated device.
     pub(super) device_bytes: u64,
-    /// Pinned memory of a simulated machine.
     pub(super) pinned_bytes: u64,
-    /// Seed of a simulated device.
     pub(super) seed: u64,
 }
 
-/// An open device.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Opened {
     pub(super) name: String,
@@ -39,7 +32,6 @@ pub(super) struct Opened {
     pub(super) free_bytes: u64,
 }
 
-/// A worker's share of the model.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Share {
     /// The options of a run with this share as its whole model.
@@ -60,7 +52,6 @@ impl Share {
         Self { config, shared: None, mapped_blocks, blocks_per_sequence }
     }
 
-    /// Gives one of several workers files of its own, if the run has files.
     pub(super) fn give_files(&mut self, config: &RunConfig, worker: u16, workers: u16) {
         // What is in them is of no use for another division of the model.
         let share = format!(", worker {worker} of {workers} by {:?}", config.place);
@@ -84,17 +75,14 @@ impl Share {
         self
     }
 
-    /// The memory that the groups share.
     pub(super) fn shared(&self) -> Option<SharedMemory> {
         let (granules, granule_blocks) = self.shared.clone()?;
         Some(SharedMemory { granules, granule_blocks })
     }
 }
 
-/// A worker that can be sent plans.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Ready {
-    /// Memory of each group.
     pub(super) memory: Vec<Memory>,
     /// Blocks that each tier below the host has had since before: their groups, and both halves of their names.
     survivors: Vec<Vec<(u16, u64, u64)>>,
@@ -135,14 +123,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// What both have.
     pub(super) fn meet(self, other: Self) -> Self {
         let device_blocks = self.device_blocks.min(other.device_blocks);
         Self { device_blocks, host_blocks: self.host_blocks.min(other.host_blocks) }
     }
 }
 
-/// What a worker has done in all.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Account {
     pub(super) driver_calls: BTreeMap<String, u64>,
@@ -152,6 +138,5 @@ pub(super) struct Account {
     pub(super) pinned_after_warmup: Option<u64>,
     /// What a simulated device has found: how much, and the first.
     pub(super) findings: Option<(usize, String)>,
-    /// What came of the worker's files.
     pub(super) disk: Option<DiskReport>,
 }

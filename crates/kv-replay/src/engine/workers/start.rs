@@ -24,14 +24,12 @@ use crate::place::{self, Division, place_apart};
 use crate::report::WorkersReport;
 use crate::trace::Trace;
 
-/// What was started for a run.
 pub(super) struct Started {
     pub(super) fleet: Fleet,
     pub(super) placement: Option<Placement>,
     pub(super) description: String,
 }
 
-/// Starts the processes, and divides the model over their devices.
 pub(super) fn start(
     config: &RunConfig,
     workers: &WorkersConfig,
@@ -134,7 +132,6 @@ fn shared(config: &RunConfig, workers: u16) -> Result<Option<SharedMemory>, RunE
     }
 }
 
-/// Divides the model over the workers' devices.
 fn shares(
     config: &RunConfig,
     opened: &[Opened],

@@ -15,14 +15,11 @@ use crate::engine::batch::Batch;
 /// A worker that does wrong in a step, for tests that must see that it is noticed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Misbehave {
-    /// The worker, counted from 0.
     pub worker: u16,
     pub step: u64,
-    /// What it does.
     pub wrong: Wrong,
 }
 
-/// What a worker does wrong.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Wrong {
     /// It says what is no frame.
